@@ -1,0 +1,70 @@
+"""What the callers will do, drawn before anything runs.
+
+Draws depend on the seed, the repeat and the caller's number only: every arm and every point
+meets the same callers, so that arms differ by the server alone.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+# Callers that all began in the same second would all stop speaking in the same second.
+CLOSED_LOOP_STAGGER_S = 5.0
+# A stream of random numbers that no caller uses.
+_ARRIVALS_STREAM = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTurn:
+    """Speak `clip`; once the reply has been heard, stay silent for `reply_gap_s`."""
+
+    clip: str
+    reply_gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallerPlan:
+    caller: int
+    start_s: float
+    turns: tuple[PlannedTurn, ...]
+
+
+def load_reply_gaps(path: Path) -> np.ndarray:
+    """Positive part of measured floor-transfer offsets, in seconds; overlaps become 0."""
+    offsets_s = np.asarray(json.loads(path.read_text())["fto_s"], dtype=float)
+    return np.maximum(offsets_s, 0.0)
+
+
+def gamma_arrivals(n: int, rate_rps: float, shape: float, rng: np.random.Generator) -> list[float]:
+    """Times of n arrivals: gamma-distributed spacings with mean 1 / rate_rps."""
+    spacings_s = rng.gamma(shape, 1.0 / (rate_rps * shape), size=n)
+    return np.cumsum(spacings_s).tolist()
+
+
+def plan_callers(
+    *,
+    n_callers: int,
+    n_turns: int,
+    clips: list[str],
+    reply_gaps_s: np.ndarray,
+    seed: int,
+    repeat: int,
+    open_loop_rps: float | None,
+    arrival_shape: float,
+) -> list[CallerPlan]:
+    starts_s: list[float | None] = [None] * n_callers
+    if open_loop_rps is not None:
+        rng = np.random.default_rng([seed, repeat, _ARRIVALS_STREAM])
+        starts_s = gamma_arrivals(n_callers, open_loop_rps, arrival_shape, rng)
+    plans = []
+    for caller, start_s in enumerate(starts_s):
+        rng = np.random.default_rng([seed, repeat, caller])
+        staggered_s = float(rng.uniform(0.0, CLOSED_LOOP_STAGGER_S))
+        turns = tuple(
+            PlannedTurn(str(rng.choice(clips)), float(rng.choice(reply_gaps_s)))
+            for _ in range(n_turns)
+        )
+        plans.append(CallerPlan(caller, staggered_s if start_s is None else start_s, turns))
+    return plans

@@ -1,0 +1,52 @@
+"""Where and from what a result was measured: commit, versions, device, date."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+def facts() -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git_commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
+        "git_dirty": bool(_output("git", "-C", str(ROOT), "status", "--porcelain")),
+        "sglang_version": _version("sglang"),
+        "torch_version": _version("torch"),
+        "python_version": platform.python_version(),
+        "device": _device(),
+    }
+
+
+def _device() -> str:
+    gpus = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+    if gpus:
+        return "cuda: " + ", ".join(gpus.splitlines())
+    return f"cpu: {_cpu_model()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,120 @@
+"""A server of our own for one run: started, waited for, stopped."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Self
+
+HEALTH_POLL_S = 0.25
+TERM_GRACE_S = 15.0
+LOG_TAIL_LINES = 30
+
+
+class ServerError(RuntimeError):
+    """The server did not come up; the message ends with its log's last lines."""
+
+
+def free_port() -> int:
+    """A port that the operating system says is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def command(model_path: str, policies: str, port: int, server_args: tuple[str, ...]) -> list[str]:
+    """The launch command of an arm. `all` is the server's default, so it adds no flag."""
+    module = [sys.executable, "-m", "sglang_live.launch_server"]
+    place = ["--model-path", model_path, "--host", "127.0.0.1", "--port", str(port)]
+    arm = [] if policies == "all" else ["--live-policies", policies.replace("+", ",")]
+    return [*module, *place, *arm, *server_args]
+
+
+class ServerProcess:
+    """Context manager around one server process and everything it starts."""
+
+    def __init__(
+        self, model_path: str, policies: str, server_args: tuple[str, ...], timeout_s: float
+    ):
+        self.port = free_port()
+        self.command = command(model_path, policies, self.port, server_args)
+        self.start_s = 0.0
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.NamedTemporaryFile(prefix="sglang_live_", suffix=".log")  # noqa: SIM115
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/v1/realtime"
+
+    def __enter__(self) -> Self:
+        began_s = time.monotonic()
+        # A session of its own makes a process group that can be stopped as a whole.
+        self._process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            self._wait_until_healthy(began_s + self._timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        self.start_s = time.monotonic() - began_s
+        return self
+
+    def __exit__(self, *_exc) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """SIGTERM to the server, which stops its stages; then SIGKILL to what is left."""
+        process = self._process
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TERM_GRACE_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._process = None
+        self._log.close()
+
+    def log_tail(self) -> str:
+        lines = Path(self._log.name).read_text(errors="replace").splitlines()
+        return "\n".join(lines[-LOG_TAIL_LINES:])
+
+    def _wait_until_healthy(self, deadline_s: float) -> None:
+        while not self._is_healthy():
+            code = self._process.poll()
+            if code is not None:
+                raise ServerError(f"the server exited with {code} at start\n{self.log_tail()}")
+            if time.monotonic() > deadline_s:
+                raise ServerError(
+                    f"the server was not healthy within {self._timeout_s:.0f} s\n{self.log_tail()}"
+                )
+            time.sleep(HEALTH_POLL_S)
+
+    def _is_healthy(self) -> bool:
+        try:
+            # No proxy: this is our own loopback.
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(f"http://127.0.0.1:{self.port}/health", timeout=2.0) as answer:
+                return answer.status == 200
+        except (urllib.error.URLError, OSError):
+            return False

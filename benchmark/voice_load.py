@@ -1,0 +1,73 @@
+"""Voice sessions under load: how soon callers hear an answer, and how smoothly.
+
+    python -m benchmark.voice_load --policies off,all --sessions 1,4 --turns 4 --json out.json
+
+Workload W2: each caller speaks a recorded clip at real-time pace, hears the reply out, waits
+as long as people do in conversation, and speaks again. Every run gets a fresh server.
+"""
+
+import json
+import signal
+import sys
+
+from benchmark.load.config import LoadConfig, parse_args
+from benchmark.load.point import RunResult, Workload, measure
+from benchmark.load.provenance import facts
+from benchmark.load.report import collect, document, notes, process_table, table
+from benchmark.load.server import ServerError
+
+
+def run_all(config: LoadConfig, workload: Workload, results: list[RunResult]) -> None:
+    """Run the whole experiment; fills `results` as it goes."""
+    runs = list(config.runs())
+    for number, run in enumerate(runs, start=1):
+        name = (
+            f"[{number}/{len(runs)}] {run.policies}, {run.sessions} sessions, repeat {run.repeat}"
+        )
+        _say(f"{name}: starting the server")
+        result = measure(config, run, workload)
+        results.append(result)
+        failed = sum(not row.record.ok for row in result.rows)
+        _say(
+            f"{name}: {len(result.rows)} turns, {failed} failed, in {result.wall_s:.0f} s "
+            f"(server up after {result.server_start_s:.0f} s)"
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    config = parse_args(argv)
+    # Stopped from outside, the server must not be left behind: end like Ctrl-C.
+    signal.signal(signal.SIGTERM, _interrupt)
+    results: list[RunResult] = []
+    code = 0
+    try:
+        run_all(config, Workload.load(config), results)
+    except (ServerError, ValueError) as error:
+        _say(f"error: {error}")
+        code = 1
+    except KeyboardInterrupt:
+        _say("interrupted: what was measured so far follows")
+        code = 130
+    if not results:
+        return code or 1
+    points = collect(results)
+    print(table(points))
+    print("\n" + process_table(results))
+    print("\n" + "\n".join(notes(points)))
+    if config.json is not None:
+        text = json.dumps(document(config, results, facts()), indent=1)
+        config.json.write_text(text + "\n")
+        _say(f"wrote {config.json}")
+    return code
+
+
+def _interrupt(_signal, _frame):
+    raise KeyboardInterrupt
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

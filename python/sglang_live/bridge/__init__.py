@@ -1,0 +1,1 @@
+"""The only rooms that import sglang are bridge/, models/ and sgl_patches/."""

@@ -1,0 +1,81 @@
+"""Sockets between a stage process and its SGLang scheduler: facts in, products out."""
+
+import os
+import queue
+import threading
+
+import msgspec
+import torch
+import zmq
+
+from sglang_live.bridge.feed_types import Feed, HiddenRows, Report
+
+INBOX_ENV = "SGLANG_LIVE_INBOX"
+OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
+
+
+class Inbox:
+    """PULL end inside the scheduler. Drained once a round, never blocks."""
+
+    def __init__(self, address: str):
+        self.socket = zmq.Context.instance().socket(zmq.PULL)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.bind(address)
+        self._decoder = msgspec.msgpack.Decoder(Feed)
+
+    def drain(self) -> list[Feed]:
+        feeds = []
+        while True:
+            try:
+                feeds.append(self._decoder.decode(self.socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                return feeds
+
+
+class Outbox:
+    """PUSH end inside the scheduler's process, for one thread."""
+
+    def __init__(self, address: str):
+        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, report: Report) -> None:
+        self._socket.send(self._encoder.encode(report))
+
+
+class RowsOutbox:
+    """Sends thinker states without making the forward pass wait for the device.
+
+    A thread waits for the copy to the host and owns the socket.
+    """
+
+    def __init__(self, address: str):
+        self._pending: queue.SimpleQueue = queue.SimpleQueue()
+        self._address = address
+        threading.Thread(target=self._run, name="hidden-rows", daemon=True).start()
+
+    def send(self, rid: str, at: list[int], rows: torch.Tensor) -> None:
+        """rows: [len(at), hidden] on the device of the model."""
+        event = None
+        host = rows.to("cpu", torch.float32, non_blocking=True)
+        if rows.is_cuda:
+            event = torch.cuda.Event()
+            event.record()
+        self._pending.put((rid, at, host, event))
+
+    def _run(self) -> None:
+        outbox = Outbox(self._address)
+        while True:
+            rid, at, host, event = self._pending.get()
+            if event is not None:
+                event.synchronize()
+            outbox.send(HiddenRows(rid, at, host.numpy().tobytes()))
+
+
+def address_from_env(name: str) -> str:
+    address = os.environ.get(name)
+    if not address:
+        raise RuntimeError(f"{name} is not set: this engine was not started by a stage")
+    return address

@@ -1,0 +1,54 @@
+"""SGLang on a machine without an accelerator: the reference platform.
+
+The real engine, radix tree, sessions and HiCache run; only the device is different. SGLang's own
+CPU path needs kernels that are not published for it, hence an out-of-tree platform.
+"""
+
+import torch
+
+
+def activate() -> str | None:
+    """Entry point of group `sglang.srt.platforms`: None where CUDA is present."""
+    if torch.cuda.is_available():
+        return None
+    return f"{__name__}.CpuReferencePlatform"
+
+
+def is_active() -> bool:
+    return activate() is not None
+
+
+def __getattr__(name: str):
+    # The class is built on first use: discovering platforms must not import the engine.
+    if name != "CpuReferencePlatform":
+        raise AttributeError(name)
+    platform = _platform_class()
+    globals()[name] = platform
+    return platform
+
+
+def _platform_class() -> type:
+    from sglang.srt.platforms.cpu import CpuDeviceMixin
+    from sglang.srt.platforms.device_mixin import PlatformEnum
+    from sglang.srt.platforms.interface import SRTPlatform
+
+    class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
+        _enum = PlatformEnum.OOT
+
+        def get_default_attention_backend(self) -> str:
+            return "torch_native"
+
+        def get_mha_kv_pool_cls(self) -> type:
+            from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+            return MHATokenToKVPool
+
+        def get_paged_allocator_cls(self) -> type:
+            from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+
+            return PagedTokenToKVPoolAllocator
+
+        def is_pin_memory_available(self, device=None) -> bool:
+            return False
+
+    return CpuReferencePlatform

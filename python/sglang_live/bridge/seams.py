@@ -1,0 +1,161 @@
+"""Seams: the places where sglang_live reaches into SGLang, each verified before serving.
+
+A seam is one module of sgl_patches/. SGLang itself only logs a hook that fails and would go on
+with stock behaviour; here a process in which a seam did not land exits instead, naming it.
+
+A seam module declares
+    TARGET     dotted path of the function, method, class or container entry
+    KIND       "replace" | "around" | "after" | "define" (a name that is absent upstream) | "item"
+    SIGNATURE  str(inspect.signature(target)) expected upstream; None for "define" and "item"
+    HOOK       what to install: an object, "module:name" (imported only where the seam is
+               needed), or (key, value) for "item"
+    WHY, DROP_WHEN   one sentence each
+    STAGES     names of the stages that need it, or ("*",)
+    CPU_ONLY   True for shims of the CPU reference platform
+"""
+
+import importlib
+import inspect
+import os
+import pkgutil
+import sys
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from sglang_live.bridge import platform_cpu
+from sglang_live.errors import SeamError
+
+STAGE_ENV = "SGLANG_LIVE_STAGE"
+# Exit status of a process whose seams did not land (EX_CONFIG of sysexits.h).
+EXIT_BAD_SEAM = 78
+
+
+@dataclass(frozen=True, slots=True)
+class Seam:
+    name: str
+    target: str
+    kind: str
+    signature: str | None
+    hook: Any
+    why: str
+    drop_when: str
+    stages: tuple[str, ...]
+    cpu_only: bool
+
+    @staticmethod
+    def of(module: ModuleType) -> "Seam":
+        return Seam(
+            name=module.__name__.rsplit(".", 1)[1],
+            target=module.TARGET,
+            kind=module.KIND,
+            signature=module.SIGNATURE,
+            hook=module.HOOK,
+            why=module.WHY,
+            drop_when=module.DROP_WHEN,
+            stages=module.STAGES,
+            cpu_only=module.CPU_ONLY,
+        )
+
+    def needed(self, stage: str | None, on_cpu: bool) -> bool:
+        if self.cpu_only and not on_cpu:
+            return False
+        return "*" in self.stages or stage in self.stages
+
+
+def all_seams() -> list[Seam]:
+    package = importlib.import_module("sglang_live.sgl_patches")
+    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__))
+    return [Seam.of(importlib.import_module(f"{package.__name__}.{n}")) for n in names]
+
+
+def needed_seams(stage: str | None) -> list[Seam]:
+    """Seams for this process. Outside a stage of ours only the platform's own shims apply."""
+    on_cpu = platform_cpu.is_active()
+    if stage is None:
+        return [s for s in all_seams() if s.cpu_only and on_cpu and "*" in s.stages]
+    return [s for s in all_seams() if s.needed(stage, on_cpu)]
+
+
+def upstream_signature(seam: Seam) -> str | None:
+    """The signature SGLang has at the target now; raises SeamError if the target is gone."""
+    owner, attr = _resolve(seam)
+    if seam.kind in ("define", "item"):
+        return None
+    if not hasattr(owner, attr):
+        raise SeamError(f"seam {seam.name}: {seam.target} does not exist in this SGLang")
+    return str(inspect.signature(getattr(owner, attr)))
+
+
+def install(stage: str | None) -> list[Seam]:
+    """Check, install and verify every seam this process needs.
+
+    Raises:
+        SeamError: naming the seam, with nothing else to rely on: the process must stop.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    seams = [_with_hook(seam) for seam in needed_seams(stage)]
+    for seam in seams:
+        found = upstream_signature(seam)
+        if found != seam.signature:
+            raise SeamError(
+                f"seam {seam.name}: {seam.target} has signature {found}, expected {seam.signature}"
+            )
+    for seam in seams:
+        owner, attr = _resolve(seam)
+        if seam.kind == "item":
+            key, value = seam.hook
+            getattr(owner, attr)[key] = value
+        elif seam.kind == "define":
+            setattr(owner, attr, seam.hook)
+        else:
+            HookRegistry.register(seam.target, seam.hook, HookType(seam.kind))
+    HookRegistry.apply_hooks()
+    for seam in seams:
+        if not _landed(seam):
+            raise SeamError(f"seam {seam.name}: hook on {seam.target} did not land")
+    return seams
+
+
+def check_landed(stage: str | None) -> None:
+    """Raises SeamError if a seam that this process needs is not in place."""
+    for seam in needed_seams(stage):
+        if not _landed(_with_hook(seam)):
+            raise SeamError(f"seam {seam.name}: hook on {seam.target} did not land")
+
+
+def install_or_exit(stage: str | None) -> None:
+    """As install, for plugin code: SGLang swallows a plugin's exceptions, so leave for good."""
+    try:
+        install(stage)
+    except Exception as error:
+        print(f"sglang_live refuses to start: {error!r}", file=sys.stderr, flush=True)
+        os._exit(EXIT_BAD_SEAM)
+
+
+def _with_hook(seam: Seam) -> Seam:
+    if not isinstance(seam.hook, str):
+        return seam
+    return replace(seam, hook=pkgutil.resolve_name(seam.hook))
+
+
+def _resolve(seam: Seam) -> tuple[Any, str]:
+    path, attr = seam.target.rsplit(".", 1)
+    try:
+        return pkgutil.resolve_name(path), attr
+    except (ImportError, AttributeError) as error:
+        raise SeamError(f"seam {seam.name}: {path} does not exist in this SGLang") from error
+
+
+def _landed(seam: Seam) -> bool:
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    owner, attr = _resolve(seam)
+    current = getattr(owner, attr)
+    if seam.kind == "item":
+        key, value = seam.hook
+        return current[key] is value
+    if seam.kind == "define" or isinstance(seam.hook, type):
+        return current is seam.hook
+    return seam.target in HookRegistry._patched

@@ -1,0 +1,90 @@
+"""Audio files in, 24 kHz PCM16 for the wire out, and the facts about a clip that matter."""
+
+import wave
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+
+SAMPLE_RATE_HZ = 24_000
+BYTES_PER_SAMPLE = 2
+FRAME_S = 0.020
+FRAME_BYTES = round(SAMPLE_RATE_HZ * FRAME_S) * BYTES_PER_SAMPLE
+
+# Speech fades out; below this much under the loudest frame it is breath and room.
+SPEECH_RANGE_DB = 35.0
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How loud a recording is, in dB of full scale (-inf: digital silence)."""
+
+    duration_s: float
+    peak_dbfs: float
+    rms_dbfs: float
+
+
+def load_pcm(path: Path) -> bytes:
+    """Read a wav or flac file of any rate as 24 kHz mono PCM16.
+
+    Raises:
+        ValueError: if it cannot be read or holds no samples.
+    """
+    try:
+        samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
+    except (OSError, soundfile.LibsndfileError) as error:
+        raise ValueError(f"cannot read audio file {path}: {error}") from error
+    if not len(samples):
+        raise ValueError(f"audio file {path} holds no samples")
+    mono = soxr.resample(samples.mean(axis=1), rate_hz, SAMPLE_RATE_HZ)
+    # Resampling overshoots at full scale; wrapping around there would click.
+    return (np.clip(mono, -1.0, 1.0) * 32767).astype("<i2").tobytes()
+
+
+def duration_s(pcm: bytes) -> float:
+    return len(pcm) / (BYTES_PER_SAMPLE * SAMPLE_RATE_HZ)
+
+
+def frames(pcm: bytes) -> list[bytes]:
+    """Cut into 20 ms frames; the last one is filled up with silence."""
+    cut = [pcm[i : i + FRAME_BYTES] for i in range(0, len(pcm), FRAME_BYTES)]
+    if cut:
+        cut[-1] = cut[-1].ljust(FRAME_BYTES, b"\0")
+    return cut
+
+
+def speech_frames(pcm: bytes) -> int:
+    """Number of frames up to the end of speech, which is where TTFP starts to count.
+
+    The end of speech is the end of the last 20 ms frame whose level (RMS) is within 35 dB
+    of the clip's peak level (RMS of its loudest frame). A silent clip ends with its last
+    frame.
+    """
+    cut = frames(pcm)
+    levels = [_rms(np.frombuffer(frame, "<i2")) for frame in cut]
+    floor = max(levels, default=0.0) * 10 ** (-SPEECH_RANGE_DB / 20)
+    return max((i + 1 for i, level in enumerate(levels) if level >= floor), default=0)
+
+
+def measure_level(pcm: bytes) -> Level:
+    samples = np.frombuffer(pcm, "<i2")
+    peak = float(np.abs(samples.astype(np.int32)).max()) if len(samples) else 0.0
+    return Level(duration_s(pcm), _dbfs(peak), _dbfs(_rms(samples)))
+
+
+def write_wav(path: Path, pcm: bytes) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(BYTES_PER_SAMPLE)
+        file.setframerate(SAMPLE_RATE_HZ)
+        file.writeframes(pcm)
+
+
+def _rms(samples: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(samples, dtype=np.float64)))) if len(samples) else 0.0
+
+
+def _dbfs(amplitude: float) -> float:
+    return float(20 * np.log10(amplitude / 32768)) if amplitude else float("-inf")

@@ -1,0 +1,153 @@
+"""Every setting of the server. The only module that reads argv and the environment.
+
+Arguments of ours are listed below. Any other argument goes to SGLang: `--thinker.NAME value` to
+the thinker's engine, `--talker.NAME value` to the talker's, unprefixed to both. `--vocoder.NAME`
+sets a field of VocoderConfig. `--STAGE.replicas N` starts N processes of a stage.
+"""
+
+import argparse
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sglang_live.errors import BadInputError
+
+STAGES = ("thinker", "talker", "vocoder")
+# Policies that exist; `off` is SGLang's own behaviour. The list grows with policy/.
+POLICIES: tuple[str, ...] = ()
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageConfig:
+    replicas: int = 1
+    device: str = "cuda:0"
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise BadInputError(f"replicas must be at least 1, got {self.replicas}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    model_path: str
+    served_model_name: str
+    host: str = "127.0.0.1"
+    port: int = 30000
+    policies: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = ()
+    allow_anonymous: bool = False
+    allow_local_media: bool = False
+    allow_private_media_urls: bool = False
+    max_sessions: int = 64
+    cache_dir: Path = Path.home() / ".cache" / "sglang_live"
+    log_dir: Path | None = None
+    stages: dict[str, StageConfig] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port < 65_536:
+            raise BadInputError(f"port {self.port} is out of range")
+        if self.max_sessions < 1:
+            raise BadInputError(f"max-sessions must be at least 1, got {self.max_sessions}")
+        if self.host not in LOOPBACK and not self.api_keys and not self.allow_anonymous:
+            raise BadInputError(
+                f"serving {self.host} without an API key: give --api-key, or --allow-anonymous"
+            )
+
+
+def parse(argv: list[str]) -> ServerConfig:
+    """Raises BadInputError for values that cannot be; argparse exits for unknown syntax."""
+    own, rest = _parser().parse_known_args(argv)
+    stage_args, shared = _split(rest)
+    keys = own.api_key or []
+    if not keys and (env := os.environ.get("SGLANG_LIVE_API_KEYS")):
+        keys = [key for key in env.split(",") if key]
+    stages = {}
+    for stage in STAGES:
+        args = dict(stage_args[stage])
+        if stage != "vocoder":
+            args = {**shared, **args}
+        replicas, device = args.pop("replicas", 1), args.pop("device", "cuda:0")
+        stages[stage] = StageConfig(replicas=replicas, device=device, args=args)
+    return ServerConfig(
+        model_path=own.model_path,
+        served_model_name=own.served_model_name or Path(own.model_path).name,
+        host=own.host,
+        port=own.port,
+        policies=_policies(own.live_policies),
+        api_keys=tuple(keys),
+        allow_anonymous=own.allow_anonymous,
+        allow_local_media=own.allow_local_media,
+        allow_private_media_urls=own.allow_private_media_urls,
+        max_sessions=own.max_sessions,
+        cache_dir=Path(own.cache_dir),
+        log_dir=Path(own.log_dir) if own.log_dir else None,
+        stages=stages,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    cache = os.environ.get("SGLANG_LIVE_CACHE") or str(Path.home() / ".cache" / "sglang_live")
+    p = argparse.ArgumentParser(
+        "sglang_live.launch_server", description=__doc__, allow_abbrev=False
+    )
+    p.add_argument("--model-path", required=True, help="checkpoint directory, or `demo`")
+    p.add_argument("--served-model-name", help="name clients use (default: last part of the path)")
+    p.add_argument("--host", default="127.0.0.1")
+    p.add_argument("--port", type=int, default=30000)
+    p.add_argument("--live-policies", default="all", help="`off`, `all`, or a comma list")
+    p.add_argument("--api-key", action="append", help="accepted key; may be given several times")
+    p.add_argument("--allow-anonymous", action="store_true", help="serve non-loopback without key")
+    p.add_argument("--allow-local-media", action="store_true", help="requests may name files")
+    p.add_argument(
+        "--allow-private-media-urls", action="store_true", help="requests may name private URLs"
+    )
+    p.add_argument("--max-sessions", type=int, default=64, help="callers at once")
+    p.add_argument("--cache-dir", default=cache, help="derived files (env SGLANG_LIVE_CACHE)")
+    p.add_argument("--log-dir", help="stage logs go to files here instead of stderr")
+    return p
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    if text == "off":
+        return ()
+    if text == "all":
+        return POLICIES
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in POLICIES]
+    if unknown:
+        raise BadInputError(f"unknown policies {unknown}; there are: {list(POLICIES) or 'none'}")
+    return names
+
+
+def _split(rest: list[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """`--a.b-c 1` -> ({"a": {"b_c": 1}}, shared). A flag without a value is True."""
+    per_stage: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
+    shared: dict[str, Any] = {}
+    at = 0
+    while at < len(rest):
+        word = rest[at]
+        if not word.startswith("--"):
+            raise BadInputError(f"unexpected argument {word!r}")
+        name, eq, value = word[2:].partition("=")
+        at += 1
+        if not eq and at < len(rest) and not rest[at].startswith("--"):
+            value, eq = rest[at], "="
+            at += 1
+        stage, dot, argument = name.partition(".")
+        if dot and stage not in STAGES:
+            raise BadInputError(f"--{name}: no stage is called {stage!r}; there are {STAGES}")
+        target = per_stage[stage] if dot else shared
+        target[(argument if dot else name).replace("-", "_")] = _value(value) if eq else True
+    return per_stage, shared
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)

@@ -1,0 +1,127 @@
+"""The gateway as one ASGI application.
+
+In: an Orchestrator. Out: /v1/realtime, /v1/models, /health, /metrics, the page, and SGLang's
+own HTTP API behind a guard.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import Request
+from starlette.routing import WebSocketRoute
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from sglang_live.clock import Clock, MonotonicClock
+from sglang_live.errors import ModelNotFoundError
+from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.health import Health
+from sglang_live.gateway.native_proxy import ROUTES, NativeProxy, error_response
+from sglang_live.gateway.realtime import RealtimeServices
+from sglang_live.gateway.realtime_route import RealtimeRoute, unauthorized
+from sglang_live.interaction.silero import SileroModel, SpeechModel
+from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+_PAGE = Path(__file__).parent / "web" / "index.html"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def build_app(
+    orchestrator: Orchestrator,
+    *,
+    config: GatewayConfig,
+    native_url: str | None,
+    health: Callable[[], Health],
+    metrics: GatewayMetrics | None = None,
+    speech_model: SpeechModel | None = None,
+    clock: Clock | None = None,
+) -> FastAPI:
+    """Put the gateway together.
+
+    Args:
+        native_url: base URL of SGLang's own HTTP server, or None to leave its routes out.
+        health: asked on each GET /health; must not block.
+        metrics: for /metrics; by default on a registry of its own.
+        speech_model: by default Silero, loaded now and shared by all callers.
+    Raises:
+        FileNotFoundError: if the default speech model is not installed.
+    """
+    metrics = metrics or GatewayMetrics(CollectorRegistry())
+    services = RealtimeServices(
+        orchestrator=orchestrator,
+        config=config,
+        speech_model=speech_model or SileroModel(),
+        clock=clock or MonotonicClock(),
+        metrics=metrics,
+    )
+    keys = Keys(config.api_keys)
+    proxy = None
+    if native_url:
+        proxy = NativeProxy(native_url, config, metrics, orchestrator.model_name)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        yield
+        if proxy:
+            await proxy.close()
+
+    app = FastAPI(title="sglang_live", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.routes.append(WebSocketRoute("/v1/realtime", RealtimeRoute(services, keys).__call__))
+    _add_models(app, keys, orchestrator)
+    _add_operations(app, health, metrics)
+    if proxy:
+        for route, methods in ROUTES.items():
+            app.add_route(route, _guarded(keys, proxy.__call__), methods=list(methods))
+    return app
+
+
+def _add_models(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:
+    name = orchestrator.model_name
+    model = {"id": name, "object": "model", "created": 0, "owned_by": "sglang_live"}
+
+    async def models(_request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def one_model(request: Request) -> Response:
+        asked = request.path_params["model"]
+        if asked == name:
+            return JSONResponse(model)
+        message = f"The model '{asked}' does not exist. Available models: {name}."
+        return error_response(ModelNotFoundError(message))
+
+    app.add_route("/v1/models", _guarded(keys, models), methods=["GET"])
+    app.add_route("/v1/models/{model:path}", _guarded(keys, one_model), methods=["GET"])
+
+
+def _add_operations(app: FastAPI, health: Callable[[], Health], metrics: GatewayMetrics) -> None:
+    """What load balancers and people look at; open without a key, as in SGLang itself."""
+
+    async def show_health(_request: Request) -> Response:
+        now = health()
+        status = "ok" if now.serving else "unavailable"
+        body = {"status": status, "stages": dict(now.stages)}
+        return JSONResponse(body, 200 if now.serving else 503)
+
+    async def show_metrics(_request: Request) -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def show_page(_request: Request) -> Response:
+        return FileResponse(_PAGE, media_type="text/html")
+
+    app.add_route("/health", show_health, methods=["GET"])
+    app.add_route("/metrics", show_metrics, methods=["GET"])
+    app.add_route("/", show_page, methods=["GET"])
+
+
+def _guarded(keys: Keys, endpoint: Endpoint) -> Endpoint:
+    async def checked(request: Request) -> Response:
+        if not keys.allow(request.headers):
+            return unauthorized()
+        return await endpoint(request)
+
+    return checked

@@ -1,0 +1,213 @@
+"""The caller's side of turn taking: audio in, turns out.
+
+In: input_audio_buffer.* events. Out: committed items, answers asked for, answers interrupted.
+Owner: one CallerTurns per connection. Time is audio received (see interaction/vad.py).
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_live.clock import Clock
+from sglang_live.errors import StageUnavailableError
+from sglang_live.gateway.audio_codec import WireDecoder, decode_base64
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.conversation_events import ConversationEvents
+from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.idle_timer import IdleTimer
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.items import AudioContent, MessageItem
+from sglang_live.gateway.outbox import Emit
+from sglang_live.gateway.realtime_events import AudioAppend
+from sglang_live.gateway.response import ResponsePlan
+from sglang_live.gateway.responses import Responses
+from sglang_live.gateway.session_config import SessionConfig
+from sglang_live.interaction.input_buffer import InputBuffer
+from sglang_live.interaction.silero import SpeechModel
+from sglang_live.interaction.vad import SAMPLES_PER_MS, SpeechDetector, SpeechStarted, SpeechStopped
+from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+# A long append is worked off in pieces, so that other callers and the own answer go on.
+_PIECE_MS = 1000
+
+
+@dataclass(eq=False)
+class CallerTurns:
+    """config: the session's settings; replaced by configure()."""
+
+    config: SessionConfig
+    gateway: GatewayConfig
+    items: ConversationEvents
+    responses: Responses
+    emit: Emit
+    speech_model: SpeechModel
+    clock: Clock
+    metrics: GatewayMetrics
+
+    def __post_init__(self):
+        self._buffer = InputBuffer(self.gateway.max_input_audio_s)
+        self._decoder = WireDecoder(self.config.input_format)
+        self._detector: SpeechDetector | None = None
+        self._item_id = new_id("item")  # of the turn that comes next, or is being spoken
+        self._turn_start_ms = 0
+        self._idle = IdleTimer(self.clock, self._on_idle)
+        self.responses.on_done = self._on_response_done
+        self.configure(self.config)
+
+    def configure(self, config: SessionConfig) -> None:
+        """Follow the session's settings, from the next sample on."""
+        if config.input_format != self._decoder.form:
+            self._take(self._decoder.finish())
+            self._decoder = WireDecoder(config.input_format)
+        self.config = config
+        if config.turn_detection is None:
+            self._detector = None
+            self._item_id = new_id("item")
+            self._idle.disarm()
+        elif self._detector is None:
+            settings = config.turn_detection.vad
+            start = self._buffer.end_sample
+            self._detector = SpeechDetector(self.speech_model, settings, start_sample=start)
+        else:
+            self._detector.settings = config.turn_detection.vad
+
+    async def append(self, event: AudioAppend) -> None:
+        """Raises ClientEventError, or BufferFullError when nothing else would free the buffer."""
+        form = self.config.input_format
+        max_bytes = self.gateway.max_append_bytes
+        raw = decode_base64(event.audio, form, max_bytes=max_bytes, param="audio")
+        if self._detector is None:
+            self._buffer.check_room(int(form.duration_ms(len(raw)) * SAMPLES_PER_MS))
+        piece_bytes = form.n_bytes(_PIECE_MS)
+        for start in range(0, len(raw), piece_bytes):
+            if start:
+                await asyncio.sleep(0)
+            self._take(self._decoder.push(raw[start : start + piece_bytes]))
+
+    def commit(self) -> None:
+        """End the turn because the client says so; the answer is the client's to ask for.
+
+        Raises:
+            EmptyCommitError: less than 100 ms were sent since the last turn.
+        """
+        self._buffer.check_commit(self._decoder.owed_samples)
+        self._buffer.append(self._decoder.finish())
+        if self._detector:
+            if self._detector.speaking:
+                # The client heard of a start; without a stop it would wait for one for ever.
+                self._emit_stopped(self._detector.force_stop())
+            self._detector.reset(self._buffer.end_sample)
+        self._commit(self._buffer.take(self._buffer.start_sample, self._buffer.end_sample))
+
+    def clear(self) -> None:
+        self._buffer.append(self._decoder.finish())  # the cleared audio still counts as time
+        self._buffer.clear()
+        if self._detector:
+            self._detector.reset(self._buffer.end_sample)
+            self._item_id = new_id("item")
+        self.emit("input_audio_buffer.cleared")
+
+    def close(self) -> None:
+        self._idle.disarm()
+
+    def _take(self, pcm: np.ndarray) -> None:
+        self._buffer.append(pcm)
+        if self._detector is None:
+            return
+        for event in self._detector.feed(pcm):
+            if isinstance(event, SpeechStarted):
+                self._on_started(event)
+            else:
+                self._on_stopped(event)
+        if self._buffer.excess_samples:
+            self._shed()
+
+    def _shed(self) -> None:
+        assert self._detector is not None
+        if self._detector.speaking:
+            log.warning("turn_too_long max_s=%g", self.gateway.max_input_audio_s)
+            self._on_stopped(self._detector.force_stop())
+        excess = self._buffer.excess_samples
+        self._buffer.discard_before(self._buffer.start_sample + excess)
+        self.metrics.input_audio_dropped_s.inc(excess / INPUT_RATE_HZ)
+
+    def _on_started(self, event: SpeechStarted) -> None:
+        assert self.config.turn_detection is not None
+        self._idle.disarm()
+        self._turn_start_ms = event.at_ms
+        self.metrics.vad_events.labels("started").inc()
+        self.emit(
+            "input_audio_buffer.speech_started",
+            audio_start_ms=event.at_ms,
+            item_id=self._item_id,
+        )
+        if self.config.turn_detection.interrupt_response:
+            self.responses.interrupt()
+
+    def _on_stopped(self, event: SpeechStopped) -> None:
+        assert self.config.turn_detection is not None
+        self._emit_stopped(event)
+        start, end = self._turn_start_ms * SAMPLES_PER_MS, event.at_ms * SAMPLES_PER_MS
+        self._commit(self._buffer.take(start, end))
+        if self.config.turn_detection.create_response:
+            self._answer(event.speech_end_ms)
+
+    def _emit_stopped(self, event: SpeechStopped) -> None:
+        self.metrics.vad_events.labels("stopped").inc()
+        self.emit(
+            "input_audio_buffer.speech_stopped", audio_end_ms=event.at_ms, item_id=self._item_id
+        )
+
+    def _commit(self, audio: AudioPart) -> None:
+        self._idle.disarm()
+        item = MessageItem(self._item_id, "user", [AudioContent(audio.pcm)])
+        self._item_id = new_id("item")
+        previous = self.items.conversation.last_id
+        self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)
+        self.items.add(item)
+        if self.config.transcription is not None:
+            # The model hears audio as it is; there is no recogniser beside it. Clients that
+            # asked for a transcript wait for one of two events, and this is the true one.
+            error = error_body(StageUnavailableError("Input transcription is not available."))
+            self.emit(
+                "conversation.item.input_audio_transcription.failed",
+                item_id=item.id,
+                content_index=0,
+                error=error,
+            )
+
+    def _answer(self, speech_end_ms: int | None = None) -> None:
+        now_s = self.clock.now_s()
+        speech_end_at_s = None
+        if speech_end_ms is not None:
+            since_ms = self._buffer.end_sample / SAMPLES_PER_MS - speech_end_ms
+            speech_end_at_s = now_s - since_ms / 1000
+        plan = ResponsePlan(config=self.config, decided_at_s=now_s, speech_end_at_s=speech_end_at_s)
+        self.responses.create_when_idle(plan)
+
+    def _on_response_done(self, playout_left_s: float) -> None:
+        detection = self.config.turn_detection
+        if detection and detection.idle_timeout_ms is not None:
+            self._idle.arm(playout_left_s + detection.idle_timeout_ms / 1000)
+
+    def _on_idle(self) -> None:
+        detection = self.config.turn_detection
+        if detection is None or detection.idle_timeout_ms is None or self.responses.busy:
+            return
+        if self._detector and self._detector.speaking:
+            return
+        end = self._buffer.end_sample
+        start = max(self._buffer.start_sample, end - detection.idle_timeout_ms * SAMPLES_PER_MS)
+        self.emit(
+            "input_audio_buffer.timeout_triggered",
+            audio_start_ms=start // SAMPLES_PER_MS,
+            audio_end_ms=end // SAMPLES_PER_MS,
+            item_id=self._item_id,
+        )
+        self._commit(self._buffer.take(start, end))
+        self._answer()

@@ -1,0 +1,64 @@
+"""Settings of the gateway. Flags are generated from these fields."""
+
+from dataclasses import dataclass, field
+
+from sglang_live.interaction.vad import VadSettings
+
+_MIB = 1024 * 1024
+
+# For the WebSocket server (uvicorn's ws_max_size). 15 MiB of audio are 20 MiB of base64 plus an
+# envelope; the margin lets somewhat larger appends be answered by an error instead of a close.
+MAX_FRAME_BYTES = 24 * _MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """What the gateway accepts, keeps and refuses.
+
+    api_keys: accepted keys; empty means that everybody may connect.
+    max_append_bytes: audio in one event, after base64.
+    max_input_audio_s: audio that may wait for a commit.
+    send_buffer_bytes: events a client has not read yet; beyond it the connection is dropped.
+    max_conversation_bytes: text and audio of all items of a session; the oldest leave first.
+    max_side_responses: responses outside the conversation that may run at the same time.
+    max_body_bytes: body of one HTTP request to SGLang's own API.
+    default_instructions: system prompt of a session that gives none.
+    vad: defaults of a session that asks for server_vad.
+    allow_local_media: let HTTP requests name files of this machine.
+    allow_private_media_urls: let them name hosts of this network.
+    native_api_key: key for SGLang's own API, if it wants one.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    max_append_bytes: int = 15 * _MIB
+    max_input_audio_s: float = 600.0
+    send_buffer_bytes: int = 16 * _MIB
+    max_conversation_bytes: int = 256 * _MIB
+    max_side_responses: int = 4
+    max_body_bytes: int = 64 * _MIB
+    default_instructions: str = ""
+    vad: VadSettings = field(default_factory=VadSettings)
+    allow_local_media: bool = False
+    allow_private_media_urls: bool = False
+    native_api_key: str | None = None
+    native_connect_timeout_s: float = 5.0
+
+    def __post_init__(self):
+        if any(not key or key != key.strip() for key in self.api_keys):
+            raise ValueError("api_keys must not be empty or have spaces around them")
+        positive = (
+            "max_frame_bytes",
+            "max_append_bytes",
+            "max_input_audio_s",
+            "send_buffer_bytes",
+            "max_conversation_bytes",
+            "max_side_responses",
+            "max_body_bytes",
+            "native_connect_timeout_s",
+        )
+        for name in positive:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.max_frame_bytes < self.max_append_bytes * 4 // 3:
+            raise ValueError("max_frame_bytes must hold max_append_bytes in base64")

@@ -1,0 +1,106 @@
+"""The default conversation of one session: its items, in order.
+
+Owner: one Conversation per connection. Emits nothing; those who change it report it.
+"""
+
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.items import Item, ReplyItem
+from sglang_live.orchestrator.history import HistoryItem
+
+# Clients retrieve the item they just truncated, not old ones.
+_REPLIES_WITH_AUDIO = 2
+# When full, drop a quarter at once: each drop makes the model's session recompute its prefix.
+_KEEP_WHEN_FULL = 0.75
+ROOT = "root"
+
+
+class Conversation:
+    def __init__(self, max_bytes: int):
+        self.id = new_id("conv")
+        self._max_bytes = max_bytes
+        self._items: list[Item] = []
+        self._by_id: dict[str, Item] = {}
+
+    def __contains__(self, item_id: str) -> bool:
+        return item_id in self._by_id
+
+    @property
+    def last_id(self) -> str | None:
+        return self._items[-1].id if self._items else None
+
+    def get(self, item_id: str, *, action: str) -> Item:
+        """Raises ClientEventError with the code that clients know for this action."""
+        item = self._by_id.get(item_id)
+        if item is None:
+            raise ClientEventError(
+                f"Cannot {action} item: the item with id '{item_id}' does not exist.",
+                code=f"item_{action}_invalid_item_id",
+                param="item_id",
+            )
+        return item
+
+    def check_insert(self, item_id: str | None, after_id: str | None) -> None:
+        """Raises ClientEventError for a duplicate id or an unknown place."""
+        if item_id in self._by_id:
+            raise ClientEventError(
+                f"Error adding item: an item with id '{item_id}' already exists.",
+                code="item_create_duplicate_item_id",
+                param="item.id",
+            )
+        if after_id not in (None, ROOT) and after_id not in self._by_id:
+            raise ClientEventError(
+                f"Error adding item: the previous item with id '{after_id}' does not exist.",
+                code="item_create_invalid_previous_item_id",
+                param="previous_item_id",
+            )
+
+    def insert(self, item: Item, after_id: str | None = None) -> str | None:
+        """Add an item after after_id, first for ROOT, last for None or an item that has left.
+
+        Returns:
+            Id of the item before it, None if it is the first.
+        """
+        assert item.id not in self._by_id
+        if after_id == ROOT:
+            at = 0
+        elif after_id in self._by_id:
+            at = self._items.index(self._by_id[after_id]) + 1
+        else:
+            at = len(self._items)
+        self._items.insert(at, item)
+        self._by_id[item.id] = item
+        if isinstance(item, ReplyItem):
+            self._forget_old_audio()
+        return self.id_before(item)
+
+    def id_before(self, item: Item) -> str | None:
+        at = self._items.index(item)
+        return self._items[at - 1].id if at else None
+
+    def delete(self, item: Item) -> None:
+        del self._by_id[item.id]
+        self._items.remove(item)
+
+    def drop_oldest_if_full(self) -> list[str]:
+        """Keep the session's memory bounded. Returns the ids of the items that left."""
+        total_bytes = sum(item.size_bytes for item in self._items)
+        if total_bytes <= self._max_bytes:
+            return []
+        dropped = []
+        while len(self._items) > 1 and total_bytes > self._max_bytes * _KEEP_WHEN_FULL:
+            item = self._items[0]
+            total_bytes -= item.size_bytes
+            self.delete(item)
+            dropped.append(item.id)
+        return dropped
+
+    def history(self) -> tuple[HistoryItem, ...]:
+        """All items with something to see, in order."""
+        seen = (item.history() for item in self._items)
+        return tuple(item for item in seen if item)
+
+    def _forget_old_audio(self) -> None:
+        replies = [item for item in self._items if isinstance(item, ReplyItem)]
+        for reply in replies[:-_REPLIES_WITH_AUDIO]:
+            reply.audio = None

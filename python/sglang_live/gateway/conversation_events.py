@@ -1,0 +1,79 @@
+"""The conversation.item.* events of a client.
+
+In: one event. Out: a changed Conversation and the server events that report it; or
+ClientEventError and no change.
+"""
+
+from sglang_live.gateway.audio_codec import WireFormat
+from sglang_live.gateway.conversation import Conversation
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.item_forms import build_item
+from sglang_live.gateway.items import Item, ReplyItem
+from sglang_live.gateway.outbox import Emit
+from sglang_live.gateway.realtime_events import (
+    ItemCreate,
+    ItemDelete,
+    ItemRetrieve,
+    ItemTruncate,
+)
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+# Clients compute the cut from what they played, rounded and sometimes ahead by a buffer. An
+# error here is fatal to some of them, so small excess is clamped.
+TRUNCATE_TOLERANCE_MS = 500
+
+
+class ConversationEvents:
+    def __init__(
+        self, conversation: Conversation, emit: Emit, metrics: GatewayMetrics, *, max_bytes: int
+    ):
+        self.conversation = conversation
+        self._emit = emit
+        self._metrics = metrics
+        self._max_audio_bytes = max_bytes
+
+    def add(self, item: Item, after_id: str | None = None) -> None:
+        """Put a complete item into the conversation and report it."""
+        before = self.conversation.insert(item, after_id)
+        for kind in ("added", "done"):
+            self._emit(f"conversation.item.{kind}", previous_item_id=before, item=item.to_wire())
+        for item_id in self.conversation.drop_oldest_if_full():
+            self._metrics.items_dropped.inc()
+            self._emit("conversation.item.deleted", item_id=item_id)
+
+    def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
+        self.conversation.check_insert(event.item.id, event.previous_item_id)
+        item = build_item(event.item, audio_format, max_bytes=self._max_audio_bytes, path="item")
+        self.add(item, event.previous_item_id)
+
+    def delete(self, event: ItemDelete) -> None:
+        self.conversation.delete(self.conversation.get(event.item_id, action="delete"))
+        self._emit("conversation.item.deleted", item_id=event.item_id)
+
+    def retrieve(self, event: ItemRetrieve, audio_format: WireFormat) -> None:
+        item = self.conversation.get(event.item_id, action="retrieve")
+        self._emit("conversation.item.retrieved", item=item.to_wire(audio_format))
+
+    def truncate(self, event: ItemTruncate) -> None:
+        item = self.conversation.get(event.item_id, action="truncate")
+        if not isinstance(item, ReplyItem) or item.modality != "audio":
+            raise ClientEventError(
+                "Only model output audio messages can be truncated.", param="item_id"
+            )
+        if event.content_index != 0:
+            raise ClientEventError(
+                f"The item has no content part {event.content_index}.", param="content_index"
+            )
+        if not 0 <= event.audio_end_ms <= item.sent_ms + TRUNCATE_TOLERANCE_MS:
+            raise ClientEventError(
+                f"audio_end_ms is {event.audio_end_ms}, but the item has "
+                f"{item.sent_ms:.0f}ms of audio.",
+                param="audio_end_ms",
+            )
+        item.truncate(event.audio_end_ms)
+        self._emit(
+            "conversation.item.truncated",
+            item_id=event.item_id,
+            content_index=event.content_index,
+            audio_end_ms=event.audio_end_ms,
+        )

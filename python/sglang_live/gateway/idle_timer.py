@@ -1,0 +1,31 @@
+"""Wake up when a caller has been silent for long after an answer.
+
+Owner: one IdleTimer per connection.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from sglang_live.clock import Clock
+
+
+class IdleTimer:
+    def __init__(self, clock: Clock, on_idle: Callable[[], None]):
+        self._clock = clock
+        self._on_idle = on_idle
+        self._task: asyncio.Task[None] | None = None
+
+    def arm(self, delay_s: float) -> None:
+        """Call on_idle once after delay_s, unless disarmed or armed again."""
+        self.disarm()
+        self._task = asyncio.create_task(self._wait(delay_s))
+
+    def disarm(self) -> None:
+        if self._task:
+            self._task.cancel()
+            self._task = None
+
+    async def _wait(self, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
+        self._task = None  # on_idle may arm again and must not cancel its own task
+        self._on_idle()

@@ -1,0 +1,93 @@
+"""From an item as a client writes it to an item of the conversation.
+
+In: ItemForm. Out: Item, or ClientEventError with the path of the bad field.
+"""
+
+import json
+
+from sglang_live.gateway.audio_codec import WireFormat, decode_base64, decode_clip
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.items import AudioContent, FunctionItem, Item, MessageItem, TextContent
+from sglang_live.gateway.realtime_events import (
+    ContentForm,
+    FunctionCallForm,
+    FunctionCallOutputForm,
+    ItemForm,
+    MessageForm,
+)
+from sglang_live.orchestrator.history import HistoryItem, TextPart
+
+_CONTENT_OF_ROLE = {
+    "system": ("input_text",),
+    "user": ("input_text", "input_audio"),
+    "assistant": ("output_text",),
+}
+
+
+def build_item(form: ItemForm, audio_format: WireFormat, *, max_bytes: int, path: str) -> Item:
+    """Check a client's item and decode its audio.
+
+    Args:
+        max_bytes: audio in one event, decoded.
+        path: where the item stands in the event, for errors.
+    Raises:
+        ClientEventError: unknown role, or content that the role cannot have.
+    """
+    item_id = form.id or new_id("item")
+    if isinstance(form, FunctionCallForm):
+        return _function_call(item_id, form)
+    if isinstance(form, FunctionCallOutputForm):
+        return _function_call_output(item_id, form)
+    if form.role not in _CONTENT_OF_ROLE:
+        raise ClientEventError(f"Unknown role {form.role!r}.", param=f"{path}.role")
+    content = [
+        _content(part, form, audio_format, max_bytes=max_bytes, path=f"{path}.content[{index}]")
+        for index, part in enumerate(form.content)
+    ]
+    return MessageItem(item_id, form.role, content)
+
+
+def _content(
+    part: ContentForm, form: MessageForm, audio_format: WireFormat, *, max_bytes: int, path: str
+) -> TextContent | AudioContent:
+    if part.type not in _CONTENT_OF_ROLE[form.role]:
+        allowed = " or ".join(_CONTENT_OF_ROLE[form.role])
+        raise ClientEventError(
+            f"Content {part.type!r} is not supported in a {form.role} message, only {allowed}.",
+            code="unsupported_content_type",
+            param=f"{path}.type",
+        )
+    field = "audio" if part.type == "input_audio" else "text"
+    value = getattr(part, field)
+    if value is None:
+        raise ClientEventError(
+            f"Missing required parameter: '{path}.{field}'.",
+            code="missing_required_parameter",
+            param=f"{path}.{field}",
+        )
+    if field == "text":
+        return TextContent(part.type, value)
+    raw = decode_base64(value, audio_format, max_bytes=max_bytes, param=f"{path}.audio")
+    return AudioContent(decode_clip(raw, audio_format), part.transcript)
+
+
+def _function_call(item_id: str, form: FunctionCallForm) -> FunctionItem:
+    fields = {
+        "name": form.name,
+        "call_id": form.call_id or new_id("call"),
+        "arguments": form.arguments,
+    }
+    # The form in which models of the Hermes line (Qwen) write a call; they must recognise it
+    # as something they said themselves.
+    name = json.dumps(form.name, ensure_ascii=False)
+    call = f'{{"name": {name}, "arguments": {form.arguments or "{}"}}}'
+    text = f"<tool_call>\n{call}\n</tool_call>"
+    history = HistoryItem(key=new_id("key"), role="assistant", parts=(TextPart(text),))
+    return FunctionItem(item_id, "function_call", fields, history)
+
+
+def _function_call_output(item_id: str, form: FunctionCallOutputForm) -> FunctionItem:
+    fields = {"call_id": form.call_id, "output": form.output}
+    history = HistoryItem(key=new_id("key"), role="tool", parts=(TextPart(form.output),))
+    return FunctionItem(item_id, "function_call_output", fields, history)

@@ -1,0 +1,214 @@
+"""SGLang's own HTTP API, passed through: listed routes only, streamed, guarded.
+
+In: HTTP requests on ROUTES. Out: the upstream's answer as it comes, or a JSON error.
+Owner: one NativeProxy per process, with one client session.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import aiohttp
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from sglang_live.errors import BadInputError, LiveError, ModelNotFoundError, StageUnavailableError
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.media_guard import MediaGuard
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+# An explicit list: SGLang also serves routes that load weights, profile or stop the engine.
+ROUTES: Mapping[str, tuple[str, ...]] = {
+    "/generate": ("POST", "PUT"),
+    "/v1/chat/completions": ("POST",),
+    "/v1/completions": ("POST",),
+    "/v1/tokenize": ("POST",),
+    "/v1/detokenize": ("POST",),
+    "/get_model_info": ("GET",),
+    "/model_info": ("GET",),
+    "/get_server_info": ("GET",),
+    "/server_info": ("GET",),
+    "/health_generate": ("GET",),
+    "/flush_cache": ("GET", "POST"),
+    "/open_session": ("GET", "POST"),
+    "/close_session": ("GET", "POST"),
+    "/abort_request": ("POST",),
+}
+_MODEL_ROUTES = ("/v1/chat/completions", "/v1/completions")
+_UNNAMED_MODEL = "default"  # what SGLang takes for the model it has
+# RFC 9110 section 7.6.1, and what the client library sets itself.
+_NOT_FORWARDED = frozenset(
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "host",
+        "content-length",
+        "authorization",  # the gateway's key is not SGLang's
+        "cookie",
+    )
+)
+
+
+class BodyTooLargeError(BadInputError):
+    code = "request_too_large"
+    http_status = 413
+
+
+class NativeProxy:
+    def __init__(
+        self, native_url: str, config: GatewayConfig, metrics: GatewayMetrics, model_name: str
+    ):
+        self._base_url = native_url.rstrip("/")
+        self._config = config
+        self._metrics = metrics
+        self._model_name = model_name
+        self._guard = MediaGuard(config)
+        self._client: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._client:
+            await self._client.close()
+
+    async def __call__(self, request: Request) -> Response:
+        route = request.url.path
+        try:
+            body = await self._checked_body(request)
+        except LiveError as error:
+            self._metrics.proxied.labels(route, str(error.http_status)).inc()
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        headers = _forwarded(request.headers)
+        headers["accept-encoding"] = "identity"  # bytes are passed on as they come
+        if body:
+            headers["content-type"] = "application/json"
+        if self._config.native_api_key:
+            headers["authorization"] = f"Bearer {self._config.native_api_key}"
+        url = self._base_url + route
+        upstream = self._session().request(
+            request.method, url, params=request.url.query, headers=headers, data=body or None
+        )
+        return _Relay(upstream, route, self._metrics)
+
+    async def _checked_body(self, request: Request) -> bytes:
+        """Read, check and rewrite the body: what is sent on is exactly what was checked."""
+        raw = bytearray()
+        async for chunk in request.stream():
+            raw += chunk
+            if len(raw) > self._config.max_body_bytes:
+                limit = self._config.max_body_bytes
+                raise BodyTooLargeError(f"The body may have at most {limit} bytes.")
+        if not raw:
+            return b""
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise BadInputError(f"Invalid JSON: {error}") from None
+        if request.url.path in _MODEL_ROUTES:
+            self._check_model(body)
+        await self._guard.check(body)
+        return orjson.dumps(body)
+
+    def _check_model(self, body: object) -> None:
+        model = body.get("model") if isinstance(body, dict) else None
+        if model not in (None, _UNNAMED_MODEL, self._model_name):
+            raise ModelNotFoundError(
+                f"The model '{model}' does not exist. Available models: {self._model_name}."
+            )
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._client is None:
+            timeout = aiohttp.ClientTimeout(
+                total=None, sock_connect=self._config.native_connect_timeout_s
+            )
+            # A connection that the upstream closes while it is idle would fail the next POST;
+            # to the own machine a new one costs little.
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            self._client = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, auto_decompress=False
+            )
+        return self._client
+
+
+class _Relay(Response):
+    """Passes an upstream response on, and hangs up when the client does."""
+
+    def __init__(self, upstream, route: str, metrics: GatewayMetrics):
+        self._upstream = upstream
+        self._route = route
+        self._metrics = metrics
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        relay = asyncio.create_task(self._relay(scope, receive, send))
+        gone = asyncio.create_task(_until_disconnect(receive))
+        try:
+            await asyncio.wait({relay, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Cancelling closes the upstream connection, by which SGLang aborts the request.
+            if not relay.done():
+                self._metrics.proxied.labels(self._route, "disconnected").inc()
+                relay.cancel()
+            gone.cancel()
+            await asyncio.gather(relay, gone, return_exceptions=True)
+        if not relay.cancelled():
+            relay.result()
+
+    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await self._upstream
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.warning("native_unreachable route=%s error=%r", self._route, error)
+            self._metrics.proxied.labels(self._route, "503").inc()
+            answer = error_response(StageUnavailableError("SGLang's own API does not answer."))
+            await answer(scope, receive, send)
+            return
+        self._metrics.proxied.labels(self._route, str(response.status)).inc()
+        try:
+            headers = [
+                (name.lower().encode("latin-1"), value.encode("latin-1"))
+                for name, value in response.headers.items()
+                if name.lower() not in _NOT_FORWARDED
+            ]
+            await send(
+                {"type": "http.response.start", "status": response.status, "headers": headers}
+            )
+            async for chunk in response.content.iter_any():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            response.close()
+
+
+def error_response(error: LiveError) -> JSONResponse:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    return JSONResponse({"error": error_body(error)}, error.http_status, headers)
+
+
+def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    # "Connection" may name further headers that are meant for this hop only.
+    for_this_hop = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    return {
+        name: value
+        for name, value in headers.items()
+        if name.lower() not in _NOT_FORWARDED and name.lower() not in for_this_hop
+    }
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

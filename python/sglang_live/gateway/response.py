@@ -1,0 +1,204 @@
+"""The event sequence of one response, from response.created to response.done.
+
+In: what the model produces. Out: server events; the reply item, kept up to date.
+Owner: one ResponseWriter per response. Synchronous: when cancel() returns, response.done is
+out and nothing about this response can follow it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_live.errors import LiveError
+from sglang_live.gateway.audio_codec import WireEncoder, encode_base64
+from sglang_live.gateway.conversation import ROOT, Conversation
+from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.items import Item, ReplyItem, Status
+from sglang_live.gateway.outbox import Emit, OnSent
+from sglang_live.gateway.session_config import SessionConfig
+from sglang_live.orchestrator.history import TurnDone, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsePlan:
+    """What one response was asked with.
+
+    config: the session's settings with those of response.create over them.
+    context: items that stand for the conversation, or None for the conversation itself.
+    in_conversation: the reply becomes an item of the default conversation.
+    decided_at_s: when the turn was known to have ended, on the gateway's clock.
+    speech_end_at_s: when the caller stopped speaking, on the same clock, if speech ended it.
+    """
+
+    config: SessionConfig
+    decided_at_s: float
+    speech_end_at_s: float | None = None
+    context: tuple[Item, ...] | None = None
+    in_conversation: bool = True
+    metadata: dict[str, str] | None = None
+    response_id: str = field(default_factory=lambda: new_id("resp"))
+
+
+class ResponseWriter:
+    def __init__(self, plan: ResponsePlan, conversation: Conversation, emit: Emit):
+        self._plan = plan
+        self._conversation = conversation
+        self._emit = emit
+        self._encoder = WireEncoder(plan.config.output_format)
+        self._item: ReplyItem | None = None
+        self._after_id: str | None = None
+        self.status = "in_progress"
+        self.reason: str | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.status != "in_progress"
+
+    @property
+    def sent_audio_s(self) -> float:
+        return self._item.sent_ms / 1000 if self._item else 0.0
+
+    def create(self) -> None:
+        self._emit("response.created", response=self._response())
+
+    def place_after(self, item_id: str | None) -> None:
+        """The reply answers the items up to here, whatever is added while the model thinks."""
+        self._after_id = item_id or ROOT
+
+    def add_transcript(self, text: str) -> None:
+        if self.done or not text:
+            return
+        item = self._open_item()
+        item.text += text
+        kind = "output_text" if item.modality == "text" else "output_audio_transcript"
+        self._emit(f"response.{kind}.delta", delta=text, **self._part_address(item))
+
+    def add_audio(self, pcm: bytes, on_first_sent: OnSent | None = None) -> bool:
+        """pcm: int16 at 24 kHz. Returns whether a frame went out that will call on_first_sent."""
+        if self.done or self._plan.config.output_modalities != ("audio",):
+            return False
+        return self._send_frames(self._encoder.push(pcm), on_first_sent)
+
+    def complete(self, end: TurnDone) -> None:
+        if self.done:
+            return
+        if end.reply.parts or end.reply.token_ids:
+            # Also when nothing was sent: the model's session holds this reply.
+            self._open_item()
+        if self._item and self._item.modality == "audio":
+            self._send_frames(self._encoder.finish(), None)
+        details = None
+        if end.status == "incomplete":
+            details = {"type": "incomplete", "reason": end.reason}
+        self._finish(end.status, end.reason, details, end)
+
+    def cancel(self, reason: str) -> None:
+        """reason: "turn_detected" or "client_cancelled"."""
+        if not self.done:
+            self._finish("cancelled", reason, {"type": "cancelled", "reason": reason})
+
+    def fail(self, error: LiveError) -> None:
+        if not self.done:
+            body = error_body(error)
+            shown = {key: body[key] for key in ("type", "code", "message")}
+            self._finish("failed", error.code, {"type": "failed", "error": shown})
+
+    def _send_frames(self, frames: list[bytes], on_first_sent: OnSent | None) -> bool:
+        for frame in frames:
+            item = self._open_item()
+            item.add_audio(frame)
+            self._emit(
+                "response.output_audio.delta",
+                on_first_sent,
+                delta=encode_base64(frame),
+                **self._part_address(item),
+            )
+            on_first_sent = None
+        return bool(frames)
+
+    def _open_item(self) -> ReplyItem:
+        if self._item:
+            return self._item
+        config = self._plan.config
+        item = ReplyItem(new_id("item"), config.output_modalities[0], config.output_format)
+        self._item = item
+        self._emit("response.output_item.added", item=item.to_wire(), **self._item_address())
+        if self._plan.in_conversation:
+            before = self._conversation.insert(item, self._after_id)
+            self._emit("conversation.item.added", previous_item_id=before, item=item.to_wire())
+        item.has_content = True
+        self._emit("response.content_part.added", part=item.part(), **self._part_address(item))
+        return item
+
+    def _finish(
+        self,
+        status: str,
+        reason: str | None,
+        details: dict[str, Any] | None,
+        end: TurnDone | None = None,
+    ) -> None:
+        if self._item:
+            self._close_item(
+                self._item, "completed" if status == "completed" else "incomplete", end
+            )
+        self.status, self.reason = status, reason
+        self._emit("response.done", response=self._response(details, end))
+
+    def _close_item(self, item: ReplyItem, status: Status, end: TurnDone | None) -> None:
+        item.close(status, end.reply if end else None)
+        address = self._part_address(item)
+        if item.modality == "text":
+            self._emit("response.output_text.done", text=item.text, **address)
+        else:
+            self._emit("response.output_audio.done", **address)
+            self._emit("response.output_audio_transcript.done", transcript=item.text, **address)
+        self._emit("response.content_part.done", part=item.part(), **address)
+        self._emit("response.output_item.done", item=item.to_wire(), **self._item_address())
+        if self._plan.in_conversation and item.id in self._conversation:
+            before = self._conversation.id_before(item)
+            self._emit("conversation.item.done", previous_item_id=before, item=item.to_wire())
+
+    def _item_address(self) -> dict[str, Any]:
+        return {"response_id": self._plan.response_id, "output_index": 0}
+
+    def _part_address(self, item: ReplyItem) -> dict[str, Any]:
+        return {**self._item_address(), "item_id": item.id, "content_index": 0}
+
+    def _response(
+        self, details: dict[str, Any] | None = None, end: TurnDone | None = None
+    ) -> dict[str, Any]:
+        plan, config = self._plan, self._plan.config
+        output = {"format": config.output_format.to_wire(), "voice": config.voice}
+        return {
+            "id": plan.response_id,
+            "object": "realtime.response",
+            "status": self.status,
+            "status_details": details,
+            "output": [self._item.to_wire()] if self._item else [],
+            "conversation_id": self._conversation.id if plan.in_conversation else None,
+            "output_modalities": list(config.output_modalities),
+            "max_output_tokens": config.max_output_tokens or "inf",
+            "audio": {"output": output},
+            "metadata": plan.metadata,
+            "usage": usage_to_wire(end.usage) if end else None,
+        }
+
+
+def usage_to_wire(usage: Usage) -> dict[str, Any]:
+    input_tokens = usage.input_text_tokens + usage.input_audio_tokens
+    output_tokens = usage.output_text_tokens + usage.output_audio_tokens
+    return {
+        "total_tokens": input_tokens + output_tokens,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "input_token_details": {
+            "text_tokens": usage.input_text_tokens,
+            "audio_tokens": usage.input_audio_tokens,
+            "image_tokens": 0,
+            "cached_tokens": usage.cached_tokens,
+        },
+        "output_token_details": {
+            "text_tokens": usage.output_text_tokens,
+            "audio_tokens": usage.output_audio_tokens,
+        },
+    }

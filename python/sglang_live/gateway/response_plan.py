@@ -1,0 +1,79 @@
+"""From response.create to a ResponsePlan.
+
+In: ResponseForm over the session's settings. Out: ResponsePlan, or ClientEventError.
+"""
+
+from dataclasses import replace
+
+from sglang_live.gateway.conversation import Conversation
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.item_forms import build_item
+from sglang_live.gateway.items import Item
+from sglang_live.gateway.realtime_events import ItemReference, ResponseForm
+from sglang_live.gateway.response import ResponsePlan
+from sglang_live.gateway.session_config import SessionConfig, common_changes, output_changes
+
+_MAX_METADATA_KEYS = 16
+
+
+def plan_response(
+    form: ResponseForm | None,
+    config: SessionConfig,
+    conversation: Conversation,
+    *,
+    max_audio_bytes: int,
+    now_s: float,
+) -> ResponsePlan:
+    """Work out what a client's response.create asks for.
+
+    Raises:
+        ClientEventError: a bad value, or a reference to an item that does not exist.
+    """
+    if form is None:
+        return ResponsePlan(config=config, decided_at_s=now_s)
+    if form.conversation not in (None, "auto", "none"):
+        raise ClientEventError(
+            f"Unknown conversation {form.conversation!r}: auto or none.",
+            param="response.conversation",
+        )
+    if form.metadata and len(form.metadata) > _MAX_METADATA_KEYS:
+        raise ClientEventError(
+            f"At most {_MAX_METADATA_KEYS} metadata keys.", param="response.metadata"
+        )
+    # Explicit nulls fall back to the session's values.
+    changes = common_changes(form, config, path="response")
+    if form.audio and form.audio.output:
+        path = "response.audio.output"
+        changes |= output_changes(form.audio.output, config, path=path)
+    return ResponsePlan(
+        config=replace(config, **changes),
+        decided_at_s=now_s,
+        context=_context(form, config, conversation, max_audio_bytes),
+        in_conversation=form.conversation != "none",
+        metadata=form.metadata,
+    )
+
+
+def _context(
+    form: ResponseForm, config: SessionConfig, conversation: Conversation, max_audio_bytes: int
+) -> tuple[Item, ...] | None:
+    if form.input is None:
+        return None
+    items = []
+    for index, entry in enumerate(form.input):
+        path = f"response.input[{index}]"
+        if isinstance(entry, ItemReference):
+            items.append(_referenced(entry, conversation, path))
+        else:
+            items.append(
+                build_item(entry, config.input_format, max_bytes=max_audio_bytes, path=path)
+            )
+    return tuple(items)
+
+
+def _referenced(entry: ItemReference, conversation: Conversation, path: str) -> Item:
+    if entry.id not in conversation:
+        raise ClientEventError(
+            f"The referenced item '{entry.id}' does not exist.", param=f"{path}.id"
+        )
+    return conversation.get(entry.id, action="retrieve")

@@ -1,0 +1,248 @@
+"""Settings of one session, and what session.update does to them.
+
+In: SessionForm. Out: a new SessionConfig, or ClientEventError and no change.
+Only keys that have an effect here are kept and echoed; strict clients read the echo with
+strict types, so nothing a client sent is repeated unchecked.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from msgspec import UNSET
+
+from sglang_live.gateway.audio_codec import FORMATS, PCM, WireFormat
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.realtime_events import (
+    AudioInputForm,
+    AudioOutputForm,
+    FormatForm,
+    SessionForm,
+    TranscriptionForm,
+    VoiceRef,
+)
+from sglang_live.gateway.turn_detection import TurnDetection, merge_turn_detection
+
+MAX_OUTPUT_TOKENS = 4096
+_TOOL_CHOICES = ("auto", "none", "required")
+_MODALITIES = (("audio",), ("text",))
+_ECHO_DEPTH = 8  # levels of JSON around a tool in session.updated, with a margin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """max_output_tokens: None is "inf". voice: the name the client used, known or not."""
+
+    model: str
+    voice: str
+    instructions: str = ""
+    output_modalities: tuple[str, ...] = ("audio",)
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str | dict[str, Any] = "auto"
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    input_format: WireFormat = PCM
+    output_format: WireFormat = PCM
+    transcription: dict[str, str | None] | None = None
+    turn_detection: TurnDetection | None
+
+    def to_wire(self, session_id: str) -> dict[str, Any]:
+        detection = self.turn_detection.to_wire() if self.turn_detection else None
+        return {
+            "type": "realtime",
+            "object": "realtime.session",
+            "id": session_id,
+            "model": self.model,
+            "output_modalities": list(self.output_modalities),
+            "instructions": self.instructions,
+            "tools": list(self.tools),
+            "tool_choice": self.tool_choice,
+            "max_output_tokens": self.max_output_tokens or "inf",
+            "tracing": None,
+            "truncation": "auto",
+            "prompt": None,
+            "include": None,
+            "expires_at": None,
+            "audio": {
+                "input": {
+                    "format": self.input_format.to_wire(),
+                    "transcription": self.transcription,
+                    "noise_reduction": None,
+                    "turn_detection": detection,
+                },
+                "output": {
+                    "format": self.output_format.to_wire(),
+                    "voice": self.voice,
+                    "speed": 1.0,
+                },
+            },
+        }
+
+
+def initial_config(model: str, default_voice: str, gateway: GatewayConfig) -> SessionConfig:
+    return SessionConfig(
+        model=model,
+        voice=default_voice,
+        instructions=gateway.default_instructions,
+        turn_detection=TurnDetection(vad=gateway.vad),
+    )
+
+
+def update_config(
+    current: SessionConfig,
+    form: SessionForm,
+    *,
+    defaults: SessionConfig,
+    voice_locked: bool,
+) -> SessionConfig:
+    """Apply a session.update: absent keys keep their value, null ones return to the default.
+
+    Args:
+        voice_locked: audio was produced, so the caller knows this voice by now.
+    Raises:
+        ClientEventError: with the path of the first bad value.
+    """
+    if form.type != "realtime":
+        raise ClientEventError(
+            f"Session type {form.type!r} is not supported, only 'realtime'.",
+            code="unsupported_session_type",
+            param="session.type",
+        )
+    changes = common_changes(form, defaults, path="session")
+    if form.audio:
+        if form.audio.input:
+            changes |= _input_changes(form.audio.input, current, defaults)
+        if form.audio.output:
+            changes |= output_changes(form.audio.output, defaults, path="session.audio.output")
+    if voice_locked and changes.get("voice", current.voice) != current.voice:
+        raise ClientEventError(
+            "Cannot update a conversation's voice if assistant audio is present.",
+            code="cannot_update_voice",
+            param="session.audio.output.voice",
+        )
+    return replace(current, **changes)
+
+
+def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str, Any]:
+    """The keys that session.update and response.create share, as changes of a SessionConfig."""
+    checks = {
+        "output_modalities": _modalities,
+        "instructions": _as_is,
+        "tools": _tools,
+        "tool_choice": _tool_choice,
+        "max_output_tokens": _max_output_tokens,
+        "temperature": _as_is,
+    }
+    changes = {}
+    for name, check in checks.items():
+        value = getattr(form, name)
+        if value is None:
+            changes[name] = getattr(defaults, name)
+        elif value is not UNSET:
+            changes[name] = check(value, f"{path}.{name}")
+    return changes
+
+
+def output_changes(form: AudioOutputForm, defaults: SessionConfig, *, path: str) -> dict[str, Any]:
+    # speed is accepted for the clients that always send it, and has no effect.
+    changes = {}
+    if form.format is not UNSET:
+        changes["output_format"] = _format(form.format, f"{path}.format")
+    if form.voice is not UNSET:
+        voice = form.voice.id if isinstance(form.voice, VoiceRef) else form.voice
+        changes["voice"] = voice or defaults.voice
+    return changes
+
+
+def _input_changes(
+    form: AudioInputForm, current: SessionConfig, defaults: SessionConfig
+) -> dict[str, Any]:
+    changes = {}
+    if form.format is not UNSET:
+        changes["input_format"] = _format(form.format, "session.audio.input.format")
+    if form.transcription is not UNSET:
+        changes["transcription"] = _transcription(form.transcription)
+    if form.turn_detection is not UNSET:
+        assert defaults.turn_detection is not None
+        changes["turn_detection"] = merge_turn_detection(
+            form.turn_detection, current.turn_detection, defaults.turn_detection.vad
+        )
+    return changes
+
+
+def _transcription(form: TranscriptionForm | None) -> dict[str, str | None] | None:
+    if form is None:
+        return None
+    # A key with null stops some clients, and so does any key besides these three.
+    values = {"model": form.model, "language": form.language, "prompt": form.prompt}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _format(form: FormatForm | None, path: str) -> WireFormat:
+    if form is None:
+        return PCM
+    known = FORMATS.get(form.type)
+    if known is None:
+        raise ClientEventError(
+            f"Unknown audio format {form.type!r}: {', '.join(FORMATS)}.", param=f"{path}.type"
+        )
+    if form.rate not in (UNSET, None, known.rate_hz):
+        raise ClientEventError(f"{form.type} has {known.rate_hz} Hz here.", param=f"{path}.rate")
+    return known
+
+
+def _modalities(value: list[str], path: str) -> tuple[str, ...]:
+    if tuple(value) not in _MODALITIES:
+        raise ClientEventError(f"{path} must be ['audio'] or ['text'], got {value}.", param=path)
+    return tuple(value)
+
+
+def _max_output_tokens(value: int | str, path: str) -> int | None:
+    if value == "inf":
+        return None
+    if isinstance(value, str) or not 1 <= value <= MAX_OUTPUT_TOKENS:
+        raise ClientEventError(
+            f"{path} must be 1 to {MAX_OUTPUT_TOKENS} or 'inf', got {value!r}.", param=path
+        )
+    return value
+
+
+def _tools(value: list[dict[str, Any]], path: str) -> tuple[dict[str, Any], ...]:
+    for index, tool in enumerate(value):
+        at = f"{path}[{index}]"
+        if tool.get("type") != "function":
+            raise ClientEventError("Only function tools are supported.", param=f"{at}.type")
+        if not isinstance(tool.get("name"), str) or not tool["name"]:
+            raise ClientEventError("A function needs a name.", param=f"{at}.name")
+        if not isinstance(tool.get("description") or "", str):
+            raise ClientEventError("A description is a string.", param=f"{at}.description")
+        _check_can_echo(tool, at)
+    keys = ("type", "name", "description", "parameters")
+    return tuple({key: tool[key] for key in keys if tool.get(key) is not None} for tool in value)
+
+
+def _tool_choice(value: str | dict[str, Any], path: str) -> str | dict[str, Any]:
+    if isinstance(value, str):
+        if value not in _TOOL_CHOICES:
+            raise ClientEventError(f"Unknown tool_choice {value!r}.", param=path)
+        return value
+    name = value.get("name")
+    if value.get("type") != "function" or not isinstance(name, str):
+        raise ClientEventError("tool_choice must name a function.", param=path)
+    return {"type": "function", "name": name}
+
+
+def _check_can_echo(value: dict[str, Any], path: str) -> None:
+    # Echoes stand deeper than here; the writer's depth is limited.
+    deeper: Any = value
+    for _ in range(_ECHO_DEPTH):
+        deeper = [deeper]
+    try:
+        orjson.dumps(deeper)
+    except TypeError as error:  # too deep, or a number JSON writers cannot hold
+        raise ClientEventError(f"Cannot be represented: {error}.", param=path) from None
+
+
+def _as_is(value: Any, path: str) -> Any:
+    return value

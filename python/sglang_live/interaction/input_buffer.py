@@ -1,0 +1,91 @@
+"""The audio one caller has sent and that no turn has taken yet.
+
+In: 16 kHz int16 audio. Out: AudioPart, cut by absolute position.
+Owner: one InputBuffer per caller. Positions count all audio ever written in the session, so
+they stay valid while old audio leaves.
+"""
+
+import numpy as np
+
+from sglang_live.errors import BadInputError
+from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart
+
+# Shorter audio holds no syllable; OpenAI refuses it too, and clients rely on the error.
+MIN_COMMIT_MS = 100
+_BYTES_PER_SAMPLE = 2
+
+
+class EmptyCommitError(BadInputError):
+    code = "input_audio_buffer_commit_empty"
+
+
+class BufferFullError(BadInputError):
+    code = "input_audio_buffer_full"
+
+
+class InputBuffer:
+    def __init__(self, max_audio_s: float):
+        self._max_samples = int(max_audio_s * INPUT_RATE_HZ)
+        self._pcm = bytearray()  # a bytearray frees its front in constant time
+        self._start = 0
+
+    @property
+    def start_sample(self) -> int:
+        """Position of the oldest sample still held."""
+        return self._start
+
+    @property
+    def end_sample(self) -> int:
+        """Number of samples ever written."""
+        return self._start + self.held_samples
+
+    @property
+    def held_samples(self) -> int:
+        return len(self._pcm) // _BYTES_PER_SAMPLE
+
+    @property
+    def excess_samples(self) -> int:
+        """How far the held audio is over the bound."""
+        return max(0, self.held_samples - self._max_samples)
+
+    def check_room(self, n_samples: int) -> None:
+        """Raises BufferFullError if n_samples more would pass the bound."""
+        if self.held_samples + n_samples > self._max_samples:
+            max_s = self._max_samples / INPUT_RATE_HZ
+            raise BufferFullError(
+                f"input audio buffer full: at most {max_s:g} s may wait for a commit"
+            )
+
+    def append(self, pcm: np.ndarray) -> None:
+        self._pcm += pcm.astype("<i2", copy=False).tobytes()
+
+    def take(self, start_sample: int, end_sample: int) -> AudioPart:
+        """Cut [start_sample, end_sample) out; audio before it leaves too, it is too old."""
+        first = max(start_sample, self._start) - self._start
+        last = min(max(end_sample, self._start), self.end_sample) - self._start
+        cut = bytes(self._pcm[first * _BYTES_PER_SAMPLE : last * _BYTES_PER_SAMPLE])
+        self.discard_before(self._start + last)
+        return AudioPart(np.frombuffer(cut, np.int16))
+
+    def check_commit(self, pending_samples: int = 0) -> None:
+        """Check that a commit of everything would be long enough.
+
+        Args:
+            pending_samples: audio that was received but is still inside the resampler.
+        Raises:
+            EmptyCommitError: if less than MIN_COMMIT_MS would be committed.
+        """
+        held_ms = (self.held_samples + pending_samples) * 1000 / INPUT_RATE_HZ
+        if held_ms < MIN_COMMIT_MS:
+            raise EmptyCommitError(
+                "Error committing input audio buffer: buffer too small. Expected at least "
+                f"{MIN_COMMIT_MS}ms of audio, but buffer only has {held_ms:.2f}ms of audio."
+            )
+
+    def discard_before(self, sample: int) -> None:
+        n_samples = min(max(sample - self._start, 0), self.held_samples)
+        del self._pcm[: n_samples * _BYTES_PER_SAMPLE]
+        self._start += n_samples
+
+    def clear(self) -> None:
+        self.discard_before(self.end_sample)

@@ -1,0 +1,168 @@
+"""Where speech starts and stops in one caller's audio, as OpenAI's server_vad defines it.
+
+In: 16 kHz int16 audio in pieces of any length. Out: SpeechStarted, SpeechStopped.
+Owner: one SpeechDetector per caller.
+Time is audio received, never wall clock: a client may send faster or slower than real time.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_live.interaction.silero import CONTEXT_SAMPLES, WINDOW_SAMPLES, SpeechModel
+from sglang_live.orchestrator.history import INPUT_RATE_HZ
+
+SAMPLES_PER_MS = INPUT_RATE_HZ // 1000
+# Speech goes on until the probability falls this far below the threshold: without the band a
+# single soft syllable would end the turn.
+HYSTERESIS = 0.15
+# A threshold of 0 would call digital silence speech.
+MIN_THRESHOLD = 0.05
+# A consonant may dip below the threshold; more than two windows of that is a new onset.
+_MAX_ONSET_GAP_SAMPLES = 2 * WINDOW_SAMPLES
+# One model call scores at most about 2 s, so that a long append cannot hold the event loop.
+_MAX_WINDOWS_PER_CALL = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VadSettings:
+    """min_speech_ms: voiced time before a turn starts, so that clicks and coughs do not."""
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+    min_speech_ms: int = 96
+
+    def __post_init__(self):
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold must be within 0..1, got {self.threshold}")
+        for name in ("prefix_padding_ms", "silence_duration_ms", "min_speech_ms"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechStarted:
+    """at_ms: the onset less the padding. onset_ms: the first voiced window."""
+
+    at_ms: int
+    onset_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechStopped:
+    """at_ms: end of the turn's audio, silence included. speech_end_ms: last voiced sound."""
+
+    at_ms: int
+    speech_end_ms: int
+
+
+SpeechEvent = SpeechStarted | SpeechStopped
+
+
+class SpeechDetector:
+    def __init__(self, model: SpeechModel, settings: VadSettings, *, start_sample: int = 0):
+        self._model = model
+        self.settings = settings
+        self.reset(start_sample)
+
+    def reset(self, start_sample: int) -> None:
+        """Forget everything; the next audio begins at start_sample of the caller's stream."""
+        self._state = self._model.initial_state()
+        self._context = np.zeros(CONTEXT_SAMPLES, np.float32)
+        self._pending = np.zeros(0, np.int16)
+        self._position = start_sample  # end of the last scored window
+        self._floor = start_sample  # earlier audio belongs to an earlier turn
+        self._leave_speech()
+
+    @property
+    def speaking(self) -> bool:
+        return self._speaking
+
+    def feed(self, pcm: np.ndarray) -> list[SpeechEvent]:
+        """Score all windows that pcm ([n] int16, 16 kHz) completes."""
+        self._pending = np.concatenate((self._pending, pcm))
+        events = []
+        while len(self._pending) >= WINDOW_SAMPLES:
+            n_windows = min(len(self._pending) // WINDOW_SAMPLES, _MAX_WINDOWS_PER_CALL)
+            for probability in self._score(n_windows):
+                event = self._step(float(probability))
+                if event is not None:
+                    events.append(event)
+        return events
+
+    def force_stop(self) -> SpeechStopped:
+        """End the turn here, whatever the caller does."""
+        assert self._speaking
+        return self._stop(self._position)
+
+    def _score(self, n_windows: int) -> np.ndarray:
+        taken = n_windows * WINDOW_SAMPLES
+        audio = self._pending[:taken].astype(np.float32) / 32768.0
+        self._pending = self._pending[taken:]
+        with_context = np.concatenate((self._context, audio))
+        windows = np.lib.stride_tricks.sliding_window_view(
+            with_context, CONTEXT_SAMPLES + WINDOW_SAMPLES
+        )[::WINDOW_SAMPLES]
+        probabilities, self._state = self._model.probabilities(
+            np.ascontiguousarray(windows), self._state
+        )
+        self._context = with_context[-CONTEXT_SAMPLES:]
+        return probabilities
+
+    def _step(self, probability: float) -> SpeechEvent | None:
+        self._position += WINDOW_SAMPLES
+        threshold = max(self.settings.threshold, MIN_THRESHOLD)
+        voiced = probability >= threshold
+        silent = probability < max(threshold - HYSTERESIS, MIN_THRESHOLD / 2)
+        if self._speaking:
+            return self._step_speaking(voiced, silent)
+        return self._step_listening(voiced, silent)
+
+    def _step_listening(self, voiced: bool, silent: bool) -> SpeechStarted | None:
+        if voiced:
+            if self._onset is None:
+                self._onset = self._position - WINDOW_SAMPLES
+            self._voiced_samples += WINDOW_SAMPLES
+            self._speech_end = self._position
+            if self._voiced_samples >= self.settings.min_speech_ms * SAMPLES_PER_MS:
+                return self._start(self._onset)
+        elif silent or self._position - self._speech_end > _MAX_ONSET_GAP_SAMPLES:
+            self._leave_speech()
+        return None
+
+    def _step_speaking(self, voiced: bool, silent: bool) -> SpeechStopped | None:
+        if voiced:
+            self._speech_end = self._position
+            self._in_silence = False
+        elif silent and not self._in_silence:
+            self._in_silence = True
+            self._speech_end = self._position - WINDOW_SAMPLES
+        if not self._in_silence:
+            return None
+        end = self._speech_end + self.settings.silence_duration_ms * SAMPLES_PER_MS
+        return self._stop(end) if self._position >= end else None
+
+    def _start(self, onset: int) -> SpeechStarted:
+        self._speaking = True
+        self._in_silence = False
+        padded = onset - self.settings.prefix_padding_ms * SAMPLES_PER_MS
+        return SpeechStarted(
+            at_ms=-(-max(padded, self._floor) // SAMPLES_PER_MS),
+            onset_ms=onset // SAMPLES_PER_MS,
+        )
+
+    def _stop(self, end: int) -> SpeechStopped:
+        stopped = SpeechStopped(
+            at_ms=end // SAMPLES_PER_MS, speech_end_ms=self._speech_end // SAMPLES_PER_MS
+        )
+        self._floor = end
+        self._leave_speech()
+        return stopped
+
+    def _leave_speech(self) -> None:
+        self._speaking = False
+        self._in_silence = False
+        self._onset: int | None = None
+        self._voiced_samples = 0
+        self._speech_end = self._position

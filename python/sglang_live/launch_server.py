@@ -1,0 +1,158 @@
+"""Composition root: `python -m sglang_live.launch_server --model-path demo`."""
+
+import asyncio
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import uvicorn
+
+from sglang_live.clock import MonotonicClock
+from sglang_live.config import STAGES, ServerConfig, parse
+from sglang_live.errors import LiveError
+from sglang_live.gateway.app import build_app
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.health import SERVING, Health
+from sglang_live.models.demo.location import default_directory
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.orchestrator.live import LiveOrchestrator
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.supervisor import (
+    Replica,
+    Supervisor,
+    free_port,
+    loopback_address,
+    new_run_dir,
+)
+
+log = logging.getLogger("sglang_live")
+
+
+def main(argv: list[str] | None = None) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        config = parse(sys.argv[1:] if argv is None else argv)
+        model = Qwen3OmniSpec.load(_checkpoint(config))
+        return asyncio.run(_serve(config, model))
+    except LiveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
+    run_dir, native_port = new_run_dir(), free_port()
+    native_url = f"http://127.0.0.1:{native_port}"
+    supervisor = Supervisor(
+        _specs(config, model, run_dir, native_port), log_dir=config.log_dir, on_change=_announce
+    )
+    try:
+        await _start_or_interrupt(supervisor)
+        orchestrator = LiveOrchestrator(
+            supervisor,
+            model_name=config.served_model_name,
+            voices=model.voices,
+            max_sessions=config.max_sessions,
+            clock=MonotonicClock(),
+        )
+        gateway = GatewayConfig(
+            api_keys=config.api_keys,
+            allow_local_media=config.allow_local_media,
+            allow_private_media_urls=config.allow_private_media_urls,
+        )
+        app = build_app(
+            orchestrator,
+            config=gateway,
+            native_url=native_url,
+            health=lambda: _health(supervisor),
+        )
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                host=config.host,
+                port=config.port,
+                log_level="warning",
+                ws_max_size=gateway.max_frame_bytes,
+                timeout_graceful_shutdown=5,
+            )
+        )
+        print(f"serving {config.served_model_name} on http://{config.host}:{config.port}", flush=True)
+        await server.serve()
+        return 0 if server.started else 1
+    finally:
+        await supervisor.stop()
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+async def _start_or_interrupt(supervisor: Supervisor) -> None:
+    """SIGINT and SIGTERM must work during the slow part of starting, too."""
+    loop, starting = asyncio.get_running_loop(), asyncio.ensure_future(supervisor.start())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, starting.cancel)
+    try:
+        await starting
+    except asyncio.CancelledError:
+        raise LiveError("interrupted while starting") from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+def _specs(
+    config: ServerConfig, model: Qwen3OmniSpec, run_dir: Path, native_port: int
+) -> list[StageSpec]:
+    specs = []
+    for stage in STAGES:
+        settings = config.stages[stage]
+        for replica in range(settings.replicas):
+            specs.append(
+                StageSpec(
+                    stage=stage,
+                    replica=replica,
+                    model_path=str(model.path),
+                    cache_dir=str(config.cache_dir),
+                    address=loopback_address(run_dir, stage, replica),
+                    same_host=True,
+                    run_dir=str(run_dir),
+                    served_name=config.served_model_name,
+                    device=settings.device,
+                    # SGLang's own API is that of the first thinker.
+                    native_port=native_port if (stage, replica) == ("thinker", 0) else 0,
+                    engine_args=_engine_args(stage, settings.args),
+                )
+            )
+    return specs
+
+
+def _engine_args(stage: str, args: dict) -> dict:
+    if stage == "vocoder":
+        return args
+    # Two engines on one machine must not meet on SGLang's default ports.
+    return {"port": free_port(), **args}
+
+
+def _checkpoint(config: ServerConfig) -> Path:
+    if config.model_path != "demo":
+        return Path(config.model_path)
+    if not (default_directory() / "config.json").exists():
+        print("building the demo model", flush=True)
+        # In a process of its own: the gateway needs neither torch nor transformers.
+        subprocess.run([sys.executable, "-m", "sglang_live.models.demo.build"], check=True)
+    return default_directory()
+
+
+def _announce(replica: Replica, what: str) -> None:
+    if what == "up":
+        print(f"stage {replica.spec.name} ready in {replica.ready.startup_s:.1f} s", flush=True)
+    else:
+        log.error("stage %s %s", replica.spec.name, what)
+
+
+def _health(supervisor: Supervisor) -> Health:
+    return Health({r.spec.name: SERVING if r.is_up else r.state for r in supervisor.replicas})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""What travels between the orchestrator and its stages.
+
+One job is one reply in one stage. The orchestrator opens it (Think, Speak, Voice), may send more
+(SpeakText, VoiceFrames), and receives events until ThinkDone, SpeakDone, VoiceDone or Failed.
+Tensors are not in the message: a TensorRef says where they are (see connectors/wire.py).
+"""
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """job_id: "" for messages that concern the whole stage."""
+
+    job_id: str
+
+
+class TensorRef(msgspec.Struct, frozen=True):
+    """frame: index of the raw frame that follows; shm: name of a file in shared memory."""
+
+    dtype: str
+    shape: list[int]
+    frame: int = -1
+    shm: str = ""
+
+
+# --- any stage ---
+
+
+class Ping(Message, frozen=True, tag=True):
+    """Answered by Ready."""
+
+
+class Ready(Message, frozen=True, tag=True):
+    """stage: its name; startup_s: process start to ready; load: gauges for /metrics."""
+
+    stage: str
+    pid: int
+    startup_s: float
+    load: dict[str, float] = {}
+
+
+class Cancel(Message, frozen=True, tag=True):
+    """Stop the job and free what it holds. Unknown or finished jobs are ignored."""
+
+
+class Failed(Message, frozen=True, tag=True):
+    """The job ended without a result; `code` names an error of errors.py or a reason."""
+
+    code: str
+    message: str
+
+
+class Credit(Message, frozen=True, tag=True):
+    """The receiver took n messages of this job; the sender may send as many more."""
+
+    n: int
+
+
+# --- thinker ---
+
+
+class WireText(msgspec.Struct, frozen=True, tag="text"):
+    text: str
+
+
+class WireAudio(msgspec.Struct, frozen=True, tag="audio"):
+    """int16 mono at 16 kHz."""
+
+    pcm: TensorRef
+
+
+class WireItem(msgspec.Struct, frozen=True, omit_defaults=True):
+    key: str
+    role: str
+    parts: list[WireText | WireAudio]
+    token_ids: list[int] | None = None
+
+
+class Think(Message, frozen=True, tag=True):
+    """Reply to the history named by `keys`; `items` holds those the stage may not have yet.
+
+    session_id: "" for a job that leaves no trace. max_tokens: 0 prefills without a reply.
+    """
+
+    session_id: str
+    instructions: str
+    keys: list[str]
+    items: list[WireItem]
+    reply_key: str
+    max_tokens: int | None
+    temperature: float | None
+    wants_states: bool
+    timeout_s: float
+
+
+class UserSegment(Message, frozen=True, tag=True):
+    """One user message as the talker needs it: ids with expanded placeholders, audio states.
+
+    states: float32 [n_placeholders, thinker_hidden].
+    """
+
+    key: str
+    token_ids: list[int]
+    states: TensorRef | None = None
+
+
+class TextTokens(Message, frozen=True, tag=True):
+    """ids: new reply tokens without the end token; text: what they add to the transcript."""
+
+    ids: list[int]
+    text: str
+
+
+class ThinkDone(Message, frozen=True, tag=True):
+    """finish: "stop" or "length". ids: the whole reply."""
+
+    finish: str
+    ids: list[int]
+    text: str
+    n_prompt: int
+    n_audio: int
+    n_cached: int
+    rebuilt: bool
+
+
+class CloseSession(Message, frozen=True, tag=True):
+    session_id: str
+
+
+# --- talker ---
+
+
+class WireSegment(msgspec.Struct, frozen=True, omit_defaults=True):
+    key: str
+    token_ids: list[int]
+    states: TensorRef | None = None
+
+
+class Speak(Message, frozen=True, tag=True):
+    """Start speaking: user segments of the whole call, then the reply's first token.
+
+    segments holds those of `segment_keys` that the stage may not have yet.
+    """
+
+    session_id: str
+    segment_keys: list[str]
+    segments: list[WireSegment]
+    voice: str
+    first_id: int
+    temperature: float | None
+    seed: int
+    timeout_s: float
+
+
+class SpeakText(Message, frozen=True, tag=True):
+    ids: list[int]
+    done: bool = False
+
+
+class CodecFrames(Message, frozen=True, tag=True):
+    """codes: int16 little-endian [n_frames, num_code_groups], in order without gaps."""
+
+    codes: bytes
+
+
+class SpeakDone(Message, frozen=True, tag=True):
+    finish: str
+    n_frames: int
+
+
+# --- vocoder ---
+
+
+class Voice(Message, frozen=True, tag=True):
+    timeout_s: float
+
+
+class VoiceFrames(Message, frozen=True, tag=True):
+    codes: bytes
+
+
+class VoiceEnd(Message, frozen=True, tag=True):
+    """No more frames will come."""
+
+
+class Pcm(Message, frozen=True, tag=True):
+    """int16 little-endian mono at 24 kHz."""
+
+    pcm: bytes
+
+
+class VoiceDone(Message, frozen=True, tag=True):
+    pass
+
+
+AnyMessage = (
+    Ping
+    | Ready
+    | Cancel
+    | Failed
+    | Credit
+    | Think
+    | UserSegment
+    | TextTokens
+    | ThinkDone
+    | CloseSession
+    | Speak
+    | SpeakText
+    | CodecFrames
+    | SpeakDone
+    | Voice
+    | VoiceFrames
+    | VoiceEnd
+    | Pcm
+    | VoiceDone
+)
+
+# Messages that count against a job's window; the rest must always get through.
+STREAMED = (TextTokens, CodecFrames, Pcm, SpeakText, VoiceFrames)

@@ -1,0 +1,279 @@
+"""Build the demo checkpoint: random weights from a fixed seed, in the published file layout.
+
+    python -m sglang_live.models.demo.build --out DIR
+
+Two things are not left to chance, because a server is tested with turns that end: the thinker
+ends its reply, and the talker its speech, with a fixed probability per step once it may. Both are
+done inside the weights (one residual channel carries a constant, one marks `tts_pad`), so the
+engines run the checkpoint like any other.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig
+from transformers.models.qwen3_omni_moe import Qwen3OmniMoeConfig
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeForConditionalGeneration,
+)
+
+from sglang_live.models.demo.location import DemoSize, default_directory
+from sglang_live.models.demo.tokenizer import (
+    SPECIAL_TOKENS,
+    VOCAB_SIZE,
+    build_tokenizer,
+    save_processor,
+)
+
+def ensure_built(size: DemoSize | None = None) -> Path:
+    """The demo model's directory, built when absent. Safe when several processes race."""
+    directory = default_directory(size)
+    if not (directory / "config.json").exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix="building-", dir=directory.parent))
+        try:
+            build(scratch, size or DemoSize())
+            os.replace(scratch, directory)
+        except OSError:
+            # Another process finished first: its result is the same.
+            if not (directory / "config.json").exists():
+                raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return directory
+
+
+def build(directory: Path, size: DemoSize) -> None:
+    tokenizer = build_tokenizer()
+    model = _random_model(_config(tokenizer, size), size)
+    _mark_endings(model, size)
+    _level_voice(model, size)
+    model.save_pretrained(directory)
+    save_processor(tokenizer, directory)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    GenerationConfig(eos_token_id=end, temperature=0.9, top_k=50, do_sample=True).save_pretrained(
+        directory
+    )
+
+
+def _config(tokenizer, size: DemoSize) -> Qwen3OmniMoeConfig:
+    token_id = tokenizer.convert_tokens_to_ids
+    head_dim = 16
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    }
+    text = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": size.hidden,
+        "intermediate_size": 2 * size.hidden,
+        "num_hidden_layers": size.thinker_layers,
+        "num_attention_heads": size.hidden // head_dim,
+        "num_key_value_heads": size.hidden // head_dim // 2,
+        "head_dim": head_dim,
+        "moe_intermediate_size": size.hidden // 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 32_768,
+        "rope_parameters": rope,
+    }
+    media = {
+        "audio_token_id": token_id("<|audio_pad|>"),
+        "image_token_id": token_id("<|image_pad|>"),
+        "video_token_id": token_id("<|video_pad|>"),
+        "vision_start_token_id": token_id("<|vision_start|>"),
+        "audio_start_token_id": token_id("<|audio_start|>"),
+    }
+    thinker = {
+        "text_config": text,
+        # n_window as published: encoder windows decide which audio chunks are exact.
+        "audio_config": {
+            "d_model": 32,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 64,
+            "output_dim": size.hidden,
+            "num_mel_bins": 128,
+            "downsample_hidden_size": 16,
+            "n_window": 50,
+            "n_window_infer": 800,
+            "conv_chunksize": 500,
+        },
+        # Three deepstack layers: the runtime assumes that number.
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_heads": 2,
+            "out_hidden_size": size.hidden,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1, 2],
+        },
+        "vision_end_token_id": token_id("<|vision_end|>"),
+        "audio_end_token_id": token_id("<|audio_end|>"),
+        "user_token_id": token_id("user"),
+        "pad_token_id": tokenizer.pad_token_id,
+        **media,
+    }
+    talker = {
+        "text_config": {
+            **text,
+            "vocab_size": 3072,
+            "num_hidden_layers": size.talker_layers,
+            "shared_expert_intermediate_size": size.hidden // 2,
+        },
+        "code_predictor_config": {
+            "vocab_size": 2048,
+            "hidden_size": size.hidden,
+            "intermediate_size": 2 * size.hidden,
+            "num_hidden_layers": size.predictor_layers,
+            "num_attention_heads": size.hidden // head_dim,
+            "num_key_value_heads": size.hidden // head_dim // 2,
+            "head_dim": head_dim,
+            "num_code_groups": 16,
+        },
+        "num_code_groups": 16,
+        "thinker_hidden_size": size.hidden,
+        "accept_hidden_layer": size.thinker_layers // 2,
+        "spatial_merge_size": 2,
+        "codec_eos_token_id": 2150,
+        "codec_nothink_id": 2155,
+        "codec_think_bos_id": 2156,
+        "codec_think_eos_id": 2157,
+        "codec_pad_id": 2148,
+        "codec_bos_id": 2149,
+        "speaker_id": {"chelsie": 2301, "ethan": 2302, "aiden": 2303},
+        **media,
+    }
+    code2wav = {
+        "hidden_size": size.codec_hidden,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 2 * size.codec_hidden,
+        "codebook_size": 2048,
+        "num_quantizers": 16,
+        "decoder_dim": size.decoder_dim,
+        "upsample_rates": [8, 5, 4, 3],
+        "upsampling_ratios": [2, 2],
+        "sliding_window": 72,
+    }
+    config = Qwen3OmniMoeConfig(
+        thinker_config=thinker,
+        talker_config=talker,
+        code2wav_config=code2wav,
+        enable_audio_output=True,
+        im_start_token_id=token_id("<|im_start|>"),
+        im_end_token_id=token_id("<|im_end|>"),
+        tts_pad_token_id=token_id("<tts_pad>"),
+        tts_bos_token_id=token_id("<tts_text_bos>"),
+        tts_eos_token_id=token_id("<tts_text_eod>"),
+        system_token_id=token_id("system"),
+        user_token_id=token_id("user"),
+        assistant_token_id=token_id("assistant"),
+    )
+    config.architectures = ["Qwen3OmniMoeForConditionalGeneration"]
+    return config
+
+
+@torch.no_grad()
+def _random_model(config, size: DemoSize) -> Qwen3OmniMoeForConditionalGeneration:
+    model = Qwen3OmniMoeForConditionalGeneration(config).float().eval()
+    noise = torch.Generator().manual_seed(size.seed)
+    for name, weight in sorted(model.named_parameters()):
+        if weight.dim() < 2:
+            continue  # norms, biases and scales keep their neutral values
+        # 1/sqrt(fan_in), so that every layer passes a signal of about unit size; the published
+        # initialisation is so small that outputs hardly depend on inputs.
+        fan_in = weight[0].numel() if "experts" not in name else weight.shape[-1]
+        scale = 1.0 if "embed" in name else fan_in**-0.5
+        weight.copy_(torch.randn(weight.shape, generator=noise) * scale)
+    for name, weight in model.code2wav.named_parameters():
+        if name.endswith("gamma") or "layer_scale" in name:
+            weight.fill_(0.3)
+    return model
+
+
+@torch.no_grad()
+def _mark_endings(model: Qwen3OmniMoeForConditionalGeneration, size: DemoSize) -> None:
+    """Give both language models a fixed chance to stop.
+
+    Thinker: channel 0 of the residual stream is the same for every token and no layer writes it,
+    so the end token's logit, reading only that channel, is constant.
+    Talker: channel 0 is large only where the text input is `tts_pad`, that is after the text.
+    """
+    thinker, talker, config = model.thinker, model.talker, model.config
+    _reserve_channel(thinker.model)
+    _reserve_channel(talker.model)
+    thinker.model.embed_tokens.weight[:, 0] = 1.0
+    head = thinker.lm_head.weight
+    head[:, 0] = 0.0
+    head[config.im_end_token_id] = 0.0
+    head[config.im_end_token_id, 0] = size.thinker_end_logit
+    # Only plain text may be spoken: no special token but the end may win.
+    head[: config.im_end_token_id] = 0.0
+    head[config.im_end_token_id + 1 : len(SPECIAL_TOKENS)] = 0.0
+
+    talker.model.codec_embedding.weight[:, 0] = 0.0
+    for embedding in talker.code_predictor.model.codec_embedding:
+        embedding.weight[:, 0] = 0.0
+    for projection in (talker.text_projection, talker.hidden_projection):
+        projection.linear_fc2.weight[0] = 0.0
+        projection.linear_fc2.bias[0] = 0.0
+    # Channel 1 of the thinker's embedding is set for tts_pad alone and read by one hidden unit.
+    thinker.model.embed_tokens.weight[:, 1] = 0.0
+    thinker.model.embed_tokens.weight[config.tts_pad_token_id, 1] = 8.0
+    gate = talker.text_projection
+    gate.linear_fc1.weight[0] = 0.0
+    gate.linear_fc1.weight[0, 1] = 1.0
+    gate.linear_fc2.weight[0, 0] = 1.0
+    talker.codec_head.weight[:, 0] = 0.0
+    end = config.talker_config.codec_eos_token_id
+    talker.codec_head.weight[end] = 0.0
+    talker.codec_head.weight[end, 0] = size.talker_end_logit
+
+
+def _reserve_channel(stack: torch.nn.Module) -> None:
+    """No layer of the stack may write residual channel 0."""
+    for layer in stack.layers:
+        layer.self_attn.o_proj.weight[0] = 0.0
+        layer.mlp.experts.down_proj[:, 0] = 0.0
+        if hasattr(layer.mlp, "shared_expert"):
+            layer.mlp.shared_expert.down_proj.weight[0] = 0.0
+
+
+@torch.no_grad()
+def _level_voice(model: Qwen3OmniMoeForConditionalGeneration, size: DemoSize) -> None:
+    """Scale the last convolution so that random codes sound at about -20 dB RMS."""
+    codec = model.code2wav
+    noise = torch.Generator().manual_seed(size.seed)
+    codes = torch.randint(0, codec.config.codebook_size, (1, 16, 50), generator=noise)
+    last = codec.decoder[-1].conv
+    last.weight.mul_(1e-3)
+    wave = codec(codes)
+    wave = wave - wave.mean()
+    last.weight.mul_(0.1 / wave.square().mean().sqrt())
+    last.bias.zero_()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="directory (default: the cache)")
+    args = parser.parse_args()
+    if args.out is None:
+        print(ensure_built())
+        return
+    args.out.mkdir(parents=True, exist_ok=True)
+    build(args.out, DemoSize())
+    print(args.out, file=sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

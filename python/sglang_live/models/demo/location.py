@@ -1,0 +1,33 @@
+"""Where the demo model lives; cheap to import, unlike the code that builds it."""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# Bump when the recipe changes, so that caches are rebuilt.
+RECIPE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoSize:
+    """Width and depth of the three parts; heads of 16 channels each."""
+
+    hidden: int = 64
+    thinker_layers: int = 4
+    talker_layers: int = 2
+    predictor_layers: int = 2
+    codec_hidden: int = 64
+    decoder_dim: int = 64
+    seed: int = 20260101
+    # Logits of the end tokens over a constant channel; the rest are about N(0, 1).
+    thinker_end_logit: float = 1.0
+    talker_end_logit: float = 4.5
+
+
+def default_directory(size: DemoSize | None = None) -> Path:
+    """Where the demo model is cached: $SGLANG_LIVE_CACHE or ~/.cache/sglang_live."""
+    cache = os.environ.get("SGLANG_LIVE_CACHE") or Path.home() / ".cache" / "sglang_live"
+    text = json.dumps([RECIPE, asdict(size or DemoSize())], sort_keys=True)
+    return Path(cache) / f"demo-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

@@ -1,0 +1,1 @@
+"""Qwen3-Omni: thinker (hears and thinks), talker (speaks codec frames), Code2Wav (vocoder)."""

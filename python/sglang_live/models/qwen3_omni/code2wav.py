@@ -1,0 +1,203 @@
+"""Codec frames to samples, chunk by chunk, with the left context carried as state.
+
+In: 16 codes per 80 ms frame, from the talker. Out: 24 kHz samples that never change again.
+Owner: VocoderEngine holds one Code2WavStream per answer and batches them through one
+StreamingCode2Wav. Every sample is computed once; re-decoding 25 frames of left context for a
+4-frame chunk computes seven times as many.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+from sglang_live.errors import BadInputError
+from sglang_live.models.qwen3_omni.code2wav_attention import WindowTransformer
+from sglang_live.models.qwen3_omni.code2wav_checkpoint import load_code2wav
+from sglang_live.models.qwen3_omni.code2wav_layers import (
+    CausalConv,
+    CausalUpsample,
+    ColumnTape,
+    ConvNeXt,
+    ResidualUnit,
+    Snake,
+)
+
+_SAMPLE_RATE_HZ = 24_000  # the checkpoint's config does not carry it
+
+
+@dataclass(slots=True, eq=False)
+class Code2WavStream:
+    """What one stream remembers. Dropping it frees everything; nothing else refers to it.
+
+    Attributes:
+        kv: [n_layers, 2 * n_kv_heads, n_past, head_dim], unrotated keys before values,
+            n_past = min(n_frames, sliding_window - 1).
+        columns: [n_values], the convs' last input columns in layer order.
+        n_frames: codec frames decoded so far.
+    """
+
+    kv: Tensor
+    columns: Tensor
+    n_frames: int = 0
+
+
+class StreamingCode2Wav:
+    """A stateless decoder of many streams. Not thread-safe per stream, safe across streams.
+
+    Attributes:
+        n_quantizers: codes per frame.
+        codebook_size: codes lie in [0, codebook_size).
+        samples_per_frame: samples per frame once a stream is under way.
+        sample_rate_hz: samples per second of the output.
+    """
+
+    def __init__(
+        self,
+        module: Qwen3OmniMoeCode2Wav,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
+        """Copy the weights of module, which is left alone and may be dropped.
+
+        Raises:
+            ValueError: if module is not float32 (weights are folded before they are rounded to
+                dtype), its rope_type is not default, or its strides are such that the first
+                frame of a stream would emit no sample.
+        """
+        if module.code_embedding.weight.dtype != torch.float32:
+            raise ValueError(f"need a float32 module, got {module.code_embedding.weight.dtype}")
+        self._device, self._dtype = torch.device(device), dtype
+        config = module.config
+        self.n_quantizers, self.codebook_size = config.num_quantizers, config.codebook_size
+        self.sample_rate_hz = _SAMPLE_RATE_HZ
+        with torch.no_grad():
+            self._build(module)
+        self.samples_per_frame = self.samples_for(2) - self.samples_for(1)
+        if self.samples_for(1) < 1:
+            raise ValueError("the first frame emits nothing with these strides")
+
+    @classmethod
+    def from_pretrained(
+        cls, path: str | Path, device: torch.device | str, dtype: torch.dtype
+    ) -> "StreamingCode2Wav":
+        """Load the `code2wav.` tensors of a Qwen3-Omni checkpoint directory; see load_code2wav."""
+        return cls(load_code2wav(path), device=device, dtype=dtype)
+
+    def _build(self, module: Qwen3OmniMoeCode2Wav) -> None:
+        def place(weight: Tensor) -> Tensor:
+            return weight.detach().to(self._device, self._dtype, copy=True).contiguous()
+
+        self._embedding = place(module.code_embedding.weight)
+        # All codebooks share one table, one after the other.
+        self._code_offset = torch.arange(self.n_quantizers, device=self._device)
+        self._code_offset *= self.codebook_size
+        self._transformer = WindowTransformer(module.pre_transformer, place)
+        self._layers = []
+        for upsample, convnext in module.upsample:
+            self._layers += [CausalUpsample(upsample, place), ConvNeXt(convnext, place)]
+        first, *blocks, last_act, last = module.decoder
+        self._layers.append(CausalConv(first, place))
+        for block in blocks:
+            act, upsample, *units = block.block
+            self._layers.append(CausalUpsample(upsample, place, Snake(act, place)))
+            self._layers += [ResidualUnit(unit, place) for unit in units]
+        self._layers.append(CausalConv(last, place, Snake(last_act, place)))
+
+    def samples_for(self, n_frames_total: int) -> int:
+        """Return how many samples a stream of n_frames_total frames has emitted, exactly."""
+        n_columns = n_frames_total
+        for layer in self._layers:
+            if isinstance(layer, CausalUpsample):
+                n_columns = layer.n_out(n_columns)
+        return n_columns
+
+    def new_stream(self) -> Code2WavStream:
+        transformer = self._transformer
+        shape = (transformer.n_layers, 2 * transformer.n_kv_heads, 0, transformer.head_dim)
+        n_values = sum(layer.n_values for layer in self._layers)
+        return Code2WavStream(
+            torch.zeros(shape, device=self._device, dtype=self._dtype),
+            torch.zeros(n_values, device=self._device, dtype=self._dtype),
+        )
+
+    def check_codes(self, codes: Tensor) -> None:
+        """Refuse codes the codebook does not have; on a GPU this waits for the codes.
+
+        Args:
+            codes: [..., n_quantizers] int64.
+        Raises:
+            BadInputError: if the dtype, the last dimension or a value is wrong.
+        """
+        if codes.dtype != torch.int64 or codes.ndim < 1 or codes.shape[-1] != self.n_quantizers:
+            raise BadInputError(
+                f"codes must be int64 [..., {self.n_quantizers}], "
+                f"got {codes.dtype} {list(codes.shape)}"
+            )
+        if codes.numel() == 0:
+            return
+        lowest, highest = (int(value) for value in torch.aminmax(codes))
+        if lowest < 0 or highest >= self.codebook_size:
+            raise BadInputError(
+                f"codes must lie in [0, {self.codebook_size}), got {lowest} to {highest}"
+            )
+
+    @torch.inference_mode()
+    def decode(self, streams: list[Code2WavStream], codes: Tensor) -> Tensor:
+        """Decode the next chunk of several streams; their states change together or not at all.
+
+        Args:
+            streams: all new, or all under way: a first chunk is shorter in samples.
+            codes: [n_streams, n_frames, n_quantizers] int64, n_frames >= 1, on any device.
+        Returns:
+            [n_streams, n_samples] float32 in [-1, 1], on the decoder's device. n_samples is
+            n_frames * samples_per_frame, or samples_for(n_frames) for first chunks.
+        Raises:
+            BadInputError: see check_codes.
+            ValueError: if streams are mixed or repeated, or the shapes do not fit.
+        """
+        self.check_codes(codes)
+        if codes.ndim != 3 or len(codes) != len(streams) or codes.shape[1] < 1:
+            raise ValueError(f"codes {list(codes.shape)} do not fit {len(streams)} streams")
+        if len(set(streams)) != len(streams):
+            raise ValueError("a stream occurs twice in one batch")
+        is_first = streams[0].n_frames == 0
+        if any((stream.n_frames == 0) != is_first for stream in streams):
+            raise ValueError("first chunks and later ones cannot share a batch")
+        past, ages = self._gather_kv(streams)
+        tape = ColumnTape(torch.stack([stream.columns for stream in streams]), is_first=is_first)
+        hidden, fresh_kv = self._transformer(self._embed(codes.to(self._device)), past, ages)
+        wave = hidden.transpose(1, 2)
+        for layer in self._layers:
+            wave = layer(wave, tape)
+        self._commit(streams, fresh_kv, tape.rewritten())
+        return wave[:, 0].float().clamp_(-1.0, 1.0)
+
+    def _embed(self, codes: Tensor) -> Tensor:
+        ids = (codes + self._code_offset).flatten(0, 1)
+        return F.embedding_bag(ids, self._embedding, mode="mean").unflatten(0, codes.shape[:2])
+
+    def _gather_kv(self, streams: list[Code2WavStream]) -> tuple[Tensor, list[int]]:
+        """Return the streams' windows right-aligned in one tensor, and their lengths."""
+        ages = [stream.kv.shape[2] for stream in streams]
+        n_past = max(ages)
+        n_layers, n_heads, _, head_dim = streams[0].kv.shape
+        past = streams[0].kv.new_zeros(len(streams), n_layers, n_heads, n_past, head_dim)
+        for row, stream, age in zip(past, streams, ages, strict=True):
+            row[:, :, n_past - age :] = stream.kv
+        return past, ages
+
+    def _commit(self, streams: list[Code2WavStream], fresh_kv: Tensor, columns: Tensor) -> None:
+        """Write the new states. Each gets its own memory: a view would keep the batch alive."""
+        n_fresh = fresh_kv.shape[3]
+        n_keep = self._transformer.n_window_frames - 1
+        for i, stream in enumerate(streams):
+            n_drop = max(0, stream.kv.shape[2] + n_fresh - n_keep)
+            kept, fresh = stream.kv[:, :, n_drop:], fresh_kv[i, :, :, max(0, n_fresh - n_keep) :]
+            stream.kv = torch.cat((kept, fresh), dim=2)
+            stream.columns = columns[i].clone()
+            stream.n_frames += n_fresh

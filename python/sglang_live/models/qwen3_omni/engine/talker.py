@@ -1,0 +1,291 @@
+"""The Qwen3-Omni talker as an SGLang model: one codec frame of 16 codes per decode step.
+
+The frame that step k samples is only its code 0; step k+1 begins by predicting its 15 residual
+codes, sums the 16 embeddings and the next text token, and runs the backbone. No frame is lost:
+the end token is sampled in the step that completed the last frame.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from sglang.srt.distributed import tensor_model_parallel_all_reduce
+from sglang.srt.layers.activation import SiluAndMul
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.linear import (
+    MergedColumnParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.layers.moe.ep_moe.layer import get_moe_impl_class
+from sglang.srt.layers.moe.topk import TopK
+from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+from sglang.srt.models.qwen2_moe import Qwen2MoeModel
+from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer
+from torch import Tensor, nn
+
+from sglang_live.models.qwen3_omni.code_predictor import TOP_K, CodePredictor
+from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
+from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream, frame_noise
+from sglang_live.models.qwen3_omni.talker_weights import load_talker_weights
+
+# Codec ids from here to the end of the vocabulary are controls; only the end may be sampled.
+N_CONTROL_IDS = 1024
+
+
+def _chunks(forward_batch):
+    """(rid, prefix_len, extend_len) of every request of a prefill batch."""
+    return zip(
+        forward_batch.rids,
+        forward_batch.extend_prefix_lens_cpu,
+        forward_batch.extend_seq_lens_cpu,
+        strict=True,
+    )
+
+
+class _SharedExpertMoe(nn.Module):
+    """Routed experts plus one expert that every token visits, through a sigmoid gate."""
+
+    def __init__(self, layer_id: int, config, quant_config=None, prefix: str = ""):
+        super().__init__()
+        inner = config.shared_expert_intermediate_size
+        self.gate = ReplicatedLinear(
+            config.hidden_size, config.num_experts, bias=False, prefix=f"{prefix}.gate"
+        )
+        self.topk = TopK(
+            top_k=config.num_experts_per_tok, renormalize=config.norm_topk_prob, layer_id=layer_id
+        )
+        self.experts = get_moe_impl_class(quant_config)(
+            layer_id=layer_id,
+            top_k=config.num_experts_per_tok,
+            num_experts=config.num_experts,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.moe_intermediate_size,
+            quant_config=quant_config,
+            prefix=f"{prefix}.experts",
+            inplace=False,  # the shared expert reads the same input afterwards
+        )
+        self.shared_gate_up = MergedColumnParallelLinear(
+            config.hidden_size, [inner] * 2, bias=False, prefix=f"{prefix}.shared_gate_up"
+        )
+        self.shared_down = RowParallelLinear(
+            inner,
+            config.hidden_size,
+            bias=False,
+            reduce_results=False,
+            prefix=f"{prefix}.shared_down",
+        )
+        self.shared_gate = nn.Linear(config.hidden_size, 1, bias=False)
+        self._act = SiluAndMul()
+
+    def forward(self, x: Tensor, forward_batch=None) -> Tensor:
+        if x.shape[0] == 0:
+            return x
+        router_logits, _ = self.gate(x)
+        routed = self.experts(x, self.topk(x, router_logits))
+        shared, _ = self.shared_down(self._act(self.shared_gate_up(x)[0]))
+        out = routed + torch.sigmoid(self.shared_gate(x)) * shared
+        return tensor_model_parallel_all_reduce(out)
+
+
+class _TalkerLayer(Qwen3MoeDecoderLayer):
+    """Qwen3-MoE's attention and norms; only the feed-forward part differs."""
+
+    def __init__(self, config, layer_id: int, start_layer: int = 0, quant_config=None, **kwargs):
+        super().__init__(config, layer_id, start_layer, quant_config, **kwargs)
+        self.mlp = _SharedExpertMoe(
+            layer_id, config, quant_config, prefix=f"{kwargs.get('prefix', '')}.mlp"
+        )
+
+
+class _Projection(nn.Module):
+    """Thinker width -> talker width (transformers: Qwen3OmniMoeTalkerResizeMLP)."""
+
+    def __init__(self, n_in: int, n_inner: int, n_out: int):
+        super().__init__()
+        self.linear_fc1 = nn.Linear(n_in, n_inner)
+        self.linear_fc2 = nn.Linear(n_inner, n_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_fc2(F.silu(self.linear_fc1(x)))
+
+
+class Qwen3OmniTalker(nn.Module):
+    def __init__(self, config, quant_config=None, prefix: str = ""):
+        super().__init__()
+        talker = config.talker
+        self.config = config
+        self.ids = TalkerIds(config.vocab_size, talker["thinker_vocab_size"])
+        self.model = Qwen2MoeModel(
+            config, quant_config, prefix="model", decoder_layer_type=_TalkerLayer
+        )
+        self.codec_head = ParallelLMHead(config.vocab_size, config.hidden_size)
+        self.code_predictor = CodePredictor(talker["code_predictor_config"])
+        widths = (talker["thinker_hidden_size"], config.intermediate_size, config.hidden_size)
+        self.text_projection = _Projection(*widths)
+        self.hidden_projection = _Projection(*widths)
+        # text_projection(embedding) of the whole text vocabulary, filled when weights load.
+        self.register_buffer(
+            "text_table",
+            torch.empty(self.ids.text_vocab, config.hidden_size),
+            persistent=False,
+        )
+        self.register_buffer("allowed", torch.zeros(config.vocab_size), persistent=False)
+        self.allowed[config.vocab_size - N_CONTROL_IDS :] = -torch.inf
+        self.allowed[talker["codec_eos_token_id"]] = 0.0
+        self.logits_processor = LogitsProcessor(config)
+        self.streams: dict[str, TalkerStream] = {}
+        self.rows: TalkerRows | None = None
+        # [n, num_code_groups] codes of the frames that the last step completed.
+        self.frame_codes: Tensor | None = None
+
+    def _allocate_rows(self, n_rows: int, max_frames: int) -> None:
+        weight = self.codec_head.weight
+        self.rows = TalkerRows(
+            n_rows=n_rows,
+            max_frames=max_frames,
+            hidden=self.config.hidden_size,
+            n_residual=self.code_predictor.n_steps,
+            pad_id=self.config.talker["tts_pad_token_id"],
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+
+    @torch.no_grad()
+    def forward(self, input_ids, positions, forward_batch, input_embeds=None, **_):
+        rows = forward_batch.req_pool_indices
+        is_decode = forward_batch.forward_mode.is_decode()
+        if is_decode:
+            embeds = self._complete_frames(input_ids, rows, forward_batch.seq_lens)
+        else:
+            self.frame_codes = None
+            embeds = self._embed_extend(input_ids, forward_batch)
+            if forward_batch.forward_mode.is_extend():
+                self.frame_codes = self._frames_of_extend(input_ids, forward_batch)
+        hidden = self.model(input_ids, positions, forward_batch, embeds)
+        if is_decode:
+            self.rows.past_hidden[rows] = hidden
+        elif forward_batch.forward_mode.is_extend():
+            last = torch.cumsum(forward_batch.extend_seq_lens, 0) - 1
+            self.rows.past_hidden[rows] = hidden[last]
+        output = self.logits_processor(input_ids, hidden, self.codec_head, forward_batch)
+        output.next_token_logits.add_(self.allowed)
+        return output
+
+    def _complete_frames(self, code0: Tensor, rows: Tensor, seq_lens: Tensor) -> Tensor:
+        """Embeddings [n, hidden] of the frames that the previous step began."""
+        state = self.rows
+        frame = (seq_lens - 1 - state.prompt_len[rows]).clamp(0, state.max_frames - 1)
+        first = self.model.embed_tokens(code0)
+        greedy = state.greedy[rows]
+        noise = None
+        if not self._all_greedy(greedy):
+            noise = frame_noise(state.seed[rows], frame, self.code_predictor.n_steps, TOP_K)
+        codes, residual = self.code_predictor(state.past_hidden[rows], first, greedy, noise)
+        state.codes[rows, frame] = codes.to(torch.int16)
+        self.frame_codes = torch.cat((code0.unsqueeze(1), codes), dim=1)
+        return first + residual + self.text_table[state.text_ids[rows, frame].long()]
+
+    @staticmethod
+    def _all_greedy(greedy: Tensor) -> bool:
+        # A branch on device data would sync, and a captured graph must not branch at all.
+        return greedy.device.type == "cpu" and bool(greedy.all())
+
+    def _embed_extend(self, input_ids: Tensor, forward_batch) -> Tensor:
+        """Embeddings [n_tokens, hidden] of a prefill: prompts, and frames after a retraction."""
+        embeds = self._embed_prompt(input_ids)
+        if not forward_batch.forward_mode.is_extend():
+            return embeds
+        at = 0
+        for rid, prefix, n in _chunks(forward_batch):
+            stream = self.streams.get(rid)
+            if stream is not None:
+                ids, out = input_ids[at : at + n], embeds[at : at + n]
+                self._place_audio(out, stream, prefix)
+                self._place_frames(out, ids, stream, prefix)
+            at += n
+        return embeds
+
+    def _embed_prompt(self, ids: Tensor) -> Tensor:
+        """Embeddings of prompt ids by the ranges of TalkerIds; audio positions stay zero."""
+        r, codec = self.ids, self.config.vocab_size
+        zero = torch.zeros_like(ids)
+        is_text = (ids >= r.text) & (ids < r.start)
+        is_start = (ids >= r.start) & (ids < r.pad)
+        is_pad = (ids >= r.pad) & (ids < r.bos)
+        is_bos = ids == r.bos
+        text = torch.where(is_text, ids - r.text, zero)
+        text = torch.where(is_start, ids - r.start, text)
+        text = torch.where(is_pad, self.config.talker["tts_pad_token_id"], text)
+        text = torch.where(is_bos, self.config.talker["tts_bos_token_id"], text)
+        code = torch.where(ids < codec, ids, zero)
+        code = torch.where(is_start, self.config.talker["codec_bos_id"], code)
+        code = torch.where(is_pad, ids - r.pad, code)
+        code = torch.where(is_bos, self.config.talker["codec_pad_id"], code)
+        has_text = is_text | is_start | is_pad | is_bos
+        has_code = (ids < codec) | is_start | is_pad | is_bos
+        return self.text_table[text] * has_text.unsqueeze(1) + self.model.embed_tokens(
+            code
+        ) * has_code.unsqueeze(1)
+
+    def _place_audio(self, out: Tensor, stream: TalkerStream, prefix: int) -> None:
+        """Write projected thinker states to the audio positions inside this chunk."""
+        if stream.audio_rows is None:
+            return
+        begin, end = stream.audio_at.searchsorted((prefix, prefix + len(out)))
+        if begin == end:
+            return
+        rows = torch.from_numpy(stream.audio_rows[begin:end]).to(out.device, out.dtype)
+        at = torch.from_numpy(stream.audio_at[begin:end] - prefix).to(out.device)
+        out[at] = self.hidden_projection(rows)
+
+    def _place_frames(self, out: Tensor, ids: Tensor, stream: TalkerStream, prefix: int) -> None:
+        """Rebuild frame embeddings when a retracted stream is prefilled with its frames."""
+        first = max(stream.prompt_len - prefix, 0)
+        if first >= len(out):
+            return
+        state, row = self.rows, stream.row
+        frame = torch.arange(first, len(out), device=out.device) + (prefix - stream.prompt_len)
+        if int(frame[-1]) >= stream.n_frames:
+            # The newest frame had only its code 0 when the stream was retracted.
+            noise = None
+            if not stream.greedy:
+                seed = torch.tensor([stream.seed], device=out.device)
+                noise = frame_noise(seed, frame[-1:], self.code_predictor.n_steps, TOP_K)
+            first_embed = self.model.embed_tokens(ids[-1:])
+            past_hidden = state.past_hidden[row : row + 1]
+            codes, _ = self.code_predictor(past_hidden, first_embed, None, noise)
+            state.codes[row, frame[-1]] = codes[0].to(torch.int16)
+            stream.n_frames = int(frame[-1]) + 1
+        residual = self.code_predictor.embed_frames(state.codes[row, frame].long())
+        text = self.text_table[state.text_ids[row, frame].long()]
+        out[first:] = self.model.embed_tokens(ids[first:]) + residual + text
+
+    def _frames_of_extend(self, input_ids: Tensor, forward_batch) -> Tensor:
+        """[n_requests, num_code_groups] newest frame of re-prefilled streams, -1 for prompts."""
+        n_groups = self.code_predictor.n_steps + 1
+        codes = torch.full((len(forward_batch.rids), n_groups), -1, dtype=torch.int64)
+        codes = codes.to(input_ids.device)
+        at = 0
+        for i, (rid, prefix, n) in enumerate(_chunks(forward_batch)):
+            stream = self.streams.get(rid)
+            if stream is not None and prefix + n > stream.prompt_len:
+                frame = prefix + n - 1 - stream.prompt_len
+                codes[i, 0] = input_ids[at + n - 1]
+                codes[i, 1:] = self.rows.codes[stream.row, frame].long()
+            at += n
+        return codes
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        embedding = load_talker_weights(self, weights)
+        weight = self.text_projection.linear_fc1.weight
+        for part in torch.arange(self.ids.text_vocab).split(8192):
+            rows = embedding[part].to(weight.device, weight.dtype)
+            self.text_table[part] = self.text_projection(rows).to(self.text_table.dtype)
+        self.code_predictor.build_rope(weight.device, weight.dtype)
+        # Before CUDA graphs are captured: they must see the tensors that steps will use.
+        self._allocate_rows(self.config.live_rows, self.config.live_max_frames)
+
+
+EntryClass = Qwen3OmniTalker

@@ -1,0 +1,59 @@
+"""SGLang's Qwen3-Omni thinker, plus a tap: hidden states that the talker needs at audio positions.
+
+The class keeps the upstream name, because SGLang finds models and processors by it.
+"""
+
+import os
+
+import torch
+from sglang.srt.managers.schedule_batch import MM_PAD_SHIFT_VALUE
+from sglang.srt.models.qwen3_omni_moe import (
+    Qwen3OmniMoeForConditionalGeneration as UpstreamThinker,
+)
+
+from sglang_live.bridge.inbox import OUTBOX_ENV, RowsOutbox
+
+
+class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
+    def __init__(self, config, quant_config=None, prefix: str = ""):
+        super().__init__(config, quant_config, prefix)
+        address = os.environ.get(OUTBOX_ENV)
+        if not address:
+            return
+        self._rows_outbox = RowsOutbox(address)
+        self._audio_at: torch.Tensor | None = None
+        # The input of this layer is hidden_states[accept_hidden_layer] of the reference.
+        self.thinker.model.layers_to_capture = [config.talker_config.accept_hidden_layer]
+        self.thinker.model.register_forward_hook(self._tap, with_kwargs=True)
+        self.forward = self._forward_tapped  # upstream, too, sets it per instance
+
+    def _forward_tapped(self, input_ids, positions, forward_batch, **kwargs):
+        # Placeholder ids are clamped and media dropped from the batch before the tap is reached.
+        self._audio_at = None
+        if forward_batch.forward_mode.is_extend() and forward_batch.contains_audio_inputs():
+            self._audio_at = input_ids >= MM_PAD_SHIFT_VALUE
+        return self.thinker.forward(input_ids, positions, forward_batch, **kwargs)
+
+    def _tap(self, module, args, kwargs, output):
+        if not isinstance(output, tuple):
+            return output
+        hidden, captured = output
+        if self._audio_at is not None:
+            batch = kwargs["forward_batch"]
+            self._send_rows(batch, captured[0])
+        return hidden
+
+    def _send_rows(self, batch, states: torch.Tensor) -> None:
+        """states: [n_tokens, hidden], flat over the requests of one prefill batch."""
+        begin = 0
+        for rid, prefix, n in zip(
+            batch.rids, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=True
+        ):
+            at = self._audio_at[begin : begin + n].nonzero(as_tuple=True)[0]
+            if len(at):
+                positions = (at + prefix).tolist()
+                self._rows_outbox.send(rid, positions, states[begin : begin + n][at])
+            begin += n
+
+
+EntryClass = Qwen3OmniMoeForConditionalGeneration

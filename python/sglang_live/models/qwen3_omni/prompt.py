@@ -1,0 +1,140 @@
+"""ChatML as Qwen3-Omni speaks it: the thinker's prompt in pieces that can be appended.
+
+A piece ends where a special token stands, so tokenising piece by piece gives the same ids as
+tokenising the whole. Text that users wrote never becomes special tokens.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.orchestrator.history import AudioPart, HistoryItem
+
+AUDIO_PLACE = "<|audio_start|><|audio_pad|><|audio_end|>"
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str, **kwargs) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """ChatML written by us; may hold special tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Token ids of users' text or of a reply; never special tokens of ours."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip:
+    """One clip of audio, with its placeholder."""
+
+    audio: AudioPart
+
+
+Piece = Markup | Words | Clip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Append:
+    """One request's worth of prompt: ids, or markup around one clip (the processor makes ids)."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    clip: AudioPart | None = None
+
+
+class ChatPrompt:
+    def __init__(self, spec: Qwen3OmniSpec, tokenizer: Tokenizer):
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self.newline_id = self.markup_ids("\n")[0]
+
+    def header(self, instructions: str) -> list[Piece]:
+        """What sessions with the same instructions share, and keep as their attention sink."""
+        if not instructions:
+            # An empty prefill is impossible, and every history begins with this token.
+            return [Markup("<|im_start|>")]
+        return [
+            Markup("<|im_start|>system\n"),
+            self._words(instructions),
+            Markup("<|im_end|>\n<|im_start|>"),
+        ]
+
+    def item(self, item: HistoryItem) -> list[Piece]:
+        """One message. Its leading `<|im_start|>` ends whatever came before."""
+        body: list[Piece]
+        if item.token_ids is not None:
+            body = [Words(item.token_ids)]
+        else:
+            body = [
+                Clip(p) if isinstance(p, AudioPart) else self._words(p.text) for p in item.parts
+            ]
+        role = "user" if item.role == "tool" else item.role
+        return [Markup(f"{role}\n"), *body, Markup("<|im_end|>\n<|im_start|>")]
+
+    def ask(self) -> list[Piece]:
+        """Opens the reply."""
+        return [Markup("assistant\n")]
+
+    def close_reply(self, *, model_wrote_end: bool) -> list[Piece]:
+        """What stands between a reply and the next item."""
+        return [Markup("\n<|im_start|>" if model_wrote_end else "<|im_end|>\n<|im_start|>")]
+
+    def appends(self, pieces: list[Piece]) -> list[Append]:
+        """Join pieces into as few requests as possible: at most one clip each."""
+        out: list[Append] = []
+        ids: list[int] = []
+        markup, clip = "", None  # markup not yet tokenised, perhaps around a clip
+
+        def flush() -> None:
+            nonlocal markup, clip
+            if clip is not None:
+                if ids:
+                    out.append(Append(token_ids=tuple(ids)))
+                    ids.clear()
+                out.append(Append(text=markup, clip=clip))
+            elif markup:
+                ids.extend(self.markup_ids(markup))
+            markup, clip = "", None
+
+        for piece in pieces:
+            if isinstance(piece, Markup):
+                markup += piece.text
+            elif isinstance(piece, Words):
+                flush()
+                ids.extend(piece.token_ids)
+            else:
+                if clip is not None:
+                    flush()
+                markup, clip = markup + AUDIO_PLACE, piece.audio
+        flush()
+        if ids:
+            out.append(Append(token_ids=tuple(ids)))
+        return out
+
+    def _words(self, text: str) -> Words:
+        ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return Words(tuple(ids))
+
+    def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:
+        """One user message as the talker reads it, placeholders expanded to n_places each."""
+        ids, places = self.markup_ids(f"<|im_start|>{item.role}\n"), iter(n_places)
+        for part in item.parts:
+            if isinstance(part, AudioPart):
+                before, after = AUDIO_PLACE.split("<|audio_pad|>")
+                ids += self.markup_ids(before)
+                ids += [self._spec.audio_pad_id] * next(places)
+                ids += self.markup_ids(after)
+            else:
+                ids += self._words(part.text).token_ids
+        return ids + self.markup_ids("<|im_end|>\n")
+
+    def markup_ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)

@@ -1,0 +1,100 @@
+"""What a Qwen3-Omni checkpoint directory says about itself, read once at start-up."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sglang_live.errors import BadInputError
+
+ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
+FRAME_RATE_HZ = 12.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3OmniSpec:
+    """Ids and sizes that stages and orchestrator must agree on.
+
+    Ids of text tokens are in the thinker's vocabulary, codec ids in the talker's.
+    """
+
+    path: Path
+    thinker_vocab: int
+    thinker_hidden: int
+    accept_hidden_layer: int
+    codec_vocab: int
+    codebook_size: int
+    num_code_groups: int
+    im_start_id: int
+    im_end_id: int
+    audio_pad_id: int
+    system_id: int
+    user_id: int
+    assistant_id: int
+    tts_bos_id: int
+    tts_eos_id: int
+    tts_pad_id: int
+    codec_nothink_id: int
+    codec_think_bos_id: int
+    codec_think_eos_id: int
+    codec_pad_id: int
+    codec_bos_id: int
+    codec_eos_id: int
+    speakers: MappingProxyType[str, int]
+    end_of_turn_ids: tuple[int, ...]
+
+    @staticmethod
+    def load(path: str | Path) -> "Qwen3OmniSpec":
+        """Raises BadInputError when the directory is no Qwen3-Omni checkpoint with a talker."""
+        path = Path(path)
+        config = _read_json(path / "config.json")
+        architectures = config.get("architectures") or []
+        if ARCHITECTURE not in architectures:
+            raise BadInputError(f"{path}: architectures {architectures}, expected {ARCHITECTURE}")
+        if not config.get("enable_audio_output", True):
+            raise BadInputError(f"{path}: checkpoint has no talker (enable_audio_output is false)")
+        thinker, talker = config["thinker_config"], config["talker_config"]
+        generation = (
+            _read_json(path / "generation_config.json")
+            if (path / "generation_config.json").exists()
+            else {}
+        )
+        end = generation.get("eos_token_id", config["im_end_token_id"])
+        return Qwen3OmniSpec(
+            path=path,
+            thinker_vocab=thinker["text_config"]["vocab_size"],
+            thinker_hidden=thinker["text_config"]["hidden_size"],
+            accept_hidden_layer=talker["accept_hidden_layer"],
+            codec_vocab=talker["text_config"]["vocab_size"],
+            codebook_size=config["code2wav_config"]["codebook_size"],
+            num_code_groups=talker["num_code_groups"],
+            im_start_id=config["im_start_token_id"],
+            im_end_id=config["im_end_token_id"],
+            audio_pad_id=thinker["audio_token_id"],
+            system_id=config["system_token_id"],
+            user_id=config["user_token_id"],
+            assistant_id=config["assistant_token_id"],
+            tts_bos_id=config["tts_bos_token_id"],
+            tts_eos_id=config["tts_eos_token_id"],
+            tts_pad_id=config["tts_pad_token_id"],
+            codec_nothink_id=talker["codec_nothink_id"],
+            codec_think_bos_id=talker["codec_think_bos_id"],
+            codec_think_eos_id=talker["codec_think_eos_id"],
+            codec_pad_id=talker["codec_pad_id"],
+            codec_bos_id=talker["codec_bos_id"],
+            codec_eos_id=talker["codec_eos_token_id"],
+            speakers=MappingProxyType({k.lower(): v for k, v in talker["speaker_id"].items()}),
+            end_of_turn_ids=tuple(end) if isinstance(end, list) else (end,),
+        )
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return tuple(self.speakers)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,95 @@
+"""The talker's prompt as token ids.
+
+transformers feeds the talker a prompt of summed embeddings. Here every prompt position is one id
+that determines its embedding, so that SGLang's radix tree, which compares ids, is right by
+construction. With V codec ids and T text ids the id space is
+
+    [0, V)            codec id                     (what the talker generates)
+    TEXT  + t         text t                       TEXT  = V
+    START + t         text t + codec_bos           START = V + T
+    PAD   + c         tts_pad + codec id c         PAD   = V + 2T
+    BOS               tts_bos + codec_pad          BOS   = 2V + 2T
+    AUDIO + h         a thinker hidden state       AUDIO = BOS + 1, h = a hash of its content
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+
+# Ids travel as int64 and may pass through int32 tensors.
+_AUDIO_SPACE = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TalkerIds:
+    codec_vocab: int
+    text_vocab: int
+
+    @staticmethod
+    def of(spec: Qwen3OmniSpec) -> "TalkerIds":
+        return TalkerIds(spec.codec_vocab, spec.thinker_vocab)
+
+    @property
+    def text(self) -> int:
+        return self.codec_vocab
+
+    @property
+    def start(self) -> int:
+        return self.codec_vocab + self.text_vocab
+
+    @property
+    def pad(self) -> int:
+        return self.codec_vocab + 2 * self.text_vocab
+
+    @property
+    def bos(self) -> int:
+        return 2 * self.codec_vocab + 2 * self.text_vocab
+
+    @property
+    def audio(self) -> int:
+        return self.bos + 1
+
+    def user_segment(
+        self, token_ids: list[int], audio_pad_id: int, audio_rows: np.ndarray | None
+    ) -> list[int]:
+        """Prompt ids of one user segment, `<|im_start|>user … <|im_end|>\\n`.
+
+        Args:
+            token_ids: the segment in the thinker's vocabulary, placeholders expanded.
+            audio_rows: [n_placeholders, thinker_hidden], the thinker's hidden states there.
+        """
+        n_places = token_ids.count(audio_pad_id)
+        n_rows = 0 if audio_rows is None else len(audio_rows)
+        if n_rows != n_places:
+            raise ValueError(f"{n_places} audio positions, {n_rows} hidden states")
+        keys = iter(self._audio_keys(audio_rows) if n_rows else ())
+        return [next(keys) if t == audio_pad_id else self.text + t for t in token_ids]
+
+    def reply_prefix(self, spec: Qwen3OmniSpec, speaker_id: int, newline_id: int, first: int):
+        """The nine prompt positions before the first codec frame of a reply.
+
+        Args:
+            newline_id: the text token after `<|im_start|>assistant`.
+            first: the reply's first text token.
+        """
+        return [
+            self.text + spec.im_start_id,
+            self.text + spec.assistant_id,
+            self.text + newline_id,
+            self.pad + spec.codec_nothink_id,
+            self.pad + spec.codec_think_bos_id,
+            self.pad + spec.codec_think_eos_id,
+            self.pad + speaker_id,
+            self.bos,
+            self.start + first,
+        ]
+
+    def _audio_keys(self, rows: np.ndarray) -> list[int]:
+        """One key per row: a hash of the whole clip's content, counted up."""
+        digest = hashlib.blake2b(np.ascontiguousarray(rows).tobytes(), digest_size=8).digest()
+        space = _AUDIO_SPACE - self.audio
+        first = int.from_bytes(digest, "little")
+        return [self.audio + (first + i) % space for i in range(len(rows))]

@@ -1,0 +1,123 @@
+"""Per-stream tensors of the talker, indexed by SGLang's request row.
+
+A row outlives neither its request nor a retraction. Everything a stream needs to come back in
+another row is kept on the host in `TalkerStream`.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class TalkerStream:
+    """Host-side facts of one reply. Written by the scheduler, read by the model.
+
+    prompt_len: positions before the first codec frame.
+    audio_rows: [n_audio, thinker_hidden] float32 thinker hidden states, in prompt order.
+    audio_at: [n_audio] int64 prompt positions of audio_rows, ascending.
+    text_ids: what the decode steps add to their frames, one id per frame.
+    text_done: no more text will come; later frames get tts_pad.
+    n_frames: frames whose residual codes a launched step has computed.
+    saved: (codes [n_frames, n_residual], past_hidden [hidden]) while the stream has no row.
+    """
+
+    rid: str
+    prompt_len: int
+    audio_rows: np.ndarray | None
+    audio_at: np.ndarray
+    seed: int
+    greedy: bool
+    text_ids: list[int] = field(default_factory=list)
+    text_done: bool = False
+    n_frames: int = 0
+    saved: tuple[Tensor, Tensor] | None = None
+    row: int | None = None
+    n_text_written: int = 0
+
+    def has_text_for(self, frame: int) -> bool:
+        return self.text_done or frame < len(self.text_ids)
+
+
+class TalkerRows:
+    """Device tensors, one row per request slot. Row 0 is SGLang's padding row.
+
+    past_hidden: [n_rows, hidden], normalised hidden state that chose the latest code 0.
+    prompt_len:  [n_rows] int64.
+    text_ids:    [n_rows, max_frames] int32, tts_pad where no text has come.
+    codes:       [n_rows, max_frames, n_residual] int16.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_rows: int,
+        max_frames: int,
+        hidden: int,
+        n_residual: int,
+        pad_id: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        self.max_frames = max_frames
+        self._pad_id = pad_id
+        self.past_hidden = torch.zeros(n_rows, hidden, device=device, dtype=dtype)
+        self.prompt_len = torch.zeros(n_rows, device=device, dtype=torch.int64)
+        self.seed = torch.zeros(n_rows, device=device, dtype=torch.int64)
+        self.greedy = torch.ones(n_rows, device=device, dtype=torch.bool)
+        shape = (n_rows, max_frames)
+        self.text_ids = torch.full(shape, pad_id, device=device, dtype=torch.int32)
+        self.codes = torch.zeros(*shape, n_residual, device=device, dtype=torch.int16)
+
+    def bind(self, stream: TalkerStream, row: int) -> None:
+        """Give a stream its row: at first prefill, and again after a retraction."""
+        self.prompt_len[row] = stream.prompt_len
+        self.seed[row] = stream.seed
+        self.greedy[row] = stream.greedy
+        self.text_ids[row] = self._pad_id
+        stream.row, stream.n_text_written = row, 0
+        if stream.saved is not None:
+            codes, past_hidden = stream.saved
+            self.codes[row, : len(codes)] = codes
+            self.past_hidden[row] = past_hidden
+            stream.saved = None
+        self.write_text(stream)
+
+    def write_text(self, stream: TalkerStream) -> None:
+        """Copy text that came since the last call."""
+        known, new = stream.n_text_written, stream.text_ids[stream.n_text_written :]
+        if stream.row is None or not new:
+            return
+        ids = torch.tensor(new, dtype=torch.int32)
+        self.text_ids[stream.row, known : known + len(new)] = ids.to(self.text_ids.device)
+        stream.n_text_written = len(stream.text_ids)
+
+    def unbind(self, stream: TalkerStream) -> None:
+        """The row is about to be lost: keep what cannot be recomputed."""
+        if stream.row is not None:
+            codes = self.codes[stream.row, : stream.n_frames].clone()
+            stream.saved = (codes, self.past_hidden[stream.row].clone())
+        stream.row = None
+
+
+def frame_noise(seed: Tensor, frame: Tensor, n_steps: int, width: int) -> Tensor:
+    """Gumbel noise that depends on stream and frame alone, not on who shares the batch.
+
+    Args:
+        seed: [n] int64 per stream.
+        frame: [n] int64 frame index.
+    Returns:
+        [n, n_steps, width] float32.
+    Source: counter-based generation with the splitmix64 mixer (Steele et al., OOPSLA 2014).
+    """
+    lane = torch.arange(n_steps * width, device=seed.device, dtype=torch.int64)
+    x = (seed * 0x1000003 + frame).unsqueeze(1) * 0x9E3779B97F4A7C1 + lane * 0xBF58476D1CE4E5B
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        # int64 shifts are arithmetic: mask the copies of the sign bit away.
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    x = x ^ ((x >> 31) & ((1 << 33) - 1))
+    uniform = ((x >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+    gumbel = -torch.log(-torch.log(uniform.clamp(1e-15, 1 - 1e-15)))
+    return gumbel.float().view(len(seed), n_steps, width)

@@ -1,0 +1,112 @@
+"""Names of the published checkpoint -> parameters of the talker model. Strict: all or an error."""
+
+import re
+from collections.abc import Iterable
+
+from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
+from sglang.srt.model_loader.weight_utils import default_weight_loader
+from torch import Tensor, nn
+
+from sglang_live.models.qwen3_omni.stage_view import THINKER_EMBEDDING
+
+_RENAMED = (
+    ("model.codec_embedding.", "model.embed_tokens."),
+    ("shared_expert_gate.", "shared_gate."),
+    ("shared_expert.down_proj.", "shared_down."),
+)
+# checkpoint part -> (parameter, shard id) of SGLang's stacked linear layers
+_STACKED = (
+    ("self_attn.q_proj", "self_attn.qkv_proj", "q"),
+    ("self_attn.k_proj", "self_attn.qkv_proj", "k"),
+    ("self_attn.v_proj", "self_attn.qkv_proj", "v"),
+    ("shared_expert.gate_proj", "shared_gate_up", 0),
+    ("shared_expert.up_proj", "shared_gate_up", 1),
+)
+_PER_STEP = re.compile(
+    r"code_predictor\.(?:model\.)?(codec_embedding|lm_head)\.(\d+)\.weight"
+)
+_PREDICTOR = re.compile(r"code_predictor\.model\.(.*)")
+
+
+def load_talker_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Tensor:
+    """Fill every parameter of `model` from `talker.*` weights.
+
+    Returns:
+        the thinker's embedding table [thinker_vocab, thinker_hidden].
+    Raises:
+        ValueError: naming weights that are unknown or missing.
+    """
+    params = dict(model.named_parameters())
+    experts = FusedMoE.make_expert_params_mapping(
+        ckpt_gate_proj_name="gate_proj",
+        ckpt_down_proj_name="down_proj",
+        ckpt_up_proj_name="up_proj",
+        num_experts=model.config.num_experts,
+    )
+    unset, embedding = set(params), None
+    for full_name, tensor in weights:
+        if full_name == THINKER_EMBEDDING:
+            embedding = tensor
+        elif full_name.startswith("talker."):
+            name = full_name.removeprefix("talker.")
+            target = _load(model, params, experts, name, tensor)
+            if target not in params:
+                raise ValueError(f"unknown talker weight {full_name}")
+            unset.discard(target)
+    if embedding is None:
+        unset.add(THINKER_EMBEDDING)
+    if unset:
+        raise ValueError(f"checkpoint lacks talker weights: {sorted(unset)[:8]}")
+    return embedding
+
+
+def _load(model, params: dict, experts: list, name: str, tensor: Tensor) -> str:
+    """Copy one tensor where it belongs; the name of the parameter that received it."""
+    if match := _PER_STEP.fullmatch(name):
+        target = f"code_predictor.{match[1]}"
+        params[target].data[int(match[2])].copy_(tensor)
+        return target
+    if match := _PREDICTOR.fullmatch(name):
+        return _load_predictor(model.code_predictor, params, match[1], tensor)
+    for found, stacked, shard in _STACKED:
+        if found in name:
+            target = name.replace(found, stacked)
+            if target in params:
+                params[target].weight_loader(params[target], tensor, shard)
+            return target
+    if ".mlp.experts." in name:
+        for param, found, expert, shard in experts:
+            if found in name:
+                target = name.replace(found, param)
+                loader = params[target].weight_loader
+                loader(params[target], tensor, target, shard_id=shard, expert_id=expert)
+                return target
+        return name
+    for old, new in _RENAMED:
+        name = name.replace(old, new)
+    if name in params:
+        loader = getattr(params[name], "weight_loader", default_weight_loader)
+        loader(params[name], tensor)
+    return name
+
+
+def _load_predictor(predictor, params: dict, name: str, tensor: Tensor) -> str:
+    """Layers of the code predictor: q, k, v and gate, up are row ranges of one matrix."""
+    target = "code_predictor." + name.replace("self_attn.", "").replace("mlp.", "")
+    layer = predictor.layers[0]
+    n_q, n_kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
+    starts = {
+        ".q_proj.": (".qkv_proj.", 0),
+        ".k_proj.": (".qkv_proj.", n_q),
+        ".v_proj.": (".qkv_proj.", n_q + n_kv),
+        ".gate_proj.": (".gate_up_proj.", 0),
+        ".up_proj.": (".gate_up_proj.", len(tensor)),
+    }
+    begin = 0
+    for part, (stacked, row) in starts.items():
+        if part in target:
+            target, begin = target.replace(part, stacked), row
+            break
+    if target in params:
+        params[target].data[begin : begin + len(tensor)].copy_(tensor)
+    return target

@@ -1,0 +1,106 @@
+"""What a turn is asked with and what it answers: the contract between gateway and orchestrator.
+
+The gateway owns the conversation in protocol form and hands over the whole history each turn.
+The orchestrator finds out which prefix of it the thinker's session already holds (by item key)
+and sends only the rest. Everything here is frozen: a turn cannot change under its own feet.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+INPUT_RATE_HZ = 16_000
+OUTPUT_RATE_HZ = 24_000
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioPart:
+    """pcm: [n_samples] int16, mono, INPUT_RATE_HZ."""
+
+    pcm: np.ndarray
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.pcm) / INPUT_RATE_HZ
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HistoryItem:
+    """One message of the conversation as the model sees it.
+
+    key changes whenever the content does (an item that was edited gets a new key).
+    token_ids: for replies, exactly what the thinker generated, without the end-of-turn token;
+    when present they stand for the parts, so that no re-tokenisation can drift.
+    """
+
+    key: str
+    role: Role
+    parts: tuple[TextPart | AudioPart, ...]
+    token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnRequest:
+    """Ask for one reply.
+
+    max_output_tokens: None means up to the model's limit.
+    temperature: None means the model's own default; 0 is greedy for thinker and talker.
+    stateless: do not touch the session's KV (out-of-band responses).
+    """
+
+    turn_id: str
+    instructions: str
+    history: tuple[HistoryItem, ...]
+    voice: str
+    wants_audio: bool = True
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    stateless: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    input_text_tokens: int = 0
+    input_audio_tokens: int = 0
+    cached_tokens: int = 0
+    output_text_tokens: int = 0
+    output_audio_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AudioDelta:
+    """pcm: int16 little-endian mono at OUTPUT_RATE_HZ."""
+
+    pcm: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnDone:
+    """The last event of a turn that did not fail.
+
+    reply: the history item to append, with the token ids the session now holds.
+    trace: seconds since the turn began, by mark name (see telemetry/trace.py).
+    """
+
+    status: Literal["completed", "incomplete"]
+    reason: str | None
+    reply: HistoryItem
+    usage: Usage
+    trace: dict[str, float] = field(default_factory=dict)
+
+
+TurnEvent = TranscriptDelta | AudioDelta | TurnDone

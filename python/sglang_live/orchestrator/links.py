@@ -1,0 +1,85 @@
+"""A session's way to its replica of every stage, and what each replica already knows of it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from sglang_live.errors import StageUnavailableError
+from sglang_live.messages import CloseSession
+from sglang_live.orchestrator.history import TurnRequest
+from sglang_live.orchestrator.stage_jobs import Segment, Speech, Thought, VoiceJob
+from sglang_live.stages.connectors.client import StageClient
+from sglang_live.stages.supervisor import Replica
+
+
+@dataclass(slots=True)
+class _Link:
+    """known: item keys that the stage process behind `_client` has; it starts anew with it."""
+
+    replica: Replica
+    session_id: str
+    known: set[str] = field(default_factory=set)
+    _client: StageClient | None = None
+
+    def client(self) -> StageClient:
+        """Raises StageUnavailableError while the replica is down."""
+        client = self.replica.client
+        if client is None or not self.replica.is_up:
+            raise StageUnavailableError(
+                f"{self.replica.spec.name} is {self.replica.state}", retry_after_s=10
+            )
+        if client is not self._client:
+            self._client = client
+            self.known = set()
+        return client
+
+    def close(self) -> None:
+        if self._client is not None and self._client is self.replica.client:
+            self._client.send_later(CloseSession("", self.session_id))
+        self._client = None
+
+
+class ThinkerLink(_Link):
+    """segments: user messages for the talker, shared with the session's TalkerLink."""
+
+    def __init__(self, replica: Replica, session_id: str, segments: dict[str, Segment]):
+        super().__init__(replica, session_id)
+        self.segments = segments
+
+    @asynccontextmanager
+    async def open(self, turn: TurnRequest) -> AsyncIterator[Thought]:
+        client = self.client()
+        session_id, known = (self.session_id, self.known) if not turn.stateless else ("", set())
+        async with client.open(f"{turn.turn_id}-think") as job:
+            yield Thought(job, turn, session_id, known, self.segments)
+
+
+class TalkerLink(_Link):
+    def __init__(self, replica: Replica, session_id: str, segments: dict[str, Segment]):
+        super().__init__(replica, session_id)
+        self.segments = segments
+
+    @asynccontextmanager
+    async def open(self, turn: TurnRequest) -> AsyncIterator[Speech]:
+        client = self.client()
+        session_id, known = (self.session_id, self.known) if not turn.stateless else ("", set())
+        async with client.open(f"{turn.turn_id}-speak") as job:
+            yield Speech(job, turn, session_id, known, self.segments)
+
+
+class VocoderLink(_Link):
+    @asynccontextmanager
+    async def open(self, turn: TurnRequest) -> AsyncIterator[VoiceJob]:
+        async with self.client().open(f"{turn.turn_id}-voice") as job:
+            yield VoiceJob(job)
+
+
+@dataclass(frozen=True, slots=True)
+class StageLinks:
+    thinker: ThinkerLink
+    talker: TalkerLink
+    vocoder: VocoderLink
+
+    def close(self) -> None:
+        for link in (self.thinker, self.talker, self.vocoder):
+            link.close()

@@ -1,0 +1,113 @@
+"""The orchestrator that serves: sessions, each sticky to one replica of every stage."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from sglang_live.clock import Clock
+from sglang_live.errors import BadInputError, CapacityError, StageUnavailableError
+from sglang_live.orchestrator.history import TurnDone, TurnEvent, TurnRequest
+from sglang_live.orchestrator.links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
+from sglang_live.orchestrator.stage_jobs import Segment
+from sglang_live.orchestrator.turn import run_turn
+from sglang_live.stages.supervisor import Replica, Supervisor
+from sglang_live.telemetry.trace import TurnTrace
+
+log = logging.getLogger(__name__)
+
+STAGES = ("thinker", "talker", "vocoder")
+
+
+class LiveSession:
+    """One caller. See orchestrator/session.py for the contract."""
+
+    def __init__(self, owner: "LiveOrchestrator", session_id: str, replicas: dict[str, Replica]):
+        self.session_id = session_id
+        self._owner, self._replicas = owner, replicas
+        segments: dict[str, Segment] = {}
+        self._segments = segments
+        self._links = StageLinks(
+            ThinkerLink(replicas["thinker"], session_id, segments),
+            TalkerLink(replicas["talker"], session_id, segments),
+            VocoderLink(replicas["vocoder"], session_id),
+        )
+        self._busy = self._closed = False
+
+    async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
+        if self._closed:
+            raise BadInputError(f"session {self.session_id} is closed")
+        if self._busy and not turn.stateless:
+            raise BadInputError(f"session {self.session_id} is answering already")
+        self._busy = self._busy or not turn.stateless
+        trace = TurnTrace(self._owner.clock)
+        try:
+            async with aclosing(run_turn(turn, self._links, trace)) as events:
+                async for event in events:
+                    if isinstance(event, TurnDone):
+                        log.info("turn_done session=%s %s", self.session_id, _marks(trace))
+                    yield event
+        finally:
+            if not turn.stateless:
+                self._busy = False
+                self._forget_deleted(turn)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._segments.clear()
+        self._links.close()
+        self._owner.release(self)
+
+    def _forget_deleted(self, turn: TurnRequest) -> None:
+        keys = {item.key for item in turn.history}
+        for key in self._segments.keys() - keys:
+            del self._segments[key]
+
+
+class LiveOrchestrator:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        *,
+        model_name: str,
+        voices: tuple[str, ...],
+        max_sessions: int,
+        clock: Clock,
+    ):
+        self.model_name, self.voices, self.clock = model_name, voices, clock
+        self._supervisor, self._max_sessions = supervisor, max_sessions
+        self._sessions: dict[str, LiveSession] = {}
+
+    @property
+    def n_sessions(self) -> int:
+        return len(self._sessions)
+
+    async def open_session(self, session_id: str) -> LiveSession:
+        if session_id in self._sessions:
+            raise BadInputError(f"session {session_id} exists already")
+        if len(self._sessions) >= self._max_sessions:
+            raise CapacityError(
+                f"{len(self._sessions)} of {self._max_sessions} sessions", retry_after_s=5
+            )
+        replicas = {stage: self._least_loaded(stage) for stage in STAGES}
+        for replica in replicas.values():
+            replica.sessions.add(session_id)
+        session = LiveSession(self, session_id, replicas)
+        self._sessions[session_id] = session
+        return session
+
+    def release(self, session: LiveSession) -> None:
+        self._sessions.pop(session.session_id, None)
+        for replica in self._supervisor.replicas:
+            replica.sessions.discard(session.session_id)
+
+    def _least_loaded(self, stage: str) -> Replica:
+        up = [r for r in self._supervisor.replicas if r.spec.stage == stage and r.is_up]
+        if not up:
+            raise StageUnavailableError(f"no {stage} is up", retry_after_s=10)
+        return min(up, key=lambda replica: len(replica.sessions))
+
+
+def _marks(trace: TurnTrace) -> str:
+    return " ".join(f"{name}={1000 * at_s:.0f}ms" for name, at_s in trace.marks.items())

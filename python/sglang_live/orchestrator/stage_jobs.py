@@ -1,0 +1,209 @@
+"""One turn's job in each stage, in the words of the turn: Thought, Speech, Voice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_live.errors import StageFailedError
+from sglang_live.messages import (
+    CodecFrames,
+    Pcm,
+    Speak,
+    SpeakDone,
+    SpeakText,
+    TextTokens,
+    Think,
+    ThinkDone,
+    UserSegment,
+    Voice,
+    VoiceDone,
+    VoiceEnd,
+    VoiceFrames,
+    WireAudio,
+    WireItem,
+    WireSegment,
+    WireText,
+)
+from sglang_live.orchestrator.history import AudioPart, HistoryItem, TurnRequest
+from sglang_live.stages.connectors import wire
+from sglang_live.stages.connectors.client import Job
+
+# No job may outlive this; a caller has hung up long before.
+JOB_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A user message as the talker needs it. states: [n_placeholders, hidden] float32 or None."""
+
+    token_ids: list[int]
+    states: np.ndarray | None
+
+
+class Thought:
+    """
+    Args:
+        known: keys of items the stage already has; grows as items are sent.
+        segments: user messages for the talker; filled in as the thinker reports them.
+    """
+
+    def __init__(
+        self, job: Job, turn: TurnRequest, session_id: str, known: set[str], segments: dict
+    ):
+        self._job, self._turn, self._session_id = job, turn, session_id
+        self._known, self._segments = known, segments
+        self.reply_key = f"reply-{turn.turn_id}"
+        self.done: ThinkDone | None = None
+
+    async def tokens(self) -> AsyncIterator[TextTokens]:
+        try:
+            async for tokens in self._tokens_once():
+                yield tokens
+        except StageFailedError as error:
+            if error.reason != "items_missing" or not self._known:
+                raise
+            # The stage forgot this session; nothing was generated yet.
+            self._known.clear()
+            async for tokens in self._tokens_once():
+                yield tokens
+
+    async def _tokens_once(self) -> AsyncIterator[TextTokens]:
+        await self._ask()
+        async for message, frames in self._job.events(ThinkDone):
+            match message:
+                case UserSegment():
+                    states = wire.take(message.states, frames) if message.states else None
+                    self._segments[message.key] = Segment(message.token_ids, states)
+                case TextTokens():
+                    yield message
+                case ThinkDone():
+                    self.done = message
+                    self._known.add(self.reply_key)
+
+    async def _ask(self) -> None:
+        turn, tensors = self._turn, self._job.tensors()
+        new = [item for item in turn.history if item.key not in self._known]
+        await self._job.send(
+            Think(
+                self._job.job_id,
+                session_id=self._session_id,
+                instructions=turn.instructions,
+                keys=[item.key for item in turn.history],
+                items=[_wire_item(item, tensors) for item in new],
+                reply_key=self.reply_key,
+                max_tokens=turn.max_output_tokens,
+                temperature=turn.temperature,
+                wants_states=True,
+                timeout_s=JOB_TIMEOUT_S,
+            ),
+            tensors,
+        )
+        self._known |= {item.key for item in new}
+
+
+class Speech:
+    """Opens its job with the reply's first token: before that there is nothing to say."""
+
+    def __init__(
+        self, job: Job, turn: TurnRequest, session_id: str, known: set[str], segments: dict
+    ):
+        self._job, self._turn, self._session_id = job, turn, session_id
+        self._known, self._segments = known, segments
+        self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.n_frames = 0
+
+    async def write(self, ids: list[int]) -> None:
+        """The next tokens of the reply."""
+        if not self._turn.wants_audio or not ids:
+            return
+        if not self._begun.done():
+            await self._begin(ids[0])
+            ids = ids[1:]
+        if ids:
+            await self._job.send(SpeakText(self._job.job_id, ids))
+
+    async def end_text(self) -> None:
+        if self._begun.done():
+            await self._job.send(SpeakText(self._job.job_id, [], done=True))
+        else:
+            self._begun.set_result(False)  # an empty reply stays silent
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """int16 [n, num_code_groups] as they come."""
+        if not await self._begun:
+            return
+        async for message, _ in self._job.events(SpeakDone):
+            if isinstance(message, CodecFrames):
+                yield message.codes
+            elif isinstance(message, SpeakDone):
+                self.n_frames = message.n_frames
+
+    async def _begin(self, first_id: int) -> None:
+        turn, tensors = self._turn, self._job.tensors()
+        keys = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
+        new = [key for key in keys if key not in self._known]
+        await self._job.send(
+            Speak(
+                self._job.job_id,
+                session_id=self._session_id,
+                segment_keys=keys,
+                segments=[_wire_segment(key, self._segments[key], tensors) for key in new],
+                voice=turn.voice,
+                first_id=first_id,
+                temperature=turn.temperature,
+                seed=turn.seed if turn.seed is not None else _seed_of(turn.turn_id),
+                timeout_s=JOB_TIMEOUT_S,
+            ),
+            tensors,
+        )
+        self._known |= set(new)
+        self._begun.set_result(True)
+
+
+class VoiceJob:
+    def __init__(self, job: Job):
+        self._job = job
+        self._begun = False
+        self._ready = asyncio.Event()
+
+    async def decode(self, codes: bytes) -> None:
+        if not self._begun:
+            await self._job.send(Voice(self._job.job_id, JOB_TIMEOUT_S))
+            self._begun = True
+            self._ready.set()
+        await self._job.send(VoiceFrames(self._job.job_id, codes))
+
+    async def end(self) -> None:
+        """No more frames will come."""
+        if self._begun:
+            await self._job.send(VoiceEnd(self._job.job_id))
+        self._ready.set()
+
+    async def pcm(self) -> AsyncIterator[bytes]:
+        """int16 at 24 kHz as it comes."""
+        await self._ready.wait()
+        if not self._begun:
+            return
+        async for message, _ in self._job.events(VoiceDone):
+            if isinstance(message, Pcm):
+                yield message.pcm
+
+
+def _wire_item(item: HistoryItem, tensors: wire.TensorFrames) -> WireItem:
+    parts = [
+        WireAudio(tensors.put(p.pcm)) if isinstance(p, AudioPart) else WireText(p.text)
+        for p in item.parts
+    ]
+    ids = list(item.token_ids) if item.token_ids is not None else None
+    return WireItem(item.key, item.role, [] if ids is not None else parts, ids)
+
+
+def _wire_segment(key: str, segment: Segment, tensors: wire.TensorFrames) -> WireSegment:
+    ref = tensors.put(segment.states) if segment.states is not None else None
+    return WireSegment(key, segment.token_ids, ref)
+
+
+def _seed_of(turn_id: str) -> int:
+    return int.from_bytes(turn_id.encode()[-7:], "little")

@@ -1,0 +1,87 @@
+"""One spoken turn, from history to sound. Read this first.
+
+The thinker writes, the talker speaks what is written so far, the vocoder makes it audible: the
+caller hears the beginning before the thinker knows the end.
+"""
+
+from collections.abc import AsyncIterator
+
+from sglang_live.orchestrator.history import (
+    AudioDelta,
+    HistoryItem,
+    TextPart,
+    TranscriptDelta,
+    TurnDone,
+    TurnEvent,
+    TurnRequest,
+    Usage,
+)
+from sglang_live.orchestrator.links import StageLinks
+from sglang_live.orchestrator.merge import merge
+from sglang_live.orchestrator.stage_jobs import Speech, Thought
+from sglang_live.telemetry.trace import TurnTrace
+
+
+async def run_turn(
+    turn: TurnRequest, stages: StageLinks, trace: TurnTrace
+) -> AsyncIterator[TurnEvent]:
+    """Yield text and sound as they come, then TurnDone.
+
+    Leaving early, by an error or by closing the iterator, cancels the turn in every stage.
+    """
+    async with (
+        stages.thinker.open(turn) as thought,
+        stages.talker.open(turn) as speech,
+        stages.vocoder.open(turn) as voice,
+    ):
+
+        async def write() -> AsyncIterator[TurnEvent]:
+            async for tokens in thought.tokens():
+                trace.mark("thinker_first_token")
+                yield TranscriptDelta(tokens.text)
+                await speech.write(tokens.ids)
+            trace.mark("thinker_done")
+            await speech.end_text()
+
+        async def speak() -> AsyncIterator[TurnEvent]:
+            async for codes in speech.frames():
+                trace.mark("talker_first_frame")
+                await voice.decode(codes)
+            trace.mark("talker_done")
+            await voice.end()
+            return
+            yield  # a generator like the others; it has nothing for the caller
+
+        async def sound() -> AsyncIterator[TurnEvent]:
+            async for pcm in voice.pcm():
+                trace.mark("first_audio")
+                yield AudioDelta(pcm)
+
+        parts = (write(), speak(), sound()) if turn.wants_audio else (write(),)
+        async for event in merge(*parts):
+            yield event
+        trace.mark("turn_done")
+        yield _turn_done(turn, thought, speech, trace)
+
+
+def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnTrace) -> TurnDone:
+    done = thought.done
+    hit_limit = done.finish == "length"
+    return TurnDone(
+        status="incomplete" if hit_limit else "completed",
+        reason="max_output_tokens" if hit_limit else None,
+        reply=HistoryItem(
+            key=thought.reply_key,
+            role="assistant",
+            parts=(TextPart(done.text),),
+            token_ids=tuple(done.ids),
+        ),
+        usage=Usage(
+            input_text_tokens=done.n_prompt - done.n_audio,
+            input_audio_tokens=done.n_audio,
+            cached_tokens=done.n_cached,
+            output_text_tokens=len(done.ids),
+            output_audio_tokens=speech.n_frames,
+        ),
+        trace=dict(trace.marks),
+    )

@@ -1,0 +1,59 @@
+"""Thinker states at audio positions, collected from the scheduler's process."""
+
+import asyncio
+import time
+
+import numpy as np
+
+from sglang_live.bridge.feed_types import HiddenRows
+from sglang_live.errors import StageFailedError
+from sglang_live.stages.engine_host import Reports
+
+# States leave the scheduler before the first token does, but on another socket.
+ARRIVAL_TIMEOUT_S = 5.0
+# States nobody asked for (requests of the native API, aborted prefills) are dropped after this.
+KEEP_S = 60.0
+
+
+class AudioStates:
+    def __init__(self, outbox_address: str):
+        self._address = outbox_address
+        self._chunks: dict[str, tuple[float, list[HiddenRows]]] = {}
+        self._came = asyncio.Condition()
+
+    def start(self) -> None:
+        self._reader = asyncio.create_task(self._read(), name="read audio states")
+
+    async def of(self, rid: str, n_rows: int) -> np.ndarray:
+        """[n_rows, thinker_hidden] float32 of one request, in prompt order.
+
+        Raises:
+            StageFailedError: they did not come; the talker cannot hear this clip.
+        """
+        try:
+            async with asyncio.timeout(ARRIVAL_TIMEOUT_S), self._came:
+                await self._came.wait_for(lambda: len(self._positions(rid)) >= n_rows)
+        except TimeoutError as error:
+            got = len(self._positions(rid))
+            raise StageFailedError(f"{got} of {n_rows} audio states arrived") from error
+        _, chunks = self._chunks.pop(rid)
+        at = np.concatenate([np.asarray(c.at, dtype=np.int64) for c in chunks])
+        rows = np.concatenate(
+            [np.frombuffer(c.rows, np.float32).reshape(len(c.at), -1) for c in chunks]
+        )
+        # A retracted prefill reports its positions twice, with the same states.
+        _, first = np.unique(at, return_index=True)
+        return rows[first]
+
+    def _positions(self, rid: str) -> set[int]:
+        _, chunks = self._chunks.get(rid, (0.0, []))
+        return {position for chunk in chunks for position in chunk.at}
+
+    async def _read(self) -> None:
+        async for report in Reports(self._address):
+            now_s = time.monotonic()
+            async with self._came:
+                for rid in [r for r, (t, _) in self._chunks.items() if now_s - t > KEEP_S]:
+                    del self._chunks[rid]
+                self._chunks.setdefault(report.rid, (now_s, []))[1].append(report)
+                self._came.notify_all()

@@ -1,0 +1,156 @@
+"""The orchestrator's end of one stage replica: jobs multiplexed over one DEALER socket."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import zmq
+import zmq.asyncio
+
+from sglang_live.errors import StageFailedError, StageUnavailableError
+from sglang_live.messages import STREAMED, AnyMessage, Cancel, Credit, Failed, Ping, Ready
+from sglang_live.stages.connectors import wire
+from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """One job as the orchestrator sees it. Use as a context manager: leaving it cancels."""
+
+    def __init__(self, client: "StageClient", job_id: str):
+        self.job_id = job_id
+        self._client = client
+        self._events: asyncio.Queue = asyncio.Queue()
+        self._window, self._count = SendWindow(), ReceiveCount()
+        self._begun = self._over = False
+
+    async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
+        """Raises StageUnavailableError when the stage died."""
+        if isinstance(message, STREAMED):
+            await self._window.take()
+        self._begun = True
+        await self._client.send(message, tensors)
+
+    async def events(self, *until: type) -> AsyncIterator[tuple[AnyMessage, list[bytes]]]:
+        """Messages of the job with their tensor frames, up to and with one of type `until`.
+
+        Raises:
+            StageFailedError, StageUnavailableError: the job will send nothing more.
+        """
+        while True:
+            message, frames = await self._events.get()
+            if isinstance(message, Exception):
+                raise message
+            if isinstance(message, Failed):
+                self._over = True
+                raise StageFailedError(
+                    f"{self._client.name}: {message.message}", reason=message.code
+                )
+            if isinstance(message, STREAMED) and (n := self._count.took_one()):
+                await self._client.send(Credit(self.job_id, n))
+            self._over = isinstance(message, until)
+            yield message, frames
+            if self._over:
+                return
+
+    def tensors(self) -> wire.TensorFrames:
+        return wire.TensorFrames(self._client.same_host)
+
+    def receive(self, message: AnyMessage | Exception, frames: list[bytes]) -> None:
+        if isinstance(message, Credit):
+            self._window.give(message.n)
+        else:
+            self._events.put_nowait((message, frames))
+            if isinstance(message, Exception):
+                self._window.give(1 << 30)  # wake a sender; its send then fails
+
+    async def __aenter__(self) -> "Job":
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        self._client.forget(self.job_id)
+        if self._begun and not self._over:
+            self._client.send_later(Cancel(self.job_id))
+
+
+class StageClient:
+    """
+    Args:
+        name: for messages, e.g. "talker/0".
+        address: ZMQ endpoint the stage binds.
+        same_host: large tensors may go through shared memory.
+    """
+
+    def __init__(self, name: str, address: str, *, same_host: bool):
+        self.name, self.same_host = name, same_host
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(address)
+        self._jobs: dict[str, Job] = {}
+        self._ready: asyncio.Future[Ready] | None = None
+        self._down: Exception | None = None
+        self._reader = asyncio.create_task(self._read(), name=f"read {name}")
+
+    def open(self, job_id: str) -> Job:
+        """Raises StageUnavailableError while the stage is down."""
+        if self._down is not None:
+            raise self._down
+        job = Job(self, job_id)
+        self._jobs[job_id] = job
+        return job
+
+    @property
+    def n_jobs(self) -> int:
+        return len(self._jobs)
+
+    def forget(self, job_id: str) -> None:
+        self._jobs.pop(job_id, None)
+
+    async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
+        if self._down is not None:
+            raise self._down
+        await self._socket.send_multipart(wire.encode(message, tensors))
+
+    def send_later(self, message: AnyMessage) -> None:
+        """For clean-up paths that must not wait; nothing to tell a stage that is down."""
+        if self._down is None:
+            self._socket.send_multipart(wire.encode(message))
+
+    async def ping(self, timeout_s: float) -> Ready | None:
+        """None when no answer came in time."""
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+        await self._socket.send_multipart(wire.encode(Ping("")))
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._ready), timeout_s)
+        except TimeoutError:
+            return None
+
+    def fail_all(self, reason: str) -> None:
+        """The stage is gone: end every job now, and refuse new ones."""
+        self._down = StageUnavailableError(f"{self.name}: {reason}", retry_after_s=10)
+        for job in self._jobs.values():
+            job.receive(self._down, [])
+        self._jobs.clear()
+
+    async def close(self) -> None:
+        if self._down is None:
+            self.fail_all("closed")
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+        self._socket.close()
+
+    async def _read(self) -> None:
+        while True:
+            message, frames = wire.decode(await self._socket.recv_multipart())
+            if isinstance(message, Ready):
+                if self._ready is not None and not self._ready.done():
+                    self._ready.set_result(message)
+                self._ready = None
+                continue
+            job = self._jobs.get(message.job_id)
+            if job is not None:
+                job.receive(message, frames)

@@ -1,0 +1,148 @@
+"""A stage's end: a ROUTER socket, one task per job, every failure reported to its caller."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import zmq
+import zmq.asyncio
+
+from sglang_live.errors import DeadlineError, LiveError
+from sglang_live.messages import (
+    STREAMED,
+    AnyMessage,
+    Cancel,
+    CloseSession,
+    Credit,
+    Failed,
+    Ping,
+    Ready,
+    Speak,
+    Think,
+    Voice,
+)
+from sglang_live.stages.connectors import wire
+from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
+
+log = logging.getLogger(__name__)
+
+OPENERS = (Think, Speak, Voice)
+
+
+class ServedJob:
+    """One job as the stage sees it."""
+
+    def __init__(self, server: "StageServer", peer: bytes, opener: AnyMessage, frames: list):
+        self.job_id, self.opener, self.frames = opener.job_id, opener, frames
+        self._server, self._peer = server, peer
+        self._inputs: asyncio.Queue = asyncio.Queue()
+        self._window, self._count = SendWindow(), ReceiveCount()
+        self.task: asyncio.Task | None = None
+
+    async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
+        if isinstance(message, STREAMED):
+            await self._window.take()
+        await self._server.send(self._peer, message, tensors)
+
+    def tensors(self) -> wire.TensorFrames:
+        return wire.TensorFrames(self._server.same_host)
+
+    async def inputs(self) -> AsyncIterator[AnyMessage]:
+        """What the orchestrator sends after opening the job; never ends by itself."""
+        while True:
+            message = await self._inputs.get()
+            if isinstance(message, STREAMED) and (n := self._count.took_one()):
+                await self._server.send(self._peer, Credit(self.job_id, n))
+            yield message
+
+    def receive(self, message: AnyMessage) -> None:
+        if isinstance(message, Credit):
+            self._window.give(message.n)
+        else:
+            self._inputs.put_nowait(message)
+
+
+class StageServer:
+    """
+    Args:
+        address: endpoint to bind.
+        run: the coroutine of one job; returning ends it, LiveError becomes Failed.
+        close_session: called for CloseSession.
+        ready: what to answer a Ping with.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        same_host: bool,
+        run: Callable[[ServedJob], Awaitable[None]],
+        close_session: Callable[[str], Awaitable[None]],
+        ready: Callable[[], Ready],
+    ):
+        self.same_host = same_host
+        self._run, self._close_session, self._ready = run, close_session, ready
+        self._jobs: dict[str, ServedJob] = {}
+        self._chores: set[asyncio.Task] = set()
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        # A caller that went away is an error to notice, not messages to drop.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(address)
+
+    @property
+    def n_jobs(self) -> int:
+        return len(self._jobs)
+
+    async def serve(self) -> None:
+        while True:
+            peer, *parts = await self._socket.recv_multipart()
+            message, frames = wire.decode(parts)
+            if isinstance(message, Ping):
+                await self.send(peer, self._ready())
+            elif isinstance(message, OPENERS):
+                job = ServedJob(self, peer, message, frames)
+                self._jobs[job.job_id] = job
+                job.task = asyncio.create_task(self._serve_job(job), name=job.job_id)
+            elif isinstance(message, Cancel):
+                job = self._jobs.get(message.job_id)
+                if job is not None and job.task is not None:
+                    job.task.cancel()
+            elif isinstance(message, CloseSession):
+                chore = asyncio.create_task(self._close_session(message.session_id))
+                self._chores.add(chore)
+                chore.add_done_callback(self._chores.discard)
+            elif (job := self._jobs.get(message.job_id)) is not None:
+                job.receive(message)
+
+    async def send(
+        self, peer: bytes, message: AnyMessage, tensors: wire.TensorFrames | None = None
+    ) -> None:
+        try:
+            await self._socket.send_multipart([peer, *wire.encode(message, tensors)])
+        except zmq.ZMQError as error:
+            log.warning("caller_gone job=%s: %s", message.job_id, error)
+            if (job := self._jobs.get(message.job_id)) is not None and job.task is not None:
+                job.task.cancel()
+
+    async def _serve_job(self, job: ServedJob) -> None:
+        timeout_s = job.opener.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._run(job)
+        except asyncio.CancelledError:
+            log.info("job_cancelled job=%s", job.job_id)
+        except TimeoutError:
+            await self._fail(job, DeadlineError.code, f"took longer than {timeout_s:.0f} s")
+        except LiveError as error:
+            await self._fail(job, error.code, str(error))
+        except Exception as error:
+            log.exception("job_failed job=%s", job.job_id)
+            await self._fail(job, "internal_error", f"{type(error).__name__}: {error}")
+        finally:
+            self._jobs.pop(job.job_id, None)
+
+    async def _fail(self, job: ServedJob, code: str, text: str) -> None:
+        log.warning("job_failed job=%s code=%s: %s", job.job_id, code, text)
+        await job.send(Failed(job.job_id, code, text))

@@ -1,0 +1,151 @@
+"""One SGLang engine inside a stage process, with the defaults a live stage needs."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import sglang as sgl
+import zmq
+import zmq.asyncio
+
+from sglang_live.bridge import platform_cpu, seams
+from sglang_live.bridge.feed_types import Report
+from sglang_live.errors import StageFailedError
+from sglang_live.stages.spec import StageSpec
+
+log = logging.getLogger(__name__)
+
+
+def default_engine_args(device: str) -> dict[str, Any]:
+    """Arguments that every engine of ours gets unless its user says otherwise."""
+    args: dict[str, Any] = {
+        "log_level": "warning",
+        # An idle stage must not burn a core: others share the machine.
+        "sleep_on_idle": True,
+    }
+    if platform_cpu.is_active():
+        args |= {
+            "device": "cpu",
+            "attention_backend": "torch_native",
+            "dtype": "float32",
+            "max_total_tokens": 65_536,
+            "max_running_requests": 32,
+            "chunked_prefill_size": 512,
+        }
+    else:
+        args["device"] = device
+    return args
+
+
+class EngineHost:
+    """
+    Args:
+        args: SGLang server arguments; they override default_engine_args.
+    Raises:
+        SeamError: a hook into SGLang did not land in this process.
+    """
+
+    def __init__(self, spec: StageSpec, args: dict[str, Any]):
+        self.engine = sgl.Engine(**{**default_engine_args(spec.device), **args})
+        # SGLang only logs a plugin that fails: make sure ours did its work here as well.
+        seams.check_landed(spec.stage)
+        self.loop: asyncio.AbstractEventLoop = self.engine.loop
+
+    async def stream(self, rid: str, **request: Any) -> AsyncIterator[dict]:
+        """Run one request; cumulative outputs. Leaving early aborts it in the scheduler.
+
+        Raises:
+            StageFailedError: the engine refused or aborted the request.
+        """
+        finished = False
+        try:
+            chunks = await self.engine.async_generate(rid=rid, stream=True, **request)
+            async for chunk in chunks:
+                reason = chunk["meta_info"]["finish_reason"]
+                finished = reason is not None
+                if finished and reason["type"] == "abort":
+                    raise StageFailedError(f"engine aborted: {reason.get('message')}")
+                yield chunk
+        except ValueError as error:
+            # SGLang's word for a request that it refuses or has aborted.
+            finished = True
+            raise StageFailedError(str(error)) from error
+        finally:
+            if not finished:
+                self.engine.tokenizer_manager.abort_request(rid=rid)
+
+    async def run(self, rid: str, **request: Any) -> dict:
+        """The last output of a request."""
+        last: dict = {}
+        async for chunk in self.stream(rid, **request):
+            last = chunk
+        return last
+
+    async def serve_http(self, port: int) -> None:
+        """Serve SGLang's native API on a loopback port."""
+        import uvicorn
+        from sglang.srt.entrypoints import http_server
+
+        engine = self.engine
+        http_server.set_global_state(
+            http_server._GlobalState(
+                tokenizer_manager=engine.tokenizer_manager,
+                template_manager=engine.template_manager,
+                scheduler_info=engine._scheduler_init_result.scheduler_infos[0],
+            )
+        )
+        app = http_server.app
+        app.is_single_tokenizer_mode = True
+        app.server_args = engine.server_args
+        app.warmup_thread_kwargs = {
+            "server_args": engine.server_args,
+            "execute_warmup_func": lambda _: _mark_up(engine),
+        }
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        config = uvicorn.Config(app, log_level="warning", lifespan="on")
+        server = uvicorn.Server(config)
+        server.install_signal_handlers = lambda: None
+        self._http = asyncio.create_task(server.serve(sockets=[listener]), name="native http")
+        while not server.started:
+            if self._http.done():
+                self._http.result()
+            await asyncio.sleep(0.01)
+
+
+def _mark_up(engine: sgl.Engine) -> bool:
+    from sglang.srt.managers.tokenizer_manager import ServerStatus
+
+    engine.tokenizer_manager.server_status = ServerStatus.Up
+    return True
+
+
+class Reports:
+    """PULL end of what a scheduler's process pushes to its stage."""
+
+    def __init__(self, address: str):
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.bind(address)
+        self._decoder = msgspec.msgpack.Decoder(Report)
+
+    async def __aiter__(self) -> AsyncIterator[Report]:
+        while True:
+            yield self._decoder.decode(await self._socket.recv())
+
+
+class FeedSocket:
+    """PUSH end towards a scheduler's Inbox."""
+
+    def __init__(self, address: str):
+        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, feed) -> None:
+        self._socket.send(self._encoder.encode(feed), zmq.NOBLOCK)

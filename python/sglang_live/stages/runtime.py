@@ -1,0 +1,108 @@
+"""A stage process: `python -m sglang_live.stages.runtime`, started by the supervisor.
+
+The spec comes in the environment. SGLang's own child processes inherit that environment, and
+through the plugin entry point the seams of this stage.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from typing import Protocol
+
+from sglang_live.bridge import platform_cpu
+from sglang_live.bridge.seams import STAGE_ENV
+from sglang_live.errors import SeamError
+from sglang_live.messages import Ready
+from sglang_live.stages.connectors.server import ServedJob, StageServer
+from sglang_live.stages.spec import StageSpec
+
+log = logging.getLogger(__name__)
+
+
+class Stage(Protocol):
+    """What a stage module provides; it is built before any job and lives as long as the process."""
+
+    async def start(self) -> None: ...
+
+    async def run(self, job: ServedJob) -> None: ...
+
+    async def close_session(self, session_id: str) -> None: ...
+
+    def load(self) -> dict[str, float]: ...
+
+
+def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
+    """The stage and the event loop it must run in. Heavy imports happen here, per stage."""
+    if spec.stage == "thinker":
+        from sglang_live.stages.thinker import ThinkerStage
+
+        thinker = ThinkerStage(spec)
+        return thinker, thinker.engine.loop
+    if spec.stage == "talker":
+        from sglang_live.stages.talker import TalkerStage
+
+        talker = TalkerStage(spec)
+        return talker, talker.engine.loop
+    if spec.stage == "vocoder":
+        from sglang_live.stages.vocoder import VocoderStage
+
+        return VocoderStage(spec), asyncio.new_event_loop()
+    raise ValueError(f"no stage is called {spec.stage!r}")
+
+
+async def serve(stage: Stage, spec: StageSpec, startup_s: float) -> None:
+    await stage.start()
+
+    def ready() -> Ready:
+        return Ready(
+            "",
+            stage=spec.stage,
+            pid=os.getpid(),
+            startup_s=startup_s,
+            load={**stage.load(), "jobs": float(server.n_jobs)},
+        )
+
+    server = StageServer(
+        spec.address,
+        same_host=spec.same_host,
+        run=stage.run,
+        close_session=stage.close_session,
+        ready=ready,
+    )
+    await server.serve()
+
+
+def _die_with_parent() -> None:
+    """The supervisor must never leave a stage behind, not even when it is killed."""
+    if sys.platform == "linux":
+        import ctypes
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def main() -> None:
+    began_s = time.monotonic()
+    _die_with_parent()
+    spec = StageSpec.from_env()
+    os.environ[STAGE_ENV] = spec.stage
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("sglang").setLevel(logging.WARNING)
+    if platform_cpu.is_active():
+        import torch
+
+        torch.set_num_threads(1)
+    try:
+        stage, loop = build_stage(spec)
+    except SeamError as error:
+        sys.exit(f"sglang_live refuses to start: {error}")
+    loop.run_until_complete(serve(stage, spec, time.monotonic() - began_s))
+
+
+if __name__ == "__main__":
+    main()

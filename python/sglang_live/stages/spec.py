@@ -1,0 +1,44 @@
+"""How a stage process is told what to be: one JSON document in its environment."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+SPEC_ENV = "SGLANG_LIVE_SPEC"
+
+
+class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    stage: thinker, talker or vocoder.
+    address: endpoint to bind; same_host: whether callers share this machine's memory.
+    run_dir: directory for this process's own sockets.
+    engine_args: SGLang server arguments (thinker, talker) or VocoderConfig fields.
+    """
+
+    stage: str
+    replica: int
+    model_path: str
+    cache_dir: str
+    address: str
+    same_host: bool
+    run_dir: str
+    served_name: str
+    device: str = "cpu"
+    native_port: int = 0
+    engine_args: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}/{self.replica}"
+
+    def socket_path(self, what: str) -> str:
+        return f"ipc://{Path(self.run_dir) / f'{self.stage}-{self.replica}-{what}'}"
+
+    @staticmethod
+    def from_env() -> "StageSpec":
+        return msgspec.json.decode(os.environ[SPEC_ENV], type=StageSpec)
+
+    def to_env(self) -> str:
+        return msgspec.json.encode(self).decode()

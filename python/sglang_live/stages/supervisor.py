@@ -1,0 +1,211 @@
+"""Starts every stage replica, watches it, and starts it again when it dies."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from sglang_live.errors import StageUnavailableError
+from sglang_live.messages import Ready
+from sglang_live.stages.connectors.client import StageClient
+from sglang_live.stages.connectors.wire import sweep_shared_memory
+from sglang_live.stages.spec import SPEC_ENV, StageSpec
+
+log = logging.getLogger(__name__)
+
+PING_EVERY_S = 2.0
+# A stage whose event loop does not answer this long is hung, and is killed.
+HUNG_AFTER_S = 60.0
+RESTART_DELAY_S = (0.0, 1.0, 5.0, 15.0, 30.0)
+
+
+@dataclass(slots=True)
+class Replica:
+    """One stage process. client is None while it is down."""
+
+    spec: StageSpec
+    client: StageClient | None = None
+    ready: Ready | None = None
+    process: asyncio.subprocess.Process | None = None
+    sessions: set[str] = field(default_factory=set)
+    n_starts: int = 0
+
+    @property
+    def is_up(self) -> bool:
+        return self.ready is not None and self.client is not None
+
+    @property
+    def state(self) -> str:
+        return "up" if self.is_up else "starting" if self.n_starts <= 1 else "restarting"
+
+
+class Supervisor:
+    """
+    Args:
+        specs: one per replica.
+        log_dir: where stages write their logs; None: to this process's stderr.
+        on_change: called when a replica comes up or goes down.
+    """
+
+    def __init__(
+        self,
+        specs: list[StageSpec],
+        *,
+        log_dir: Path | None = None,
+        on_change: Callable[[Replica, str], None] = lambda replica, what: None,
+    ):
+        self.replicas = [Replica(spec) for spec in specs]
+        self._log_dir, self._on_change = log_dir, on_change
+        self._watchers: list[asyncio.Task] = []
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Start all replicas and wait until each has been ready once.
+
+        Raises:
+            StageUnavailableError: a stage ended before it was ready (its log says why).
+        """
+        first_up = [asyncio.get_running_loop().create_future() for _ in self.replicas]
+        self._watchers = [
+            asyncio.create_task(self._watch(replica, up), name=f"watch {replica.spec.name}")
+            for replica, up in zip(self.replicas, first_up, strict=True)
+        ]
+        await asyncio.gather(*first_up)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for replica in self.replicas:
+            await self._put_down(replica, "server stops")
+
+    async def _watch(self, replica: Replica, first_up: asyncio.Future) -> None:
+        failures = 0
+        while True:
+            await asyncio.sleep(RESTART_DELAY_S[min(failures, len(RESTART_DELAY_S) - 1)])
+            await self._spawn(replica)
+            ended = asyncio.create_task(replica.process.wait())
+            came_up = await self._until_ready(replica, ended)
+            if came_up:
+                failures = 0
+                if not first_up.done():
+                    first_up.set_result(None)
+                self._on_change(replica, "up")
+                await self._while_alive(replica, ended)
+            code = await self._put_down(replica, "process ended")
+            self._on_change(replica, f"down (exit {code})")
+            if not first_up.done():
+                error = StageUnavailableError(f"{replica.spec.name} did not start (exit {code})")
+                first_up.set_exception(error)
+                return
+            failures += not came_up
+
+    async def _spawn(self, replica: Replica) -> None:
+        spec = replica.spec
+        _remove_stale_socket(spec.address)
+        environment = {**os.environ, SPEC_ENV: spec.to_env()}
+        out = None
+        if self._log_dir is not None:
+            path = self._log_dir / f"{spec.stage}-{spec.replica}.log"
+            out = path.open("ab")
+        replica.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "sglang_live.stages.runtime",
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            # A group of its own, so that SGLang's children can be ended with it.
+            start_new_session=True,
+        )
+        if out is not None:
+            out.close()
+        replica.n_starts += 1
+        replica.client = StageClient(spec.name, spec.address, same_host=spec.same_host)
+        log.info("stage_spawned %s pid=%d", spec.name, replica.process.pid)
+
+    async def _until_ready(self, replica: Replica, ended: asyncio.Task) -> bool:
+        while not ended.done():
+            ready = await replica.client.ping(0.25)
+            if ready is not None:
+                replica.ready = ready
+                return True
+        return False
+
+    async def _while_alive(self, replica: Replica, ended: asyncio.Task) -> None:
+        silent_s = 0.0
+        while not ended.done():
+            await asyncio.wait({ended}, timeout=PING_EVERY_S)
+            ready = await replica.client.ping(PING_EVERY_S)
+            if ready is not None:
+                replica.ready, silent_s = ready, 0.0
+                continue
+            silent_s += PING_EVERY_S
+            if silent_s > HUNG_AFTER_S:
+                log.error("stage_hung %s silent_s=%.0f: killing it", replica.spec.name, silent_s)
+                return
+
+    async def _put_down(self, replica: Replica, reason: str) -> int | None:
+        """Fail the replica's jobs at once, then end its process group. Returns the exit code."""
+        replica.ready = None
+        replica.sessions.clear()
+        client, replica.client = replica.client, None
+        if client is not None:
+            client.fail_all(reason)
+        process = replica.process
+        if process is None:
+            return None
+        _kill_group(process.pid)
+        code = await process.wait()
+        if client is not None:
+            await client.close()
+        sweep_shared_memory(process.pid)
+        return code
+
+
+def loopback_address(run_dir: Path, stage: str, replica: int) -> str:
+    return f"ipc://{run_dir / f'{stage}-{replica}'}"
+
+
+def new_run_dir() -> Path:
+    # Short, because a Unix socket's path may have 107 characters at most.
+    return Path(tempfile.mkdtemp(prefix="sgl-live-"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _kill_group(pid: int) -> None:
+    """SIGKILL the process, its group, and children that left the group."""
+    children: list[psutil.Process] = []
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        pass
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    for child in children:
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            pass
+
+
+def _remove_stale_socket(address: str) -> None:
+    if address.startswith("ipc://"):
+        Path(address.removeprefix("ipc://")).unlink(missing_ok=True)

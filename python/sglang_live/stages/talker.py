@@ -1,0 +1,236 @@
+"""The talker stage: speaks. One request of its engine is one reply, fed with text as it comes."""
+
+import asyncio
+import json
+import os
+import uuid
+from collections import defaultdict
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sglang_live.bridge import platform_cpu
+from sglang_live.bridge.feed_types import Frames, TalkerForget, TalkerPrompt, TalkerText
+from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV
+from sglang_live.errors import BadInputError, StageFailedError
+from sglang_live.messages import CodecFrames, Speak, SpeakDone, SpeakText
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.qwen3_omni.stage_view import talker_view
+from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
+from sglang_live.stages.connectors import wire
+from sglang_live.stages.connectors.server import ServedJob
+from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.thinker import EXTERNAL_MODELS, ItemsMissingError
+
+# Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
+TEMPERATURE = 0.9
+TOP_K = 50
+REPETITION_PENALTY = 1.05
+MAX_FRAMES = 4096
+MAX_RUNNING = 32
+# Frames leave the scheduler before the reply's end does, but on another socket.
+FRAMES_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A user message in talker ids, with the audio states that some of them stand for."""
+
+    ids: list[int]
+    states: np.ndarray | None
+
+
+class TalkerStage:
+    def __init__(self, spec: StageSpec):
+        inbox, outbox = spec.socket_path("inbox"), spec.socket_path("outbox")
+        os.environ |= {
+            INBOX_ENV: inbox,
+            OUTBOX_ENV: outbox,
+            "SGLANG_EXTERNAL_MODEL_PACKAGE": EXTERNAL_MODELS,
+        }
+        if platform_cpu.is_active():
+            # SGLang compiles its repetition penalty on first use, which costs many seconds.
+            os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        self.model = Qwen3OmniSpec.load(spec.model_path)
+        self.ids = TalkerIds.of(self.model)
+        args = dict(spec.engine_args)
+        n_running = args.setdefault("max_running_requests", MAX_RUNNING)
+        view = talker_view(self.model.path, Path(spec.cache_dir))
+        self.host = EngineHost(
+            spec,
+            {
+                "model_path": str(view),
+                "skip_tokenizer_init": True,
+                # The model keeps tensors per request row (see talker_state.py).
+                "json_model_override_args": json.dumps(
+                    {"live_rows": n_running + 2, "live_max_frames": MAX_FRAMES}
+                ),
+                **args,
+            },
+        )
+        self.engine = self.host.engine
+        self._outbox, self._feed = outbox, FeedSocket(inbox)
+        self._segments: dict[str, dict[str, Segment]] = defaultdict(dict)
+        self._frames: dict[str, _FrameQueue] = {}
+        self._newline_id = _newline_id(self.model.path)
+
+    async def start(self) -> None:
+        self._reader = asyncio.create_task(self._read_frames(), name="read frames")
+
+    async def run(self, job: ServedJob) -> None:
+        request: Speak = job.opener
+        prompt, states_at, states = self._prompt(request, job.frames)
+        rid = uuid.uuid4().hex  # fixed length: SGLang aborts by prefix of the id
+        greedy = request.temperature == 0
+        frames = self._frames[rid] = _FrameQueue()
+        self._feed.send(
+            TalkerPrompt(
+                rid,
+                prompt_len=len(prompt),
+                seed=request.seed,
+                greedy=greedy,
+                audio_at=states_at,
+                audio=b"" if states is None else states.tobytes(),
+            )
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                feeding = tasks.create_task(self._feed_text(job, rid))
+                sending = tasks.create_task(self._send_frames(job, frames))
+                last = await self.host_run(rid, prompt, request, greedy)
+                feeding.cancel()
+                # Token n completes frame n-1; the end token, or the last one allowed, has none.
+                frames.expect(last["meta_info"]["completion_tokens"] - 1)
+                async with asyncio.timeout(FRAMES_TIMEOUT_S):
+                    await sending
+        except* TimeoutError as group:
+            raise StageFailedError("codec frames are missing") from group
+        except* StageFailedError as group:
+            raise group.exceptions[0] from None
+        finally:
+            self._frames.pop(rid, None)
+            self._feed.send(TalkerForget(rid))
+        finish = last["meta_info"]["finish_reason"]["type"]
+        await job.send(SpeakDone(job.job_id, finish=finish, n_frames=frames.n_sent))
+
+    async def host_run(self, rid: str, prompt: list[int], request: Speak, greedy: bool) -> dict:
+        sampling = {
+            "max_new_tokens": MAX_FRAMES,
+            "temperature": 0.0 if greedy else request.temperature or TEMPERATURE,
+            "top_k": -1 if greedy else TOP_K,
+            "repetition_penalty": REPETITION_PENALTY,
+        }
+        last: dict = {}
+        stream = self.host.stream(rid, input_ids=prompt, sampling_params=sampling)
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                last = chunk
+        return last
+
+    async def close_session(self, session_id: str) -> None:
+        self._segments.pop(session_id, None)
+
+    def load(self) -> dict[str, float]:
+        return {"sessions": float(len(self._segments)), "replies": float(len(self._frames))}
+
+    def _prompt(
+        self, request: Speak, frames: list
+    ) -> tuple[list[int], list[int], np.ndarray | None]:
+        """Prompt ids, the positions of audio states in it, and the states."""
+        speaker = self.model.speakers.get(request.voice.lower())
+        if speaker is None:
+            raise BadInputError(f"voice {request.voice!r} is not one of {self.model.voices}")
+        known = self._segments[request.session_id] if request.session_id else {}
+        for segment in request.segments:
+            states = None if segment.states is None else wire.take(segment.states, frames)
+            ids = self.ids.user_segment(segment.token_ids, self.model.audio_pad_id, states)
+            known[segment.key] = Segment(ids, states)
+        missing = [key for key in request.segment_keys if key not in known]
+        if missing:
+            raise ItemsMissingError(f"{len(missing)} user segments unknown")
+        prompt: list[int] = []
+        states_at: list[int] = []
+        states: list[np.ndarray] = []
+        for key in request.segment_keys:
+            segment = known[key]
+            first = len(prompt)
+            states_at += [first + i for i, t in enumerate(segment.ids) if t >= self.ids.audio]
+            if segment.states is not None:
+                states.append(segment.states)
+            prompt += segment.ids
+        for key in known.keys() - set(request.segment_keys):
+            del known[key]
+        prompt += self.ids.reply_prefix(self.model, speaker, self._newline_id, request.first_id)
+        return prompt, states_at, np.concatenate(states) if states else None
+
+    async def _feed_text(self, job: ServedJob, rid: str) -> None:
+        """Text tokens from the orchestrator, on to the scheduler."""
+        n_ids = 0
+        async for message in job.inputs():
+            if not isinstance(message, SpeakText):
+                continue
+            ids = list(message.ids)
+            if message.done:
+                ids.append(self.model.tts_eos_id)
+            n_ids += len(ids)
+            if n_ids > MAX_FRAMES:
+                raise StageFailedError(f"reply text is longer than {MAX_FRAMES} tokens")
+            self._feed.send(TalkerText(rid, ids, message.done))
+
+    async def _send_frames(self, job: ServedJob, frames: "_FrameQueue") -> None:
+        while (codes := await frames.next()) is not None:
+            await job.send(CodecFrames(job.job_id, codes))
+
+    async def _read_frames(self) -> None:
+        async for report in Reports(self._outbox):
+            if isinstance(report, Frames):
+                for rid, index, codes in zip(
+                    report.rids, report.index, report.codes, strict=True
+                ):
+                    if (queue := self._frames.get(rid)) is not None:
+                        queue.put(index, codes)
+
+
+class _FrameQueue:
+    """Frames of one reply in order. Sends what has come, so slow takers get larger pieces."""
+
+    def __init__(self) -> None:
+        self._ready: list[list[int]] = []
+        self._next = 0
+        self._expected: int | None = None
+        self._changed = asyncio.Event()
+        self.n_sent = 0
+
+    def put(self, index: int, codes: list[int]) -> None:
+        if index != self._next:
+            # A frame is reported once and in order; anything else would be heard.
+            raise AssertionError(f"frame {index} came, {self._next} was next")
+        self._next += 1
+        self._ready.append(codes)
+        self._changed.set()
+
+    def expect(self, n_frames: int) -> None:
+        self._expected = n_frames
+        self._changed.set()
+
+    async def next(self) -> bytes | None:
+        """int16 codes of all frames that wait; None after the last."""
+        while not self._ready:
+            if self._expected is not None and self.n_sent >= self._expected:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        frames, self._ready = self._ready, []
+        self.n_sent += len(frames)
+        return np.asarray(frames, dtype="<i2").tobytes()
+
+
+def _newline_id(checkpoint: Path) -> int:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(checkpoint).encode("\n", add_special_tokens=False)[0]
+
+

@@ -1,0 +1,202 @@
+"""The thinker stage: hears and thinks. SGLang's own Qwen3-Omni model in streaming sessions."""
+
+import asyncio
+import os
+from collections import defaultdict
+from contextlib import aclosing
+
+import numpy as np
+
+from sglang_live.bridge.inbox import OUTBOX_ENV
+from sglang_live.errors import BadInputError
+from sglang_live.messages import TextTokens, Think, ThinkDone, UserSegment, WireAudio
+from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
+from sglang_live.stages.connectors import wire
+from sglang_live.stages.connectors.server import ServedJob
+from sglang_live.stages.audio_states import AudioStates
+from sglang_live.stages.engine_host import EngineHost
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.thinker_session import (
+    Generated,
+    Prefilled,
+    Started,
+    ThinkerSession,
+    TurnCounts,
+)
+
+EXTERNAL_MODELS = "sglang_live.models.qwen3_omni.engine"
+MAX_REPLY_TOKENS = 1024
+
+
+class ItemsMissingError(BadInputError):
+    """The stage lacks items of the history (it restarted): send them all again."""
+
+    code = "items_missing"
+
+
+class ThinkerStage:
+    def __init__(self, spec: StageSpec):
+        outbox = spec.socket_path("outbox")
+        os.environ[OUTBOX_ENV] = outbox
+        os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = EXTERNAL_MODELS
+        self.spec = spec
+        self.model = Qwen3OmniSpec.load(spec.model_path)
+        self.host = EngineHost(
+            spec,
+            {
+                "model_path": spec.model_path,
+                "served_model_name": spec.served_name,
+                "enable_multimodal": True,
+                "mm_attention_backend": "sdpa",
+                "enable_streaming_session": True,
+                "disable_fast_image_processor": True,
+                **spec.engine_args,
+                # SGLang calls its own HTTP API once, after warming up.
+                "host": "127.0.0.1",
+                **({"port": spec.native_port} if spec.native_port else {}),
+            },
+        )
+        self.engine = self.host.engine
+        tokenizer = self.engine.tokenizer_manager.tokenizer
+        self.prompt = ChatPrompt(self.model, tokenizer)
+        self._sessions: dict[str, ThinkerSession] = {}
+        self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._items: dict[str, dict[str, HistoryItem]] = defaultdict(dict)
+        self._states = AudioStates(outbox)
+        self._n_rebuilt = 0
+
+    async def start(self) -> None:
+        self._states.start()
+        if self.spec.native_port:
+            await self.host.serve_http(self.spec.native_port)
+
+    async def run(self, job: ServedJob) -> None:
+        request: Think = job.opener
+        session_id = request.session_id or f"once-{request.job_id}"
+        try:
+            async with self._busy[session_id]:
+                await self._think(job, request, session_id)
+        finally:
+            if not request.session_id:
+                await asyncio.shield(self.close_session(session_id))
+
+    async def close_session(self, session_id: str) -> None:
+        async with self._busy[session_id]:
+            self._items.pop(session_id, None)
+            session = self._sessions.pop(session_id, None)
+            if session is not None:
+                await session.close()
+        self._busy.pop(session_id, None)
+
+    def load(self) -> dict[str, float]:
+        return {"sessions": float(len(self._sessions)), "rebuilt_total": float(self._n_rebuilt)}
+
+    async def _think(self, job: ServedJob, request: Think, session_id: str) -> None:
+        history = self._history(session_id, request, job.frames)
+        session = self._sessions.setdefault(session_id, ThinkerSession(self.host, self.prompt))
+        counts = TurnCounts()
+        sampling = self._sampling(request)
+        turn = session.think(
+            instructions=request.instructions,
+            history=history,
+            reply_key=request.reply_key,
+            sampling=sampling,
+            end_ids=self.model.end_of_turn_ids,
+            counts=counts,
+        )
+        reply = _Reply(job, self.model.end_of_turn_ids)
+        taken_in: list[HistoryItem] = []
+        clips: list[np.ndarray] = []
+        async with aclosing(turn) as events:
+            async for event in events:
+                match event:
+                    case Started():
+                        taken_in = event.items
+                    case Prefilled():
+                        if event.append.clip is not None:
+                            clips.append(await self._clip_states(event))
+                    case Generated():
+                        if request.wants_states and taken_in:
+                            await self._send_segments(job, taken_in, clips)
+                            taken_in = []
+                        await reply.take(event)
+        self._n_rebuilt += counts.rebuilt
+        await job.send(
+            ThinkDone(
+                job.job_id,
+                finish=reply.finish,
+                ids=reply.ids,
+                text=reply.text,
+                n_prompt=counts.n_prompt,
+                n_audio=sum(len(c) for c in clips),
+                n_cached=counts.n_cached,
+                rebuilt=counts.rebuilt,
+            )
+        )
+
+    def _history(self, session_id: str, request: Think, frames: list) -> list[HistoryItem]:
+        known = self._items[session_id]
+        for item in request.items:
+            parts = tuple(
+                AudioPart(wire.take(p.pcm, frames)) if isinstance(p, WireAudio) else TextPart(p.text)
+                for p in item.parts
+            )
+            ids = tuple(item.token_ids) if item.token_ids is not None else None
+            known[item.key] = HistoryItem(
+                key=item.key, role=item.role, parts=parts, token_ids=ids
+            )
+        missing = [key for key in request.keys if key not in known]
+        if missing:
+            raise ItemsMissingError(f"{len(missing)} of {len(request.keys)} items unknown")
+        self._items[session_id] = {key: known[key] for key in request.keys}
+        return [known[key] for key in request.keys]
+
+    def _sampling(self, request: Think) -> dict:
+        sampling: dict = {"stop_token_ids": list(self.model.end_of_turn_ids)}
+        if request.max_tokens is not None:
+            sampling["max_new_tokens"] = request.max_tokens
+        else:
+            sampling["max_new_tokens"] = MAX_REPLY_TOKENS
+        if request.temperature is not None:
+            sampling["temperature"] = request.temperature
+        return sampling
+
+    async def _clip_states(self, event: Prefilled) -> np.ndarray:
+        """The thinker's states [n_placeholders, thinker_hidden] of one clip just prefilled."""
+        markup = self.prompt.markup_ids(event.append.text)
+        n_places = event.n_new - (len(markup) - 1)  # one placeholder became n_places
+        return await self._states.of(event.rid, n_places)
+
+    async def _send_segments(
+        self, job: ServedJob, items: list[HistoryItem], clips: list[np.ndarray]
+    ) -> None:
+        left = iter(clips)
+        for item in items:
+            states = [next(left) for part in item.parts if isinstance(part, AudioPart)]
+            if item.role != "user" or item.token_ids is not None:
+                continue
+            tensors = job.tensors()
+            ref = tensors.put(np.concatenate(states)) if states else None
+            ids = self.prompt.segment_ids(item, [len(s) for s in states])
+            await job.send(UserSegment(job.job_id, item.key, ids, ref), tensors)
+
+
+class _Reply:
+    """The reply so far, sent on as it grows. The end-of-turn token is no part of it."""
+
+    def __init__(self, job: ServedJob, end_ids: tuple[int, ...]):
+        self._job, self._end_ids = job, end_ids
+        self.ids: list[int] = []
+        self.text, self.finish = "", "stop"
+
+    async def take(self, event: Generated) -> None:
+        ids = event.ids
+        if ids and ids[-1] in self._end_ids:
+            ids = ids[:-1]
+        new_ids, new_text = ids[len(self.ids) :], event.text[len(self.text) :]
+        self.ids, self.text = ids, event.text
+        self.finish = event.finish or self.finish
+        if new_ids or new_text:
+            await self._job.send(TextTokens(self._job.job_id, new_ids, new_text))

@@ -1,0 +1,108 @@
+"""The vocoder stage: codec frames of many replies to PCM, batched, in one worker thread."""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from sglang_live.bridge import platform_cpu
+from sglang_live.errors import CapacityError
+from sglang_live.messages import Pcm, VoiceDone, VoiceEnd, VoiceFrames
+from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
+from sglang_live.stages.connectors.server import ServedJob
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.vocoder_engine import VocoderConfig, VocoderEngine
+
+log = logging.getLogger(__name__)
+
+
+class VocoderStage:
+    def __init__(self, spec: StageSpec):
+        on_cpu = platform_cpu.is_active()
+        if on_cpu:
+            torch.set_num_threads(1)
+        decoder = StreamingCode2Wav.from_pretrained(
+            spec.model_path,
+            device=torch.device("cpu" if on_cpu else spec.device),
+            dtype=torch.float32,
+        )
+        self._n_quantizers = decoder.n_quantizers
+        self._engine = VocoderEngine(decoder, VocoderConfig(**spec.engine_args))
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder")
+        self._outputs: dict[str, asyncio.Queue] = {}
+        self._fed, self._stepped = asyncio.Event(), asyncio.Condition()
+
+    async def start(self) -> None:
+        self._stepping = asyncio.create_task(self._step_forever(), name="vocoder steps")
+
+    async def run(self, job: ServedJob) -> None:
+        outputs = self._outputs[job.job_id] = asyncio.Queue()
+        self._engine.open(job.job_id)
+        feeding = asyncio.create_task(self._feed(job))
+        try:
+            while True:
+                chunk = await self._next(outputs, feeding)
+                if chunk.pcm:
+                    await job.send(Pcm(job.job_id, chunk.pcm))
+                if chunk.is_last:
+                    break
+        finally:
+            feeding.cancel()
+            self._engine.cancel(job.job_id)
+            self._outputs.pop(job.job_id, None)
+        await job.send(VoiceDone(job.job_id))
+
+    async def close_session(self, session_id: str) -> None:
+        """A vocoder keeps nothing between replies."""
+
+    def load(self) -> dict[str, float]:
+        return {"streams": float(len(self._outputs))}
+
+    @staticmethod
+    async def _next(outputs: asyncio.Queue, feeding: asyncio.Task):
+        """The next chunk, or the feeder's error."""
+        getting = asyncio.ensure_future(outputs.get())
+        waits = {getting} if feeding.done() else {getting, feeding}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done() and feeding.exception() is not None:
+                raise feeding.exception()
+            return await getting
+        finally:
+            getting.cancel()
+
+    async def _feed(self, job: ServedJob) -> None:
+        async for message in job.inputs():
+            if isinstance(message, VoiceFrames):
+                codes = np.frombuffer(message.codes, dtype="<i2").reshape(-1, self._n_quantizers)
+                await self._feed_when_room(job.job_id, torch.from_numpy(codes.astype(np.int64)))
+            elif isinstance(message, VoiceEnd):
+                self._engine.finish(job.job_id)
+                self._fed.set()
+                return
+            self._fed.set()
+
+    async def _feed_when_room(self, job_id: str, codes: torch.Tensor) -> None:
+        # Not taking more messages meanwhile is what slows the sender down.
+        while True:
+            try:
+                return self._engine.feed(job_id, codes)
+            except CapacityError:
+                async with self._stepped:
+                    await self._stepped.wait()
+
+    async def _step_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._engine.has_ready():
+                self._fed.clear()
+                await self._fed.wait()
+            batch = self._engine.begin()
+            pcm = await loop.run_in_executor(self._worker, batch.decode)
+            for chunk in self._engine.end(batch, pcm):
+                if (outputs := self._outputs.get(chunk.job_id)) is not None:
+                    outputs.put_nowait(chunk)
+            async with self._stepped:
+                self._stepped.notify_all()

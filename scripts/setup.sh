@@ -1,0 +1,222 @@
+#!/usr/bin/env bash
+# Make or refresh this repository's own Python environment in .venv, with nothing outside it.
+# A step that is done is skipped, so run it as often as you like.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/setup.sh [--test] [--bench] [--device auto|cpu|cuda]
+
+  --test     also install what scripts/test.sh needs
+  --bench    also install what benchmark/ needs
+  --device   auto (default) takes cuda where nvidia-smi lists a GPU
+
+Environment: PYTHON chooses the interpreter (3.11 or 3.12). pip's own settings (PIP_*,
+pip.conf) are honoured; where PyTorch's CPU wheels are offered they are preferred, which
+saves the CUDA libraries that a machine without a GPU cannot use.
+TEXT
+}
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+VENV=$ROOT/.venv
+STATE=$VENV/setup # one stamp and one log per step
+SITE_PTH=zz_sglang_live_torchvision.pth
+cd "$ROOT"
+
+device=auto
+extras=()
+while (($#)); do
+    case $1 in
+    --test) extras+=(test) ;;
+    --bench) extras+=(bench) ;;
+    --device)
+        device=${2:-}
+        shift
+        ;;
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    *)
+        echo "setup.sh: unknown option $1" >&2
+        usage >&2
+        exit 2
+        ;;
+    esac
+    shift
+done
+
+detect_device() {
+    if [[ $(nvidia-smi -L 2>/dev/null || true) == *GPU* ]]; then echo cuda; else echo cpu; fi
+}
+
+[[ $device == auto ]] && device=$(detect_device)
+if [[ $device != cpu && $device != cuda ]]; then
+    echo "setup.sh: --device must be auto, cpu or cuda, not '$device'" >&2
+    exit 2
+fi
+
+is_supported() {
+    # Asked by running it: a version manager's shim exists for versions that do not.
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null
+}
+
+find_python() {
+    local name
+    for name in ${PYTHON:-python3.11 python3.12 python3}; do
+        if is_supported "$name"; then
+            echo "$name"
+            return
+        fi
+    done
+    echo "no Python 3.11 or 3.12 found (looked for: ${PYTHON:-python3.11 python3.12 python3})" >&2
+    return 1
+}
+
+pip_install() {
+    # pip would compile every file on one core; step_bytecode does it on all of them.
+    "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check --no-compile "$@"
+}
+
+compile_bytecode() {
+    # Some packages ship templates that are not valid Python: their failure is not ours.
+    "$VENV/bin/python" -m compileall -q -j 0 "$@" || true
+}
+
+site_packages() {
+    "$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+}
+
+step_venv() {
+    local python
+    python=$(find_python)
+    "$python" -m venv "$VENV"
+}
+
+step_torch() {
+    pip_install --constraint requirements/cpu.txt torch setuptools
+}
+
+step_sglang() {
+    pip_install --no-deps --requirement requirements/cpu_no_deps.txt
+}
+
+step_packages() {
+    # pip unpacks on one core; meanwhile the others compile the two largest packages.
+    local site
+    site=$(site_packages)
+    compile_bytecode "$site/torch" "$site/sglang" &
+    pip_install --requirement requirements/cpu.txt
+    wait
+}
+
+step_cuda() {
+    rm -f "$(site_packages)/$SITE_PTH"
+    pip_install --editable '.[cuda]'
+}
+
+step_project() {
+    pip_install --no-deps --no-build-isolation --editable .
+    # The condition keeps Python quiet should sglang_live be uninstalled one day.
+    echo 'import importlib.util as u; u.find_spec("sglang_live") and' \
+        '__import__("sglang_live.bridge.torchvision_shim", fromlist=["install"]).install()' \
+        >"$(site_packages)/$SITE_PTH"
+}
+
+step_bytecode() {
+    compile_bytecode "$(site_packages)"
+}
+
+step_test() {
+    pip_install --requirement requirements/test.txt
+}
+
+step_bench() {
+    pip_install --requirement requirements/bench.txt
+}
+
+declare -A title=(
+    [venv]="Python environment in .venv"
+    [torch]="PyTorch"
+    [sglang]="SGLang, without its CUDA stack"
+    [packages]="packages that SGLang and the gateway need"
+    [cuda]="SGLang with its CUDA stack, and sglang_live (several GB)"
+    [project]="sglang_live, editable"
+    [bytecode]="bytecode, for faster starts"
+    [test]="test tools"
+    [bench]="benchmark tools"
+)
+
+if [[ $device == cuda ]]; then
+    steps=(venv cuda bytecode)
+else
+    steps=(venv torch sglang packages project bytecode)
+fi
+steps+=("${extras[@]}")
+
+# Anything that decides what is installed, and where: the editable install holds paths.
+fingerprint=$({
+    cat requirements/*.txt setup.py pyproject.toml scripts/setup.sh
+    echo "$device $ROOT"
+} | sha256sum | cut -d' ' -f1)
+
+ticker_pid=
+stop_ticker() {
+    if [[ -n $ticker_pid ]]; then
+        kill "$ticker_pid" 2>/dev/null || true
+        wait "$ticker_pid" 2>/dev/null || true
+        ticker_pid=
+    fi
+}
+trap stop_ticker EXIT
+
+start_ticker() {
+    [[ -t 1 ]] || return 0
+    local from=$SECONDS
+    while sleep 1; do printf '\r%s %d s' "$1" $((SECONDS - from)); done &
+    ticker_pid=$!
+}
+
+run_step() {
+    local name=$1 number=$2
+    local label="[$number/${#steps[@]}] ${title[$name]} ..." from=$SECONDS status=0
+    if [[ -f $STATE/$name.done && $(<"$STATE/$name.done") == "$fingerprint" ]]; then
+        return 0
+    fi
+    mkdir -p "$STATE"
+    printf '%s' "$label"
+    start_ticker "$label"
+    # In a subshell of its own, and not in a condition, so that `set -e` holds inside.
+    set +e
+    (
+        set -e
+        "step_$name"
+    ) >"$STATE/$name.log" 2>&1
+    status=$?
+    set -e
+    stop_ticker
+    if ((status)); then
+        printf '\r%s FAILED after %d s\n' "$label" $((SECONDS - from))
+        echo "--- last lines of $STATE/$name.log"
+        tail -n 25 "$STATE/$name.log"
+        echo "--- set-up failed in step '$name' (${title[$name]})"
+        exit 1
+    fi >&2
+    if [[ -t 1 ]]; then printf '\r%s' "$label"; fi
+    printf ' %d s\n' $((SECONDS - from))
+    echo "$fingerprint" >"$STATE/$name.done"
+}
+
+# Two set-ups at once would spoil each other. The lock is on this script: no file is left.
+exec 9<"${BASH_SOURCE[0]}"
+if command -v flock >/dev/null; then flock 9; fi
+
+if [[ -e $VENV ]] && ! is_supported "$VENV/bin/python"; then
+    echo "removing $VENV: it has no working Python 3.11 or 3.12"
+    rm -rf "$VENV"
+fi
+
+for index in "${!steps[@]}"; do
+    run_step "${steps[index]}" $((index + 1))
+done
+echo "environment ready: .venv ($device, ${SECONDS} s)"

@@ -1,0 +1,73 @@
+"""Package, extras and entry points. Settings of the tools are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+SGLANG = "sglang==0.5.21"
+
+# Folders of the repository root that are installed inside the package.
+PATCHES = "sglang_live.sgl_patches"
+KERNELS = "sglang_live.kernels"
+
+
+def version() -> str:
+    # Read, not imported: at build time none of the package's requirements is there.
+    text = (ROOT / "python/sglang_live/__init__.py").read_text()
+    return re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE).group(1)
+
+
+def pinned(file_name: str) -> list[str]:
+    """The requirement lines of a file in requirements/."""
+    lines = (ROOT / "requirements" / file_name).read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def package_folders() -> dict[str, str]:
+    """Where each package lies that is not under python/."""
+    # kernels/ itself is not among them: python/sglang_live/kernels/__init__.py says why.
+    kernels = {
+        f"{KERNELS}.{name}": "kernels/" + name.replace(".", "/")
+        for name in find_packages("kernels")
+    }
+    return {PATCHES: "sgl_patches", **kernels}
+
+
+setup(
+    name="sglang-live",
+    version=version(),
+    description="Realtime speech conversation with Omni and speech models on SGLang",
+    long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11,<3.13",
+    packages=[*find_packages("python"), *package_folders()],
+    package_dir={"": "python", **package_folders()},
+    package_data={"sglang_live": ["gateway/web/*", "assets/*", "models/demo/*.txt"]},
+    install_requires=[
+        "fastapi",
+        "msgspec",
+        "numpy",
+        "onnxruntime>=1.20",
+        "prometheus-client",
+        "pyzmq>=25.1.2",
+        "silero-vad>=6.2",
+        "soundfile>=0.13",
+        "soxr>=1.0",
+        "uvicorn",
+        "websockets>=14",
+    ],
+    extras_require={
+        # SGLang itself is missing here: see requirements/cpu_no_deps.txt.
+        "cpu": pinned("cpu.txt"),
+        "cuda": [SGLANG],
+        "test": pinned("test.txt"),
+        "bench": pinned("bench.txt"),
+    },
+    entry_points={
+        "sglang.srt.platforms": ["sglang_live_cpu = sglang_live.bridge.platform_cpu:activate"],
+        "sglang.srt.plugins": ["sglang_live = sglang_live.bridge.plugin:register"],
+    },
+)

@@ -1,0 +1,65 @@
+import json
+
+import numpy as np
+import pytest
+
+from benchmark.load.arrivals import gamma_arrivals, load_reply_gaps, plan_callers
+from benchmark.load.config import WORKLOADS
+
+
+def plan(**changes):
+    drawn = {
+        "n_callers": 4,
+        "n_turns": 3,
+        "clips": ["a", "b", "c"],
+        "reply_gaps_s": np.array([0.0, 0.5, 1.0]),
+        "seed": 1,
+        "repeat": 0,
+        "open_loop_rps": None,
+        "arrival_shape": 1.0,
+    }
+    return plan_callers(**{**drawn, **changes})
+
+
+def test_the_same_seed_draws_the_same_callers():
+    assert plan() == plan()
+    assert plan() != plan(seed=2)
+    assert plan() != plan(repeat=1)
+
+
+def test_a_larger_point_only_adds_callers():
+    assert plan(n_callers=8)[:4] == plan(n_callers=4)
+
+
+def test_an_open_loop_changes_when_callers_come_not_what_they_say():
+    closed, opened = plan(), plan(open_loop_rps=2.0)
+    assert [caller.turns for caller in closed] == [caller.turns for caller in opened]
+    assert [c.start_s for c in closed] != [c.start_s for c in opened]
+
+
+def test_every_caller_has_all_its_turns():
+    for caller in plan():
+        assert len(caller.turns) == 3
+        assert all(turn.clip in "abc" for turn in caller.turns)
+
+
+@pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
+def test_gamma_arrivals_keep_the_rate_at_any_shape(shape):
+    times_s = gamma_arrivals(20_000, 5.0, shape, np.random.default_rng(0))
+    spacings_s = np.diff(times_s)
+    assert (spacings_s >= 0).all()
+    assert np.mean(spacings_s) == pytest.approx(1 / 5, rel=0.05)
+    # Coefficient of variation of a gamma distribution: 1 / sqrt(shape).
+    assert np.std(spacings_s) / np.mean(spacings_s) == pytest.approx(shape**-0.5, rel=0.05)
+
+
+def test_overlaps_become_a_gap_of_zero(tmp_path):
+    path = tmp_path / "fto.json"
+    path.write_text(json.dumps({"fto_s": [-0.5, 0.0, 0.25]}))
+    assert load_reply_gaps(path).tolist() == [0.0, 0.0, 0.25]
+
+
+def test_the_bundled_offsets_match_the_published_quantiles():
+    gaps_s = load_reply_gaps(WORKLOADS / "ami_fto.json")
+    assert len(gaps_s) == 367
+    assert np.percentile(gaps_s, [50, 75, 90]) == pytest.approx([0.09, 0.44, 1.02], abs=0.04)

@@ -1,0 +1,100 @@
+import pytest
+
+from benchmark.load.stats import (
+    Distribution,
+    RunTotals,
+    capacity,
+    is_useful,
+    percentile,
+    point_stats,
+    useful_rps,
+)
+from sglang_live.client.turn_record import TurnRecord
+
+
+def turn(ttfp_ms=900.0, **changes):
+    lived = {
+        "kind": "speech",
+        "status": "completed",
+        "ttfp_ms": ttfp_ms,
+        "end_of_turn_ms": 500.0,
+        "audio_s": 2.0,
+        "generation_s": 1.0,
+    }
+    return TurnRecord(**{**lived, **changes})
+
+
+def totals(wall_s=10.0, cpu_s=4.0, peak_rss_mib=100.0, max_send_late_ms=1.0):
+    return RunTotals(
+        wall_s=wall_s, cpu_s=cpu_s, peak_rss_mib=peak_rss_mib, max_send_late_ms=max_send_late_ms
+    )
+
+
+def stats(records, runs=None, sessions=1):
+    return point_stats("off", sessions, records, runs or [totals()])
+
+
+@pytest.mark.parametrize(("p", "enough"), [(50, 5), (90, 10), (95, 20), (99, 100)])
+def test_a_percentile_is_refused_below_the_count_that_can_show_it(p, enough):
+    assert percentile([1.0] * (enough - 1), p) is None
+    assert percentile([1.0] * enough, p) == 1.0
+
+
+def test_percentiles_interpolate_between_ranks():
+    assert percentile([0.0, 1.0, 2.0, 3.0, 4.0], 50) == 2.0
+    assert percentile([float(i) for i in range(11)], 90) == pytest.approx(9.0)
+
+
+def test_unknown_times_do_not_enter_a_distribution():
+    assert Distribution.of([None, 1.0, None]).n == 1
+
+
+def test_failed_turns_count_against_the_rates_but_not_in_the_times():
+    point = stats([turn() for _ in range(10)] + [turn(status="failed", ttfp_ms=9e9)] * 2)
+    assert (point.completed, point.failed) == (10, 2)
+    assert point.ttfp_ms.n == 10
+    assert point.ttfp_ms.p90 == 900.0
+    assert point.turns_per_s == pytest.approx(1.0)
+    assert point.within_slo is False, "a point with failures is not within the SLO"
+
+
+def test_continuity_is_the_share_of_turns_without_an_audible_gap():
+    assert stats([turn()] * 3 + [turn(gaps_over_100ms=2)]).continuity == 0.75
+    assert stats([]).continuity is None
+
+
+def test_useful_means_soon_after_the_detected_end_smooth_and_completed():
+    assert is_useful(turn(ttfp_ms=999.0))
+    assert not is_useful(turn(ttfp_ms=1001.0)), "501 ms after the 500 ms of detection"
+    assert not is_useful(turn(gaps_over_100ms=1))
+    assert not is_useful(turn(status="cancelled"))
+    assert is_useful(turn(ttfp_ms=400.0, end_of_turn_ms=None)), "no detection, no allowance"
+
+
+def test_the_slo_needs_enough_turns_to_be_judged():
+    assert stats([turn()] * 9).within_slo is None
+    assert stats([turn()] * 10).within_slo is True
+    assert stats([turn(ttfp_ms=1100.0)] * 10).within_slo is False
+
+
+def test_repeats_add_up():
+    point = stats([turn()] * 10, [totals(), totals(peak_rss_mib=300.0)])
+    assert point.runs == 2
+    assert point.turns_per_s == pytest.approx(0.5)
+    assert point.cpu_s_per_audio_s == pytest.approx(8.0 / 20.0)
+    assert point.peak_rss_mib == 300.0
+    assert point.rtf.p50 == pytest.approx(0.5)
+
+
+def test_capacity_is_the_largest_point_within_the_slo():
+    good = [stats([turn()] * 10, sessions=n) for n in (1, 4)]
+    bad = stats([turn(ttfp_ms=2000.0)] * 10, sessions=8)
+    assert capacity([*good, bad]) == 4
+    assert capacity([bad]) is None
+
+
+def test_useful_rps_takes_smooth_points_only():
+    smooth = stats([turn()] * 10)
+    broken = stats([turn(gaps_over_100ms=1)] * 100)
+    assert useful_rps([smooth, broken]) == pytest.approx(1.0)
+    assert useful_rps([broken]) is None

@@ -1,0 +1,167 @@
+import base64
+
+import pytest
+
+from sglang_live.client.turn_tracker import SETTLE_S, TurnTracker
+from sglang_live.clock import SimClock
+
+PACKET_100_MS = bytes(4800)
+
+
+@pytest.fixture
+def clock():
+    return SimClock(100.0)
+
+
+@pytest.fixture
+def tracker(clock):
+    return TurnTracker(clock, "speech", user_audio_s=1.0)
+
+
+def created(tracker, response_id="r"):
+    tracker.on_event({"type": "response.created", "response": {"id": response_id}})
+
+
+def audio(tracker, packet=PACKET_100_MS, response_id="r"):
+    delta = base64.b64encode(packet).decode()
+    event = {"type": "response.output_audio.delta", "response_id": response_id, "delta": delta}
+    tracker.on_event(event)
+
+
+def done(tracker, status="completed", response_id="r", **details):
+    response = {"id": response_id, "status": status, **details}
+    tracker.on_event({"type": "response.done", "response": response})
+
+
+def vad(tracker, what):
+    tracker.on_event({"type": f"input_audio_buffer.speech_{what}"})
+
+
+def test_times_count_from_the_end_of_the_users_speech(clock, tracker):
+    tracker.user_finished()
+    clock.advance(0.5)
+    vad(tracker, "stopped")
+    clock.advance(0.1)
+    created(tracker)
+    clock.advance(0.2)
+    audio(tracker)
+    clock.advance(0.05)
+    audio(tracker)
+    done(tracker)
+    assert tracker.is_over()
+    record = tracker.record()
+    assert record.ok
+    assert record.end_of_turn_ms == pytest.approx(500)
+    assert record.ttfp_ms == pytest.approx(800)
+    assert record.ttfp_after_detection_ms == pytest.approx(300)
+    assert record.audio_s == pytest.approx(0.2)
+    assert record.generation_s == pytest.approx(0.25)
+    assert record.rtf == pytest.approx(1.25)
+    assert record.gaps_over_100ms == 0
+
+
+def test_a_stall_of_the_reply_is_counted(clock, tracker):
+    tracker.user_finished()
+    created(tracker)
+    audio(tracker)
+    clock.advance(0.35)
+    audio(tracker)
+    done(tracker)
+    assert tracker.record().gaps_over_100ms == 1
+    assert tracker.record().gaps_ms == pytest.approx((250.0,))
+
+
+def test_an_empty_packet_is_not_first_audio(clock, tracker):
+    tracker.user_finished()
+    created(tracker)
+    audio(tracker, b"")
+    clock.advance(0.4)
+    audio(tracker)
+    assert tracker.reply.first_audio_s == clock.now_s()
+
+
+@pytest.mark.parametrize("delta", ["%%%", base64.b64encode(b"odd").decode()])
+def test_an_undecodable_packet_fails_the_turn(tracker, delta):
+    tracker.user_finished()
+    created(tracker)
+    event = {"type": "response.output_audio.delta", "response_id": "r", "delta": delta}
+    tracker.on_event(event)
+    assert tracker.is_over()
+    assert tracker.record().status == "error"
+
+
+def test_completed_without_audio_is_not_a_success(tracker):
+    tracker.user_finished()
+    created(tracker)
+    done(tracker)
+    assert tracker.record().status == "empty"
+
+
+def test_a_text_only_response_needs_no_audio(tracker):
+    tracker.user_finished()
+    created(tracker)
+    event = {"type": "response.output_text.delta", "response_id": "r", "delta": "Hello."}
+    tracker.on_event(event)
+    done(tracker)
+    assert tracker.record().ok
+    assert tracker.record().transcript == "Hello."
+
+
+def test_the_answer_is_the_reply_begun_after_the_speech_not_the_one_in_its_pause(clock, tracker):
+    vad(tracker, "stopped")
+    created(tracker, "early")
+    audio(tracker, response_id="early")
+    vad(tracker, "started")
+    done(tracker, "cancelled", "early", status_details={"reason": "turn_detected"})
+    tracker.user_finished()
+    assert not tracker.is_over()
+    clock.advance(SETTLE_S)
+    assert not tracker.is_over(), "the server still hears the user"
+    vad(tracker, "stopped")
+    clock.advance(SETTLE_S)
+    assert not tracker.is_over(), "a reply is due"
+    created(tracker, "late")
+    audio(tracker, response_id="early")
+    audio(tracker, response_id="late")
+    done(tracker, "completed", "late")
+    assert tracker.is_over()
+    record = tracker.record()
+    assert record.response_id == "late"
+    assert record.audio_packets == 1
+    assert record.early_replies == 1
+
+
+def test_an_early_reply_that_nothing_follows_is_the_answer(clock, tracker):
+    vad(tracker, "stopped")
+    created(tracker)
+    audio(tracker)
+    done(tracker)
+    clock.advance(0.1)
+    tracker.user_finished()
+    assert not tracker.is_over()
+    clock.advance(SETTLE_S)
+    assert tracker.is_over()
+    assert tracker.record().ttfp_ms == pytest.approx(-100)
+
+
+def test_a_failed_response_tells_why(tracker):
+    tracker.user_finished()
+    created(tracker)
+    done(tracker, "failed", status_details={"error": {"message": "talker died"}})
+    assert tracker.record().status == "failed"
+    assert tracker.record().error == "talker died"
+
+
+def test_an_error_event_ends_the_turn_unless_it_is_harmless(tracker):
+    error = {"type": "invalid_request_error", "code": "response_cancel_not_active", "message": "m"}
+    tracker.on_event({"type": "error", "error": error})
+    assert not tracker.is_over()
+    tracker.on_event({"type": "error", "error": {**error, "code": "server_overloaded"}})
+    assert tracker.is_over()
+    assert tracker.record().error == "server_overloaded: m"
+
+
+def test_the_first_failure_is_the_one_reported(tracker):
+    tracker.fail("error", "full")
+    tracker.fail("closed", "bye")
+    assert tracker.record().status == "error"

@@ -1,0 +1,266 @@
+"""Stand-ins for what surrounds the gateway: models behind it, a client before it."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from sglang_live.clock import Clock, MonotonicClock
+from sglang_live.errors import CapacityError
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.realtime import RealtimeConnection, RealtimeServices
+from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechState
+from sglang_live.orchestrator.history import (
+    OUTPUT_RATE_HZ,
+    AudioDelta,
+    HistoryItem,
+    TextPart,
+    TranscriptDelta,
+    TurnDone,
+    TurnEvent,
+    TurnRequest,
+    Usage,
+)
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+from . import sdk_schema
+
+MODEL = "fake-omni"
+_PATIENCE_S = 5.0
+_SMALLEST_CLIENT_FRAME_BYTES = 1024 * 1024
+
+# What a scripted turn does, in order: yield an event, wait for a gate, or fail.
+Step = TurnEvent | asyncio.Event | Exception
+
+
+def tone(duration_ms: float, rate_hz: int = OUTPUT_RATE_HZ) -> bytes:
+    t = np.arange(int(duration_ms * rate_hz / 1000)) / rate_hz
+    return (8000 * np.sin(2 * np.pi * 300 * t)).astype("<i2").tobytes()
+
+
+def done(text: str = "", **fields: Any) -> TurnDone:
+    reply = HistoryItem(
+        key="reply:" + text, role="assistant", parts=(TextPart(text),), token_ids=(1, 2, 3)
+    )
+    usage = Usage(input_text_tokens=5, input_audio_tokens=7, output_text_tokens=3, cached_tokens=2)
+    defaults = {"status": "completed", "reason": None, "reply": reply, "usage": usage}
+    return TurnDone(**{**defaults, **fields})
+
+
+def spoken(text: str, duration_ms: int = 400) -> list[Step]:
+    """A whole answer: its words spread over its audio, in pieces of 80 ms."""
+    words = text.split(" ")
+    words = [word + " " for word in words[:-1]] + words[-1:]
+    steps: list[Step] = [TranscriptDelta(word) for word in words]
+    audio = [AudioDelta(tone(80)) for _ in range(duration_ms // 80)]
+    return [*steps, *audio, done(text)]
+
+
+@dataclass(eq=False)
+class FakeSession:
+    session_id: str
+    scripts: list[list[Step]]
+    turns: list[TurnRequest] = field(default_factory=list)
+    wind_down: asyncio.Event | None = None
+    running: int = 0
+    n_cancelled: int = 0
+    n_closed: int = 0
+
+    async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
+        self.turns.append(turn)
+        if not turn.stateless:
+            assert self.running == 0, "two turns of the conversation at once"
+            self.running += 1
+        finished = False
+        try:
+            for step in self.scripts.pop(0) if self.scripts else spoken("All right."):
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, Exception):
+                    finished = True
+                    raise step
+                else:
+                    yield step
+            finished = True
+        finally:
+            if not finished:
+                self.n_cancelled += 1
+                if self.wind_down:
+                    await self.wind_down.wait()
+            if not turn.stateless:
+                self.running -= 1
+
+    async def close(self) -> None:
+        self.n_closed += 1
+
+
+@dataclass(eq=False)
+class FakeOrchestrator:
+    """scripts: what the turns of the next session do, one list per turn."""
+
+    scripts: list[list[Step]] = field(default_factory=list)
+    model_name: str = MODEL
+    voices: tuple[str, ...] = ("ada", "bob")
+    refuse_with: Exception | None = None
+    sessions: list[FakeSession] = field(default_factory=list)
+
+    async def open_session(self, session_id: str) -> FakeSession:
+        if self.refuse_with:
+            raise self.refuse_with
+        session = FakeSession(session_id, self.scripts)
+        self.sessions.append(session)
+        return session
+
+    @property
+    def session(self) -> FakeSession:
+        return self.sessions[-1]
+
+    @property
+    def turns(self) -> list[TurnRequest]:
+        return self.session.turns
+
+
+def full() -> CapacityError:
+    return CapacityError("full: 2 of 2 sessions", retry_after_s=3)
+
+
+class LoudnessModel:
+    """A speech model for tests of the protocol: loud is speech, quiet is not."""
+
+    def initial_state(self) -> SpeechState:
+        return SpeechState(np.zeros(1), np.zeros(1))
+
+    def probabilities(
+        self, windows: np.ndarray, state: SpeechState
+    ) -> tuple[np.ndarray, SpeechState]:
+        loud = np.abs(windows[:, CONTEXT_SAMPLES:]).mean(axis=1) > 0.05
+        return np.where(loud, 0.95, 0.01).astype(np.float32), state
+
+
+class MemoryWire:
+    """The socket of a client in the same process."""
+
+    def __init__(self):
+        self.incoming: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self.outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.frames: list[str] = []
+        self.closed: tuple[int, str] | None = None
+        self.readable = asyncio.Event()
+        self.readable.set()
+
+    async def receive(self) -> str | bytes | None:
+        return await self.incoming.get()
+
+    async def send(self, frame: str) -> None:
+        await self.readable.wait()
+        event = json.loads(frame)
+        # Every event of every test: a strict client must be able to read it.
+        sdk_schema.check(event)
+        assert len(frame) < _SMALLEST_CLIENT_FRAME_BYTES
+        self.frames.append(frame)
+        self.outgoing.put_nowait(event)
+
+    async def close(self, code: int, reason: str) -> None:
+        self.closed = (code, reason)
+
+
+class Caller:
+    """A client that writes events and reads answers, in order."""
+
+    def __init__(self, wire: MemoryWire):
+        self.wire = wire
+
+    def send(self, event_type: str, **fields: Any) -> None:
+        self.send_raw(json.dumps({"type": event_type, **fields}))
+
+    def send_raw(self, frame: str | bytes | None) -> None:
+        self.wire.incoming.put_nowait(frame)
+
+    def append(self, pcm: bytes) -> None:
+        self.send("input_audio_buffer.append", audio=base64.b64encode(pcm).decode())
+
+    def update(self, **session: Any) -> None:
+        self.send("session.update", session={"type": "realtime", **session})
+
+    def turn_detection(self, setting: dict[str, Any] | None) -> None:
+        self.update(audio={"input": {"turn_detection": setting}})
+
+    def say(self, text: str, item_id: str | None = None, **fields: Any) -> None:
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": text}],
+        }
+        if item_id:
+            item["id"] = item_id
+        self.send("conversation.item.create", item=item, **fields)
+
+    async def next(self) -> dict[str, Any]:
+        async with asyncio.timeout(_PATIENCE_S):
+            return await self.wire.outgoing.get()
+
+    async def expect(self, event_type: str) -> dict[str, Any]:
+        """The next event, which must be of this type."""
+        event = await self.next()
+        assert event["type"] == event_type, event
+        return event
+
+    async def until(self, event_type: str) -> list[dict[str, Any]]:
+        """All events up to and including the next one of this type."""
+        events = [await self.next()]
+        while events[-1]["type"] != event_type:
+            events.append(await self.next())
+        return events
+
+    async def find(self, event_type: str) -> dict[str, Any]:
+        return (await self.until(event_type))[-1]
+
+    async def settle(self) -> list[dict[str, Any]]:
+        """Everything that comes before the answer to an event sent now."""
+        self.send("session.update", session={"type": "realtime"})
+        return (await self.until("session.updated"))[:-1]
+
+
+def services(
+    orchestrator: FakeOrchestrator, clock: Clock | None = None, **config: Any
+) -> RealtimeServices:
+    return RealtimeServices(
+        orchestrator=orchestrator,
+        config=GatewayConfig(**config),
+        speech_model=LoudnessModel(),
+        clock=clock or MonotonicClock(),
+        metrics=GatewayMetrics(CollectorRegistry()),
+    )
+
+
+@asynccontextmanager
+async def connected(
+    orchestrator: FakeOrchestrator, shared: RealtimeServices | None = None, **config: Any
+) -> AsyncIterator[Caller]:
+    """A caller whose session.created has been read; leaves at the end and checks the cleaning."""
+    wire = MemoryWire()
+    connection = RealtimeConnection(wire, shared or services(orchestrator, **config))
+    serving = asyncio.create_task(connection.run())
+    caller = Caller(wire)
+    await caller.expect("session.created")
+    yield caller
+    caller.send_raw(None)
+    async with asyncio.timeout(_PATIENCE_S):
+        await serving
+    assert orchestrator.session.running == 0
+    assert orchestrator.session.n_closed == 1
+
+
+def types(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"] for event in events]
+
+
+def audio_of(events: list[dict[str, Any]]) -> bytes:
+    deltas = [e["delta"] for e in events if e["type"] == "response.output_audio.delta"]
+    return b"".join(base64.b64decode(delta) for delta in deltas)
