@@ -8,13 +8,18 @@ bash scripts/setup.sh --test </dev/null
 
 python=$ROOT/.venv/bin/python
 failed=()
+n_pytest_args=$#
 
 check() {
     local name=$1
     shift
     echo "=== $name"
+    local status=0
     # Every check runs, so that one call shows everything there is to repair.
-    "$@" </dev/null || failed+=("$name")
+    "$@" </dev/null || status=$?
+    # 5 is pytest's "nothing selected": -k may well name a test of the other phase.
+    if ((status == 5 && n_pytest_args)); then status=0; fi
+    if ((status)); then failed+=("$name"); fi
 }
 
 has_tests() {

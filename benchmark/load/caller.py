@@ -40,7 +40,8 @@ class Caller:
         self._clock = clock
         self._load_began_s = clock.now_s()
         self.rows: list[TurnRow] = []
-        self.max_send_late_s = 0.0
+        self.frames_sent = 0
+        self.frames_late = 0
 
     async def run(self) -> None:
         await self._clock.sleep(self._plan.start_s)
@@ -54,7 +55,9 @@ class Caller:
                 self._add_row(now_s, TurnRecord(kind="speech", status="refused", error=str(error)))
                 await self._clock.sleep(self._plan.turns[len(self.rows) - 1].reply_gap_s)
             finally:
-                self.max_send_late_s = max(self.max_send_late_s, client.max_send_late_s)
+                sent, late = client.frames_sent_late
+                self.frames_sent += sent
+                self.frames_late += late
 
     async def _converse(self, client: RealtimeClient) -> None:
         while len(self.rows) < len(self._plan.turns):

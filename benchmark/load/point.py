@@ -22,15 +22,15 @@ class RunResult:
 
     Attributes:
         wall_s: from the first caller's start to the end of the last turn.
-        max_send_late_s: worst delay of a caller's audio frame. Above some 50 ms the load
-            generator itself was short of CPU, and its times are not the server's.
+        late_frames: share of the callers' audio frames sent over 50 ms late. Above some
+            percent the load generator was short of CPU, and the times are not the server's.
     """
 
     run: Run
     rows: list[TurnRow]
     wall_s: float
     server_start_s: float
-    max_send_late_s: float
+    late_frames: float
     usage: dict[str, ProcessUsage] = field(default_factory=dict)
 
 
@@ -80,7 +80,8 @@ def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
         rows=rows,
         wall_s=max(row.end_s for row in rows) - min(row.start_s for row in rows),
         server_start_s=start_s,
-        max_send_late_s=max(caller.max_send_late_s for caller in callers),
+        late_frames=sum(c.frames_late for c in callers)
+        / max(1, sum(c.frames_sent for c in callers)),
         usage=meter.usage(),
     )
 
@@ -108,7 +109,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
         "policies": result.run.policies,
         "wall_s": round(result.wall_s, 3),
         "server_start_s": round(result.server_start_s, 3),
-        "max_send_late_ms": round(result.max_send_late_s * 1000, 1),
+        "late_frames": round(result.late_frames, 5),
         "processes": {
             name: {
                 "n_processes": usage.n_processes,

@@ -1,10 +1,12 @@
 """Tables for people and the JSON document that they are made from."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from benchmark.load.config import LoadConfig
 from benchmark.load.point import RunResult, result_to_json
+from benchmark.load.provenance import ROOT
 from benchmark.load.stats import (
     Distribution,
     PointStats,
@@ -15,8 +17,8 @@ from benchmark.load.stats import (
 )
 
 UNKNOWN = "n/a"
-# A frame later than this: the load generator was short of CPU.
-LATE_FRAME_MS = 50.0
+# With a larger share of late audio frames the load generator itself was short of CPU.
+LATE_FRAMES_LIMIT = 0.01
 
 
 def collect(results: list[RunResult]) -> list[PointStats]:
@@ -98,10 +100,10 @@ def notes(points: list[PointStats]) -> list[str]:
         )
     for point in points:
         place = f"{point.policies} at {point.sessions} sessions"
-        if point.max_send_late_ms > LATE_FRAME_MS:
+        if point.late_frames > LATE_FRAMES_LIMIT:
             lines.append(
-                f"{place}: audio frames were sent up to {point.max_send_late_ms:.0f} ms late: "
-                "this machine is too small for callers and server together"
+                f"{place}: {100 * point.late_frames:.1f} % of the callers' frames were over 50 ms "
+                "late: this machine is too small for callers and server together"
             )
         if point.early_replies:
             lines.append(f"{place}: {point.early_replies} replies began before the user had ended")
@@ -133,12 +135,15 @@ def _totals(result: RunResult) -> RunTotals:
         wall_s=result.wall_s,
         cpu_s=sum(usage.cpu_s for usage in result.usage.values()),
         peak_rss_mib=sum(usage.peak_rss_mib for usage in result.usage.values()),
-        max_send_late_ms=result.max_send_late_s * 1000,
+        late_frames=result.late_frames,
     )
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float | str | tuple | None) else str(value)
+    if isinstance(value, Path):
+        # Results are kept in the repository: they must not tell where that lay.
+        return str(value.relative_to(ROOT)) if value.is_relative_to(ROOT) else value.name
+    return value
 
 
 def _percentiles(distribution: Distribution) -> str:

@@ -58,7 +58,7 @@ class PointStats:
     within_slo: bool | None
     cpu_s_per_audio_s: float | None
     peak_rss_mib: float
-    max_send_late_ms: float
+    late_frames: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class RunTotals:
     wall_s: float
     cpu_s: float
     peak_rss_mib: float
-    max_send_late_ms: float
+    late_frames: float
 
 
 def percentile(values: list[float], p: float) -> float | None:
@@ -116,7 +116,7 @@ def point_stats(
         within_slo=_within_slo(after_detection.p90, continuity, len(records) - len(completed)),
         cpu_s_per_audio_s=sum(run.cpu_s for run in runs) / audio_s if audio_s else None,
         peak_rss_mib=max((run.peak_rss_mib for run in runs), default=0.0),
-        max_send_late_ms=max((run.max_send_late_ms for run in runs), default=0.0),
+        late_frames=max((run.late_frames for run in runs), default=0.0),
     )
 
 

@@ -16,6 +16,7 @@ class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     prompt_len: int
     seed: int
     greedy: bool
+    penalty: float = 1.0
     audio_at: list[int] = []
     audio: bytes = b""
 

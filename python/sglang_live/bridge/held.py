@@ -7,10 +7,6 @@ one-request decode batch from the request, as upstream does for hisparse, and me
 import torch
 from sglang.srt.managers.overlap_utils import RelayPayload
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
-from sglang.srt.sampling.penaltylib.frequency_penalty import BatchedFrequencyPenalizer
-from sglang.srt.sampling.penaltylib.min_new_tokens import BatchedMinNewTokensPenalizer
-from sglang.srt.sampling.penaltylib.presence_penalty import BatchedPresencePenalizer
-from sglang.srt.sampling.penaltylib.repetition_penalty import BatchedRepetitionPenalizer
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 
@@ -59,33 +55,7 @@ def decode_batch_of(scheduler, req: Req) -> ScheduleBatch:
     batch.input_ids = None  # gathered from the relay just stashed
     vocab_size = scheduler.model_config.vocab_size
     batch.sampling_info = SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
-    replay_penalties(batch.sampling_info.penalizer_orchestrator, req)
+    if batch.sampling_info.penalizer_orchestrator.is_required:
+        # Fresh penalizers have no history. The talker counts repetitions itself, exactly.
+        raise AssertionError(f"held {req.rid}: SGLang's penalties cannot be resumed")
     return batch
-
-
-def replay_penalties(orchestrator, req: Req) -> None:
-    """Give fresh penalizers the history of one request, as if it had never left its batch.
-
-    The newest token is left out: preparing the next decode step counts it.
-    """
-    if not orchestrator.is_required or len(req.output_ids) < 2:
-        return
-    device = orchestrator.device
-    past = torch.tensor(req.output_ids[:-1], dtype=torch.int64, device=device)
-    seen, times = past.unique(return_counts=True)
-    for kind, penalizer in orchestrator.penalizers.items():
-        if not penalizer.is_prepared():
-            continue
-        if kind is BatchedRepetitionPenalizer:
-            penalizer.cumulated_repetition_penalties[0, seen] = penalizer.repetition_penalties[0]
-        elif kind is BatchedPresencePenalizer:
-            penalizer.cumulated_presence_penalties[0, seen] = penalizer.presence_penalties[0]
-        elif kind is BatchedFrequencyPenalizer:
-            penalty = penalizer.frequency_penalties[0] * times
-            penalizer.cumulated_frequency_penalties[0, seen] = penalty.to(
-                penalizer.cumulated_frequency_penalties.dtype
-            )
-        elif kind is BatchedMinNewTokensPenalizer:
-            penalizer.len_output_tokens[0] = len(past)
-        else:
-            raise AssertionError(f"penalizer {kind.__name__} is unknown to replay_penalties")

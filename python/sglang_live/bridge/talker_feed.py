@@ -18,4 +18,5 @@ def stream_of(prompt: TalkerPrompt) -> TalkerStream:
         audio_at=at,
         seed=prompt.seed,
         greedy=prompt.greedy,
+        penalty=prompt.penalty,
     )

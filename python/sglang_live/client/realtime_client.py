@@ -70,8 +70,9 @@ class RealtimeClient:
         return self._session or {}
 
     @property
-    def max_send_late_s(self) -> float:
-        return self._microphone.max_late_s
+    def frames_sent_late(self) -> tuple[int, int]:
+        """Audio frames sent, and how many of them more than 50 ms behind real time."""
+        return self._microphone.frames_sent, self._microphone.frames_late
 
     async def speak(self, pcm: bytes) -> TurnRecord:
         """Say a clip at real-time pace and follow the answer to its end."""

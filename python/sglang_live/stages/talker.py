@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_live.bridge import platform_cpu
 from sglang_live.bridge.feed_types import Frames, TalkerForget, TalkerPrompt, TalkerText
 from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV
 from sglang_live.errors import BadInputError, StageFailedError
@@ -51,9 +50,6 @@ class TalkerStage:
             OUTBOX_ENV: outbox,
             "SGLANG_EXTERNAL_MODEL_PACKAGE": EXTERNAL_MODELS,
         }
-        if platform_cpu.is_active():
-            # SGLang compiles its repetition penalty on first use, which costs many seconds.
-            os.environ["TORCHDYNAMO_DISABLE"] = "1"
         self.model = Qwen3OmniSpec.load(spec.model_path)
         self.ids = TalkerIds.of(self.model)
         args = dict(spec.engine_args)
@@ -92,6 +88,7 @@ class TalkerStage:
                 prompt_len=len(prompt),
                 seed=request.seed,
                 greedy=greedy,
+                penalty=REPETITION_PENALTY,
                 audio_at=states_at,
                 audio=b"" if states is None else states.tobytes(),
             )
@@ -100,7 +97,7 @@ class TalkerStage:
             async with asyncio.TaskGroup() as tasks:
                 feeding = tasks.create_task(self._feed_text(job, rid))
                 sending = tasks.create_task(self._send_frames(job, frames))
-                last = await self.host_run(rid, prompt, request, greedy)
+                last = await self._generate(rid, prompt, request, greedy)
                 feeding.cancel()
                 # Token n completes frame n-1; the end token, or the last one allowed, has none.
                 frames.expect(last["meta_info"]["completion_tokens"] - 1)
@@ -116,12 +113,11 @@ class TalkerStage:
         finish = last["meta_info"]["finish_reason"]["type"]
         await job.send(SpeakDone(job.job_id, finish=finish, n_frames=frames.n_sent))
 
-    async def host_run(self, rid: str, prompt: list[int], request: Speak, greedy: bool) -> dict:
+    async def _generate(self, rid: str, prompt: list[int], request: Speak, greedy: bool) -> dict:
         sampling = {
             "max_new_tokens": MAX_FRAMES,
             "temperature": 0.0 if greedy else request.temperature or TEMPERATURE,
             "top_k": -1 if greedy else TOP_K,
-            "repetition_penalty": REPETITION_PENALTY,
         }
         last: dict = {}
         stream = self.host.stream(rid, input_ids=prompt, sampling_params=sampling)

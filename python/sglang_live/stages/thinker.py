@@ -123,6 +123,9 @@ class ThinkerStage:
                             taken_in = []
                         await reply.take(event)
         self._n_rebuilt += counts.rebuilt
+        self._items[session_id][request.reply_key] = HistoryItem(
+            key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
+        )
         await job.send(
             ThinkDone(
                 job.job_id,
@@ -154,14 +157,14 @@ class ThinkerStage:
         return [known[key] for key in request.keys]
 
     def _sampling(self, request: Think) -> dict:
-        sampling: dict = {"stop_token_ids": list(self.model.end_of_turn_ids)}
-        if request.max_tokens is not None:
-            sampling["max_new_tokens"] = request.max_tokens
-        else:
-            sampling["max_new_tokens"] = MAX_REPLY_TOKENS
-        if request.temperature is not None:
-            sampling["temperature"] = request.temperature
-        return sampling
+        n_max = MAX_REPLY_TOKENS if request.max_tokens is None else request.max_tokens
+        own = {} if request.temperature is None else {"temperature": request.temperature}
+        return {
+            **self.model.sampling,
+            **own,
+            "max_new_tokens": n_max,
+            "stop_token_ids": list(self.model.end_of_turn_ids),
+        }
 
     async def _clip_states(self, event: Prefilled) -> np.ndarray:
         """The thinker's states [n_placeholders, thinker_hidden] of one clip just prefilled."""

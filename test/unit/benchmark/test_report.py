@@ -8,7 +8,7 @@ from benchmark.load.report import collect, document, notes, process_table, table
 from sglang_live.client.turn_record import TurnRecord
 
 
-def result(policies="off", sessions=1, repeat=0, n_turns=3, max_send_late_s=0.001):
+def result(policies="off", sessions=1, repeat=0, n_turns=3, late_frames=0.001):
     record = TurnRecord(
         kind="speech",
         status="completed",
@@ -24,7 +24,7 @@ def result(policies="off", sessions=1, repeat=0, n_turns=3, max_send_late_s=0.00
         rows=[TurnRow(turn=i, record=record, **row) for i in range(n_turns)],
         wall_s=4.0,
         server_start_s=2.0,
-        max_send_late_s=max_send_late_s,
+        late_frames=late_frames,
         usage={"sglang::scheduler": ProcessUsage(2, 3.0, 512.0)},
     )
 
@@ -49,7 +49,7 @@ def test_the_process_table_names_processes():
 
 def test_a_load_generator_that_could_not_keep_up_is_told_on():
     assert not any("too small" in line for line in notes(collect([result()])))
-    assert any("too small" in line for line in notes(collect([result(max_send_late_s=0.2)])))
+    assert any("too small" in line for line in notes(collect([result(late_frames=0.2)])))
 
 
 def test_the_document_holds_every_turn_and_no_audio():
@@ -62,6 +62,7 @@ def test_the_document_holds_every_turn_and_no_audio():
     assert [len(run["turns"]) for run in loaded["runs"]] == [3, 3]
     assert loaded["runs"][0]["turns"][0]["ttfp_ms"] == 700.0
     assert "reply_pcm" not in text
+    assert loaded["config"]["clips"] == "benchmark/workloads/clips", "no path of this machine"
 
 
 def test_processes_are_named_by_title_or_module():

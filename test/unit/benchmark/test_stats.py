@@ -24,10 +24,8 @@ def turn(ttfp_ms=900.0, **changes):
     return TurnRecord(**{**lived, **changes})
 
 
-def totals(wall_s=10.0, cpu_s=4.0, peak_rss_mib=100.0, max_send_late_ms=1.0):
-    return RunTotals(
-        wall_s=wall_s, cpu_s=cpu_s, peak_rss_mib=peak_rss_mib, max_send_late_ms=max_send_late_ms
-    )
+def totals(wall_s=10.0, cpu_s=4.0, peak_rss_mib=100.0, late_frames=0.0):
+    return RunTotals(wall_s=wall_s, cpu_s=cpu_s, peak_rss_mib=peak_rss_mib, late_frames=late_frames)
 
 
 def stats(records, runs=None, sessions=1):

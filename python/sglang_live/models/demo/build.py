@@ -51,6 +51,7 @@ def ensure_built(size: DemoSize | None = None) -> Path:
 def build(directory: Path, size: DemoSize) -> None:
     tokenizer = build_tokenizer()
     model = _random_model(_config(tokenizer, size), size)
+    _speak_words_only(model, tokenizer)
     _mark_endings(model, size)
     _level_voice(model, size)
     model.save_pretrained(directory)
@@ -202,42 +203,70 @@ def _random_model(config, size: DemoSize) -> Qwen3OmniMoeForConditionalGeneratio
 
 
 @torch.no_grad()
+def _speak_words_only(model: Qwen3OmniMoeForConditionalGeneration, tokenizer) -> None:
+    """Every token but whole words gets logit 0, which practically never wins."""
+    words = [
+        token_id
+        for token_id, token in enumerate(tokenizer.convert_ids_to_tokens(range(VOCAB_SIZE)))
+        if token is not None and token[0] == "Ġ" and len(token) > 3 and token[1:].isalpha()
+    ]
+    head = model.thinker.lm_head.weight
+    others = torch.ones(len(head), dtype=torch.bool)
+    others[words] = False
+    head[others] = 0.0
+
+
+@torch.no_grad()
 def _mark_endings(model: Qwen3OmniMoeForConditionalGeneration, size: DemoSize) -> None:
     """Give both language models a fixed chance to stop.
 
     Thinker: channel 0 of the residual stream is the same for every token and no layer writes it,
-    so the end token's logit, reading only that channel, is constant.
-    Talker: channel 0 is large only where the text input is `tts_pad`, that is after the text.
+    so the end token's logit, reading only that channel, is about constant.
+    Talker: channel 0 is set only where the text input is `tts_pad`, that is after the text.
     """
     thinker, talker, config = model.thinker, model.talker, model.config
     _reserve_channel(thinker.model)
     _reserve_channel(talker.model)
     thinker.model.embed_tokens.weight[:, 0] = 1.0
-    head = thinker.lm_head.weight
-    head[:, 0] = 0.0
-    head[config.im_end_token_id] = 0.0
-    head[config.im_end_token_id, 0] = size.thinker_end_logit
-    # Only plain text may be spoken: no special token but the end may win.
-    head[: config.im_end_token_id] = 0.0
-    head[config.im_end_token_id + 1 : len(SPECIAL_TOKENS)] = 0.0
-
+    # Channel 1 of the thinker's embedding is set for tts_pad alone and read by one hidden unit.
+    thinker.model.embed_tokens.weight[:, 1] = 0.0
+    thinker.model.embed_tokens.weight[config.tts_pad_token_id, 1] = 8.0
     talker.model.codec_embedding.weight[:, 0] = 0.0
     for embedding in talker.code_predictor.model.codec_embedding:
         embedding.weight[:, 0] = 0.0
     for projection in (talker.text_projection, talker.hidden_projection):
         projection.linear_fc2.weight[0] = 0.0
         projection.linear_fc2.bias[0] = 0.0
-    # Channel 1 of the thinker's embedding is set for tts_pad alone and read by one hidden unit.
-    thinker.model.embed_tokens.weight[:, 1] = 0.0
-    thinker.model.embed_tokens.weight[config.tts_pad_token_id, 1] = 8.0
     gate = talker.text_projection
     gate.linear_fc1.weight[0] = 0.0
     gate.linear_fc1.weight[0, 1] = 1.0
     gate.linear_fc2.weight[0, 0] = 1.0
-    talker.codec_head.weight[:, 0] = 0.0
+
+    noise = torch.Generator().manual_seed(size.seed)
+    ids = torch.randint(len(SPECIAL_TOKENS), VOCAB_SIZE, (1, 200), generator=noise)
+    hidden = thinker.model(input_ids=ids).last_hidden_state
+    _end_reads_channel(
+        thinker.lm_head.weight, config.im_end_token_id, hidden, size.thinker_end_logit
+    )
+    # Frames as they look after the text: 16 code embeddings and tts_pad.
+    codes = torch.randint(0, 2048, (200, 16), generator=noise)
+    frames = talker.model.codec_embedding(codes[:, 0])
+    for group, embedding in enumerate(talker.code_predictor.model.codec_embedding):
+        frames = frames + embedding(codes[:, group + 1])
+    pad = torch.tensor(config.tts_pad_token_id)
+    frames = frames + talker.text_projection(thinker.model.embed_tokens(pad))
+    hidden = talker.model(inputs_embeds=frames.unsqueeze(0)).last_hidden_state
     end = config.talker_config.codec_eos_token_id
-    talker.codec_head.weight[end] = 0.0
-    talker.codec_head.weight[end, 0] = size.talker_end_logit
+    _end_reads_channel(talker.codec_head.weight, end, hidden, size.talker_end_logit)
+
+
+def _end_reads_channel(
+    head: torch.Tensor, end_id: int, hidden: torch.Tensor, end_logit: float
+) -> None:
+    """Make end_id's logit depend on channel 0 alone, end_logit on average over `hidden`."""
+    head[:, 0] = 0.0
+    head[end_id] = 0.0
+    head[end_id, 0] = end_logit / hidden[..., 0].mean()
 
 
 def _reserve_channel(stack: torch.nn.Module) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 # Bump when the recipe changes, so that caches are rebuilt.
-RECIPE = 1
+RECIPE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +22,8 @@ class DemoSize:
     decoder_dim: int = 64
     seed: int = 20260101
     # Logits of the end tokens over a constant channel; the rest are about N(0, 1).
-    thinker_end_logit: float = 1.0
-    talker_end_logit: float = 4.5
+    thinker_end_logit: float = 2.2
+    talker_end_logit: float = 2.8
 
 
 def default_directory(size: DemoSize | None = None) -> Path:

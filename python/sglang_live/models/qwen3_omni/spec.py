@@ -17,6 +17,7 @@ class Qwen3OmniSpec:
     """Ids and sizes that stages and orchestrator must agree on.
 
     Ids of text tokens are in the thinker's vocabulary, codec ids in the talker's.
+    sampling: the thinker's own defaults (generation_config.json), as SGLang names them.
     """
 
     path: Path
@@ -43,6 +44,7 @@ class Qwen3OmniSpec:
     codec_eos_id: int
     speakers: MappingProxyType[str, int]
     end_of_turn_ids: tuple[int, ...]
+    sampling: MappingProxyType[str, float]
 
     @staticmethod
     def load(path: str | Path) -> "Qwen3OmniSpec":
@@ -86,11 +88,19 @@ class Qwen3OmniSpec:
             codec_eos_id=talker["codec_eos_token_id"],
             speakers=MappingProxyType({k.lower(): v for k, v in talker["speaker_id"].items()}),
             end_of_turn_ids=tuple(end) if isinstance(end, list) else (end,),
+            sampling=MappingProxyType(_sampling(generation)),
         )
 
     @property
     def voices(self) -> tuple[str, ...]:
         return tuple(self.speakers)
+
+
+def _sampling(generation: dict[str, Any]) -> dict[str, float]:
+    if not generation.get("do_sample", True):
+        return {"temperature": 0.0}
+    names = ("temperature", "top_p", "top_k", "repetition_penalty")
+    return {name: generation[name] for name in names if generation.get(name) is not None}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class TalkerStream:
     audio_at: np.ndarray
     seed: int
     greedy: bool
+    penalty: float
     text_ids: list[int] = field(default_factory=list)
     text_done: bool = False
     n_frames: int = 0
@@ -48,6 +49,8 @@ class TalkerRows:
     prompt_len:  [n_rows] int64.
     text_ids:    [n_rows, max_frames] int32, tts_pad where no text has come.
     codes:       [n_rows, max_frames, n_residual] int16.
+    seen:        [n_rows, codec_vocab] bool, codes 0 generated so far.
+    penalty:     [n_rows] float32, repetition penalty.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class TalkerRows:
         max_frames: int,
         hidden: int,
         n_residual: int,
+        codec_vocab: int,
         pad_id: int,
         device: torch.device,
         dtype: torch.dtype,
@@ -67,6 +71,8 @@ class TalkerRows:
         self.prompt_len = torch.zeros(n_rows, device=device, dtype=torch.int64)
         self.seed = torch.zeros(n_rows, device=device, dtype=torch.int64)
         self.greedy = torch.ones(n_rows, device=device, dtype=torch.bool)
+        self.seen = torch.zeros(n_rows, codec_vocab, device=device, dtype=torch.bool)
+        self.penalty = torch.ones(n_rows, device=device)
         shape = (n_rows, max_frames)
         self.text_ids = torch.full(shape, pad_id, device=device, dtype=torch.int32)
         self.codes = torch.zeros(*shape, n_residual, device=device, dtype=torch.int16)
@@ -76,6 +82,8 @@ class TalkerRows:
         self.prompt_len[row] = stream.prompt_len
         self.seed[row] = stream.seed
         self.greedy[row] = stream.greedy
+        self.penalty[row] = stream.penalty
+        self.seen[row] = False
         self.text_ids[row] = self._pad_id
         stream.row, stream.n_text_written = row, 0
         if stream.saved is not None:

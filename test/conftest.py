@@ -1,0 +1,21 @@
+"""Tests marked `gpu` are skipped where there is no CUDA device."""
+
+import shutil
+import subprocess
+
+import pytest
+
+
+def _has_gpu() -> bool:
+    # Asked of the driver, not of torch: importing that would slow every unit test run.
+    if shutil.which("nvidia-smi") is None:
+        return False
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
+    return "GPU" in listed.stdout
+
+
+def pytest_collection_modifyitems(items):
+    marked = [item for item in items if "gpu" in item.keywords]
+    if marked and not _has_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))

@@ -1,0 +1,190 @@
+"""Whatever a client sends: exactly one answer, nothing changed, the connection alive."""
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.realtime_events import parse_client_event
+
+from .fakes import FakeOrchestrator, connected, types
+
+DEEP = "[" * 50_000 + "]" * 50_000
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        ("", "invalid_json"),
+        ("{", "invalid_json"),
+        ("nonsense", "invalid_json"),
+        ('{"type": NaN}', "invalid_json"),
+        ('{"type":"session.update","session":' + DEEP + "}", "invalid_type"),
+        ('{"type":"response.cancel","extra":' + DEEP + "}", "invalid_json"),
+        (DEEP, "invalid_event"),
+        ("[]", "invalid_event"),
+        ("7", "invalid_event"),
+        ("{}", "missing_required_parameter"),
+        ('{"type": "zzz"}', "invalid_value"),
+        ('{"type": 3}', "invalid_value"),
+        ('{"type": "response.audio.delta"}', "invalid_value"),
+        ('{"type": "input_audio_buffer.append"}', "missing_required_parameter"),
+        ('{"type": "output_audio_buffer.clear"}', "invalid_value"),
+        (b"\x00\x01", "invalid_event"),
+    ],
+)
+async def test_a_frame_that_is_no_event_is_one_error(frame, code):
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send_raw(frame)
+        events = await caller.settle()
+        assert types(events) == ["error"]
+        assert events[0]["error"]["code"] == code
+        assert events[0]["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("frame", "event_id"),
+    [
+        ('{"type": "zzz", "event_id": "e1"}', "e1"),
+        ('{"event_id": "e2", "type": "input_audio_buffer.append", "audio": 5}', "e2"),
+        ('{"type": "zzz", "event_id": 7}', None),
+        ('{"type": "zzz", "event_id": "e3"', None),
+        ('["event_id"]', None),
+    ],
+)
+async def test_errors_repeat_the_clients_event_id(frame, event_id):
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send_raw(frame)
+        assert (await caller.expect("error"))["error"]["event_id"] == event_id
+
+
+async def test_a_frame_beyond_the_limit_is_an_error_and_not_read():
+    async with connected(
+        FakeOrchestrator(), max_frame_bytes=4000, max_append_bytes=2000
+    ) as caller:
+        caller.send("input_audio_buffer.append", audio="A" * 5000)
+        error = (await caller.expect("error"))["error"]
+        assert error["code"] == "event_too_large"
+
+
+async def test_a_bug_of_ours_costs_one_event_and_not_the_call(monkeypatch, caplog):
+    from sglang_live.gateway.caller_turns import CallerTurns
+
+    def crash(self):
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(CallerTurns, "clear", crash)
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("input_audio_buffer.clear", event_id="e")
+        events = await caller.settle()
+        assert types(events) == ["error"]
+        assert events[0]["error"]["type"] == "server_error"
+        assert events[0]["error"]["event_id"] == "e"
+        assert "secret" not in events[0]["error"]["message"]
+    assert "secret detail" in caplog.text
+
+
+def json_values():
+    numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    scalars = st.none() | st.booleans() | numbers | st.text()
+    return st.recursive(
+        scalars,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=8,
+    )
+
+
+FIELDS = {
+    "session.update": ["session"],
+    "input_audio_buffer.append": ["audio"],
+    "input_audio_buffer.commit": [],
+    "input_audio_buffer.clear": [],
+    "output_audio_buffer.clear": [],
+    "conversation.item.create": ["item", "previous_item_id"],
+    "conversation.item.delete": ["item_id"],
+    "conversation.item.retrieve": ["item_id"],
+    "conversation.item.truncate": ["item_id", "content_index", "audio_end_ms"],
+    "response.create": ["response"],
+    "response.cancel": ["response_id"],
+}
+# Answers that report a change; one event may have several, an error never has company.
+LIKELY_VALUES = st.sampled_from(
+    [
+        {"type": "realtime"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]},
+        {"conversation": "none"},
+        "AAAA",
+        "",
+        "item_1",
+        0,
+        2**70,
+        -1,
+        1e308,
+        "\ud83d\ude00\u0000",
+    ]
+)
+
+
+@st.composite
+def client_events(draw):
+    kind = draw(st.sampled_from([*FIELDS, "unknown.event"]))
+    event = {"type": kind, "event_id": draw(st.text(max_size=8) | st.none())}
+    for name in FIELDS.get(kind, []):
+        if draw(st.booleans()):
+            event[name] = draw(LIKELY_VALUES | json_values())
+    nested = event.get("session")
+    if isinstance(nested, dict):
+        keys = ["audio", "tools", "tool_choice", "max_output_tokens", "output_modalities"]
+        nested = dict(nested)
+        for name in draw(st.lists(st.sampled_from(keys), max_size=2)):
+            nested[name] = draw(json_values())
+        event["session"] = nested
+    return event
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(client_events(), min_size=1, max_size=6))
+def test_random_events_get_an_error_or_their_answer_and_the_connection_lives(events):
+    async def talk():
+        async with connected(FakeOrchestrator()) as caller:
+            for event in events:
+                frame = json.dumps(event)
+                caller.send_raw(frame)
+                caller.send("conversation.item.retrieve", item_id="marker", event_id="marker")
+                answers = []
+                while True:
+                    answer = await caller.next()
+                    if answer["type"] == "error" and answer["error"]["event_id"] == "marker":
+                        break
+                    answers.append(answer)
+                errors = [a for a in answers if a["type"] == "error"]
+                assert len(errors) <= 1
+                if is_refused(frame):
+                    assert len(errors) == 1
+                for error in errors:
+                    assert error["error"]["type"] == "invalid_request_error", error
+                    assert error["error"]["event_id"] == event["event_id"]
+
+    asyncio.run(talk())
+
+
+def is_refused(frame: str) -> bool:
+    try:
+        parse_client_event(frame)
+    except ClientEventError:
+        return True
+    return False
+
+
+@settings(
+    max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+@given(st.text() | st.binary(max_size=50).map(lambda raw: raw.decode("latin-1")))
+def test_no_text_makes_the_parser_fail_in_another_way(frame):
+    try:
+        parse_client_event(frame)
+    except ClientEventError as error:
+        assert str(error)

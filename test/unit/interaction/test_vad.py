@@ -1,0 +1,206 @@
+"""Turn boundaries from scripted probabilities, then from real audio through the real model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from sglang_live.interaction.silero import CONTEXT_SAMPLES, WINDOW_SAMPLES, SileroModel, SpeechState
+from sglang_live.interaction.vad import SpeechDetector, SpeechStarted, SpeechStopped, VadSettings
+
+AUDIO = Path(__file__).parents[2] / "data" / "audio"
+SPEECH = ("sp_jfk", "sp_librivox_0880", "sp_cv651325")
+WINDOW_MS = 32
+RATE_HZ = 16_000
+
+
+class ScriptedModel:
+    """Gives the probabilities it was told to, one per window."""
+
+    def __init__(self, probabilities):
+        self.probabilities_left = list(probabilities)
+        self.windows = []
+
+    def initial_state(self):
+        return SpeechState(np.zeros(1), np.zeros(1))
+
+    def probabilities(self, windows, state):
+        self.windows += list(windows)
+        taken = [self.probabilities_left.pop(0) for _ in windows]
+        return np.array(taken, np.float32), state
+
+
+def run(probabilities, settings=None, pieces=None):
+    model = ScriptedModel(probabilities)
+    detector = SpeechDetector(model, settings or VadSettings())
+    n_samples = len(probabilities) * WINDOW_SAMPLES
+    events = []
+    for size in pieces or [n_samples]:
+        events += detector.feed(np.zeros(size, np.int16))
+    return events
+
+
+def test_a_turn_spans_from_the_padded_onset_to_the_end_of_the_silence():
+    script = [0.0] * 20 + [0.9] * 10 + [0.0] * 20
+    started, stopped = run(script)
+    onset_ms = 20 * WINDOW_MS
+    assert started == SpeechStarted(at_ms=onset_ms - 300, onset_ms=onset_ms)
+    assert stopped == SpeechStopped(at_ms=30 * WINDOW_MS + 500, speech_end_ms=30 * WINDOW_MS)
+
+
+def test_the_padding_reaches_neither_before_the_stream_nor_into_the_turn_before():
+    settings = VadSettings(silence_duration_ms=64)
+    script = [0.9] * 5 + [0.0] * 3 + [0.9] * 5
+    first, stopped, second = run(script, settings)
+    assert first.at_ms == 0
+    assert second.at_ms == stopped.at_ms
+
+
+@pytest.mark.parametrize("n_voiced", [1, 2])
+def test_less_than_the_minimum_of_speech_starts_nothing(n_voiced):
+    assert run(([0.0] * 5 + [0.9] * n_voiced) * 10 + [0.0] * 5) == []
+
+
+def test_a_soft_syllable_within_the_hysteresis_band_does_not_end_the_turn():
+    # 0.4 is below the threshold of 0.5, but not by 0.15.
+    assert len(run([0.9] * 5 + [0.4] * 60)) == 1
+    assert len(run([0.9] * 5 + [0.34] * 60)) == 2
+
+
+def test_a_pause_shorter_than_the_silence_keeps_one_turn():
+    script = [0.9] * 5 + [0.0] * 15 + [0.9] * 5 + [0.0] * 16
+    assert [type(event) for event in run(script)] == [SpeechStarted, SpeechStopped]
+
+
+def test_half_voiced_noise_does_not_move_the_onset_back():
+    # Single voiced windows far apart are not the beginning of what comes later.
+    script = [0.9, 0.4, 0.4, 0.4] * 10 + [0.9] * 5
+    (started,) = run(script)
+    assert started.onset_ms == 40 * WINDOW_MS
+
+
+@pytest.mark.parametrize("size", [1, 100, 511, 512, 513, 5000])
+def test_the_size_of_the_pieces_does_not_matter(size):
+    script = [0.0] * 7 + [0.8] * 9 + [0.0] * 30
+    total = len(script) * WINDOW_SAMPLES
+    pieces = [size] * (total // size) + [total % size]
+    assert run(script, pieces=pieces) == run(script)
+
+
+def test_windows_carry_the_end_of_the_one_before():
+    model = ScriptedModel([0.0] * 4)
+    detector = SpeechDetector(model, VadSettings())
+    pcm = np.arange(4 * WINDOW_SAMPLES).astype(np.int16)
+    for piece in np.split(pcm, [300, 700, 1500]):
+        detector.feed(piece)
+    with_silence = np.concatenate((np.zeros(CONTEXT_SAMPLES, np.int16), pcm)) / 32768
+    for index, window in enumerate(model.windows):
+        at = index * WINDOW_SAMPLES
+        expected = with_silence[at : at + CONTEXT_SAMPLES + WINDOW_SAMPLES]
+        assert np.allclose(window, expected)
+
+
+def test_time_goes_on_across_a_reset():
+    model = ScriptedModel([0.9] * 20)
+    detector = SpeechDetector(model, VadSettings())
+    detector.feed(np.zeros(5 * WINDOW_SAMPLES, np.int16))
+    assert detector.speaking
+    detector.reset(RATE_HZ)
+    assert not detector.speaking
+    (started,) = detector.feed(np.zeros(5 * WINDOW_SAMPLES, np.int16))
+    assert started == SpeechStarted(at_ms=1000, onset_ms=1000)
+
+
+def test_settings_outside_their_range_are_refused():
+    for wrong in ({"threshold": 1.1}, {"silence_duration_ms": -1}, {"min_speech_ms": -5}):
+        with pytest.raises(ValueError):
+            VadSettings(**wrong)
+
+
+@pytest.fixture(scope="module")
+def silero():
+    return SileroModel()
+
+
+def load(name):
+    pcm, rate_hz = soundfile.read(AUDIO / f"{name}.flac", dtype="int16")
+    assert rate_hz == RATE_HZ
+    return pcm
+
+
+def onset_sample(pcm):
+    """Where the voice rises above a fifth of its loudest 10 ms: above breath and mouth clicks."""
+    frames = pcm[: len(pcm) // 160 * 160].reshape(-1, 160).astype(float)
+    loudness = np.sqrt((frames**2).mean(axis=1))
+    return int(np.argmax(loudness > loudness.max() / 5)) * 160
+
+
+def detect(model, pcm, settings=None, piece=320):
+    detector = SpeechDetector(model, settings or VadSettings())
+    return [e for at in range(0, len(pcm), piece) for e in detector.feed(pcm[at : at + piece])]
+
+
+@pytest.mark.parametrize("name", SPEECH)
+@pytest.mark.parametrize("lead_ms", [0, 500, 1017])
+def test_real_speech_is_found_within_200_ms_of_its_onset(silero, name, lead_ms):
+    clip = load(name)
+    clip = clip[onset_sample(clip) :]
+    pcm = np.concatenate((np.zeros(lead_ms * 16, np.int16), clip, np.zeros(RATE_HZ, np.int16)))
+    events = detect(silero, pcm)
+    assert isinstance(events[0], SpeechStarted)
+    assert abs(events[0].onset_ms - lead_ms) <= 200
+    assert events[0].at_ms == max(0, events[0].onset_ms - 300)
+    assert isinstance(events[-1], SpeechStopped)
+    kinds = [type(event) for event in events]
+    assert kinds == [SpeechStarted, SpeechStopped] * (len(kinds) // 2)
+
+
+@pytest.mark.parametrize("name", SPEECH)
+def test_quieter_or_noisier_speech_is_still_found(silero, name):
+    rng = np.random.default_rng(0)
+    clip = load(name).astype(float)
+    level = np.sqrt((clip**2).mean())
+    for gain, noise in ((0.1, 0.0), (1.0, 0.1)):
+        pcm = clip * gain + rng.normal(0, noise * level * gain, len(clip)) + 0.5
+        assert detect(silero, np.clip(pcm, -32768, 32767).astype(np.int16))
+
+
+def silences():
+    rng = np.random.default_rng(7)
+    t = np.arange(10 * RATE_HZ) / RATE_HZ
+    click = rng.normal(0, 20, len(t))
+    click[:: RATE_HZ // 2] = 20_000
+    return {
+        "digital_zero": np.zeros(len(t)),
+        "one_bit": rng.integers(-1, 2, len(t)),
+        "offset": np.full(len(t), 900),
+        "noise_-60_dB": rng.normal(0, 33, len(t)),
+        "noise_-40_dB": rng.normal(0, 330, len(t)),
+        "hum": 1500 * np.sin(2 * np.pi * 50 * t),
+        "tone": 8000 * np.sin(2 * np.pi * 440 * t),
+        "clicks": click,
+    }
+
+
+@pytest.mark.parametrize("name", sorted(silences()))
+def test_silence_noise_and_clicks_never_start_a_turn(silero, name):
+    pcm = silences()[name].astype(np.int16)
+    assert detect(silero, pcm) == []
+    assert detect(silero, pcm, VadSettings(threshold=0.3)) == []
+
+
+def test_loud_animals_do_not_start_a_turn(silero):
+    assert detect(silero, load("no_humpback_6s")) == []
+
+
+def test_callers_that_share_the_model_do_not_hear_each_other(silero):
+    one, other = load("sp_librivox_0880"), load("no_humpback_6s")[: 3 * RATE_HZ]
+    alone = detect(silero, one)
+    first = SpeechDetector(silero, VadSettings())
+    second = SpeechDetector(silero, VadSettings())
+    mixed = []
+    for at in range(0, len(one), 320):
+        mixed += first.feed(one[at : at + 320])
+        assert second.feed(other[at : at + 320]) == []
+    assert mixed == alone
