@@ -159,7 +159,7 @@ show_ready_stages
 echo "server ready after $((SECONDS - from)) s"
 
 "$python" -m sglang_live.client \
-    --url "ws://127.0.0.1:$port/v1/realtime" --model "$model" \
+    --url "ws://127.0.0.1:$port/v1/realtime" --model "$(basename "$model")" \
     --wav python/sglang_live/assets/speech.flac --out "$out" --json \
     >"$work/client.out" || fail "the conversation did not succeed"
 
@@ -181,6 +181,6 @@ PYTHON
 if ((serve)); then
     echo "serving until Ctrl-C:"
     echo "  web page   http://127.0.0.1:$port/"
-    echo "  realtime   ws://127.0.0.1:$port/v1/realtime?model=$model"
+    echo "  realtime   ws://127.0.0.1:$port/v1/realtime?model=$(basename "$model")"
     wait "$server_pid" || fail "the server ended"
 fi

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,10 @@ def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
         config.model_path, run.policies, config.server_args, config.start_timeout_s
     ) as server:
         options = SessionOptions(
-            url=server.url, model=config.model_path, turn_timeout_s=config.turn_timeout_s
+            url=server.url,
+            # A server names its model after the last part of the path.
+            model=Path(config.model_path).name,
+            turn_timeout_s=config.turn_timeout_s,
         )
         meter = UsageMeter(server.pid)
         callers = asyncio.run(_put_load(plans, workload.speech, options, meter))

@@ -11,8 +11,8 @@ from pathlib import Path
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import Request
-from starlette.routing import WebSocketRoute
 from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import WebSocketRoute
 
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError

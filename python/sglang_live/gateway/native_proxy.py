@@ -13,6 +13,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
+from yarl import URL
 
 from sglang_live.errors import BadInputError, LiveError, ModelNotFoundError, StageUnavailableError
 from sglang_live.gateway.config import GatewayConfig
@@ -96,9 +97,10 @@ class NativeProxy:
             headers["content-type"] = "application/json"
         if self._config.native_api_key:
             headers["authorization"] = f"Bearer {self._config.native_api_key}"
-        url = self._base_url + route
+        # Encoded as it came: quoting it again would change it.
+        url = URL(f"{self._base_url}{route}?{request.url.query}".removesuffix("?"), encoded=True)
         upstream = self._session().request(
-            request.method, url, params=request.url.query, headers=headers, data=body or None
+            request.method, url, headers=headers, data=body or None, allow_redirects=False
         )
         return _Relay(upstream, route, self._metrics)
 

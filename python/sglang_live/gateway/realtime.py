@@ -116,6 +116,7 @@ class RealtimeConnection:
         self._outbox.close()
         await asyncio.wait({sender}, timeout=_CLOSE_GRACE_S)
         sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
         await self._close(code, error.code)
 
     async def _serve(self, session: VoiceSession, sender: asyncio.Task[None]) -> None:

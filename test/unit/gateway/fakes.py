@@ -71,6 +71,7 @@ class FakeSession:
     running: int = 0
     n_cancelled: int = 0
     n_closed: int = 0
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         self.turns.append(turn)
@@ -98,6 +99,7 @@ class FakeSession:
 
     async def close(self) -> None:
         self.n_closed += 1
+        self.closed.set()
 
 
 @dataclass(eq=False)

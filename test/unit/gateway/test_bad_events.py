@@ -62,9 +62,7 @@ async def test_errors_repeat_the_clients_event_id(frame, event_id):
 
 
 async def test_a_frame_beyond_the_limit_is_an_error_and_not_read():
-    async with connected(
-        FakeOrchestrator(), max_frame_bytes=4000, max_append_bytes=2000
-    ) as caller:
+    async with connected(FakeOrchestrator(), max_frame_bytes=4000, max_append_bytes=2000) as caller:
         caller.send("input_audio_buffer.append", audio="A" * 5000)
         error = (await caller.expect("error"))["error"]
         assert error["code"] == "event_too_large"

@@ -41,7 +41,7 @@ def test_a_part_does_not_change_when_more_audio_comes():
 def test_less_than_100_ms_cannot_be_committed():
     buffer = InputBuffer(1.0)
     buffer.append(ramp(0, 1599))
-    with pytest.raises(EmptyCommitError, match="99.94ms"):
+    with pytest.raises(EmptyCommitError, match="only has 99"):
         buffer.check_commit()
     buffer.check_commit(pending_samples=1)
 

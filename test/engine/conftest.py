@@ -1,0 +1,98 @@
+"""Real stages for the tests of this folder, started once per variant and shared."""
+
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import soundfile as sf
+
+from sglang_live.models.demo.build import build
+from sglang_live.models.demo.location import DemoSize
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.orchestrator.links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address, new_run_dir
+from test.engine.reference import Reference
+
+DATA = Path(__file__).parents[1] / "data" / "audio"
+
+
+@dataclass
+class Stages:
+    """Running stages of one variant."""
+
+    supervisor: Supervisor
+    model: Qwen3OmniSpec
+
+    def replica(self, stage: str) -> Replica:
+        return next(r for r in self.supervisor.replicas if r.spec.stage == stage)
+
+    def links(self, session_id: str) -> StageLinks:
+        segments: dict = {}
+        return StageLinks(
+            ThinkerLink(self.replica("thinker"), session_id, segments),
+            TalkerLink(self.replica("talker"), session_id, segments),
+            VocoderLink(self.replica("vocoder"), session_id),
+        )
+
+
+@contextlib.asynccontextmanager
+async def running_stages(
+    checkpoint: Path, cache: Path, engine_args: dict | None = None
+) -> AsyncIterator[Stages]:
+    run_dir = new_run_dir()
+    specs = [
+        StageSpec(
+            stage=stage,
+            replica=0,
+            model_path=str(checkpoint),
+            cache_dir=str(cache),
+            address=loopback_address(run_dir, stage, 0),
+            same_host=True,
+            run_dir=str(run_dir),
+            served_name="demo",
+            engine_args=(engine_args or {}) if stage != "vocoder" else {},
+        )
+        for stage in ("thinker", "talker", "vocoder")
+    ]
+    supervisor = Supervisor(specs, log_dir=cache)
+    try:
+        await supervisor.start()
+        yield Stages(supervisor, Qwen3OmniSpec.load(checkpoint))
+    finally:
+        await supervisor.stop()
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def endless_checkpoint(tmp_path_factory) -> Path:
+    """The demo architecture with replies that do not end by themselves."""
+    path = tmp_path_factory.mktemp("endless")
+    build(path, DemoSize(thinker_end_logit=0.0, talker_end_logit=0.0))
+    return path
+
+
+@pytest.fixture(scope="session")
+def reference(endless_checkpoint) -> Reference:
+    return Reference.load(endless_checkpoint)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def stages(endless_checkpoint, tmp_path_factory) -> AsyncIterator[Stages]:
+    """SGLang's defaults: overlap scheduling, page size 1."""
+    cache = tmp_path_factory.mktemp("stages")
+    async with running_stages(endless_checkpoint, cache) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def speech() -> np.ndarray:
+    """11 s of a human voice, int16 at 16 kHz."""
+    pcm, rate_hz = sf.read(DATA / "sp_jfk.flac", dtype="int16")
+    assert rate_hz == 16_000
+    return pcm

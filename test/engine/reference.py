@@ -1,0 +1,92 @@
+"""transformers' own Qwen3-Omni on the same weights: what the stages must reproduce, greedily."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoProcessor
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeForConditionalGeneration,
+)
+
+AUDIO = "<|audio_start|><|audio_pad|><|audio_end|>"
+
+
+@dataclass
+class Reference:
+    model: Qwen3OmniMoeForConditionalGeneration
+    processor: object
+
+    @staticmethod
+    def load(path: Path) -> "Reference":
+        model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
+        return Reference(model.eval(), AutoProcessor.from_pretrained(path))
+
+    def inputs(self, text: str, clips: list[np.ndarray]) -> dict:
+        """clips: int16 at 16 kHz, one per placeholder in text."""
+        audio = [clip.astype(np.float32) / 32768 for clip in clips]
+        return dict(
+            self.processor(
+                text=[text],
+                audio=audio or None,
+                return_tensors="pt",
+                padding=True,
+                audio_kwargs={"truncation": False},
+            )
+        )
+
+    @torch.no_grad()
+    def think(self, inputs: dict, n_tokens: int) -> list[int]:
+        """Greedy reply, without regard to end tokens."""
+        out = self.model.thinker.generate(
+            **inputs, max_new_tokens=n_tokens, do_sample=False, eos_token_id=-1
+        )
+        return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+    @torch.no_grad()
+    def speak(self, inputs: dict, n_tokens: int, n_frames: int) -> tuple[list[int], np.ndarray]:
+        """Reply ids and the codes [n_frames, 16] of its speech.
+
+        The reference drops the last reply token, which usually is the end token.
+        """
+        talker, captured = self.model.talker, {}
+        predictor = talker.code_predictor
+        talk, predict = talker.generate, predictor.generate
+
+        def greedy_predict(**kwargs):
+            kwargs |= {"do_sample": False, "top_k": None, "top_p": None}
+            return predict(**kwargs)
+
+        def capture(**kwargs):
+            captured["result"] = talk(**kwargs)
+            return captured["result"]
+
+        talker.generate, predictor.generate = capture, greedy_predict
+        try:
+            sequence, _ = self.model.generate(
+                **inputs,
+                speaker="ethan",
+                thinker_max_new_tokens=n_tokens,
+                thinker_do_sample=False,
+                thinker_eos_token_id=-1,
+                talker_max_new_tokens=n_frames + 1,
+                talker_do_sample=False,
+                talker_top_k=None,
+                talker_top_p=None,
+                talker_temperature=None,
+            )
+        finally:
+            talker.generate, predictor.generate = talk, predict
+        states = captured["result"].hidden_states
+        codes = torch.stack([h[-1] for h in states if h[-1] is not None], dim=1)[0]
+        n_prompt = inputs["input_ids"].shape[1]
+        return sequence[0, n_prompt:].tolist(), codes.numpy()
+
+
+def chat(system: str, *turns: tuple[str, str]) -> str:
+    """ChatML of a conversation that asks for a reply. turns: (role, content)."""
+    text = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+    for role, content in turns:
+        text += f"<|im_start|>{role}\n{content}<|im_end|>\n"
+    return text + "<|im_start|>assistant\n"

@@ -1,0 +1,82 @@
+"""Greedy turns through real stages, one stage at a time."""
+
+import asyncio
+import itertools
+from contextlib import aclosing
+
+import numpy as np
+
+from sglang_live.messages import ThinkDone
+from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart, TurnRequest
+from sglang_live.orchestrator.links import StageLinks
+
+_count = itertools.count()
+
+
+def user(*parts: str | np.ndarray) -> HistoryItem:
+    content = tuple(TextPart(p) if isinstance(p, str) else AudioPart(p) for p in parts)
+    return HistoryItem(key=f"user-{next(_count)}", role="user", parts=content)
+
+
+def reply_of(turn: TurnRequest, done: ThinkDone) -> HistoryItem:
+    """The reply as the next turn's history holds it."""
+    return HistoryItem(
+        key=f"reply-{turn.turn_id}",
+        role="assistant",
+        parts=(TextPart(done.text),),
+        token_ids=tuple(done.ids),
+    )
+
+
+def greedy_turn(*history: HistoryItem, system: str, n_tokens: int) -> TurnRequest:
+    return TurnRequest(
+        turn_id=f"turn-{next(_count):06d}",
+        instructions=system,
+        history=tuple(history),
+        voice="ethan",
+        max_output_tokens=n_tokens,
+        temperature=0.0,
+    )
+
+
+async def think(links: StageLinks, turn: TurnRequest) -> ThinkDone:
+    async with links.thinker.open(turn) as thought:
+        async for _ in thought.tokens():
+            pass
+    return thought.done
+
+
+async def speak(
+    links: StageLinks,
+    turn: TurnRequest,
+    reply_ids: list[int],
+    n_frames: int,
+    *,
+    start_after_s: float = 0.0,
+    token_every_s: float = 0.0,
+) -> np.ndarray:
+    """Codes [n_frames, 16] of a reply whose text comes at the given pace; then it is cancelled."""
+    await asyncio.sleep(start_after_s)
+    async with links.talker.open(turn) as speech:
+        writing = asyncio.create_task(_write(speech, reply_ids, token_every_s))
+        frames: list[np.ndarray] = []
+        try:
+            async with aclosing(speech.frames()) as chunks:
+                async for codes in chunks:
+                    frames.extend(np.frombuffer(codes, "<i2").reshape(-1, 16))
+                    if len(frames) >= n_frames:
+                        break
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+    return np.stack(frames[:n_frames])
+
+
+async def _write(speech, reply_ids: list[int], token_every_s: float) -> None:
+    if not token_every_s:
+        await speech.write(reply_ids)
+    else:
+        for token_id in reply_ids:
+            await speech.write([token_id])
+            await asyncio.sleep(token_every_s)
+    await speech.end_text()

@@ -1,0 +1,42 @@
+"""An ASGI application on a real loopback socket, in the test's own event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from sglang_live.gateway.config import MAX_FRAME_BYTES
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets=None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[str]:
+    """Yields host:port."""
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        log_level="error",
+        ws_max_size=MAX_FRAME_BYTES,
+        timeout_graceful_shutdown=1,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve())
+    await server.ready.wait()
+    host, port = server.servers[0].sockets[0].getsockname()
+    try:
+        yield f"{host}:{port}"
+    finally:
+        server.should_exit = True
+        await serving

@@ -1,0 +1,207 @@
+"""SGLang's own API behind the gateway, with a stand-in for SGLang."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+from sglang_live.gateway.app import build_app
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.health import Health
+from sglang_live.gateway.native_proxy import ROUTES
+
+from .fakes import MODEL, FakeOrchestrator, LoudnessModel
+from .live_server import listening
+
+_PATIENCE_S = 5.0
+
+
+class FakeSglang:
+    """Echoes what it was asked; streams three pieces, waiting for the gate before the second."""
+
+    def __init__(self):
+        self.gate = asyncio.Event()
+        self.working = asyncio.Event()
+        self.hung_up = asyncio.Event()
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        routes = [
+            Route(path, self.echo, methods=["GET", "POST", "PUT"])
+            for path in (*ROUTES, "/update_weights_from_disk")
+            if path != "/generate"
+        ]
+        self.app = Starlette(routes=[Route("/generate", self.generate, methods=["POST"]), *routes])
+
+    async def echo(self, request: Request):
+        body = await request.body()
+        self.requests.append((request.url.path, dict(request.headers), body))
+        headers = {"x-sglang": "yes", "connection": "close"}
+        seen = {"path": request.url.path, "query": request.url.query, "body": body.decode()}
+        return JSONResponse(seen, 207, headers)
+
+    async def generate(self, request: Request):
+        body = json.loads(await request.body())
+        if not body.get("stream"):
+            await self.until_open(request)
+            return JSONResponse({"text": "done"})
+
+        async def pieces():
+            yield b"data: one\n\n"
+            await self.until_open(request)
+            yield b"data: two\n\n"
+
+        return StreamingResponse(pieces(), media_type="text/event-stream")
+
+    async def until_open(self, request: Request) -> None:
+        self.working.set()
+        gone = asyncio.create_task(self.until_gone(request))
+        opened = asyncio.create_task(self.gate.wait())
+        await asyncio.wait({gone, opened}, return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        opened.cancel()
+
+    async def until_gone(self, request: Request) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self.hung_up.set()
+
+
+@asynccontextmanager
+async def proxied(**config):
+    sglang = FakeSglang()
+    async with listening(sglang.app) as upstream:
+        app = build_app(
+            FakeOrchestrator(),
+            config=GatewayConfig(**config),
+            native_url=f"http://{upstream}/",
+            health=lambda: Health({"thinker": "serving"}),
+            speech_model=LoudnessModel(),
+        )
+        async with (
+            listening(app) as address,
+            httpx.AsyncClient(base_url=f"http://{address}", timeout=_PATIENCE_S) as http,
+        ):
+            yield http, sglang
+
+
+async def test_status_headers_query_and_body_pass_through():
+    async with proxied() as (http, _):
+        answer = await http.post("/v1/completions?a=1&b=x%20y", json={"model": MODEL, "n": 1})
+        assert answer.status_code == 207
+        assert answer.headers["x-sglang"] == "yes"
+        seen = answer.json()
+        assert (seen["path"], seen["query"]) == ("/v1/completions", "a=1&b=x%20y")
+        assert json.loads(seen["body"]) == {"model": MODEL, "n": 1}
+        assert (await http.get("/get_model_info")).status_code == 207
+
+
+async def test_headers_for_one_hop_and_the_gateways_key_stay_here():
+    headers = {
+        "Authorization": "Bearer k",
+        "Connection": "x-secret-hop",
+        "X-Secret-Hop": "1",
+        "Cookie": "a=b",
+        "X-Request-Id": "r1",
+    }
+    async with proxied(api_keys=("k",), native_api_key="inner") as (http, sglang):
+        assert (await http.post("/v1/completions", json={})).status_code == 401
+        await http.post("/v1/completions", json={}, headers=headers)
+        ((_, seen, _),) = sglang.requests
+        assert seen["authorization"] == "Bearer inner"
+        assert seen["x-request-id"] == "r1"
+        assert "cookie" not in seen
+        assert "x-secret-hop" not in seen
+
+
+async def test_a_stream_arrives_piece_by_piece():
+    async with (
+        proxied() as (http, sglang),
+        http.stream("POST", "/generate", json={"stream": True}) as answer,
+    ):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        pieces = answer.aiter_raw()
+        assert await anext(pieces) == b"data: one\n\n"
+        sglang.gate.set()
+        assert await anext(pieces) == b"data: two\n\n"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_hangs_up_ends_the_upstream_request(stream):
+    async with proxied() as (http, sglang):
+
+        async def ask():
+            async with http.stream("POST", "/generate", json={"stream": stream}) as answer:
+                async for _ in answer.aiter_raw():
+                    started.set()
+
+        started = asyncio.Event()
+        asking = asyncio.create_task(ask())
+        if stream:
+            await started.wait()
+        else:
+            await sglang.working.wait()
+        asking.cancel()
+        async with asyncio.timeout(_PATIENCE_S):
+            await sglang.hung_up.wait()
+
+
+async def test_only_listed_routes_are_reachable():
+    async with proxied() as (http, sglang):
+        assert (await http.post("/update_weights_from_disk", json={})).status_code == 404
+        assert (await http.get("/generate")).status_code == 405
+        assert sglang.requests == []
+
+
+async def test_forbidden_media_and_broken_bodies_never_reach_sglang():
+    async with proxied(max_body_bytes=1000) as (http, sglang):
+        part = {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}
+        chat = {"messages": [{"role": "user", "content": [part]}]}
+        for body in (chat, {"image_data": "http://127.0.0.1:1/x.png"}):
+            answer = await http.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["code"] == "media_refused"
+        assert (await http.post("/v1/completions", content=b"{")).status_code == 400
+        assert (await http.post("/v1/completions", content=b"[" * 900)).status_code == 400
+        assert (await http.post("/v1/completions", content=b" " * 1001)).status_code == 413
+        assert sglang.requests == []
+
+
+async def test_a_repeated_key_cannot_smuggle_media_past_the_guard():
+    async with proxied() as (http, sglang):
+        smuggled = b'{"image_data": "file:///etc/passwd", "image_data": "data:,x"}'
+        await http.post("/v1/completions", content=smuggled)
+        ((_, _, body),) = sglang.requests
+        assert b"passwd" not in body
+
+
+async def test_an_unknown_model_is_a_404_that_names_the_known_one():
+    async with proxied() as (http, _):
+        answer = await http.post("/v1/chat/completions", json={"model": "gpt-5", "messages": []})
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "model_not_found"
+        assert MODEL in answer.json()["error"]["message"]
+        for model in (MODEL, "default"):
+            answer = await http.post("/v1/chat/completions", json={"model": model})
+            assert answer.status_code == 207
+
+
+async def test_an_upstream_that_is_down_is_a_503_with_a_reason():
+    app = build_app(
+        FakeOrchestrator(),
+        config=GatewayConfig(),
+        native_url="http://127.0.0.1:9",
+        health=lambda: Health({}),
+        speech_model=LoudnessModel(),
+    )
+    async with (
+        listening(app) as address,
+        httpx.AsyncClient(base_url=f"http://{address}") as http,
+    ):
+        answer = await http.post("/v1/chat/completions", json={"messages": []})
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "stage_unavailable"
