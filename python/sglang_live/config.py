@@ -26,8 +26,11 @@ class StageConfig:
     args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise BadInputError(f"replicas must be at least 1, got {self.replicas}")
+        # Values of SGLang's arguments are guessed from their looks: `--thinker.device 0` is an int.
+        if type(self.replicas) is not int or self.replicas < 1:
+            raise BadInputError(f"replicas must be a number from 1, got {self.replicas!r}")
+        if not isinstance(self.device, str):
+            raise BadInputError(f"device must be a name such as cuda:0, got {self.device!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class ServerConfig:
             raise BadInputError(f"port {self.port} is out of range")
         if self.max_sessions < 1:
             raise BadInputError(f"max-sessions must be at least 1, got {self.max_sessions}")
+        if not all(key.strip() for key in self.api_keys):
+            raise BadInputError("an API key is empty")
         if self.host not in LOOPBACK and not self.api_keys and not self.allow_anonymous:
             raise BadInputError(
                 f"serving {self.host} without an API key: give --api-key, or --allow-anonymous"
@@ -73,7 +78,7 @@ def parse(argv: list[str]) -> ServerConfig:
         stages[stage] = StageConfig(replicas=replicas, device=device, args=args)
     return ServerConfig(
         model_path=own.model_path,
-        served_model_name=own.served_model_name or Path(own.model_path).name,
+        served_model_name=own.served_model_name or Path(own.model_path).resolve().name,
         host=own.host,
         port=own.port,
         policies=_policies(own.live_policies),
@@ -117,8 +122,10 @@ def _policies(text: str) -> tuple[str, ...]:
         return POLICIES
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     unknown = [name for name in names if name not in POLICIES]
-    if unknown:
-        raise BadInputError(f"unknown policies {unknown}; there are: {list(POLICIES) or 'none'}")
+    if unknown or not names:
+        raise BadInputError(
+            f"unknown policies {unknown or text!r}; there are: {list(POLICIES) or 'none'}"
+        )
     return names
 
 
@@ -139,6 +146,8 @@ def _split(rest: list[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         stage, dot, argument = name.partition(".")
         if dot and stage not in STAGES:
             raise BadInputError(f"--{name}: no stage is called {stage!r}; there are {STAGES}")
+        if not (argument if dot else name):
+            raise BadInputError(f"{word!r} names no argument")
         target = per_stage[stage] if dot else shared
         target[(argument if dot else name).replace("-", "_")] = _value(value) if eq else True
     return per_stage, shared

@@ -43,7 +43,10 @@ class Stages:
 
 @contextlib.asynccontextmanager
 async def running_stages(
-    checkpoint: Path, cache: Path, engine_args: dict | None = None
+    checkpoint: Path,
+    cache: Path,
+    engine_args: dict | None = None,
+    talker_environment: dict | None = None,
 ) -> AsyncIterator[Stages]:
     run_dir = new_run_dir()
     specs = [
@@ -57,6 +60,7 @@ async def running_stages(
             run_dir=str(run_dir),
             served_name="demo",
             engine_args=(engine_args or {}) if stage != "vocoder" else {},
+            environment=(talker_environment or {}) if stage == "talker" else {},
         )
         for stage in ("thinker", "talker", "vocoder")
     ]

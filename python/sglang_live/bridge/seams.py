@@ -152,10 +152,10 @@ def _landed(seam: Seam) -> bool:
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     owner, attr = _resolve(seam)
-    current = getattr(owner, attr)
+    current = getattr(owner, attr, None)
     if seam.kind == "item":
         key, value = seam.hook
-        return current[key] is value
+        return current is not None and current.get(key) is value
     if seam.kind == "define" or isinstance(seam.hook, type):
         return current is seam.hook
     return seam.target in HookRegistry._patched

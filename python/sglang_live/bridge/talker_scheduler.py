@@ -172,6 +172,7 @@ class TalkerScheduler(Scheduler):
                 self.model.rows.bind(stream, req.kv.req_pool_idx)
             else:
                 self.model.rows.write_text(stream)
+            stream.mid_prefill = req is batch.chunked_req
             if not is_extend:
                 stream.n_frames = seq_len - stream.prompt_len
         return super().run_batch(batch, *args, **kwargs)

@@ -20,8 +20,8 @@ from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import Health
 from sglang_live.gateway.native_proxy import ROUTES, NativeProxy, error_response
-from sglang_live.gateway.realtime import RealtimeServices
 from sglang_live.gateway.realtime_route import RealtimeRoute, unauthorized
+from sglang_live.gateway.services import RealtimeServices
 from sglang_live.interaction.silero import SileroModel, SpeechModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -70,7 +70,7 @@ def build_app(
         if proxy:
             await proxy.close()
 
-    app = FastAPI(title="sglang_live", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="sglang_live", lifespan=lifespan, openapi_url=None)
     app.router.routes.append(WebSocketRoute("/v1/realtime", RealtimeRoute(services, keys).__call__))
     _add_models(app, keys, orchestrator)
     _add_operations(app, health, metrics)

@@ -10,6 +10,8 @@ from sglang_live.orchestrator.history import HistoryItem
 
 # Clients retrieve the item they just truncated, not old ones.
 _REPLIES_WITH_AUDIO = 2
+# Hours of talk; the bound is for clients that create items in a loop.
+_MAX_ITEMS = 4096
 # When full, drop a quarter at once: each drop makes the model's session recompute its prefix.
 _KEEP_WHEN_FULL = 0.75
 ROOT = "root"
@@ -21,6 +23,8 @@ class Conversation:
         self._max_bytes = max_bytes
         self._items: list[Item] = []
         self._by_id: dict[str, Item] = {}
+        self._bytes_by_id: dict[str, int] = {}  # as they came in: replies have their own bounds
+        self._total_bytes = 0
 
     def __contains__(self, item_id: str) -> bool:
         return item_id in self._by_id
@@ -70,9 +74,11 @@ class Conversation:
             at = len(self._items)
         self._items.insert(at, item)
         self._by_id[item.id] = item
+        self._bytes_by_id[item.id] = item.size_bytes
+        self._total_bytes += item.size_bytes
         if isinstance(item, ReplyItem):
             self._forget_old_audio()
-        return self.id_before(item)
+        return self._items[at - 1].id if at else None
 
     def id_before(self, item: Item) -> str | None:
         at = self._items.index(item)
@@ -80,25 +86,28 @@ class Conversation:
 
     def delete(self, item: Item) -> None:
         del self._by_id[item.id]
+        self._total_bytes -= self._bytes_by_id.pop(item.id)
         self._items.remove(item)
 
     def drop_oldest_if_full(self) -> list[str]:
         """Keep the session's memory bounded. Returns the ids of the items that left."""
-        total_bytes = sum(item.size_bytes for item in self._items)
-        if total_bytes <= self._max_bytes:
+        if not self._over(self._max_bytes, _MAX_ITEMS):
             return []
         dropped = []
-        while len(self._items) > 1 and total_bytes > self._max_bytes * _KEEP_WHEN_FULL:
-            item = self._items[0]
-            total_bytes -= item.size_bytes
-            self.delete(item)
-            dropped.append(item.id)
+        while self._over(self._max_bytes * _KEEP_WHEN_FULL, _MAX_ITEMS * _KEEP_WHEN_FULL):
+            dropped.append(self._items[0].id)
+            self.delete(self._items[0])
         return dropped
 
     def history(self) -> tuple[HistoryItem, ...]:
         """All items with something to see, in order."""
         seen = (item.history() for item in self._items)
         return tuple(item for item in seen if item)
+
+    def _over(self, max_bytes: float, max_items: float) -> bool:
+        # The newest item stays, however large: it is what the caller just said.
+        n_items = len(self._items)
+        return n_items > 1 and (self._total_bytes > max_bytes or n_items > max_items)
 
     def _forget_old_audio(self) -> None:
         replies = [item for item in self._items if isinstance(item, ReplyItem)]

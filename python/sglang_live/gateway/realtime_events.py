@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from sglang_live.gateway.event_error import ClientEventError
 
-Text = str | None
+NullableStr = str | None
 Id = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
@@ -34,9 +34,9 @@ class TurnDetectionForm(Struct):
 
 
 class TranscriptionForm(Struct):
-    model: Text = None
-    language: Text = None
-    prompt: Text = None
+    model: NullableStr = None
+    language: NullableStr = None
+    prompt: NullableStr = None
 
 
 class VoiceRef(Struct):
@@ -78,9 +78,9 @@ class SessionForm(_Settings, kw_only=True):
 
 class ContentForm(Struct):
     type: str
-    text: Text = None
-    audio: Text = None
-    transcript: Text = None
+    text: NullableStr = None
+    audio: NullableStr = None
+    transcript: NullableStr = None
 
 
 class MessageForm(Struct, tag="message"):
@@ -92,7 +92,7 @@ class MessageForm(Struct, tag="message"):
 class FunctionCallForm(Struct, tag="function_call"):
     name: str
     arguments: str
-    call_id: Text = None
+    call_id: NullableStr = None
     id: Id | None = None
 
 
@@ -110,13 +110,13 @@ ItemForm = MessageForm | FunctionCallForm | FunctionCallOutputForm
 
 
 class ResponseForm(_Settings):
-    conversation: Text = None
+    conversation: NullableStr = None
     input: list[ItemForm | ItemReference] | None = None
     metadata: dict[str, str] | None = None
 
 
 class ClientEvent(Struct):
-    event_id: Text = None
+    event_id: NullableStr = None
 
 
 class SessionUpdate(ClientEvent, tag="session.update", kw_only=True):
@@ -141,7 +141,7 @@ class OutputAudioClear(ClientEvent, tag="output_audio_buffer.clear"):
 
 class ItemCreate(ClientEvent, tag="conversation.item.create", kw_only=True):
     item: ItemForm
-    previous_item_id: Text = None
+    previous_item_id: NullableStr = None
 
 
 class ItemDelete(ClientEvent, tag="conversation.item.delete", kw_only=True):
@@ -163,7 +163,7 @@ class ResponseCreate(ClientEvent, tag="response.create"):
 
 
 class ResponseCancel(ClientEvent, tag="response.cancel"):
-    response_id: Text = None
+    response_id: NullableStr = None
 
 
 AnyClientEvent = (

@@ -14,11 +14,8 @@ from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.auth import Keys, choose_subprotocol
 from sglang_live.gateway.event_error import ClientEventError, error_body
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.realtime import (
-    CLOSE_POLICY_VIOLATION,
-    RealtimeConnection,
-    RealtimeServices,
-)
+from sglang_live.gateway.realtime import CLOSE_POLICY_VIOLATION, RealtimeConnection
+from sglang_live.gateway.services import RealtimeServices
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglang_live.clock import Clock
-from sglang_live.errors import LiveError, StageFailedError
+from sglang_live.errors import DeadlineError, LiveError, StageFailedError
 from sglang_live.gateway.conversation import Conversation
 from sglang_live.gateway.event_error import ClientEventError, internal_error
 from sglang_live.gateway.outbox import Emit
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 # A client that vanished must be forgotten within 2 s; the session's own close needs some of it.
 _WIND_DOWN_S = 1.0
+# A cancelled turn that is stuck must fail the next one instead of keeping it waiting for ever.
+_PREDECESSOR_S = 10.0
 
 
 @dataclass(eq=False, slots=True)
@@ -38,7 +40,8 @@ class _Run:
 
 @dataclass(eq=False)
 class Responses:
-    """
+    """Who is answering, what waits, and what the session is asked.
+
     voices: names the model knows; the first is the default.
     on_done: told how many seconds of a finished reply the caller still has to hear.
     has_spoken: some audio went out in this session.
@@ -106,7 +109,8 @@ class Responses:
         """The caller speaks: end the answer, and forget one that has not begun."""
         self._queued = None
         if self._main:
-            log.info("barge_in response=%s", self._main.plan.response_id)
+            sent_ms = self._main.writer.sent_audio_s * 1000
+            log.info("barge_in response=%s sent_ms=%d", self._main.plan.response_id, sent_ms)
             self._cancel(self._main, "turn_detected")
 
     async def close(self) -> None:
@@ -149,7 +153,7 @@ class Responses:
         try:
             if predecessors:
                 # The session takes one turn at a time; a cancelled one may still be winding down.
-                await asyncio.wait(predecessors)
+                await self._until_ended(predecessors)
             await self._produce(run)
         except LiveError as error:
             log.warning("turn_failed response=%s code=%s", run.plan.response_id, error.code)
@@ -161,6 +165,11 @@ class Responses:
             # After our own cancel this changes nothing; otherwise the server is going down.
             run.writer.cancel("client_cancelled")
             self._settle(run)
+
+    async def _until_ended(self, turns: frozenset[asyncio.Task[None]]) -> None:
+        _, stuck = await asyncio.wait(turns, timeout=_PREDECESSOR_S)
+        if stuck:
+            raise DeadlineError("The turn before this one does not end.")
 
     async def _produce(self, run: _Run) -> None:
         run.writer.place_after(self.conversation.last_id)

@@ -48,10 +48,8 @@ class ThinkerLink(_Link):
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[Thought]:
-        client = self.client()
-        session_id, known = (self.session_id, self.known) if not turn.stateless else ("", set())
-        async with client.open(f"{turn.turn_id}-think") as job:
-            yield Thought(job, turn, session_id, known, self.segments)
+        async with self.client().open(f"{turn.turn_id}-think") as job:
+            yield Thought(job, turn, self.session_id, self.known, self.segments)
 
 
 class TalkerLink(_Link):
@@ -61,10 +59,8 @@ class TalkerLink(_Link):
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[Speech]:
-        client = self.client()
-        session_id, known = (self.session_id, self.known) if not turn.stateless else ("", set())
-        async with client.open(f"{turn.turn_id}-speak") as job:
-            yield Speech(job, turn, session_id, known, self.segments)
+        async with self.client().open(f"{turn.turn_id}-speak") as job:
+            yield Speech(job, turn, self.session_id, self.known, self.segments)
 
 
 class VocoderLink(_Link):
@@ -79,6 +75,22 @@ class StageLinks:
     thinker: ThinkerLink
     talker: TalkerLink
     vocoder: VocoderLink
+
+    @staticmethod
+    def to(replicas: dict[str, Replica], session_id: str) -> "StageLinks":
+        """replicas: by stage. session_id: "" for links of one turn that leaves no trace."""
+        segments: dict[str, Segment] = {}
+        return StageLinks(
+            ThinkerLink(replicas["thinker"], session_id, segments),
+            TalkerLink(replicas["talker"], session_id, segments),
+            VocoderLink(replicas["vocoder"], session_id),
+        )
+
+    def forget_deleted(self, turn: TurnRequest) -> None:
+        """Drop what is kept of messages that are no longer in the conversation."""
+        segments = self.thinker.segments
+        for key in segments.keys() - {item.key for item in turn.history}:
+            del segments[key]
 
     def close(self) -> None:
         for link in (self.thinker, self.talker, self.vocoder):

@@ -7,8 +7,7 @@ from contextlib import aclosing
 from sglang_live.clock import Clock
 from sglang_live.errors import BadInputError, CapacityError, StageUnavailableError
 from sglang_live.orchestrator.history import TurnDone, TurnEvent, TurnRequest
-from sglang_live.orchestrator.links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
-from sglang_live.orchestrator.stage_jobs import Segment
+from sglang_live.orchestrator.links import StageLinks
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.telemetry.trace import TurnTrace
@@ -24,13 +23,7 @@ class LiveSession:
     def __init__(self, owner: "LiveOrchestrator", session_id: str, replicas: dict[str, Replica]):
         self.session_id = session_id
         self._owner, self._replicas = owner, replicas
-        segments: dict[str, Segment] = {}
-        self._segments = segments
-        self._links = StageLinks(
-            ThinkerLink(replicas["thinker"], session_id, segments),
-            TalkerLink(replicas["talker"], session_id, segments),
-            VocoderLink(replicas["vocoder"], session_id),
-        )
+        self._links = StageLinks.to(replicas, session_id)
         self._busy = self._closed = False
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
@@ -39,9 +32,10 @@ class LiveSession:
         if self._busy and not turn.stateless:
             raise BadInputError(f"session {self.session_id} is answering already")
         self._busy = self._busy or not turn.stateless
+        links = StageLinks.to(self._replicas, "") if turn.stateless else self._links
         trace = TurnTrace(self._owner.clock)
         try:
-            async with aclosing(run_turn(turn, self._links, trace)) as events:
+            async with aclosing(run_turn(turn, links, trace)) as events:
                 async for event in events:
                     if isinstance(event, TurnDone):
                         log.info("turn_done session=%s %s", self.session_id, _marks(trace))
@@ -49,20 +43,14 @@ class LiveSession:
         finally:
             if not turn.stateless:
                 self._busy = False
-                self._forget_deleted(turn)
+                self._links.forget_deleted(turn)
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._segments.clear()
         self._links.close()
         self._owner.release(self)
-
-    def _forget_deleted(self, turn: TurnRequest) -> None:
-        keys = {item.key for item in turn.history}
-        for key in self._segments.keys() - keys:
-            del self._segments[key]
 
 
 class LiveOrchestrator:

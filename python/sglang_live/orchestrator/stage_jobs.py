@@ -85,7 +85,7 @@ class Thought:
     async def _ask(self) -> None:
         turn, tensors = self._turn, self._job.tensors()
         new = [item for item in turn.history if item.key not in self._known]
-        await self._job.send(
+        await self._job.begin(
             Think(
                 self._job.job_id,
                 session_id=self._session_id,
@@ -104,13 +104,19 @@ class Thought:
 
 
 class Speech:
-    """Opens its job with the reply's first token: before that there is nothing to say."""
+    """Opens its job with the reply's first token: before that there is nothing to say.
+
+    Args:
+        known: keys of user messages the stage has; only its answer proves that it took them in.
+        segments: user messages as the thinker reported them.
+    """
 
     def __init__(
         self, job: Job, turn: TurnRequest, session_id: str, known: set[str], segments: dict
     ):
         self._job, self._turn, self._session_id = job, turn, session_id
         self._known, self._segments = known, segments
+        self._keys = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.n_frames = 0
 
@@ -135,6 +141,7 @@ class Speech:
         if not await self._begun:
             return
         async for message, _ in self._job.events(SpeakDone):
+            self._stage_knows_history()
             if isinstance(message, CodecFrames):
                 yield message.codes
             elif isinstance(message, SpeakDone):
@@ -142,13 +149,12 @@ class Speech:
 
     async def _begin(self, first_id: int) -> None:
         turn, tensors = self._turn, self._job.tensors()
-        keys = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
-        new = [key for key in keys if key not in self._known]
-        await self._job.send(
+        new = [key for key in self._keys if key not in self._known]
+        await self._job.begin(
             Speak(
                 self._job.job_id,
                 session_id=self._session_id,
-                segment_keys=keys,
+                segment_keys=self._keys,
                 segments=[_wire_segment(key, self._segments[key], tensors) for key in new],
                 voice=turn.voice,
                 first_id=first_id,
@@ -158,8 +164,12 @@ class Speech:
             ),
             tensors,
         )
-        self._known |= set(new)
         self._begun.set_result(True)
+
+    def _stage_knows_history(self) -> None:
+        # It keeps the segments of its latest reply and drops all others.
+        self._known.clear()
+        self._known.update(self._keys)
 
 
 class VoiceJob:
@@ -170,7 +180,7 @@ class VoiceJob:
 
     async def decode(self, codes: bytes) -> None:
         if not self._begun:
-            await self._job.send(Voice(self._job.job_id, JOB_TIMEOUT_S))
+            await self._job.begin(Voice(self._job.job_id, JOB_TIMEOUT_S))
             self._begun = True
             self._ready.set()
         await self._job.send(VoiceFrames(self._job.job_id, codes))

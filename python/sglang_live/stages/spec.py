@@ -15,6 +15,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     address: endpoint to bind; same_host: whether callers share this machine's memory.
     run_dir: directory for this process's own sockets.
     engine_args: SGLang server arguments (thinker, talker) or VocoderConfig fields.
+    environment: added to the process's own.
     """
 
     stage: str
@@ -28,6 +29,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     native_port: int = 0
     engine_args: dict[str, Any] = {}
+    environment: dict[str, str] = {}
 
     @property
     def name(self) -> str:

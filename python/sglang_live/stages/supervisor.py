@@ -1,18 +1,20 @@
 """Starts every stage replica, watches it, and starts it again when it dies."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
+from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Ready
 from sglang_live.stages.connectors.client import StageClient
@@ -24,7 +26,9 @@ log = logging.getLogger(__name__)
 PING_EVERY_S = 2.0
 # A stage whose event loop does not answer this long is hung, and is killed.
 HUNG_AFTER_S = 60.0
+# Waits before a start, by how many starts in a row have failed.
 RESTART_DELAY_S = (0.0, 1.0, 5.0, 15.0, 30.0)
+STAGE_COMMAND = (sys.executable, "-m", "sglang_live.stages.runtime")
 
 
 @dataclass(slots=True)
@@ -53,6 +57,8 @@ class Supervisor:
         specs: one per replica.
         log_dir: where stages write their logs; None: to this process's stderr.
         on_change: called when a replica comes up or goes down.
+        command: what a stage process runs; it finds its spec in the environment.
+        clock: times the waits between starts.
     """
 
     def __init__(
@@ -61,11 +67,13 @@ class Supervisor:
         *,
         log_dir: Path | None = None,
         on_change: Callable[[Replica, str], None] = lambda replica, what: None,
+        command: Sequence[str] = STAGE_COMMAND,
+        clock: Clock | None = None,
     ):
         self.replicas = [Replica(spec) for spec in specs]
         self._log_dir, self._on_change = log_dir, on_change
+        self._command, self._clock = command, clock or MonotonicClock()
         self._watchers: list[asyncio.Task] = []
-        self._stopping = False
 
     async def start(self) -> None:
         """Start all replicas and wait until each has been ready once.
@@ -73,6 +81,8 @@ class Supervisor:
         Raises:
             StageUnavailableError: a stage ended before it was ready (its log says why).
         """
+        if self._log_dir is not None:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
         first_up = [asyncio.get_running_loop().create_future() for _ in self.replicas]
         self._watchers = [
             asyncio.create_task(self._watch(replica, up), name=f"watch {replica.spec.name}")
@@ -81,46 +91,57 @@ class Supervisor:
         await asyncio.gather(*first_up)
 
     async def stop(self) -> None:
-        self._stopping = True
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
         for replica in self.replicas:
             await self._put_down(replica, "server stops")
 
+    def log_of(self, name: str) -> str:
+        """What a replica has logged so far; only with a log_dir."""
+        return self._log_path(name).read_text(errors="replace")
+
+    def _log_path(self, name: str) -> Path:
+        return self._log_dir / f"{name.replace('/', '-')}.log"
+
     async def _watch(self, replica: Replica, first_up: asyncio.Future) -> None:
         failures = 0
         while True:
-            await asyncio.sleep(RESTART_DELAY_S[min(failures, len(RESTART_DELAY_S) - 1)])
-            await self._spawn(replica)
-            ended = asyncio.create_task(replica.process.wait())
-            came_up = await self._until_ready(replica, ended)
-            if came_up:
-                failures = 0
-                if not first_up.done():
-                    first_up.set_result(None)
-                self._on_change(replica, "up")
-                await self._while_alive(replica, ended)
-            code = await self._put_down(replica, "process ended")
-            self._on_change(replica, f"down (exit {code})")
+            delay_s = RESTART_DELAY_S[min(failures, len(RESTART_DELAY_S) - 1)]
+            await self._clock.sleep(delay_s)
+            came_up, end = await self._run_once(replica, first_up)
+            self._on_change(replica, f"down ({end})")
             if not first_up.done():
-                error = StageUnavailableError(f"{replica.spec.name} did not start (exit {code})")
+                error = StageUnavailableError(f"{replica.spec.name} did not start ({end})")
                 first_up.set_exception(error)
                 return
-            failures += not came_up
+            failures = 0 if came_up else failures + 1
+
+    async def _run_once(self, replica: Replica, first_up: asyncio.Future) -> tuple[bool, str]:
+        """One process from start to end: whether it was ever ready, and how it ended."""
+        try:
+            await self._spawn(replica)
+        except OSError as error:
+            return False, str(error)
+        ended = asyncio.create_task(replica.process.wait())
+        came_up = await self._until_ready(replica, ended)
+        if came_up:
+            if not first_up.done():
+                first_up.set_result(None)
+            self._on_change(replica, "up")
+            await self._while_alive(replica, ended)
+        code = await self._put_down(replica, "process ended")
+        return came_up, f"exit {code}"
 
     async def _spawn(self, replica: Replica) -> None:
         spec = replica.spec
         _remove_stale_socket(spec.address)
-        environment = {**os.environ, SPEC_ENV: spec.to_env()}
+        environment = {**os.environ, **spec.environment, SPEC_ENV: spec.to_env()}
         out = None
         if self._log_dir is not None:
-            path = self._log_dir / f"{spec.stage}-{spec.replica}.log"
-            out = path.open("ab")
+            out = self._log_path(spec.name).open("ab")
         replica.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "sglang_live.stages.runtime",
+            *self._command,
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=out,
@@ -136,7 +157,7 @@ class Supervisor:
 
     async def _until_ready(self, replica: Replica, ended: asyncio.Task) -> bool:
         while not ended.done():
-            ready = await replica.client.ping(0.25)
+            ready = await _answer(replica.client, ended, 0.25)
             if ready is not None:
                 replica.ready = ready
                 return True
@@ -146,7 +167,7 @@ class Supervisor:
         silent_s = 0.0
         while not ended.done():
             await asyncio.wait({ended}, timeout=PING_EVERY_S)
-            ready = await replica.client.ping(PING_EVERY_S)
+            ready = await _answer(replica.client, ended, PING_EVERY_S)
             if ready is not None:
                 replica.ready, silent_s = ready, 0.0
                 continue
@@ -158,19 +179,27 @@ class Supervisor:
     async def _put_down(self, replica: Replica, reason: str) -> int | None:
         """Fail the replica's jobs at once, then end its process group. Returns the exit code."""
         replica.ready = None
-        replica.sessions.clear()
-        client, replica.client = replica.client, None
-        if client is not None:
-            client.fail_all(reason)
-        process = replica.process
+        process, client = replica.process, replica.client
         if process is None:
             return None
+        client.fail_all(reason)
         _kill_group(process.pid)
         code = await process.wait()
-        if client is not None:
-            await client.close()
+        await client.close()
         sweep_shared_memory(process.pid)
+        # Only now: stop() may have interrupted the watcher anywhere above.
+        replica.process = replica.client = None
         return code
+
+
+async def _answer(client: StageClient, ended: asyncio.Task, timeout_s: float) -> Ready | None:
+    """A ping's answer; None when it does not come in time or the process ends before."""
+    ping = asyncio.create_task(client.ping(timeout_s))
+    try:
+        await asyncio.wait({ping, ended}, return_when=asyncio.FIRST_COMPLETED)
+        return ping.result() if ping.done() else None
+    finally:
+        ping.cancel()
 
 
 def loopback_address(run_dir: Path, stage: str, replica: int) -> str:
@@ -191,19 +220,13 @@ def free_port() -> int:
 def _kill_group(pid: int) -> None:
     """SIGKILL the process, its group, and children that left the group."""
     children: list[psutil.Process] = []
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         children = psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        pass
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     for child in children:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-        except psutil.NoSuchProcess:
-            pass
 
 
 def _remove_stale_socket(address: str) -> None:

@@ -12,7 +12,8 @@ _TTFP_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0,
 
 
 class GatewayMetrics:
-    """
+    """What the gateway counts and measures.
+
     ttfp_from_decision_s: from the decision that the turn has ended to the first audio sent.
     ttfp_from_speech_end_s: the same from the last voiced sound, on the caller's audio clock.
     """

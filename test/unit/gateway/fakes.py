@@ -14,7 +14,8 @@ from prometheus_client import CollectorRegistry
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import CapacityError
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.realtime import RealtimeConnection, RealtimeServices
+from sglang_live.gateway.realtime import RealtimeConnection
+from sglang_live.gateway.services import RealtimeServices
 from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechState
 from sglang_live.orchestrator.history import (
     OUTPUT_RATE_HZ,

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sglang_live.gateway.caller_turns import CallerTurns
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.realtime_events import parse_client_event
 
@@ -69,8 +70,6 @@ async def test_a_frame_beyond_the_limit_is_an_error_and_not_read():
 
 
 async def test_a_bug_of_ours_costs_one_event_and_not_the_call(monkeypatch, caplog):
-    from sglang_live.gateway.caller_turns import CallerTurns
-
     def crash(self):
         raise RuntimeError("secret detail")
 

@@ -6,7 +6,8 @@ import base64
 import numpy as np
 import pytest
 
-from sglang_live.gateway.items import cut_at_word
+from sglang_live.gateway.conversation import Conversation
+from sglang_live.gateway.items import MessageItem, cut_at_word
 from sglang_live.orchestrator.history import AudioPart, TextPart
 
 from .fakes import FakeOrchestrator, connected, spoken, tone, types
@@ -144,6 +145,17 @@ async def test_a_deleted_item_is_forgotten_and_its_id_is_free_under_a_new_key():
         second = (await history_of(caller, orchestrator))[0]
         assert second.parts == first.parts
         assert second.key != first.key
+
+
+def test_empty_items_cannot_pile_up_for_ever():
+    conversation = Conversation(max_bytes=1000)
+    dropped = []
+    for n in range(5000):
+        conversation.insert(MessageItem(f"i{n}", "user", []))
+        dropped += conversation.drop_oldest_if_full()
+    assert dropped[0] == "i0"
+    assert conversation.last_id == "i4999"
+    assert 5000 - len(dropped) <= 4096
 
 
 @pytest.mark.parametrize("action", ["delete", "retrieve", "truncate"])

@@ -5,6 +5,7 @@ tokenising the whole. Text that users wrote never becomes special tokens.
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
@@ -62,22 +63,14 @@ class ChatPrompt:
             # An empty prefill is impossible, and every history begins with this token.
             return [Markup("<|im_start|>")]
         return [
-            Markup("<|im_start|>system\n"),
-            self._words(instructions),
+            Markup("<|im_start|>"),
+            self._words(f"system\n{instructions}"),
             Markup("<|im_end|>\n<|im_start|>"),
         ]
 
     def item(self, item: HistoryItem) -> list[Piece]:
         """One message. Its leading `<|im_start|>` ends whatever came before."""
-        body: list[Piece]
-        if item.token_ids is not None:
-            body = [Words(item.token_ids)]
-        else:
-            body = [
-                Clip(p) if isinstance(p, AudioPart) else self._words(p.text) for p in item.parts
-            ]
-        role = "user" if item.role == "tool" else item.role
-        return [Markup(f"{role}\n"), *body, Markup("<|im_end|>\n<|im_start|>")]
+        return [*self._body(item), Markup("<|im_end|>\n<|im_start|>")]
 
     def ask(self) -> list[Piece]:
         """Opens the reply."""
@@ -119,22 +112,43 @@ class ChatPrompt:
             out.append(Append(token_ids=tuple(ids)))
         return out
 
+    def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:
+        """One user message as the talker reads it, placeholders expanded to n_places each."""
+        places = iter(n_places)
+        before, after = AUDIO_PLACE.split("<|audio_pad|>")
+        ids: list[int] = []
+        for piece in (Markup("<|im_start|>"), *self._body(item), Markup("<|im_end|>\n")):
+            match piece:
+                case Markup():
+                    ids += self.markup_ids(piece.text)
+                case Words():
+                    ids += piece.token_ids
+                case Clip():
+                    ids += self.markup_ids(before)
+                    ids += [self._spec.audio_pad_id] * next(places)
+                    ids += self.markup_ids(after)
+        return ids
+
+    def _body(self, item: HistoryItem) -> list[Piece]:
+        """Role and content of a message."""
+        role = Markup(f"{'user' if item.role == 'tool' else item.role}\n")
+        if item.token_ids is not None:
+            return [role, Words(item.token_ids)]
+        pieces: list[Piece] = [role]
+        for kind, parts in groupby(item.parts, key=type):
+            if kind is AudioPart:
+                pieces += [Clip(part) for part in parts]
+            elif text := "".join(part.text for part in parts):
+                # A token may span two texts, or the role's newline and the text after it.
+                if pieces == [role]:
+                    pieces = [self._words(role.text + text)]
+                else:
+                    pieces.append(self._words(text))
+        return pieces
+
     def _words(self, text: str) -> Words:
         ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return Words(tuple(ids))
-
-    def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:
-        """One user message as the talker reads it, placeholders expanded to n_places each."""
-        ids, places = self.markup_ids(f"<|im_start|>{item.role}\n"), iter(n_places)
-        for part in item.parts:
-            if isinstance(part, AudioPart):
-                before, after = AUDIO_PLACE.split("<|audio_pad|>")
-                ids += self.markup_ids(before)
-                ids += [self._spec.audio_pad_id] * next(places)
-                ids += self.markup_ids(after)
-            else:
-                ids += self._words(part.text).token_ids
-        return ids + self.markup_ids("<|im_end|>\n")
 
     def markup_ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

@@ -50,7 +50,13 @@ class Qwen3OmniSpec:
     def load(path: str | Path) -> "Qwen3OmniSpec":
         """Raises BadInputError when the directory is no Qwen3-Omni checkpoint with a talker."""
         path = Path(path)
-        config = _read_json(path / "config.json")
+        try:
+            return Qwen3OmniSpec._of(path, _read_json(path / "config.json"))
+        except KeyError as error:
+            raise BadInputError(f"{path}/config.json lacks {error}") from error
+
+    @staticmethod
+    def _of(path: Path, config: dict[str, Any]) -> "Qwen3OmniSpec":
         architectures = config.get("architectures") or []
         if ARCHITECTURE not in architectures:
             raise BadInputError(f"{path}: architectures {architectures}, expected {ARCHITECTURE}")
@@ -105,6 +111,9 @@ def _sampling(generation: dict[str, Any]) -> dict[str, float]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise BadInputError(f"cannot read {path}: {error}") from error
+    if not isinstance(document, dict):
+        raise BadInputError(f"{path} is no JSON object")
+    return document

@@ -20,6 +20,7 @@ class TalkerStream:
     audio_at: [n_audio] int64 prompt positions of audio_rows, ascending.
     text_ids: what the decode steps add to their frames, one id per frame.
     text_done: no more text will come; later frames get tts_pad.
+    mid_prefill: the running batch holds a chunk of its prefill that is not the last.
     n_frames: frames whose residual codes a launched step has computed.
     saved: (codes [n_frames, n_residual], past_hidden [hidden]) while the stream has no row.
     """
@@ -33,6 +34,7 @@ class TalkerStream:
     penalty: float
     text_ids: list[int] = field(default_factory=list)
     text_done: bool = False
+    mid_prefill: bool = False
     n_frames: int = 0
     saved: tuple[Tensor, Tensor] | None = None
     row: int | None = None

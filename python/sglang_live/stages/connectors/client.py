@@ -23,14 +23,29 @@ class Job:
         self._client = client
         self._events: asyncio.Queue = asyncio.Queue()
         self._window, self._count = SendWindow(), ReceiveCount()
+        self._tensors: list[wire.TensorFrames] = []
         self._begun = self._over = False
 
-    async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
-        """Raises StageUnavailableError when the stage died."""
+    async def begin(self, opener: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
+        """Open the job in the stage, or open it anew after it Failed.
+
+        Raises:
+            StageUnavailableError: the stage died.
+        """
+        self._begun, self._over = True, False
+        self._window, self._count = SendWindow(), ReceiveCount()
+        await self._client.send(opener, tensors)
+
+    async def send(self, message: AnyMessage) -> None:
+        """More input; dropped once the stage has said its last word.
+
+        Raises:
+            StageUnavailableError: the stage died.
+        """
         if isinstance(message, STREAMED):
             await self._window.take()
-        self._begun = True
-        await self._client.send(message, tensors)
+        if not self._over:
+            await self._client.send(message)
 
     async def events(self, *until: type) -> AsyncIterator[tuple[AnyMessage, list[bytes]]]:
         """Messages of the job with their tensor frames, up to and with one of type `until`.
@@ -43,19 +58,23 @@ class Job:
             if isinstance(message, Exception):
                 raise message
             if isinstance(message, Failed):
-                self._over = True
+                self._end()
                 raise StageFailedError(
                     f"{self._client.name}: {message.message}", reason=message.code
                 )
             if isinstance(message, STREAMED) and (n := self._count.took_one()):
                 await self._client.send(Credit(self.job_id, n))
-            self._over = isinstance(message, until)
+            is_last = isinstance(message, until)
+            if is_last:
+                self._end()
             yield message, frames
-            if self._over:
+            if is_last:
                 return
 
     def tensors(self) -> wire.TensorFrames:
-        return wire.TensorFrames(self._client.same_host)
+        """For one message of this job; what is not taken is removed when the job is left."""
+        self._tensors.append(wire.TensorFrames(self._client.same_host))
+        return self._tensors[-1]
 
     def receive(self, message: AnyMessage | Exception, frames: list[bytes]) -> None:
         if isinstance(message, Credit):
@@ -63,7 +82,7 @@ class Job:
         else:
             self._events.put_nowait((message, frames))
             if isinstance(message, Exception):
-                self._window.give(1 << 30)  # wake a sender; its send then fails
+                self._window.lift()  # wake a sender; its send then fails
 
     async def __aenter__(self) -> "Job":
         return self
@@ -72,6 +91,14 @@ class Job:
         self._client.forget(self.job_id)
         if self._begun and not self._over:
             self._client.send_later(Cancel(self.job_id))
+        for tensors in self._tensors:
+            tensors.release()
+        while not self._events.empty():
+            wire.discard(self._events.get_nowait()[0])
+
+    def _end(self) -> None:
+        self._over = True
+        self._window.lift()
 
 
 class StageClient:
@@ -154,3 +181,5 @@ class StageClient:
             job = self._jobs.get(message.job_id)
             if job is not None:
                 job.receive(message, frames)
+            else:
+                wire.discard(message)

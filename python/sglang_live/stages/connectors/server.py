@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -34,6 +35,7 @@ class ServedJob:
 
     def __init__(self, server: "StageServer", peer: bytes, opener: AnyMessage, frames: list):
         self.job_id, self.opener, self.frames = opener.job_id, opener, frames
+        self.key = peer, opener.job_id
         self._server, self._peer = server, peer
         self._inputs: asyncio.Queue = asyncio.Queue()
         self._window, self._count = SendWindow(), ReceiveCount()
@@ -82,7 +84,8 @@ class StageServer:
     ):
         self.same_host = same_host
         self._run, self._close_session, self._ready = run, close_session, ready
-        self._jobs: dict[str, ServedJob] = {}
+        # By caller and job id: callers name their jobs without asking each other.
+        self._jobs: dict[tuple[bytes, str], ServedJob] = {}
         self._chores: set[asyncio.Task] = set()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -96,25 +99,39 @@ class StageServer:
         return len(self._jobs)
 
     async def serve(self) -> None:
-        while True:
-            peer, *parts = await self._socket.recv_multipart()
-            message, frames = wire.decode(parts)
-            if isinstance(message, Ping):
-                await self.send(peer, self._ready())
-            elif isinstance(message, OPENERS):
-                job = ServedJob(self, peer, message, frames)
-                self._jobs[job.job_id] = job
-                job.task = asyncio.create_task(self._serve_job(job), name=job.job_id)
-            elif isinstance(message, Cancel):
-                job = self._jobs.get(message.job_id)
-                if job is not None and job.task is not None:
-                    job.task.cancel()
-            elif isinstance(message, CloseSession):
-                chore = asyncio.create_task(self._close_session(message.session_id))
-                self._chores.add(chore)
-                chore.add_done_callback(self._chores.discard)
-            elif (job := self._jobs.get(message.job_id)) is not None:
-                job.receive(message)
+        """Serve until cancelled; that ends every job and frees the address."""
+        try:
+            while True:
+                peer, *parts = await self._socket.recv_multipart()
+                try:
+                    message, frames = wire.decode(parts)
+                except (msgspec.MsgspecError, IndexError) as error:
+                    log.warning("bad_message peer=%s: %s", peer.hex(), error)
+                    continue
+                await self._receive(peer, message, frames)
+        finally:
+            for job in self._jobs.values():
+                job.task.cancel()
+            self._socket.close(linger=0)
+
+    async def _receive(self, peer: bytes, message: AnyMessage, frames: list[bytes]) -> None:
+        job = self._jobs.get((peer, message.job_id))
+        if isinstance(message, Ping):
+            await self.send(peer, self._ready())
+        elif isinstance(message, OPENERS):
+            job = ServedJob(self, peer, message, frames)
+            self._jobs[job.key] = job
+            job.task = asyncio.create_task(self._serve_job(job), name=job.job_id)
+        elif isinstance(message, CloseSession):
+            chore = asyncio.create_task(self._close_session(message.session_id))
+            self._chores.add(chore)
+            chore.add_done_callback(self._chores.discard)
+        elif job is None:
+            pass  # over already; its caller has not heard yet
+        elif isinstance(message, Cancel):
+            job.task.cancel()
+        else:
+            job.receive(message)
 
     async def send(
         self, peer: bytes, message: AnyMessage, tensors: wire.TensorFrames | None = None
@@ -123,25 +140,28 @@ class StageServer:
             await self._socket.send_multipart([peer, *wire.encode(message, tensors)])
         except zmq.ZMQError as error:
             log.warning("caller_gone job=%s: %s", message.job_id, error)
-            if (job := self._jobs.get(message.job_id)) is not None and job.task is not None:
+            if (job := self._jobs.get((peer, message.job_id))) is not None:
                 job.task.cancel()
 
     async def _serve_job(self, job: ServedJob) -> None:
         timeout_s = job.opener.timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as deadline:
                 await self._run(job)
         except asyncio.CancelledError:
             log.info("job_cancelled job=%s", job.job_id)
-        except TimeoutError:
-            await self._fail(job, DeadlineError.code, f"took longer than {timeout_s:.0f} s")
         except LiveError as error:
             await self._fail(job, error.code, str(error))
         except Exception as error:
+            if deadline.expired():
+                await self._fail(job, DeadlineError.code, f"took longer than {timeout_s:.0f} s")
+                return
             log.exception("job_failed job=%s", job.job_id)
-            await self._fail(job, "internal_error", f"{type(error).__name__}: {error}")
+            await self._fail(job, LiveError.code, f"{type(error).__name__}: {error}")
         finally:
-            self._jobs.pop(job.job_id, None)
+            # Its caller may have opened the same job anew by now.
+            if self._jobs.get(job.key) is job:
+                del self._jobs[job.key]
 
     async def _fail(self, job: ServedJob, code: str, text: str) -> None:
         log.warning("job_failed job=%s code=%s: %s", job.job_id, code, text)

@@ -1,6 +1,7 @@
 """Back-pressure: how many streamed messages of a job may be under way at once."""
 
 import asyncio
+import math
 
 # Messages in flight per job and direction, and how many are taken before the sender is told.
 WINDOW = 64
@@ -11,7 +12,7 @@ class SendWindow:
     """Sender's side: `take` waits while the receiver is WINDOW messages behind."""
 
     def __init__(self, size: int = WINDOW):
-        self._left = size
+        self._left: float = size
         self._open = asyncio.Event()
         self._open.set()
 
@@ -21,9 +22,13 @@ class SendWindow:
             await self._open.wait()
         self._left -= 1
 
-    def give(self, n: int) -> None:
+    def give(self, n: float) -> None:
         self._left += n
         self._open.set()
+
+    def lift(self) -> None:
+        """The receiver takes no more messages: nobody shall wait for it."""
+        self.give(math.inf)
 
 
 class ReceiveCount:

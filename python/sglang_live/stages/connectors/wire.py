@@ -1,7 +1,8 @@
 """Messages as ZMQ multipart: one msgpack frame, then raw tensor frames.
 
-On one host a large tensor goes through shared memory instead; its reader removes it, and a
-process that dies leaves files that carry its pid (see sweep_shared_memory).
+On one host a large tensor goes through shared memory instead; its reader removes it. What is
+never read goes with the job (TensorFrames.release, discard) or, when a process died, by the pid
+in its name (sweep_shared_memory).
 """
 
 import itertools
@@ -11,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from sglang_live.messages import AnyMessage, TensorRef
+from sglang_live.messages import AnyMessage, TensorRef, UserSegment
 
 SHM_DIR = Path("/dev/shm")
 SHM_PREFIX = "sglang_live-"
@@ -29,29 +30,41 @@ class TensorFrames:
     def __init__(self, same_host: bool):
         self.frames: list[memoryview] = []
         self._same_host = same_host and SHM_DIR.is_dir()
+        self._shared: list[Path] = []
 
     def put(self, array: np.ndarray) -> TensorRef:
         array = np.ascontiguousarray(array)
         dtype, shape = array.dtype.str, list(array.shape)
         if self._same_host and array.nbytes >= SHM_MIN_BYTES:
             name = f"{SHM_PREFIX}{os.getpid()}-{next(_count)}"
+            self._shared.append(SHM_DIR / name)
             array.tofile(SHM_DIR / name)
             return TensorRef(dtype, shape, shm=name)
-        self.frames.append(memoryview(array).cast("B"))
+        # As bytes by numpy: a memoryview refuses to cast an empty array.
+        self.frames.append(memoryview(array.reshape(-1).view(np.uint8)))
         return TensorRef(dtype, shape, frame=len(self.frames) - 1)
+
+    def release(self) -> None:
+        """Remove what nobody took from shared memory."""
+        for path in self._shared:
+            path.unlink(missing_ok=True)
 
 
 def take(ref: TensorRef, frames: list[bytes]) -> np.ndarray:
     """The tensor a ref points to. A shared one can be taken once."""
     if ref.shm:
-        if not ref.shm.startswith(SHM_PREFIX) or "/" in ref.shm:
-            raise ValueError(f"bad shared memory name {ref.shm!r}")
-        path = SHM_DIR / ref.shm
+        path = _shared_path(ref)
         array = np.fromfile(path, dtype=ref.dtype)
         path.unlink()
     else:
         array = np.frombuffer(frames[ref.frame], dtype=ref.dtype)
     return array.reshape(ref.shape)
+
+
+def discard(message: AnyMessage) -> None:
+    """Free what a message that nobody will read holds in shared memory."""
+    if isinstance(message, UserSegment) and message.states and message.states.shm:
+        _shared_path(message.states).unlink(missing_ok=True)
 
 
 def encode(message: AnyMessage, tensors: TensorFrames | None = None) -> list:
@@ -68,3 +81,9 @@ def sweep_shared_memory(pid: int) -> int:
     for path in left:
         path.unlink(missing_ok=True)
     return len(left)
+
+
+def _shared_path(ref: TensorRef) -> Path:
+    if not ref.shm.startswith(SHM_PREFIX) or "/" in ref.shm:
+        raise ValueError(f"bad shared memory name {ref.shm!r}")
+    return SHM_DIR / ref.shm

@@ -168,11 +168,19 @@ class Qwen3OmniTalker(nn.Module):
         if is_decode:
             self.rows.past_hidden[rows] = hidden
         elif forward_batch.forward_mode.is_extend():
-            last = torch.cumsum(forward_batch.extend_seq_lens, 0) - 1
-            self.rows.past_hidden[rows] = hidden[last]
+            self._keep_last_hidden(hidden, forward_batch)
         output = self.logits_processor(input_ids, hidden, self.codec_head, forward_batch)
         self._penalise(output.next_token_logits, rows)
         return output
+
+    def _keep_last_hidden(self, hidden: Tensor, forward_batch) -> None:
+        """After a prefill. A retracted stream still needs its old state until the last chunk."""
+        end = 0
+        for rid, _, n in _chunks(forward_batch):
+            end += n
+            stream = self.streams.get(rid)
+            if stream is not None and not stream.mid_prefill:
+                self.rows.past_hidden[stream.row] = hidden[end - 1]
 
     def _penalise(self, logits: Tensor, rows: Tensor) -> None:
         """Repetition penalty over the reply's codes 0, then the forbidden ids; in place.

@@ -1,0 +1,121 @@
+"""One open call: what each client event does.
+
+In: parsed client events, in order. Out: server events; turns asked of the session.
+Owner: one Call per connection with a session. The parts it puts together own the facts:
+Conversation the items, Responses the answers, CallerTurns the audio.
+"""
+
+from sglang_live.gateway.caller_turns import CallerTurns
+from sglang_live.gateway.conversation import Conversation
+from sglang_live.gateway.conversation_events import ConversationEvents
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.outbox import Emit
+from sglang_live.gateway.realtime_events import (
+    AnyClientEvent,
+    AudioAppend,
+    AudioClear,
+    AudioCommit,
+    ItemCreate,
+    ItemDelete,
+    ItemRetrieve,
+    ItemTruncate,
+    OutputAudioClear,
+    ResponseCancel,
+    ResponseCreate,
+    SessionUpdate,
+)
+from sglang_live.gateway.response_plan import plan_response
+from sglang_live.gateway.responses import Responses
+from sglang_live.gateway.services import RealtimeServices
+from sglang_live.gateway.session_config import initial_config, update_config
+from sglang_live.orchestrator.session import VoiceSession
+
+
+class Call:
+    def __init__(self, session: VoiceSession, emit: Emit, services: RealtimeServices):
+        orchestrator, config = services.orchestrator, services.config
+        default_voice = orchestrator.voices[0] if orchestrator.voices else "default"
+        self._defaults = initial_config(orchestrator.model_name, default_voice, config)
+        self._config = self._defaults
+        self._session_id = session.session_id
+        self._emit = emit
+        self._services = services
+        self._conversation = Conversation(config.max_conversation_bytes)
+        self._responses = Responses(
+            session=session,
+            conversation=self._conversation,
+            emit=emit,
+            voices=orchestrator.voices,
+            clock=services.clock,
+            metrics=services.metrics,
+            max_side_responses=config.max_side_responses,
+        )
+        self._items = ConversationEvents(
+            self._conversation, emit, services.metrics, max_bytes=config.max_append_bytes
+        )
+        self._turns = CallerTurns(
+            config=self._config,
+            gateway=config,
+            items=self._items,
+            responses=self._responses,
+            emit=emit,
+            speech_model=services.speech_model,
+            clock=services.clock,
+            metrics=services.metrics,
+        )
+
+    def greet(self) -> None:
+        self._emit("session.created", session=self._config.to_wire(self._session_id))
+
+    async def handle(self, event: AnyClientEvent) -> None:
+        """Raises LiveError if the event is refused; then it has changed nothing."""
+        match event:
+            case AudioAppend():
+                await self._turns.append(event)
+            case AudioCommit():
+                self._turns.commit()
+            case AudioClear():
+                self._turns.clear()
+            case ItemCreate():
+                self._items.create(event, self._config.input_format)
+            case ItemDelete():
+                self._items.delete(event)
+            case ItemRetrieve():
+                self._items.retrieve(event, self._config.input_format)
+            case ItemTruncate():
+                self._items.truncate(event)
+            case ResponseCreate():
+                self._create_response(event)
+            case ResponseCancel():
+                self._responses.cancel(event.response_id)
+            case SessionUpdate():
+                self._update_session(event)
+            case OutputAudioClear():
+                raise ClientEventError(
+                    "output_audio_buffer.clear exists for WebRTC and SIP only.", param="type"
+                )
+
+    async def close(self) -> None:
+        """Cancel what runs and wait, within bounds, until it has let go of the session."""
+        self._turns.close()
+        await self._responses.close()
+
+    def _create_response(self, event: ResponseCreate) -> None:
+        plan = plan_response(
+            event.response,
+            self._config,
+            self._conversation,
+            max_audio_bytes=self._services.config.max_append_bytes,
+            now_s=self._services.clock.now_s(),
+        )
+        self._responses.create(plan)
+
+    def _update_session(self, event: SessionUpdate) -> None:
+        self._config = update_config(
+            self._config,
+            event.session,
+            defaults=self._defaults,
+            voice_locked=self._responses.has_spoken,
+        )
+        self._emit("session.updated", session=self._config.to_wire(self._session_id))
+        self._turns.configure(self._config)

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""List every seam into SGLang, and check it against the SGLang that is installed.
+
+    python scripts/check_seams.py [--json | --markdown]
+
+Exit status 1 if a target is gone or has another signature than its seam expects.
+"""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import pkgutil
+import sys
+from dataclasses import asdict, dataclass
+
+from sglang_live.bridge.seams import Seam, all_seams, upstream_signature
+from sglang_live.errors import SeamError
+
+OK, MISMATCH, NOT_CHECKED = "OK", "MISMATCH", "not checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One seam as it is shown. detail: what is wrong, or why nothing could be compared."""
+
+    name: str
+    target: str
+    kind: str
+    stages: str
+    cpu_only: bool
+    why: str
+    drop_when: str
+    status: str
+    detail: str
+
+
+def check(seam: Seam) -> Row:
+    status, detail = _verdict(seam)
+    return Row(
+        name=seam.name,
+        target=seam.target,
+        kind=seam.kind,
+        stages="all" if "*" in seam.stages else ", ".join(seam.stages),
+        cpu_only=seam.cpu_only,
+        why=seam.why,
+        drop_when=seam.drop_when,
+        status=status,
+        detail=detail,
+    )
+
+
+def _verdict(seam: Seam) -> tuple[str, str]:
+    if importlib.util.find_spec(seam.target.partition(".")[0]) is None:
+        return NOT_CHECKED, "SGLang is not installed"
+    try:
+        found = upstream_signature(seam)
+        if seam.kind == "item":
+            pkgutil.resolve_name(seam.target)
+    except (SeamError, ImportError, AttributeError) as error:
+        return MISMATCH, str(error)
+    if seam.signature is None:
+        return NOT_CHECKED, f"kind {seam.kind} has no signature; its place in SGLang is there"
+    if found != seam.signature:
+        return MISMATCH, f"found {found}, expected {seam.signature}"
+    return OK, ""
+
+
+def text(rows: list[Row]) -> str:
+    form = "{:18} {:12} {:8} {:14} {}"
+    lines = [form.format("SEAM", "SIGNATURE", "KIND", "STAGES", "CPU ONLY")]
+    for row in rows:
+        cpu_only = "yes" if row.cpu_only else "no"
+        lines += [
+            form.format(row.name, row.status, row.kind, row.stages, cpu_only),
+            f"    target     {row.target}",
+            f"    why        {row.why}",
+            f"    drop when  {row.drop_when}",
+        ]
+        if row.detail:
+            lines.append(f"    signature  {row.detail}")
+    return "\n".join(lines)
+
+
+def markdown(rows: list[Row]) -> str:
+    lines = [
+        "| seam | target in `sglang.srt` | kind | stages | CPU only | why | drop when | state |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = (
+            row.name,
+            f"`{row.target.removeprefix('sglang.srt.')}`",
+            row.kind,
+            row.stages,
+            "yes" if row.cpu_only else "no",
+            row.why,
+            row.drop_when,
+            row.status,
+        )
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON document")
+    form.add_argument("--markdown", action="store_true", help="the table of docs/seams.md")
+    args = parser.parse_args(argv)
+    rows = [check(seam) for seam in all_seams()]
+    version = _sglang_version()
+    if args.json:
+        print(json.dumps({"sglang": version, "seams": [asdict(row) for row in rows]}, indent=2))
+    elif args.markdown:
+        print(markdown(rows))
+    else:
+        n_bad = sum(row.status == MISMATCH for row in rows)
+        print(text(rows))
+        print(f"\nSGLang {version or 'not installed'}: {len(rows)} seams, {n_bad} mismatched")
+    return int(any(row.status == MISMATCH for row in rows))
+
+
+def _sglang_version() -> str | None:
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
