@@ -100,9 +100,7 @@ def compare(
     }
 
 
-def measure(
-    model: CodePredictor, options: Options, device: torch.device
-) -> list[dict[str, Any]]:
+def measure(model: CodePredictor, options: Options, device: torch.device) -> list[dict[str, Any]]:
     rows = []
     for batch in options.batches:
         inputs = [x.to(device, model.cos.dtype) for x in _inputs(options, batch, seed=0)]
@@ -161,7 +159,5 @@ def _lines(agreement: dict[str, float], rows: list[dict[str, Any]]) -> list[str]
     lines.append("batch  mode     eager ms/frame  graph ms/frame")
     for row in rows:
         graph = "n/a" if row["graph_ms"] is None else f"{row['graph_ms']:.3f}"
-        lines.append(
-            f"{row['batch']:5d}  {row['mode']:7}  {row['eager_ms']:14.3f}  {graph:>14}"
-        )
+        lines.append(f"{row['batch']:5d}  {row['mode']:7}  {row['eager_ms']:14.3f}  {graph:>14}")
     return lines

@@ -1,0 +1,136 @@
+"""Run one check and write what it found as JSON; scripts/gpu_check.sh runs them all.
+
+    python -m benchmark.gpu code_predictor --device cuda --batches 1,8,32
+
+Exit status: 0 passed, 1 failed, 2 wrong usage, 77 cannot run here.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import time
+import traceback
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmark.gpu.findings import CannotRunError, Findings
+from benchmark.load.provenance import facts
+
+# By check: what it imports, beyond the standard library.
+CHECKS = {
+    "code_predictor": ("torch", "sglang_live"),
+    "code2wav": ("torch", "numpy", "safetensors", "transformers", "sglang_live"),
+    "page_copy": ("torch",),
+    "talker": ("torch", "numpy", "transformers", "msgspec", "zmq", "psutil", "sglang_live"),
+    "server": (),
+}
+PASSED, FAILED, CANNOT_RUN = 0, 1, 77
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] not in CHECKS:
+        print(__doc__.strip(), f"\n\nchecks: {', '.join(CHECKS)}", file=sys.stderr)
+        return 2
+    name = argv[0]
+    try:
+        _import_needed(CHECKS[name])
+        check = importlib.import_module(f"benchmark.gpu.{name}")
+        args = _parser(name, check.Options).parse_args(argv[1:])
+        _require_device(args.device)
+        options = check.Options(
+            **{field.name: getattr(args, field.name) for field in fields(check.Options)}
+        )
+        return _run(name, check, options, args)
+    except CannotRunError as reason:
+        print(f"skipped: {reason}")
+        return CANNOT_RUN
+
+
+def _run(name: str, check: Any, options: Any, args: argparse.Namespace) -> int:
+    began_s = time.monotonic()
+    try:
+        findings = check.run(options, args.device, args.seed)
+    except CannotRunError:
+        raise
+    except Exception as error:
+        # The edge of the process: a check that breaks has failed, and its document says how.
+        traceback.print_exc()
+        findings = Findings({}, (f"{type(error).__name__}: {error}",), ())
+    document = {
+        "benchmark": f"gpu_{name}",
+        **facts(),
+        "device": _device_name(args.device),
+        "seed": args.seed,
+        "passed": not findings.problems,
+        "problems": findings.problems,
+        "wall_s": round(time.monotonic() - began_s, 1),
+        "options": asdict(options),
+        "figures": findings.figures,
+    }
+    if args.commit:
+        document |= {"git_commit": args.commit, "git_dirty": None}
+    path = args.out / _file_name(name, document["device"])
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    for line in (*findings.lines, *(f"PROBLEM: {problem}" for problem in findings.problems)):
+        print(line)
+    return FAILED if findings.problems else PASSED
+
+
+def _import_needed(names: tuple[str, ...]) -> None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (ImportError, OSError) as error:  # OSError: a library that does not load
+            raise CannotRunError(f"{name} does not import: {error}") from error
+
+
+def _require_device(device: str) -> None:
+    if not device.startswith("cuda"):
+        return
+    _import_needed(("torch",))
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CannotRunError("PyTorch sees no NVIDIA GPU")
+
+
+def _device_name(device: str) -> str:
+    if not device.startswith("cuda"):
+        return device
+    import torch
+
+    return f"cuda: {torch.cuda.get_device_name(device)}"
+
+
+def _file_name(check: str, device: str) -> str:
+    words = device.removeprefix("cuda: ").lower().replace("nvidia", "").split()
+    return f"gpu_{check}_{'-'.join(words)}_{datetime.now(UTC):%Y-%m-%d}.json"
+
+
+def _parser(name: str, options: type) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmark.gpu {name}",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu")
+    parser.add_argument("--seed", type=int, default=1, help="of weights and inputs")
+    parser.add_argument("--commit", help="recorded where the checkout has no git history")
+    results = Path(__file__).parents[1] / "results"
+    parser.add_argument("--out", type=Path, default=results, help="folder of the JSON document")
+    for field in fields(options):
+        kind = _numbers if isinstance(field.default, tuple) else field.type
+        flag = "--" + field.name.replace("_", "-")
+        parser.add_argument(flag, type=kind, default=field.default, help="see the module")
+    return parser
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

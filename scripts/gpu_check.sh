@@ -1,0 +1,130 @@
+#!/usr/bin/env bash
+# Run on a machine with an NVIDIA GPU everything that can be checked there, with what is
+# installed: nothing is downloaded. One JSON document per check goes to benchmark/results/.
+set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/gpu_check.sh [--device cuda|cpu] [--out DIR] [--commit HASH] [CHECK ...]
+
+  --device   default: cuda. cpu compares the CPU with itself, to try the checks out
+  --out      folder of the JSON documents (default: benchmark/results)
+  --commit   recorded in them, where the checkout has no git history
+  CHECK      code_predictor code2wav page_copy talker server (default: all)
+
+Environment: PYTHON chooses the interpreter (default: .venv's if there is one, else python3).
+Sizes are options of a single check: python -m benchmark.gpu CHECK --help
+Exit status: 0 if every check that could run passed, 1 if one failed.
+TEXT
+}
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+CHECKS=(code_predictor code2wav page_copy talker server)
+CHECK_TIMEOUT_S=900
+CANNOT_RUN=77
+
+device=cuda
+out=$ROOT/benchmark/results
+commit=
+checks=()
+
+needs_value() {
+    if (($# < 2)); then
+        echo "gpu_check.sh: $1 needs a value" >&2
+        exit 2
+    fi
+}
+
+while (($#)); do
+    case $1 in
+    --device | --out | --commit)
+        needs_value "$@"
+        printf -v "${1#--}" '%s' "$2"
+        shift
+        ;;
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    *)
+        if [[ " ${CHECKS[*]} " != *" $1 "* ]]; then
+            echo "gpu_check.sh: unknown option or check $1" >&2
+            usage >&2
+            exit 2
+        fi
+        checks+=("$1")
+        ;;
+    esac
+    shift
+done
+((${#checks[@]})) || checks=("${CHECKS[@]}")
+if [[ ! -d $out ]]; then
+    echo "gpu_check.sh: no such folder: $out" >&2
+    exit 2
+fi
+out=$(cd "$out" && pwd)
+
+python=${PYTHON:-}
+if [[ -z $python ]]; then
+    python=python3
+    if [[ -x $ROOT/.venv/bin/python ]]; then python=$ROOT/.venv/bin/python; fi
+fi
+cd "$ROOT"
+# The checkout is what gets checked, installed or not.
+export PYTHONPATH=$ROOT/python:$ROOT${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+
+why_no_gpu() {
+    "$python" - <<'PYTHON'
+try:
+    import torch
+except Exception as error:
+    print(f"PyTorch does not import: {error}")
+else:
+    if not torch.cuda.is_available():
+        print(f"PyTorch {torch.__version__} sees none")
+PYTHON
+}
+
+if [[ $device == cuda* ]]; then
+    reason=$(why_no_gpu || echo "$python does not run")
+    if [[ -n $reason ]]; then
+        echo "nothing was checked: no usable NVIDIA GPU ($reason)"
+        nvidia-smi -L 2>/dev/null | sed 's/^/  though nvidia-smi lists: /' || true
+        exit 0
+    fi
+fi
+
+# Documents are moved at the end, so that the first does not make the checkout of the others dirty.
+work=$(mktemp -d "${TMPDIR:-/tmp}/sglang_live_gpu.XXXXXX")
+keep_documents() {
+    find "$work" -name '*.json' -exec mv -- {} "$out" \;
+    rm -rf "$work"
+}
+trap keep_documents EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+passed=()
+failed=()
+skipped=()
+for check in "${checks[@]}"; do
+    echo "=== $check"
+    status=0
+    # A process of its own: an error of the device must not reach the next check.
+    timeout --kill-after=10 "$CHECK_TIMEOUT_S" "$python" -m benchmark.gpu "$check" \
+        --device "$device" --out "$work" ${commit:+--commit "$commit"} \
+        </dev/null >"$work/output" 2>"$work/errors" || status=$?
+    cat "$work/output"
+    case $status in
+    0) passed+=("$check") ;;
+    "$CANNOT_RUN") skipped+=("$check") ;;
+    *)
+        failed+=("$check")
+        tail -n 40 "$work/errors"
+        echo "exit status $status"
+        ;;
+    esac
+done
+
+echo "=== passed: ${passed[*]:-none}; failed: ${failed[*]:-none}; skipped: ${skipped[*]:-none}"
+((!${#failed[@]}))
