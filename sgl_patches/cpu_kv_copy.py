@@ -1,4 +1,4 @@
-"""HiCache's copy between tiers, as index copies: on CPU both tiers are host memory, really copied."""
+"""HiCache's copy between tiers as index copies: on CPU both tiers are host memory."""
 
 TARGET = "sglang.srt.mem_cache.pool_host.mha.transfer_kv_direct"
 KIND = "define"

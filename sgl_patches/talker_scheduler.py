@@ -3,8 +3,7 @@
 TARGET = "sglang.srt.managers.scheduler.Scheduler"
 KIND = "replace"
 SIGNATURE = (
-    "(server_args: sglang.srt.server_args.ServerArgs, "
-    "port_args: sglang.srt.server_args.PortArgs)"
+    "(server_args: sglang.srt.server_args.ServerArgs, port_args: sglang.srt.server_args.PortArgs)"
 )
 WHY = "a talker step needs a text token that the thinker may not have produced yet"
 DROP_WHEN = "upstream can exclude a running request from a decode round without freeing it"

@@ -30,7 +30,7 @@ class Options:
     head_dim: int = 128
     element_bytes: int = 2
     page_tokens: tuple[int, ...] = (16, 32, 64, 128, 256)
-    moved_bytes: int = 1 << 30
+    moved_bytes: int = 1 << 29
     repeats: int = 5
 
 

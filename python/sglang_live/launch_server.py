@@ -32,7 +32,9 @@ log = logging.getLogger("sglang_live")
 
 
 def main(argv: list[str] | None = None) -> int:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     try:
         config = parse(sys.argv[1:] if argv is None else argv)
         model = Qwen3OmniSpec.load(_checkpoint(config))
@@ -75,10 +77,13 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
                 port=config.port,
                 log_level="warning",
                 ws_max_size=gateway.max_frame_bytes,
+                ws_per_message_deflate=False,  # audio in base64: all cost, little gain
                 timeout_graceful_shutdown=5,
             )
         )
-        print(f"serving {config.served_model_name} on http://{config.host}:{config.port}", flush=True)
+        print(
+            f"serving {config.served_model_name} on http://{config.host}:{config.port}", flush=True
+        )
         await server.serve()
         return 0 if server.started else 1
     finally:

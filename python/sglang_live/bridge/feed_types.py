@@ -5,6 +5,8 @@ Feed messages ride SGLang's own request broadcast, so every rank applies them in
 
 import msgspec
 
+# Request ids of replies begin so; they wait in the queue until their TalkerPrompt has come.
+SPEAK_PREFIX = "speak-"
 
 class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     """Announces a request before it is sent to the engine.

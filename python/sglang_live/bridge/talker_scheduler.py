@@ -4,7 +4,6 @@ That gate is part of the model (the input of the step does not exist yet), not a
 the only thing this class adds, and without a starved stream every round is SGLang's own.
 """
 
-
 import zmq
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
@@ -12,7 +11,12 @@ from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_live.bridge.codes_observer import CodesObserver
-from sglang_live.bridge.feed_types import TalkerForget, TalkerPrompt, TalkerText
+from sglang_live.bridge.feed_types import (
+    SPEAK_PREFIX,
+    TalkerForget,
+    TalkerPrompt,
+    TalkerText,
+)
 from sglang_live.bridge.held import ReqsView, decode_batch_of
 from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV, Inbox, Outbox, address_from_env
 from sglang_live.bridge.talker_feed import stream_of
@@ -91,10 +95,6 @@ class TalkerScheduler(Scheduler):
         feeds = self.inbox.drain() if self.inbox is not None else []
         return [*feeds, *super()._poll_timeout_aborts()]
 
-    def process_input_requests(self, recv_reqs: list) -> None:
-        # A prompt is announced before its request is sent, on another socket: apply it first.
-        super().process_input_requests(sorted(recv_reqs, key=_feed_first))
-
     def _on_prompt(self, prompt: TalkerPrompt) -> None:
         self.model.streams[prompt.rid] = stream_of(prompt)
 
@@ -152,7 +152,17 @@ class TalkerScheduler(Scheduler):
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         self._hold_starved(running_batch)
-        return super().get_new_batch_prefill(running_batch)
+        # The request may overtake its announcement, which travels on another socket.
+        early = [req for req in self.waiting_queue if self._is_unannounced(req)]
+        if not early:
+            return super().get_new_batch_prefill(running_batch)
+        self.waiting_queue = [req for req in self.waiting_queue if req not in early]
+        plan = super().get_new_batch_prefill(running_batch)
+        self.waiting_queue.extend(early)
+        return plan
+
+    def _is_unannounced(self, req: Req) -> bool:
+        return req.rid.startswith(SPEAK_PREFIX) and req.rid not in self.model.streams
 
     def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
         self._hold_starved(batch)  # rounds in which prefill was deferred
@@ -192,9 +202,3 @@ class TalkerScheduler(Scheduler):
 
     def is_fully_idle(self, for_health_check=False, ignore_waiting=False) -> bool:
         return not self.held and super().is_fully_idle(for_health_check, ignore_waiting)
-
-
-def _feed_first(message) -> bool:
-    return not isinstance(message, TalkerPrompt | TalkerText | TalkerForget)
-
-

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_live.bridge.feed_types import Frames, TalkerForget, TalkerPrompt, TalkerText
+from sglang_live.bridge.feed_types import (
+    SPEAK_PREFIX,
+    Frames,
+    TalkerForget,
+    TalkerPrompt,
+    TalkerText,
+)
 from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV
 from sglang_live.errors import BadInputError, StageFailedError
 from sglang_live.messages import CodecFrames, Speak, SpeakDone, SpeakText
@@ -79,7 +85,7 @@ class TalkerStage:
     async def run(self, job: ServedJob) -> None:
         request: Speak = job.opener
         prompt, states_at, states = self._prompt(request, job.frames)
-        rid = uuid.uuid4().hex  # fixed length: SGLang aborts by prefix of the id
+        rid = SPEAK_PREFIX + uuid.uuid4().hex  # fixed length: SGLang aborts by prefix of the id
         greedy = request.temperature == 0
         frames = self._frames[rid] = _FrameQueue()
         self._feed.send(
@@ -183,9 +189,7 @@ class TalkerStage:
     async def _read_frames(self) -> None:
         async for report in Reports(self._outbox):
             if isinstance(report, Frames):
-                for rid, index, codes in zip(
-                    report.rids, report.index, report.codes, strict=True
-                ):
+                for rid, index, codes in zip(report.rids, report.index, report.codes, strict=True):
                     if (queue := self._frames.get(rid)) is not None:
                         queue.put(index, codes)
 
@@ -228,5 +232,3 @@ def _newline_id(checkpoint: Path) -> int:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(checkpoint).encode("\n", add_special_tokens=False)[0]
-
-

@@ -9,13 +9,13 @@ import numpy as np
 
 from sglang_live.bridge.inbox import OUTBOX_ENV
 from sglang_live.errors import BadInputError
-from sglang_live.messages import TextTokens, Think, ThinkDone, UserSegment, WireAudio
+from sglang_live.messages import TextTokens, Think, ThinkDone, UserSegment, WireAudio, WireText
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
+from sglang_live.stages.audio_states import AudioStates
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.server import ServedJob
-from sglang_live.stages.audio_states import AudioStates
 from sglang_live.stages.engine_host import EngineHost
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.thinker_session import (
@@ -143,13 +143,13 @@ class ThinkerStage:
         known = self._items[session_id]
         for item in request.items:
             parts = tuple(
-                AudioPart(wire.take(p.pcm, frames)) if isinstance(p, WireAudio) else TextPart(p.text)
+                AudioPart(wire.take(p.pcm, frames))
+                if isinstance(p, WireAudio)
+                else TextPart(p.text)
                 for p in item.parts
             )
             ids = tuple(item.token_ids) if item.token_ids is not None else None
-            known[item.key] = HistoryItem(
-                key=item.key, role=item.role, parts=parts, token_ids=ids
-            )
+            known[item.key] = HistoryItem(key=item.key, role=item.role, parts=parts, token_ids=ids)
         missing = [key for key in request.keys if key not in known]
         if missing:
             raise ItemsMissingError(f"{len(missing)} of {len(request.keys)} items unknown")
@@ -184,6 +184,12 @@ class ThinkerStage:
             ref = tensors.put(np.concatenate(states)) if states else None
             ids = self.prompt.segment_ids(item, [len(s) for s in states])
             await job.send(UserSegment(job.job_id, item.key, ids, ref), tensors)
+
+
+def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPart:
+    if isinstance(part, WireAudio):
+        return AudioPart(wire.take(part.pcm, frames))
+    return TextPart(part.text)
 
 
 class _Reply:

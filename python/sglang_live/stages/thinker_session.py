@@ -131,9 +131,7 @@ class ThinkerSession:
         hidden states it would then never see.
         """
         engine_session = f"live-{uuid.uuid4().hex}"
-        await self.host.engine.tokenizer_manager.open_session(
-            _open_request(engine_session), None
-        )
+        await self.host.engine.tokenizer_manager.open_session(_open_request(engine_session), None)
         self.instructions, self.n_tokens = instructions, 0
         for append in self.prompt.appends(self.prompt.header(instructions)):
             await self._prefill(engine_session, append, TurnCounts())
@@ -195,5 +193,3 @@ async def _close(host: EngineHost, engine_session: str) -> None:
 
     request = CloseSessionReqInput(session_id=engine_session)
     await host.engine.tokenizer_manager.close_session(request, None)
-
-

@@ -30,6 +30,7 @@ from sglang_live.models.demo.tokenizer import (
     save_processor,
 )
 
+
 def ensure_built(size: DemoSize | None = None) -> Path:
     """The demo model's directory, built when absent. Safe when several processes race."""
     directory = default_directory(size)

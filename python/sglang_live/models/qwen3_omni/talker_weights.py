@@ -22,9 +22,7 @@ _STACKED = (
     ("shared_expert.gate_proj", "shared_gate_up", 0),
     ("shared_expert.up_proj", "shared_gate_up", 1),
 )
-_PER_STEP = re.compile(
-    r"code_predictor\.(?:model\.)?(codec_embedding|lm_head)\.(\d+)\.weight"
-)
+_PER_STEP = re.compile(r"code_predictor\.(?:model\.)?(codec_embedding|lm_head)\.(\d+)\.weight")
 _PREDICTOR = re.compile(r"code_predictor\.model\.(.*)")
 
 

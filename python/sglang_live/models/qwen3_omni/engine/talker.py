@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from sglang.srt.distributed import tensor_model_parallel_all_reduce
 from sglang.srt.layers.activation import SiluAndMul
-from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.linear import (
     MergedColumnParallelLinear,
     ReplicatedLinear,
