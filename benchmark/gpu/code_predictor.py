@@ -116,16 +116,19 @@ def measure(model: CodePredictor, options: Options, device: torch.device) -> lis
             return model(*inputs, draws, noise)[0]
 
         for mode, call in (("greedy", greedy), ("sampled", sampled)):
-            eager_ms = median_ms(call, device, options.repeats)
-            graph_ms = None
+            row = {"batch": batch, "mode": mode}
+            row["eager_ms"] = median_ms(call, device, options.repeats)
+            row["graph_ms"] = row["graph_equal_to_eager"] = None
             if device.type == "cuda":
-                graph_ms = median_ms(captured(call), device, options.repeats)
-            rows.append({"batch": batch, "mode": mode, "eager_ms": eager_ms, "graph_ms": graph_ms})
+                replay, codes = captured(call)
+                row["graph_ms"] = median_ms(replay, device, options.repeats)
+                row["graph_equal_to_eager"] = _equal(codes, call())
+            rows.append(row)
     return rows
 
 
-def captured(call: Callable[[], Tensor]) -> Callable[[], None]:
-    """The replay of a CUDA graph of the call."""
+def captured(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """The replay of a CUDA graph of the call, and the tensor that each replay fills."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # capture must not see the allocations of first calls
@@ -133,8 +136,8 @@ def captured(call: Callable[[], Tensor]) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+        result = call()
+    return graph.replay, result
 
 
 def _placed(model: CodePredictor, device: torch.device, dtype: torch.dtype) -> CodePredictor:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import uvicorn
+from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import STAGES, ServerConfig, parse
@@ -27,6 +28,8 @@ from sglang_live.stages.supervisor import (
     loopback_address,
     new_run_dir,
 )
+from sglang_live.telemetry.metrics import GatewayMetrics
+from sglang_live.telemetry.stage_metrics import StageCollector
 
 log = logging.getLogger("sglang_live")
 
@@ -64,11 +67,14 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
             allow_local_media=config.allow_local_media,
             allow_private_media_urls=config.allow_private_media_urls,
         )
+        metrics = GatewayMetrics(CollectorRegistry())
+        metrics.registry.register(StageCollector(lambda: supervisor.replicas))
         app = build_app(
             orchestrator,
             config=gateway,
             native_url=native_url,
             health=lambda: _health(supervisor),
+            metrics=metrics,
         )
         server = uvicorn.Server(
             uvicorn.Config(

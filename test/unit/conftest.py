@@ -1,15 +1,15 @@
 """Fixtures that tests of several rooms share."""
 
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
-
-from sglang_live.stages.supervisor import new_run_dir
 
 
 @pytest.fixture
 def run_dir():
     """A directory for Unix sockets: their paths must be short, which tmp_path's are not."""
-    path = new_run_dir()
+    path = Path(tempfile.mkdtemp(prefix="sgl-live-"))
     yield path
     shutil.rmtree(path)

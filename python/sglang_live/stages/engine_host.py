@@ -84,6 +84,18 @@ class EngineHost:
             last = chunk
         return last
 
+    def load(self) -> dict[str, float]:
+        """Gauges of the engine; what the scheduler published last (at once when it is idle)."""
+        load = self.engine.tokenizer_manager.load_snapshot_reader.read(0)
+        if load is None:
+            return {}
+        return {
+            "requests_running": float(load.num_running_reqs),
+            "requests_waiting": float(load.num_waiting_reqs),
+            "kv_tokens_used": float(load.num_used_tokens),
+            "kv_tokens_total": float(load.max_total_num_tokens),
+        }
+
     async def serve_http(self, port: int) -> None:
         """Serve SGLang's native API on a loopback port."""
         import uvicorn

@@ -136,7 +136,8 @@ class TalkerStage:
         self._segments.pop(session_id, None)
 
     def load(self) -> dict[str, float]:
-        return {"sessions": float(len(self._segments)), "replies": float(len(self._frames))}
+        own = {"sessions": float(len(self._segments)), "replies": float(len(self._frames))}
+        return {**self.host.load(), **own}
 
     def _prompt(
         self, request: Speak, frames: list

@@ -91,7 +91,8 @@ class ThinkerStage:
         self._busy.pop(session_id, None)
 
     def load(self) -> dict[str, float]:
-        return {"sessions": float(len(self._sessions)), "rebuilt_total": float(self._n_rebuilt)}
+        own = {"sessions": float(len(self._sessions)), "sessions_rebuilt": float(self._n_rebuilt)}
+        return {**self.host.load(), **own}
 
     async def _think(self, job: ServedJob, request: Think, session_id: str) -> None:
         history = self._history(session_id, request, job.frames)

@@ -75,8 +75,8 @@ def test_a_code_predictor_that_differs_is_a_problem(monkeypatch):
 
     def swap(model, device, dtype):
         calls.append(dtype)
-        # The third placement is the device's float32 copy, after both of the CPU's.
-        return placed(broken if dtype == torch.float32 and len(calls) > 2 else model, device, dtype)
+        # The CPU's float32 copy is placed first, the device's later.
+        return placed(broken if dtype == torch.float32 and len(calls) > 1 else model, device, dtype)
 
     monkeypatch.setattr(code_predictor, "_placed", swap)
     (problem,) = code_predictor.run(PREDICTOR, "cpu", seed=1).problems

@@ -1,5 +1,7 @@
 """SGLang's Qwen3-Omni thinker, plus a tap: hidden states that the talker needs at audio positions.
 
+It also hears clips of different lengths in one prefill batch, which ends the upstream engine.
+
 The class keeps the upstream name, because SGLang finds models and processors by it.
 """
 
@@ -17,6 +19,7 @@ from sglang_live.bridge.inbox import OUTBOX_ENV, RowsOutbox
 class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
     def __init__(self, config, quant_config=None, prefix: str = ""):
         super().__init__(config, quant_config, prefix)
+        self.thinker.get_audio_feature = self._audio_features
         address = os.environ.get(OUTBOX_ENV)
         if not address:
             return
@@ -26,6 +29,22 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
         self.thinker.model.layers_to_capture = [config.talker_config.accept_hidden_layer]
         self.thinker.model.register_forward_hook(self._tap, with_kwargs=True)
         self.forward = self._forward_tapped  # upstream, too, sets it per instance
+
+    def _audio_features(self, items) -> torch.Tensor:
+        """Encode clips [n_clips of (1, n_mels, n_frames), masks] -> [n_placeholders, hidden].
+
+        Upstream concatenates the padded features and fails when clips were padded differently.
+        """
+        tower = self.thinker.audio_tower
+        weight = next(tower.parameters())
+        clips = []
+        for item in items:
+            heard = item.feature_attention_mask.bool().to(item.feature.device)
+            clips.append(item.feature.permute(0, 2, 1)[heard].permute(1, 0))
+        frames = torch.cat(clips, dim=1).to(weight.device, weight.dtype)
+        lengths = [n for item in items for n in item.feature_attention_mask.sum(1).tolist()]
+        n_frames = torch.tensor(lengths, device=weight.device)
+        return tower(frames, feature_lens=n_frames).last_hidden_state
 
     def _forward_tapped(self, input_ids, positions, forward_batch, **kwargs):
         # Placeholder ids are clamped and media dropped from the batch before the tap is reached.

@@ -1,0 +1,184 @@
+"""What the gateway process costs per session, next to the least a server of its stack could do.
+
+    python -m benchmark.gateway_cost --sessions 8 --seconds 20 --json out.json
+
+Both servers get the same callers in the same run: microphones at real-time pace, that say a
+recorded clip, wait for the answer and say it again. The gateway is the real one, its answers
+come from a recording; the echo server sends back as many bytes of audio. What the stages and
+the orchestrator cost is not in these figures.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from benchmark.gateway_servers.callers import Callers, Traffic, period
+from benchmark.gateway_servers.process import ServerProcess
+from benchmark.load.provenance import facts
+from sglang_live.client import clip
+from sglang_live.clock import MonotonicClock
+
+CLIPS = Path(__file__).parent / "workloads" / "clips"
+WARM_UP_S = 2.0
+# Between the end of a clip and the next one, besides the reply: detection and a breath.
+PAUSE_S = 1.5
+# With a larger share of late frames the machine was short of CPU for callers and server.
+LATE_LIMIT = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """deflate: offer WebSocket compression, as the websockets package does by default."""
+
+    sessions: int = 8
+    seconds: float = 20.0
+    repeats: int = 1
+    reply_s: float = 3.0
+    deflate: bool = True
+
+    def __post_init__(self):
+        if min(self.sessions, self.repeats) < 1 or min(self.seconds, self.reply_s) <= 0:
+            raise ValueError("sessions, seconds, repeats and reply_s must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One arm of one repeat.
+
+    audio_s: of all sessions together, sent to the server while it was measured.
+    cpu_ms_per_s: CPU time of the server process per second of one session.
+    """
+
+    arm: str
+    cpu_s: float
+    audio_s: float
+    cpu_ms_per_s: float
+    n_deltas: int
+    delta_bytes: int
+    n_responses: int
+    late_share: float
+
+
+async def measure(arm: str, server: ServerProcess, options: Options) -> Cost:
+    clock = MonotonicClock()
+    compression = "deflate" if options.deflate else None
+    callers = Callers(server.url, _periods(options), compression, clock)
+    calling = asyncio.create_task(callers.run())
+    try:
+        await _sleep(WARM_UP_S, calling)
+        callers.reset()
+        before_s = server.cpu_s()
+        await _sleep(options.seconds, calling)
+        cpu_s, traffic = server.cpu_s() - before_s, callers.traffic
+    finally:
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+    return _cost(arm, cpu_s, traffic)
+
+
+def _cost(arm: str, cpu_s: float, traffic: Traffic) -> Cost:
+    return Cost(
+        arm=arm,
+        cpu_s=round(cpu_s, 3),
+        audio_s=round(traffic.audio_s, 2),
+        cpu_ms_per_s=round(1e3 * cpu_s / traffic.audio_s, 3),
+        n_deltas=traffic.n_deltas,
+        delta_bytes=traffic.delta_bytes,
+        n_responses=traffic.events["response.done"],
+        late_share=round(traffic.late / traffic.frames_sent, 4),
+    )
+
+
+async def _sleep(seconds: float, calling: asyncio.Task[None]) -> None:
+    """Raises what ended the callers, if they end meanwhile."""
+    done, _ = await asyncio.wait({calling}, timeout=seconds)
+    if done:
+        calling.result()
+
+
+def run_pair(options: Options) -> tuple[Cost, Cost]:
+    """The gateway first: the echo server sends what the gateway has sent."""
+    with ServerProcess("gateway", options.reply_s) as server:
+        gateway = asyncio.run(measure("gateway", server, options))
+    if not gateway.n_deltas:
+        raise RuntimeError("the gateway answered no turn: give it more seconds")
+    delta_bytes = round(gateway.delta_bytes / gateway.n_deltas / 2) * 2
+    out_per_in = gateway.delta_bytes / (gateway.audio_s * 2 * clip.SAMPLE_RATE_HZ)
+    with ServerProcess("echo", delta_bytes, out_per_in) as server:
+        echo = asyncio.run(measure("echo", server, options))
+    return gateway, echo
+
+
+def ratio(costs: list[Cost]) -> float:
+    """CPU time of the gateway over that of the echo server, per second of session."""
+    totals = {}
+    for arm in ("gateway", "echo"):
+        own = [cost for cost in costs if cost.arm == arm]
+        totals[arm] = sum(cost.cpu_s for cost in own) / sum(cost.audio_s for cost in own)
+    return totals["gateway"] / totals["echo"]
+
+
+def table(costs: list[Cost]) -> str:
+    lines = ["arm      CPU s  session s  CPU ms per session s  deltas  delta MB  responses  late"]
+    for cost in costs:
+        lines.append(
+            f"{cost.arm:7}  {cost.cpu_s:5.2f}  {cost.audio_s:9.1f}  {cost.cpu_ms_per_s:20.2f}  "
+            f"{cost.n_deltas:6d}  {cost.delta_bytes / 1e6:8.2f}  {cost.n_responses:9d}  "
+            f"{cost.late_share:4.1%}"
+        )
+    lines.append(f"gateway / echo: {ratio(costs):.2f}")
+    if any(cost.late_share > LATE_LIMIT for cost in costs):
+        lines.append("the machine is too small for callers and server together, or is shared")
+    return "\n".join(lines)
+
+
+def _periods(options: Options) -> list[list[str]]:
+    clips = sorted(CLIPS.glob("*.flac"))
+    periods = [period(clip.load_pcm(path), options.reply_s + PAUSE_S) for path in clips]
+    return [periods[i % len(periods)] for i in range(options.sessions)]
+
+
+def parse(argv: list[str] | None) -> tuple[Options, Path | None]:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmark.gateway_cost", description=__doc__.splitlines()[0]
+    )
+    for option in fields(Options):
+        flag = "--" + option.name.replace("_", "-")
+        if option.type is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=option.default)
+        else:
+            parser.add_argument(flag, type=option.type, default=option.default)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = vars(parser.parse_args(argv))
+    path = args.pop("json")
+    try:
+        return Options(**args), path
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def document(options: Options, costs: list[Cost]) -> dict[str, Any]:
+    return {
+        "benchmark": "gateway_cost",
+        **facts(),
+        "options": asdict(options),
+        "arms": [asdict(cost) for cost in costs],
+        "ratio": round(ratio(costs), 3),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    options, path = parse(argv)
+    costs = [cost for _ in range(options.repeats) for cost in run_pair(options)]
+    print(table(costs))
+    if path is not None:
+        path.write_text(json.dumps(document(options, costs), indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Callers of the comparison: a microphone at real-time pace, and a count of what comes back.
+
+Cheaper than RealtimeClient, so that the machine's cores are the servers'.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+import orjson
+from websockets.asyncio.client import ClientConnection, connect
+
+from sglang_live.client import clip
+from sglang_live.client.microphone import LATE_FRAME_S, SILENCE_MESSAGE, append_message
+from sglang_live.clock import Clock
+
+
+def period(pcm: bytes, quiet_s: float) -> list[str]:
+    """The append events of a clip and the silence after it, one per 20 ms."""
+    said = [append_message(frame) for frame in clip.frames(pcm)]
+    return said + [SILENCE_MESSAGE] * round(quiet_s / clip.FRAME_S)
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over all sockets while it was counted.
+
+    events: from the server, by type. late: frames sent more than 50 ms behind real time.
+    """
+
+    frames_sent: int = 0
+    late: int = 0
+    delta_bytes: int = 0
+    events: Counter = field(default_factory=Counter)
+
+    @property
+    def audio_s(self) -> float:
+        return self.frames_sent * clip.FRAME_S
+
+    @property
+    def n_deltas(self) -> int:
+        return self.events["response.output_audio.delta"]
+
+
+class Callers:
+    """All sessions of an arm. `traffic` counts from the last reset on."""
+
+    def __init__(self, url: str, periods: list[list[str]], compression: str | None, clock: Clock):
+        self._url, self._periods = url, periods
+        self._compression, self._clock = compression, clock
+        self.traffic = Traffic()
+
+    def reset(self) -> None:
+        self.traffic = Traffic()
+
+    async def run(self) -> None:
+        """Until cancelled. Ends with an error if a server closes a session."""
+        async with asyncio.TaskGroup() as tasks:
+            for i in range(len(self._periods)):
+                tasks.create_task(self._call(i))
+
+    async def _call(self, i: int) -> None:
+        async with (
+            connect(self._url, compression=self._compression, max_size=None, proxy=None) as socket,
+            asyncio.TaskGroup() as tasks,
+        ):
+            tasks.create_task(self._listen(socket))
+            tasks.create_task(self._speak(socket, i))
+
+    async def _speak(self, socket: ClientConnection, i: int) -> None:
+        messages = self._periods[i]
+        # Callers are spread over a period, and within a frame's time.
+        at = i * len(messages) // len(self._periods)
+        due_s = self._clock.now_s() + clip.FRAME_S * i / len(self._periods)
+        while True:
+            await self._clock.sleep(due_s - self._clock.now_s())
+            self.traffic.frames_sent += 1
+            self.traffic.late += self._clock.now_s() - due_s > LATE_FRAME_S
+            await socket.send(messages[at % len(messages)])
+            at += 1
+            due_s += clip.FRAME_S
+
+    async def _listen(self, socket: ClientConnection) -> None:
+        async for text in socket:
+            event = orjson.loads(text)
+            self.traffic.events[event["type"]] += 1
+            if event["type"] == "response.output_audio.delta":
+                self.traffic.delta_bytes += len(event["delta"]) * 3 // 4
+        raise ConnectionError("the server closed a session")

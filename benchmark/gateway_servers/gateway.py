@@ -1,0 +1,80 @@
+"""The real gateway before an orchestrator that answers with a recording.
+
+    python -m benchmark.gateway_servers.gateway REPLY_S
+
+Only for benchmark.gateway_cost: nothing that launch_server imports knows of it.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+
+from benchmark.gateway_servers.serving import serve, speech
+from sglang_live.gateway.app import build_app
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.health import SERVING, Health
+from sglang_live.orchestrator.history import (
+    OUTPUT_RATE_HZ,
+    AudioDelta,
+    HistoryItem,
+    TextPart,
+    TranscriptDelta,
+    TurnDone,
+    TurnEvent,
+    TurnRequest,
+    Usage,
+)
+
+FIRST_AUDIO_S = 0.3
+# The vocoder's first chunk and its later ones: 2 and 4 frames of 80 ms.
+CHUNKS_S = (0.16, 0.32)
+# A stage that serves in real time is ahead of it; this only decides how deltas bunch.
+SPEED = 2.0
+WORDS_PER_S = 3.0
+
+
+class FakeSession:
+    def __init__(self, session_id: str, reply_pcm: bytes):
+        self.session_id = session_id
+        self._reply_pcm = reply_pcm
+
+    async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
+        await asyncio.sleep(FIRST_AUDIO_S)
+        first, later = (round(s * OUTPUT_RATE_HZ) * 2 for s in CHUNKS_S)
+        begin, n_words = 0, 0
+        while begin < len(self._reply_pcm):
+            pcm = self._reply_pcm[begin : begin + (later if begin else first)]
+            begin += len(pcm)
+            heard_s = begin / (2 * OUTPUT_RATE_HZ)
+            while n_words < heard_s * WORDS_PER_S:
+                yield TranscriptDelta("word ")
+                n_words += 1
+            yield AudioDelta(pcm)
+            await asyncio.sleep(len(pcm) / (2 * OUTPUT_RATE_HZ) / SPEED)
+        text = TextPart("word " * n_words)
+        reply = HistoryItem(key=turn.turn_id, role="assistant", parts=(text,))
+        yield TurnDone(status="completed", reason=None, reply=reply, usage=Usage())
+
+    async def close(self) -> None:
+        """It holds nothing."""
+
+
+class FakeOrchestrator:
+    model_name = "recording"
+    voices = ("reader",)
+
+    def __init__(self, reply_s: float):
+        self._reply_pcm = speech(round(reply_s * OUTPUT_RATE_HZ) * 2)
+
+    async def open_session(self, session_id: str) -> FakeSession:
+        return FakeSession(session_id, self._reply_pcm)
+
+
+def main() -> None:
+    orchestrator = FakeOrchestrator(reply_s=float(sys.argv[1]))
+    health = Health({"recording": SERVING})
+    serve(build_app(orchestrator, config=GatewayConfig(), native_url=None, health=lambda: health))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The whole server as a user starts it, once for all tests of this folder."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+START_TIMEOUT_S = 180
+DATA = Path(__file__).parents[1] / "data" / "audio"
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen
+    port: int
+    log_dir: Path
+
+    @property
+    def http(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def ws(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/v1/realtime"
+
+    def is_healthy(self) -> bool:
+        try:
+            return httpx.get(f"{self.http}/health", timeout=5).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def stage_load(self, stage: str, what: str) -> float:
+        """A gauge from /metrics."""
+        label = f'sglang_live_stage_load{{replica="0",stage="{stage}",what="{what}"}}'
+        for line in httpx.get(f"{self.http}/metrics", timeout=5).text.splitlines():
+            if line.startswith(label):
+                return float(line.split()[-1])
+        raise KeyError(label)
+
+    def stage_process(self, stage: str) -> psutil.Process:
+        """The stage's own process, not SGLang's children in it."""
+        for child in psutil.Process(self.process.pid).children():
+            spec = child.environ().get("SGLANG_LIVE_SPEC", "")
+            if f'"stage":"{stage}"' in spec:
+                return child
+        raise LookupError(stage)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(claim, timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not claim():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory) -> Iterator[Server]:
+    log_dir = tmp_path_factory.mktemp("server")
+    port = free_port()
+    command = [sys.executable, "-m", "sglang_live.launch_server", "--model-path", "demo"]
+    command += ["--port", str(port), "--log-dir", str(log_dir), "--max-sessions", "16"]
+    with (log_dir / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    running = Server(process, port, log_dir)
+    try:
+
+        def is_up() -> bool:
+            text = (log_dir / "server.log").read_text()
+            assert process.poll() is None, f"server ended:\n{text}"
+            return running.is_healthy()
+
+        wait_until(is_up, START_TIMEOUT_S, "server healthy")
+        yield running
+    finally:
+        children = []
+        if process.poll() is None:
+            children = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        for child in alive:
+            child.kill()
+        assert not alive, f"left behind: {[c.cmdline() for c in alive]}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_proxies() -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        os.environ.pop(name, None)

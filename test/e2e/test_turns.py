@@ -1,0 +1,134 @@
+"""Conversations over /v1/realtime as a caller has them."""
+
+import asyncio
+
+import httpx
+import numpy as np
+import pytest
+
+from test.e2e.conftest import wait_until
+from test.e2e.socket_client import NO_VAD, clip_24k, connected
+
+pytestmark = [pytest.mark.e2e]
+
+
+async def test_a_spoken_turn_under_server_vad_is_answered_with_sound(server):
+    voice = clip_24k("sp_librivox_0880.flac")
+    silence = np.zeros(24_000, dtype="<i2")
+    async with connected(server.ws) as socket:
+        await socket.append(np.concatenate([voice, silence]), step=480)
+        done = await socket.until("response.done")
+    kinds = [event["type"] for event in socket.events]
+    assert done["response"]["status"] == "completed"
+    assert kinds.index("input_audio_buffer.speech_started") < kinds.index("response.created")
+    wave = socket.audio().astype(float) / 32768
+    assert len(wave) > 12_000
+    rms_db = 20 * np.log10(np.sqrt(np.mean(wave**2)))
+    assert -40 < rms_db < -10
+    usage = done["response"]["usage"]
+    assert usage["input_token_details"]["audio_tokens"] > 30
+
+
+async def test_text_asked_text_answered(server):
+    async with connected(server.ws) as socket:
+        await socket.session(output_modalities=["text"])
+        done = await socket.ask("how are you")
+    item = done["response"]["output"][0]
+    assert done["response"]["status"] == "completed"
+    assert item["content"][0]["type"] == "output_text"
+    assert item["content"][0]["text"]
+    assert len(socket.audio()) == 0
+
+
+async def test_the_second_turn_prefills_only_what_is_new(server):
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD, instructions="Answer in one short sentence.")
+        first = await socket.say(clip_24k("sp_jfk.flac", 3.0))
+        second = await socket.ask("and then")
+    used = first["response"]["usage"]
+    held = used["input_tokens"] + used["output_token_details"]["text_tokens"]
+    cached = second["response"]["usage"]["input_token_details"]["cached_tokens"]
+    # The reply's last token is prefilled with the next turn.
+    assert cached >= held - 1
+
+
+async def test_first_audio_leaves_before_the_thinker_is_done(server):
+    """Seen from outside: transcript deltas still come after the first audio delta."""
+    async with connected(server.ws) as socket:
+        for _ in range(4):
+            await socket.ask("tell me a long story")
+        first_audio = last_text = 0
+        overlapped = 0
+        for at, event in enumerate(socket.events):
+            if event["type"] == "response.created":
+                first_audio = 0
+            if event["type"] == "response.output_audio.delta" and not first_audio:
+                first_audio = at
+            if event["type"] == "response.output_audio_transcript.delta":
+                last_text = at
+            if event["type"] == "response.done":
+                overlapped += last_text > first_audio > 0
+    assert overlapped >= 1
+
+
+async def test_eight_callers_at_once_are_all_served(server):
+    async def call(i: int) -> list[str]:
+        async with connected(server.ws) as socket:
+            await socket.session(**NO_VAD)
+            first = await socket.say(clip_24k("sp_jfk.flac", 1.0 + 0.4 * i))
+            second = await socket.ask("go on")
+            return [first["response"]["status"], second["response"]["status"]]
+
+    statuses = await asyncio.gather(*(call(i) for i in range(8)))
+    assert statuses == [["completed", "completed"]] * 8
+
+
+@pytest.mark.parametrize("law", ["audio/pcmu", "audio/pcma"])
+async def test_telephone_audio_comes_back_as_telephone_audio(server, law):
+    async with connected(server.ws) as socket:
+        formats = {"input": {"format": {"type": law}}, "output": {"format": {"type": law}}}
+        await socket.session(audio=formats)
+        done = await socket.ask("hello")
+    assert done["response"]["status"] == "completed"
+    audio_s = done["response"]["usage"]["output_token_details"]["audio_tokens"] / 12.5
+    assert len(socket.audio_bytes()) / 8000 == pytest.approx(audio_s, abs=0.1)
+
+
+async def test_cancel_ends_the_response_and_the_next_turn_works(server):
+    async with connected(server.ws) as socket:
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "count to one hundred"}],
+        }
+        await socket.send("conversation.item.create", item=item)
+        await socket.send("response.create")
+        await socket.until("response.output_audio.delta")
+        await socket.send("response.cancel")
+        cancelled = await socket.until("response.done")
+        after = await socket.ask("and now")
+    assert cancelled["response"]["status"] == "cancelled"
+    assert after["response"]["status"] == "completed"
+
+
+def test_everything_is_free_again_when_the_callers_have_gone(server):
+    def is_free() -> bool:
+        return all(
+            server.stage_load(stage, what) == 0
+            for stage, what in (
+                ("thinker", "sessions"),
+                ("thinker", "requests_running"),
+                ("thinker", "jobs"),
+                ("talker", "sessions"),
+                ("talker", "replies"),
+                ("talker", "requests_running"),
+                ("vocoder", "streams"),
+            )
+        )
+
+    wait_until(is_free, 10, "all stages free")
+    # SGLang counts cached prefixes as free: what is used is held by somebody.
+    wait_until(lambda: server.stage_load("thinker", "kv_tokens_used") == 0, 10, "thinker pool")
+    wait_until(lambda: server.stage_load("talker", "kv_tokens_used") == 0, 10, "talker pool")
+    metrics = httpx.get(f"{server.http}/metrics").text
+    assert "sglang_live_gateway_sessions_open 0.0" in metrics

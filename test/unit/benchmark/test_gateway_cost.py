@@ -1,0 +1,110 @@
+"""The comparison's parts: its recording, its echo, and what is made of the figures."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmark import gateway_cost
+from benchmark.gateway_cost import Cost, Options
+from benchmark.gateway_servers import echo, gateway
+from benchmark.gateway_servers.callers import period
+from benchmark.gateway_servers.process import ServerProcess
+from sglang_live.client import clip
+from sglang_live.orchestrator.history import AudioDelta, TranscriptDelta, TurnDone, TurnRequest
+
+
+def cost(arm: str, cpu_s: float, audio_s: float, late_share: float = 0.0) -> Cost:
+    return Cost(
+        arm=arm,
+        cpu_s=cpu_s,
+        audio_s=audio_s,
+        cpu_ms_per_s=1e3 * cpu_s / audio_s,
+        n_deltas=1,
+        delta_bytes=100,
+        n_responses=1,
+        late_share=late_share,
+    )
+
+
+class EchoSocket:
+    """A socket that holds n silent appends and keeps what is sent."""
+
+    def __init__(self, n_appends: int):
+        self.left = n_appends
+        self.sent: list[bytes] = []
+
+    async def accept(self) -> None: ...
+
+    async def receive_text(self) -> str:
+        if not self.left:
+            raise echo.WebSocketDisconnect()
+        self.left -= 1
+        return period(b"", quiet_s=clip.FRAME_S)[0]
+
+    async def send_text(self, text: str) -> None:
+        event = json.loads(text)
+        assert event["type"] == "response.output_audio.delta"
+        self.sent.append(base64.b64decode(event["delta"]))
+
+
+async def test_the_recording_comes_whole_and_in_the_vocoders_chunks(monkeypatch):
+    monkeypatch.setattr(gateway, "FIRST_AUDIO_S", 0.0)
+    monkeypatch.setattr(gateway, "SPEED", 1e6)
+    session = await gateway.FakeOrchestrator(reply_s=1.0).open_session("s")
+    turn = TurnRequest(turn_id="t", instructions="", history=(), voice="reader")
+    events = [event async for event in session.respond(turn)]
+    chunks_s = [clip.duration_s(e.pcm) for e in events if isinstance(e, AudioDelta)]
+    assert chunks_s == pytest.approx([0.16, 0.32, 0.32, 0.2])
+    assert sum(isinstance(event, TranscriptDelta) for event in events) == 3
+    assert isinstance(events[-1], TurnDone)
+
+
+async def test_the_echo_sends_as_much_as_it_is_told_to():
+    app = echo.build_app(delta_bytes=960, out_per_in=0.5)
+    (route,) = [route for route in app.routes if route.path == "/v1/realtime"]
+    socket = EchoSocket(n_appends=100)
+    await route.endpoint(socket)
+    assert [len(pcm) for pcm in socket.sent] == [960] * 50
+
+
+def test_a_period_is_the_clip_and_then_silence_in_frames_of_20_ms():
+    messages = period(b"\1" * (2 * clip.FRAME_BYTES), quiet_s=0.1)
+    assert len(messages) == 2 + 5
+    assert messages[0] == messages[1] != messages[2] == messages[-1]
+
+
+def test_the_ratio_is_of_cpu_per_second_of_session_over_all_repeats():
+    costs = [cost("gateway", 2.0, 10.0), cost("echo", 0.5, 5.0), cost("gateway", 4.0, 10.0)]
+    assert gateway_cost.ratio(costs) == pytest.approx(3.0)
+
+
+def test_the_table_says_when_the_machine_was_short_of_cpu():
+    calm = [cost("gateway", 2.0, 10.0), cost("echo", 1.0, 10.0)]
+    assert "too small" not in gateway_cost.table(calm)
+    assert "too small" in gateway_cost.table([cost("gateway", 2.0, 10.0, late_share=0.2), calm[1]])
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ValueError):
+        Options(sessions=0)
+    with pytest.raises(SystemExit):
+        gateway_cost.parse(["--seconds", "-1"])
+
+
+def test_cpu_time_of_a_process_grows_with_its_work(monkeypatch):
+    server = ServerProcess("unused")
+    busy = "while True: pass"
+    with subprocess.Popen([sys.executable, "-c", busy]) as server._process:
+        while server.cpu_s() < 0.05:
+            os.sched_yield()
+        server._process.kill()
+
+
+def test_the_server_does_not_know_the_recording():
+    code = "import sys, sglang_live.launch_server; print('benchmark' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
