@@ -11,6 +11,7 @@ the orchestrator cost is not in these figures.
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -173,6 +174,8 @@ def document(options: Options, costs: list[Cost]) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     options, path = parse(argv)
+    # Stopped from outside, a server must not be left behind: end like Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     costs = [cost for _ in range(options.repeats) for cost in run_pair(options)]
     print(table(costs))
     if path is not None:

@@ -67,7 +67,7 @@ def _verdict(seam: Seam) -> tuple[str, str]:
 
 
 def text(rows: list[Row]) -> str:
-    form = "{:18} {:12} {:8} {:14} {}"
+    form = "{:24} {:12} {:8} {:14} {}"
     lines = [form.format("SEAM", "SIGNATURE", "KIND", "STAGES", "CPU ONLY")]
     for row in rows:
         cpu_only = "yes" if row.cpu_only else "no"

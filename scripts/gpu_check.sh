@@ -7,7 +7,7 @@ usage() {
     cat <<'TEXT'
 usage: scripts/gpu_check.sh [--device cuda|cpu] [--out DIR] [--commit HASH] [CHECK ...]
 
-  --device   default: cuda. cpu compares the CPU with itself, to try the checks out
+  --device   cuda (default), cuda:N, or cpu: itself with itself, slow at these sizes
   --out      folder of the JSON documents (default: benchmark/results)
   --commit   recorded in them, where the checkout has no git history
   CHECK      code_predictor code2wav page_copy talker server (default: all)

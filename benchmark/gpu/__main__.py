@@ -21,7 +21,7 @@ from benchmark.load.provenance import facts
 
 # By check: what it imports, beyond the standard library.
 CHECKS = {
-    "code_predictor": ("torch", "sglang_live"),
+    "code_predictor": ("torch", "numpy", "sglang_live"),
     "code2wav": ("torch", "numpy", "safetensors", "transformers", "sglang_live"),
     "page_copy": ("torch",),
     "talker": ("torch", "numpy", "transformers", "msgspec", "zmq", "psutil", "sglang_live"),

@@ -1,10 +1,13 @@
 """Fixtures that tests of several rooms share."""
 
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
 import pytest
+
+HANG_S = 20
 
 
 @pytest.fixture
@@ -13,3 +16,17 @@ def run_dir():
     path = Path(tempfile.mkdtemp(prefix="sgl-live-"))
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def must_not_hang():
+    """Ends a test that waits for what never comes."""
+
+    def give_up(*_):
+        raise TimeoutError(f"the test took longer than {HANG_S} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(HANG_S)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

@@ -8,6 +8,7 @@ import msgspec
 # Request ids of replies begin so; they wait in the queue until their TalkerPrompt has come.
 SPEAK_PREFIX = "speak-"
 
+
 class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     """Announces a request before it is sent to the engine.
 

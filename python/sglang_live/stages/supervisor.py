@@ -146,7 +146,7 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            # A group of its own, so that SGLang's children can be ended with it.
+            # A session of its own, so that SGLang's children can be ended with it.
             start_new_session=True,
         )
         if out is not None:
@@ -183,7 +183,7 @@ class Supervisor:
         if process is None:
             return None
         client.fail_all(reason)
-        _kill_group(process.pid)
+        _kill_session(process.pid)
         code = await process.wait()
         await client.close()
         sweep_shared_memory(process.pid)
@@ -217,16 +217,17 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _kill_group(pid: int) -> None:
-    """SIGKILL the process, its group, and children that left the group."""
-    children: list[psutil.Process] = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        children = psutil.Process(pid).children(recursive=True)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+def _kill_session(leader_pid: int) -> None:
+    """SIGKILL every process of the session that a stage was started in.
+
+    SGLang's children are members even when their parent died first and they left its group.
+    """
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader_pid:
+                process.kill()
+        except (ProcessLookupError, psutil.NoSuchProcess):
+            continue  # it ended by itself
 
 
 def _remove_stale_socket(address: str) -> None:

@@ -95,7 +95,7 @@ def test_bad_options_are_refused():
         gateway_cost.parse(["--seconds", "-1"])
 
 
-def test_cpu_time_of_a_process_grows_with_its_work(monkeypatch):
+def test_cpu_time_of_a_process_grows_with_its_work():
     server = ServerProcess("unused")
     busy = "while True: pass"
     with subprocess.Popen([sys.executable, "-c", busy]) as server._process:

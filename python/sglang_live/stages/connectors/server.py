@@ -105,7 +105,7 @@ class StageServer:
                 peer, *parts = await self._socket.recv_multipart()
                 try:
                     message, frames = wire.decode(parts)
-                except (msgspec.MsgspecError, IndexError) as error:
+                except msgspec.MsgspecError as error:
                     log.warning("bad_message peer=%s: %s", peer.hex(), error)
                     continue
                 await self._receive(peer, message, frames)
@@ -122,6 +122,8 @@ class StageServer:
             job = ServedJob(self, peer, message, frames)
             self._jobs[job.key] = job
             job.task = asyncio.create_task(self._serve_job(job), name=job.job_id)
+            # Not in the task itself: one that is cancelled at once never runs a line.
+            job.task.add_done_callback(lambda _: self._forget(job))
         elif isinstance(message, CloseSession):
             chore = asyncio.create_task(self._close_session(message.session_id))
             self._chores.add(chore)
@@ -158,10 +160,11 @@ class StageServer:
                 return
             log.exception("job_failed job=%s", job.job_id)
             await self._fail(job, LiveError.code, f"{type(error).__name__}: {error}")
-        finally:
-            # Its caller may have opened the same job anew by now.
-            if self._jobs.get(job.key) is job:
-                del self._jobs[job.key]
+
+    def _forget(self, job: ServedJob) -> None:
+        # Its caller may have opened the same job anew by now.
+        if self._jobs.get(job.key) is job:
+            del self._jobs[job.key]
 
     async def _fail(self, job: ServedJob, code: str, text: str) -> None:
         log.warning("job_failed job=%s code=%s: %s", job.job_id, code, text)

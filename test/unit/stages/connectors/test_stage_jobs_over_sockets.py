@@ -30,6 +30,8 @@ from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.connectors.window import WINDOW
 
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
 PATIENCE_S = 5.0
 ROWS = np.arange(600, dtype=np.float32).reshape(20, 30)
 
@@ -65,13 +67,6 @@ async def gone(directory) -> None:
 
 async def heard(job, *until: type) -> list:
     return [message async for message, _ in job.events(*until)]
-
-
-@pytest.fixture(autouse=True)
-async def patience():
-    """No test of this file may hang."""
-    async with asyncio.timeout(4 * PATIENCE_S):
-        yield
 
 
 # --- order and content ---
@@ -219,7 +214,7 @@ async def test_what_is_no_message_does_not_stop_the_stage(serve):
     stage = serve(wait_forever)
     client = stage.caller()
     await client._socket.send_multipart([b"\xc1 no msgpack"])
-    await client._socket.send_multipart([])
+    await client._socket.send_multipart([b""])
     assert isinstance(await client.ping(PATIENCE_S), Ready)
     assert not stage.task.done()
 
@@ -244,17 +239,33 @@ async def test_messages_of_unknown_jobs_are_ignored_on_both_sides(serve):
 
 async def test_leaving_a_job_cancels_it_in_the_stage(serve):
     stage = serve(wait_forever)
-    async with stage.caller().open("j") as job:
+    client = stage.caller()
+    async with client.open("j") as job:
         await job.begin(voice())
+        await client.ping(PATIENCE_S)
+        assert stage.server.n_jobs == 1
     await stage.until(lambda: stage.cancelled == ["j"])
+    await client.ping(PATIENCE_S)
+    assert stage.server.n_jobs == 0
+
+
+async def test_a_job_left_before_the_stage_began_it_leaves_nothing_there(serve):
+    stage = serve(wait_forever)
+    client = stage.caller()
+    async with client.open("j") as job:
+        await job.begin(voice())
+    await client.ping(PATIENCE_S)
+    await client.ping(PATIENCE_S)
     assert stage.server.n_jobs == 0
 
 
 async def test_an_error_in_the_callers_block_cancels_the_job_too(serve):
     stage = serve(wait_forever)
+    client = stage.caller()
     with pytest.raises(KeyError):
-        async with stage.caller().open("j") as job:
+        async with client.open("j") as job:
             await job.begin(voice())
+            await client.ping(PATIENCE_S)
             raise KeyError
     await stage.until(lambda: stage.cancelled == ["j"])
 
@@ -288,11 +299,13 @@ async def test_a_job_that_is_begun_again_after_it_failed_is_a_job_like_any_other
         await wait_forever(job)
 
     stage = serve(run)
-    async with stage.caller().open("j") as job:
+    client = stage.caller()
+    async with client.open("j") as job:
         await job.begin(voice())
         with pytest.raises(StageFailedError):
             await heard(job)
         await job.begin(voice())
+        await client.ping(PATIENCE_S)
     await stage.until(lambda: stage.cancelled == ["j"])
     assert n_runs == 2
 
@@ -326,9 +339,11 @@ async def test_a_caller_that_vanishes_loses_its_jobs_and_nobody_else(serve):
 
 
 async def test_leaving_a_job_frees_tensors_the_stage_did_not_take(serve, shared_memory):
-    async with serve(wait_forever).caller().open("j") as job:
+    client = serve(wait_forever).caller()
+    async with client.open("j") as job:
         tensors = job.tensors()
         await job.begin(speak("j", tensors.put(ROWS)), tensors)
+        await client.ping(PATIENCE_S)
         assert len(list(shared_memory.iterdir())) == 1
     assert list(shared_memory.iterdir()) == []
 
@@ -361,8 +376,10 @@ async def test_a_tensor_that_comes_after_its_job_was_left_is_freed(serve, shared
             await job.send(UserSegment(job.job_id, "k", [1], tensors.put(ROWS)), tensors)
             left.set()
 
-    async with serve(run).caller().open("j") as job:
+    client = serve(run).caller()
+    async with client.open("j") as job:
         await job.begin(voice())
+        await client.ping(PATIENCE_S)
     await left.wait()
     await gone(shared_memory)
 

@@ -1,0 +1,10 @@
+"""Aborting a turn that still waits must free its session for the next one."""
+
+TARGET = "sglang.srt.managers.scheduler.Scheduler._release_aborted_request"
+KIND = "after"
+SIGNATURE = "(self, req: sglang.srt.managers.schedule_batch.Req) -> None"
+WHY = "the session otherwise refuses every later turn, and is never closed: its KV is lost"
+DROP_WHEN = "upstream calls session.abort_req() for requests aborted in the waiting queue"
+STAGES = ("thinker",)
+CPU_ONLY = False
+HOOK = "sglang_live.bridge.session_fixes:release_waiting"

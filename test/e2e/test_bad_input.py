@@ -1,0 +1,165 @@
+"""What callers get wrong: a clear error each, nothing hangs, the connection lives."""
+
+import asyncio
+import base64
+import json
+
+import httpx
+import numpy as np
+import pytest
+import websockets
+
+from test.e2e.socket_client import NO_VAD, clip_24k, connected
+
+pytestmark = [pytest.mark.e2e]
+
+
+async def still_answers(socket) -> None:
+    done = await socket.ask("are you there")
+    assert done["response"]["status"] == "completed"
+
+
+async def test_a_minute_of_silence_starts_no_turn(server):
+    async with connected(server.ws) as socket:
+        await socket.append(np.zeros(60 * 24_000, dtype="<i2"))
+        await still_answers(socket)
+    kinds = {event["type"] for event in socket.events}
+    assert "input_audio_buffer.speech_started" not in kinds
+    assert "error" not in kinds
+
+
+async def test_a_minute_of_pushed_silence_is_a_turn_like_any_other(server):
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD)
+        done = await socket.say(np.zeros(60 * 24_000, dtype="<i2"))
+    assert done["response"]["status"] == "completed"
+    # 13 placeholders a second: nothing of a long clip may be cut off.
+    assert done["response"]["usage"]["input_token_details"]["audio_tokens"] >= 60 * 12.5
+
+
+async def test_noise_and_clipping_are_answered(server):
+    noise = np.random.default_rng(7).integers(-32768, 32767, 3 * 24_000).astype("<i2")
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD)
+        done = await socket.say(noise)
+    assert done["response"]["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        ({"type": "input_audio_buffer.commit"}, "input_audio_buffer_commit_empty"),
+        ({"type": "input_audio_buffer.append", "audio": "not base64!"}, "invalid_value"),
+        (
+            {"type": "input_audio_buffer.append", "audio": base64.b64encode(b"abc").decode()},
+            "invalid_value",
+        ),
+        ({"type": "no.such.event"}, None),
+        ({"type": "response.cancel"}, "response_cancel_not_active"),
+        ({"type": "conversation.item.delete", "item_id": "nobody"}, None),
+    ],
+    ids=["empty-commit", "bad-base64", "odd-bytes", "unknown-event", "no-response", "no-item"],
+)
+async def test_a_bad_event_gets_one_error_with_its_id(server, event, code):
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD)
+        await socket.connection.send(json.dumps({**event, "event_id": "mine"}))
+        error = (await socket.until("error"))["error"]
+        assert error["event_id"] == "mine"
+        assert code is None or error["code"] == code
+        await still_answers(socket)
+    assert sum(e["type"] == "error" for e in socket.events) == 1
+
+
+async def test_an_unknown_model_is_named_with_those_there_are(server):
+    async with websockets.connect(f"{server.ws}?model=gpt-9", proxy=None) as connection:
+        error = json.loads(await connection.recv())
+        assert error["type"] == "error"
+        assert "gpt-9" in error["error"]["message"]
+        assert "demo" in error["error"]["message"]
+
+
+async def test_a_frame_of_20_mib_is_taken_as_the_audio_it_is(server):
+    """15 MiB of audio in one append, the most the protocol allows."""
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD)
+        await socket.send("input_audio_buffer.append", audio="A" * (20 * 1024 * 1024))
+        await socket.send("input_audio_buffer.clear")
+        await socket.until("input_audio_buffer.cleared")
+        await still_answers(socket)
+    assert all(event["type"] != "error" for event in socket.events)
+
+
+async def test_a_larger_append_is_refused_and_the_call_goes_on(server):
+    async with connected(server.ws) as socket:
+        audio = "A" * (21 * 1024 * 1024)
+        await socket.send("input_audio_buffer.append", audio=audio, event_id="huge")
+        assert (await socket.until("error"))["error"]["event_id"] == "huge"
+        await still_answers(socket)
+
+
+async def test_a_frame_too_large_to_read_closes_that_connection_alone(server):
+    async with connected(server.ws) as other:
+        async with connected(server.ws) as socket:
+            with pytest.raises(websockets.ConnectionClosed) as closed:
+                await socket.send("input_audio_buffer.append", audio="A" * (25 * 1024 * 1024))
+                await socket.until("error")
+            assert closed.value.rcvd.code == 1009
+        await still_answers(other)
+
+
+async def test_callers_who_vanish_mid_turn_and_call_again_at_once_are_served(server):
+    """Each call is dropped in another phase of its turn."""
+    voice = clip_24k("sp_jfk.flac", 2.0)
+    for phase in (
+        "input_audio_buffer.committed",
+        "response.created",
+        "response.output_audio.delta",
+    ):
+        async with connected(server.ws) as socket:
+            await socket.session(**NO_VAD)
+            await socket.append(voice)
+            await socket.send("input_audio_buffer.commit")
+            await socket.send("response.create")
+            await socket.until(phase)
+            socket.connection.transport.abort()
+        async with connected(server.ws) as socket:
+            await still_answers(socket)
+
+
+async def test_the_seventeenth_caller_is_told_to_come_back(server):
+    async def hold(stop: asyncio.Event, ready: list) -> None:
+        async with connected(server.ws):
+            ready.append(1)
+            await stop.wait()
+
+    stop, ready = asyncio.Event(), []
+    callers = [asyncio.create_task(hold(stop, ready)) for _ in range(16)]
+    try:
+        async with asyncio.timeout(30):
+            while len(ready) < 16:
+                await asyncio.sleep(0.05)
+        async with websockets.connect(server.ws, proxy=None) as connection:
+            error = json.loads(await connection.recv())
+            assert error["error"]["code"] == "server_overloaded"
+            with pytest.raises(websockets.ConnectionClosed) as closed:
+                await connection.recv()
+            assert closed.value.rcvd.code == 1013
+    finally:
+        stop.set()
+        await asyncio.gather(*callers)
+
+
+def test_http_says_what_is_wrong(server):
+    messages = [{"role": "user", "content": "hi"}]
+    unknown = httpx.post(
+        f"{server.http}/v1/chat/completions", json={"model": "gpt-9", "messages": messages}
+    )
+    assert unknown.status_code == 404
+    assert "demo" in unknown.text
+    url = {"type": "audio_url", "audio_url": {"url": "file:///etc/hostname"}}
+    local = httpx.post(
+        f"{server.http}/v1/chat/completions",
+        json={"model": "demo", "messages": [{"role": "user", "content": [url]}]},
+    )
+    assert local.status_code == 400

@@ -1,0 +1,121 @@
+"""SGLang's own API next to the realtime one, and programs written for it."""
+
+import asyncio
+import base64
+import io
+
+import httpx
+import pytest
+import soundfile as sf
+
+from test.e2e.conftest import DATA, wait_until
+
+pytestmark = [pytest.mark.e2e]
+
+
+def wav_base64(seconds: float) -> str:
+    pcm, rate_hz = sf.read(DATA / "sp_jfk.flac", dtype="int16")
+    out = io.BytesIO()
+    sf.write(out, pcm[: int(rate_hz * seconds)], rate_hz, format="WAV")
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def test_chat_completions_hears_audio(server):
+    audio = {"type": "input_audio", "input_audio": {"data": wav_base64(2.0), "format": "wav"}}
+    content = [{"type": "text", "text": "what is said"}, audio]
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 8,
+        "temperature": 0,
+    }
+    heard = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60).json()
+    body["messages"] = [{"role": "user", "content": "what is said"}]
+    deaf = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60).json()
+    assert heard["choices"][0]["message"]["content"]
+    assert heard["usage"]["prompt_tokens"] - deaf["usage"]["prompt_tokens"] >= 26
+
+
+def test_audio_without_a_place_in_the_prompt_is_refused(server):
+    body = {
+        "text": "there is no placeholder in here",
+        "audio_data": [f"data:audio/wav;base64,{wav_base64(1.0)}"],
+        "sampling_params": {"max_new_tokens": 4},
+    }
+    answer = httpx.post(f"{server.http}/generate", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert "0 of 1 audio clips" in answer.text
+
+
+def test_a_prompt_that_begins_and_ends_with_audio_is_heard(server):
+    body = {
+        "text": "<|audio_pad|>",
+        "audio_data": [f"data:audio/wav;base64,{wav_base64(1.0)}"],
+        "sampling_params": {"max_new_tokens": 4, "temperature": 0},
+    }
+    answer = httpx.post(f"{server.http}/generate", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["meta_info"]["prompt_tokens"] == 13
+
+
+def test_a_frontend_program_runs_unchanged(server):
+    import sglang as sgl
+
+    backend = sgl.RuntimeEndpoint(server.http)
+
+    @sgl.function
+    def two_questions(s, first):
+        s += sgl.user(first)
+        s += sgl.assistant(sgl.gen("one", max_tokens=6, temperature=0))
+        s += sgl.user("and then")
+        s += sgl.assistant(sgl.gen("two", max_tokens=6, temperature=0))
+
+    state = two_questions.run(first="hello", backend=backend)
+    assert state["one"]
+    assert state["two"]
+    streamed = two_questions.run(first="hello", backend=backend, stream=True)
+    assert sum(1 for _ in streamed.text_iter()) > 2
+
+
+async def test_a_third_turn_is_not_admitted_beside_a_running_one(server):
+    """Stock SGLang 0.5.21 admits it, mixes up both contexts, and its pool check then exits."""
+    async with httpx.AsyncClient(base_url=server.http, timeout=60) as http:
+        request = {"capacity_of_str_len": 1 << 20, "streaming": True}
+        session = (await http.post("/open_session", json=request)).json()
+
+        async def turn(first_id: int, n_tokens: int) -> httpx.Response:
+            sampling = {"max_new_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
+            body = {
+                "input_ids": list(range(first_id, first_id + 20)),
+                "sampling_params": sampling,
+                "session_params": {"id": session},
+            }
+            return await http.post("/generate", json=body)
+
+        assert (await turn(100, 4)).status_code == 200
+        running = asyncio.create_task(turn(200, 300))
+        await asyncio.sleep(0.2)
+        assert (await turn(300, 4)).status_code == 400
+        assert (await turn(400, 4)).status_code == 400
+        assert (await running).status_code == 200
+        last = (await turn(500, 4)).json()["meta_info"]
+        # 20 + 4, 20 + 300, 20: the refused turns left no trace.
+        assert last["prompt_tokens"] == 364
+        await http.post("/close_session", json={"session_id": session})
+    wait_until(lambda: server.stage_load("thinker", "kv_tokens_used") == 0, 10, "pool free")
+    assert server.is_healthy()
+
+
+async def test_a_streaming_client_that_hangs_up_stops_its_request(server):
+    """Reported upstream as requests that decode to the end, or an engine that goes down."""
+    body = {
+        "input_ids": list(range(600, 640)),
+        "stream": True,
+        "sampling_params": {"max_new_tokens": 20_000, "temperature": 0, "ignore_eos": True},
+    }
+    async with httpx.AsyncClient(base_url=server.http, timeout=60) as http:
+        async with http.stream("POST", "/generate", json=body) as response:
+            async for _ in response.aiter_lines():
+                break
+    wait_until(lambda: server.stage_load("thinker", "requests_running") == 0, 10, "aborted")
+    assert server.is_healthy()

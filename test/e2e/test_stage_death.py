@@ -1,0 +1,37 @@
+"""kill -9 of a stage: running turns fail clearly, the stage returns, the next turn works."""
+
+import pytest
+
+from test.e2e.conftest import wait_until
+from test.e2e.socket_client import connected
+
+pytestmark = [pytest.mark.e2e]
+
+RESTART_S = 90
+
+
+@pytest.mark.parametrize("stage", ["vocoder", "talker", "thinker"])
+async def test_a_killed_stage_fails_its_turns_and_comes_back(server, stage):
+    async with connected(server.ws) as socket:
+        first = await socket.ask("remember this")
+        assert first["response"]["status"] == "completed"
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "tell me a story"}],
+        }
+        await socket.send("conversation.item.create", item=item)
+        await socket.send("response.create")
+        await socket.until("response.created")
+        server.stage_process(stage).kill()
+        failed = await socket.until("response.done", timeout_s=20)
+        assert failed["response"]["status"] == "failed"
+        assert failed["response"]["status_details"]["error"]["code"] == "stage_unavailable"
+        assert not server.is_healthy()
+        wait_until(server.is_healthy, RESTART_S, f"{stage} restarted")
+        # The same call goes on; what the stage knew of it is prefilled anew.
+        again = await socket.ask("and now")
+        assert again["response"]["status"] == "completed"
+        assert (
+            again["response"]["usage"]["input_tokens"] > first["response"]["usage"]["input_tokens"]
+        )

@@ -1,0 +1,235 @@
+"""Stage processes from start to end, with a small fake in place of an engine."""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sglang_live.errors import StageUnavailableError
+from sglang_live.messages import Voice
+from sglang_live.stages import supervisor as supervisor_module
+from sglang_live.stages.connectors.wire import SHM_DIR, SHM_PREFIX
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.supervisor import Supervisor, loopback_address
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+FAKE = (sys.executable, str(Path(__file__).with_name("fake_stage.py")))
+
+
+class SkippingClock:
+    """Waits no time, and keeps how long it was asked to."""
+
+    def __init__(self):
+        self.slept_s: list[float] = []
+
+    def now_s(self) -> float:
+        return sum(self.slept_s)
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        await asyncio.sleep(0)
+
+
+class Stages:
+    """A supervisor over fake stages, and what it announced."""
+
+    def __init__(self, run_dir: Path, log_dir: Path):
+        self.run_dir, self.log_dir = run_dir, log_dir
+        self.clock = SkippingClock()
+        self.announced: list[str] = []
+        self._changed = asyncio.Condition()
+        self._supervisor: Supervisor | None = None
+
+    def of(self, *, command: tuple[str, ...] = FAKE, **plans: list[str] | dict) -> Supervisor:
+        """plans: by stage, the words of its lives, or its whole engine_args."""
+        specs = [
+            StageSpec(
+                stage=stage,
+                replica=0,
+                model_path="",
+                cache_dir="",
+                address=loopback_address(self.run_dir, stage, 0),
+                same_host=True,
+                run_dir=str(self.run_dir),
+                served_name="fake",
+                engine_args=plan if isinstance(plan, dict) else {"plan": plan},
+            )
+            for stage, plan in plans.items()
+        ]
+        self._supervisor = Supervisor(
+            specs,
+            log_dir=self.log_dir,
+            on_change=self._announce,
+            command=command,
+            clock=self.clock,
+        )
+        return self._supervisor
+
+    def _announce(self, replica, what: str) -> None:
+        self.announced.append(f"{replica.spec.stage} {what}")
+        asyncio.ensure_future(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def until_announced(self, *announced: str) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.announced == list(announced))
+
+    def pids(self, stage: str) -> list[int]:
+        """Of all lives of a stage so far."""
+        return [int(pid) for pid in (self.run_dir / f"{stage}-lives").read_text().split()]
+
+    async def until_written(self, name: str) -> int:
+        path = self.run_dir / name
+        while not path.exists() or not path.read_text():
+            await asyncio.sleep(0.005)
+        return int(path.read_text())
+
+    async def stop(self) -> None:
+        if self._supervisor is not None:
+            await self._supervisor.stop()
+
+
+@pytest.fixture
+async def stages(run_dir, tmp_path):
+    running = Stages(run_dir, tmp_path / "logs")
+    yield running
+    await running.stop()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+async def until_gone(pid: int) -> None:
+    while not is_gone(pid):
+        await asyncio.sleep(0.005)
+
+
+def shared_files(pid: int) -> list[Path]:
+    return list(SHM_DIR.glob(f"{SHM_PREFIX}{pid}-*"))
+
+
+async def open_job(replica):
+    """A job that the stage has begun; leaves a file in shared memory."""
+    job = replica.client.open("j")
+    await job.begin(Voice("j", 60.0))
+    await replica.client.ping(5.0)
+    return job
+
+
+async def test_a_killed_stage_fails_its_jobs_at_once_and_comes_back(stages, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 60.0)  # nobody waits for a ping
+    supervisor = stages.of(vocoder=["serve"])
+    await supervisor.start()
+    [replica] = supervisor.replicas
+    assert (replica.is_up, replica.state) == (True, "up")
+    first_client, first_pid = replica.client, replica.ready.pid
+    replica.sessions.add("caller")
+
+    job = await open_job(replica)
+    assert len(shared_files(first_pid)) == 1
+    os.kill(first_pid, signal.SIGKILL)
+    with pytest.raises(StageUnavailableError, match="vocoder/0: process ended"):
+        async for _ in job.events():
+            pass
+    assert (replica.is_up, replica.state) == (False, "starting")
+    await stages.until_announced("vocoder up", "vocoder down (exit -9)", "vocoder up")
+    assert replica.is_up
+    assert replica.client is not first_client
+    assert replica.ready.pid != first_pid
+    assert replica.sessions == {"caller"}, "a caller stays with its replica"
+    assert shared_files(first_pid) == []
+
+
+async def test_restarts_back_off_until_one_succeeds(stages):
+    supervisor = stages.of(talker=["serve", "exit", "exit", "exit", "serve", "serve"])
+    await supervisor.start()
+    up, failed = "talker up", "talker down (exit 3)"
+    os.kill(supervisor.replicas[0].ready.pid, signal.SIGKILL)
+    lives = [up, "talker down (exit -9)", failed, failed, failed, up]
+    await stages.until_announced(*lives)
+    assert stages.clock.slept_s == [0, 0, 1, 5, 15]
+    os.kill(supervisor.replicas[0].ready.pid, signal.SIGKILL)
+    await stages.until_announced(*lives, "talker down (exit -9)", up)
+    assert stages.clock.slept_s[5:] == [0], "a start that succeeded forgives the failures before"
+
+
+async def test_a_stage_that_never_starts_is_named_and_its_log_says_why(stages):
+    supervisor = stages.of(thinker=["exit"], vocoder=["serve"])
+    with pytest.raises(StageUnavailableError, match=r"thinker/0 did not start \(exit 3\)"):
+        await supervisor.start()
+    assert "this life: exit" in supervisor.log_of("thinker/0")
+    await supervisor.stop()
+    assert all(is_gone(pid) for pid in stages.pids("thinker"))
+
+
+async def test_a_command_that_cannot_run_is_a_stage_that_did_not_start(stages):
+    supervisor = stages.of(thinker=["serve"], command=("/no/such/program",))
+    with pytest.raises(StageUnavailableError, match="thinker/0 did not start .*no/such/program"):
+        await supervisor.start()
+
+
+async def test_stop_ends_a_stage_in_the_middle_of_starting_with_its_children(stages):
+    supervisor = stages.of(thinker={"plan": ["hang"], "child": True})
+    starting = asyncio.create_task(supervisor.start())
+    child = await stages.until_written("child")
+    starting.cancel()
+    await supervisor.stop()
+    assert all(is_gone(pid) for pid in stages.pids("thinker"))
+    await until_gone(child)
+
+
+async def test_stop_right_after_start_leaves_no_process(stages):
+    supervisor = stages.of(thinker=["serve"], talker=["serve"])
+    starting = asyncio.create_task(supervisor.start())
+    await asyncio.sleep(0)
+    await supervisor.stop()
+    starting.cancel()
+    assert all(replica.process is None for replica in supervisor.replicas)
+    assert not [p for p in psutil.Process().children() if FAKE[1] in " ".join(p.cmdline())]
+
+
+async def test_stop_leaves_no_process_no_shared_memory_and_no_open_job(stages):
+    supervisor = stages.of(talker={"plan": ["serve"], "child": True})
+    await supervisor.start()
+    [replica] = supervisor.replicas
+    job, pid = await open_job(replica), replica.ready.pid
+    child = await stages.until_written("child")
+    await supervisor.stop()
+    with pytest.raises(StageUnavailableError, match="server stops"):
+        async for _ in job.events():
+            pass
+    assert is_gone(pid) and shared_files(pid) == []
+    await until_gone(child)
+    assert not replica.is_up and replica.client is None
+    await supervisor.stop()  # safe to call twice
+
+
+async def test_children_of_a_killed_stage_do_not_outlive_it(stages):
+    supervisor = stages.of(talker={"plan": ["serve", "hang"], "child": True})
+    await supervisor.start()
+    child = await stages.until_written("child")
+    os.kill(supervisor.replicas[0].ready.pid, signal.SIGKILL)
+    await until_gone(child)
+
+
+async def test_a_stage_that_hangs_is_killed_and_started_anew(stages, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 0.01)
+    monkeypatch.setattr(supervisor_module, "HUNG_AFTER_S", 0.03)
+    supervisor = stages.of(vocoder=["serve"])
+    await supervisor.start()
+    os.kill(supervisor.replicas[0].ready.pid, signal.SIGSTOP)
+    await stages.until_announced("vocoder up", "vocoder down (exit -9)")
+    monkeypatch.setattr(supervisor_module, "HUNG_AFTER_S", 60.0)
+    await stages.until_announced("vocoder up", "vocoder down (exit -9)", "vocoder up")
