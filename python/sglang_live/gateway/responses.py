@@ -181,6 +181,8 @@ class Responses:
                 elif isinstance(event, TranscriptDelta):
                     run.writer.add_transcript(event.text)
                 elif isinstance(event, TurnDone):
+                    for mark, at_s in event.trace.items():
+                        self.metrics.turn_marks_s.labels(mark).observe(at_s)
                     run.writer.complete(event)
                     self._settle(run)
         finally:

@@ -1,10 +1,8 @@
 """Starts every stage replica, watches it, and starts it again when it dies."""
 
 import asyncio
-import contextlib
 import logging
 import os
-import signal
 import socket
 import sys
 import tempfile

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from sglang_live.messages import Pcm, VoiceDone, VoiceEnd, VoiceFrames
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.vocoder_engine import VocoderConfig, VocoderEngine
+from sglang_live.stages.vocoder_engine import VocoderBatch, VocoderConfig, VocoderEngine
+from sglang_live.telemetry.forward_log import ForwardLog
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class VocoderStage:
         self._n_quantizers = decoder.n_quantizers
         self._engine = VocoderEngine(decoder, VocoderConfig(**spec.engine_args))
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder")
+        self._log = ForwardLog.from_env("vocoder")
         self._outputs: dict[str, asyncio.Queue] = {}
         self._fed, self._stepped = asyncio.Event(), asyncio.Condition()
 
@@ -93,6 +96,10 @@ class VocoderStage:
                 async with self._stepped:
                     await self._stepped.wait()
 
+    def _decode(self, batch: VocoderBatch) -> list[bytes]:
+        with self._log.span() if self._log else nullcontext():
+            return batch.decode()
+
     async def _step_forever(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
@@ -100,7 +107,7 @@ class VocoderStage:
                 self._fed.clear()
                 await self._fed.wait()
             batch = self._engine.begin()
-            pcm = await loop.run_in_executor(self._worker, batch.decode)
+            pcm = await loop.run_in_executor(self._worker, self._decode, batch)
             for chunk in self._engine.end(batch, pcm):
                 if (outputs := self._outputs.get(chunk.job_id)) is not None:
                     outputs.put_nowait(chunk)

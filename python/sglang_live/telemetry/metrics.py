@@ -53,6 +53,14 @@ class GatewayMetrics:
             "ttfp_from_speech_end_seconds", "End of speech to first audio sent."
         )
 
+        self.turn_marks_s = Histogram(
+            "sglang_live_turn_mark_seconds",
+            "Turn begun to mark reached; see telemetry/trace.py.",
+            ("mark",),
+            registry=registry,
+            buckets=_TTFP_BUCKETS_S,
+        )
+
     def _gauge(self, name: str, doc: str) -> Gauge:
         return Gauge(_PREFIX + name, doc, registry=self.registry)
 

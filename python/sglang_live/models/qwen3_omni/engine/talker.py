@@ -6,6 +6,7 @@ the end token is sampled in the step that completed the last frame.
 """
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,7 @@ from sglang_live.models.qwen3_omni.code_predictor import TOP_K, CodePredictor
 from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
 from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream, frame_noise
 from sglang_live.models.qwen3_omni.talker_weights import load_talker_weights
+from sglang_live.telemetry.forward_log import ForwardLog
 
 # Codec ids from here to the end of the vocabulary are controls; only the end may be sampled.
 N_CONTROL_IDS = 1024
@@ -136,6 +138,7 @@ class Qwen3OmniTalker(nn.Module):
         self.logits_processor = LogitsProcessor(config)
         self.streams: dict[str, TalkerStream] = {}
         self.rows: TalkerRows | None = None
+        self._log = ForwardLog.from_env("talker")
         # [n, num_code_groups] codes of the frames that the last step completed.
         self.frame_codes: Tensor | None = None
 
@@ -154,6 +157,10 @@ class Qwen3OmniTalker(nn.Module):
 
     @torch.no_grad()
     def forward(self, input_ids, positions, forward_batch, input_embeds=None, **_):
+        with self._log.span() if self._log else nullcontext():
+            return self._forward(input_ids, positions, forward_batch)
+
+    def _forward(self, input_ids, positions, forward_batch):
         rows = forward_batch.req_pool_indices
         is_decode = forward_batch.forward_mode.is_decode()
         if is_decode:

@@ -6,6 +6,7 @@ The class keeps the upstream name, because SGLang finds models and processors by
 """
 
 import os
+from contextlib import nullcontext
 
 import torch
 from sglang.srt.managers.schedule_batch import MM_PAD_SHIFT_VALUE
@@ -14,12 +15,14 @@ from sglang.srt.models.qwen3_omni_moe import (
 )
 
 from sglang_live.bridge.inbox import OUTBOX_ENV, RowsOutbox
+from sglang_live.telemetry.forward_log import ForwardLog
 
 
 class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
     def __init__(self, config, quant_config=None, prefix: str = ""):
         super().__init__(config, quant_config, prefix)
         self.thinker.get_audio_feature = self._audio_features
+        self._log = ForwardLog.from_env("thinker")
         address = os.environ.get(OUTBOX_ENV)
         if not address:
             return
@@ -51,7 +54,8 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
         self._audio_at = None
         if forward_batch.forward_mode.is_extend() and forward_batch.contains_audio_inputs():
             self._audio_at = input_ids >= MM_PAD_SHIFT_VALUE
-        return self.thinker.forward(input_ids, positions, forward_batch, **kwargs)
+        with self._log.span() if self._log else nullcontext():
+            return self.thinker.forward(input_ids, positions, forward_batch, **kwargs)
 
     def _tap(self, module, args, kwargs, output):
         if not isinstance(output, tuple):

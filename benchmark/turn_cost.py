@@ -1,0 +1,118 @@
+"""What a turn spends outside the models, and where its time to first audio goes.
+
+    python -m benchmark.turn_cost --turns 20 --json out.json
+
+One caller, typed questions one after another. Every stage logs when its model computes. The
+overhead of a turn is the share of the time from asking to `response.done` in which no stage's
+model was computing: scheduling, sampling, transport, gateway, and the client itself.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+import time
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmark.load.provenance import facts
+from benchmark.load.server import ServerProcess
+from sglang_live.client.realtime_client import RealtimeClient
+from sglang_live.client.session_options import SessionOptions
+from sglang_live.clock import MonotonicClock
+from sglang_live.telemetry.forward_log import FORWARD_LOG_ENV, covered_s, read_spans
+
+START_TIMEOUT_S = 240.0
+WARM_UP_TURNS = 2
+QUESTION = "tell me about the river"
+MARK = "sglang_live_turn_mark_seconds"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCost:
+    """turn_s: asked to done. models_s: of that, with at least one model computing."""
+
+    turn_s: float
+    models_s: float
+    audio_s: float
+
+    @property
+    def overhead(self) -> float:
+        return 1 - self.models_s / self.turn_s
+
+
+async def ask_all(url: str, turns: int) -> list[tuple[float, float, float]]:
+    """(asked, done, audio_s) of each turn; CLOCK_MONOTONIC seconds."""
+    done_at: list[float] = []
+
+    def note(event: dict) -> None:
+        if event["type"] == "response.done":
+            done_at.append(time.monotonic())
+
+    asked = []
+    async with RealtimeClient(SessionOptions(url=url), MonotonicClock(), note) as client:
+        for _ in range(turns + WARM_UP_TURNS):
+            begin = time.monotonic()
+            record = await client.ask(QUESTION)
+            if not record.ok:
+                raise RuntimeError(f"turn failed: {record.status}: {record.error}")
+            asked.append((begin, record.audio_s))
+    pairs = zip(asked, done_at, strict=True)
+    return [(begin, end, audio_s) for (begin, audio_s), end in pairs][WARM_UP_TURNS:]
+
+
+def mean_marks(metrics: str) -> dict[str, float]:
+    """Milliseconds since the turn began, by mark, from the text of /metrics."""
+    sums: dict[str, dict[str, float]] = {"sum": {}, "count": {}}
+    for line in metrics.splitlines():
+        for part, values in sums.items():
+            if line.startswith(f"{MARK}_{part}{{"):
+                name = line.split('mark="')[1].split('"')[0]
+                values[name] = float(line.rsplit(" ", 1)[1])
+    means = {n: 1000 * sums["sum"][n] / c for n, c in sums["count"].items() if c}
+    return dict(sorted(means.items(), key=lambda item: item[1]))
+
+
+def measure(model_path: str, turns: int, server_args: tuple[str, ...]) -> dict:
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ[FORWARD_LOG_ENV] = directory
+        with ServerProcess(model_path, "off", server_args, START_TIMEOUT_S) as server:
+            asked = asyncio.run(ask_all(server.url, turns))
+            address = f"http://127.0.0.1:{server.port}/metrics"
+            with urllib.request.urlopen(address, timeout=10) as response:
+                marks = mean_marks(response.read().decode())
+            start_s = server.start_s
+        spans = read_spans(Path(directory))
+    costs = [TurnCost(end - begin, covered_s(spans, begin, end), a) for begin, end, a in asked]
+    overheads = [cost.overhead for cost in costs]
+    return {
+        "turns": [asdict(cost) | {"overhead": cost.overhead} for cost in costs],
+        "overhead_median": statistics.median(overheads),
+        "overhead_of_all": 1 - sum(c.models_s for c in costs) / sum(c.turn_s for c in costs),
+        "mean_marks_ms": marks,
+        "server_start_s": start_s,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--model-path", default="demo")
+    parser.add_argument("--server-arg", action="append", default=[])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result = measure(args.model_path, args.turns, tuple(args.server_arg))
+    print(f"overhead outside the models: {100 * result['overhead_of_all']:.1f} % of all turns,")
+    print(f"  median turn {100 * result['overhead_median']:.1f} %, {args.turns} turns")
+    print("mean time since a turn began, by mark:")
+    for name, ms in result["mean_marks_ms"].items():
+        print(f"  {name:24} {ms:8.1f} ms")
+    if args.json:
+        args.json.write_text(json.dumps({**facts(), **result}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

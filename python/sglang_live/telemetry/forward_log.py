@@ -1,0 +1,52 @@
+"""When a stage's model was computing: for finding what a turn waits for besides the models.
+
+Off unless SGLANG_LIVE_FORWARD_LOG names a directory. Times are CLOCK_MONOTONIC, which all
+processes of a machine share.
+"""
+
+import atexit
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+FORWARD_LOG_ENV = "SGLANG_LIVE_FORWARD_LOG"
+
+
+class ForwardLog:
+    """Appends `begin end` lines, in seconds, to a file of this process's own."""
+
+    def __init__(self, directory: Path, stage: str):
+        self._file = (directory / f"{stage}-{os.getpid()}.log").open("w", buffering=1)
+        atexit.register(self._file.close)
+
+    @staticmethod
+    def from_env(stage: str) -> "ForwardLog | None":
+        directory = os.environ.get(FORWARD_LOG_ENV)
+        return ForwardLog(Path(directory), stage) if directory else None
+
+    @contextmanager
+    def span(self) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self._file.write(f"{begin:.6f} {time.monotonic():.6f}\n")
+
+
+def read_spans(directory: Path) -> list[tuple[float, float]]:
+    """All spans of all stages, by begin."""
+    lines = [line for path in directory.glob("*.log") for line in path.read_text().splitlines()]
+    return sorted(tuple(map(float, line.split())) for line in lines)
+
+
+def covered_s(spans: list[tuple[float, float]], begin: float, end: float) -> float:
+    """Seconds of [begin, end] in which at least one span runs."""
+    covered, at = 0.0, begin
+    for first, last in spans:
+        first, last = max(first, at), min(last, end)
+        if last > first:
+            covered += last - first
+            at = last
+    return covered

@@ -1,0 +1,300 @@
+"""Three stages without engines, served over real sockets in the test's own event loop.
+
+The thinker's reply is a script of ids; token id n is spoken as one codec frame that holds n, and
+that frame sounds as one sample of value n: whatever is lost, doubled or swapped can be heard.
+"""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from sglang_live.clock import SimClock
+from sglang_live.errors import BadInputError, CapacityError
+from sglang_live.messages import (
+    CodecFrames,
+    Pcm,
+    Ready,
+    Speak,
+    SpeakDone,
+    SpeakText,
+    TextTokens,
+    Think,
+    ThinkDone,
+    UserSegment,
+    VoiceDone,
+    VoiceEnd,
+    VoiceFrames,
+    WireAudio,
+)
+from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart, TurnRequest
+from sglang_live.orchestrator.live import LiveOrchestrator
+from sglang_live.stages.connectors import wire
+from sglang_live.stages.connectors.client import StageClient
+from sglang_live.stages.connectors.server import ServedJob, StageServer
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.supervisor import Replica
+
+N_STATES = 4  # audio states the thinker reports per clip
+
+
+class ItemsMissingError(BadInputError):
+    code = "items_missing"
+
+
+class FakeStage:
+    """
+    openers: of all jobs that began. cancelled: ids of those that were cut short.
+    holds: what ids or frames it takes only when `release` is called; after `fails_at` it fails.
+    """
+
+    name = ""
+
+    def __init__(self):
+        self.openers: list = []
+        self.cancelled: list[str] = []
+        self.closed_sessions: list[str] = []
+        self.items: dict[str, dict[str, object]] = {}
+        self.fails_at: int | None = None
+        self.holds_at: int | None = None
+        self._released = asyncio.Event()
+
+    async def run(self, job: ServedJob) -> None:
+        self.openers.append(job.opener)
+        try:
+            await self.serve(job)
+        except asyncio.CancelledError:
+            self.cancelled.append(job.job_id)
+            raise
+
+    async def serve(self, job: ServedJob) -> None:
+        raise NotImplementedError
+
+    async def close_session(self, session_id: str) -> None:
+        self.closed_sessions.append(session_id)
+        self.items.pop(session_id, None)
+
+    def release(self) -> None:
+        self._released.set()
+
+    async def step(self, n: int) -> None:
+        """Before the n-th token, frame or chunk."""
+        if n == self.fails_at:
+            raise CapacityError(f"{self.name} is full")
+        if n == self.holds_at:
+            await self._released.wait()
+
+    def remember(self, session_id: str, new: dict, keys: list[str]) -> dict:
+        """Items of a session after a request; like the real stages, what `keys` lacks goes."""
+        known = self.items.get(session_id, {}) | new
+        if missing := [key for key in keys if key not in known]:
+            raise ItemsMissingError(f"{missing} unknown")
+        kept = {key: known[key] for key in keys}
+        if session_id:
+            self.items[session_id] = kept
+        return kept
+
+
+class FakeThinker(FakeStage):
+    name = "thinker"
+
+    def __init__(self, reply: list[int]):
+        super().__init__()
+        self.reply, self.finish = reply, "stop"
+
+    async def serve(self, job: ServedJob) -> None:
+        request: Think = job.opener
+        clips = {
+            item.key: [wire.take(p.pcm, job.frames) for p in item.parts if isinstance(p, WireAudio)]
+            for item in request.items
+        }
+        self.remember(request.session_id, {item.key: item for item in request.items}, request.keys)
+        for item in request.items:
+            if item.role == "user":
+                await self._report(job, item.key, len(clips[item.key]))
+        for n, token in enumerate(self.reply):
+            await self.step(n)
+            await job.send(TextTokens(job.job_id, [token], f" {token}"))
+        await self.step(len(self.reply))
+        if request.session_id:
+            self.items[request.session_id][request.reply_key] = "reply"
+        await job.send(
+            ThinkDone(
+                job.job_id,
+                finish=self.finish,
+                ids=self.reply,
+                text="".join(f" {token}" for token in self.reply),
+                n_prompt=20,
+                n_audio=N_STATES * sum(len(c) for c in clips.values()),
+                n_cached=7,
+                rebuilt=False,
+            )
+        )
+
+    async def _report(self, job: ServedJob, key: str, n_clips: int) -> None:
+        tensors = job.tensors()
+        ref = tensors.put(np.full((N_STATES * n_clips, 2), 0.5, np.float32)) if n_clips else None
+        await job.send(UserSegment(job.job_id, key, [1, 2, 3], ref), tensors)
+
+
+class FakeTalker(FakeStage):
+    name = "talker"
+
+    async def serve(self, job: ServedJob) -> None:
+        request: Speak = job.opener
+        segments = {
+            segment.key: None if not segment.states else wire.take(segment.states, job.frames)
+            for segment in request.segments
+        }
+        self.remember(request.session_id, segments, request.segment_keys)
+        n = 0
+        ids = [request.first_id]
+        inputs = job.inputs()
+        while True:
+            for token in ids:
+                await self.step(n)
+                await job.send(CodecFrames(job.job_id, np.array([token], "<i2").tobytes()))
+                n += 1
+            message: SpeakText = await anext(inputs)
+            ids = message.ids
+            if message.done:
+                break
+        await job.send(SpeakDone(job.job_id, "stop", n))
+
+
+class FakeVocoder(FakeStage):
+    name = "vocoder"
+
+    async def serve(self, job: ServedJob) -> None:
+        n = 0
+        async for message in job.inputs():
+            if isinstance(message, VoiceFrames):
+                await self.step(n)
+                await job.send(Pcm(job.job_id, message.codes))
+                n += 1
+            elif isinstance(message, VoiceEnd):
+                return await job.send(VoiceDone(job.job_id))
+
+
+class FakeReplica:
+    """A stage behind a socket, as the supervisor would have started it."""
+
+    def __init__(self, stage: FakeStage, run_dir: Path, number: int = 0):
+        self.stage = stage
+        self.entry = Replica(
+            StageSpec(
+                stage=stage.name,
+                replica=number,
+                model_path="",
+                cache_dir="",
+                address=f"ipc://{run_dir}/{stage.name}-{number}",
+                same_host=True,
+                run_dir=str(run_dir),
+                served_name="fake",
+            )
+        )
+        self._serving: asyncio.Task | None = None
+
+    async def start(self) -> None:
+        spec = self.entry.spec
+        server = StageServer(
+            spec.address,
+            same_host=True,
+            run=self.stage.run,
+            close_session=self.stage.close_session,
+            ready=lambda: Ready("", stage=spec.stage, pid=1, startup_s=0.0),
+        )
+        self._serving = asyncio.create_task(server.serve())
+        self.entry.client = StageClient(spec.name, spec.address, same_host=True)
+        self.entry.ready = await self.entry.client.ping(5.0)
+        self.entry.n_starts += 1
+
+    async def stop(self) -> None:
+        """As when its process ends: jobs fail, and all it knew is gone."""
+        self.entry.ready = None
+        self.entry.client.fail_all("process ended")
+        await self.entry.client.close()
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+        self.stage.items.clear()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+
+class FakeWorld:
+    """An orchestrator over fake stages. `thinkers`, `talkers`, `vocoders`: one per replica."""
+
+    def __init__(self, run_dir: Path, reply: list[int], n_replicas: int, max_sessions: int):
+        self.thinkers = [FakeThinker(reply) for _ in range(n_replicas)]
+        self.talkers = [FakeTalker() for _ in range(n_replicas)]
+        self.vocoders = [FakeVocoder() for _ in range(n_replicas)]
+        self.processes = [
+            FakeReplica(stage, run_dir, number)
+            for stages in (self.thinkers, self.talkers, self.vocoders)
+            for number, stage in enumerate(stages)
+        ]
+        self.replicas = [process.entry for process in self.processes]
+        self.orchestrator = LiveOrchestrator(
+            self,
+            model_name="fake",
+            voices=("ethan",),
+            max_sessions=max_sessions,
+            clock=SimClock(),
+        )
+
+    @property
+    def thinker(self) -> FakeThinker:
+        return self.thinkers[0]
+
+    @property
+    def talker(self) -> FakeTalker:
+        return self.talkers[0]
+
+    @property
+    def vocoder(self) -> FakeVocoder:
+        return self.vocoders[0]
+
+    @property
+    def stages(self) -> list[FakeStage]:
+        return [self.thinker, self.talker, self.vocoder]
+
+    def process(self, stage: FakeStage) -> FakeReplica:
+        return next(p for p in self.processes if p.stage is stage)
+
+    async def start(self) -> None:
+        for process in self.processes:
+            await process.start()
+
+    async def stop(self) -> None:
+        for process in self.processes:
+            if process.entry.is_up:
+                await process.stop()
+
+    async def settled(self) -> None:
+        """Every stage has seen what was sent to it so far, and acted on it."""
+        for _ in range(2):
+            for replica in self.replicas:
+                if replica.is_up:
+                    await replica.client.ping(5.0)
+
+    def n_jobs(self) -> int:
+        return sum(replica.client.n_jobs for replica in self.replicas)
+
+
+def user(key: str, *contents: str | int, token_ids=None) -> HistoryItem:
+    """A user message of texts and of clips, the latter given by their length in samples."""
+    parts = tuple(
+        TextPart(content)
+        if isinstance(content, str)
+        else AudioPart(np.arange(content, dtype=np.int16))
+        for content in contents
+    )
+    return HistoryItem(key=key, role="user", parts=parts, token_ids=token_ids)
+
+
+def ask(turn_id: str, *history: HistoryItem, **changes) -> TurnRequest:
+    return TurnRequest(
+        turn_id=turn_id, instructions="Be brief.", history=history, voice="ethan", **changes
+    )

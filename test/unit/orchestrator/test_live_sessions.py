@@ -1,0 +1,125 @@
+"""Sessions: how many, on which replicas, and what closing one does."""
+
+import pytest
+
+from sglang_live.errors import BadInputError, CapacityError, StageUnavailableError
+from sglang_live.orchestrator.history import TurnDone
+
+from .fakes import ask, user
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+
+async def done(session, turn) -> TurnDone:
+    events = [event async for event in session.respond(turn)]
+    return events[-1]
+
+
+async def test_a_full_server_refuses_and_a_closed_session_makes_room(world_of):
+    orchestrator = (await world_of(max_sessions=2)).orchestrator
+    first = await orchestrator.open_session("one")
+    await orchestrator.open_session("two")
+    with pytest.raises(CapacityError, match="2 of 2 sessions") as caught:
+        await orchestrator.open_session("three")
+    assert caught.value.retry_after_s > 0
+    await first.close()
+    await orchestrator.open_session("three")
+    assert orchestrator.n_sessions == 2
+
+
+async def test_a_session_id_is_taken_until_its_session_closes(world):
+    session = await world.orchestrator.open_session("caller")
+    with pytest.raises(BadInputError, match="exists already"):
+        await world.orchestrator.open_session("caller")
+    await session.close()
+    await world.orchestrator.open_session("caller")
+
+
+async def test_new_sessions_go_where_the_fewest_are(world_of):
+    world = await world_of(n_replicas=3)
+    sessions = [await world.orchestrator.open_session(f"s{n}") for n in range(6)]
+    assert [len(replica.sessions) for replica in world.replicas] == [2] * 9
+    for session in (sessions[1], sessions[4]):  # both on the second replica of every stage
+        await session.close()
+    assert [len(replica.sessions) for replica in world.replicas] == [2, 0, 2] * 3
+    await world.orchestrator.open_session("new")
+    assert [len(replica.sessions) for replica in world.replicas] == [2, 1, 2] * 3
+
+
+async def test_a_session_stays_with_its_replicas(world_of):
+    world = await world_of(n_replicas=2)
+    one = await world.orchestrator.open_session("one")
+    other = await world.orchestrator.open_session("other")
+    for n in range(3):
+        await done(one, ask(f"one{n}", user("u1", "hi")))
+        await done(other, ask(f"other{n}", user("u1", "hi")))
+    for stages in (world.thinkers, world.talkers):
+        assert [{opener.session_id for opener in s.openers} for s in stages] == [{"one"}, {"other"}]
+    assert [len(stage.openers) for stage in world.vocoders] == [3, 3]
+
+
+async def test_a_replica_that_is_down_gets_no_new_session(world_of):
+    world = await world_of(n_replicas=2)
+    await world.process(world.talkers[0]).stop()
+    for name in ("one", "other"):
+        await done(await world.orchestrator.open_session(name), ask(name, user("u1", "hi")))
+    assert len(world.talkers[1].openers) == 2
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker", "vocoder"])
+async def test_without_a_stage_no_session_opens(world, stage):
+    await world.process(getattr(world, stage)).stop()
+    with pytest.raises(StageUnavailableError, match=f"no {stage} is up") as caught:
+        await world.orchestrator.open_session("caller")
+    assert caught.value.retry_after_s > 0
+    assert world.orchestrator.n_sessions == 0
+    assert all(not replica.sessions for replica in world.replicas)
+
+
+async def test_closing_a_session_tells_every_stage_that_knew_it(world):
+    session = await world.orchestrator.open_session("caller")
+    await done(session, ask("t1", user("u1", "hi", 300)))
+    await session.close()
+    await session.close()
+    await world.settled()
+    assert [stage.closed_sessions for stage in world.stages] == [["caller"]] * 3
+    assert all(stage.items == {} for stage in world.stages)
+
+
+async def test_closing_a_session_does_not_trouble_a_stage_that_restarted_or_is_down(world):
+    session = await world.orchestrator.open_session("caller")
+    await done(session, ask("t1", user("u1", "hi")))
+    await world.process(world.talker).restart()
+    await world.process(world.vocoder).stop()
+    await session.close()
+    await world.settled()
+    assert [stage.closed_sessions for stage in world.stages] == [["caller"], [], []]
+
+
+async def test_a_closed_session_answers_no_more(world):
+    session = await world.orchestrator.open_session("caller")
+    await session.close()
+    with pytest.raises(BadInputError, match="closed"):
+        await done(session, ask("t1", user("u1", "hi")))
+
+
+async def test_one_turn_at_a_time(world):
+    session = await world.orchestrator.open_session("caller")
+    world.thinker.holds_at = 1
+    running = session.respond(ask("t1", user("u1", "hi")))
+    await anext(running)
+    with pytest.raises(BadInputError, match="answering already"):
+        await done(session, ask("t2", user("u1", "hi")))
+    await running.aclose()
+    world.thinker.holds_at = None
+    assert (await done(session, ask("t3", user("u1", "hi")))).status == "completed"
+
+
+async def test_a_failed_turn_does_not_leave_the_session_busy(world):
+    session = await world.orchestrator.open_session("caller")
+    world.thinker.fails_at = 0
+    for n in range(2):
+        with pytest.raises(Exception, match="thinker is full"):
+            await done(session, ask(f"t{n}", user("u1", "hi")))
+    world.thinker.fails_at = None
+    assert (await done(session, ask("t3", user("u1", "hi")))).status == "completed"
