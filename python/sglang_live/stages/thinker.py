@@ -160,9 +160,11 @@ class ThinkerStage:
     def _sampling(self, request: Think) -> dict:
         n_max = MAX_REPLY_TOKENS if request.max_tokens is None else request.max_tokens
         own = {} if request.temperature is None else {"temperature": request.temperature}
+        sampling = {**self.model.sampling, **own}
+        if "min_new_tokens" in sampling:
+            sampling["min_new_tokens"] = min(sampling["min_new_tokens"], n_max)
         return {
-            **self.model.sampling,
-            **own,
+            **sampling,
             "max_new_tokens": n_max,
             "stop_token_ids": list(self.model.end_of_turn_ids),
         }

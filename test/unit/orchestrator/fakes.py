@@ -45,7 +45,8 @@ class ItemsMissingError(BadInputError):
 class FakeStage:
     """
     openers: of all jobs that began. cancelled: ids of those that were cut short.
-    holds: what ids or frames it takes only when `release` is called; after `fails_at` it fails.
+    items: what it remembers, by session and key.
+    fails_at, holds_at: before which token, frame or chunk it fails, or waits for `release`.
     """
 
     name = ""
@@ -197,14 +198,14 @@ class FakeReplica:
 
     async def start(self) -> None:
         spec = self.entry.spec
-        server = StageServer(
+        self.server = StageServer(
             spec.address,
             same_host=True,
             run=self.stage.run,
             close_session=self.stage.close_session,
             ready=lambda: Ready("", stage=spec.stage, pid=1, startup_s=0.0),
         )
-        self._serving = asyncio.create_task(server.serve())
+        self._serving = asyncio.create_task(self.server.serve())
         self.entry.client = StageClient(spec.name, spec.address, same_host=True)
         self.entry.ready = await self.entry.client.ping(5.0)
         self.entry.n_starts += 1
@@ -280,7 +281,9 @@ class FakeWorld:
                     await replica.client.ping(5.0)
 
     def n_jobs(self) -> int:
-        return sum(replica.client.n_jobs for replica in self.replicas)
+        """That any stage or any client of one still holds."""
+        running = [process for process in self.processes if process.entry.is_up]
+        return sum(p.server.n_jobs + p.entry.client.n_jobs for p in running)
 
 
 def user(key: str, *contents: str | int, token_ids=None) -> HistoryItem:

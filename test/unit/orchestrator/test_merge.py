@@ -52,13 +52,13 @@ async def test_an_item_does_not_wait_for_slower_sources():
 
 
 async def test_the_first_error_ends_all_after_the_items_before_it():
-    failing, waiting = Source("one", KeyError("first")), Source("two")
+    failing, waiting = Source("one", "two", KeyError("first")), Source()
     items = []
     with pytest.raises(KeyError, match="first"):
         async for item in merge(failing(), waiting()):
             items.append(item)
             waiting.queue.put_nowait(ValueError("second"))
-    assert sorted(items) == ["one", "two"]
+    assert items == ["one", "two"]
     assert failing.is_closed and waiting.is_closed
 
 

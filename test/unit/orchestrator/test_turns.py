@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from sglang_live.errors import StageFailedError, StageUnavailableError
-from sglang_live.messages import WireAudio, WireText
+from sglang_live.messages import SpeakDone, WireAudio, WireText
 from sglang_live.orchestrator.history import AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.window import WINDOW
 
-from .fakes import N_STATES, ask, user
+from .fakes import N_STATES, ItemsMissingError, ask, user
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -58,9 +58,9 @@ async def test_done_carries_the_reply_as_generated_and_what_it_cost(session):
     assert (usage.input_text_tokens, usage.input_audio_tokens) == (20 - N_STATES, N_STATES)
     assert (usage.output_text_tokens, usage.output_audio_tokens) == (3, 3)
     assert usage.cached_tokens == 7
-    assert list(done.trace)[0] == "thinker_first_token"
-    assert list(done.trace)[-1] == "turn_done"
-    assert {"talker_first_frame", "first_audio", "thinker_done", "talker_done"} <= set(done.trace)
+    marks = list(done.trace)
+    assert (marks[0], marks[-1]) == ("thinker_first_token", "turn_done")
+    assert {"talker_first_frame", "first_audio", "thinker_done", "talker_done"} <= set(marks)
 
 
 async def test_a_reply_cut_at_its_limit_is_incomplete(world, session):
@@ -110,12 +110,10 @@ async def test_a_text_turn_opens_no_job_in_talker_and_vocoder(world, session):
 async def test_a_talker_that_stops_early_does_not_hold_up_the_text(world_of):
     world = await world_of(reply=range(1, 4 * WINDOW))
 
-    async def say_one_frame(job):
-        from sglang_live.messages import SpeakDone
-
+    async def say_nothing(job):
         await job.send(SpeakDone(job.job_id, "length", 0))
 
-    world.talker.serve = say_one_frame
+    world.talker.serve = say_nothing
     session = await world.orchestrator.open_session("caller")
     events = await answer(session, ask("t1", user("u1", "hi")))
     assert len(events[-1].reply.token_ids) == 4 * WINDOW - 1
@@ -197,8 +195,6 @@ async def test_a_stage_that_forgot_the_session_is_asked_again_with_all_items(wor
 
 async def test_a_stage_that_never_remembers_fails_the_turn_instead_of_looping(world, session):
     def forget(*_):
-        from .fakes import ItemsMissingError
-
         raise ItemsMissingError("all unknown")
 
     world.thinker.remember = forget
@@ -307,9 +303,8 @@ async def test_closing_a_turn_early_cancels_it_in_every_stage(world, session, st
         await asyncio.sleep(0.001)
     await turn.aclose()
     await world.settled()
-    assert "t1-think" in world.thinker.cancelled or stage != "thinker"
-    assert world.talker.cancelled == ["t1-speak"] or stage == "vocoder"
-    assert world.vocoder.cancelled == ["t1-voice"]
+    unfinished = world.stages[STAGES.index(stage) :]
+    assert [len(other.cancelled) for other in unfinished] == [1] * len(unfinished)
     assert world.n_jobs() == 0
     getattr(world, stage).holds_at = None
     assert sound(await answer(session, ask("t2", user("u1", "hi", 300)))) == [5, 6, 7]

@@ -58,9 +58,9 @@ def build(directory: Path, size: DemoSize) -> None:
     model.save_pretrained(directory)
     save_processor(tokenizer, directory)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    GenerationConfig(eos_token_id=end, temperature=0.9, top_k=50, do_sample=True).save_pretrained(
-        directory
-    )
+    # The end is a matter of chance here; a reply should not end before it has begun.
+    sampling = {"temperature": 0.9, "top_k": 50, "min_new_tokens": 8}
+    GenerationConfig(eos_token_id=end, do_sample=True, **sampling).save_pretrained(directory)
 
 
 def _config(tokenizer, size: DemoSize) -> Qwen3OmniMoeConfig:

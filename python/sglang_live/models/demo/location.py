@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 # Bump when the recipe changes, so that caches are rebuilt.
-RECIPE = 2
+RECIPE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,7 @@ class Qwen3OmniSpec:
 def _sampling(generation: dict[str, Any]) -> dict[str, float]:
     if not generation.get("do_sample", True):
         return {"temperature": 0.0}
-    names = ("temperature", "top_p", "top_k", "repetition_penalty")
+    names = ("temperature", "top_p", "top_k", "repetition_penalty", "min_new_tokens")
     return {name: generation[name] for name in names if generation.get(name) is not None}
 
 

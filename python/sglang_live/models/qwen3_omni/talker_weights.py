@@ -7,6 +7,7 @@ from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from sglang.srt.model_loader.weight_utils import default_weight_loader
 from torch import Tensor, nn
 
+from sglang_live.models.qwen3_omni.code_predictor import CodePredictor
 from sglang_live.models.qwen3_omni.stage_view import THINKER_EMBEDDING
 
 _RENAMED = (
@@ -23,7 +24,6 @@ _STACKED = (
     ("shared_expert.up_proj", "shared_gate_up", 1),
 )
 _PER_STEP = re.compile(r"code_predictor\.(?:model\.)?(codec_embedding|lm_head)\.(\d+)\.weight")
-_PREDICTOR = re.compile(r"code_predictor\.model\.(.*)")
 
 
 def load_talker_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Tensor:
@@ -60,12 +60,8 @@ def load_talker_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]])
 
 def _load(model, params: dict, experts: list, name: str, tensor: Tensor) -> str:
     """Copy one tensor where it belongs; the name of the parameter that received it."""
-    if match := _PER_STEP.fullmatch(name):
-        target = f"code_predictor.{match[1]}"
-        params[target].data[int(match[2])].copy_(tensor)
-        return target
-    if match := _PREDICTOR.fullmatch(name):
-        return _load_predictor(model.code_predictor, params, match[1], tensor)
+    if name.startswith("code_predictor."):
+        return load_predictor_weight(model.code_predictor, params, name, tensor)
     for found, stacked, shard in _STACKED:
         if found in name:
             target = name.replace(found, stacked)
@@ -88,9 +84,21 @@ def _load(model, params: dict, experts: list, name: str, tensor: Tensor) -> str:
     return name
 
 
-def _load_predictor(predictor, params: dict, name: str, tensor: Tensor) -> str:
-    """Layers of the code predictor: q, k, v and gate, up are row ranges of one matrix."""
-    target = "code_predictor." + name.replace("self_attn.", "").replace("mlp.", "")
+def load_predictor_weight(
+    predictor: CodePredictor, params: dict[str, Tensor], name: str, tensor: Tensor
+) -> str:
+    """As _load, for the code predictor: q, k, v and gate, up are row ranges of one matrix.
+
+    Args:
+        params: the parameters of `predictor`, each as `code_predictor.NAME`.
+    """
+    if match := _PER_STEP.fullmatch(name):
+        target = f"code_predictor.{match[1]}"
+        params[target].data[int(match[2])].copy_(tensor)
+        return target
+    target = name
+    for part in ("model.", "self_attn.", "mlp."):
+        target = target.replace(part, "")
     layer = predictor.layers[0]
     n_q, n_kv = layer.heads * layer.head_dim, layer.kv_heads * layer.head_dim
     starts = {

@@ -1,0 +1,148 @@
+"""The code predictor against transformers' own, on a tiny configuration with random weights."""
+
+import pytest
+import torch
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorConfig,
+)
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration as Upstream,
+)
+
+from sglang_live.models.qwen3_omni.code_predictor import TOP_K, TOP_P, CodePredictor, _choose
+from sglang_live.models.qwen3_omni.talker_state import frame_noise
+from sglang_live.models.qwen3_omni.talker_weights import load_predictor_weight
+
+HIDDEN, VOCAB, N_STEPS = 32, 90, 7
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Upstream:
+    config = Qwen3OmniMoeTalkerCodePredictorConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_code_groups=N_STEPS + 1,
+        rms_norm_eps=1e-5,
+    )
+    model = Upstream(config).eval()
+    rng = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            # About unit-sized signals, so that the codes depend on everything before them.
+            scale = weight.shape[-1] ** -0.5 if weight.dim() > 1 else 0.3
+            weight.copy_(torch.randn(weight.shape, generator=rng) * scale + (weight.dim() == 1))
+    return model
+
+
+@pytest.fixture(scope="module")
+def ours(upstream) -> CodePredictor:
+    predictor = CodePredictor(upstream.config.to_dict()).eval()
+    params = {f"code_predictor.{name}": weight for name, weight in predictor.named_parameters()}
+    for weight in params.values():
+        weight.data.fill_(torch.nan)
+    for name, weight in upstream.state_dict().items():
+        target = load_predictor_weight(predictor, params, f"code_predictor.{name}", weight)
+        assert target in params, name
+    assert not any(weight.isnan().any() for weight in params.values())
+    predictor.build_rope(torch.device("cpu"), torch.float32)
+    return predictor
+
+
+def inputs(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    past_hidden, first_embed = torch.randn(2, n, HIDDEN, generator=rng)
+    return past_hidden, first_embed
+
+
+def noise_for(n: int, width: int = TOP_K) -> torch.Tensor:
+    return frame_noise(torch.arange(n), torch.zeros(n, dtype=torch.int64), N_STEPS, width)
+
+
+def test_an_unknown_weight_is_given_back_by_a_name_no_parameter_has(ours):
+    params = {f"code_predictor.{name}": weight for name, weight in ours.named_parameters()}
+    for name in ("code_predictor.model.layers.9.mlp.up_proj.weight", "code_predictor.extra"):
+        assert load_predictor_weight(ours, params, name, torch.zeros(1)) not in params
+
+
+@torch.no_grad()
+def test_greedy_codes_equal_those_of_transformers(ours, upstream):
+    past_hidden, first_embed = inputs(16)
+    expected = upstream.generate(
+        inputs_embeds=torch.stack((past_hidden, first_embed), dim=1),
+        max_new_tokens=N_STEPS,
+        do_sample=False,
+    )
+    codes, _ = ours(past_hidden, first_embed, None, None)
+    assert codes.tolist() == expected.tolist()
+    assert len(codes.unique()) > 20, "the case must not be trivial"
+
+
+@torch.no_grad()
+def test_the_sum_of_embeddings_is_that_of_transformers(ours, upstream):
+    codes, embed_sum = ours(*inputs(5), None, None)
+    tables = upstream.model.codec_embedding
+    expected = sum(table(codes[:, step]) for step, table in enumerate(tables))
+    torch.testing.assert_close(embed_sum, expected)
+    torch.testing.assert_close(ours.embed_frames(codes), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_greedy", [True, False], ids=["greedy", "sampled"])
+def test_a_batch_gives_the_codes_of_its_streams_one_by_one(ours, is_greedy):
+    past_hidden, first_embed = inputs(9)
+    noise = None if is_greedy else noise_for(9)
+    greedy = None if is_greedy else torch.zeros(9, dtype=torch.bool)
+    codes, embed_sum = ours(past_hidden, first_embed, greedy, noise)
+    for n in range(9):
+        one = slice(n, n + 1)
+        alone, its_sum = ours(
+            past_hidden[one],
+            first_embed[one],
+            None if greedy is None else greedy[one],
+            None if noise is None else noise[one],
+        )
+        assert alone.tolist() == codes[one].tolist()
+        torch.testing.assert_close(its_sum, embed_sum[one])
+
+
+@torch.no_grad()
+def test_greedy_and_sampled_streams_share_a_batch(ours):
+    past_hidden, first_embed = inputs(8)
+    greedy = torch.arange(8) % 2 == 0
+    mixed, _ = ours(past_hidden, first_embed, greedy, noise_for(8))
+    all_greedy, _ = ours(past_hidden, first_embed, None, None)
+    all_sampled, _ = ours(past_hidden, first_embed, ~greedy & greedy, noise_for(8))
+    assert mixed[greedy].tolist() == all_greedy[greedy].tolist()
+    assert mixed[~greedy].tolist() == all_sampled[~greedy].tolist()
+    assert mixed[~greedy].tolist() != all_greedy[~greedy].tolist()
+
+
+@pytest.mark.parametrize("vocab", [20, 90, 2048])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0])
+def test_sampled_codes_never_leave_top_k_and_top_p(vocab, spread):
+    n = 400
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3)) * spread
+    noise = frame_noise(torch.arange(n), torch.zeros(n, dtype=torch.int64), 1, TOP_K)[:, 0]
+    codes = _choose(logits.expand(n, -1), None, noise)
+    best = logits[0].argsort(descending=True)[:TOP_K]
+    mass = logits[0, best].softmax(0)
+    n_kept = int((mass.cumsum(0) - mass < TOP_P).sum())
+    if spread:
+        assert set(codes.tolist()) <= set(best[:n_kept].tolist())
+    assert len(codes.unique()) <= n_kept
+
+
+def test_sampled_codes_follow_the_probabilities_that_are_left():
+    n = 40_000
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])  # the nucleus is the first two
+    noise = frame_noise(torch.arange(n), torch.zeros(n, dtype=torch.int64), 1, TOP_K)[:, 0]
+    codes = _choose(probabilities.log().expand(n, -1), None, noise)
+    share = torch.bincount(codes, minlength=4) / n
+    torch.testing.assert_close(
+        share, torch.tensor([0.625, 0.375, 0.0, 0.0]), atol=0.01, rtol=0.0
+    )

@@ -1,0 +1,91 @@
+"""What a checkpoint directory says about itself, and what is wrong with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sglang_live.errors import BadInputError
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+
+
+@pytest.fixture
+def directory(tmp_path, demo_checkpoint) -> Path:
+    for name in ("config.json", "generation_config.json"):
+        (tmp_path / name).write_text((demo_checkpoint / name).read_text())
+    return tmp_path
+
+
+def edit(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_the_demo_models_spec_is_what_its_tokenizer_says(demo_spec, demo_checkpoint):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(demo_checkpoint)
+    named = {
+        "<|im_start|>": demo_spec.im_start_id,
+        "<|im_end|>": demo_spec.im_end_id,
+        "<|audio_pad|>": demo_spec.audio_pad_id,
+        "user": demo_spec.user_id,
+        "assistant": demo_spec.assistant_id,
+        "system": demo_spec.system_id,
+    }
+    assert {name: tokenizer.convert_tokens_to_ids(name) for name in named} == named
+    assert demo_spec.thinker_vocab == len(tokenizer)
+    assert demo_spec.end_of_turn_ids == (demo_spec.im_end_id,)
+    assert demo_spec.voices == ("chelsie", "ethan", "aiden")
+    assert demo_spec.num_code_groups == 16
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"), [([7, 9], (7, 9)), (7, (7,))], ids=["several ends", "one end"]
+)
+def test_a_reply_may_have_several_ends(directory, end, expected):
+    edit(directory / "generation_config.json", eos_token_id=end)
+    assert Qwen3OmniSpec.load(directory).end_of_turn_ids == expected
+
+
+def test_without_a_generation_config_a_reply_ends_as_a_message_does(directory):
+    (directory / "generation_config.json").unlink()
+    spec = Qwen3OmniSpec.load(directory)
+    assert spec.end_of_turn_ids == (spec.im_end_id,)
+    assert dict(spec.sampling) == {}
+
+
+def test_sampling_is_what_the_checkpoint_recommends(directory):
+    edit(directory / "generation_config.json", do_sample=True, temperature=0.7, top_p=None, top_k=20)
+    assert dict(Qwen3OmniSpec.load(directory).sampling) == {"temperature": 0.7, "top_k": 20}
+    edit(directory / "generation_config.json", do_sample=False)
+    assert dict(Qwen3OmniSpec.load(directory).sampling) == {"temperature": 0.0}
+
+
+def test_voices_are_found_by_their_names_in_lower_case(directory):
+    config = json.loads((directory / "config.json").read_text())
+    edit(directory / "config.json", talker_config=config["talker_config"] | {"speaker_id": {"Ada": 3}})
+    assert dict(Qwen3OmniSpec.load(directory).speakers) == {"ada": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM.*expected Qwen3Omni"),
+        ({"architectures": None}, "expected Qwen3Omni"),
+        ({"enable_audio_output": False}, "has no talker"),
+        ({"talker_config": {}}, "config.json lacks 'accept_hidden_layer'"),
+    ],
+    ids=["other model", "no model", "no talker", "incomplete"],
+)
+def test_a_checkpoint_that_cannot_speak_is_refused_with_the_reason(directory, changes, complaint):
+    edit(directory / "config.json", **changes)
+    with pytest.raises(BadInputError, match=complaint):
+        Qwen3OmniSpec.load(directory)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '"text"'])
+def test_a_config_that_is_no_json_object_is_refused_by_its_path(tmp_path, text):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(BadInputError, match=str(tmp_path / "config.json")):
+        Qwen3OmniSpec.load(tmp_path)

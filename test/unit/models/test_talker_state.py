@@ -1,0 +1,177 @@
+"""What the talker keeps per stream while its row changes hands, and the noise it samples with."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream, frame_noise
+
+PAD, HIDDEN, N_RESIDUAL, MAX_FRAMES = 9, 4, 3, 16
+
+
+@pytest.fixture
+def rows() -> TalkerRows:
+    return TalkerRows(
+        n_rows=4,
+        max_frames=MAX_FRAMES,
+        hidden=HIDDEN,
+        n_residual=N_RESIDUAL,
+        codec_vocab=20,
+        pad_id=PAD,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+
+
+def stream(rid: str = "r", text_ids: tuple[int, ...] = ()) -> TalkerStream:
+    return TalkerStream(
+        rid=rid,
+        prompt_len=12,
+        audio_rows=None,
+        audio_at=np.empty(0, np.int64),
+        seed=77,
+        greedy=False,
+        penalty=1.05,
+        text_ids=list(text_ids),
+    )
+
+
+def text_of(rows: TalkerRows, row: int) -> list[int]:
+    return rows.text_ids[row].tolist()
+
+
+def padded(*ids: int) -> list[int]:
+    return [*ids, *[PAD] * (MAX_FRAMES - len(ids))]
+
+
+def test_a_bound_row_holds_the_facts_of_its_stream(rows):
+    one = stream(text_ids=(1, 2))
+    rows.bind(one, 3)
+    assert one.row == 3
+    assert (rows.prompt_len[3], rows.seed[3], rows.greedy[3]) == (12, 77, False)
+    assert rows.penalty[3] == pytest.approx(1.05)
+    assert text_of(rows, 3) == padded(1, 2)
+
+
+def test_a_row_shows_nothing_of_its_tenant_before(rows):
+    rows.bind(stream("before", text_ids=(1, 2, 3)), 2)
+    rows.seen[2, 5] = True
+    rows.bind(stream("after", text_ids=(4,)), 2)
+    assert text_of(rows, 2) == padded(4)
+    assert not rows.seen[2].any()
+
+
+def test_binding_one_row_leaves_the_others_alone(rows):
+    rows.bind(stream("a", text_ids=(1,)), 1)
+    rows.seen[1, 5] = True
+    rows.bind(stream("b", text_ids=(2,)), 2)
+    assert text_of(rows, 1) == padded(1)
+    assert rows.seen[1].nonzero().tolist() == [[5]]
+
+
+def test_text_is_written_once_as_it_comes(rows):
+    one = stream(text_ids=(1,))
+    rows.bind(one, 1)
+    rows.text_ids[1, 0] = 7  # would be 1 again if it were written twice
+    one.text_ids += [2, 3]
+    rows.write_text(one)
+    rows.write_text(one)
+    assert text_of(rows, 1) == padded(7, 2, 3)
+
+
+def test_text_that_comes_while_a_stream_has_no_row_waits_for_it(rows):
+    one = stream()
+    one.text_ids += [1]
+    rows.write_text(one)
+    assert (rows.text_ids == PAD).all()
+    rows.bind(one, 2)
+    assert text_of(rows, 2) == padded(1)
+
+
+def test_a_stream_comes_back_in_another_row_with_codes_hidden_state_and_text(rows):
+    one = stream(text_ids=(1, 2, 3))
+    rows.bind(one, 1)
+    codes = torch.arange(2 * N_RESIDUAL, dtype=torch.int16).view(2, N_RESIDUAL)
+    rows.codes[1, :2], rows.past_hidden[1] = codes, torch.arange(HIDDEN) + 0.5
+    one.n_frames = 2
+    rows.unbind(one)
+    assert one.row is None
+    one.text_ids += [4]  # text goes on meanwhile
+
+    rows.bind(stream("tenant", text_ids=(8,)), 1)
+    rows.codes[1], rows.past_hidden[1] = -1, -1
+    rows.bind(one, 3)
+    assert rows.codes[3, :2].tolist() == codes.tolist()
+    assert rows.past_hidden[3].tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert text_of(rows, 3) == padded(1, 2, 3, 4)
+    assert one.saved is None
+
+
+def test_unbinding_twice_keeps_what_the_first_one_saved(rows):
+    one = stream()
+    rows.bind(one, 1)
+    rows.past_hidden[1] = 2.0
+    rows.unbind(one)
+    rows.unbind(one)
+    rows.bind(one, 2)
+    assert rows.past_hidden[2].tolist() == [2.0] * HIDDEN
+
+
+def test_a_frame_has_text_until_the_words_run_out_and_always_after_the_end():
+    one = stream(text_ids=(1, 2))
+    assert [one.has_text_for(frame) for frame in range(4)] == [True, True, False, False]
+    one.text_done = True
+    assert all(one.has_text_for(frame) for frame in range(4))
+
+
+# --- noise ---
+
+seeds = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(seeds, st.integers(0, 4095)), min_size=1, max_size=6))
+def test_noise_of_a_stream_does_not_depend_on_who_shares_its_batch(streams):
+    seed, frame = (torch.tensor(values) for values in zip(*streams, strict=True))
+    together = frame_noise(seed, frame, 3, 8)
+    for n in range(len(streams)):
+        alone = frame_noise(seed[n : n + 1], frame[n : n + 1], 3, 8)
+        assert torch.equal(together[n : n + 1], alone)
+    assert together.isfinite().all()
+    assert together.dtype == torch.float32
+
+
+def many(n_frames: int = 300, seed: int = 5) -> torch.Tensor:
+    """[n_frames, 15, 50] noise of one stream."""
+    frame = torch.arange(n_frames)
+    return frame_noise(torch.full_like(frame, seed), frame, 15, 50)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**56 - 1])
+def test_noise_is_distributed_as_gumbel(seed):
+    noise = many(seed=seed)
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
+    assert noise.var().item() == pytest.approx(1.6449, abs=0.02)
+    # Uniform again through the distribution function: every tenth holds a tenth.
+    share = torch.histc(torch.exp(-torch.exp(-noise)), bins=10, min=0, max=1) / noise.numel()
+    torch.testing.assert_close(share, torch.full((10,), 0.1), atol=0.003, rtol=0)
+
+
+def test_neighbouring_frames_seeds_steps_and_lanes_are_unrelated():
+    noise = many()
+    pairs = [
+        (noise[1:], noise[:-1]),
+        (noise[:, 1:], noise[:, :-1]),
+        (noise[..., 1:], noise[..., :-1]),
+        (noise, many(seed=6)),
+    ]
+    for one, other in pairs:
+        together = torch.corrcoef(torch.stack((one.flatten(), other.flatten())))
+        assert abs(together[0, 1].item()) < 0.01
+
+
+def test_no_two_frames_of_a_long_reply_share_their_noise():
+    first = many(n_frames=4096)[:, 0, :2]
+    assert len(first.unique(dim=0)) == 4096
