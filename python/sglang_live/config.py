@@ -2,7 +2,8 @@
 
 Arguments of ours are listed below. Any other argument goes to SGLang: `--thinker.NAME value` to
 the thinker's engine, `--talker.NAME value` to the talker's, unprefixed to both. `--vocoder.NAME`
-sets a field of VocoderConfig. `--STAGE.replicas N` starts N processes of a stage.
+sets a field of VocoderConfig. `--STAGE.replicas N` starts N processes of a stage;
+`--STAGE.connect tcp://HOST:PORT[,…]` uses stages that launch_stage started on other hosts.
 """
 
 import argparse
@@ -21,11 +22,16 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageConfig:
+    """connect: addresses of running stages; empty to start `replicas` of our own."""
+
     replicas: int = 1
     device: str = "cuda:0"
+    connect: tuple[str, ...] = ()
     args: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if any(not address.startswith("tcp://") for address in self.connect):
+            raise BadInputError(f"connect takes tcp:// addresses, got {self.connect}")
         # Values of SGLang's arguments are guessed from their looks: `--thinker.device 0` is an int.
         if type(self.replicas) is not int or self.replicas < 1:
             raise BadInputError(f"replicas must be a number from 1, got {self.replicas!r}")
@@ -65,7 +71,7 @@ class ServerConfig:
 def parse(argv: list[str]) -> ServerConfig:
     """Raises BadInputError for values that cannot be; argparse exits for unknown syntax."""
     own, rest = _parser().parse_known_args(argv)
-    stage_args, shared = _split(rest)
+    stage_args, shared = split_arguments(rest)
     keys = own.api_key or []
     if not keys and (env := os.environ.get("SGLANG_LIVE_API_KEYS")):
         keys = [key for key in env.split(",") if key]
@@ -74,8 +80,9 @@ def parse(argv: list[str]) -> ServerConfig:
         args = dict(stage_args[stage])
         if stage != "vocoder":
             args = {**shared, **args}
-        replicas, device = args.pop("replicas", 1), args.pop("device", "cuda:0")
-        stages[stage] = StageConfig(replicas=replicas, device=device, args=args)
+        connect = tuple(a for a in str(args.pop("connect", "")).split(",") if a)
+        replicas, device = args.pop("replicas", len(connect) or 1), args.pop("device", "cuda:0")
+        stages[stage] = StageConfig(replicas=replicas, device=device, connect=connect, args=args)
     return ServerConfig(
         model_path=own.model_path,
         served_model_name=own.served_model_name or Path(own.model_path).resolve().name,
@@ -94,7 +101,6 @@ def parse(argv: list[str]) -> ServerConfig:
 
 
 def _parser() -> argparse.ArgumentParser:
-    cache = os.environ.get("SGLANG_LIVE_CACHE") or str(Path.home() / ".cache" / "sglang_live")
     p = argparse.ArgumentParser(
         "sglang_live.launch_server", description=__doc__, allow_abbrev=False
     )
@@ -110,9 +116,15 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-private-media-urls", action="store_true", help="requests may name private URLs"
     )
     p.add_argument("--max-sessions", type=int, default=64, help="callers at once")
-    p.add_argument("--cache-dir", default=cache, help="derived files (env SGLANG_LIVE_CACHE)")
+    p.add_argument(
+        "--cache-dir", default=default_cache_dir(), help="derived files (env SGLANG_LIVE_CACHE)"
+    )
     p.add_argument("--log-dir", help="stage logs go to files here instead of stderr")
     return p
+
+
+def default_cache_dir() -> str:
+    return os.environ.get("SGLANG_LIVE_CACHE") or str(Path.home() / ".cache" / "sglang_live")
 
 
 def _policies(text: str) -> tuple[str, ...]:
@@ -129,7 +141,7 @@ def _policies(text: str) -> tuple[str, ...]:
     return names
 
 
-def _split(rest: list[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+def split_arguments(rest: list[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """`--a.b-c 1` -> ({"a": {"b_c": 1}}, shared). A flag without a value is True."""
     per_stage: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
     shared: dict[str, Any] = {}

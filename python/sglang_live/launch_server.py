@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         config = parse(sys.argv[1:] if argv is None else argv)
-        model = Qwen3OmniSpec.load(_checkpoint(config))
+        model = Qwen3OmniSpec.load(resolve_checkpoint(config.model_path))
         return asyncio.run(_serve(config, model))
     except LiveError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> int:
 
 async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
     run_dir, native_port = new_run_dir(), free_port()
-    native_url = f"http://127.0.0.1:{native_port}"
+    # SGLang's API listens on loopback only: with a remote thinker it is not offered here.
+    native_url = None if config.stages["thinker"].connect else f"http://127.0.0.1:{native_port}"
     supervisor = Supervisor(
         _specs(config, model, run_dir, native_port), log_dir=config.log_dir, on_change=_announce
     )
@@ -117,15 +118,18 @@ def _specs(
     specs = []
     for stage in STAGES:
         settings = config.stages[stage]
-        for replica in range(settings.replicas):
+        local = [loopback_address(run_dir, stage, i) for i in range(settings.replicas)]
+        for replica, address in enumerate(settings.connect or local):
+            remote = bool(settings.connect)
             specs.append(
                 StageSpec(
                     stage=stage,
                     replica=replica,
                     model_path=str(model.path),
                     cache_dir=str(config.cache_dir),
-                    address=loopback_address(run_dir, stage, replica),
-                    same_host=True,
+                    address=address,
+                    same_host=not remote,
+                    remote=remote,
                     run_dir=str(run_dir),
                     served_name=config.served_model_name,
                     device=settings.device,
@@ -144,9 +148,10 @@ def _engine_args(stage: str, args: dict) -> dict:
     return {"port": free_port(), **args}
 
 
-def _checkpoint(config: ServerConfig) -> Path:
-    if config.model_path != "demo":
-        return Path(config.model_path)
+def resolve_checkpoint(model_path: str) -> Path:
+    """The checkpoint's directory; the demo model is built when absent."""
+    if model_path != "demo":
+        return Path(model_path)
     if not (default_directory() / "config.json").exists():
         print("building the demo model", flush=True)
         # In a process of its own: the gateway needs neither torch nor transformers.

@@ -86,8 +86,9 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     began_s = time.monotonic()
-    _die_with_parent()
     spec = StageSpec.from_env()
+    if spec.same_host:
+        _die_with_parent()
     os.environ[STAGE_ENV] = spec.stage
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s"

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 PING_EVERY_S = 2.0
 # A stage whose event loop does not answer this long is hung, and is killed.
 HUNG_AFTER_S = 60.0
+# A stage on another host that is silent this long counts as gone; it may come back.
+REMOTE_LOST_AFTER_S = 6.0
 # Waits before a start, by how many starts in a row have failed.
 RESTART_DELAY_S = (0.0, 1.0, 5.0, 15.0, 30.0)
 STAGE_COMMAND = (sys.executable, "-m", "sglang_live.stages.runtime")
@@ -107,7 +109,8 @@ class Supervisor:
         while True:
             delay_s = RESTART_DELAY_S[min(failures, len(RESTART_DELAY_S) - 1)]
             await self._clock.sleep(delay_s)
-            came_up, end = await self._run_once(replica, first_up)
+            run_once = self._visit_once if replica.spec.remote else self._run_once
+            came_up, end = await run_once(replica, first_up)
             self._on_change(replica, f"down ({end})")
             if not first_up.done():
                 error = StageUnavailableError(f"{replica.spec.name} did not start ({end})")
@@ -124,12 +127,33 @@ class Supervisor:
         ended = asyncio.create_task(replica.process.wait())
         came_up = await self._until_ready(replica, ended)
         if came_up:
-            if not first_up.done():
-                first_up.set_result(None)
-            self._on_change(replica, "up")
-            await self._while_alive(replica, ended)
+            self._came_up(replica, first_up)
+            await self._while_alive(replica, ended, HUNG_AFTER_S)
         code = await self._put_down(replica, "process ended")
         return came_up, f"exit {code}"
+
+    async def _visit_once(self, replica: Replica, first_up: asyncio.Future) -> tuple[bool, str]:
+        """A stage that another host runs, from its first answer until it falls silent."""
+        spec = replica.spec
+        replica.client = StageClient(spec.name, spec.address, same_host=spec.same_host)
+        replica.n_starts += 1
+        never = asyncio.get_running_loop().create_future()
+        log.info("stage_awaited %s address=%s", spec.name, spec.address)
+        try:
+            await self._until_ready(replica, never)
+            self._came_up(replica, first_up)
+            await self._while_alive(replica, never, REMOTE_LOST_AFTER_S)
+        finally:
+            never.cancel()
+            replica.ready, client, replica.client = None, replica.client, None
+            client.fail_all("no answer")
+            await client.close()
+        return True, "no answer"
+
+    def _came_up(self, replica: Replica, first_up: asyncio.Future) -> None:
+        if not first_up.done():
+            first_up.set_result(None)
+        self._on_change(replica, "up")
 
     async def _spawn(self, replica: Replica) -> None:
         spec = replica.spec
@@ -153,7 +177,7 @@ class Supervisor:
         replica.client = StageClient(spec.name, spec.address, same_host=spec.same_host)
         log.info("stage_spawned %s pid=%d", spec.name, replica.process.pid)
 
-    async def _until_ready(self, replica: Replica, ended: asyncio.Task) -> bool:
+    async def _until_ready(self, replica: Replica, ended: asyncio.Future) -> bool:
         while not ended.done():
             ready = await _answer(replica.client, ended, 0.25)
             if ready is not None:
@@ -161,7 +185,9 @@ class Supervisor:
                 return True
         return False
 
-    async def _while_alive(self, replica: Replica, ended: asyncio.Task) -> None:
+    async def _while_alive(
+        self, replica: Replica, ended: asyncio.Future, lost_after_s: float
+    ) -> None:
         silent_s = 0.0
         while not ended.done():
             await asyncio.wait({ended}, timeout=PING_EVERY_S)
@@ -170,8 +196,8 @@ class Supervisor:
                 replica.ready, silent_s = ready, 0.0
                 continue
             silent_s += PING_EVERY_S
-            if silent_s > HUNG_AFTER_S:
-                log.error("stage_hung %s silent_s=%.0f: killing it", replica.spec.name, silent_s)
+            if silent_s > lost_after_s:
+                log.error("stage_silent %s silent_s=%.0f", replica.spec.name, silent_s)
                 return
 
     async def _put_down(self, replica: Replica, reason: str) -> int | None:

@@ -56,6 +56,7 @@ class ThinkerSession:
     """
     held: keys of the items whose KV the SGLang session holds, in order.
     tail: markup that the next turn must write before its first item.
+    lost: the last turn was cut short, and its KV with it.
     """
 
     host: EngineHost
@@ -65,6 +66,7 @@ class ThinkerSession:
     held: list[str] = field(default_factory=list)
     tail: list[Piece] = field(default_factory=list)
     n_tokens: int = 0
+    lost: bool = False
 
     async def think(
         self,
@@ -88,7 +90,7 @@ class ThinkerSession:
             or instructions != self.instructions
             or keys[:n_held] != self.held
         ):
-            counts.rebuilt = self.engine_session is not None or bool(self.held)
+            counts.rebuilt = self.engine_session is not None or self.lost
             await self.close()
             await self._open(instructions)
             n_held = 0
@@ -103,7 +105,7 @@ class ThinkerSession:
                 yield event
             completed = True
         finally:
-            self.held, self.tail = [], []
+            self.held, self.tail, self.lost = [], [], not completed
             if completed:
                 self.engine_session = engine_session
             else:

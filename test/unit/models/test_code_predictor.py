@@ -143,6 +143,4 @@ def test_sampled_codes_follow_the_probabilities_that_are_left():
     noise = frame_noise(torch.arange(n), torch.zeros(n, dtype=torch.int64), 1, TOP_K)[:, 0]
     codes = _choose(probabilities.log().expand(n, -1), None, noise)
     share = torch.bincount(codes, minlength=4) / n
-    torch.testing.assert_close(
-        share, torch.tensor([0.625, 0.375, 0.0, 0.0]), atol=0.01, rtol=0.0
-    )
+    torch.testing.assert_close(share, torch.tensor([0.625, 0.375, 0.0, 0.0]), atol=0.01, rtol=0.0)

@@ -16,7 +16,22 @@ SPECIAL_IDS = set(TOKENIZER.convert_tokens_to_ids(SPECIAL_TOKENS))
 PAD_ID = TOKENIZER.convert_tokens_to_ids("<|audio_pad|>")
 PROMPT = ChatPrompt(SimpleNamespace(audio_pad_id=PAD_ID), TOKENIZER)
 
-FRAGMENTS = [" ", "\n", "\n\n", "\t", "the", " the", "and so", "'s", "12", "<|", "|>", "é", "日本", "🙂"]
+FRAGMENTS = [
+    " ",
+    "\n",
+    "\n\n",
+    "\t",
+    "the",
+    " the",
+    "and so",
+    "'s",
+    "12",
+    "<|",
+    "|>",
+    "é",
+    "日本",
+    "🙂",
+]
 texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=6).map("".join)
 clips = st.builds(lambda n: AudioPart(np.zeros(n, np.int16)), st.integers(1, 5))
 roles = st.sampled_from(["user", "assistant", "system", "tool"])
@@ -130,9 +145,7 @@ def test_every_request_has_at_most_one_clip_and_clips_keep_their_order(history):
 
 def test_a_spoken_message_costs_one_request():
     [append] = PROMPT.appends([*PROMPT.close_reply(model_wrote_end=True), *question([message(9)])])
-    assert append.text == (
-        f"\n<|im_start|>user\n{AUDIO_PLACE}<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert append.text == (f"\n<|im_start|>user\n{AUDIO_PLACE}<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_text_around_a_clip_stays_out_of_the_markup_of_its_request():

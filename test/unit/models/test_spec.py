@@ -33,9 +33,9 @@ def test_the_demo_models_spec_is_what_its_tokenizer_says(demo_spec, demo_checkpo
         "system": demo_spec.system_id,
     }
     assert {name: tokenizer.convert_tokens_to_ids(name) for name in named} == named
-    assert demo_spec.thinker_vocab == len(tokenizer)
+    assert demo_spec.thinker_vocab >= len(tokenizer)
     assert demo_spec.end_of_turn_ids == (demo_spec.im_end_id,)
-    assert demo_spec.voices == ("chelsie", "ethan", "aiden")
+    assert set(demo_spec.voices) == {"aiden", "chelsie", "ethan"}
     assert demo_spec.num_code_groups == 16
 
 
@@ -55,15 +55,19 @@ def test_without_a_generation_config_a_reply_ends_as_a_message_does(directory):
 
 
 def test_sampling_is_what_the_checkpoint_recommends(directory):
-    edit(directory / "generation_config.json", do_sample=True, temperature=0.7, top_p=None, top_k=20)
+    path = directory / "generation_config.json"
+    path.write_text(json.dumps({"do_sample": True, "temperature": 0.7, "top_p": None, "top_k": 20}))
     assert dict(Qwen3OmniSpec.load(directory).sampling) == {"temperature": 0.7, "top_k": 20}
-    edit(directory / "generation_config.json", do_sample=False)
+    edit(path, do_sample=False)
     assert dict(Qwen3OmniSpec.load(directory).sampling) == {"temperature": 0.0}
 
 
 def test_voices_are_found_by_their_names_in_lower_case(directory):
     config = json.loads((directory / "config.json").read_text())
-    edit(directory / "config.json", talker_config=config["talker_config"] | {"speaker_id": {"Ada": 3}})
+    edit(
+        directory / "config.json",
+        talker_config=config["talker_config"] | {"speaker_id": {"Ada": 3}},
+    )
     assert dict(Qwen3OmniSpec.load(directory).speakers) == {"ada": 3}
 
 

@@ -1,6 +1,7 @@
 """Names of the published checkpoint -> parameters of the talker model. Strict: all or an error."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
@@ -41,7 +42,7 @@ def load_talker_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]])
         ckpt_up_proj_name="up_proj",
         num_experts=model.config.num_experts,
     )
-    unset, embedding = set(params), None
+    n_loaded, embedding = Counter(), None
     for full_name, tensor in weights:
         if full_name == THINKER_EMBEDDING:
             embedding = tensor
@@ -50,12 +51,26 @@ def load_talker_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]])
             target = _load(model, params, experts, name, tensor)
             if target not in params:
                 raise ValueError(f"unknown talker weight {full_name}")
-            unset.discard(target)
+            n_loaded[target] += 1
+    lacking = [name for name in params if n_loaded[name] != _n_parts(model, name)]
     if embedding is None:
-        unset.add(THINKER_EMBEDDING)
-    if unset:
-        raise ValueError(f"checkpoint lacks talker weights: {sorted(unset)[:8]}")
+        lacking.append(THINKER_EMBEDDING)
+    if lacking:
+        raise ValueError(f"checkpoint lacks talker weights: {lacking[:8]}")
     return embedding
+
+
+def _n_parts(model: nn.Module, name: str) -> int:
+    """How many weights of the checkpoint make up one parameter."""
+    if name in ("code_predictor.codec_embedding", "code_predictor.lm_head"):
+        return model.code_predictor.n_steps
+    for stacked, n in (("qkv_proj", 3), ("gate_up", 2)):
+        if stacked in name:
+            return n
+    for stacked, n in (("experts.w13", 2), ("experts.w2", 1)):
+        if stacked in name:
+            return n * model.config.num_experts
+    return 1
 
 
 def _load(model, params: dict, experts: list, name: str, tensor: Tensor) -> str:

@@ -1,0 +1,58 @@
+"""One stage by itself, for a server on another host: `python -m sglang_live.launch_stage`.
+
+    python -m sglang_live.launch_stage --stage talker --model-path DIR --bind tcp://0.0.0.0:7101
+
+The server then starts with `--talker.connect tcp://THIS_HOST:7101`. The connection is neither
+authenticated nor encrypted: use it inside a private network only. Further arguments go to the
+stage's engine, as with launch_server.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from sglang_live.config import STAGES, default_cache_dir, split_arguments
+from sglang_live.errors import LiveError
+from sglang_live.launch_server import resolve_checkpoint
+from sglang_live.stages.spec import SPEC_ENV, StageSpec
+from sglang_live.stages.supervisor import free_port, new_run_dir
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("sglang_live.launch_stage", description=__doc__)
+    parser.add_argument("--stage", required=True, choices=STAGES)
+    parser.add_argument("--model-path", required=True, help="checkpoint directory, or `demo`")
+    parser.add_argument("--bind", required=True, help="tcp:// address to listen on")
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--cache-dir", default=default_cache_dir())
+    parser.add_argument("--device", default="cuda:0")
+    own, rest = parser.parse_known_args(argv)
+    try:
+        _, engine_args = split_arguments(rest)
+        checkpoint = resolve_checkpoint(own.model_path)
+    except LiveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if own.stage != "vocoder":
+        engine_args = {"port": free_port(), **engine_args}
+    spec = StageSpec(
+        stage=own.stage,
+        replica=0,
+        model_path=str(checkpoint),
+        cache_dir=str(own.cache_dir),
+        address=own.bind,
+        same_host=False,
+        run_dir=str(new_run_dir()),
+        served_name=own.served_model_name or Path(own.model_path).name,
+        device=own.device,
+        engine_args=engine_args,
+    )
+    # The stage's runtime takes this process over: signals and exit codes are its own.
+    environment = {**os.environ, SPEC_ENV: spec.to_env()}
+    command = [sys.executable, "-m", "sglang_live.stages.runtime"]
+    os.execve(sys.executable, command, environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
