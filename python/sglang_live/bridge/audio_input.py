@@ -28,12 +28,12 @@ def load_audio(audio_file: str | bytes, sr: int | None = None, mono: bool = True
         audio, file_rate_hz = sf.read(source, dtype="float32")
     except sf.LibsndfileError as error:
         raise ValueError(f"Could not decode audio: {error}") from error
-    if audio.size == 0:
-        raise ValueError("Could not decode audio: it holds no samples")
     if mono and audio.ndim > 1:
         audio = audio.mean(axis=1)
-    if file_rate_hz != rate_hz:
+    if file_rate_hz != rate_hz and len(audio):
         audio = soxr.resample(audio, file_rate_hz, rate_hz)
+    if not len(audio):
+        raise ValueError("Could not decode audio: it holds no samples")
     return np.ascontiguousarray(audio, dtype=np.float32)
 
 

@@ -5,7 +5,8 @@ with stock behaviour; here a process in which a seam did not land exits instead,
 
 A seam module declares
     TARGET     dotted path of the function, method, class or container entry
-    KIND       "replace" | "around" | "after" | "define" (a name that is absent upstream) | "item"
+    KIND       "replace" | "around" | "after" | "define" (set a name that is absent upstream, or
+               a kernel there: SGLang's hooks wrap functions only) | "item"
     SIGNATURE  str(inspect.signature(target)) expected upstream; None for "define" and "item"
     HOOK       what to install: an object, "module:name" (imported only where the seam is
                needed), or (key, value) for "item"

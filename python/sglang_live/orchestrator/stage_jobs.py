@@ -140,12 +140,17 @@ class Speech:
         """int16 [n, num_code_groups] as they come."""
         if not await self._begun:
             return
-        async for message, _ in self._job.events(SpeakDone):
-            self._stage_knows_history()
-            if isinstance(message, CodecFrames):
-                yield message.codes
-            elif isinstance(message, SpeakDone):
-                self.n_frames = message.n_frames
+        try:
+            async for message, _ in self._job.events(SpeakDone):
+                self._stage_knows_history()
+                if isinstance(message, CodecFrames):
+                    yield message.codes
+                elif isinstance(message, SpeakDone):
+                    self.n_frames = message.n_frames
+        except StageFailedError as error:
+            if error.reason == "items_missing":
+                self._known.clear()  # the next turn tells everything again
+            raise
 
     async def _begin(self, first_id: int) -> None:
         turn, tensors = self._turn, self._job.tensors()

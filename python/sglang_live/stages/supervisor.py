@@ -193,9 +193,12 @@ class Supervisor:
             await asyncio.wait({ended}, timeout=PING_EVERY_S)
             ready = await _answer(replica.client, ended, PING_EVERY_S)
             if ready is not None:
+                if not _same_process(ready, replica.ready):
+                    log.error("stage_replaced %s", replica.spec.name)
+                    return
                 replica.ready, silent_s = ready, 0.0
                 continue
-            silent_s += PING_EVERY_S
+            silent_s += 2 * PING_EVERY_S
             if silent_s > lost_after_s:
                 log.error("stage_silent %s silent_s=%.0f", replica.spec.name, silent_s)
                 return
@@ -224,6 +227,11 @@ async def _answer(client: StageClient, ended: asyncio.Task, timeout_s: float) ->
         return ping.result() if ping.done() else None
     finally:
         ping.cancel()
+
+
+def _same_process(one: Ready, other: Ready) -> bool:
+    # A pid alone says little about another host, where it may well be that of every container.
+    return (one.pid, one.startup_s) == (other.pid, other.startup_s)
 
 
 def loopback_address(run_dir: Path, stage: str, replica: int) -> str:

@@ -28,6 +28,7 @@ from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.tasks import result_beside
 from sglang_live.stages.thinker import EXTERNAL_MODELS, ItemsMissingError
 
 # Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
@@ -99,21 +100,22 @@ class TalkerStage:
                 audio=b"" if states is None else states.tobytes(),
             )
         )
+        feeding = asyncio.create_task(self._feed_text(job, rid))
+        sending = asyncio.create_task(self._send_frames(job, frames))
         try:
-            async with asyncio.TaskGroup() as tasks:
-                feeding = tasks.create_task(self._feed_text(job, rid))
-                sending = tasks.create_task(self._send_frames(job, frames))
-                last = await self._generate(rid, prompt, request, greedy)
-                feeding.cancel()
-                # Token n completes frame n-1; the end token, or the last one allowed, has none.
-                frames.expect(last["meta_info"]["completion_tokens"] - 1)
-                async with asyncio.timeout(FRAMES_TIMEOUT_S):
-                    await sending
-        except* TimeoutError as group:
-            raise StageFailedError("codec frames are missing") from group
-        except* StageFailedError as group:
-            raise group.exceptions[0] from None
+            generating = self._generate(rid, prompt, request, greedy)
+            last = await result_beside(generating, feeding, sending)
+            # Token n completes frame n-1; the end token, or the last one allowed, has none.
+            frames.expect(last["meta_info"]["completion_tokens"] - 1)
+            await asyncio.wait_for(sending, FRAMES_TIMEOUT_S)
+        except TimeoutError as error:
+            raise StageFailedError(
+                f"{frames.n_sent} codec frames came, some are missing"
+            ) from error
         finally:
+            for task in (feeding, sending):
+                task.cancel()
+            await asyncio.gather(feeding, sending, return_exceptions=True)
             self._frames.pop(rid, None)
             self._feed.send(TalkerForget(rid))
         finish = last["meta_info"]["finish_reason"]["type"]
@@ -203,6 +205,7 @@ class _FrameQueue:
         self._next = 0
         self._expected: int | None = None
         self._changed = asyncio.Event()
+        self._all_in = asyncio.Event()
         self.n_sent = 0
 
     def put(self, index: int, codes: list[int]) -> None:
@@ -211,11 +214,25 @@ class _FrameQueue:
             raise AssertionError(f"frame {index} came, {self._next} was next")
         self._next += 1
         self._ready.append(codes)
-        self._changed.set()
+        self._note()
 
-    def expect(self, n_frames: int) -> None:
+    async def expect(self, n_frames: int) -> None:
+        """Say how many there are, and wait until they have come.
+
+        Raises:
+            StageFailedError: some did not.
+        """
         self._expected = n_frames
+        self._note()
+        try:
+            await asyncio.wait_for(self._all_in.wait(), FRAMES_TIMEOUT_S)
+        except TimeoutError as error:
+            raise StageFailedError(f"{self._next} of {n_frames} codec frames came") from error
+
+    def _note(self) -> None:
         self._changed.set()
+        if self._expected is not None and self._next >= self._expected:
+            self._all_in.set()
 
     async def next(self) -> bytes | None:
         """int16 codes of all frames that wait; None after the last."""

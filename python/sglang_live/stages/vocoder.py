@@ -14,6 +14,7 @@ from sglang_live.messages import Pcm, VoiceDone, VoiceEnd, VoiceFrames
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.tasks import result_beside
 from sglang_live.stages.vocoder_engine import VocoderBatch, VocoderConfig, VocoderEngine
 from sglang_live.telemetry.forward_log import ForwardLog
 
@@ -46,7 +47,7 @@ class VocoderStage:
         feeding = asyncio.create_task(self._feed(job))
         try:
             while True:
-                chunk = await self._next(outputs, feeding)
+                chunk = await result_beside(outputs.get(), feeding)
                 if chunk.pcm:
                     await job.send(Pcm(job.job_id, chunk.pcm))
                 if chunk.is_last:
@@ -62,19 +63,6 @@ class VocoderStage:
 
     def load(self) -> dict[str, float]:
         return {"streams": float(len(self._outputs))}
-
-    @staticmethod
-    async def _next(outputs: asyncio.Queue, feeding: asyncio.Task):
-        """The next chunk, or the feeder's error."""
-        getting = asyncio.ensure_future(outputs.get())
-        waits = {getting} if feeding.done() else {getting, feeding}
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            if feeding.done() and feeding.exception() is not None:
-                raise feeding.exception()
-            return await getting
-        finally:
-            getting.cancel()
 
     async def _feed(self, job: ServedJob) -> None:
         async for message in job.inputs():

@@ -216,6 +216,15 @@ async def test_a_talker_cut_off_before_it_heard_anything_is_told_again(world, se
     assert sound(events) == [5, 6, 7]
 
 
+async def test_a_talker_that_forgot_the_session_fails_one_turn_only(world, session):
+    await answer(session, ask("t1", user("u1", "hi")))
+    world.talker.items.clear()
+    with pytest.raises(StageFailedError) as caught:
+        await answer(session, ask("t2", user("u1", "hi")))
+    assert caught.value.reason == "items_missing"
+    assert sound(await answer(session, ask("t3", user("u1", "hi")))) == [5, 6, 7]
+
+
 async def test_a_message_that_comes_back_after_it_was_deleted_is_told_again(world, session):
     first, second = user("u1", "one"), user("u2", "two")
     await answer(session, ask("t1", first, second))

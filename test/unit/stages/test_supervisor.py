@@ -1,20 +1,23 @@
 """Stage processes from start to end, with a small fake in place of an engine."""
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
 from sglang_live.errors import StageUnavailableError
-from sglang_live.messages import Voice
+from sglang_live.messages import Ready, Voice
 from sglang_live.stages import supervisor as supervisor_module
+from sglang_live.stages.connectors.server import StageServer
 from sglang_live.stages.connectors.wire import SHM_DIR, SHM_PREFIX
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.supervisor import Supervisor, loopback_address
+from sglang_live.stages.supervisor import Supervisor, free_port, loopback_address
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -220,10 +223,102 @@ async def test_children_of_a_killed_stage_do_not_outlive_it(stages):
 
 async def test_a_stage_that_hangs_is_killed_and_started_anew(stages, monkeypatch):
     monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 0.01)
-    monkeypatch.setattr(supervisor_module, "HUNG_AFTER_S", 0.03)
+    monkeypatch.setattr(supervisor_module, "HUNG_AFTER_S", 0.1)
     supervisor = stages.of(vocoder=["serve"])
     await supervisor.start()
     os.kill(supervisor.replicas[0].ready.pid, signal.SIGSTOP)
     await stages.until_announced("vocoder up", "vocoder down (exit -9)")
     monkeypatch.setattr(supervisor_module, "HUNG_AFTER_S", 60.0)
     await stages.until_announced("vocoder up", "vocoder down (exit -9)", "vocoder up")
+
+
+# --- stages that somebody else runs ---
+
+
+class RemoteStage:
+    """A stage as another host runs it; every `start` is a process of its own."""
+
+    def __init__(self):
+        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self._lives = itertools.count()
+        self._serving: asyncio.Task | None = None
+
+    def start(self) -> None:
+        async def run(job) -> None:
+            await asyncio.Event().wait()
+
+        async def close_session(session_id: str) -> None: ...
+
+        ready = Ready("", stage="talker", pid=1, startup_s=float(next(self._lives)))
+        server = StageServer(
+            self.address,
+            same_host=False,
+            run=run,
+            close_session=close_session,
+            ready=lambda: ready,
+        )
+        self._serving = asyncio.create_task(server.serve())
+
+    async def stop(self) -> None:
+        self._serving.cancel()
+        await asyncio.gather(self._serving, return_exceptions=True)
+
+
+@pytest.fixture
+async def remote(monkeypatch):
+    monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 0.01)
+    stage = RemoteStage()
+    yield stage
+    await stage.stop()
+
+
+def visitor(stages: Stages, remote: RemoteStage) -> Supervisor:
+    supervisor = stages.of(talker=["unused"])
+    [replica] = supervisor.replicas
+    replica.spec = msgspec.structs.replace(
+        replica.spec, address=remote.address, same_host=False, remote=True
+    )
+    return supervisor
+
+
+async def test_a_remote_stage_is_waited_for_and_never_started(stages, remote):
+    supervisor = visitor(stages, remote)
+    starting = asyncio.create_task(supervisor.start())
+    await asyncio.sleep(0)
+    remote.start()
+    await starting
+    [replica] = supervisor.replicas
+    assert replica.is_up and replica.process is None
+    await supervisor.stop()
+    assert not replica.is_up and replica.client is None
+
+
+async def test_jobs_of_a_remote_stage_that_falls_silent_fail_and_it_may_come_back(
+    stages, remote, monkeypatch
+):
+    monkeypatch.setattr(supervisor_module, "REMOTE_LOST_AFTER_S", 0.1)
+    remote.start()
+    supervisor = visitor(stages, remote)
+    await supervisor.start()
+    job = await open_job(supervisor.replicas[0])
+    await remote.stop()
+    with pytest.raises(StageUnavailableError, match="talker/0: no answer"):
+        async for _ in job.events():
+            pass
+    monkeypatch.setattr(supervisor_module, "REMOTE_LOST_AFTER_S", 60.0)
+    remote.start()
+    await stages.until_announced("talker up", "talker down (no answer)", "talker up")
+
+
+async def test_jobs_of_a_remote_stage_that_was_quickly_replaced_fail_too(stages, remote):
+    # The socket reconnects by itself; nothing but the answer to a ping tells of the loss.
+    remote.start()
+    supervisor = visitor(stages, remote)
+    await supervisor.start()
+    job = await open_job(supervisor.replicas[0])
+    await remote.stop()
+    remote.start()
+    with pytest.raises(StageUnavailableError):
+        async for _ in job.events():
+            pass
+    await stages.until_announced("talker up", "talker down (no answer)", "talker up")

@@ -1,0 +1,211 @@
+"""Argument lists and what becomes of them."""
+
+from pathlib import Path
+
+import pytest
+
+from sglang_live import config as config_module
+from sglang_live.config import ServerConfig, StageConfig, parse
+from sglang_live.errors import BadInputError
+
+DEMO = ["--model-path", "demo"]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for name in ("SGLANG_LIVE_API_KEYS", "SGLANG_LIVE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def parsed(*argv: str) -> ServerConfig:
+    return parse([*DEMO, *argv])
+
+
+def test_without_arguments_it_serves_the_caller_of_this_machine_alone():
+    config = parsed()
+    assert (config.host, config.port) == ("127.0.0.1", 30000)
+    assert (config.api_keys, config.allow_anonymous) == ((), False)
+    assert not config.allow_local_media and not config.allow_private_media_urls
+    assert config.policies == config_module.POLICIES
+    assert config.served_model_name == "demo"
+    assert config.log_dir is None
+    assert list(config.stages) == ["thinker", "talker", "vocoder"]
+    assert all(stage.replicas == 1 and stage.args == {} for stage in config.stages.values())
+
+
+@pytest.mark.parametrize(
+    ("argv", "thinker", "talker", "vocoder"),
+    [
+        (["--mem-fraction-static", "0.6"], {"mem_fraction_static": 0.6}, ..., {}),
+        (["--mem-fraction-static=0.6"], {"mem_fraction_static": 0.6}, ..., {}),
+        (["--thinker.tp-size", "2"], {"tp_size": 2}, {}, {}),
+        (["--talker.max-running-requests", "64"], {}, {"max_running_requests": 64}, {}),
+        (["--vocoder.chunk-frames", "8"], {}, {}, {"chunk_frames": 8}),
+        (["--tp", "1", "--talker.tp", "2"], {"tp": 1}, {"tp": 2}, {}),
+        (["--talker.tp", "2", "--tp", "1"], {"tp": 1}, {"tp": 2}, {}),
+        (["--tp", "1", "--tp", "2"], {"tp": 2}, ..., {}),
+        (["--enable-x"], {"enable_x": True}, ..., {}),
+        (
+            ["--enable-x", "--port", "7", "--enable-y"],
+            {"enable_x": True, "enable_y": True},
+            ...,
+            {},
+        ),
+        (["--x", "true", "--y", "False"], {"x": True, "y": False}, ..., {}),
+        (["--bias", "-5"], {"bias": -5}, ..., {}),
+        (["--quantization", "fp8"], {"quantization": "fp8"}, ..., {}),
+        (["--override", '{"a": 1}'], {"override": '{"a": 1}'}, ..., {}),
+        (["--override="], {"override": ""}, ..., {}),
+    ],
+)
+def test_other_arguments_go_to_the_stages_they_name(argv, thinker, talker, vocoder):
+    stages = parsed(*argv).stages
+    assert stages["thinker"].args == thinker
+    assert stages["talker"].args == (thinker if talker is ... else talker)
+    assert stages["vocoder"].args == vocoder
+
+
+def test_a_flag_of_ours_is_never_taken_for_an_abbreviation_or_sent_on():
+    config = parsed("--max-session", "3", "--max-sessions", "5")
+    assert config.max_sessions == 5
+    assert config.stages["thinker"].args == {"max_session": 3}
+
+
+def test_replicas_and_device_belong_to_the_stage_not_to_its_engine():
+    devices = ["--device", "cuda:1", "--talker.device", "cuda:2"]
+    stages = parsed(*devices, "--vocoder.replicas", "3").stages
+    assert [stages[name].device for name in stages] == ["cuda:1", "cuda:2", "cuda:0"]
+    assert [stages[name].replicas for name in stages] == [1, 1, 3]
+    assert all(stage.args == {} for stage in stages.values())
+
+
+def test_a_stage_on_other_hosts_has_a_replica_per_address():
+    stage = parsed("--talker.connect", "tcp://a:1,tcp://b:2").stages["talker"]
+    assert (stage.connect, stage.replicas) == (("tcp://a:1", "tcp://b:2"), 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/models/Qwen3-Omni", "Qwen3-Omni"), ("/models/Qwen3-Omni/", "Qwen3-Omni"), ("demo", "demo")],
+)
+def test_a_model_is_called_by_the_last_part_of_its_path(path, name):
+    assert parse(["--model-path", path]).served_model_name == name
+
+
+def test_the_current_directory_has_a_name_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert parse(["--model-path", "."]).served_model_name == tmp_path.name
+    assert parse(["--model-path", ".", "--served-model-name", "m"]).served_model_name == "m"
+
+
+def test_paths_are_paths(monkeypatch):
+    monkeypatch.setenv("SGLANG_LIVE_CACHE", "/var/cache/live")
+    config = parsed("--log-dir", "/var/log/live")
+    assert (config.cache_dir, config.log_dir) == (Path("/var/cache/live"), Path("/var/log/live"))
+    assert parsed("--cache-dir", "/other").cache_dir == Path("/other")
+
+
+# --- who may call ---
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_loopback_needs_no_key(host):
+    assert parsed("--host", host).host == host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com", "", "127.0.0.1 "])
+def test_any_other_host_needs_a_key_or_a_clear_word(host, monkeypatch):
+    with pytest.raises(BadInputError, match="without an API key"):
+        parsed("--host", host)
+    parsed("--host", host, "--api-key", "secret")
+    parsed("--host", host, "--allow-anonymous")
+    monkeypatch.setenv("SGLANG_LIVE_API_KEYS", "secret")
+    parsed("--host", host)
+
+
+def test_keys_come_from_arguments_before_the_environment(monkeypatch):
+    monkeypatch.setenv("SGLANG_LIVE_API_KEYS", "one,two,")
+    assert parsed().api_keys == ("one", "two")
+    assert parsed("--api-key", "a", "--api-key", "b").api_keys == ("a", "b")
+
+
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_is_no_key(key, monkeypatch):
+    with pytest.raises(BadInputError, match="API key is empty"):
+        parsed("--host", "0.0.0.0", "--api-key", key)
+
+
+# --- policies ---
+
+
+@pytest.fixture
+def policies(monkeypatch):
+    monkeypatch.setattr(config_module, "POLICIES", ("urgency", "pacing"))
+
+
+@pytest.mark.usefixtures("policies")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("off", ()),
+        ("all", ("urgency", "pacing")),
+        ("pacing", ("pacing",)),
+        ("pacing, urgency,", ("pacing", "urgency")),
+    ],
+)
+def test_policies_are_all_none_or_those_named(text, expected):
+    assert parsed("--live-policies", text).policies == expected
+
+
+@pytest.mark.usefixtures("policies")
+@pytest.mark.parametrize("text", ["urgent", "urgency,none", "OFF", "", ","])
+def test_an_unknown_policy_is_refused_with_those_there_are(text):
+    with pytest.raises(BadInputError, match=r"unknown policies .*urgency.*pacing"):
+        parsed("--live-policies", text)
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--speaker.tp", "2"], r"no stage is called 'speaker'.*thinker.*talker.*vocoder"),
+        (["--Thinker.tp", "2"], "no stage is called 'Thinker'"),
+        (["--.tp", "2"], "no stage is called ''"),
+        (["--thinker.", "2"], "names no argument"),
+        (["--", "2"], "names no argument"),
+        (["stray"], "unexpected argument 'stray'"),
+        (["--cuda-graph-bs", "1", "2"], "unexpected argument '2'"),
+        (["--port", "65536"], "port 65536 is out of range"),
+        (["--port", "-1"], "port -1 is out of range"),
+        (["--max-sessions", "0"], "max-sessions must be at least 1"),
+        (["--talker.replicas", "0"], "replicas must be a number from 1, got 0"),
+        (["--talker.replicas", "two"], "replicas must be .* got 'two'"),
+        (["--talker.replicas", "1.5"], "replicas must be .* got 1.5"),
+        (["--talker.replicas"], "replicas must be .* got True"),
+        (["--talker.device", "0"], "device must be a name"),
+        (["--talker.connect", "a:1"], "connect takes tcp:// addresses"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(argv, complaint):
+    with pytest.raises(BadInputError, match=complaint):
+        parsed(*argv)
+
+
+@pytest.mark.parametrize(
+    "argv", [["--port", "many", *DEMO], ["--host"], []], ids=["no number", "no value", "no model"]
+)
+def test_unknown_syntax_ends_with_usage(argv, capsys):
+    with pytest.raises(SystemExit) as exited:
+        parse(argv)
+    assert exited.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_configurations_cannot_change():
+    config = parsed()
+    with pytest.raises(AttributeError):
+        config.port = 1
+    with pytest.raises(AttributeError):
+        StageConfig().replicas = 2

@@ -1,0 +1,110 @@
+"""Starting the server: what it refuses, and how it says so, before any process starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sglang_live import launch_server
+from sglang_live.config import STAGES, parse
+from sglang_live.errors import StageUnavailableError
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.stages.spec import SPEC_ENV, StageSpec
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch):
+    """A server that would start its stages fails the test instead."""
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("a process would have been started")
+
+    monkeypatch.setattr(launch_server, "Supervisor", refuse)
+    monkeypatch.setattr(launch_server.subprocess, "run", refuse)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--model-path", "/no/such/model"], "error: cannot read /no/such/model/config.json"),
+        (
+            ["--model-path", "demo", "--host", "0.0.0.0"],
+            "error: serving 0.0.0.0 without an API key",
+        ),
+        (["--model-path", "demo", "--speaker.tp", "2"], "error: --speaker.tp: no stage is called"),
+        (["--model-path", "demo", "--live-policies", "x"], "error: unknown policies"),
+    ],
+    ids=["no model", "open to all", "no such stage", "no such policy"],
+)
+def test_it_refuses_in_one_line_and_with_status_1(argv, said, capsys):
+    assert launch_server.main(argv) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert len(err.splitlines()) == 1
+
+
+def test_another_model_is_refused_by_its_architecture(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    assert launch_server.main(["--model-path", str(tmp_path)]) == 1
+    assert "['LlamaForCausalLM'], expected Qwen3Omni" in capsys.readouterr().err
+
+
+@pytest.fixture
+def model(monkeypatch) -> Qwen3OmniSpec:
+    values = dict.fromkeys(Qwen3OmniSpec.__slots__, 0) | {"path": "/models/m", "speakers": {"a": 1}}
+    return Qwen3OmniSpec(**values)
+
+
+def test_a_stage_that_does_not_start_is_said_and_cleaned_up(tmp_path, monkeypatch, model, capsys):
+    stopped = []
+
+    class FailingSupervisor:
+        replicas = ()
+
+        def __init__(self, specs, **_options):
+            self.specs = specs
+
+        async def start(self):
+            raise StageUnavailableError("talker/0 did not start (exit 3)")
+
+        async def stop(self):
+            stopped.append(True)
+
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    monkeypatch.setattr(launch_server, "Supervisor", FailingSupervisor)
+    monkeypatch.setattr(launch_server, "new_run_dir", lambda: run_dir)
+    monkeypatch.setattr(Qwen3OmniSpec, "load", lambda path: model)
+    assert launch_server.main(["--model-path", "/models/m"]) == 1
+    assert "error: talker/0 did not start (exit 3)" in capsys.readouterr().err
+    assert stopped and not run_dir.exists()
+
+
+def specs(model, *argv: str) -> dict:
+    config = parse(["--model-path", "/models/m", *argv])
+    listed = launch_server._specs(config, model, Path("/tmp/run"), native_port=4000)
+    return {spec.name: spec for spec in listed}
+
+
+def test_every_replica_gets_a_spec_and_an_address_of_its_own(model):
+    by_name = specs(model, "--talker.replicas", "2", "--thinker.replicas", "2")
+    assert list(by_name) == ["thinker/0", "thinker/1", "talker/0", "talker/1", "vocoder/0"]
+    assert len({spec.address for spec in by_name.values()}) == 5
+    assert all(spec.same_host and len(spec.address) < 100 for spec in by_name.values())
+    engines = [spec for spec in by_name.values() if spec.stage != "vocoder"]
+    assert len({spec.engine_args["port"] for spec in engines}) == 4
+    native = {name: spec.native_port for name, spec in by_name.items() if spec.native_port}
+    assert native == {"thinker/0": 4000}, "SGLang's own API is that of the first thinker"
+
+
+def test_what_a_stage_is_told_survives_the_way_to_its_process(model, monkeypatch):
+    for spec in specs(model, "--tp", "2", "--vocoder.chunk-frames", "8").values():
+        monkeypatch.setenv(SPEC_ENV, spec.to_env())
+        assert StageSpec.from_env() == spec
+        assert spec.stage in STAGES
+
+
+def test_stages_on_other_hosts_are_reached_by_tcp_without_shared_memory(model):
+    by_name = specs(model, "--talker.connect", "tcp://far:1")
+    assert by_name["talker/0"].address == "tcp://far:1"
+    assert not by_name["talker/0"].same_host and by_name["thinker/0"].same_host
