@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import SERVING, Health
-from sglang_live.models.demo.location import default_directory
+from sglang_live.models.demo.location import CACHE_ENV, default_directory
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.live import LiveOrchestrator
 from sglang_live.stages.spec import StageSpec
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         config = parse(sys.argv[1:] if argv is None else argv)
-        model = Qwen3OmniSpec.load(resolve_checkpoint(config.model_path))
+        model = Qwen3OmniSpec.load(resolve_checkpoint(config.model_path, config.cache_dir))
         return asyncio.run(_serve(config, model))
     except LiveError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -148,15 +149,17 @@ def _engine_args(stage: str, args: dict) -> dict:
     return {"port": free_port(), **args}
 
 
-def resolve_checkpoint(model_path: str) -> Path:
-    """The checkpoint's directory; the demo model is built when absent."""
+def resolve_checkpoint(model_path: str, cache_dir: Path) -> Path:
+    """The checkpoint's directory; the demo model is built in cache_dir when absent."""
     if model_path != "demo":
         return Path(model_path)
-    if not (default_directory() / "config.json").exists():
+    directory = default_directory(cache=cache_dir)
+    if not (directory / "config.json").exists():
         print("building the demo model", flush=True)
         # In a process of its own: the gateway needs neither torch nor transformers.
-        subprocess.run([sys.executable, "-m", "sglang_live.models.demo.build"], check=True)
-    return default_directory()
+        command = [sys.executable, "-m", "sglang_live.models.demo.build"]
+        subprocess.run(command, check=True, env={**os.environ, CACHE_ENV: str(cache_dir)})
+    return directory
 
 
 def _announce(replica: Replica, what: str) -> None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from sglang_live.config import STAGES, default_cache_dir, split_arguments
-from sglang_live.errors import LiveError
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.launch_server import resolve_checkpoint
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.supervisor import free_port, new_run_dir
@@ -29,8 +29,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda:0")
     own, rest = parser.parse_known_args(argv)
     try:
-        _, engine_args = split_arguments(rest)
-        checkpoint = resolve_checkpoint(own.model_path)
+        prefixed, engine_args = split_arguments(rest)
+        if any(prefixed.values()):
+            raise BadInputError("one stage needs no prefix: write --NAME, not --STAGE.NAME")
+        checkpoint = resolve_checkpoint(own.model_path, Path(own.cache_dir))
     except LiveError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -113,9 +113,10 @@ async def test_a_streaming_client_that_hangs_up_stops_its_request(server):
         "stream": True,
         "sampling_params": {"max_new_tokens": 20_000, "temperature": 0, "ignore_eos": True},
     }
-    async with httpx.AsyncClient(base_url=server.http, timeout=60) as http:
-        async with http.stream("POST", "/generate", json=body) as response:
-            async for _ in response.aiter_lines():
-                break
+    async with (
+        httpx.AsyncClient(base_url=server.http, timeout=60) as http,
+        http.stream("POST", "/generate", json=body) as response,
+    ):
+        await anext(response.aiter_lines())
     wait_until(lambda: server.stage_load("thinker", "requests_running") == 0, 10, "aborted")
     assert server.is_healthy()

@@ -1,4 +1,4 @@
-"""Settings of the gateway. Flags are generated from these fields."""
+"""Settings of the gateway; config.py has flags for those that a server's owner decides."""
 
 from dataclasses import dataclass, field
 

@@ -36,7 +36,9 @@ def default_engine_args(device: str) -> dict[str, Any]:
             "chunked_prefill_size": 512,
         }
     else:
-        args["device"] = device
+        # SGLang reads the index from base_gpu_id, not from the device's name.
+        kind, _, index = device.partition(":")
+        args |= {"device": kind, "base_gpu_id": int(index or 0)}
     return args
 
 

@@ -76,7 +76,7 @@ async def serve(stage: Stage, spec: StageSpec, startup_s: float) -> None:
 
 
 def _die_with_parent() -> None:
-    """The supervisor must never leave a stage behind, not even when it is killed."""
+    """A supervisor must not leave its stages behind, not even when it is killed."""
     if sys.platform == "linux":
         import ctypes
 

@@ -143,12 +143,7 @@ class ThinkerStage:
     def _history(self, session_id: str, request: Think, frames: list) -> list[HistoryItem]:
         known = self._items[session_id]
         for item in request.items:
-            parts = tuple(
-                AudioPart(wire.take(p.pcm, frames))
-                if isinstance(p, WireAudio)
-                else TextPart(p.text)
-                for p in item.parts
-            )
+            parts = tuple(_part(part, frames) for part in item.parts)
             ids = tuple(item.token_ids) if item.token_ids is not None else None
             known[item.key] = HistoryItem(key=item.key, role=item.role, parts=parts, token_ids=ids)
         missing = [key for key in request.keys if key not in known]

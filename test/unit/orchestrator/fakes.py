@@ -7,6 +7,7 @@ that frame sounds as one sample of value n: whatever is lost, doubled or swapped
 import asyncio
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from sglang_live.clock import SimClock
@@ -182,13 +183,14 @@ class FakeReplica:
 
     def __init__(self, stage: FakeStage, run_dir: Path, number: int = 0):
         self.stage = stage
+        self._address = f"ipc://{run_dir}/{stage.name}-{number}"
         self.entry = Replica(
             StageSpec(
                 stage=stage.name,
                 replica=number,
                 model_path="",
                 cache_dir="",
-                address=f"ipc://{run_dir}/{stage.name}-{number}",
+                address="",
                 same_host=True,
                 run_dir=str(run_dir),
                 served_name="fake",
@@ -197,6 +199,9 @@ class FakeReplica:
         self._serving: asyncio.Task | None = None
 
     async def start(self) -> None:
+        # Another address each time: a closing socket may remove the file of the next one.
+        address = f"{self._address}-{self.entry.n_starts}"
+        self.entry.spec = msgspec.structs.replace(self.entry.spec, address=address)
         spec = self.entry.spec
         self.server = StageServer(
             spec.address,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_live.messages import Ready
+from sglang_live.messages import Pcm, Ready
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.server import StageServer
 from sglang_live.stages.spec import StageSpec
@@ -43,6 +43,7 @@ async def _serve(spec: StageSpec) -> None:
     async def run(job) -> None:
         wire.SHM_MIN_BYTES = 0
         job.tensors().put(np.zeros(4))  # left in shared memory
+        await job.send(Pcm(job.job_id, b"begun"))
         await asyncio.Event().wait()
 
     async def close_session(session_id: str) -> None: ...

@@ -1,6 +1,7 @@
 """Stage processes from start to end, with a small fake in place of an engine."""
 
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
@@ -10,9 +11,10 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import zmq
 
 from sglang_live.errors import StageUnavailableError
-from sglang_live.messages import Ready, Voice
+from sglang_live.messages import Pcm, Ready, Voice
 from sglang_live.stages import supervisor as supervisor_module
 from sglang_live.stages.connectors.server import StageServer
 from sglang_live.stages.connectors.wire import SHM_DIR, SHM_PREFIX
@@ -121,7 +123,7 @@ async def open_job(replica):
     """A job that the stage has begun; leaves a file in shared memory."""
     job = replica.client.open("j")
     await job.begin(Voice("j", 60.0))
-    await replica.client.ping(5.0)
+    await anext(job.events())
     return job
 
 
@@ -243,20 +245,25 @@ class RemoteStage:
         self._lives = itertools.count()
         self._serving: asyncio.Task | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         async def run(job) -> None:
+            await job.send(Pcm(job.job_id, b"begun"))
             await asyncio.Event().wait()
 
         async def close_session(session_id: str) -> None: ...
 
         ready = Ready("", stage="talker", pid=1, startup_s=float(next(self._lives)))
-        server = StageServer(
-            self.address,
-            same_host=False,
-            run=run,
-            close_session=close_session,
-            ready=lambda: ready,
-        )
+        while True:
+            with contextlib.suppress(zmq.ZMQError):  # a port is free a moment after its socket
+                server = StageServer(
+                    self.address,
+                    same_host=False,
+                    run=run,
+                    close_session=close_session,
+                    ready=lambda: ready,
+                )
+                break
+            await asyncio.sleep(0.002)
         self._serving = asyncio.create_task(server.serve())
 
     async def stop(self) -> None:
@@ -285,7 +292,7 @@ async def test_a_remote_stage_is_waited_for_and_never_started(stages, remote):
     supervisor = visitor(stages, remote)
     starting = asyncio.create_task(supervisor.start())
     await asyncio.sleep(0)
-    remote.start()
+    await remote.start()
     await starting
     [replica] = supervisor.replicas
     assert replica.is_up and replica.process is None
@@ -297,7 +304,7 @@ async def test_jobs_of_a_remote_stage_that_falls_silent_fail_and_it_may_come_bac
     stages, remote, monkeypatch
 ):
     monkeypatch.setattr(supervisor_module, "REMOTE_LOST_AFTER_S", 0.1)
-    remote.start()
+    await remote.start()
     supervisor = visitor(stages, remote)
     await supervisor.start()
     job = await open_job(supervisor.replicas[0])
@@ -306,18 +313,18 @@ async def test_jobs_of_a_remote_stage_that_falls_silent_fail_and_it_may_come_bac
         async for _ in job.events():
             pass
     monkeypatch.setattr(supervisor_module, "REMOTE_LOST_AFTER_S", 60.0)
-    remote.start()
+    await remote.start()
     await stages.until_announced("talker up", "talker down (no answer)", "talker up")
 
 
 async def test_jobs_of_a_remote_stage_that_was_quickly_replaced_fail_too(stages, remote):
     # The socket reconnects by itself; nothing but the answer to a ping tells of the loss.
-    remote.start()
+    await remote.start()
     supervisor = visitor(stages, remote)
     await supervisor.start()
     job = await open_job(supervisor.replicas[0])
     await remote.stop()
-    remote.start()
+    await remote.start()
     with pytest.raises(StageUnavailableError):
         async for _ in job.events():
             pass

@@ -8,6 +8,7 @@ from pathlib import Path
 
 # Bump when the recipe changes, so that caches are rebuilt.
 RECIPE = 3
+CACHE_ENV = "SGLANG_LIVE_CACHE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +27,8 @@ class DemoSize:
     talker_end_logit: float = 2.8
 
 
-def default_directory(size: DemoSize | None = None) -> Path:
-    """Where the demo model is cached: $SGLANG_LIVE_CACHE or ~/.cache/sglang_live."""
-    cache = os.environ.get("SGLANG_LIVE_CACHE") or Path.home() / ".cache" / "sglang_live"
+def default_directory(size: DemoSize | None = None, cache: Path | None = None) -> Path:
+    """Where the demo model is cached: in `cache`, $SGLANG_LIVE_CACHE or ~/.cache/sglang_live."""
+    cache = cache or os.environ.get(CACHE_ENV) or Path.home() / ".cache" / "sglang_live"
     text = json.dumps([RECIPE, asdict(size or DemoSize())], sort_keys=True)
     return Path(cache) / f"demo-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
