@@ -32,6 +32,8 @@ from sglang_live.stages.connectors.client import Job
 
 # No job may outlive this; a caller has hung up long before.
 JOB_TIMEOUT_S = 600.0
+# A thinker that writes nothing for so long is stuck behind a full KV pool; nobody waits longer.
+THINKER_SILENCE_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class Thought:
 
     async def _tokens_once(self) -> AsyncIterator[TextTokens]:
         await self._ask()
-        async for message, frames in self._job.events(ThinkDone):
+        events = self._job.events(ThinkDone, silence_limit_s=THINKER_SILENCE_LIMIT_S)
+        async for message, frames in events:
             match message:
                 case UserSegment():
                     states = wire.take(message.states, frames) if message.states else None

@@ -5,8 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from sglang_live.errors import StageFailedError, StageUnavailableError
+from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
 from sglang_live.messages import SpeakDone, WireAudio, WireText
+from sglang_live.orchestrator import stage_jobs
 from sglang_live.orchestrator.history import AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.window import WINDOW
@@ -325,3 +326,14 @@ async def test_a_turn_closed_at_its_first_word_leaves_the_session_usable(world, 
         await anext(turn)
         await turn.aclose()
     assert sound(await answer(session, ask("last", user("u1", "hi", 300)))) == [5, 6, 7]
+
+
+async def test_a_thinker_that_falls_silent_fails_the_turn_and_is_cancelled(
+    world, session, monkeypatch
+):
+    monkeypatch.setattr(stage_jobs, "THINKER_SILENCE_LIMIT_S", 0.05)
+    world.thinker.holds_at = 1
+    with pytest.raises(DeadlineError, match="thinker/0 was silent"):
+        await answer(session, ask("t1", user("u1", "hello")))
+    await world.settled()
+    assert world.n_jobs() == 0

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import zmq
 import zmq.asyncio
 
-from sglang_live.errors import StageFailedError, StageUnavailableError
+from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
 from sglang_live.messages import STREAMED, AnyMessage, Cancel, Credit, Failed, Ping, Ready
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
@@ -47,14 +47,22 @@ class Job:
         if not self._over:
             await self._client.send(message)
 
-    async def events(self, *until: type) -> AsyncIterator[tuple[AnyMessage, list[bytes]]]:
+    async def events(
+        self, *until: type, silence_limit_s: float | None = None
+    ) -> AsyncIterator[tuple[AnyMessage, list[bytes]]]:
         """Messages of the job with their tensor frames, up to and with one of type `until`.
 
         Raises:
             StageFailedError, StageUnavailableError: the job will send nothing more.
+            DeadlineError: nothing came for silence_limit_s.
         """
         while True:
-            message, frames = await self._events.get()
+            try:
+                async with asyncio.timeout(silence_limit_s):
+                    message, frames = await self._events.get()
+            except TimeoutError as error:
+                text = f"{self._client.name} was silent for {silence_limit_s:.0f} s"
+                raise DeadlineError(text) from error
             if isinstance(message, Exception):
                 raise message
             if isinstance(message, Failed):
