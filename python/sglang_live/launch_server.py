@@ -34,6 +34,10 @@ from sglang_live.telemetry.stage_metrics import StageCollector
 
 log = logging.getLogger("sglang_live")
 
+MIN_REQUEST_ROWS = 256
+# For out-of-band responses and SGLang's own API beside the sessions.
+SPARE_REQUEST_ROWS = 32
+
 
 def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(
@@ -136,17 +140,22 @@ def _specs(
                     device=settings.device,
                     # SGLang's own API is that of the first thinker.
                     native_port=native_port if (stage, replica) == ("thinker", 0) else 0,
-                    engine_args=_engine_args(stage, settings.args),
+                    engine_args=_engine_args(stage, settings.args, config.max_sessions),
                 )
             )
     return specs
 
 
-def _engine_args(stage: str, args: dict) -> dict:
+def _engine_args(stage: str, args: dict, max_sessions: int) -> dict:
     if stage == "vocoder":
-        return args
-    # Two engines on one machine must not meet on SGLang's default ports.
-    return {"port": free_port(), **args}
+        return {"max_streams": max_sessions + SPARE_REQUEST_ROWS, **args}
+    return {
+        # Two engines on one machine must not meet on SGLang's default ports.
+        "port": free_port(),
+        # A session keeps its request row in the thinker between turns, also when nothing runs.
+        "max_running_requests": max(MIN_REQUEST_ROWS, max_sessions + SPARE_REQUEST_ROWS),
+        **args,
+    }
 
 
 def resolve_checkpoint(model_path: str, cache_dir: Path) -> Path:

@@ -32,13 +32,18 @@ def default_engine_args(device: str) -> dict[str, Any]:
             "attention_backend": "torch_native",
             "dtype": "float32",
             "max_total_tokens": 65_536,
-            "max_running_requests": 32,
+            "max_running_requests": 64,
             "chunked_prefill_size": 512,
         }
     else:
         # SGLang reads the index from base_gpu_id, not from the device's name.
         kind, _, index = device.partition(":")
-        args |= {"device": kind, "base_gpu_id": int(index or 0)}
+        args |= {
+            "device": kind,
+            "base_gpu_id": int(index or 0),
+            # The models look at their requests while they prefill; a captured graph cannot.
+            "disable_prefill_cuda_graph": True,
+        }
     return args
 
 

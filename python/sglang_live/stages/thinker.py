@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import numpy as np
 
+from sglang_live.bridge import platform_cpu
 from sglang_live.bridge.inbox import OUTBOX_ENV
 from sglang_live.errors import BadInputError
 from sglang_live.messages import TextTokens, Think, ThinkDone, UserSegment, WireAudio, WireText
@@ -28,6 +29,7 @@ from sglang_live.stages.thinker_session import (
 
 EXTERNAL_MODELS = "sglang_live.models.qwen3_omni.engine"
 MAX_REPLY_TOKENS = 1024
+_CPU_ARGS = {"mm_attention_backend": "sdpa", "disable_fast_image_processor": True}
 
 
 class ItemsMissingError(BadInputError):
@@ -49,9 +51,8 @@ class ThinkerStage:
                 "model_path": spec.model_path,
                 "served_model_name": spec.served_name,
                 "enable_multimodal": True,
-                "mm_attention_backend": "sdpa",
                 "enable_streaming_session": True,
-                "disable_fast_image_processor": True,
+                **(_CPU_ARGS if platform_cpu.is_active() else {}),
                 **spec.engine_args,
                 # SGLang calls its own HTTP API once, after warming up.
                 "host": "127.0.0.1",

@@ -42,8 +42,8 @@ class VocoderStage:
         self._stepping = asyncio.create_task(self._step_forever(), name="vocoder steps")
 
     async def run(self, job: ServedJob) -> None:
+        self._engine.open(job.job_id)  # may refuse
         outputs = self._outputs[job.job_id] = asyncio.Queue()
-        self._engine.open(job.job_id)
         feeding = asyncio.create_task(self._feed(job))
         try:
             while True:

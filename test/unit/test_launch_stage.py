@@ -1,0 +1,70 @@
+"""A stage by itself: what its process is told, and what is refused."""
+
+import json
+
+import pytest
+
+from sglang_live import launch_stage
+from sglang_live.stages.spec import SPEC_ENV
+
+TALKER = ["--stage", "talker", "--model-path", "/models/m", "--bind", "tcp://0.0.0.0:7101"]
+
+
+@pytest.fixture
+def launched(monkeypatch, tmp_path):
+    """Runs the command; its exit status, or the spec of the process that takes over."""
+
+    class TakenOver(BaseException):
+        pass
+
+    def execve(path, command, environment):
+        raise TakenOver(command, json.loads(environment[SPEC_ENV]))
+
+    monkeypatch.setattr(launch_stage.os, "execve", execve)
+    monkeypatch.setattr(launch_stage, "new_run_dir", lambda: tmp_path)
+
+    def launch(*argv: str) -> dict | int:
+        try:
+            return launch_stage.main(list(argv))
+        except TakenOver as taken_over:
+            command, spec = taken_over.args
+            assert command[1:] == ["-m", "sglang_live.stages.runtime"]
+            return spec
+
+    return launch
+
+
+def test_the_stage_binds_the_address_and_shares_no_memory(launched):
+    spec = launched(*TALKER, "--device", "cuda:1")
+    assert (spec["stage"], spec["address"]) == ("talker", "tcp://0.0.0.0:7101")
+    assert spec["same_host"] is False
+    assert (spec["device"], spec["served_name"]) == ("cuda:1", "m")
+
+
+def test_further_arguments_go_to_its_engine(launched):
+    spec = launched(*TALKER, "--max-running-requests", "8")
+    assert spec["engine_args"]["max_running_requests"] == 8
+    assert spec["engine_args"]["port"] > 0
+    spec = launched("--stage", "vocoder", *TALKER[2:], "--chunk-frames", "8")
+    assert spec["engine_args"] == {"chunk_frames": 8}
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (["--talker.tp", "2"], "one stage needs no prefix"),
+        (["--speaker.tp", "2"], "no stage is called 'speaker'"),
+        (["stray"], "unexpected argument 'stray'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(launched, argv, complaint, capsys):
+    assert launched(*TALKER, *argv) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and complaint in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("argv", [["--stage", "speaker", *TALKER[2:]], TALKER[:4]])
+def test_an_unknown_stage_or_no_address_ends_with_usage(launched, argv, capsys):
+    with pytest.raises(SystemExit):
+        launched(*argv)
+    assert "usage:" in capsys.readouterr().err
