@@ -53,8 +53,9 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
     raise ValueError(f"no stage is called {spec.stage!r}")
 
 
-async def serve(stage: Stage, spec: StageSpec, startup_s: float) -> None:
+async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
     await stage.start()
+    startup_s = time.monotonic() - began_s
 
     def ready() -> Ready:
         return Ready(
@@ -102,7 +103,7 @@ def main() -> None:
         stage, loop = build_stage(spec)
     except SeamError as error:
         sys.exit(f"sglang_live refuses to start: {error}")
-    loop.run_until_complete(serve(stage, spec, time.monotonic() - began_s))
+    loop.run_until_complete(serve(stage, spec, began_s))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,18 @@ class TalkerStage:
 
     async def start(self) -> None:
         self._reader = asyncio.create_task(self._read_frames(), name="read frames")
+        await self._warm_up()
+
+    async def _warm_up(self) -> None:
+        """A few frames for nobody: the first request loads what is lazy."""
+        model, rid = self.model, SPEAK_PREFIX + uuid.uuid4().hex
+        speaker = next(iter(model.speakers.values()))
+        prompt = self.ids.reply_prefix(model, speaker, self._newline_id, self._newline_id)
+        self._feed.send(TalkerPrompt(rid, prompt_len=len(prompt), seed=0, greedy=False))
+        self._feed.send(TalkerText(rid, [model.tts_eos_id], done=True))
+        sampling = {"max_new_tokens": 4, "temperature": TEMPERATURE, "top_k": TOP_K}
+        await self.host.run(rid, input_ids=prompt, sampling_params=sampling)
+        self._feed.send(TalkerForget(rid))
 
     async def run(self, job: ServedJob) -> None:
         request: Speak = job.opener

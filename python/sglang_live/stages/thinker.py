@@ -13,7 +13,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.messages import TextTokens, Think, ThinkDone, UserSegment, WireAudio, WireText
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
-from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
+from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
 from sglang_live.stages.audio_states import AudioStates
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.server import ServedJob
@@ -70,8 +70,26 @@ class ThinkerStage:
 
     async def start(self) -> None:
         self._states.start()
+        await self._warm_up()
         if self.spec.native_port:
             await self.host.serve_http(self.spec.native_port)
+
+    async def _warm_up(self) -> None:
+        """One second of silence, heard and answered: the first request loads what is lazy."""
+        silence = AudioPart(np.zeros(INPUT_RATE_HZ, np.int16))
+        heard = HistoryItem(key="warm-up", role="user", parts=(silence,))
+        session = ThinkerSession(self.host, self.prompt)
+        turn = session.think(
+            instructions="",
+            history=[heard],
+            reply_key="warm-up reply",
+            sampling={"max_new_tokens": 4},
+            end_ids=self.model.end_of_turn_ids,
+            counts=TurnCounts(),
+        )
+        async for _ in turn:
+            pass
+        await session.close()
 
     async def run(self, job: ServedJob) -> None:
         request: Think = job.opener

@@ -39,6 +39,7 @@ class VocoderStage:
         self._fed, self._stepped = asyncio.Event(), asyncio.Condition()
 
     async def start(self) -> None:
+        self._warm_up()
         self._stepping = asyncio.create_task(self._step_forever(), name="vocoder steps")
 
     async def run(self, job: ServedJob) -> None:
