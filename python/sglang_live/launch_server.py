@@ -96,6 +96,9 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
         print(
             f"serving {config.served_model_name} on http://{config.host}:{config.port}", flush=True
         )
+        # uvicorn raises the signal that stopped it once more, which would end us before the stages.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
         await server.serve()
         return 0 if server.started else 1
     finally:

@@ -42,6 +42,14 @@ class VocoderStage:
         self._warm_up()
         self._stepping = asyncio.create_task(self._step_forever(), name="vocoder steps")
 
+    def _warm_up(self) -> None:
+        """Two chunks for nobody: the first decode loads what is lazy."""
+        self._engine.open("warm-up")
+        self._engine.feed("warm-up", torch.zeros(6, self._n_quantizers, dtype=torch.int64))
+        self._engine.finish("warm-up")
+        while self._engine.has_ready():
+            self._engine.step()
+
     async def run(self, job: ServedJob) -> None:
         self._engine.open(job.job_id)  # may refuse
         outputs = self._outputs[job.job_id] = asyncio.Queue()
