@@ -101,6 +101,13 @@ class Supervisor:
         """What a replica has logged so far; only with a log_dir."""
         return self._log_path(name).read_text(errors="replace")
 
+    def _last_words(self, replica: Replica) -> str:
+        """The end of its log, where the reason stands; empty when it logs to our stderr."""
+        if self._log_dir is None or replica.spec.remote:
+            return ""
+        lines = [line for line in self.log_of(replica.spec.name).splitlines() if line.strip()]
+        return f": {lines[-1]}" if lines else ""
+
     def _log_path(self, name: str) -> Path:
         return self._log_dir / f"{name.replace('/', '-')}.log"
 
@@ -113,8 +120,8 @@ class Supervisor:
             came_up, end = await run_once(replica, first_up)
             self._on_change(replica, f"down ({end})")
             if not first_up.done():
-                error = StageUnavailableError(f"{replica.spec.name} did not start ({end})")
-                first_up.set_exception(error)
+                text = f"{replica.spec.name} did not start ({end}){self._last_words(replica)}"
+                first_up.set_exception(StageUnavailableError(text))
                 return
             failures = 0 if came_up else failures + 1
 
