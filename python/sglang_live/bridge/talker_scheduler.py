@@ -131,6 +131,10 @@ class TalkerScheduler(Scheduler):
 
     def _resume(self, running_batch: ScheduleBatch) -> ScheduleBatch:
         for req in [r for r in self.held.values() if not self._starved(r)]:
+            if req.finished():
+                # With overlap it may end in the step that was in flight when it was held.
+                del self.held[req.rid]
+                continue
             if len(req.origin_input_ids) + len(req.output_ids) - 1 != req.kv.kv_committed_len:
                 continue  # its last step is still in flight
             del self.held[req.rid]
