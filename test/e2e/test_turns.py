@@ -94,20 +94,25 @@ async def test_telephone_audio_comes_back_as_telephone_audio(server, law):
     assert len(socket.audio_bytes()) / 8000 == pytest.approx(audio_s, abs=0.1)
 
 
+async def cancelled_turn(socket) -> dict:
+    """Ask, and cancel at the first sound; the response.done."""
+    content = [{"type": "input_text", "text": "count to one hundred"}]
+    item = {"type": "message", "role": "user", "content": content}
+    await socket.send("conversation.item.create", item=item)
+    await socket.send("response.create")
+    await socket.until("response.output_audio.delta")
+    await socket.send("response.cancel")
+    return (await socket.until("response.done"))["response"]
+
+
 async def test_cancel_ends_the_response_and_the_next_turn_works(server):
     async with connected(server.ws) as socket:
-        item = {
-            "type": "message",
-            "role": "user",
-            "content": [{"type": "input_text", "text": "count to one hundred"}],
-        }
-        await socket.send("conversation.item.create", item=item)
-        await socket.send("response.create")
-        await socket.until("response.output_audio.delta")
-        await socket.send("response.cancel")
-        cancelled = await socket.until("response.done")
+        # The demo's replies end by chance: one of them may be over before it is cancelled.
+        ends = [await cancelled_turn(socket) for _ in range(3)]
         after = await socket.ask("and now")
-    assert cancelled["response"]["status"] == "cancelled"
+    statuses = [end["status"] for end in ends]
+    assert set(statuses) <= {"cancelled", "completed"}
+    assert "cancelled" in statuses
     assert after["response"]["status"] == "completed"
 
 
