@@ -6,13 +6,10 @@ Random weights: the cost does not depend on them. Both arms alternate within one
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -21,6 +18,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 )
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
+from benchmark.load.provenance import facts
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 
 BATCHES = (1, 8)
@@ -125,26 +123,6 @@ def print_table(rows: list[Row]) -> None:
         )
 
 
-def provenance(options: Options) -> dict:
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False)
-    is_cuda = options.device.startswith("cuda")
-    return {
-        "commit": commit.stdout.strip() if commit.returncode == 0 else None,
-        "versions": {name: version(name) for name in ("sglang", "torch", "transformers")},
-        "device": torch.cuda.get_device_name() if is_cuda else platform.processor() or "cpu",
-        "n_threads": torch.get_num_threads(),
-        "options": asdict(options),
-    }
-
-
-def version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def main() -> None:
     options = parse_options()
     torch.manual_seed(options.seed)
@@ -158,7 +136,13 @@ def main() -> None:
     ]
     print_table(rows)
     if options.json:
-        result = provenance(options) | {"rows": [asdict(row) for row in rows]}
+        result = {
+            "benchmark": "vocoder",
+            **facts(),
+            "n_threads": torch.get_num_threads(),
+            "options": {k: v for k, v in asdict(options).items() if k != "json"},
+            "rows": [asdict(row) for row in rows],
+        }
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
 
 
