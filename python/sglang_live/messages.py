@@ -89,7 +89,6 @@ class Think(Message, frozen=True, tag=True):
     reply_key: str
     max_tokens: int | None
     temperature: float | None
-    wants_states: bool
     timeout_s: float
 
 

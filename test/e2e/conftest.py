@@ -14,6 +14,21 @@ import psutil
 import pytest
 
 START_TIMEOUT_S = 180
+# What callers hold in the stages; all zero once they have gone. Cached prefixes count as free.
+HELD = (
+    ("thinker", "sessions"),
+    ("thinker", "requests_running"),
+    ("thinker", "requests_waiting"),
+    ("thinker", "jobs"),
+    ("thinker", "kv_tokens_used"),
+    ("talker", "sessions"),
+    ("talker", "replies"),
+    ("talker", "requests_running"),
+    ("talker", "jobs"),
+    ("talker", "kv_tokens_used"),
+    ("vocoder", "streams"),
+    ("vocoder", "jobs"),
+)
 DATA = Path(__file__).parents[1] / "data" / "audio"
 
 
@@ -44,6 +59,19 @@ class Server:
             if line.startswith(label):
                 return float(line.split()[-1])
         raise KeyError(label)
+
+    def stage_starts(self) -> list[float]:
+        """How often each stage was started: 1 unless it died."""
+        lines = httpx.get(f"{self.http}/metrics", timeout=5).text.splitlines()
+        return [float(x.split()[-1]) for x in lines if x.startswith("sglang_live_stage_starts{")]
+
+    def wait_until_free(self) -> None:
+        """Fails if anything is still held some seconds after the callers have gone."""
+        # A ping every two seconds brings the stages' figures.
+        for stage, what in HELD:
+            wait_until(lambda s=stage, w=what: self.stage_load(s, w) == 0, 15, f"{stage} {what}")
+        metrics = httpx.get(f"{self.http}/metrics", timeout=5).text
+        assert "sglang_live_gateway_sessions_open 0.0" in metrics
 
     def stage_process(self, stage: str) -> psutil.Process:
         """The stage's own process, not SGLang's children in it."""

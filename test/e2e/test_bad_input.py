@@ -163,3 +163,8 @@ def test_http_says_what_is_wrong(server):
         json={"model": "demo", "messages": [{"role": "user", "content": [url]}]},
     )
     assert local.status_code == 400
+
+
+def test_none_of_this_left_anything_behind(server):
+    server.wait_until_free()
+    assert all(starts == 1 for starts in server.stage_starts())

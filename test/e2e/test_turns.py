@@ -2,11 +2,9 @@
 
 import asyncio
 
-import httpx
 import numpy as np
 import pytest
 
-from test.e2e.conftest import wait_until
 from test.e2e.socket_client import NO_VAD, clip_24k, connected
 
 pytestmark = [pytest.mark.e2e]
@@ -117,23 +115,4 @@ async def test_cancel_ends_the_response_and_the_next_turn_works(server):
 
 
 def test_everything_is_free_again_when_the_callers_have_gone(server):
-    def is_free() -> bool:
-        return all(
-            server.stage_load(stage, what) == 0
-            for stage, what in (
-                ("thinker", "sessions"),
-                ("thinker", "requests_running"),
-                ("thinker", "jobs"),
-                ("talker", "sessions"),
-                ("talker", "replies"),
-                ("talker", "requests_running"),
-                ("vocoder", "streams"),
-            )
-        )
-
-    wait_until(is_free, 10, "all stages free")
-    # SGLang counts cached prefixes as free: what is used is held by somebody.
-    wait_until(lambda: server.stage_load("thinker", "kv_tokens_used") == 0, 10, "thinker pool")
-    wait_until(lambda: server.stage_load("talker", "kv_tokens_used") == 0, 10, "talker pool")
-    metrics = httpx.get(f"{server.http}/metrics").text
-    assert "sglang_live_gateway_sessions_open 0.0" in metrics
+    server.wait_until_free()

@@ -98,7 +98,6 @@ class Thought:
                 reply_key=self.reply_key,
                 max_tokens=turn.max_output_tokens,
                 temperature=turn.temperature,
-                wants_states=True,
                 timeout_s=JOB_TIMEOUT_S,
             ),
             tensors,

@@ -128,7 +128,6 @@ class EngineHost:
         listener.bind(("127.0.0.1", port))
         config = uvicorn.Config(app, log_level="warning", lifespan="on")
         server = uvicorn.Server(config)
-        server.install_signal_handlers = lambda: None
         self._http = asyncio.create_task(server.serve(sockets=[listener]), name="native http")
         while not server.started:
             if self._http.done():

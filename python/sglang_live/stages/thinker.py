@@ -138,7 +138,7 @@ class ThinkerStage:
                         if event.append.clip is not None:
                             clips.append(await self._clip_states(event))
                     case Generated():
-                        if request.wants_states and taken_in:
+                        if taken_in:
                             await self._send_segments(job, taken_in, clips)
                             taken_in = []
                         await reply.take(event)
