@@ -1,0 +1,139 @@
+"""What the policies of one scheduling round cost, by number of streams.
+
+    python -m benchmark.policy_cost --json out.json
+
+Streams are drawn: most play and are some way ahead, some sit out, a few wait or have just begun.
+Policy sets take turns round by round, so that a disturbance of the machine meets all of them.
+"""
+
+import argparse
+import json
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from benchmark.load.provenance import facts
+from sglang_live.policy.decide import Policies
+from sglang_live.policy.view import StageRates, StageView
+
+N_STREAMS = (16, 64, 256, 1024, 4096)
+POLICIES = (
+    ("fcfs",),
+    ("fcfs", "pacing"),
+    ("urgency",),
+    ("urgency", "pacing"),
+    ("deadline",),
+    ("deadline", "pacing"),
+)
+VIEWS = 64  # different ones, so that no branch is always predicted
+WARM_UP_ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One flag per field. Shares are of all streams."""
+
+    rounds: int = 1000
+    waiting: float = 0.04
+    starting: float = 0.04
+    held: float = 0.4
+    unmanaged: float = 0.02
+    unknown: float = 0.01
+    seed: int = 1
+    json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Times of one decide()."""
+
+    policies: str
+    n_streams: int
+    p50_ms: float
+    p99_ms: float
+
+
+def parse_options() -> Options:
+    parser = argparse.ArgumentParser(prog="benchmark.policy_cost", description=__doc__)
+    for field in fields(Options):
+        flag = "--" + field.name.replace("_", "-")
+        parser.add_argument(flag, type=field.type, default=field.default)
+    return Options(**vars(parser.parse_args()))
+
+
+def random_view(n: int, rng: np.random.Generator, options: Options) -> StageView:
+    shares = np.cumsum([options.waiting, options.starting, options.held])
+    state = np.searchsorted(shares, rng.random(n))  # waiting, starting, held, playing
+    waiting = state == 0
+    ahead_s = rng.uniform(0.3, 2.0, n)
+    ahead_s[state == 1] = rng.uniform(0.0, 0.3, np.count_nonzero(state == 1))
+    ahead_s[waiting] = 0.0
+    ahead_s[(rng.random(n) < options.unknown) & (state == 3)] = np.nan
+    tokens = rng.integers(50, 1500, n)
+    prefill_tokens = np.where(waiting, tokens, 0)
+    return StageView(
+        now_s=1000.0,
+        occupancy=0.7,
+        # Half of the views have room for everybody who waits.
+        free_tokens=int(prefill_tokens.sum() * rng.choice([0.6, 1.5])),
+        prefill_running=False,
+        rates=StageRates(round_s=0.015),
+        waiting=waiting,
+        held=state == 2,
+        since_s=1000.0 - rng.exponential(0.5, n),
+        arrived_s=1000.0 - rng.exponential(5.0, n),
+        ahead_s=ahead_s,
+        started=state >= 2,
+        kv_tokens=np.where(waiting, 0, tokens),
+        prefill_tokens=prefill_tokens,
+        interrupts=rng.random(n),
+        managed=(rng.random(n) >= options.unmanaged) | (state == 2),
+    )
+
+
+def measure(n: int, rng: np.random.Generator, options: Options) -> list[Row]:
+    sets = [Policies.of(names) for names in POLICIES]
+    times_ms = np.zeros((len(sets), options.rounds))
+    views = [random_view(n, rng, options) for _ in range(VIEWS)]
+    for i in range(-WARM_UP_ROUNDS, options.rounds):
+        for policies, own_ms in zip(sets, times_ms, strict=True):
+            start_s = time.perf_counter()
+            policies.decide(views[i % VIEWS])
+            took_s = time.perf_counter() - start_s
+            if i >= 0:
+                own_ms[i] = took_s * 1e3
+    return [
+        Row("+".join(names), n, *(round(float(p), 4) for p in np.percentile(own_ms, (50, 99))))
+        for names, own_ms in zip(POLICIES, times_ms, strict=True)
+    ]
+
+
+def print_table(rows: list[Row]) -> None:
+    print(f"{'policies':18s}" + "".join(f"{n:>18d}" for n in N_STREAMS))
+    print(f"{'P50 / P99 ms':18s}")
+    for names in POLICIES:
+        own = [row for row in rows if row.policies == "+".join(names)]
+        cells = "".join(f"{row.p50_ms:>10.3f} /{row.p99_ms:6.3f}" for row in own)
+        print(f"{'+'.join(names):18s}{cells}")
+
+
+def main() -> None:
+    options = parse_options()
+    rng = np.random.default_rng(options.seed)
+    rows = [row for n in N_STREAMS for row in measure(n, rng, options)]
+    print_table(rows)
+    if options.json:
+        result = {
+            "benchmark": "policy_cost",
+            **facts(),
+            "numpy_version": np.__version__,
+            "options": {k: v for k, v in asdict(options).items() if k != "json"},
+            "rows": [asdict(row) for row in rows],
+        }
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

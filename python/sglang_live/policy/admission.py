@@ -1,0 +1,59 @@
+"""Which of the waiting may start now: the budget of KV tokens and rows, in the order of a policy.
+
+LiveServe stops at the first stream that does not fit. Here smaller ones behind it may pass, but
+not for ever: KV that is always taken at once by others would never add up to what it needs.
+"""
+
+import numpy as np
+
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.view import StageView
+
+
+def fitting(
+    view: StageView, ordered: np.ndarray, config: PolicyConfig
+) -> tuple[np.ndarray, float | None]:
+    """
+    Args:
+        ordered: int64, waiting streams.
+    Returns:
+        those that are admitted, in the same order, and how long the first of the others in the
+        queue has waited in seconds; None: there is room for all.
+    """
+    tokens = view.prefill_tokens[ordered]
+    totals = tokens.cumsum()
+    n_fit = min(int(totals.searchsorted(view.free_tokens, side="right")), max(view.free_rows, 0))
+    if n_fit == len(ordered):
+        return ordered, None
+    left = view.free_tokens - (int(totals[n_fit - 1]) if n_fit else 0)
+    rest = ordered[n_fit:]
+    waited_s = view.now_s - view.since_s[rest]
+    rows = view.free_rows - n_fit
+    passing = _passing(tokens[n_fit:], waited_s > config.max_bypass_s, left, rows)
+    refused = np.ones(len(rest), bool)
+    refused[passing] = False
+    refused_s = float(waited_s[refused].max())
+    return np.concatenate((ordered[:n_fit], rest[passing])), refused_s
+
+
+def _passing(tokens: np.ndarray, blocks: np.ndarray, left: int, rows: int) -> list[int]:
+    """Positions that fit into what is left, up to the first that does not fit and blocks."""
+    may_fit = tokens <= left
+    blocked = np.flatnonzero(blocks & ~may_fit)
+    end = int(blocked[0]) if len(blocked) else len(tokens)
+    candidates = np.flatnonzero(may_fit[:end])
+    passing: list[int] = []
+    if not len(candidates):
+        return passing
+    smallest = int(tokens[candidates].min())
+    for i, size, is_old in zip(
+        candidates.tolist(), tokens[candidates].tolist(), blocks[candidates].tolist(), strict=True
+    ):
+        if left < smallest or len(passing) >= rows:
+            break
+        if size <= left:
+            passing.append(i)
+            left -= size
+        elif is_old:
+            break
+    return passing

@@ -1,0 +1,131 @@
+"""One round of one stage: StageView in, Round out. The engines call nothing else here."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Literal
+
+import numpy as np
+
+from sglang_live.policy import deadline, fcfs, urgency
+from sglang_live.policy.admission import fitting
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.pacing import (
+    Marks,
+    lower,
+    next_return_s,
+    pacing_marks,
+    who_sits_out,
+    yield_marks,
+)
+from sglang_live.policy.protection import prefill_budget
+from sglang_live.policy.view import U1, U2, Round, StageView
+
+ORDERS = ("urgency", "deadline", "fcfs")
+# Truncation is a matter of turns, not of rounds: it is accepted here and does nothing.
+NAMES = (*ORDERS, "pacing", "truncate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """order: who is served first. pacing: whether streams far ahead of their listener sit out."""
+
+    order: Literal["urgency", "deadline", "fcfs"] = "fcfs"
+    pacing: bool = False
+    config: PolicyConfig = field(default_factory=PolicyConfig)
+
+    def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            raise ValueError(f"unknown order {self.order!r}; there are: {list(ORDERS)}")
+
+    @classmethod
+    def of(cls, names: Iterable[str], config: PolicyConfig | None = None) -> "Policies":
+        """By the names of --live-policies. Without an order streams are served as they come."""
+        names = tuple(names)
+        unknown = [name for name in names if name not in NAMES]
+        if unknown:
+            raise ValueError(f"unknown policies {unknown}; there are: {list(NAMES)}")
+        orders = [name for name in names if name in ORDERS] or ["fcfs"]
+        if len(orders) > 1:
+            raise ValueError(f"policies {orders} exclude each other: choose one order")
+        return cls(order=orders[0], pacing="pacing" in names, config=config or PolicyConfig())
+
+    @property
+    def safe_s(self) -> float:
+        """P_safe."""
+        config = self.config
+        return config.critical_s if self.order == "deadline" else config.p_safe_s
+
+    def decide(self, view: StageView) -> Round:
+        classes, n_unknown = urgency.classify(view, self.safe_s)
+        admitted, refused_s = self._admit(view, classes)
+        has_kv = ~view.waiting
+        if view.gated is not None:
+            has_kv &= ~view.gated
+        marks = self._marks(view, classes, has_kv, admitted, refused_s)
+        if marks is None:
+            sits_out, next_change_s = np.zeros(len(view), bool), math.inf
+        else:
+            may_sit_out = classes == U2
+            may_sit_out &= view.managed
+            may_sit_out &= ~view.waiting
+            sits_out = who_sits_out(view, may_sit_out, marks)
+            next_change_s = next_return_s(view, sits_out, marks)
+            if refused_s is not None and refused_s < self.config.max_wait_s:
+                next_change_s = min(next_change_s, view.now_s + self.config.max_wait_s - refused_s)
+        budget = None
+        # Whoever keeps buffers short must see to it that they suffice.
+        if self.order == "urgency" or self.pacing:
+            budget = prefill_budget(view, admitted, has_kv, sits_out, self.config)
+        return Round(
+            sits_out=sits_out,
+            admit=admitted,
+            prefill_budget=budget,
+            urgency=classes,
+            n_unknown=n_unknown,
+            next_change_s=next_change_s,
+        )
+
+    def _admit(self, view: StageView, classes: np.ndarray) -> tuple[np.ndarray, float | None]:
+        if not np.count_nonzero(view.waiting):
+            return np.zeros(0, np.int64), None
+        if self.order == "fcfs":
+            # SGLang stops by itself at what does not fit.
+            ordered = fcfs.order(view)
+            return ordered, fitting(view, ordered, self.config)[1]
+        rule = urgency if self.order == "urgency" else deadline
+        return fitting(view, rule.order(view, classes, self.config), self.config)
+
+    def _marks(
+        self,
+        view: StageView,
+        classes: np.ndarray,
+        has_kv: np.ndarray,
+        admitted: np.ndarray,
+        refused_s: float | None,
+    ) -> Marks | None:
+        yields = self.order != "fcfs" and self._is_urgent(view, classes, has_kv, admitted)
+        found = []
+        crowded = refused_s is not None
+        # Somebody else's whole turn is worth more than speech that may be wasted.
+        starving = crowded and refused_s >= self.config.max_wait_s
+        if self.pacing and not starving:
+            found.append(pacing_marks(view, self.safe_s, self.config, crowded=crowded))
+        if yields:
+            found.append(yield_marks(view, self.safe_s, self.config))
+        return reduce(lower, found) if found else None
+
+    def _is_urgent(
+        self, view: StageView, classes: np.ndarray, has_kv: np.ndarray, admitted: np.ndarray
+    ) -> bool:
+        """Whether somebody would gain from shorter rounds who can step, or start, in this one."""
+        rounds = self.config.yield_rounds
+        if view.rates.round_s_per_stream * rounds < 2.0 * self.config.flip_s:
+            return False  # sitting out and coming back costs more than the others gain
+        live = classes.view(np.uint8) <= U1  # UNKNOWN is 255 here
+        live &= view.managed
+        if len(admitted) and np.count_nonzero(live[admitted]):
+            return True
+        live &= has_kv
+        return np.count_nonzero(live) > 0

@@ -1,0 +1,62 @@
+"""How long a prefill may keep the decoding streams waiting.
+
+SGLang runs a prefill before any decode. A long one silences everybody whose buffer is shorter.
+It is cut into slices that the buffers cover; between them, decodes fill the buffers again.
+"""
+
+import math
+
+import numpy as np
+
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.pacing import latency_s
+from sglang_live.policy.view import StageView
+
+
+def prefill_budget(
+    view: StageView,
+    admitted: np.ndarray,
+    has_kv: np.ndarray,
+    sits_out: np.ndarray,
+    config: PolicyConfig,
+) -> int | None:
+    """Tokens after which the listener with the shortest buffer still hears no gap.
+
+    Args:
+        has_kv: bool [n], streams that could step.
+        sits_out: bool [n], streams that do not, by decision.
+    Returns:
+        None: the engine's own chunk. 0: no prefill in this round; never for long.
+    """
+    if not len(admitted) and not view.prefill_running:
+        return None
+    if view.prefill_running and not config.may_park_prefill:
+        return None  # no decode can go before it is done: the sooner the better
+    may_run_dry = has_kv & view.started
+    may_run_dry &= view.managed
+    # fmin passes over nan: what is not known cannot be protected.
+    ahead_s = float(np.fmin.reduce(view.ahead_s, where=may_run_dry, initial=math.inf))
+    if math.isinf(ahead_s):
+        return None
+    rates = view.rates
+    slack_s = ahead_s - latency_s(rates.round_s, config) - rates.round_s - rates.prefill_s_fixed
+    if slack_s >= config.chunk_tokens * rates.prefill_s_per_token:
+        return None
+    budget = max(int(slack_s / rates.prefill_s_per_token), 0)
+    if budget >= config.min_chunk_tokens:
+        return budget
+    # Deferring for decodes that do not happen would help nobody. Free indices have no KV.
+    decodes = has_kv & ~sits_out & (view.kv_tokens > 0)
+    if _deferred_s(view, admitted) <= config.max_defer_s and np.count_nonzero(decodes):
+        return 0
+    share_s = config.min_prefill_share * config.max_defer_s
+    return max(
+        config.min_chunk_tokens,
+        min(int(share_s / max(rates.prefill_s_per_token, 1e-9)), config.chunk_tokens),
+    )
+
+
+def _deferred_s(view: StageView, admitted: np.ndarray) -> float:
+    """How long prefill has waited: since the last one, or since there was one to do."""
+    oldest_s = -math.inf if view.prefill_running else float(view.since_s[admitted].min())
+    return view.now_s - max(oldest_s, view.last_prefill_s)

@@ -1,0 +1,91 @@
+"""Budgets of KV tokens and rows: who passes whom, and for how long."""
+
+from hypothesis import given
+
+from sglang_live.policy.decide import Policies
+
+from .views import few_examples, held, playing, view_of, views, waiting
+
+POLICIES = Policies.of(("urgency",))
+MAX_BYPASS_S = POLICIES.config.max_bypass_s
+
+
+def admitted(*streams, **other) -> list[int]:
+    return POLICIES.decide(view_of(*streams, **other)).admit.tolist()
+
+
+def test_one_that_does_not_fit_is_passed_by_smaller_ones():
+    queue = waiting(100, age_s=3.0), waiting(900, age_s=2.0), waiting(300, age_s=1.0)
+    assert admitted(*queue, free_tokens=500) == [0, 2]
+
+
+def test_it_is_passed_no_longer_than_the_bound():
+    too_long = MAX_BYPASS_S + 0.1
+    queue = (
+        waiting(100, age_s=3.0),
+        waiting(900, age_s=2.5, for_s=too_long),
+        waiting(300, age_s=1.0),
+    )
+    assert admitted(*queue, free_tokens=500) == [0]
+
+
+def test_who_comes_before_it_in_order_is_still_admitted():
+    big = waiting(900, for_s=MAX_BYPASS_S + 0.1, age_s=9.0)
+    falling_silent = waiting(300, started=True, ahead_s=0.1)
+    assert admitted(big, falling_silent, free_tokens=500) == [1]
+
+
+def test_one_that_fitted_until_others_took_the_room_blocks_as_well():
+    queue = (
+        waiting(600, age_s=9.0),  # never fits
+        waiting(300, age_s=8.0),
+        waiting(300, age_s=7.0, for_s=MAX_BYPASS_S + 0.1),
+        waiting(100, age_s=6.0),
+    )
+    assert admitted(*queue, free_tokens=500) == [1]
+
+
+def test_rows_run_out_as_tokens_do():
+    assert admitted(waiting(age_s=1.0), waiting(age_s=2.0), free_rows=1) == [1]
+    assert admitted(waiting(), free_rows=0) == []
+
+
+def test_long_waiting_streams_with_time_count_as_first_sounds():
+    patient = waiting(started=True, ahead_s=4.0, age_s=30.0, for_s=10.1)
+    assert admitted(waiting(), patient) == [1, 0]
+
+
+@few_examples
+@given(view=views())
+def test_what_is_passed_over_would_not_have_fitted(view):
+    """Unless it stands behind one that waited for too long."""
+    round_ = POLICIES.decide(view)
+    left = view.free_tokens - view.prefill_tokens[round_.admit].sum()
+    rows = view.free_rows - len(round_.admit)
+    refused = view.waiting.copy()
+    refused[round_.admit] = False
+    if rows > 0 and (view.now_s - view.since_s[refused] <= MAX_BYPASS_S).all():
+        assert (view.prefill_tokens[refused] > left).all()
+
+
+def test_memory_pressure_lets_streams_that_hold_much_of_it_get_ahead_and_end():
+    pacing = Policies.of(("urgency", "pacing"))
+    big, small = playing(3.0, kv_tokens=4000), playing(3.0, kv_tokens=50)
+    full = {"occupancy": 0.97, "free_tokens": 10}
+    assert pacing.decide(view_of(big, small, waiting(), **full)).sits_out.tolist() == [
+        False,
+        True,
+        False,
+    ]
+    assert pacing.decide(view_of(big, small)).sits_out.all()
+
+
+def test_pacing_ceases_when_somebody_waits_too_long_for_memory():
+    pacing = Policies.of(("fcfs", "pacing"))
+
+    def sits_out(waited_s: float) -> bool:
+        view = view_of(held(9.0, kv_tokens=10), waiting(for_s=waited_s), free_tokens=10)
+        return bool(pacing.decide(view).sits_out[0])
+
+    assert sits_out(9.9)
+    assert not sits_out(10.1)

@@ -1,0 +1,45 @@
+"""VoxServe's order: first sounds first, few at a time; then the nearest deadline."""
+
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.decide import Policies
+from sglang_live.policy.view import U0, U1, U2
+
+from .views import playing, starting, view_of, waiting
+
+POLICIES = Policies.of(("deadline",), PolicyConfig(n_startup_max=2))
+
+
+def admitted(*streams) -> list[int]:
+    return POLICIES.decide(view_of(*streams)).admit.tolist()
+
+
+def test_a_stream_is_critical_within_a_second_of_its_deadline():
+    view = view_of(playing(0.9), playing(1.1), starting())
+    assert POLICIES.decide(view).urgency.tolist() == [U0, U2, U1]
+
+
+def test_few_start_at_a_time_the_oldest_first():
+    assert admitted(waiting(age_s=1.0), waiting(age_s=3.0), waiting(age_s=2.0)) == [1, 2]
+    assert admitted(starting(), waiting(age_s=3.0), waiting(age_s=2.0)) == [1]
+    assert admitted(starting(), starting(), waiting()) == []
+
+
+def test_a_stream_that_does_not_come_to_its_first_sound_blocks_no_others():
+    assert admitted(starting(for_s=6.0), starting(for_s=7.0), waiting()) == [2]
+
+
+def test_startups_come_before_steady_streams_and_those_by_deadline():
+    steady = {"started": True}
+    queue = waiting(ahead_s=3.0, **steady), waiting(ahead_s=0.2, **steady), waiting()
+    assert admitted(*queue) == [2, 1, 0]
+
+
+def test_a_stream_without_a_listener_takes_no_startup_of_others():
+    own = waiting(managed=False, age_s=9.0)
+    assert admitted(own, waiting(age_s=2.0), waiting(age_s=1.0)) == [0, 1, 2]
+
+
+def test_steady_streams_with_slack_make_room_for_startups():
+    view = view_of(playing(5.0), playing(1.2), starting())
+    assert POLICIES.decide(view).sits_out.tolist() == [True, False, False]
+    assert not POLICIES.decide(view_of(playing(5.0), playing(1.2))).sits_out.any()

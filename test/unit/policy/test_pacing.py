@@ -1,0 +1,127 @@
+"""Marks, and who sits out between them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.decide import Policies
+from sglang_live.policy.pacing import pacing_marks, yield_marks
+from sglang_live.policy.view import StageRates
+
+from .views import NOW_S, few_examples, held, playing, starting, view_of, waiting
+
+POLICIES = Policies.of(("pacing",))
+CONFIG = POLICIES.config
+SAFE_S = CONFIG.p_safe_s
+
+
+def marks(round_s: float = 0.015, interrupts: float = 0.0, n_streams: int = 1):
+    view = view_of(
+        *[playing(1.0, interrupts=interrupts)] * n_streams,
+        rates=StageRates(round_s=round_s),
+    )
+    return pacing_marks(view, SAFE_S, CONFIG)
+
+
+def test_fast_rounds_need_little_buffer():
+    found = marks(round_s=0.015, interrupts=0.5)
+    assert 0.4 < found.low_s < 0.7
+    assert 0.9 < found.high_s[0] < 1.3
+
+
+@pytest.mark.parametrize("round_s", [0.08, 0.1, 0.5])
+def test_rounds_that_only_just_keep_up_are_not_paced(round_s):
+    view = view_of(playing(25.0), held(25.0), rates=StageRates(round_s=round_s))
+    assert not POLICIES.decide(view).sits_out.any()
+
+
+@given(round_s=st.floats(0.001, 0.5), more_s=st.floats(0, 0.5))
+def test_slower_rounds_never_lower_a_mark(round_s, more_s):
+    fast, slow = marks(round_s), marks(round_s + more_s)
+    assert fast.low_s <= slow.low_s
+    assert (fast.high_s <= slow.high_s).all()
+
+
+@given(interrupts=st.floats(0, 1), more=st.floats(0, 1), round_s=st.floats(0.001, 0.5))
+def test_who_interrupts_more_gets_no_more_ahead(interrupts, more, round_s):
+    less, most = marks(round_s, interrupts), marks(round_s, min(interrupts + more, 1.0))
+    assert most.high_s[0] <= less.high_s[0]
+    assert most.low_s == less.low_s  # nobody falls silent for having interrupted
+
+
+def test_marks_are_far_enough_apart_that_flips_stay_rare():
+    one = marks(interrupts=1.0)
+    assert one.high_s[0] - one.low_s == pytest.approx(0.4)
+    many = marks(n_streams=512)
+    flips_per_s = 2 * 512 / (many.high_s[0] - many.low_s)
+    assert flips_per_s * CONFIG.flip_s <= CONFIG.flip_share + 1e-9
+
+
+@given(round_s=st.floats(0.001, 0.5))
+def test_a_stream_back_at_its_mark_has_more_than_its_next_sound_takes(round_s):
+    whole_chunk_s = CONFIG.chunk_steps * round_s + CONFIG.pipeline_s
+    view = view_of(playing(1.0), rates=StageRates(round_s=round_s))
+    assert yield_marks(view, SAFE_S, CONFIG).low_s >= whole_chunk_s
+    assert min(pacing_marks(view, SAFE_S, CONFIG).low_s, CONFIG.max_low_s) >= min(
+        whole_chunk_s, CONFIG.max_low_s
+    )
+
+
+def test_a_stream_leaves_above_the_high_mark_and_returns_at_the_low_one():
+    low_s, high_s = marks().low_s, marks().high_s[0]
+    between_s = (low_s + high_s) / 2
+    view = view_of(
+        playing(high_s + 0.01), playing(between_s), held(between_s), held(low_s), playing(low_s)
+    )
+    assert POLICIES.decide(view).sits_out.tolist() == [True, False, True, False, False]
+
+
+def test_who_has_not_begun_to_listen_is_not_paced():
+    assert not POLICIES.decide(view_of(starting(ahead_s=9.0), waiting(ahead_s=9.0))).sits_out.any()
+
+
+def test_a_held_stream_runs_for_a_round_after_the_bound():
+    assert POLICIES.decide(view_of(held(9.0, for_s=9.9))).sits_out[0]
+    assert not POLICIES.decide(view_of(held(9.0, for_s=10.1))).sits_out[0]
+
+
+@few_examples
+@given(ahead_s=st.lists(st.floats(0.7, 12), min_size=1, max_size=8), for_s=st.floats(0, 9.9))
+def test_the_first_returns_at_the_next_change_and_nobody_before_it(ahead_s, for_s):
+    next_change_s = POLICIES.decide(view_of(*[held(a, for_s=for_s) for a in ahead_s])).next_change_s
+
+    def sit_out(passed_s: float) -> np.ndarray:
+        later = [held(a - passed_s, for_s=for_s + passed_s) for a in ahead_s]
+        return POLICIES.decide(view_of(*later)).sits_out
+
+    assert sit_out(max(next_change_s - NOW_S - 1e-6, 0.0)).all()
+    assert not sit_out(next_change_s - NOW_S + 1e-6).all()
+
+
+def test_the_next_change_is_no_later_than_the_bound():
+    round_ = POLICIES.decide(view_of(held(500.0, for_s=9.0)))
+    assert round_.next_change_s == pytest.approx(NOW_S + 1.0)
+
+
+def test_a_missing_interrupt_history_paces_nobody():
+    assert not POLICIES.decide(view_of(playing(9.0, interrupts=np.nan))).sits_out.any()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"p_safe_s": 0.0},
+        {"alpha": -1.0},
+        {"min_gap_s": 2.0},
+        {"chunk_steps": 2.5},
+        {"max_hold_s": float("inf")},
+        {"beta": float("nan")},
+        {"min_chunk_tokens": 4096},
+    ],
+    ids=str,
+)
+def test_constants_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(ValueError):
+        PolicyConfig(**wrong)

@@ -1,0 +1,99 @@
+"""Who is urgent, in which order the waiting come, and who makes room."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.decide import Policies
+from sglang_live.policy.urgency import utility
+from sglang_live.policy.view import U0, U1, U2, StageRates
+
+from .views import few_examples, held, nobody, playing, starting, view_of, views, waiting
+
+POLICIES = Policies.of(("urgency",))
+CONFIG = POLICIES.config
+P_SAFE_S = CONFIG.p_safe_s
+
+
+def test_a_low_buffer_is_urgent_a_missing_first_sound_next():
+    view = view_of(playing(P_SAFE_S), playing(P_SAFE_S + 0.01), starting(), waiting())
+    assert POLICIES.decide(view).urgency.tolist() == [U0, U2, U1, U1]
+
+
+def test_utility_is_kv_that_will_be_freed_less_speech_that_may_be_wasted():
+    config = PolicyConfig(alpha=2.0, beta=0.001, p_safe_s=0.5)
+    view = view_of(playing(2.0, kv_tokens=1000), playing(0.1, kv_tokens=400), occupancy=0.5)
+    found = utility(view, np.array([0, 1]), config)
+    assert found.tolist() == [0.001 * 1000 * 0.5 - 2.0 * 3.0, 0.001 * 400 * 0.5]
+
+
+def test_the_waiting_come_in_the_order_of_algorithm_1():
+    view = view_of(
+        waiting(started=True, ahead_s=3.0),  # U2, much to waste
+        waiting(age_s=1.0),
+        waiting(started=True, ahead_s=0.4),
+        waiting(started=True, ahead_s=1.0),  # U2, little to waste
+        waiting(age_s=2.0),
+        waiting(started=True, ahead_s=0.1),
+    )
+    assert POLICIES.decide(view).admit.tolist() == [5, 2, 4, 1, 3, 0]
+
+
+@few_examples
+@given(view=views())
+def test_classes_are_never_mixed_in_the_order(view):
+    decided = POLICIES.decide(view)
+    waited_s = view.now_s - view.since_s
+    ranks = [
+        U1
+        if decided.urgency[i] == U2 and waited_s[i] > CONFIG.max_wait_s
+        # Unknown streams stand among U1.
+        else abs(int(decided.urgency[i]))
+        for i in decided.admit
+    ]
+    assert ranks == sorted(ranks)
+
+
+def test_streams_well_ahead_make_room_for_one_that_waits_for_its_first_sound():
+    view = view_of(playing(5.0), playing(0.7), starting())
+    assert POLICIES.decide(view).sits_out.tolist() == [True, False, False]
+
+
+def test_streams_well_ahead_make_room_for_one_that_is_about_to_fall_silent():
+    view = view_of(playing(5.0), playing(0.1))
+    assert POLICIES.decide(view).sits_out.tolist() == [True, False]
+
+
+def test_with_nobody_urgent_everybody_returns_at_once():
+    view = view_of(held(5.0), playing(0.7), nobody())
+    assert not POLICIES.decide(view).sits_out.any()
+
+
+def test_who_made_room_returns_in_time_and_after_two_seconds_for_a_round():
+    urgent = playing(0.1)
+    assert not POLICIES.decide(view_of(urgent, held(0.55))).sits_out.any()
+    assert POLICIES.decide(view_of(urgent, held(0.65))).sits_out[1]
+    assert not POLICIES.decide(view_of(urgent, held(9.0, for_s=2.1))).sits_out.any()
+
+
+@pytest.mark.parametrize("round_s", [0.005, 0.02, 0.08, 0.3])
+def test_room_is_made_also_in_slow_rounds(round_s):
+    view = view_of(playing(5.0), playing(0.1), rates=StageRates(round_s=round_s))
+    assert POLICIES.decide(view).sits_out.tolist() == [True, False]
+
+
+def test_no_room_is_made_for_who_cannot_use_it():
+    no_memory = {"free_tokens": 10}
+    assert not POLICIES.decide(view_of(playing(5.0), waiting(100), **no_memory)).sits_out.any()
+    no_input = playing(0.1, gated=True)
+    assert not POLICIES.decide(view_of(playing(5.0), no_input)).sits_out.any()
+    no_listener = waiting(managed=False)
+    assert not POLICIES.decide(view_of(playing(5.0), no_listener)).sits_out.any()
+
+
+def test_no_room_is_made_where_a_stream_more_costs_less_than_its_flips():
+    cheap = StageRates(round_s=0.015, round_s_per_stream=1e-6)
+    dear = StageRates(round_s=0.015, round_s_per_stream=1e-3)
+    assert not POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=cheap)).sits_out.any()
+    assert POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=dear)).sits_out[0]

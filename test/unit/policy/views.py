@@ -1,0 +1,155 @@
+"""Rounds to decide on: written down stream by stream, or drawn."""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from sglang_live.policy.decide import Policies
+from sglang_live.policy.view import Round, StageRates, StageView
+
+NOW_S = 1000.0
+SETS = {
+    name: Policies.of(name.split("+"))
+    for name in (
+        "fcfs",
+        "fcfs+pacing",
+        "urgency",
+        "urgency+pacing",
+        "deadline",
+        "deadline+pacing",
+    )
+}
+# Views are slow to draw, and every claim about them is tried on every set of policies.
+few_examples = settings(max_examples=40, deadline=None)
+BUDGETED = {name: policies for name, policies in SETS.items() if policies.order != "fcfs"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """One column of a view; by default somebody who plays, well ahead. for_s: since_s ago."""
+
+    waiting: bool = False
+    held: bool = False
+    for_s: float = 0.1
+    age_s: float = 5.0
+    ahead_s: float = 0.8
+    started: bool = True
+    kv_tokens: int = 500
+    prefill_tokens: int = 0
+    interrupts: float = 0.0
+    managed: bool = True
+    gated: bool = False
+
+
+def playing(ahead_s: float, **other) -> Stream:
+    return Stream(ahead_s=ahead_s, **other)
+
+
+def held(ahead_s: float, **other) -> Stream:
+    return Stream(ahead_s=ahead_s, held=True, **other)
+
+
+def starting(**other) -> Stream:
+    return Stream(**{"ahead_s": 0.0, "started": False, **other})
+
+
+def waiting(tokens: int = 100, **other) -> Stream:
+    row = {"ahead_s": 0.0, "started": False, "kv_tokens": 0, "for_s": 0.01, "age_s": 0.01}
+    return Stream(waiting=True, prefill_tokens=tokens, **{**row, **other})
+
+
+def nobody() -> Stream:
+    """A free index."""
+    return Stream(ahead_s=np.inf, kv_tokens=0, managed=False)
+
+
+def view_of(*streams: Stream, **other) -> StageView:
+    """other: fields of StageView that are not arrays. The arrays cannot be written to."""
+    columns = {
+        f.name: np.array([getattr(s, f.name) for s in streams], _TYPES.get(f.name, np.float64))
+        for f in fields(Stream)
+    }
+    columns["since_s"] = NOW_S - columns.pop("for_s")
+    columns["arrived_s"] = NOW_S - columns.pop("age_s")
+    for column in columns.values():
+        column.setflags(write=False)
+    facts = {
+        "now_s": NOW_S,
+        "occupancy": 0.5,
+        "free_tokens": 100_000,
+        "prefill_running": False,
+        "rates": StageRates(round_s=0.015),
+        **other,
+    }
+    return StageView(**facts, **columns)
+
+
+def permuted(view: StageView, order: np.ndarray) -> StageView:
+    names = [f.name for f in fields(view) if isinstance(getattr(view, f.name), np.ndarray)]
+    return replace(view, **{name: getattr(view, name)[order] for name in names})
+
+
+def same(a: Round, b: Round) -> bool:
+    return all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(Round))
+
+
+_TYPES = {
+    "waiting": bool,
+    "held": bool,
+    "started": bool,
+    "managed": bool,
+    "gated": bool,
+    "kv_tokens": np.int64,
+    "prefill_tokens": np.int64,
+}
+
+
+def seconds(most: float) -> st.SearchStrategy[float]:
+    """Any, and often enough a round number, so that ties and marks are met."""
+    return st.floats(0, most) | st.integers(0, int(most) * 10).map(lambda tenths: tenths / 10)
+
+
+def streams() -> st.SearchStrategy[Stream]:
+    common = {
+        "for_s": seconds(15),
+        "age_s": seconds(20),
+        "ahead_s": seconds(5) | st.just(np.nan),
+        "interrupts": st.floats(0, 1),
+        "managed": st.sampled_from((True, True, True, False)),
+        "gated": st.sampled_from((False, False, False, True)),
+        "started": st.booleans(),
+    }
+    with_kv = st.builds(Stream, kv_tokens=st.integers(1, 9000), **common)
+    in_queue = st.builds(
+        Stream,
+        waiting=st.just(True),
+        kv_tokens=st.just(0),
+        prefill_tokens=st.integers(1, 3000),
+        **common,
+    )
+    out = st.builds(held, seconds(5), for_s=seconds(15), kv_tokens=st.integers(1, 9000))
+    return with_kv | in_queue | out | st.builds(nobody)
+
+
+def rates() -> st.SearchStrategy[StageRates]:
+    return st.builds(
+        StageRates,
+        round_s=st.floats(0.001, 0.3),
+        prefill_s_per_token=st.floats(1e-6, 1e-2),
+        prefill_s_fixed=st.floats(0, 0.1),
+        round_s_per_stream=st.floats(0, 0.01) | st.just(np.nan),
+    )
+
+
+@st.composite
+def views(draw, most: int = 12) -> StageView:
+    return view_of(
+        *draw(st.lists(streams(), max_size=most)),
+        occupancy=draw(st.floats(0, 1)),
+        free_tokens=draw(st.integers(0, 10_000)),
+        free_rows=draw(st.integers(0, 15)),
+        prefill_running=draw(st.booleans()),
+        rates=draw(rates()),
+    )
