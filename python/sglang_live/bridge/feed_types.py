@@ -7,11 +7,14 @@ import msgspec
 
 # Request ids of replies begin so; they wait in the queue until their TalkerPrompt has come.
 SPEAK_PREFIX = "speak-"
+# Request ids of the thinker's replies begin so: they have a talker that waits for their text.
+THINK_PREFIX = "think-"
 
 
 class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     """Announces a request before it is sent to the engine.
 
+    temperature: of code 0, unless greedy; it is sampled in the model, from seed and frame alone.
     audio_at: prompt positions of thinker states; audio: their float32 rows, row-major.
     """
 
@@ -19,6 +22,7 @@ class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     prompt_len: int
     seed: int
     greedy: bool
+    temperature: float = 0.9
     penalty: float = 1.0
     audio_at: list[int] = []
     audio: bytes = b""
@@ -38,7 +42,41 @@ class TalkerForget(msgspec.Struct, frozen=True, tag="forget"):
     rid: str
 
 
-Feed = TalkerPrompt | TalkerText | TalkerForget
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """How far the consumers of running requests are; parallel lists. Last write wins.
+
+    consumed_s: speech the consumer has taken of each reply (talker: the listener's ear;
+    thinker: the talker). flowing: whether it goes on taking one second per second by itself.
+    interrupts: how often this caller interrupts, 0 to 1.
+    """
+
+    rids: list[str]
+    consumed_s: list[float]
+    flowing: list[bool]
+    interrupts: list[float]
+
+
+class EndReply(msgspec.Struct, frozen=True, tag="end"):
+    """Nobody wants more of this reply: finish it where it is. Its KV stays. Never lost."""
+
+    rid: str
+
+
+class TruncateSession(msgspec.Struct, frozen=True, tag="truncate"):
+    """Keep the first n_tokens of a session that has no running request. Answered by Truncated."""
+
+    session: str
+    n_tokens: int
+
+
+class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):
+    """The caller of this session speaks: a request will follow. Never lost."""
+
+    session: str
+
+
+TalkerFeed = TalkerPrompt | TalkerText | TalkerForget
+Feed = TalkerFeed | Progress | EndReply | TruncateSession | SpeechStart
 
 
 class Frames(msgspec.Struct, frozen=True, tag="frames"):
@@ -60,4 +98,28 @@ class HiddenRows(msgspec.Struct, frozen=True, tag="rows"):
     rows: bytes
 
 
-Report = Frames | HiddenRows
+class Truncated(msgspec.Struct, frozen=True, tag="truncated"):
+    """n_tokens: what the session holds now; -1: it could not be truncated and is unchanged."""
+
+    session: str
+    n_tokens: int
+
+
+class PolicyReport(msgspec.Struct, frozen=True, tag="policy"):
+    """What the policies of an engine did since its start; counters and seconds by name."""
+
+    totals: dict[str, float]
+
+
+class PolicyEvents(msgspec.Struct, frozen=True, tag="events"):
+    """Holds and returns of one round, for timelines; parallel lists.
+
+    kind: "held" or "resumed". ahead_s: the stream's buffer at that moment.
+    """
+
+    rids: list[str]
+    kind: list[str]
+    ahead_s: list[float]
+
+
+Report = Frames | HiddenRows | Truncated | PolicyReport | PolicyEvents

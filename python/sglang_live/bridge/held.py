@@ -2,7 +2,10 @@
 
 Leaving a decode batch frees nothing: request row, KV and tree lock stay. Coming back rebuilds a
 one-request decode batch from the request, as upstream does for hisparse, and merges it.
+Penalties are state of the batch, not of the request: their rows are taken along.
 """
+
+from dataclasses import dataclass, field
 
 import torch
 from sglang.srt.managers.overlap_utils import RelayPayload
@@ -22,10 +25,43 @@ class ReqsView:
         return not self.reqs
 
 
-def decode_batch_of(scheduler, req: Req) -> ScheduleBatch:
-    """A decode-ready batch holding one request whose row and KV were kept."""
+@dataclass(slots=True)
+class Held:
+    """A request that sits out.
+
+    penalties: by penalizer class, its tensors' row of this request; empty if it has none.
+    """
+
+    req: Req
+    penalties: dict[type, dict[str, torch.Tensor]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(batch: ScheduleBatch, index: int) -> "Held":
+        """Call before the batch is filtered."""
+        held = Held(batch.reqs[index])
+        orchestrator = batch.sampling_info.penalizer_orchestrator
+        if orchestrator.is_required:
+            for kind, penalizer in orchestrator.penalizers.items():
+                if penalizer.is_prepared():
+                    held.penalties[kind] = {
+                        name: value[index : index + 1].clone()
+                        for name, value in vars(penalizer).items()
+                        if isinstance(value, torch.Tensor)
+                    }
+        return held
+
+    @property
+    def step_in_flight(self) -> bool:
+        """With overlap the result of its last step may not have come back yet."""
+        req = self.req
+        return len(req.origin_input_ids) + len(req.output_ids) - 1 != req.kv.kv_committed_len
+
+
+def decode_batch_of(scheduler, returning: list[Held]) -> ScheduleBatch:
+    """A decode-ready batch of requests whose rows and KV were kept."""
+    reqs = [held.req for held in returning]
     batch = ScheduleBatch.init_new(
-        reqs=[req],
+        reqs=reqs,
         req_to_token_pool=scheduler.req_to_token_pool,
         token_to_kv_pool_allocator=scheduler.token_to_kv_pool_allocator,
         tree_cache=scheduler.tree_cache,
@@ -34,28 +70,57 @@ def decode_batch_of(scheduler, req: Req) -> ScheduleBatch:
         spec_algorithm=scheduler.spec_algorithm,
     )
     device = scheduler.device
-    seq_len = len(req.origin_input_ids) + len(req.output_ids) - 1
-    if req.kv.kv_committed_len != seq_len:
-        raise AssertionError(
-            f"held {req.rid}: {req.kv.kv_committed_len} committed, {seq_len} expected"
-        )
-    batch.req_pool_indices_cpu = torch.tensor([req.kv.req_pool_idx], dtype=torch.int64)
-    batch.req_pool_indices = batch.req_pool_indices_cpu.to(device, non_blocking=True)
-    batch.seq_lens_cpu = torch.tensor([seq_len], dtype=torch.int64)
+    for held in returning:
+        if held.step_in_flight:
+            raise AssertionError(f"held {held.req.rid}: its last step is still in flight")
+    rows = torch.tensor([req.kv.req_pool_idx for req in reqs], dtype=torch.int64)
+    batch.req_pool_indices_cpu = rows
+    batch.req_pool_indices = rows.to(device, non_blocking=True)
+    batch.seq_lens_cpu = torch.tensor([r.kv.kv_committed_len for r in reqs], dtype=torch.int64)
     batch.seq_lens = batch.seq_lens_cpu.to(device, non_blocking=True)
     batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
     batch.seq_lens_sum = None
     # merge_batch concatenates it for models with 3-D rotary positions.
-    batch.multimodal_inputs = [req.multimodal_inputs]
+    batch.multimodal_inputs = [req.multimodal_inputs for req in reqs]
     if batch.return_logprob:
-        batch.top_logprobs_nums = [req.logprob.top_logprobs_num]
-        batch.token_ids_logprobs = [req.logprob.token_ids_logprob]
-    last = torch.tensor([req.output_ids[-1]], dtype=torch.int64, device=device)
-    scheduler.future_map.stash(batch.req_pool_indices, RelayPayload(bonus_tokens=last))
+        batch.top_logprobs_nums = [req.logprob.top_logprobs_num for req in reqs]
+        batch.token_ids_logprobs = [req.logprob.token_ids_logprob for req in reqs]
+    newest = torch.tensor([req.output_ids[-1] for req in reqs], dtype=torch.int64, device=device)
+    scheduler.future_map.stash(batch.req_pool_indices, RelayPayload(bonus_tokens=newest))
     batch.input_ids = None  # gathered from the relay just stashed
     vocab_size = scheduler.model_config.vocab_size
     batch.sampling_info = SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
     if batch.sampling_info.penalizer_orchestrator.is_required:
-        # Fresh penalizers have no history. The talker counts repetitions itself, exactly.
-        raise AssertionError(f"held {req.rid}: SGLang's penalties cannot be resumed")
+        _restore_penalties(batch, returning)
     return batch
+
+
+def _restore_penalties(batch: ScheduleBatch, returning: list[Held]) -> None:
+    orchestrator = batch.sampling_info.penalizer_orchestrator
+    for index, held in enumerate(returning):
+        for kind, rows in held.penalties.items():
+            penalizer = orchestrator.penalizers[kind]
+            penalizer.prepare()
+            for name, row in rows.items():
+                getattr(penalizer, name)[index] = row[0]
+
+
+def cumulate_one_behind(cumulate, batch: ScheduleBatch) -> None:
+    """Around ScheduleBatch.cumulate_penalty_output_tokens.
+
+    With overlap SGLang counts the newest token that it knows of: as a rule the one before the step
+    in flight, but the last one when nothing is in flight, and that depends on who else is served.
+    Here it is always the one before, so a request that sat out says what it would have said.
+    """
+    if not batch.enable_overlap:
+        cumulate(batch)
+        return
+    known = [(req, req.output_ids) for req in batch.reqs]
+    for req, ids in known:
+        # KV beyond the prompt counts the steps already launched, and so the tokens before them.
+        req.output_ids = ids[: req.kv.kv_committed_len - len(req.origin_input_ids)]
+    try:
+        cumulate(batch)
+    finally:
+        for req, ids in known:
+            req.output_ids = ids

@@ -12,6 +12,8 @@ from sglang_live.bridge.feed_types import Feed, HiddenRows, Report
 
 INBOX_ENV = "SGLANG_LIVE_INBOX"
 OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
+# Comma list of the policies that are on; empty or absent: SGLang's own scheduling.
+POLICIES_ENV = "SGLANG_LIVE_POLICIES"
 
 
 class Inbox:
@@ -79,3 +81,7 @@ def address_from_env(name: str) -> str:
     if not address:
         raise RuntimeError(f"{name} is not set: this engine was not started by a stage")
     return address
+
+
+def policies_from_env() -> tuple[str, ...]:
+    return tuple(name for name in os.environ.get(POLICIES_ENV, "").split(",") if name)

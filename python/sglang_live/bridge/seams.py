@@ -13,6 +13,7 @@ A seam module declares
     WHY, DROP_WHEN   one sentence each
     STAGES     names of the stages that need it, or ("*",)
     CPU_ONLY   True for shims of the CPU reference platform
+    WITH_POLICIES  True for what only policies need: with them off it is not installed
 """
 
 import importlib
@@ -25,6 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from sglang_live.bridge import platform_cpu
+from sglang_live.bridge.inbox import policies_from_env
 from sglang_live.errors import SeamError
 
 STAGE_ENV = "SGLANG_LIVE_STAGE"
@@ -43,6 +45,7 @@ class Seam:
     drop_when: str
     stages: tuple[str, ...]
     cpu_only: bool
+    with_policies: bool = False
 
     @staticmethod
     def of(module: ModuleType) -> "Seam":
@@ -56,10 +59,11 @@ class Seam:
             drop_when=module.DROP_WHEN,
             stages=module.STAGES,
             cpu_only=module.CPU_ONLY,
+            with_policies=getattr(module, "WITH_POLICIES", False),
         )
 
-    def needed(self, stage: str | None, on_cpu: bool) -> bool:
-        if self.cpu_only and not on_cpu:
+    def needed(self, stage: str | None, on_cpu: bool, policies: tuple[str, ...] = ()) -> bool:
+        if (self.cpu_only and not on_cpu) or (self.with_policies and not policies):
             return False
         return "*" in self.stages or stage in self.stages
 
@@ -75,7 +79,7 @@ def needed_seams(stage: str | None) -> list[Seam]:
     on_cpu = platform_cpu.is_active()
     if stage is None:
         return [s for s in all_seams() if s.cpu_only and on_cpu and "*" in s.stages]
-    return [s for s in all_seams() if s.needed(stage, on_cpu)]
+    return [s for s in all_seams() if s.needed(stage, on_cpu, policies_from_env())]
 
 
 def upstream_signature(seam: Seam) -> str | None:

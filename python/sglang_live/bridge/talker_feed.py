@@ -18,5 +18,6 @@ def stream_of(prompt: TalkerPrompt) -> TalkerStream:
         audio_at=at,
         seed=prompt.seed,
         greedy=prompt.greedy,
+        temperature=prompt.temperature,
         penalty=prompt.penalty,
     )

@@ -1,5 +1,7 @@
 """With every policy off the thinker's engine runs SGLang's own scheduling loop."""
 
+from sglang_live.bridge.inbox import POLICIES_ENV, policies_from_env
+from sglang_live.bridge.live_scheduler import decides_rounds
 from sglang_live.bridge.seams import all_seams
 
 # What the event loops of Scheduler call each round.
@@ -17,11 +19,17 @@ LOOP = (
 
 
 def test_no_seam_of_the_thinker_is_in_the_scheduling_loop():
-    targets = {seam.target for seam in all_seams() if seam.needed("thinker", on_cpu=True)}
     loop = {f"sglang.srt.managers.scheduler.{name}" for name in LOOP}
-    assert not targets & loop
+    assert not targets(()) & loop
+    assert targets(("urgency",)) & loop
 
 
-def test_the_talker_replaces_the_scheduler_for_its_text_gate_alone():
-    [seam] = [s for s in all_seams() if s.target == "sglang.srt.managers.scheduler.Scheduler"]
-    assert seam.stages == ("talker",)
+def test_the_talkers_scheduler_takes_no_part_in_policies_that_are_off(monkeypatch):
+    monkeypatch.delenv(POLICIES_ENV, raising=False)
+    assert not decides_rounds(policies_from_env())
+    assert not decides_rounds(("truncate",))
+    assert decides_rounds(("pacing", "truncate"))
+
+
+def targets(policies: tuple[str, ...]) -> set[str]:
+    return {s.target for s in all_seams() if s.needed("thinker", True, policies)}

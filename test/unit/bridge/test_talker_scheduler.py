@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from sglang_live.bridge.feed_types import SPEAK_PREFIX, TalkerPrompt
+from sglang_live.bridge.held import Held
 from sglang_live.bridge.talker_feed import stream_of
 from sglang_live.bridge.talker_scheduler import TalkerScheduler
 
@@ -14,6 +15,7 @@ class FakeReq:
         self.output_ids = [0] * n_output
         self.kv = SimpleNamespace(kv_committed_len=n_prompt + n_launched)
         self.to_finish = None
+        self.sampling_params = SimpleNamespace(max_new_tokens=100)
         self.is_finished = False
 
     def finished(self) -> bool:
@@ -30,26 +32,28 @@ def gate(*reqs: FakeReq, text: int = 0, done: bool = False) -> TalkerScheduler:
         streams[req.rid].text_ids = [0] * text
         streams[req.rid].text_done = done
     scheduler.model = SimpleNamespace(streams=streams)
-    scheduler.held = {req.rid: req for req in reqs}
+    scheduler.unfinished_text = set() if done else set(streams)
+    scheduler.rounds = None
+    scheduler.held = {req.rid: Held(req) for req in reqs}
     return scheduler
 
 
 def test_a_stream_sits_out_exactly_while_its_next_frame_has_no_text():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
-    assert gate(req, text=2)._starved(req)
-    assert not gate(req, text=3)._starved(req)
-    assert not gate(req, text=2, done=True)._starved(req)
+    assert gate(req, text=2)._sits_out(req)
+    assert not gate(req, text=3)._sits_out(req)
+    assert not gate(req, text=2, done=True)._sits_out(req)
 
 
 def test_a_stream_that_is_being_aborted_is_let_through_to_its_end():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
     req.to_finish = object()
-    assert not gate(req)._starved(req)
+    assert not gate(req)._sits_out(req)
 
 
 def test_a_request_that_is_not_a_reply_is_never_held():
     req = FakeReq("HEALTH_CHECK", n_prompt=1, n_launched=0, n_output=1)
-    assert not gate()._starved(req)
+    assert not gate()._sits_out(req)
     assert not gate()._is_unannounced(req)
 
 
@@ -74,4 +78,4 @@ def test_a_held_stream_whose_last_step_is_in_flight_waits_for_it():
     scheduler = gate(req, text=9)
     running = SimpleNamespace()
     assert scheduler._resume(running) is running
-    assert scheduler.held == {"speak-a": req}
+    assert list(scheduler.held) == ["speak-a"]

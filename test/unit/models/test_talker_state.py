@@ -33,6 +33,7 @@ def stream(rid: str = "r", text_ids: tuple[int, ...] = ()) -> TalkerStream:
         audio_at=np.empty(0, np.int64),
         seed=77,
         greedy=False,
+        temperature=0.9,
         penalty=1.05,
         text_ids=list(text_ids),
     )

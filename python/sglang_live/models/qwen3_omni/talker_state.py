@@ -31,6 +31,7 @@ class TalkerStream:
     audio_at: np.ndarray
     seed: int
     greedy: bool
+    temperature: float
     penalty: float
     text_ids: list[int] = field(default_factory=list)
     text_done: bool = False
@@ -53,6 +54,7 @@ class TalkerRows:
     codes:       [n_rows, max_frames, n_residual] int16.
     seen:        [n_rows, codec_vocab] bool, codes 0 generated so far.
     penalty:     [n_rows] float32, repetition penalty.
+    temperature: [n_rows] float32, of code 0 where not greedy.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class TalkerRows:
         self.greedy = torch.ones(n_rows, device=device, dtype=torch.bool)
         self.seen = torch.zeros(n_rows, codec_vocab, device=device, dtype=torch.bool)
         self.penalty = torch.ones(n_rows, device=device)
+        self.temperature = torch.ones(n_rows, device=device)
         shape = (n_rows, max_frames)
         self.text_ids = torch.full(shape, pad_id, device=device, dtype=torch.int32)
         self.codes = torch.zeros(*shape, n_residual, device=device, dtype=torch.int16)
@@ -85,6 +88,7 @@ class TalkerRows:
         self.seed[row] = stream.seed
         self.greedy[row] = stream.greedy
         self.penalty[row] = stream.penalty
+        self.temperature[row] = stream.temperature
         self.seen[row] = False
         self.text_ids[row] = self._pad_id
         stream.row, stream.n_text_written = row, 0

@@ -33,6 +33,8 @@ from sglang_live.telemetry.forward_log import ForwardLog
 
 # Codec ids from here to the end of the vocabulary are controls; only the end may be sampled.
 N_CONTROL_IDS = 1024
+# Keeps the noise of code 0 apart from that of the residual codes.
+CODE0_SALT = 0x5DEECE66D
 
 
 def _chunks(forward_batch):
@@ -177,6 +179,7 @@ class Qwen3OmniTalker(nn.Module):
             self._keep_last_hidden(hidden, forward_batch)
         output = self.logits_processor(input_ids, hidden, self.codec_head, forward_batch)
         self._penalise(output.next_token_logits, rows)
+        self._sample(output.next_token_logits, rows, forward_batch.seq_lens)
         return output
 
     def _keep_last_hidden(self, hidden: Tensor, forward_batch) -> None:
@@ -197,6 +200,24 @@ class Qwen3OmniTalker(nn.Module):
         scaled = torch.where(logits < 0, logits * penalty, logits / penalty)
         logits.copy_(torch.where(self.rows.seen[rows], scaled, logits))
         logits.add_(self.allowed)
+
+    def _sample(self, logits: Tensor, rows: Tensor, seq_lens: Tensor) -> None:
+        """Choose code 0 of the frame that begins, by leaving only that id possible; in place.
+
+        From seed and frame alone: a stream says the same whoever shares its batch, and however
+        often it sat out. SGLang then takes the argmax.
+        """
+        state = self.rows
+        greedy = state.greedy[rows]
+        if self._all_greedy(greedy):
+            return
+        frame = (seq_lens - state.prompt_len[rows]).clamp(min=0)
+        noise = frame_noise(state.seed[rows] ^ CODE0_SALT, frame, 1, TOP_K)[:, 0]
+        top, ids = logits.float().topk(TOP_K, dim=-1)
+        score = top / state.temperature[rows].unsqueeze(1) + noise
+        pick = ids.gather(1, score.argmax(dim=-1, keepdim=True))
+        only = torch.full_like(logits, -torch.inf).scatter_(1, pick, 0.0)
+        logits.copy_(torch.where(greedy.unsqueeze(1), logits, only))
 
     def _complete_frames(self, code0: Tensor, rows: Tensor, seq_lens: Tensor) -> Tensor:
         """Embeddings [n, hidden] of the frames that the previous step began."""

@@ -1,0 +1,397 @@
+"""SGLang's scheduler with a listener in mind: streams may sit out rounds and come back.
+
+In: feed messages of the stage, on SGLang's own request broadcast; decisions of bridge/rounds.py.
+Out: what SGLang's loop runs. Without policies and with nobody to sit out, every round is
+SGLang's own. Subclassed by the talker's scheduler; the thinker's engine runs it as it is.
+"""
+
+import time
+from collections import OrderedDict
+from dataclasses import replace
+
+import zmq
+from sglang.srt.managers.schedule_batch import (
+    FINISH_ABORT,
+    NextBatchPlan,
+    Req,
+    ScheduleBatch,
+    release_req,
+)
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.utils import TypeBasedDispatcher
+
+from sglang_live.bridge.feed_types import (
+    SPEAK_PREFIX,
+    THINK_PREFIX,
+    EndReply,
+    PolicyReport,
+    Progress,
+    SpeechStart,
+    Truncated,
+    TruncateSession,
+)
+from sglang_live.bridge.held import Held, ReqsView, decode_batch_of
+from sglang_live.bridge.inbox import (
+    INBOX_ENV,
+    OUTBOX_ENV,
+    Inbox,
+    Outbox,
+    address_from_env,
+    policies_from_env,
+)
+from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
+from sglang_live.bridge.session_truncate import streaming_sessions, truncate_session
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.decide import Policies
+
+# How long a round may wait for input when every stream sits out. Messages end the wait at once.
+IDLE_WAIT_MS = 20
+REPORT_EVERY_S = 0.5
+# An EndReply may overtake its request, which travels on another socket; how many are remembered.
+_MAX_EARLY_ENDS = 4096
+
+
+class LiveScheduler(Scheduler):
+    # --- setting up ---
+
+    def init_ipc_channels(self, port_args) -> None:
+        super().init_ipc_channels(port_args)
+        self.inbox: Inbox | None = None
+        self.outbox: Outbox | None = None
+        self._news = zmq.Poller()
+        if self.ipc_channels.recv_from_tokenizer is not None:  # rank 0 only
+            self.inbox = Inbox(address_from_env(INBOX_ENV))
+            self.outbox = Outbox(address_from_env(OUTBOX_ENV))
+            self._news.register(self.inbox.socket, zmq.POLLIN)
+            self._news.register(self.ipc_channels.recv_from_tokenizer, zmq.POLLIN)
+
+    def init_idle_sleeper(self) -> None:
+        super().init_idle_sleeper()
+        if self.idle_sleeper is not None and self.inbox is not None:
+            self.idle_sleeper.poller.register(self.inbox.socket, zmq.POLLIN)
+
+    def init_running_status(self) -> None:
+        super().init_running_status()
+        self.held: dict[str, Held] = {}
+        self._early_ends: OrderedDict[str, None] = OrderedDict()
+        self._next_report_s = 0.0
+        self._counts = dict.fromkeys(
+            ("held_gave_way", "ended", "truncated", "truncations_refused", "speech_starts"), 0.0
+        )
+        names = policies_from_env()
+        self.rounds: Rounds | None = None
+        if decides_rounds(names):
+            chunk = self.server_args.chunked_prefill_size
+            config = PolicyConfig(may_park_prefill=True)
+            if chunk and chunk > 0:
+                config = replace(
+                    config, chunk_tokens=chunk, min_chunk_tokens=min(chunk, config.min_chunk_tokens)
+                )
+            self.rounds = Rounds(Policies.of(names, config))
+
+    def init_request_dispatcher(self) -> None:
+        super().init_request_dispatcher()
+        self._request_dispatcher += TypeBasedDispatcher(
+            [
+                (RoundStamp, self._on_stamp),
+                (Progress, self._on_progress),
+                (EndReply, self._on_end_reply),
+                (TruncateSession, self._on_truncate),
+                (SpeechStart, self._on_speech_start),
+            ]
+        )
+
+    def init_pool_stats_observer(self) -> None:
+        super().init_pool_stats_observer()
+        self._count_held(self.pool_stats_observer)
+
+    def init_invariant_checker(self) -> None:
+        super().init_invariant_checker()
+        self._count_held(self.invariant_checker)
+
+    def init_load_inquirer(self) -> None:
+        super().init_load_inquirer()
+        self._count_held(self.load_inquirer)
+
+    def _count_held(self, observer) -> None:
+        # Frozen dataclasses: what they observe is fixed at construction, but for this.
+        object.__setattr__(observer, "get_running_batch", self._running_and_held)
+
+    def _running_and_held(self):
+        if not self.held:
+            return self.running_batch
+        return ReqsView([*self.running_batch.reqs, *(h.req for h in self.held.values())])
+
+    # --- facts from the stage ---
+
+    def _poll_timeout_aborts(self) -> list:
+        # Called on rank 0 only; what it returns is broadcast with the requests of the round.
+        feeds = self.inbox.drain() if self.inbox is not None else []
+        if self.rounds is not None:
+            feeds = [RoundStamp(time.monotonic()), *feeds]
+        return [*feeds, *super()._poll_timeout_aborts()]
+
+    def _on_stamp(self, stamp: RoundStamp) -> None:
+        self.rounds.stamp(stamp)
+
+    def _on_progress(self, news: Progress) -> None:
+        if self.rounds is not None:
+            self.rounds.progress(news)
+
+    def _on_end_reply(self, end: EndReply) -> None:
+        live = [*self.waiting_queue, *self.collect_inflight_reqs()]
+        if self.chunked_req is not None:
+            live.append(self.chunked_req)
+        reqs = {req for req in live if req.rid == end.rid}
+        if not reqs:
+            self._early_ends[end.rid] = None
+            while len(self._early_ends) > _MAX_EARLY_ENDS:
+                self._early_ends.popitem(last=False)
+        for req in reqs:
+            self._end(req)
+
+    def _end(self, req: Req) -> None:
+        """Finish where it is. A limit on length is a finish that keeps a session's KV."""
+        self._counts["ended"] += 1
+        if not isinstance(req.to_finish, FINISH_ABORT):
+            req.sampling_params.max_new_tokens = len(req.output_ids)
+
+    def _on_truncate(self, cut: TruncateSession) -> None:
+        n_tokens = truncate_session(self, cut.session, cut.n_tokens)
+        self._counts["truncated" if n_tokens >= 0 else "truncations_refused"] += 1
+        if self.outbox is not None:
+            self.outbox.send(Truncated(cut.session, n_tokens))
+
+    def _on_speech_start(self, start: SpeechStart) -> None:
+        self._counts["speech_starts"] += 1
+
+    # --- who sits out ---
+
+    def _gated(self, req: Req) -> bool:
+        """Whether the model cannot run the request's next step yet."""
+        return False
+
+    def _any_gated(self) -> bool:
+        """Whether some request may be gated: spares looking at each."""
+        return False
+
+    def _sits_out(self, req: Req) -> bool:
+        if req.finished() or req.to_finish is not None or _must_end(req):
+            return False
+        return self._gated(req) or (self.rounds is not None and self.rounds.sits_out(req.rid))
+
+    def _hold(self, batch: ScheduleBatch) -> None:
+        if not self._any_gated() and (self.rounds is None or not self.rounds.anyone_leaves()):
+            return
+        sits_out = [self._sits_out(req) for req in batch.reqs]
+        if not any(sits_out):
+            return
+        for index, out in enumerate(sits_out):
+            if out:
+                held = Held.of(batch, index)
+                self.held[held.req.rid] = held
+                if self.rounds is not None and not self._gated(held.req):
+                    self.rounds.held(held.req.rid)
+        batch.filter_batch(keep_indices=[i for i, out in enumerate(sits_out) if not out])
+        batch.batch_is_full = False
+
+    def _resume(self, running_batch: ScheduleBatch) -> ScheduleBatch:
+        back = []
+        for held in [h for h in self.held.values() if not self._sits_out(h.req)]:
+            if not held.req.finished():
+                if held.step_in_flight:
+                    continue
+                back.append(held)
+            # With overlap it may have ended in the step that was in flight when it was held.
+            del self.held[held.req.rid]
+            if self.rounds is not None:
+                self.rounds.returned(held.req.rid)
+        if not back:
+            return running_batch
+        batch = decode_batch_of(self, back)
+        if running_batch.is_empty():
+            batch.batch_is_full = running_batch.batch_is_full
+            return batch
+        running_batch.merge_batch(batch)
+        return running_batch
+
+    # --- a round ---
+
+    def get_next_batch_to_run(self, running_batch, last_batch) -> NextBatchPlan:
+        if self.rounds is not None:
+            self.rounds.decide(
+                self._pool(),
+                prefill_running=self.chunked_req is not None,
+                gated=[
+                    rid for rid, h in self.held.items() if h.step_in_flight or self._gated(h.req)
+                ],
+            )
+            self._report()
+        if self.held:
+            running_batch = self._resume(running_batch)
+        plan = super().get_next_batch_to_run(running_batch, last_batch)
+        if plan.batch_to_run is None and self.held and last_batch is None:
+            self._wait_for_news()
+        return plan
+
+    def _wait_for_news(self) -> None:
+        limit_s = IDLE_WAIT_MS / 1000
+        if self.rounds is not None:
+            limit_s = min(limit_s, self.rounds.wait_limit_s())
+        self._news.poll(max(1, round(1000 * limit_s)))
+
+    def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
+        self._hold(running_batch)
+        queue, later = self._admission_order(self.waiting_queue)
+        budget = self.rounds.prefill_budget() if self.rounds is not None else None
+        if budget == 0:
+            # A prefill that is half-way is parked: upstream stashed its last chunk already.
+            if self.waiting_queue or self.chunked_req is not None:
+                self.rounds.totals["prefill_put_off"] += 1
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        own_chunk = self.chunked_prefill_size
+        if budget is not None and own_chunk:
+            pages = max(1, budget // self.page_size)
+            self.chunked_prefill_size = min(own_chunk, pages * self.page_size)
+        self.waiting_queue = queue
+        try:
+            plan = super().get_new_batch_prefill(running_batch)
+        finally:
+            self.chunked_prefill_size = own_chunk
+        self.waiting_queue.extend(later)
+        if self.rounds is not None and plan.batch_to_run is not None:
+            for req in plan.batch_to_run.reqs:
+                self.rounds.table.admit(req.rid, self.rounds.now_s)
+        return plan
+
+    def _admission_order(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
+        """The queue as it is tried in this round, and those that wait for another one."""
+        if self.rounds is None:
+            return waiting, []
+        return self.rounds.admission_order(waiting)
+
+    def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
+        self._hold(batch)  # rounds in which prefill was deferred
+        if batch.is_empty():
+            return batch
+        if self.held:
+            self._make_room(batch)
+        return super().update_running_batch(batch)
+
+    def _make_room(self, batch: ScheduleBatch) -> None:
+        """Out of memory, those that sit out give way before those that run."""
+        if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
+            return
+        spare = [h for h in self.held.values() if _can_retract(h)]
+        spare.sort(key=lambda held: len(held.req.output_ids))
+        while spare and not batch.check_decode_mem():
+            req = spare.pop().req
+            del self.held[req.rid]
+            self._counts["held_gave_way"] += 1
+            release_req(
+                req=req,
+                remaing_req_count=len(batch.reqs),
+                req_to_token_pool=self.req_to_token_pool,
+                token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
+                tree_cache=self.tree_cache,
+                hisparse_coordinator=None,
+            )
+            self._add_request_to_queue(req, is_retracted=True)
+
+    def run_batch(self, batch: ScheduleBatch, *args, **kwargs):
+        if self.rounds is not None:
+            if batch.forward_mode.is_decode():
+                self.rounds.ran_decode(batch.reqs)
+            elif batch.forward_mode.is_extend():
+                self.rounds.ran_prefill(batch.extend_num_tokens)
+        return super().run_batch(batch, *args, **kwargs)
+
+    def process_batch_result(self, batch: ScheduleBatch, result):
+        super().process_batch_result(batch, result)
+        if self.rounds is not None:
+            for req in batch.reqs:
+                if req.finished_reason is not None:
+                    self.rounds.table.leave(req.rid)
+
+    # --- the queue ---
+
+    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
+        if req.rid in self._early_ends:
+            del self._early_ends[req.rid]
+            self._end(req)
+        if self.rounds is not None:
+            self.rounds.table.wait(
+                req.rid,
+                now_s=self.rounds.now_s,
+                managed=req.rid.startswith((SPEAK_PREFIX, THINK_PREFIX)),
+                prompt_tokens=len(req.origin_input_ids),
+                prefill_tokens=self._tokens_to_prefill(req),
+            )
+        super()._add_request_to_queue(req, is_retracted)
+
+    def _release_aborted_request(self, req: Req) -> None:
+        if self.rounds is not None:
+            self.rounds.table.leave(req.rid)
+        super()._release_aborted_request(req)
+
+    def _tokens_to_prefill(self, req: Req) -> int:
+        n_tokens = len(req.origin_input_ids) + len(req.output_ids)
+        streaming = streaming_sessions(self.tree_cache)
+        if req.session is not None and streaming is not None:
+            slot = streaming.slots.get(req.session.session_id)
+            if slot is not None:
+                n_tokens -= slot.kv.kv_committed_len
+        return max(1, n_tokens)
+
+    def _pool(self) -> Pool:
+        free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
+        rows = self.req_to_token_pool.available_size()
+        return Pool(free=free, total=self.max_total_num_tokens, free_rows=rows)
+
+    # --- everybody who counts live requests ---
+
+    def collect_inflight_reqs(self) -> set[Req]:
+        return super().collect_inflight_reqs() | {held.req for held in self.held.values()}
+
+    def is_fully_idle(self, for_health_check=False, ignore_waiting=False) -> bool:
+        return not self.held and super().is_fully_idle(for_health_check, ignore_waiting)
+
+    def pause_generation(self, recv_req):
+        # A pause that retracts looks at the running batch only.
+        still_out = {rid: h for rid, h in self.held.items() if h.step_in_flight}
+        back = [h for rid, h in self.held.items() if rid not in still_out]
+        if recv_req.mode == "retract" and back:
+            batch = decode_batch_of(self, back)
+            self.held = still_out
+            if self.running_batch.is_empty():
+                self.running_batch = batch
+            else:
+                self.running_batch.merge_batch(batch)
+        return super().pause_generation(recv_req)
+
+    def on_idle(self):
+        if self.rounds is not None and len(self.rounds.table) and self.is_fully_idle():
+            self.rounds.table.keep_only(set())
+            self._report(at_once=True)
+        return super().on_idle()
+
+    def _report(self, at_once: bool = False) -> None:
+        if self.outbox is None or (not at_once and self.rounds.now_s < self._next_report_s):
+            return
+        self._next_report_s = self.rounds.now_s + REPORT_EVERY_S
+        totals = {**self.rounds.report(), **self._counts, "held_now": float(len(self.held))}
+        self.outbox.send(PolicyReport(totals))
+
+
+def decides_rounds(policies: tuple[str, ...]) -> bool:
+    """Whether any of these policies has a say in a round; truncation is a matter of turns."""
+    return any(name != "truncate" for name in policies)
+
+
+def _must_end(req: Req) -> bool:
+    return len(req.output_ids) >= req.sampling_params.max_new_tokens
+
+
+def _can_retract(held: Held) -> bool:
+    # Retracting a session's request frees nothing: its KV stays with the session.
+    return held.req.session is None and not held.step_in_flight and not held.req.finished()

@@ -1,0 +1,211 @@
+"""The policies' side of an engine: facts in, one decision per scheduling round out.
+
+In: the round's time and Progress (broadcast, so equal on all ranks), what the scheduler ran.
+Out: a policy.view.Round; totals for the stage. Owner: one Rounds per scheduler process.
+Imports nothing of SGLang and reads no clock but its thread's own, to count what it costs.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sglang_live.bridge.feed_types import Progress
+from sglang_live.bridge.stream_table import StreamTable
+from sglang_live.policy.decide import Policies
+from sglang_live.policy.view import FRAME_S, Round, StageRates
+
+# Weight of the newest round in the measured rates: about ten rounds of memory.
+_EMA = 0.1
+# A pause longer than this was no round.
+_LONGEST_ROUND_S = 2.0
+# Smaller prefills are all fixed cost and say nothing about the cost of a token.
+_MIN_MEASURED_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStamp:
+    """Rank 0's time; it rides the request broadcast, so that every rank decides alike."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """KV tokens of the engine, and its request rows. free: what a prefill could take now."""
+
+    free: int
+    total: int
+    free_rows: int
+
+    @property
+    def occupancy(self) -> float:
+        return 1.0 - self.free / self.total if self.total else 0.0
+
+
+class _Slope:
+    """How much longer a decode round gets per stream: a line through the latest rounds.
+
+    Exponentially weighted least squares; nan until batches of different sizes were seen.
+    """
+
+    _WEIGHT = 0.02
+    _MIN_VARIANCE = 0.2  # streams squared
+
+    def __init__(self) -> None:
+        self._mean_n = self._mean_s = self._var = self._cov = 0.0
+        self._seen = False
+
+    def take(self, n_streams: int, round_s: float) -> None:
+        if not self._seen:
+            self._mean_n, self._mean_s, self._seen = float(n_streams), round_s, True
+        dn, ds, w = n_streams - self._mean_n, round_s - self._mean_s, self._WEIGHT
+        self._mean_n += w * dn
+        self._mean_s += w * ds
+        self._var = (1 - w) * (self._var + w * dn * dn)
+        self._cov = (1 - w) * (self._cov + w * dn * ds)
+
+    @property
+    def value(self) -> float:
+        if self._var < self._MIN_VARIANCE:
+            return float("nan")
+        return max(0.0, self._cov / self._var)
+
+
+class Rounds:
+    def __init__(self, policies: Policies):
+        self._policies = policies
+        self.table = StreamTable(FRAME_S)
+        self.rates = StageRates()
+        self.now_s = 0.0
+        self.totals: dict[str, float] = dict.fromkeys(
+            ("rounds", "policy_s", "holds", "returns", "unknown", "prefill_put_off"), 0.0
+        )
+        self._residence_s = np.zeros(4)  # by class, unknown first
+        self._ran: tuple[str, int] | None = None
+        self._last: Round | None = None
+        self._slope = _Slope()
+        self._last_prefill_s = 0.0
+
+    # --- facts ---
+
+    def stamp(self, stamp: RoundStamp) -> None:
+        if self.now_s:
+            self._measure(stamp.now_s - self.now_s)
+        if self._ran is not None and self._ran[0] == "prefill":
+            self._last_prefill_s = stamp.now_s
+        self.now_s = stamp.now_s
+        self._ran = None
+
+    def progress(self, news: Progress) -> None:
+        began_s = time.thread_time()
+        self.table.progress(news, self.now_s)
+        self.totals["policy_s"] += time.thread_time() - began_s
+
+    def ran_decode(self, reqs: list) -> None:
+        """reqs: the batch's own list."""
+        self.table.step(reqs)
+        self._ran = ("decode", len(reqs))
+
+    def ran_prefill(self, n_tokens: int) -> None:
+        self._ran = ("prefill", n_tokens)
+
+    # --- decisions ---
+
+    def decide(
+        self, pool: Pool, *, prefill_running: bool, gated: Iterable[str] = ()
+    ) -> Round | None:
+        """None while there is nothing to decide about.
+
+        Args:
+            gated: requests that cannot step now, whatever is decided.
+        """
+        if not len(self.table):
+            self._last = None
+            return None
+        began_s = time.thread_time()
+        view = self.table.view(
+            now_s=self.now_s,
+            occupancy=pool.occupancy,
+            free_tokens=pool.free,
+            free_rows=pool.free_rows,
+            prefill_running=prefill_running,
+            rates=self.rates,
+            gated=gated,
+            last_prefill_s=self._last_prefill_s,
+        )
+        self._last = decision = self._policies.decide(view)
+        self.totals["unknown"] += decision.n_unknown
+        self.totals["rounds"] += 1
+        self.totals["policy_s"] += time.thread_time() - began_s
+        return decision
+
+    def sits_out(self, rid: str) -> bool:
+        slot = self.table.slot(rid)
+        if slot is None or self._last is None or slot >= len(self._last.sits_out):
+            return False
+        return bool(self._last.sits_out[slot])
+
+    def anyone_leaves(self) -> bool:
+        """Whether the decision may take a stream out of the running batch."""
+        return self._last is not None and bool(self._last.sits_out.any())
+
+    def admission_order(self, waiting: list) -> tuple[list, list]:
+        """The queue as it should be tried, and those that are to wait for another round."""
+        if self._last is None or len(waiting) < 1:
+            return waiting, []
+        by_slot = {self.table.slot(req.rid): req for req in waiting}
+        tried = [req for slot in self._last.admit.tolist() if (req := by_slot.pop(slot, None))]
+        known = len(self._last.sits_out)
+        # Requests that came after the decision keep SGLang's order, behind the others.
+        new = [req for slot, req in by_slot.items() if slot is None or slot >= known]
+        left = [req for slot, req in by_slot.items() if slot is not None and slot < known]
+        return tried + new, left
+
+    def prefill_budget(self) -> int | None:
+        return self._last.prefill_budget if self._last is not None else None
+
+    def wait_limit_s(self) -> float:
+        """How long nothing will change by time alone."""
+        if self._last is None:
+            return float("inf")
+        return max(0.0, self._last.next_change_s - self.now_s)
+
+    # --- accounts ---
+
+    def held(self, rid: str) -> None:
+        self.table.hold(rid, self.now_s)
+        self.totals["holds"] += 1
+
+    def returned(self, rid: str) -> None:
+        if self.table.is_held(rid):
+            self.table.resume(rid, self.now_s)
+            self.totals["returns"] += 1
+
+    def report(self) -> dict[str, float]:
+        names = ("unknown_s", "u0_s", "u1_s", "u2_s")
+        residence = dict(zip(names, self._residence_s.tolist(), strict=True))
+        return {**self.totals, **residence, "round_ms": 1000 * self.rates.round_s}
+
+    def _measure(self, dt_s: float) -> None:
+        if self._last is not None and dt_s < _LONGEST_ROUND_S:
+            count = np.bincount(self._last.urgency + 1, minlength=4)
+            self._residence_s += dt_s * count[:4]
+        if self._ran is None or not 0.0 < dt_s < _LONGEST_ROUND_S:
+            return
+        kind, n = self._ran
+        if kind == "decode":
+            self._slope.take(n, dt_s)
+            round_s = self.rates.round_s
+            self.rates = replace(
+                self.rates,
+                round_s=round_s + _EMA * (dt_s - round_s),
+                round_s_per_stream=self._slope.value,
+            )
+        elif n >= _MIN_MEASURED_TOKENS:
+            per_token = self.rates.prefill_s_per_token
+            measured = max(0.0, dt_s - self.rates.prefill_s_fixed) / n
+            self.rates = replace(
+                self.rates, prefill_s_per_token=per_token + _EMA * (measured - per_token)
+            )

@@ -1,0 +1,61 @@
+"""Roll a streaming session back to its first tokens, with their KV kept.
+
+SGLang's streaming sessions only append. Between two requests, though, everything that says how
+long a session is lies in two places: the finished request that the next one will extend, and the
+slot that keeps its KV. Both are cut here.
+"""
+
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.session.session_controller import Session
+
+
+def truncate_session(scheduler, session_id: str, n_tokens: int) -> int:
+    """Returns the tokens the session holds now, or -1: it cannot be cut there, and is unchanged."""
+    session = scheduler.session_controller.get(session_id)
+    streaming = streaming_sessions(scheduler.tree_cache)
+    slot = streaming.slots.get(session_id) if streaming is not None else None
+    if session is None or slot is None or session._inflight or not session.req_nodes:
+        return -1
+    [node] = session.req_nodes.values()
+    req = node.req
+    if not slot.kv.cache_protected_len <= n_tokens <= _length(req):
+        return -1
+    if n_tokens < len(req.origin_input_ids) and not _drop_input(session, req, n_tokens):
+        return -1
+    kept = max(0, n_tokens - len(req.origin_input_ids))
+    req.output_ids = _outputs(req)[:kept]
+    if slot.kv.kv_allocated_len > n_tokens:
+        streaming._free_tail(slot.kv, n_tokens)
+    return n_tokens
+
+
+def streaming_sessions(tree_cache):
+    """SGLang's keeper of session slots, stand-alone or embedded in the unified cache."""
+    if hasattr(tree_cache, "slots"):
+        return tree_cache
+    return getattr(tree_cache, "session", None)
+
+
+def _outputs(req: Req):
+    return req.output_ids[: req.sampling_params.max_new_tokens]
+
+
+def _length(req: Req) -> int:
+    return len(req.origin_input_ids) + len(_outputs(req))
+
+
+def _drop_input(session: Session, req: Req, n_tokens: int) -> bool:
+    """Forget input tokens from n_tokens on; refused where they stand for audio or images."""
+    media = req.multimodal_inputs.mm_items if req.multimodal_inputs is not None else []
+    if any(end >= n_tokens for item in media for _, end in item.offsets or ()):
+        return False
+    n_dropped = len(req.origin_input_ids) - n_tokens
+    unpadded = req.origin_input_ids_unpadded
+    if unpadded is not req.origin_input_ids:
+        del unpadded[len(unpadded) - n_dropped :]
+    del req.origin_input_ids[n_tokens:]
+    session.committed_origin_len = n_tokens
+    session.committed_unpadded_len = len(req.origin_input_ids_unpadded)
+    # Rebuilt by the next request; what is there still has the dropped tokens.
+    req.full_untruncated_fill_ids = []
+    return True

@@ -1,0 +1,235 @@
+"""What an engine knows of its requests, as arrays: the facts behind a policy's view.
+
+In: arrivals, admissions, steps, holds from the scheduler; Progress from the control channel.
+Out: StageView. Owner: one StreamTable per scheduler process; equal on all ranks, because every
+fact and the time come with the scheduler's broadcast.
+A request keeps its slot while it lives. A free slot looks like a stream that wants nothing.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from sglang_live.bridge.feed_types import Progress
+from sglang_live.policy.view import StageRates, StageView
+
+# A stream that is this far ahead of a consumer nobody has reported on has lost its telemetry.
+SILENT_CONSUMER_S = 4.0
+
+_COLUMNS = {
+    "waiting": (bool, False),
+    "held": (bool, False),
+    "started": (bool, True),
+    "managed": (bool, False),
+    "flowing": (bool, False),
+    "reported": (bool, False),
+    "since_s": (np.float64, 0.0),
+    "arrived_s": (np.float64, 0.0),
+    "consumed_s": (np.float64, 0.0),
+    "stamp_s": (np.float64, 0.0),
+    "produced": (np.float64, np.inf),
+    "prompt_tokens": (np.int64, 0),
+    "prefill_tokens": (np.int64, 0),
+    "interrupts": (np.float64, 0.0),
+}
+
+
+class StreamTable:
+    """
+    Args:
+        unit_s: speech that one decode step is worth to this stage's consumer.
+    """
+
+    def __init__(self, unit_s: float, capacity: int = 64):
+        self._unit_s = unit_s
+        self._slot: dict[str, int] = {}
+        self._rids: list[str | None] = []
+        self._free: list[int] = []
+        self._columns = {n: np.full(capacity, d, t) for n, (t, d) in _COLUMNS.items()}
+        self._stepping: tuple[list | None, np.ndarray] = (None, np.zeros(0, np.int64))
+
+    def __len__(self) -> int:
+        return len(self._slot)
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._slot
+
+    def is_held(self, rid: str) -> bool:
+        slot = self._slot.get(rid)
+        return slot is not None and bool(self._columns["held"][slot])
+
+    def slot(self, rid: str) -> int | None:
+        return self._slot.get(rid)
+
+    def rids(self, slots: Iterable[int]) -> list[str]:
+        return [rid for slot in slots if (rid := self._rids[slot]) is not None]
+
+    # --- from the scheduler ---
+
+    def wait(
+        self, rid: str, *, now_s: float, managed: bool, prompt_tokens: int, prefill_tokens: int
+    ) -> None:
+        """A request joins the queue, for the first time or after a retraction."""
+        slot = self._slot.get(rid)
+        if slot is None:
+            slot = self._take_slot(rid)
+            for name in ("started", "flowing", "reported", "held"):
+                self._columns[name][slot] = False
+            for name in ("consumed_s", "interrupts", "produced"):
+                self._columns[name][slot] = 0.0
+            self._columns["arrived_s"][slot] = now_s
+        row = {
+            "waiting": True,
+            "held": False,
+            "managed": managed,
+            "since_s": now_s,
+            "prompt_tokens": prompt_tokens,
+            "prefill_tokens": prefill_tokens,
+        }
+        for name, value in row.items():
+            self._columns[name][slot] = value
+
+    def admit(self, rid: str, now_s: float) -> None:
+        slot = self._slot.get(rid)
+        if slot is not None and self._columns["waiting"][slot]:
+            self._columns["waiting"][slot] = False
+            self._columns["since_s"][slot] = now_s
+            self._columns["prefill_tokens"][slot] = 0
+
+    def hold(self, rid: str, now_s: float) -> None:
+        self._set_held(rid, True, now_s)
+
+    def resume(self, rid: str, now_s: float) -> None:
+        self._set_held(rid, False, now_s)
+
+    def leave(self, rid: str) -> None:
+        slot = self._slot.pop(rid, None)
+        if slot is None:
+            return
+        self._rids[slot] = None
+        self._free.append(slot)
+        self._stepping = (None, self._stepping[1])
+        for name, (_, default) in _COLUMNS.items():
+            self._columns[name][slot] = default
+
+    def keep_only(self, rids: set[str]) -> None:
+        for rid in self._slot.keys() - rids:
+            self.leave(rid)
+
+    def step(self, reqs: list) -> None:
+        """A decode step of these requests was launched. reqs: a batch's own list."""
+        known, slots = self._stepping
+        # A batch that changes gets a new list; holding on to the old one keeps identities apart.
+        if known is not reqs:
+            found = [slot for req in reqs if (slot := self._slot.get(req.rid)) is not None]
+            slots = np.asarray(found, np.int64)
+            self._stepping = (reqs, slots)
+        self._columns["produced"][slots] += 1.0
+
+    # --- from the control channel ---
+
+    def progress(self, news: Progress, now_s: float) -> None:
+        at, take = [], []
+        for i, rid in enumerate(news.rids):
+            slot = self._slot.get(rid)
+            if slot is not None:
+                at.append(slot)
+                take.append(i)
+        columns = self._columns
+        columns["consumed_s"][at] = np.asarray(news.consumed_s)[take]
+        columns["flowing"][at] = np.asarray(news.flowing)[take]
+        columns["interrupts"][at] = np.asarray(news.interrupts)[take]
+        columns["stamp_s"][at] = now_s
+        columns["reported"][at] = True
+
+    # --- for the policies ---
+
+    def ahead_s(self, rid: str, now_s: float) -> float:
+        """Of one stream, for reports; nan if unknown."""
+        slot = self._slot.get(rid)
+        return float("nan") if slot is None else float(self._ahead_s(now_s)[slot])
+
+    def view(
+        self,
+        *,
+        now_s: float,
+        occupancy: float,
+        free_tokens: int,
+        free_rows: int,
+        prefill_running: bool,
+        rates: StageRates,
+        gated: Iterable[str] = (),
+        last_prefill_s: float = 0.0,
+    ) -> StageView:
+        """gated: requests that cannot step now, whatever is decided."""
+        n, columns = len(self._rids), self._columns
+        ahead_s = self._ahead_s(now_s)
+        produced = columns["produced"][:n]
+        silent = ~columns["reported"][:n] & (produced * self._unit_s > SILENT_CONSUMER_S)
+        # Dead slots have produced without end, for nobody.
+        silent &= columns["managed"][:n]
+        if silent.any():
+            ahead_s = np.where(silent, np.nan, ahead_s)
+        stepped = np.where(np.isinf(produced), 0.0, produced)
+        return StageView(
+            now_s=now_s,
+            occupancy=occupancy,
+            free_tokens=free_tokens,
+            free_rows=free_rows,
+            prefill_running=prefill_running,
+            rates=rates,
+            waiting=columns["waiting"][:n],
+            held=columns["held"][:n],
+            since_s=columns["since_s"][:n],
+            arrived_s=columns["arrived_s"][:n],
+            ahead_s=ahead_s,
+            started=columns["started"][:n] | columns["reported"][:n] | silent,
+            kv_tokens=columns["prompt_tokens"][:n] + stepped.astype(np.int64),
+            prefill_tokens=columns["prefill_tokens"][:n],
+            interrupts=columns["interrupts"][:n],
+            managed=columns["managed"][:n],
+            gated=self._mask(gated),
+            last_prefill_s=last_prefill_s,
+        )
+
+    def _mask(self, rids: Iterable[str]) -> np.ndarray | None:
+        slots = [slot for rid in rids if (slot := self._slot.get(rid)) is not None]
+        if not slots:
+            return None
+        mask = np.zeros(len(self._rids), bool)
+        mask[slots] = True
+        return mask
+
+    def _ahead_s(self, now_s: float) -> np.ndarray:
+        n, columns = len(self._rids), self._columns
+        produced_s = columns["produced"][:n] * self._unit_s
+        taken_s = columns["consumed_s"][:n] + columns["flowing"][:n] * (
+            now_s - columns["stamp_s"][:n]
+        )
+        # A consumer cannot have taken what was not made: it ran dry and stands still.
+        return np.maximum(produced_s - taken_s, 0.0)
+
+    def _set_held(self, rid: str, held: bool, now_s: float) -> None:
+        slot = self._slot.get(rid)
+        if slot is not None:
+            self._columns["held"][slot] = held
+            self._columns["since_s"][slot] = now_s
+
+    def _take_slot(self, rid: str) -> int:
+        if self._free:
+            slot = self._free.pop()
+            self._rids[slot] = rid
+        else:
+            slot = len(self._rids)
+            self._rids.append(rid)
+            if slot == len(self._columns["waiting"]):
+                self._grow()
+        self._slot[rid] = slot
+        self._stepping = (None, self._stepping[1])
+        return slot
+
+    def _grow(self) -> None:
+        for name, (dtype, default) in _COLUMNS.items():
+            column = self._columns[name]
+            more = np.full(len(column), default, dtype)
+            self._columns[name] = np.concatenate((column, more))

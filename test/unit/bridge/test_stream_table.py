@@ -1,0 +1,151 @@
+"""Facts per request: what is counted, what is extrapolated, what is forgotten."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sglang_live.bridge.feed_types import Progress
+from sglang_live.bridge.stream_table import SILENT_CONSUMER_S, StreamTable
+from sglang_live.policy.view import StageRates, StageView
+
+UNIT_S = 0.08
+
+
+def table_of(*rids: str, now_s: float = 10.0) -> StreamTable:
+    table = StreamTable(UNIT_S, capacity=2)
+    for rid in rids:
+        table.wait(rid, now_s=now_s, managed=True, prompt_tokens=30, prefill_tokens=20)
+        table.admit(rid, now_s)
+    return table
+
+
+def steps(table: StreamTable, n: int, *rids: str) -> None:
+    reqs = [SimpleNamespace(rid=rid) for rid in rids]
+    for _ in range(n):
+        table.step(reqs)
+
+
+def view_of(table: StreamTable, now_s: float = 10.0) -> StageView:
+    return table.view(
+        now_s=now_s,
+        occupancy=0.5,
+        free_tokens=100,
+        free_rows=4,
+        prefill_running=False,
+        rates=StageRates(),
+    )
+
+
+def test_a_stream_is_ahead_by_what_was_made_and_not_taken():
+    table = table_of("a", "b", "c")
+    steps(table, 10, "a", "c")
+    table.progress(Progress(["a"], [0.5], [False], [0.25]), 10.0)
+    view = view_of(table)
+    assert view.ahead_s.tolist() == pytest.approx([0.3, 0.0, 0.8])
+    assert view.started.tolist() == [True, False, False]
+    assert view.interrupts.tolist() == [0.25, 0.0, 0.0]
+    assert view.kv_tokens.tolist() == [40, 30, 40]
+
+
+def test_a_consumer_that_goes_on_takes_a_second_per_second_and_never_more_than_was_made():
+    table = table_of("a")
+    steps(table, 25, "a")
+    table.progress(Progress(["a"], [0.5], [True], [0.0]), 10.0)
+    assert view_of(table, 11.0).ahead_s[0] == pytest.approx(0.5)
+    assert view_of(table, 20.0).ahead_s[0] == 0.0
+
+
+def test_the_newest_progress_wins():
+    table = table_of("a")
+    steps(table, 25, "a")
+    table.progress(Progress(["a", "a"], [1.0, 0.4], [True, False], [0.0, 0.0]), 10.0)
+    assert view_of(table, 12.0).ahead_s[0] == pytest.approx(1.6)
+
+
+def test_progress_of_a_request_that_is_gone_changes_nothing():
+    table = table_of("a")
+    table.leave("a")
+    table.progress(Progress(["a"], [1.0], [True], [0.0]), 10.0)
+    assert len(table) == 0
+
+
+def test_a_consumer_nobody_reports_on_is_unknown_once_much_was_made():
+    table = table_of("a")
+    steps(table, int(SILENT_CONSUMER_S / UNIT_S) - 1, "a")
+    assert not math.isnan(view_of(table).ahead_s[0])
+    steps(table, 3, "a")
+    view = view_of(table)
+    assert math.isnan(view.ahead_s[0])
+    assert view.started[0]
+
+
+def test_a_free_slot_looks_like_a_stream_that_wants_nothing():
+    table = table_of("a", "b")
+    table.leave("a")
+    view = view_of(table)
+    assert not view.waiting[0]
+    assert not view.managed[0]
+    assert view.started[0]
+    assert view.ahead_s[0] == math.inf
+    assert view.kv_tokens[0] == 0
+
+
+def test_a_slot_is_used_again_without_what_was_known_of_the_one_before():
+    table = table_of("a")
+    steps(table, 9, "a")
+    table.progress(Progress(["a"], [0.1], [True], [1.0]), 10.0)
+    table.leave("a")
+    table.wait("b", now_s=12.0, managed=True, prompt_tokens=5, prefill_tokens=5)
+    view = view_of(table, 12.0)
+    assert len(view) == 1
+    assert view.waiting[0]
+    assert not view.started[0]
+    assert (view.ahead_s[0], view.interrupts[0], view.arrived_s[0]) == (0.0, 0.0, 12.0)
+
+
+def test_a_retracted_request_keeps_what_it_made():
+    table = table_of("a")
+    steps(table, 9, "a")
+    table.hold("a", 11.0)
+    table.wait("a", now_s=12.0, managed=True, prompt_tokens=30, prefill_tokens=39)
+    view = view_of(table, 12.0)
+    assert view.waiting[0]
+    assert not view.held[0]
+    assert view.ahead_s[0] == pytest.approx(0.72)
+    assert view.arrived_s[0] == 10.0
+
+
+def test_steps_count_for_the_batch_as_it_is_even_when_requests_come_and_go():
+    table = table_of("a", "b")
+    batch = [SimpleNamespace(rid="a"), SimpleNamespace(rid="b")]
+    table.step(batch)
+    table.leave("a")
+    table.wait("c", now_s=10.0, managed=True, prompt_tokens=1, prefill_tokens=1)
+    table.step(batch)  # a's last step was launched before it was known to have ended
+    assert table.ahead_s("b", 10.0) == pytest.approx(0.16)
+    assert table.ahead_s("c", 10.0) == 0.0
+
+
+def test_the_table_grows_with_its_streams():
+    table = table_of(*(f"r{i}" for i in range(300)))
+    steps(table, 2, *(f"r{i}" for i in range(0, 300, 2)))
+    ahead = view_of(table).ahead_s
+    assert np.allclose(ahead[::2], 0.16)
+    assert np.allclose(ahead[1::2], 0.0)
+
+
+def test_requests_that_cannot_step_are_marked():
+    table = table_of("a", "b")
+    view = table.view(
+        now_s=10.0,
+        occupancy=0.0,
+        free_tokens=1,
+        free_rows=1,
+        prefill_running=False,
+        rates=StageRates(),
+        gated=["b", "gone"],
+    )
+    assert view.gated.tolist() == [False, True]
+    assert view_of(table).gated is None
