@@ -15,8 +15,11 @@ from typing import Any
 from sglang_live.errors import BadInputError
 
 STAGES = ("thinker", "talker", "vocoder")
-# Policies that exist; `off` is SGLang's own behaviour. The list grows with policy/.
-POLICIES: tuple[str, ...] = ()
+# What `all` means. `off` is SGLang's own behaviour.
+POLICIES = ("urgency", "pacing", "truncate")
+# Orders of admission; at most one. Without any, requests are served as they come.
+ORDERS = ("urgency", "deadline", "fcfs")
+POLICIES_HELP = "`off`, `all`, or a comma list"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -53,6 +56,7 @@ class ServerConfig:
     max_sessions: int = 64
     cache_dir: Path = Path.home() / ".cache" / "sglang_live"
     log_dir: Path | None = None
+    timeline_dir: Path | None = None
     stages: dict[str, StageConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,7 +92,7 @@ def parse(argv: list[str]) -> ServerConfig:
         served_model_name=own.served_model_name or Path(own.model_path).resolve().name,
         host=own.host,
         port=own.port,
-        policies=_policies(own.live_policies),
+        policies=parse_policies(own.live_policies),
         api_keys=tuple(keys),
         allow_anonymous=own.allow_anonymous,
         allow_local_media=own.allow_local_media,
@@ -96,6 +100,7 @@ def parse(argv: list[str]) -> ServerConfig:
         max_sessions=own.max_sessions,
         cache_dir=Path(own.cache_dir),
         log_dir=Path(own.log_dir) if own.log_dir else None,
+        timeline_dir=Path(own.timeline_dir) if own.timeline_dir else None,
         stages=stages,
     )
 
@@ -108,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--served-model-name", help="name clients use (default: last part of the path)")
     p.add_argument("--host", default="127.0.0.1")
     p.add_argument("--port", type=int, default=30000)
-    p.add_argument("--live-policies", default="all", help="`off`, `all`, or a comma list")
+    p.add_argument("--live-policies", default="all", help=POLICIES_HELP)
     p.add_argument("--api-key", action="append", help="accepted key; may be given several times")
     p.add_argument("--allow-anonymous", action="store_true", help="serve non-loopback without key")
     p.add_argument("--allow-local-media", action="store_true", help="requests may name files")
@@ -120,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         "--cache-dir", default=default_cache_dir(), help="derived files (env SGLANG_LIVE_CACHE)"
     )
     p.add_argument("--log-dir", help="stage logs go to files here instead of stderr")
+    p.add_argument("--timeline-dir", help="a timeline of every session goes to a file here")
     return p
 
 
@@ -127,17 +133,19 @@ def default_cache_dir() -> str:
     return os.environ.get("SGLANG_LIVE_CACHE") or str(Path.home() / ".cache" / "sglang_live")
 
 
-def _policies(text: str) -> tuple[str, ...]:
+def parse_policies(text: str) -> tuple[str, ...]:
+    """The value of --live-policies. Raises BadInputError for names there are not."""
     if text == "off":
         return ()
     if text == "all":
         return POLICIES
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    unknown = [name for name in names if name not in POLICIES]
+    known = sorted({*POLICIES, *ORDERS})
+    unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise BadInputError(
-            f"unknown policies {unknown or text!r}; there are: {list(POLICIES) or 'none'}"
-        )
+        raise BadInputError(f"unknown policies {unknown or text!r}; there are: {known}")
+    if len(orders := [name for name in names if name in ORDERS]) > 1:
+        raise BadInputError(f"policies {orders} exclude each other: choose one order")
     return names
 
 

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import STAGES, ServerConfig, parse
-from sglang_live.errors import LiveError
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import SERVING, Health
@@ -45,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         config = parse(sys.argv[1:] if argv is None else argv)
+        if config.timeline_dir is not None:
+            _make(config.timeline_dir)
         model = Qwen3OmniSpec.load(resolve_checkpoint(config.model_path, config.cache_dir))
         return asyncio.run(_serve(config, model))
     except LiveError as error:
@@ -66,12 +68,14 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
             model_name=config.served_model_name,
             voices=model.voices,
             max_sessions=config.max_sessions,
+            policies=config.policies,
             clock=MonotonicClock(),
         )
         gateway = GatewayConfig(
             api_keys=config.api_keys,
             allow_local_media=config.allow_local_media,
             allow_private_media_urls=config.allow_private_media_urls,
+            timeline_dir=config.timeline_dir,
         )
         metrics = GatewayMetrics(CollectorRegistry())
         metrics.registry.register(StageCollector(lambda: supervisor.replicas))
@@ -144,6 +148,7 @@ def _specs(
                     # SGLang's own API is that of the first thinker.
                     native_port=native_port if (stage, replica) == ("thinker", 0) else 0,
                     engine_args=_engine_args(stage, settings.args, config.max_sessions),
+                    policies=config.policies,
                 )
             )
     return specs
@@ -159,6 +164,13 @@ def _engine_args(stage: str, args: dict, max_sessions: int) -> dict:
         "max_running_requests": max(MIN_REQUEST_ROWS, max_sessions + SPARE_REQUEST_ROWS),
         **args,
     }
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInputError(f"cannot write {directory}: {error}") from error
 
 
 def resolve_checkpoint(model_path: str, cache_dir: Path) -> Path:

@@ -12,7 +12,13 @@ import os
 import sys
 from pathlib import Path
 
-from sglang_live.config import STAGES, default_cache_dir, split_arguments
+from sglang_live.config import (
+    POLICIES_HELP,
+    STAGES,
+    default_cache_dir,
+    parse_policies,
+    split_arguments,
+)
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.launch_server import resolve_checkpoint
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
@@ -27,11 +33,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--served-model-name")
     parser.add_argument("--cache-dir", default=default_cache_dir())
     parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--live-policies", default="all", help=f"{POLICIES_HELP}; as the server's")
     own, rest = parser.parse_known_args(argv)
     try:
         prefixed, engine_args = split_arguments(rest)
         if any(prefixed.values()):
             raise BadInputError("one stage needs no prefix: write --NAME, not --STAGE.NAME")
+        policies = parse_policies(own.live_policies)
         checkpoint = resolve_checkpoint(own.model_path, Path(own.cache_dir))
     except LiveError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -49,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         served_name=own.served_model_name or Path(own.model_path).name,
         device=own.device,
         engine_args=engine_args,
+        policies=policies,
     )
     # The stage's runtime takes this process over: signals and exit codes are its own.
     environment = {**os.environ, SPEC_ENV: spec.to_env()}

@@ -1,7 +1,8 @@
 """What travels between the orchestrator and its stages.
 
 One job is one reply in one stage. The orchestrator opens it (Think, Speak, Voice), may send more
-(SpeakText, VoiceFrames), and receives events until ThinkDone, SpeakDone, VoiceDone or Failed.
+(SpeakText, VoiceFrames, Progress, EndReply), and receives events until ThinkDone, SpeakDone,
+VoiceDone or Failed.
 Tensors are not in the message: a TensorRef says where they are (see connectors/wire.py).
 """
 
@@ -54,6 +55,28 @@ class Credit(Message, frozen=True, tag=True):
     """The receiver took n messages of this job; the sender may send as many more."""
 
     n: int
+
+
+class Progress(Message, frozen=True, tag=True):
+    """The consumer of this job's reply has taken consumed_s of its speech.
+
+    flowing: it goes on by itself, one second per second. interrupts: how often this caller
+    interrupts, 0 to 1.
+    """
+
+    consumed_s: float
+    flowing: bool
+    interrupts: float = 0.0
+
+
+class EndReply(Message, frozen=True, tag=True):
+    """Nobody wants more of this reply: finish it where it is, and keep its KV."""
+
+
+class CallerSpeaks(Message, frozen=True, tag=True):
+    """The caller of session_id has begun to speak; job_id is ""."""
+
+    session_id: str
 
 
 # --- thinker ---
@@ -111,7 +134,7 @@ class TextTokens(Message, frozen=True, tag=True):
 
 
 class ThinkDone(Message, frozen=True, tag=True):
-    """finish: "stop" or "length". ids: the whole reply."""
+    """finish: "stop", "length" or "interrupted". ids: the whole reply."""
 
     finish: str
     ids: list[int]
@@ -160,6 +183,7 @@ class CodecFrames(Message, frozen=True, tag=True):
     """codes: int16 little-endian [n_frames, num_code_groups], in order without gaps."""
 
     codes: bytes
+    n_frames: int = 1
 
 
 class SpeakDone(Message, frozen=True, tag=True):
@@ -198,6 +222,9 @@ AnyMessage = (
     | Cancel
     | Failed
     | Credit
+    | Progress
+    | EndReply
+    | CallerSpeaks
     | Think
     | UserSegment
     | TextTokens

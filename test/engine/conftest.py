@@ -16,7 +16,13 @@ from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address, new_run_dir
+from sglang_live.stages.supervisor import (
+    Replica,
+    Supervisor,
+    free_port,
+    loopback_address,
+    new_run_dir,
+)
 from test.engine.reference import Reference
 
 DATA = Path(__file__).parents[1] / "data" / "audio"
@@ -47,6 +53,7 @@ async def running_stages(
     cache: Path,
     engine_args: dict | None = None,
     talker_environment: dict | None = None,
+    policies: tuple[str, ...] = (),
 ) -> AsyncIterator[Stages]:
     run_dir = new_run_dir()
     specs = [
@@ -59,6 +66,8 @@ async def running_stages(
             same_host=True,
             run_dir=str(run_dir),
             served_name="demo",
+            policies=policies,
+            native_port=free_port() if stage == "thinker" and policies else 0,
             engine_args=(engine_args or {}) if stage != "vocoder" else {},
             environment=(talker_environment or {}) if stage == "talker" else {},
         )

@@ -28,7 +28,7 @@ def test_without_arguments_it_serves_the_caller_of_this_machine_alone():
     assert not config.allow_local_media and not config.allow_private_media_urls
     assert config.policies == config_module.POLICIES
     assert config.served_model_name == "demo"
-    assert config.log_dir is None
+    assert config.log_dir is None and config.timeline_dir is None
     assert list(config.stages) == ["thinker", "talker", "vocoder"]
     assert all(stage.replicas == 1 and stage.args == {} for stage in config.stages.values())
 
@@ -100,8 +100,9 @@ def test_the_current_directory_has_a_name_too(tmp_path, monkeypatch):
 
 def test_paths_are_paths(monkeypatch):
     monkeypatch.setenv("SGLANG_LIVE_CACHE", "/var/cache/live")
-    config = parsed("--log-dir", "/var/log/live")
+    config = parsed("--log-dir", "/var/log/live", "--timeline-dir", "/var/timelines")
     assert (config.cache_dir, config.log_dir) == (Path("/var/cache/live"), Path("/var/log/live"))
+    assert config.timeline_dir == Path("/var/timelines")
     assert parsed("--cache-dir", "/other").cache_dir == Path("/other")
 
 
@@ -138,29 +139,30 @@ def test_an_empty_key_is_no_key(key, monkeypatch):
 # --- policies ---
 
 
-@pytest.fixture
-def policies(monkeypatch):
-    monkeypatch.setattr(config_module, "POLICIES", ("urgency", "pacing"))
-
-
-@pytest.mark.usefixtures("policies")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("off", ()),
-        ("all", ("urgency", "pacing")),
+        ("all", ("urgency", "pacing", "truncate")),
         ("pacing", ("pacing",)),
         ("pacing, urgency,", ("pacing", "urgency")),
+        ("deadline,truncate", ("deadline", "truncate")),
+        ("fcfs", ("fcfs",)),
     ],
 )
 def test_policies_are_all_none_or_those_named(text, expected):
     assert parsed("--live-policies", text).policies == expected
 
 
-@pytest.mark.usefixtures("policies")
-@pytest.mark.parametrize("text", ["urgent", "urgency,none", "OFF", "", ","])
+@pytest.mark.parametrize("text", ["urgent", "urgency,none", "OFF", "", ",", "all,pacing"])
 def test_an_unknown_policy_is_refused_with_those_there_are(text):
-    with pytest.raises(BadInputError, match=r"unknown policies .*urgency.*pacing"):
+    with pytest.raises(BadInputError, match=r"unknown policies .*deadline.*pacing.*urgency"):
+        parsed("--live-policies", text)
+
+
+@pytest.mark.parametrize("text", ["urgency,deadline", "fcfs,pacing,urgency"])
+def test_orders_exclude_each_other(text):
+    with pytest.raises(BadInputError, match="exclude each other"):
         parsed("--live-policies", text)
 
 

@@ -33,8 +33,9 @@ def no_processes(monkeypatch):
         ),
         (["--model-path", "demo", "--speaker.tp", "2"], "error: --speaker.tp: no stage is called"),
         (["--model-path", "demo", "--live-policies", "x"], "error: unknown policies"),
+        (["--model-path", "demo", "--timeline-dir", "/dev/null/x"], "error: cannot write /dev"),
     ],
-    ids=["no model", "open to all", "no such stage", "no such policy"],
+    ids=["no model", "open to all", "no such stage", "no such policy", "no such directory"],
 )
 def test_it_refuses_in_one_line_and_with_status_1(argv, said, capsys):
     assert launch_server.main(argv) == 1
@@ -95,6 +96,15 @@ def test_every_replica_gets_a_spec_and_an_address_of_its_own(model):
     assert len({spec.engine_args["port"] for spec in engines}) == 4
     native = {name: spec.native_port for name, spec in by_name.items() if spec.native_port}
     assert native == {"thinker/0": 4000}, "SGLang's own API is that of the first thinker"
+
+
+@pytest.mark.parametrize(
+    ("text", "policies"),
+    [("off", ()), ("pacing,truncate", ("pacing", "truncate"))],
+)
+def test_every_stage_is_told_the_policies(model, text, policies):
+    by_name = specs(model, "--live-policies", text)
+    assert {spec.policies for spec in by_name.values()} == {policies}
 
 
 def test_what_a_stage_is_told_survives_the_way_to_its_process(model, monkeypatch):

@@ -49,9 +49,15 @@ def test_further_arguments_go_to_its_engine(launched):
     assert spec["engine_args"] == {"chunk_frames": 8}
 
 
+def test_its_policies_are_those_it_is_started_with(launched):
+    assert launched(*TALKER)["policies"] == ["urgency", "pacing", "truncate"]
+    assert launched(*TALKER, "--live-policies", "off")["policies"] == []
+
+
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
+        (["--live-policies", "x"], "unknown policies"),
         (["--talker.tp", "2"], "one stage needs no prefix"),
         (["--speaker.tp", "2"], "no stage is called 'speaker'"),
         (["stray"], "unexpected argument 'stray'"),

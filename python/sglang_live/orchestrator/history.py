@@ -10,6 +10,8 @@ from typing import Literal
 
 import numpy as np
 
+from sglang_live.policy.view import FRAME_S as FRAME_S
+
 INPUT_RATE_HZ = 16_000
 OUTPUT_RATE_HZ = 24_000
 
@@ -78,7 +80,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDelta:
+    """n_tokens: tokens of the reply that the text so far stands for, this piece included."""
+
     text: str
+    n_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +97,20 @@ class AudioDelta:
 class TurnDone:
     """The last event of a turn that did not fail.
 
-    reply: the history item to append, with the token ids the session now holds.
+    status: interrupted after VoiceSession.interrupt(); the reply is then what was generated.
+    reply: the history item to append, with the token ids the session now holds. An item with a
+    new key and the first of these ids makes the session forget the rest, not the whole reply.
+    n_frames: codec frames the reply's audio has, so far as it was generated.
+    spoken: the audio is complete: the talker came to its end.
     trace: seconds since the turn began, by mark name (see telemetry/trace.py).
     """
 
-    status: Literal["completed", "incomplete"]
+    status: Literal["completed", "incomplete", "interrupted"]
     reason: str | None
     reply: HistoryItem
     usage: Usage
+    n_frames: int = 0
+    spoken: bool = True
     trace: dict[str, float] = field(default_factory=dict)
 
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from sglang_live.errors import StageUnavailableError
-from sglang_live.messages import CloseSession
+from sglang_live.messages import CallerSpeaks, CloseSession
 from sglang_live.orchestrator.history import TurnRequest
 from sglang_live.orchestrator.stage_jobs import Segment, Speech, Thought, VoiceJob
 from sglang_live.stages.connectors.client import StageClient
@@ -33,10 +33,18 @@ class _Link:
             self.known = set()
         return client
 
+    def caller_speaks(self) -> None:
+        if self._knows_us():
+            self._client.send_later(CallerSpeaks("", self.session_id))
+
     def close(self) -> None:
-        if self._client is not None and self._client is self.replica.client:
+        if self._knows_us():
             self._client.send_later(CloseSession("", self.session_id))
         self._client = None
+
+    def _knows_us(self) -> bool:
+        """The process that we have told something still runs."""
+        return self._client is not None and self._client is self.replica.client
 
 
 class ThinkerLink(_Link):

@@ -8,6 +8,7 @@ from sglang_live.clock import Clock
 from sglang_live.errors import BadInputError, CapacityError, StageUnavailableError
 from sglang_live.orchestrator.history import TurnDone, TurnEvent, TurnRequest
 from sglang_live.orchestrator.links import StageLinks
+from sglang_live.orchestrator.steering import Steering
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.telemetry.trace import TurnTrace
@@ -25,6 +26,8 @@ class LiveSession:
         self._owner, self._replicas = owner, replicas
         self._links = StageLinks.to(replicas, session_id)
         self._busy = self._closed = False
+        self._steering: Steering | None = None  # of the running turn, until its last event
+        self._interrupts = 0.0
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         if self._closed:
@@ -34,16 +37,33 @@ class LiveSession:
         self._busy = self._busy or not turn.stateless
         links = StageLinks.to(self._replicas, "") if turn.stateless else self._links
         trace = TurnTrace(self._owner.clock)
+        steering = Steering(self._owner.policies, self._owner.clock, self._interrupts)
+        if not turn.stateless:
+            self._steering = steering
         try:
-            async with aclosing(run_turn(turn, links, trace)) as events:
+            async with aclosing(run_turn(turn, links, trace, steering)) as events:
                 async for event in events:
                     if isinstance(event, TurnDone):
-                        log.info("turn_done session=%s %s", self.session_id, _marks(trace))
+                        self._log_done(event, trace)
+                        self._let_go_of(steering)
                     yield event
         finally:
+            self._let_go_of(steering)
             if not turn.stateless:
                 self._busy = False
                 self._links.forget_deleted(turn)
+
+    def interrupt(self) -> bool:
+        return self._steering is not None and self._steering.interrupt()
+
+    def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
+        self._interrupts = interrupts
+        if self._steering is not None:
+            self._steering.heard(heard_s, playing, interrupts)
+
+    def report_speech(self) -> None:
+        if self._owner.policies:
+            self._links.thinker.caller_speaks()
 
     async def close(self) -> None:
         if self._closed:
@@ -51,6 +71,14 @@ class LiveSession:
         self._closed = True
         self._links.close()
         self._owner.release(self)
+
+    def _let_go_of(self, steering: Steering) -> None:
+        if self._steering is steering:
+            self._steering = None
+
+    def _log_done(self, done: TurnDone, trace: TurnTrace) -> None:
+        marks = " ".join(f"{name}={1000 * at_s:.0f}ms" for name, at_s in trace.marks.items())
+        log.info("turn_done session=%s status=%s %s", self.session_id, done.status, marks)
 
 
 class LiveOrchestrator:
@@ -61,9 +89,11 @@ class LiveOrchestrator:
         model_name: str,
         voices: tuple[str, ...],
         max_sessions: int,
+        policies: tuple[str, ...] = (),
         clock: Clock,
     ):
         self.model_name, self.voices, self.clock = model_name, voices, clock
+        self.policies = policies
         self._supervisor, self._max_sessions = supervisor, max_sessions
         self._sessions: dict[str, LiveSession] = {}
 
@@ -95,7 +125,3 @@ class LiveOrchestrator:
         if not up:
             raise StageUnavailableError(f"no {stage} is up", retry_after_s=10)
         return min(up, key=lambda replica: len(replica.sessions))
-
-
-def _marks(trace: TurnTrace) -> str:
-    return " ".join(f"{name}={1000 * at_s:.0f}ms" for name, at_s in trace.marks.items())

@@ -19,6 +19,25 @@ class VoiceSession(Protocol):
         """
         ...
 
+    def interrupt(self) -> bool:
+        """End the running turn early; its iterator soon yields TurnDone("interrupted").
+
+        The session keeps the KV of what was generated. False if there is no such turn, or the
+        server runs without that policy: then closing the iterator is the way.
+        """
+        ...
+
+    def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
+        """How much of the running turn's audio was heard, whether playback goes on by itself at
+        this moment, and how often this caller interrupts (0 to 1). Never blocks; what the stages
+        assume between two reports is one second per second while playing.
+        """
+        ...
+
+    def report_speech(self) -> None:
+        """The caller has begun to speak. Never blocks."""
+        ...
+
     async def close(self) -> None:
         """Free everything the session holds in any stage. Safe to call twice."""
         ...

@@ -9,7 +9,9 @@ import numpy as np
 from sglang_live.errors import StageFailedError
 from sglang_live.messages import (
     CodecFrames,
+    EndReply,
     Pcm,
+    Progress,
     Speak,
     SpeakDone,
     SpeakText,
@@ -56,6 +58,7 @@ class Thought:
     ):
         self._job, self._turn, self._session_id = job, turn, session_id
         self._known, self._segments = known, segments
+        self._ended = False
         self.reply_key = f"reply-{turn.turn_id}"
         self.done: ThinkDone | None = None
 
@@ -70,6 +73,15 @@ class Thought:
             self._known.clear()
             async for tokens in self._tokens_once():
                 yield tokens
+
+    def end_reply(self) -> None:
+        """Nobody wants more of it: `tokens` soon ends, with the KV of what there was kept."""
+        self._ended = True
+        self._job.post(EndReply(self._job.job_id))
+
+    def report(self, spoken_s: float, flowing: bool, interrupts: float) -> None:
+        """How much of the reply the talker has spoken."""
+        self._job.post(Progress(self._job.job_id, spoken_s, flowing, interrupts))
 
     async def _tokens_once(self) -> AsyncIterator[TextTokens]:
         await self._ask()
@@ -103,6 +115,8 @@ class Thought:
             tensors,
         )
         self._known |= {item.key for item in new}
+        if self._ended:
+            self._job.post(EndReply(self._job.job_id))  # the stage has not heard it of this job
 
 
 class Speech:
@@ -111,6 +125,9 @@ class Speech:
     Args:
         known: keys of user messages the stage has; only its answer proves that it took them in.
         segments: user messages as the thinker reported them.
+
+    Attributes:
+        n_frames: that have come. ended: the talker came to its end, or has nothing to say.
     """
 
     def __init__(
@@ -120,7 +137,14 @@ class Speech:
         self._known, self._segments = known, segments
         self._keys = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.n_frames = 0
+        self.n_frames, self.ended = 0, False
+
+    def cancel(self) -> None:
+        self._job.cancel()
+
+    def report(self, heard_s: float, playing: bool, interrupts: float) -> None:
+        """How much of the reply was heard."""
+        self._job.post(Progress(self._job.job_id, heard_s, playing, interrupts))
 
     async def write(self, ids: list[int]) -> None:
         """The next tokens of the reply."""
@@ -137,6 +161,7 @@ class Speech:
             await self._job.send(SpeakText(self._job.job_id, [], done=True))
         else:
             self._begun.set_result(False)  # an empty reply stays silent
+            self.ended = not self._job.cancelled
 
     async def frames(self) -> AsyncIterator[bytes]:
         """int16 [n, num_code_groups] as they come."""
@@ -146,9 +171,10 @@ class Speech:
             async for message, _ in self._job.events(SpeakDone):
                 self._stage_knows_history()
                 if isinstance(message, CodecFrames):
+                    self.n_frames += message.n_frames
                     yield message.codes
                 elif isinstance(message, SpeakDone):
-                    self.n_frames = message.n_frames
+                    self.ended = message.finish == "stop"
         except StageFailedError as error:
             if error.reason == "items_missing":
                 self._known.clear()  # the next turn tells everything again
@@ -184,6 +210,9 @@ class VoiceJob:
         self._job = job
         self._begun = False
         self._ready = asyncio.Event()
+
+    def cancel(self) -> None:
+        self._job.cancel()
 
     async def decode(self, codes: bytes) -> None:
         if not self._begun:

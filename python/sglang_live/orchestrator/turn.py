@@ -5,6 +5,7 @@ caller hears the beginning before the thinker knows the end.
 """
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from sglang_live.orchestrator.history import (
     AudioDelta,
@@ -19,26 +20,31 @@ from sglang_live.orchestrator.history import (
 from sglang_live.orchestrator.links import StageLinks
 from sglang_live.orchestrator.merge import merge
 from sglang_live.orchestrator.stage_jobs import Speech, Thought
+from sglang_live.orchestrator.steering import Steering
 from sglang_live.telemetry.trace import TurnTrace
 
 
 async def run_turn(
-    turn: TurnRequest, stages: StageLinks, trace: TurnTrace
+    turn: TurnRequest, stages: StageLinks, trace: TurnTrace, steering: Steering
 ) -> AsyncIterator[TurnEvent]:
     """Yield text and sound as they come, then TurnDone.
 
-    Leaving early, by an error or by closing the iterator, cancels the turn in every stage.
+    Leaving early, by an error or by closing the iterator, cancels the turn in every stage. An
+    interruption cancels it in talker and vocoder only: their part is over, the thinker's soon is.
     """
     async with (
         stages.thinker.open(turn) as thought,
         stages.talker.open(turn) as speech,
         stages.vocoder.open(turn) as voice,
     ):
+        steering.take(thought, speech, voice)
 
         async def write() -> AsyncIterator[TurnEvent]:
+            n_tokens = 0
             async for tokens in thought.tokens():
                 trace.mark("thinker_first_token")
-                yield TranscriptDelta(tokens.text)
+                n_tokens += len(tokens.ids)
+                yield TranscriptDelta(tokens.text, n_tokens)
                 await speech.write(tokens.ids)
             trace.mark("thinker_done")
             await speech.end_text()
@@ -46,8 +52,10 @@ async def run_turn(
         async def speak() -> AsyncIterator[TurnEvent]:
             async for codes in speech.frames():
                 trace.mark("talker_first_frame")
+                steering.spoke(speech.n_frames)
                 await voice.decode(codes)
-            trace.mark("talker_done")
+            if not steering.interrupted:
+                trace.mark("talker_done")
             await voice.end()
             return
             yield  # a generator like the others; it has nothing for the caller
@@ -59,9 +67,11 @@ async def run_turn(
 
         parts = (write(), speak(), sound()) if turn.wants_audio else (write(),)
         async for event in merge(*parts):
-            yield event
+            if not (steering.interrupted and isinstance(event, AudioDelta)):
+                yield event
         trace.mark("turn_done")
-        yield _turn_done(turn, thought, speech, trace)
+        done = _turn_done(turn, thought, speech, trace)
+        yield replace(done, status="interrupted", reason=None) if steering.interrupted else done
 
 
 def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnTrace) -> TurnDone:
@@ -83,5 +93,7 @@ def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnT
             output_text_tokens=len(done.ids),
             output_audio_tokens=speech.n_frames,
         ),
+        n_frames=speech.n_frames,
+        spoken=speech.ended or not turn.wants_audio,
         trace=dict(trace.marks),
     )

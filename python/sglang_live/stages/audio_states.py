@@ -7,7 +7,6 @@ import numpy as np
 
 from sglang_live.bridge.feed_types import HiddenRows
 from sglang_live.errors import StageFailedError
-from sglang_live.stages.engine_host import Reports
 
 # States leave the scheduler before the first token does, but on another socket.
 ARRIVAL_TIMEOUT_S = 5.0
@@ -16,13 +15,9 @@ KEEP_S = 60.0
 
 
 class AudioStates:
-    def __init__(self, outbox_address: str):
-        self._address = outbox_address
+    def __init__(self) -> None:
         self._chunks: dict[str, tuple[float, list[HiddenRows]]] = {}
         self._came = asyncio.Condition()
-
-    def start(self) -> None:
-        self._reader = asyncio.create_task(self._read(), name="read audio states")
 
     async def of(self, rid: str, n_rows: int) -> np.ndarray:
         """[n_rows, thinker_hidden] float32 of one request, in prompt order.
@@ -49,11 +44,10 @@ class AudioStates:
         _, chunks = self._chunks.get(rid, (0.0, []))
         return {position for chunk in chunks for position in chunk.at}
 
-    async def _read(self) -> None:
-        async for report in Reports(self._address):
-            now_s = time.monotonic()
-            async with self._came:
-                for rid in [r for r, (t, _) in self._chunks.items() if now_s - t > KEEP_S]:
-                    del self._chunks[rid]
-                self._chunks.setdefault(report.rid, (now_s, []))[1].append(report)
-                self._came.notify_all()
+    async def add(self, report: HiddenRows) -> None:
+        now_s = time.monotonic()
+        async with self._came:
+            for rid in [r for r, (t, _) in self._chunks.items() if now_s - t > KEEP_S]:
+                del self._chunks[rid]
+            self._chunks.setdefault(report.rid, (now_s, []))[1].append(report)
+            self._came.notify_all()

@@ -13,6 +13,7 @@ import time
 from typing import Protocol
 
 from sglang_live.bridge import platform_cpu
+from sglang_live.bridge.inbox import POLICIES_ENV
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready
@@ -30,6 +31,8 @@ class Stage(Protocol):
     async def run(self, job: ServedJob) -> None: ...
 
     async def close_session(self, session_id: str) -> None: ...
+
+    def caller_speaks(self, session_id: str) -> None: ...
 
     def load(self) -> dict[str, float]: ...
 
@@ -72,6 +75,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
         run=stage.run,
         close_session=stage.close_session,
         ready=ready,
+        caller_speaks=stage.caller_speaks,
     )
     await server.serve()
 
@@ -90,7 +94,9 @@ def main() -> None:
     spec = StageSpec.from_env()
     if spec.same_host:
         _die_with_parent()
+    # For the engine's own processes, which inherit them.
     os.environ[STAGE_ENV] = spec.stage
+    os.environ[POLICIES_ENV] = ",".join(spec.policies)
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s"
     )

@@ -16,6 +16,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: directory for this process's own sockets.
     engine_args: SGLang server arguments (thinker, talker) or VocoderConfig fields.
     environment: added to the process's own.
+    policies: those that are on; empty: SGLang's own scheduling.
     remote: somebody else starts it, on another host; we only connect.
     """
 
@@ -31,6 +32,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     native_port: int = 0
     engine_args: dict[str, Any] = {}
     environment: dict[str, str] = {}
+    policies: tuple[str, ...] = ()
     remote: bool = False
 
     @property

@@ -19,14 +19,18 @@ from sglang_live.bridge.feed_types import (
     TalkerText,
 )
 from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV
+from sglang_live.clock import MonotonicClock
 from sglang_live.errors import BadInputError, StageFailedError
-from sglang_live.messages import CodecFrames, Speak, SpeakDone, SpeakText
+from sglang_live.messages import CodecFrames, Progress, Speak, SpeakDone, SpeakText
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.models.qwen3_omni.stage_view import talker_view
 from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
+from sglang_live.stages.frame_queue import FrameQueue
+from sglang_live.stages.policy_totals import PolicyTotals
+from sglang_live.stages.progress_feed import ProgressFeed
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.tasks import result_beside
 from sglang_live.stages.thinker import EXTERNAL_MODELS, ItemsMissingError
@@ -37,8 +41,6 @@ TOP_K = 50
 REPETITION_PENALTY = 1.05
 MAX_FRAMES = 4096
 MAX_RUNNING = 32
-# Frames leave the scheduler before the reply's end does, but on another socket.
-FRAMES_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +79,19 @@ class TalkerStage:
         self.engine = self.host.engine
         self._outbox, self._feed = outbox, FeedSocket(inbox)
         self._segments: dict[str, dict[str, Segment]] = defaultdict(dict)
-        self._frames: dict[str, _FrameQueue] = {}
+        self._frames: dict[str, FrameQueue] = {}
+        self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
+        self._totals, self._n_frames = PolicyTotals(), 0
+        self._warm_up_rid = SPEAK_PREFIX + uuid.uuid4().hex
         self._newline_id = _newline_id(self.model.path)
 
     async def start(self) -> None:
-        self._reader = asyncio.create_task(self._read_frames(), name="read frames")
+        self._reader = asyncio.create_task(self._read_reports(), name="read reports")
         await self._warm_up()
 
     async def _warm_up(self) -> None:
         """A few frames for nobody: the first request loads what is lazy."""
-        model, rid = self.model, SPEAK_PREFIX + uuid.uuid4().hex
+        model, rid = self.model, self._warm_up_rid
         speaker = next(iter(model.speakers.values()))
         prompt = self.ids.reply_prefix(model, speaker, self._newline_id, self._newline_id)
         self._feed.send(TalkerPrompt(rid, prompt_len=len(prompt), seed=0, greedy=False))
@@ -100,7 +105,7 @@ class TalkerStage:
         prompt, states_at, states = self._prompt(request, job.frames)
         rid = SPEAK_PREFIX + uuid.uuid4().hex  # fixed length: SGLang aborts by prefix of the id
         greedy = request.temperature == 0
-        frames = self._frames[rid] = _FrameQueue()
+        frames = self._frames[rid] = FrameQueue()
         self._feed.send(
             TalkerPrompt(
                 rid,
@@ -112,7 +117,7 @@ class TalkerStage:
                 audio=b"" if states is None else states.tobytes(),
             )
         )
-        feeding = asyncio.create_task(self._feed_text(job, rid))
+        feeding = asyncio.create_task(self._listen(job, rid))
         sending = asyncio.create_task(self._send_frames(job, frames))
         try:
             generating = self._generate(rid, prompt, request, greedy)
@@ -125,6 +130,8 @@ class TalkerStage:
                 task.cancel()
             await asyncio.gather(feeding, sending, return_exceptions=True)
             self._frames.pop(rid, None)
+            if self._progress is not None:
+                self._progress.forget(rid)
             self._feed.send(TalkerForget(rid))
         finish = last["meta_info"]["finish_reason"]["type"]
         await job.send(SpeakDone(job.job_id, finish=finish, n_frames=frames.n_sent))
@@ -145,9 +152,16 @@ class TalkerStage:
     async def close_session(self, session_id: str) -> None:
         self._segments.pop(session_id, None)
 
+    def caller_speaks(self, session_id: str) -> None:
+        """A talker keeps no KV of a session."""
+
     def load(self) -> dict[str, float]:
-        own = {"sessions": float(len(self._segments)), "replies": float(len(self._frames))}
-        return {**self.host.load(), **own}
+        own = {
+            "sessions": float(len(self._segments)),
+            "replies": float(len(self._frames)),
+            "frames": float(self._n_frames),
+        }
+        return {**self.host.load(), **self._totals.load(), **own}
 
     def _prompt(
         self, request: Speak, frames: list
@@ -179,10 +193,12 @@ class TalkerStage:
         prompt += self.ids.reply_prefix(self.model, speaker, self._newline_id, request.first_id)
         return prompt, states_at, np.concatenate(states) if states else None
 
-    async def _feed_text(self, job: ServedJob, rid: str) -> None:
-        """Text tokens from the orchestrator, on to the scheduler."""
+    async def _listen(self, job: ServedJob, rid: str) -> None:
+        """Text tokens and the listener's progress from the orchestrator, on to the scheduler."""
         n_ids = 0
         async for message in job.inputs():
+            if isinstance(message, Progress) and self._progress is not None:
+                self._progress.put(rid, message)
             if not isinstance(message, SpeakText):
                 continue
             ids = list(message.ids)
@@ -193,65 +209,24 @@ class TalkerStage:
                 raise StageFailedError(f"reply text is longer than {MAX_FRAMES} tokens")
             self._feed.send(TalkerText(rid, ids, message.done))
 
-    async def _send_frames(self, job: ServedJob, frames: "_FrameQueue") -> None:
-        while (codes := await frames.next()) is not None:
-            await job.send(CodecFrames(job.job_id, codes))
+    async def _send_frames(self, job: ServedJob, frames: FrameQueue) -> None:
+        while ready := await frames.next():
+            codes = np.asarray(ready, dtype="<i2").tobytes()
+            await job.send(CodecFrames(job.job_id, codes, len(ready)))
 
-    async def _read_frames(self) -> None:
+    async def _read_reports(self) -> None:
         async for report in Reports(self._outbox):
             if isinstance(report, Frames):
-                for rid, index, codes in zip(report.rids, report.index, report.codes, strict=True):
-                    if (queue := self._frames.get(rid)) is not None:
-                        queue.put(index, codes)
+                self._take_frames(report)
+            else:
+                self._totals.take(report)
 
-
-class _FrameQueue:
-    """Frames of one reply in order. Sends what has come, so slow takers get larger pieces."""
-
-    def __init__(self) -> None:
-        self._ready: list[list[int]] = []
-        self._next = 0
-        self._expected: int | None = None
-        self._changed = asyncio.Event()
-        self._all_in = asyncio.Event()
-        self.n_sent = 0
-
-    def put(self, index: int, codes: list[int]) -> None:
-        if index != self._next:
-            # A frame is reported once and in order; anything else would be heard.
-            raise AssertionError(f"frame {index} came, {self._next} was next")
-        self._next += 1
-        self._ready.append(codes)
-        self._note()
-
-    async def expect(self, n_frames: int) -> None:
-        """Say how many there are, and wait until they have come.
-
-        Raises:
-            StageFailedError: some did not.
-        """
-        self._expected = n_frames
-        self._note()
-        try:
-            await asyncio.wait_for(self._all_in.wait(), FRAMES_TIMEOUT_S)
-        except TimeoutError as error:
-            raise StageFailedError(f"{self._next} of {n_frames} codec frames came") from error
-
-    def _note(self) -> None:
-        self._changed.set()
-        if self._expected is not None and self._next >= self._expected:
-            self._all_in.set()
-
-    async def next(self) -> bytes | None:
-        """int16 codes of all frames that wait; None after the last."""
-        while not self._ready:
-            if self._expected is not None and self.n_sent >= self._expected:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        frames, self._ready = self._ready, []
-        self.n_sent += len(frames)
-        return np.asarray(frames, dtype="<i2").tobytes()
+    def _take_frames(self, report: Frames) -> None:
+        for rid, index, codes in zip(report.rids, report.index, report.codes, strict=True):
+            # Also those of replies that nobody waits for any more.
+            self._n_frames += rid != self._warm_up_rid
+            if (queue := self._frames.get(rid)) is not None:
+                queue.put(index, codes)
 
 
 def _newline_id(checkpoint: Path) -> int:

@@ -8,24 +8,33 @@ from contextlib import aclosing
 import numpy as np
 
 from sglang_live.bridge import platform_cpu
-from sglang_live.bridge.inbox import OUTBOX_ENV
+from sglang_live.bridge.feed_types import HiddenRows, Truncated
+from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV
+from sglang_live.clock import MonotonicClock
 from sglang_live.errors import BadInputError
-from sglang_live.messages import TextTokens, Think, ThinkDone, UserSegment, WireAudio, WireText
+from sglang_live.messages import (
+    EndReply,
+    Progress,
+    TextTokens,
+    Think,
+    ThinkDone,
+    UserSegment,
+    WireAudio,
+    WireText,
+)
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
 from sglang_live.stages.audio_states import AudioStates
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.server import ServedJob
-from sglang_live.stages.engine_host import EngineHost
+from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
+from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.thinker_session import (
-    Generated,
-    Prefilled,
-    Started,
-    ThinkerSession,
-    TurnCounts,
-)
+from sglang_live.stages.tasks import result_beside
+from sglang_live.stages.thinker_feed import ThinkerFeed
+from sglang_live.stages.thinker_session import ThinkerSession
+from sglang_live.stages.thinker_turn import Generated, Prefilled, Started, TurnState
 
 EXTERNAL_MODELS = "sglang_live.models.qwen3_omni.engine"
 MAX_REPLY_TOKENS = 1024
@@ -40,8 +49,10 @@ class ItemsMissingError(BadInputError):
 
 class ThinkerStage:
     def __init__(self, spec: StageSpec):
-        outbox = spec.socket_path("outbox")
+        inbox, outbox = spec.socket_path("inbox"), spec.socket_path("outbox")
         os.environ[OUTBOX_ENV] = outbox
+        if spec.policies:
+            os.environ[INBOX_ENV] = inbox
         os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = EXTERNAL_MODELS
         self.spec = spec
         self.model = Qwen3OmniSpec.load(spec.model_path)
@@ -65,11 +76,14 @@ class ThinkerStage:
         self._sessions: dict[str, ThinkerSession] = {}
         self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._items: dict[str, dict[str, HistoryItem]] = defaultdict(dict)
-        self._states = AudioStates(outbox)
-        self._n_rebuilt = 0
+        self._outbox, self._states, self._totals = outbox, AudioStates(), PolicyTotals()
+        self._feed = ThinkerFeed(FeedSocket(inbox), MonotonicClock()) if spec.policies else None
+        self._counts = dict.fromkeys(
+            ("sessions_rebuilt", "sessions_truncated", "truncations_refused"), 0.0
+        )
 
     async def start(self) -> None:
-        self._states.start()
+        self._reader = asyncio.create_task(self._read_reports(), name="read reports")
         await self._warm_up()
         if self.spec.native_port:
             await self.host.serve_http(self.spec.native_port)
@@ -85,7 +99,7 @@ class ThinkerStage:
             reply_key="warm-up reply",
             sampling={"max_new_tokens": 4},
             end_ids=self.model.end_of_turn_ids,
-            counts=TurnCounts(),
+            state=TurnState(),
         )
         async for _ in turn:
             pass
@@ -109,22 +123,83 @@ class ThinkerStage:
                 await session.close()
         self._busy.pop(session_id, None)
 
+    def caller_speaks(self, session_id: str) -> None:
+        session = self._sessions.get(session_id)
+        if self._feed is not None and session is not None and session.engine_session is not None:
+            self._feed.speech_start(session.engine_session)
+
     def load(self) -> dict[str, float]:
-        own = {"sessions": float(len(self._sessions)), "sessions_rebuilt": float(self._n_rebuilt)}
-        return {**self.host.load(), **own}
+        own = {"sessions": float(len(self._sessions)), **self._counts}
+        return {**self.host.load(), **self._totals.load(), **own}
+
+    def _new_session(self) -> ThinkerSession:
+        truncates = "truncate" in self.spec.policies
+        return ThinkerSession(self.host, self.prompt, feed=self._feed if truncates else None)
+
+    async def _read_reports(self) -> None:
+        async for report in Reports(self._outbox):
+            match report:
+                case HiddenRows():
+                    await self._states.add(report)
+                case Truncated():
+                    self._feed.answered(report)
+                case _:
+                    self._totals.take(report)
 
     async def _think(self, job: ServedJob, request: Think, session_id: str) -> None:
         history = self._history(session_id, request, job.frames)
-        session = self._sessions.setdefault(session_id, ThinkerSession(self.host, self.prompt))
-        counts = TurnCounts()
-        sampling = self._sampling(request)
+        session = self._sessions.setdefault(session_id, self._new_session())
+        state = TurnState()
+        listening = asyncio.create_task(self._listen(job, session, state))
+        try:
+            writing = self._write(job, request, session, history, state)
+            reply = await result_beside(writing, listening)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            self._counts["sessions_rebuilt"] += state.rebuilt
+            self._counts["sessions_truncated"] += state.truncated
+            self._counts["truncations_refused"] += state.refused
+        self._items[session_id][request.reply_key] = HistoryItem(
+            key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
+        )
+        await job.send(
+            ThinkDone(
+                job.job_id,
+                finish="interrupted" if state.ending and reply.finish != "stop" else reply.finish,
+                ids=reply.ids,
+                text=reply.text,
+                n_prompt=state.n_prompt,
+                n_audio=reply.n_audio,
+                n_cached=state.n_cached,
+                rebuilt=state.rebuilt,
+            )
+        )
+
+    async def _listen(self, job: ServedJob, session: ThinkerSession, state: TurnState) -> None:
+        """What the orchestrator says while the turn runs."""
+        async for message in job.inputs():
+            match message:
+                case Progress() if self._feed is not None and state.generating is not None:
+                    self._feed.progress.put(state.generating, message)
+                case EndReply():
+                    session.end_reply(state)
+
+    async def _write(
+        self,
+        job: ServedJob,
+        request: Think,
+        session: ThinkerSession,
+        history: list[HistoryItem],
+        state: TurnState,
+    ) -> "_Reply":
         turn = session.think(
             instructions=request.instructions,
             history=history,
             reply_key=request.reply_key,
-            sampling=sampling,
+            sampling=self._sampling(request),
             end_ids=self.model.end_of_turn_ids,
-            counts=counts,
+            state=state,
         )
         reply = _Reply(job, self.model.end_of_turn_ids)
         taken_in: list[HistoryItem] = []
@@ -137,27 +212,16 @@ class ThinkerStage:
                     case Prefilled():
                         if event.append.clip is not None:
                             clips.append(await self._clip_states(event))
+                            reply.n_audio += len(clips[-1])
                     case Generated():
                         if taken_in:
                             await self._send_segments(job, taken_in, clips)
                             taken_in = []
                         await reply.take(event)
-        self._n_rebuilt += counts.rebuilt
-        self._items[session_id][request.reply_key] = HistoryItem(
-            key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
-        )
-        await job.send(
-            ThinkDone(
-                job.job_id,
-                finish=reply.finish,
-                ids=reply.ids,
-                text=reply.text,
-                n_prompt=counts.n_prompt,
-                n_audio=sum(len(c) for c in clips),
-                n_cached=counts.n_cached,
-                rebuilt=counts.rebuilt,
-            )
-        )
+        if taken_in:
+            # Ended before a reply began. The session holds them now: nobody will send them later.
+            await self._send_segments(job, taken_in, clips)
+        return reply
 
     def _history(self, session_id: str, request: Think, frames: list) -> list[HistoryItem]:
         known = self._items[session_id]
@@ -210,12 +274,15 @@ def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPa
 
 
 class _Reply:
-    """The reply so far, sent on as it grows. The end-of-turn token is no part of it."""
+    """The reply so far, sent on as it grows. The end-of-turn token is no part of it.
+
+    finish: "" until it came to an end. n_audio: tokens of audio that it was asked with.
+    """
 
     def __init__(self, job: ServedJob, end_ids: tuple[int, ...]):
         self._job, self._end_ids = job, end_ids
         self.ids: list[int] = []
-        self.text, self.finish = "", "stop"
+        self.text, self.finish, self.n_audio = "", "", 0
 
     async def take(self, event: Generated) -> None:
         ids = event.ids

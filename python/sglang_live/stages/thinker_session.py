@@ -1,7 +1,8 @@
 """One caller's conversation inside the thinker's engine: an SGLang streaming session.
 
 The history of a turn is reconciled with what the session already holds: what it lacks is
-appended; a history that changed underneath is rebuilt in a new session (and counted).
+appended; of the last reply, what was not heard is cut off. A history that changed elsewhere is
+rebuilt in a new session (and counted).
 """
 
 import io
@@ -11,59 +12,46 @@ from dataclasses import dataclass, field
 
 import soundfile as sf
 
+from sglang_live.bridge.feed_types import THINK_PREFIX
 from sglang_live.models.qwen3_omni.prompt import Append, ChatPrompt, Piece
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem
 from sglang_live.stages.engine_host import EngineHost
+from sglang_live.stages.thinker_feed import ThinkerFeed
+from sglang_live.stages.thinker_turn import Generated, Prefilled, Started, TurnState
 
 # SGLang asks for a bound on a session's text; ours is bounded by tokens, elsewhere.
 _UNBOUNDED_CHARS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """The turn begins; `items` are those the session lacked and now takes in."""
+class HeldReply:
+    """The reply at the end of a session. It holds ask_at tokens before the markup that asks for
+    it, and begin tokens before its first one. ids: without the end-of-turn token.
+    """
 
-    items: list[HistoryItem]
-
-
-@dataclass(frozen=True, slots=True)
-class Prefilled:
-    """One request of a turn was prefilled. n_new: tokens it added to the session."""
-
-    rid: str
-    append: Append
-    n_new: int
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """Reply so far, cumulative. finish: None while it goes on."""
-
-    ids: list[int]
-    text: str
-    finish: str | None
-
-
-@dataclass(slots=True)
-class TurnCounts:
-    n_prompt: int = 0
-    n_cached: int = 0
-    rebuilt: bool = False
+    ids: tuple[int, ...]
+    ask_at: int
+    begin: int
 
 
 @dataclass(slots=True)
 class ThinkerSession:
     """
+    feed: None when sessions are not truncated.
     held: keys of the items whose KV the SGLang session holds, in order.
+    last_reply: the last of them, if it is a reply that was generated here.
     tail: markup that the next turn must write before its first item.
+    n_tokens: what the SGLang session holds.
     lost: the last turn was cut short, and its KV with it.
     """
 
     host: EngineHost
     prompt: ChatPrompt
+    feed: ThinkerFeed | None = None
     engine_session: str | None = None
     instructions: str | None = None
     held: list[str] = field(default_factory=list)
+    last_reply: HeldReply | None = None
     tail: list[Piece] = field(default_factory=list)
     n_tokens: int = 0
     lost: bool = False
@@ -76,54 +64,123 @@ class ThinkerSession:
         reply_key: str,
         sampling: dict,
         end_ids: tuple[int, ...],
-        counts: TurnCounts,
+        state: TurnState,
     ) -> AsyncIterator[Started | Prefilled | Generated]:
-        """Bring the session up to `history` and generate a reply.
+        """Bring the session up to `history` and generate a reply; none if it is ended before.
 
         Closing the iterator early, or an error, loses the session's KV: SGLang has no way to keep
-        an aborted request's. The next turn then rebuilds it.
+        an aborted request's. The next turn then rebuilds it. `end_reply` keeps it.
         """
         keys = [item.key for item in history]
-        n_held = len(self.held)
-        if (
-            self.engine_session is None
-            or instructions != self.instructions
-            or keys[:n_held] != self.held
-        ):
-            counts.rebuilt = self.engine_session is not None or self.lost
-            await self.close()
-            await self._open(instructions)
-            n_held = 0
-        yield Started(history[n_held:])
-        appends = self._appends(history[n_held:])
-        engine_session, self.engine_session = self.engine_session, None  # ours again when done
+        await self._reconcile(instructions, history, state)
+        yield Started(history[len(self.held) :])
+        pieces = self._pieces(history[len(self.held) :])
+        appends = self.prompt.appends([*pieces, *self.prompt.ask()])
+        reply_ids: list[int] | None = None
         completed = False
         try:
             for append in appends[:-1]:
-                yield await self._prefill(engine_session, append, counts)
-            async for event in self._generate(engine_session, appends[-1], sampling, counts):
-                yield event
+                yield await self._prefill(append, state)
+            if not state.ending:
+                async for event in self._generate(appends[-1], sampling, state):
+                    yield event
+                    if isinstance(event, Generated):
+                        reply_ids = event.ids
+            else:
+                # The same appends but for the markup that asks; the next turn needs their KV.
+                for append in self.prompt.appends(pieces)[len(appends) - 1 :]:
+                    yield await self._prefill(append, state)
             completed = True
         finally:
-            self.held, self.tail, self.lost = [], [], not completed
-            if completed:
-                self.engine_session = engine_session
-            else:
-                await _close(self.host, engine_session)
-        self.held = [*keys, reply_key]
-        ended = bool(event.ids) and event.ids[-1] in end_ids
-        self.tail = self.prompt.close_reply(model_wrote_end=ended)
+            if not completed:
+                await self._lose()
+        self.lost = False
+        if reply_ids is None:
+            self.held, self.last_reply, self.tail = keys, None, []
+        else:
+            self._hold_reply([*keys, reply_key], reply_ids, end_ids)
+
+    def end_reply(self, state: TurnState) -> None:
+        """Finish the reply of the running turn where it is."""
+        state.ending = True
+        if state.generating is not None and self.feed is not None:
+            self.feed.end_reply(state.generating)
 
     async def close(self) -> None:
-        if self.engine_session is not None:
-            await _close(self.host, self.engine_session)
-        self.engine_session, self.held, self.tail = None, [], []
+        session, self.engine_session = self.engine_session, None
+        self.held, self.last_reply, self.tail = [], None, []
+        if session is not None:
+            await _close(self.host, session)
 
-    def _appends(self, items: list[HistoryItem]) -> list[Append]:
+    async def _lose(self) -> None:
+        self.lost = True
+        await self.close()
+
+    # --- what is held, and what should be ---
+
+    async def _reconcile(
+        self, instructions: str, history: list[HistoryItem], state: TurnState
+    ) -> None:
+        """Make `held` a prefix of the history: as it is, without its last reply, or anew."""
+        if self.engine_session is not None and instructions == self.instructions:
+            if _begins_with(history, self.held):
+                return
+            if await self._cut_last_reply(history, state):
+                return
+        state.rebuilt = self.engine_session is not None or self.lost
+        await self.close()
+        await self._open(instructions)
+
+    async def _cut_last_reply(self, history: list[HistoryItem], state: TurnState) -> bool:
+        """Keep of the last reply what the history still has of it: its first tokens, or nothing."""
+        reply, before = self.last_reply, self.held[:-1]
+        if self.feed is None or reply is None or not _begins_with(history, before):
+            return False
+        cut = _first_tokens_of(reply, history[len(before) : len(before) + 1])
+        if cut is None:
+            held, tail, n_tokens = before, [], reply.ask_at
+        elif cut.token_ids == reply.ids:
+            # Another name for the same tokens.
+            self.held = [*before, cut.key]
+            return True
+        else:
+            held, tail = [*before, cut.key], self.prompt.close_reply(model_wrote_end=False)
+            n_tokens = reply.begin + len(cut.token_ids)
+        state.truncated = await self._truncate(n_tokens)
+        state.refused = not state.truncated
+        if state.truncated:
+            self.held, self.last_reply, self.tail = held, None, tail
+        return state.truncated
+
+    async def _truncate(self, n_tokens: int) -> bool:
+        truncated = False
+        try:
+            truncated = await self.feed.truncate(self.engine_session, n_tokens)
+        finally:
+            # Also when we are cancelled: what the session holds by then is not known.
+            if not truncated:
+                await self._lose()
+        if truncated:
+            self.n_tokens = n_tokens
+        return truncated
+
+    def _hold_reply(self, held: list[str], ids: list[int], end_ids: tuple[int, ...]) -> None:
+        ended = bool(ids) and ids[-1] in end_ids
+        begin = self.n_tokens - len(ids)
+        [ask] = self.prompt.appends(self.prompt.ask())
+        self.held = held
+        self.last_reply = HeldReply(
+            ids=tuple(ids[:-1] if ended else ids), ask_at=begin - len(ask.token_ids), begin=begin
+        )
+        self.tail = self.prompt.close_reply(model_wrote_end=ended)
+
+    # --- requests ---
+
+    def _pieces(self, items: list[HistoryItem]) -> list[Piece]:
         pieces = [*self.tail]
         for item in items:
             pieces += self.prompt.item(item)
-        return self.prompt.appends([*pieces, *self.prompt.ask()])
+        return pieces
 
     async def _open(self, instructions: str) -> None:
         """A new SGLang session, its header prefilled by itself.
@@ -132,41 +189,65 @@ class ThinkerSession:
         share their instructions, and no session ever matches another caller's audio there, whose
         hidden states it would then never see.
         """
-        engine_session = f"live-{uuid.uuid4().hex}"
-        await self.host.engine.tokenizer_manager.open_session(_open_request(engine_session), None)
+        self.engine_session = f"live-{uuid.uuid4().hex}"
         self.instructions, self.n_tokens = instructions, 0
-        for append in self.prompt.appends(self.prompt.header(instructions)):
-            await self._prefill(engine_session, append, TurnCounts())
-        self.engine_session = engine_session
+        opened = False
+        try:
+            request = _open_request(self.engine_session)
+            await self.host.engine.tokenizer_manager.open_session(request, None)
+            for append in self.prompt.appends(self.prompt.header(instructions)):
+                await self._prefill(append, TurnState())
+            opened = True
+        finally:
+            if not opened:
+                await self._lose()
 
-    async def _prefill(self, session: str, append: Append, counts: TurnCounts) -> Prefilled:
+    async def _prefill(self, append: Append, state: TurnState) -> Prefilled:
         rid = uuid.uuid4().hex
         sampling = {"max_new_tokens": 0, "temperature": 0}
-        last = await self.host.run(rid, **_request(session, append, sampling))
-        return self._prefilled(rid, append, last["meta_info"], counts)
+        last = await self.host.run(rid, **_request(self.engine_session, append, sampling))
+        return self._prefilled(rid, append, last["meta_info"], state)
 
     async def _generate(
-        self, session: str, append: Append, sampling: dict, counts: TurnCounts
+        self, append: Append, sampling: dict, state: TurnState
     ) -> AsyncIterator[Prefilled | Generated]:
-        rid = uuid.uuid4().hex
+        rid = state.generating = THINK_PREFIX + uuid.uuid4().hex
         begun = False
-        async for chunk in self.host.stream(rid, **_request(session, append, sampling)):
-            meta = chunk["meta_info"]
-            if not begun:
-                yield self._prefilled(rid, append, meta, counts)
-                begun = True
-            reason = meta["finish_reason"]
-            ids = list(chunk["output_ids"])
-            if reason is not None:
-                self.n_tokens += len(ids)
-            yield Generated(ids, chunk["text"], reason["type"] if reason else None)
+        try:
+            request = _request(self.engine_session, append, sampling)
+            async for chunk in self.host.stream(rid, **request):
+                meta = chunk["meta_info"]
+                if not begun:
+                    yield self._prefilled(rid, append, meta, state)
+                    begun = True
+                reason = meta["finish_reason"]
+                ids = list(chunk["output_ids"])
+                if reason is not None:
+                    state.generating = None
+                    self.n_tokens += len(ids)
+                yield Generated(ids, chunk["text"], reason["type"] if reason else None)
+        finally:
+            state.generating = None
 
-    def _prefilled(self, rid: str, append: Append, meta: dict, counts: TurnCounts) -> Prefilled:
+    def _prefilled(self, rid: str, append: Append, meta: dict, state: TurnState) -> Prefilled:
         n_new = meta["prompt_tokens"] - self.n_tokens
         self.n_tokens = meta["prompt_tokens"]
-        counts.n_prompt = meta["prompt_tokens"]
-        counts.n_cached = max(counts.n_cached, meta["cached_tokens"])
+        state.n_prompt = meta["prompt_tokens"]
+        state.n_cached = max(state.n_cached, meta["cached_tokens"])
         return Prefilled(rid, append, n_new)
+
+
+def _begins_with(history: list[HistoryItem], keys: list[str]) -> bool:
+    return [item.key for item in history[: len(keys)]] == keys
+
+
+def _first_tokens_of(reply: HeldReply, items: list[HistoryItem]) -> HistoryItem | None:
+    """The item in the reply's place, if it holds the reply's first tokens, one at least."""
+    for item in items:
+        ids = item.token_ids
+        if item.role == "assistant" and ids and reply.ids[: len(ids)] == ids:
+            return item
+    return None
 
 
 def _request(session: str, append: Append, sampling: dict) -> dict:

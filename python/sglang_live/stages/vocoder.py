@@ -70,6 +70,9 @@ class VocoderStage:
     async def close_session(self, session_id: str) -> None:
         """A vocoder keeps nothing between replies."""
 
+    def caller_speaks(self, session_id: str) -> None:
+        """Nothing of that caller waits here."""
+
     def load(self) -> dict[str, float]:
         return {"streams": float(len(self._outputs))}
 

@@ -11,8 +11,8 @@ from .fakes import FakeWorld
 async def world_of(run_dir) -> AsyncIterator[Callable]:
     worlds: list[FakeWorld] = []
 
-    async def start(reply=(5, 6, 7), n_replicas=1, max_sessions=8) -> FakeWorld:
-        worlds.append(FakeWorld(run_dir, list(reply), n_replicas, max_sessions))
+    async def start(reply=(5, 6, 7), n_replicas=1, max_sessions=8, policies=()) -> FakeWorld:
+        worlds.append(FakeWorld(run_dir, list(reply), n_replicas, max_sessions, policies))
         await worlds[-1].start()
         return worlds[-1]
 

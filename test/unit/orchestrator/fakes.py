@@ -14,7 +14,9 @@ from sglang_live.clock import SimClock
 from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.messages import (
     CodecFrames,
+    EndReply,
     Pcm,
+    Progress,
     Ready,
     Speak,
     SpeakDone,
@@ -48,6 +50,7 @@ class FakeStage:
     openers: of all jobs that began. cancelled: ids of those that were cut short.
     items: what it remembers, by session and key.
     fails_at, holds_at: before which token, frame or chunk it fails, or waits for `release`.
+    progress: what it was told about its consumer. speakers: sessions whose caller spoke.
     """
 
     name = ""
@@ -60,6 +63,8 @@ class FakeStage:
         self.fails_at: int | None = None
         self.holds_at: int | None = None
         self._released = asyncio.Event()
+        self.progress: list[Progress] = []
+        self.speakers: list[str] = []
 
     async def run(self, job: ServedJob) -> None:
         self.openers.append(job.opener)
@@ -103,6 +108,7 @@ class FakeThinker(FakeStage):
     def __init__(self, reply: list[int]):
         super().__init__()
         self.reply, self.finish = reply, "stop"
+        self.n_ended = 0
 
     async def serve(self, job: ServedJob) -> None:
         request: Think = job.opener
@@ -114,24 +120,53 @@ class FakeThinker(FakeStage):
         for item in request.items:
             if item.role == "user":
                 await self._report(job, item.key, len(clips[item.key]))
-        for n, token in enumerate(self.reply):
-            await self.step(n)
-            await job.send(TextTokens(job.job_id, [token], f" {token}"))
-        await self.step(len(self.reply))
+        said, finish = await self._reply(job)
         if request.session_id:
             self.items[request.session_id][request.reply_key] = "reply"
         await job.send(
             ThinkDone(
                 job.job_id,
-                finish=self.finish,
-                ids=self.reply,
-                text="".join(f" {token}" for token in self.reply),
+                finish=finish,
+                ids=said,
+                text="".join(f" {token}" for token in said),
                 n_prompt=20,
                 n_audio=N_STATES * sum(len(c) for c in clips.values()),
                 n_cached=7,
                 rebuilt=False,
             )
         )
+
+    async def _reply(self, job: ServedJob) -> tuple[list[int], str]:
+        """Its tokens, all of them unless it is ended, and why it finished."""
+        ended, said = asyncio.Event(), []
+
+        async def say() -> None:
+            for n, token in enumerate(self.reply):
+                await self.step(n)
+                said.append(token)
+                await job.send(TextTokens(job.job_id, [token], f" {token}"))
+            await self.step(len(self.reply))
+
+        coroutines = (say(), ended.wait(), self._listen(job, ended))
+        tasks = saying, ending, _ = [asyncio.create_task(c) for c in coroutines]
+        try:
+            await asyncio.wait({saying, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not saying.done():
+                return said, "interrupted"
+            saying.result()
+            return said, self.finish
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen(self, job: ServedJob, ended: asyncio.Event) -> None:
+        async for message in job.inputs():
+            if isinstance(message, Progress):
+                self.progress.append(message)
+            elif isinstance(message, EndReply):
+                self.n_ended += 1
+                ended.set()
 
     async def _report(self, job: ServedJob, key: str, n_clips: int) -> None:
         tensors = job.tensors()
@@ -155,9 +190,13 @@ class FakeTalker(FakeStage):
         while True:
             for token in ids:
                 await self.step(n)
-                await job.send(CodecFrames(job.job_id, np.array([token], "<i2").tobytes()))
+                await job.send(CodecFrames(job.job_id, np.array([token], "<i2").tobytes(), 1))
                 n += 1
-            message: SpeakText = await anext(inputs)
+            message: SpeakText | Progress = await anext(inputs)
+            if isinstance(message, Progress):
+                self.progress.append(message)
+                ids = []
+                continue
             ids = message.ids
             if message.done:
                 break
@@ -209,6 +248,7 @@ class FakeReplica:
             run=self.stage.run,
             close_session=self.stage.close_session,
             ready=lambda: Ready("", stage=spec.stage, pid=1, startup_s=0.0),
+            caller_speaks=self.stage.speakers.append,
         )
         self._serving = asyncio.create_task(self.server.serve())
         self.entry.client = StageClient(spec.name, spec.address, same_host=True)
@@ -232,7 +272,14 @@ class FakeReplica:
 class FakeWorld:
     """An orchestrator over fake stages. `thinkers`, `talkers`, `vocoders`: one per replica."""
 
-    def __init__(self, run_dir: Path, reply: list[int], n_replicas: int, max_sessions: int):
+    def __init__(
+        self,
+        run_dir: Path,
+        reply: list[int],
+        n_replicas: int,
+        max_sessions: int,
+        policies: tuple[str, ...],
+    ):
         self.thinkers = [FakeThinker(reply) for _ in range(n_replicas)]
         self.talkers = [FakeTalker() for _ in range(n_replicas)]
         self.vocoders = [FakeVocoder() for _ in range(n_replicas)]
@@ -242,12 +289,14 @@ class FakeWorld:
             for number, stage in enumerate(stages)
         ]
         self.replicas = [process.entry for process in self.processes]
+        self.clock = SimClock()
         self.orchestrator = LiveOrchestrator(
             self,
             model_name="fake",
             voices=("ethan",),
             max_sessions=max_sessions,
-            clock=SimClock(),
+            policies=policies,
+            clock=self.clock,
         )
 
     @property

@@ -14,6 +14,8 @@ from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
 
 log = logging.getLogger(__name__)
 
+_CANCELLED = object()
+
 
 class Job:
     """One job as the orchestrator sees it. Use as a context manager: leaving it cancels."""
@@ -24,14 +26,16 @@ class Job:
         self._events: asyncio.Queue = asyncio.Queue()
         self._window, self._count = SendWindow(), ReceiveCount()
         self._tensors: list[wire.TensorFrames] = []
-        self._begun = self._over = False
+        self._begun = self._over = self.cancelled = False
 
     async def begin(self, opener: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
-        """Open the job in the stage, or open it anew after it Failed.
+        """Open the job in the stage, or open it anew after it Failed. Not once it was cancelled.
 
         Raises:
             StageUnavailableError: the stage died.
         """
+        if self.cancelled:
+            return
         self._begun, self._over = True, False
         self._window, self._count = SendWindow(), ReceiveCount()
         await self._client.send(opener, tensors)
@@ -47,10 +51,27 @@ class Job:
         if not self._over:
             await self._client.send(message)
 
+    def post(self, message: AnyMessage) -> None:
+        """As send, for a message that needs no window, without waiting; dropped before `begin`."""
+        if self._begun and not self._over:
+            self._client.send_later(message)
+
+    def cancel(self) -> None:
+        """Stop the job in its stage now. Its events end; what is sent from here on is dropped."""
+        if self.cancelled:
+            return
+        if self._begun and not self._over:
+            self._client.send_later(Cancel(self.job_id))
+        self.cancelled = True
+        self._end()
+        self._events.put_nowait((_CANCELLED, []))
+
     async def events(
         self, *until: type, silence_limit_s: float | None = None
     ) -> AsyncIterator[tuple[AnyMessage, list[bytes]]]:
         """Messages of the job with their tensor frames, up to and with one of type `until`.
+
+        They end early when the job is cancelled.
 
         Raises:
             StageFailedError, StageUnavailableError: the job will send nothing more.
@@ -63,6 +84,9 @@ class Job:
             except TimeoutError as error:
                 text = f"{self._client.name} was silent for {silence_limit_s:.0f} s"
                 raise DeadlineError(text) from error
+            if self.cancelled:
+                wire.discard(message)
+                return
             if isinstance(message, Exception):
                 raise message
             if isinstance(message, Failed):
@@ -150,7 +174,7 @@ class StageClient:
         await self._socket.send_multipart(wire.encode(message, tensors))
 
     def send_later(self, message: AnyMessage) -> None:
-        """For clean-up paths that must not wait; nothing to tell a stage that is down."""
+        """For callers that must not wait; nothing to tell a stage that is down."""
         if self._down is None:
             self._socket.send_multipart(wire.encode(message))
 

@@ -12,6 +12,7 @@ from sglang_live.errors import DeadlineError, LiveError
 from sglang_live.messages import (
     STREAMED,
     AnyMessage,
+    CallerSpeaks,
     Cancel,
     CloseSession,
     Credit,
@@ -70,6 +71,7 @@ class StageServer:
         address: endpoint to bind.
         run: the coroutine of one job; returning ends it, LiveError becomes Failed.
         close_session: called for CloseSession.
+        caller_speaks: called for CallerSpeaks.
         ready: what to answer a Ping with.
     """
 
@@ -81,9 +83,11 @@ class StageServer:
         run: Callable[[ServedJob], Awaitable[None]],
         close_session: Callable[[str], Awaitable[None]],
         ready: Callable[[], Ready],
+        caller_speaks: Callable[[str], None] = lambda session_id: None,
     ):
         self.same_host = same_host
         self._run, self._close_session, self._ready = run, close_session, ready
+        self._caller_speaks = caller_speaks
         # By caller and job id: callers name their jobs without asking each other.
         self._jobs: dict[tuple[bytes, str], ServedJob] = {}
         self._chores: set[asyncio.Task] = set()
@@ -128,6 +132,8 @@ class StageServer:
             chore = asyncio.create_task(self._close_session(message.session_id))
             self._chores.add(chore)
             chore.add_done_callback(self._chores.discard)
+        elif isinstance(message, CallerSpeaks):
+            self._caller_speaks(message.session_id)
         elif job is None:
             pass  # over already; its caller has not heard yet
         elif isinstance(message, Cancel):

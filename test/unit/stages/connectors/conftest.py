@@ -20,6 +20,7 @@ class Stage:
     def __init__(self, address: str, run: Callable[[ServedJob], Awaitable[None]]):
         self.address = address
         self.closed_sessions: list[str] = []
+        self.speakers: list[str] = []
         self.cancelled: list[str] = []
         self.changed = asyncio.Condition()
         self._run, self._callers = run, []
@@ -29,6 +30,7 @@ class Stage:
             run=self._watched,
             close_session=self._close_session,
             ready=lambda: Ready("", stage="fake", pid=1, startup_s=0.5, load={"jobs": 2.0}),
+            caller_speaks=self.speakers.append,
         )
         self.task = asyncio.create_task(self.server.serve())
 

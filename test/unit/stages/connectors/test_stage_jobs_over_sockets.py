@@ -13,9 +13,11 @@ from sglang_live.errors import (
     StageUnavailableError,
 )
 from sglang_live.messages import (
+    CallerSpeaks,
     CloseSession,
     CodecFrames,
     Pcm,
+    Progress,
     Ready,
     Speak,
     SpeakDone,
@@ -227,11 +229,13 @@ async def test_messages_of_unknown_jobs_are_ignored_on_both_sides(serve):
     stage = serve(run)
     client = stage.caller()
     await client.send(SpeakText("never opened", [1]))
+    client.send_later(CallerSpeaks("", "s"))
     client.send_later(CloseSession("", "s"))
     async with client.open("j") as job:
         await job.begin(voice())
         assert await heard(job, VoiceDone) == [VoiceDone("j")]
     await stage.until(lambda: stage.closed_sessions == ["s"])
+    assert stage.speakers == ["s"]
 
 
 # --- leaving ---
@@ -247,6 +251,95 @@ async def test_leaving_a_job_cancels_it_in_the_stage(serve):
     await stage.until(lambda: stage.cancelled == ["j"])
     await client.ping(PATIENCE_S)
     assert stage.server.n_jobs == 0
+
+
+async def test_a_cancelled_job_ends_at_once_for_both_and_takes_nothing_more(serve):
+    async def run(job):
+        await job.send(Pcm("j", b"ab"))
+        await wait_forever(job)
+
+    stage = serve(run)
+    client = stage.caller()
+    async with client.open("j") as job:
+        await job.begin(voice())
+        events = job.events(VoiceDone)
+        await anext(events)
+        job.cancel()
+        assert [event async for event in events] == []
+        await stage.until(lambda: stage.cancelled == ["j"])
+        for n in range(2 * WINDOW):
+            await job.send(SpeakText("j", [n]))
+        job.post(Progress("j", 1.0, True))
+        await job.begin(voice())
+        job.cancel()
+        await client.ping(PATIENCE_S)
+        assert stage.server.n_jobs == 0
+    assert stage.cancelled == ["j"]
+
+
+async def test_cancelling_wakes_who_waits_for_events_or_for_the_window(serve):
+    stage = serve(wait_forever)
+    client = stage.caller()
+
+    async def fill(job) -> None:
+        for n in range(2 * WINDOW):
+            await job.send(SpeakText("j", [n]))
+
+    async with client.open("j") as job:
+        await job.begin(voice())
+        hearing, filling = asyncio.create_task(heard(job)), asyncio.create_task(fill(job))
+        await client.ping(PATIENCE_S)
+        assert not hearing.done() and not filling.done()
+        job.cancel()
+        assert await hearing == []
+        await filling
+
+
+async def test_a_job_cancelled_before_it_began_is_never_seen(serve):
+    stage = serve(wait_forever)
+    client = stage.caller()
+    async with client.open("j") as job:
+        job.cancel()
+        await job.begin(voice())
+        assert await heard(job, VoiceDone) == []
+        await client.ping(PATIENCE_S)
+        assert stage.server.n_jobs == 0
+
+
+async def test_states_that_a_cancelled_job_does_not_read_are_freed(serve, shared_memory):
+    async def run(job):
+        tensors = job.tensors()
+        await job.send(UserSegment("j", "k", [1], tensors.put(ROWS)), tensors)
+        await wait_forever(job)
+
+    client = serve(run).caller()
+    async with client.open("j") as job:
+        await job.begin(voice())
+        await client.ping(PATIENCE_S)
+        await client.ping(PATIENCE_S)
+        assert list(shared_memory.iterdir())
+        job.cancel()
+        assert await heard(job, VoiceDone) == []
+    await gone(shared_memory)
+
+
+async def test_what_is_posted_needs_a_job_that_runs(serve):
+    told = []
+
+    async def run(job):
+        async for message in job.inputs():
+            told.append(message)
+            await job.send(VoiceDone("j"))
+
+    client = serve(run).caller()
+    async with client.open("j") as job:
+        job.post(Progress("j", 0.0, False))
+        await job.begin(voice())
+        job.post(Progress("j", 1.0, True, 0.5))
+        await heard(job, VoiceDone)
+        job.post(Progress("j", 2.0, True))
+        await client.ping(PATIENCE_S)
+    assert told == [Progress("j", 1.0, True, 0.5)]
 
 
 async def test_a_job_left_before_the_stage_began_it_leaves_nothing_there(serve):

@@ -1,0 +1,64 @@
+"""What reaches a running turn from outside: the caller's voice, and the caller's ear.
+
+In: interruptions and playback, from the session; frames, from the turn itself. Out: messages to
+the stages that are at work. Never waits. Owner: one Steering per turn.
+"""
+
+from sglang_live.clock import Clock
+from sglang_live.orchestrator.history import FRAME_S
+from sglang_live.orchestrator.stage_jobs import Speech, Thought, VoiceJob
+
+# A stage assumes one second per second between two reports; less than this off is no news.
+TOLERANCE_S = 2 * FRAME_S
+
+
+class Steering:
+    """
+    Args:
+        policies: of the server; without any, the stages are told nothing.
+        interrupts: how often this caller interrupts, 0 to 1.
+    """
+
+    def __init__(self, policies: tuple[str, ...], clock: Clock, interrupts: float = 0.0):
+        self._policies, self._clock, self._interrupts = policies, clock, interrupts
+        self._jobs: tuple[Thought, Speech, VoiceJob] | None = None
+        self._told: tuple[float, float] | None = None  # what the thinker was told last, and when
+        self.interrupted = False
+
+    def take(self, thought: Thought, speech: Speech, voice: VoiceJob) -> None:
+        self._jobs = thought, speech, voice
+
+    def interrupt(self) -> bool:
+        """End the reply where it is; False if that is not possible here.
+
+        The thinker finishes in its own time, because its KV stays. Nobody will hear the others.
+        """
+        if self._jobs is None or "truncate" not in self._policies:
+            return False
+        if not self.interrupted:
+            self.interrupted = True
+            thought, speech, voice = self._jobs
+            thought.end_reply()
+            speech.cancel()
+            voice.cancel()
+        return True
+
+    def heard(self, heard_s: float, playing: bool, interrupts: float) -> None:
+        """The listener is so far, and goes on by itself or not."""
+        self._interrupts = interrupts
+        if self._jobs is not None and self._policies:
+            _, speech, _ = self._jobs
+            speech.report(heard_s, playing, interrupts)
+
+    def spoke(self, n_frames: int) -> None:
+        """The talker has come so far with what the thinker wrote."""
+        if self._jobs is None or not self._policies:
+            return
+        now_s, spoken_s = self._clock.now_s(), n_frames * FRAME_S
+        if self._told is not None:
+            told_s, told_at_s = self._told
+            if abs(spoken_s - told_s - (now_s - told_at_s)) <= TOLERANCE_S:
+                return
+        self._told = spoken_s, now_s
+        thought, _, _ = self._jobs
+        thought.report(spoken_s, True, self._interrupts)

@@ -1,0 +1,48 @@
+"""A turn in a thinker's session: what it reports, and what is known of it."""
+
+from dataclasses import dataclass
+
+from sglang_live.models.qwen3_omni.prompt import Append
+from sglang_live.orchestrator.history import HistoryItem
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The turn begins; `items` are those the session lacked and now takes in."""
+
+    items: list[HistoryItem]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """One request of a turn was prefilled. n_new: tokens it added to the session."""
+
+    rid: str
+    append: Append
+    n_new: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Reply so far, cumulative. finish: None while it goes on."""
+
+    ids: list[int]
+    text: str
+    finish: str | None
+
+
+@dataclass(slots=True)
+class TurnState:
+    """One turn in the session, which fills it in; only the stage sets `ending`.
+
+    generating: the request that writes the reply, while it does.
+    ending: nobody wants more of the reply.
+    """
+
+    n_prompt: int = 0
+    n_cached: int = 0
+    rebuilt: bool = False
+    truncated: bool = False
+    refused: bool = False
+    generating: str | None = None
+    ending: bool = False

@@ -1,0 +1,359 @@
+"""Turns that are steered while they run: interrupted, listened to, spoken over."""
+
+import asyncio
+
+import pytest
+
+from sglang_live.clock import SimClock
+from sglang_live.errors import StageUnavailableError
+from sglang_live.orchestrator.history import FRAME_S, AudioDelta, TranscriptDelta, TurnDone
+from sglang_live.orchestrator.steering import Steering
+
+from .fakes import ask, user
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+ALL = ("urgency", "pacing", "truncate")
+
+
+async def until(holds) -> None:
+    while not holds():
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def world(world_of):
+    return await world_of(policies=ALL)
+
+
+@pytest.fixture
+async def session(world):
+    return await world.orchestrator.open_session("caller")
+
+
+class Listener:
+    """Takes a turn's events as they come, like a connection."""
+
+    def __init__(self, turn):
+        self.events: list = []
+        self._turn = turn
+        self.task = asyncio.create_task(self._take())
+
+    async def _take(self) -> TurnDone:
+        async for event in self._turn:
+            self.events.append(event)
+        return self.events[-1]
+
+    def n(self, kind: type) -> int:
+        return sum(isinstance(event, kind) for event in self.events)
+
+
+# --- interruptions ---
+
+
+async def test_an_interrupted_reply_is_what_was_generated_and_heard_frames_are_counted(
+    world, session
+):
+    world.thinker.holds_at = 2
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: caller.n(AudioDelta) == 2)
+    assert session.interrupt()
+    done = await caller.task
+    assert (done.status, done.reason) == ("interrupted", None)
+    assert (done.reply.key, done.reply.token_ids) == ("reply-t1", (5, 6))
+    assert done.reply.parts[0].text == " 5 6"
+    assert (done.n_frames, done.spoken) == (2, False)
+    assert done.usage.output_audio_tokens == 2
+
+
+async def test_only_talker_and_vocoder_are_cancelled_and_at_once(world, session):
+    world.thinker.holds_at = 2
+    ending, reply = asyncio.Event(), world.thinker._reply
+
+    async def reply_that_ends_slowly(job):
+        said = await reply(job)
+        await ending.wait()
+        return said
+
+    world.thinker._reply = reply_that_ends_slowly
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: caller.n(AudioDelta) == 2)
+    assert session.interrupt()
+    await until(lambda: world.talker.cancelled and world.vocoder.cancelled)
+    assert not caller.task.done(), "the thinker has not said yet what it wrote"
+    ending.set()
+    await caller.task
+    await world.settled()
+    assert world.thinker.cancelled == [] and world.n_jobs() == 0
+
+
+async def test_no_sound_comes_after_an_interruption(world_of):
+    world = await world_of(reply=range(1, 40), policies=ALL)
+    session = await world.orchestrator.open_session("caller")
+    turn = session.respond(ask("t1", user("u1", "hi")))
+    while not isinstance(await anext(turn), AudioDelta):
+        pass
+    await world.settled()  # more sound is on its way to us
+    assert session.interrupt()
+    assert not any([isinstance(event, AudioDelta) async for event in turn])
+
+
+@pytest.mark.parametrize("stage", ["talker", "vocoder"])
+async def test_it_does_not_wait_for_a_stage_that_is_stuck(world, session, stage):
+    getattr(world, stage).holds_at = 1
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: caller.n(TranscriptDelta) == 3 and getattr(world, stage).openers)
+    session.interrupt()
+    done = await caller.task
+    assert (done.status, done.reply.token_ids) == ("interrupted", (5, 6, 7))
+    await world.settled()
+    assert world.n_jobs() == 0
+
+
+async def test_a_reply_that_was_written_already_is_kept_whole(world, session):
+    world.talker.holds_at = 1
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: caller.n(AudioDelta) == 1)
+    await until(lambda: "reply-t1" in world.thinker.items["caller"])
+    session.interrupt()
+    done = await caller.task
+    assert (done.reply.token_ids, done.n_frames, done.spoken) == ((5, 6, 7), 1, False)
+    assert world.thinker.n_ended <= 1
+
+
+async def test_a_talker_that_had_come_to_its_end_has_spoken(world, session):
+    world.vocoder.holds_at = 1
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: world.talker.openers and not world.process(world.talker).server.n_jobs)
+    await world.settled()
+    session.interrupt()
+    done = await caller.task
+    assert (done.status, done.n_frames, done.spoken) == ("interrupted", 3, True)
+
+
+async def test_before_the_first_word_the_reply_is_empty(world, session):
+    world.thinker.holds_at = 0
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: world.thinker.openers)
+    assert session.interrupt()
+    done = await caller.task
+    assert (done.status, done.reply.token_ids) == ("interrupted", ())
+    assert (done.n_frames, done.spoken) == (0, False)
+    assert world.talker.openers == [] and world.vocoder.openers == []
+
+
+async def test_at_the_very_beginning_the_thinker_hears_of_both(world, session):
+    world.thinker.holds_at = 0
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await asyncio.sleep(0)  # the turn has begun, its messages may not have left
+    assert session.interrupt()
+    assert (await caller.task).status == "interrupted"
+
+
+async def test_a_thinker_that_forgot_the_items_is_told_again_to_end(world, session):
+    await Listener(session.respond(ask("t0", user("u0", "hi")))).task
+    world.thinker.items.clear()
+    world.thinker.holds_at = 0
+    caller = Listener(session.respond(ask("t1", user("u0", "hi"), user("u1", "and?"))))
+    await asyncio.sleep(0)
+    session.interrupt()
+    assert (await caller.task).status == "interrupted"
+
+
+async def test_the_next_turn_sends_what_was_heard_of_the_reply_and_no_more(world, session):
+    first = user("u1", "hi")
+    world.thinker.holds_at = 2
+    caller = Listener(session.respond(ask("t1", first)))
+    await until(lambda: caller.n(AudioDelta) == 2)
+    session.interrupt()
+    await caller.task
+    world.thinker.holds_at = None
+    heard = user("reply-t1-cut", token_ids=(5,))
+    caller = Listener(session.respond(ask("t2", first, heard, user("u2", "and?"))))
+    assert (await caller.task).status == "completed"
+    assert [item.key for item in world.thinker.openers[-1].items] == ["reply-t1-cut", "u2"]
+    assert world.thinker.openers[-1].session_id == "caller"
+
+
+async def test_interrupting_twice_is_interrupting_once(world, session):
+    world.thinker.holds_at = 1
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: caller.n(TranscriptDelta) == 1)
+    assert session.interrupt() and session.interrupt()
+    await caller.task
+    assert world.thinker.n_ended == 1
+
+
+async def test_a_text_turn_is_interrupted_too(world, session):
+    world.thinker.holds_at = 2
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"), wants_audio=False)))
+    await until(lambda: caller.n(TranscriptDelta) == 2)
+    assert session.interrupt()
+    assert (await caller.task).reply.token_ids == (5, 6)
+
+
+async def test_there_must_be_a_turn_of_the_conversation(world, session):
+    assert not session.interrupt()
+    world.thinker.holds_at = 1
+    aside = Listener(session.respond(ask("aside", user("x", "psst"), stateless=True)))
+    await until(lambda: aside.n(TranscriptDelta) == 1)
+    assert not session.interrupt()
+    world.thinker.release()
+    assert (await aside.task).status == "completed"
+    done = await Listener(session.respond(ask("t1", user("u1", "hi")))).task
+    assert done.status == "completed"
+    assert not session.interrupt()
+
+
+async def test_a_turn_that_is_done_cannot_be_interrupted_by_whoever_holds_its_last_event(session):
+    async for event in session.respond(ask("t1", user("u1", "hi"))):
+        if isinstance(event, TurnDone):
+            assert not session.interrupt()
+
+
+@pytest.mark.parametrize("policies", [(), ("urgency", "pacing")])
+async def test_without_the_policy_closing_the_turn_is_the_way(world_of, policies):
+    world = await world_of(policies=policies)
+    session = await world.orchestrator.open_session("caller")
+    world.thinker.holds_at = 1
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: caller.n(TranscriptDelta) == 1)
+    assert not session.interrupt()
+    world.thinker.release()
+    assert (await caller.task).status == "completed"
+    assert world.thinker.n_ended == 0
+
+
+async def test_a_thinker_that_fails_while_it_ends_fails_the_turn(world, session):
+    world.thinker.holds_at = 1
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: caller.n(TranscriptDelta) == 1)
+    await world.process(world.thinker).stop()
+    session.interrupt()
+    with pytest.raises(StageUnavailableError, match="process ended"):
+        await caller.task
+    assert not session.interrupt()
+
+
+# --- the transcript's place in the reply ---
+
+
+async def test_transcript_pieces_say_how_many_tokens_they_reach(session):
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    done = await caller.task
+    assert [e.n_tokens for e in caller.events if isinstance(e, TranscriptDelta)] == [1, 2, 3]
+    assert (done.n_frames, done.spoken) == (3, True)
+
+
+# --- playback and speech ---
+
+
+async def test_playback_reaches_the_talker_of_the_running_turn(world, session):
+    world.thinker.holds_at = 2
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: caller.n(AudioDelta) == 2)
+    session.report_playback(0.16, playing=True, interrupts=0.5)
+    await until(lambda: world.talker.progress)
+    [told] = world.talker.progress
+    assert (told.consumed_s, told.flowing, told.interrupts) == (0.16, True, 0.5)
+    world.thinker.release()
+    await caller.task
+    session.report_playback(0.24, playing=False, interrupts=0.5)
+    await world.settled()
+    assert len(world.talker.progress) == 1
+
+
+async def test_playback_of_a_talker_that_is_done_or_has_not_begun_is_nobodys_news(world, session):
+    session.report_playback(0.0, playing=False, interrupts=0.0)
+    world.thinker.holds_at = 0
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: world.thinker.openers)
+    session.report_playback(0.0, playing=False, interrupts=0.0)
+    world.vocoder.holds_at = 1
+    world.thinker.release()
+    await until(lambda: world.talker.openers and not world.process(world.talker).server.n_jobs)
+    await world.settled()
+    session.report_playback(0.08, playing=True, interrupts=0.0)
+    world.vocoder.release()
+    await caller.task
+    assert world.talker.progress == []
+
+
+class ToldThinker:
+    def __init__(self) -> None:
+        self.told: list[tuple[int, bool, float]] = []
+
+    def report(self, spoken_s: float, flowing: bool, interrupts: float) -> None:
+        self.told.append((round(spoken_s / FRAME_S), flowing, interrupts))
+
+
+@pytest.fixture
+def thinker() -> ToldThinker:
+    return ToldThinker()
+
+
+@pytest.fixture
+def clock() -> SimClock:
+    return SimClock()
+
+
+@pytest.fixture
+def steering(thinker, clock) -> Steering:
+    steering = Steering(ALL, clock, interrupts=0.25)
+    steering.take(thinker, None, None)
+    return steering
+
+
+def test_a_talker_in_real_time_is_news_once(steering, thinker, clock):
+    for n in range(1, 50):
+        steering.spoke(n)
+        clock.advance(FRAME_S)
+    assert thinker.told == [(1, True, 0.25)]
+
+
+def test_a_talker_that_runs_ahead_is_news_at_every_third_frame(steering, thinker):
+    for n in range(1, 12):
+        steering.spoke(n)
+    assert [n for n, _, _ in thinker.told] == [1, 4, 7, 10]
+
+
+def test_a_talker_that_fell_behind_is_news(steering, thinker, clock):
+    steering.spoke(1)
+    clock.advance(3.5 * FRAME_S)
+    steering.spoke(2)
+    steering.spoke(3)
+    assert [n for n, _, _ in thinker.told] == [1, 2]
+
+
+async def test_the_thinker_hears_how_far_its_talker_is(world, session):
+    session.report_playback(0.0, playing=False, interrupts=0.25)
+    world.thinker.holds_at = 2
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: world.thinker.progress)
+    [told] = world.thinker.progress
+    assert (told.consumed_s, told.flowing, told.interrupts) == (FRAME_S, True, 0.25)
+    world.thinker.release()
+    await caller.task
+
+
+async def test_speech_is_reported_to_a_thinker_that_knows_the_session(world, session):
+    session.report_speech()
+    await Listener(session.respond(ask("t1", user("u1", "hi")))).task
+    session.report_speech()
+    await world.settled()
+    assert world.thinker.speakers == ["caller"]
+
+
+async def test_without_policies_the_stages_are_told_nothing(world_of):
+    world = await world_of()
+    session = await world.orchestrator.open_session("caller")
+    world.thinker.holds_at = 2
+    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: caller.n(AudioDelta) == 2)
+    session.report_playback(0.16, playing=True, interrupts=0.5)
+    session.report_speech()
+    world.thinker.release()
+    await caller.task
+    await world.settled()
+    assert [stage.progress for stage in world.stages] == [[], [], []]
+    assert world.thinker.speakers == []

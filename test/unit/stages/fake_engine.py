@@ -1,0 +1,99 @@
+"""A thinker's engine without a model: SGLang's streaming sessions as lists of token ids."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from sglang_live.models.demo.tokenizer import build_tokenizer
+from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+
+TOKENIZER = build_tokenizer()
+END_ID = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+PAD_ID = TOKENIZER.convert_tokens_to_ids("<|audio_pad|>")
+PROMPT = ChatPrompt(SimpleNamespace(audio_pad_id=PAD_ID), TOKENIZER)
+N_PLACES = 3  # per clip
+
+
+class FakeEngine:
+    """In place of an EngineHost, and of a session's way to the scheduler.
+
+    reply: what it generates, with the end token. refuses: it does not truncate.
+    before_request, before_token: called with the rid, and with the number of the token.
+    n_prefilled: tokens that requests have appended.
+    """
+
+    def __init__(self, reply: list[int] | None = None):
+        self.reply = reply or [5, 6, 7, END_ID]
+        self.sessions: dict[str, list[int]] = {}
+        self.refuses = False
+        self.truncations: list[int] = []
+        self.before_request: Callable[[str], None] = lambda rid: None
+        self.before_token: Callable[[int], None] = lambda n: None
+        self.n_prefilled = 0
+        self.engine = SimpleNamespace(tokenizer_manager=self)
+        self._ended: set[str] = set()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the only session there is."""
+        [tokens] = self.sessions.values()
+        return tokens
+
+    # --- an EngineHost ---
+
+    async def open_session(self, request, _) -> None:
+        self.sessions[request.session_id] = []
+
+    async def close_session(self, request, _) -> None:
+        del self.sessions[request.session_id]
+
+    async def stream(self, rid: str, *, sampling_params, session_params, **content):
+        self.before_request(rid)
+        tokens = self.sessions[session_params["id"]]
+        new = content.get("input_ids") or _expanded(content["prompt"])
+        tokens += new
+        self.n_prefilled += len(new)
+        n_prompt, ids = len(tokens), []
+        for n, token in enumerate(self.reply[: sampling_params["max_new_tokens"]]):
+            self.before_token(n)
+            if rid in self._ended:
+                break
+            ids.append(token)
+            if token != END_ID:
+                yield _chunk(ids, n_prompt, None)
+        tokens += ids
+        yield _chunk(ids, n_prompt, "stop" if ids[-1:] == [END_ID] else "length")
+
+    async def run(self, rid: str, **request) -> dict:
+        return [chunk async for chunk in self.stream(rid, **request)][-1]
+
+    # --- a ThinkerFeed ---
+
+    def end_reply(self, rid: str) -> None:
+        self._ended.add(rid)
+
+    async def truncate(self, engine_session: str, n_tokens: int) -> bool:
+        self.truncations.append(n_tokens)
+        if self.refuses:
+            return False
+        tokens = self.sessions[engine_session]
+        assert 0 < n_tokens < len(tokens)
+        del tokens[n_tokens:]
+        return True
+
+
+def _expanded(text: str) -> list[int]:
+    ids = PROMPT.markup_ids(text)
+    at = ids.index(PAD_ID)
+    return [*ids[:at], *[PAD_ID] * N_PLACES, *ids[at + 1 :]]
+
+
+def _chunk(ids: list[int], n_prompt: int, finish: str | None) -> dict:
+    return {
+        "output_ids": list(ids),
+        "text": "".join(f" {token}" for token in ids if token != END_ID),
+        "meta_info": {
+            "prompt_tokens": n_prompt,
+            "cached_tokens": 0,
+            "finish_reason": {"type": finish} if finish else None,
+        },
+    }

@@ -1,0 +1,153 @@
+"""What a stage tells its engine beside requests, and what it is told back."""
+
+import asyncio
+
+import pytest
+
+from sglang_live import messages
+from sglang_live.bridge.feed_types import (
+    EndReply,
+    PolicyEvents,
+    PolicyReport,
+    Progress,
+    SpeechStart,
+    Truncated,
+    TruncateSession,
+)
+from sglang_live.clock import SimClock
+from sglang_live.stages import thinker_feed
+from sglang_live.stages.policy_totals import PolicyTotals
+from sglang_live.stages.progress_feed import FLUSH_EVERY_S, ProgressFeed
+from sglang_live.stages.thinker_feed import ThinkerFeed
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+
+def heard(consumed_s: float, flowing: bool = True, interrupts: float = 0.0) -> messages.Progress:
+    return messages.Progress("job", consumed_s, flowing, interrupts)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def clock() -> SimClock:
+    return SimClock()
+
+
+@pytest.fixture
+def sent() -> list:
+    return []
+
+
+# --- progress ---
+
+
+@pytest.fixture
+def progress(sent, clock) -> ProgressFeed:
+    return ProgressFeed(sent.append, clock)
+
+
+async def test_progress_of_many_replies_is_one_message(progress, sent):
+    progress.put("a", heard(1.0))
+    progress.put("b", heard(2.0, False, 0.5))
+    await settle()
+    assert sent == [Progress(["a", "b"], [1.0, 2.0], [True, False], [0.0, 0.5])]
+
+
+async def test_of_one_reply_the_last_word_counts(progress, sent):
+    progress.put("a", heard(1.0))
+    progress.put("a", heard(1.5, False))
+    await settle()
+    assert sent == [Progress(["a"], [1.5], [False], [0.0])]
+
+
+async def test_news_wait_for_the_end_of_the_interval(progress, sent, clock):
+    progress.put("a", heard(1.0))
+    await settle()
+    for n in range(50):
+        progress.put("a", heard(2.0 + n))
+        await settle()
+    assert len(sent) == 1
+    clock.advance(FLUSH_EVERY_S)
+    await settle()
+    assert [message.consumed_s for message in sent] == [[1.0], [51.0]]
+
+
+async def test_without_news_nothing_is_sent(progress, sent, clock):
+    progress.put("a", heard(1.0))
+    for _ in range(10):
+        await settle()
+        clock.advance(FLUSH_EVERY_S)
+    assert len(sent) == 1
+    progress.put("a", heard(2.0))
+    await settle()
+    assert len(sent) == 2, "news after a pause do not wait"
+
+
+async def test_a_reply_that_is_over_is_not_spoken_of(progress, sent):
+    progress.put("a", heard(1.0))
+    progress.put("b", heard(1.0))
+    progress.forget("a")
+    progress.forget("never heard of")
+    await settle()
+    assert [message.rids for message in sent] == [["b"]]
+
+
+# --- the thinker's engine ---
+
+
+class FakeSocket:
+    def __init__(self, sent: list):
+        self.send = sent.append
+
+
+@pytest.fixture
+def feed(sent, clock) -> ThinkerFeed:
+    return ThinkerFeed(FakeSocket(sent), clock)
+
+
+def test_ends_and_speech_are_sent_at_once(feed, sent):
+    feed.end_reply("r")
+    feed.speech_start("s")
+    assert sent == [EndReply("r"), SpeechStart("s")]
+
+
+@pytest.mark.parametrize(("answer", "is_done"), [(7, True), (-1, False), (6, False)])
+async def test_a_truncation_is_done_when_the_engine_says_exactly_that(feed, sent, answer, is_done):
+    asking = asyncio.create_task(feed.truncate("s", 7))
+    await settle()
+    assert sent == [TruncateSession("s", 7)]
+    feed.answered(Truncated("another", 7))
+    await settle()
+    assert not asking.done()
+    feed.answered(Truncated("s", answer))
+    assert await asking == is_done
+
+
+async def test_a_truncation_nobody_answers_is_given_up(feed, monkeypatch):
+    monkeypatch.setattr(thinker_feed, "TRUNCATE_TIMEOUT_S", 0.01)
+    assert not await feed.truncate("s", 7)
+    feed.answered(Truncated("s", 7))  # too late
+
+
+async def test_truncations_of_many_sessions_do_not_mix(feed):
+    one, other = (asyncio.create_task(feed.truncate(s, 7)) for s in ("one", "other"))
+    await settle()
+    feed.answered(Truncated("other", 7))
+    feed.answered(Truncated("one", -1))
+    assert (await one, await other) == (False, True)
+
+
+# --- what policies report ---
+
+
+def test_totals_are_the_newest_and_events_are_counted():
+    totals = PolicyTotals()
+    assert totals.load() == {}
+    totals.take(PolicyReport({"holds": 1.0}))
+    totals.take(PolicyEvents(["a", "b"], ["held", "resumed"], [1.0, 2.0]))
+    totals.take(PolicyReport({"holds": 3.0, "held_s": 0.5}))
+    assert totals.load() == {"policy_holds": 3.0, "policy_held_s": 0.5, "policy_events": 2.0}

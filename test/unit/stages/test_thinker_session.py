@@ -1,0 +1,334 @@
+"""A session against its history: what is kept, cut, and built anew.
+
+Whatever happened before, a session must hold the tokens that one built from the history alone
+would hold.
+"""
+
+import asyncio
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
+from sglang_live.stages.thinker_session import ThinkerSession
+from sglang_live.stages.thinker_turn import Generated, Prefilled, TurnState
+
+from .fake_engine import END_ID, N_PLACES, PROMPT, FakeEngine
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+
+def user(key: str, *contents: str | int) -> HistoryItem:
+    """Of texts and clips, the latter given by their length in samples."""
+    parts = tuple(
+        TextPart(c) if isinstance(c, str) else AudioPart(np.zeros(c, np.int16)) for c in contents
+    )
+    return HistoryItem(key=key, role="user", parts=parts)
+
+
+def reply(key: str, *ids: int) -> HistoryItem:
+    return HistoryItem(key=key, role="assistant", parts=(), token_ids=ids)
+
+
+class Call:
+    """A session and its engine. `turn` returns what became of one turn."""
+
+    def __init__(self, *, truncates: bool = True):
+        self.engine = FakeEngine()
+        self.session = ThinkerSession(self.engine, PROMPT, feed=self.engine if truncates else None)
+        self.state = TurnState()
+        self.events: list = []
+
+    def think(self, *history: HistoryItem, key: str, instructions: str = "Be brief."):
+        self.state, self.events = TurnState(), []
+        return self.session.think(
+            instructions=instructions,
+            history=list(history),
+            reply_key=key,
+            sampling={"max_new_tokens": 100},
+            end_ids=(END_ID,),
+            state=self.state,
+        )
+
+    async def turn(self, *history: HistoryItem, key: str = "r", **changes) -> TurnState:
+        async for event in self.think(*history, key=key, **changes):
+            self.events.append(event)
+        return self.state
+
+    @property
+    def reply(self) -> list[int]:
+        return next((e.ids for e in reversed(self.events) if isinstance(e, Generated)), [])
+
+    def end_at_token(self, n: int) -> None:
+        self.engine.before_token = lambda at: at == n and self.session.end_reply(self.state)
+
+    def end_at_request(self, n: int) -> None:
+        """Before the n-th request from here on; the first of a new session is its header."""
+        seen = []
+
+        def count(rid: str) -> None:
+            seen.append(rid)
+            if len(seen) == n:
+                self.session.end_reply(self.state)
+
+        self.engine.before_request = count
+
+    def go_on(self) -> None:
+        self.engine.before_token = self.engine.before_request = lambda _: None
+
+
+async def built_anew(*history: HistoryItem, **changes) -> list[int]:
+    call = Call()
+    await call.turn(*history, **changes)
+    return call.engine.tokens
+
+
+@pytest.fixture
+def call() -> Call:
+    return Call()
+
+
+def kept(state: TurnState) -> bool:
+    return not state.rebuilt and not state.truncated and not state.refused
+
+
+FIRST, SECOND, THIRD = user("u1", "hello"), user("u2", "and then?"), user("u3", "oh")
+
+
+# --- replies that stay ---
+
+
+async def test_a_history_that_grew_is_appended(call):
+    await call.turn(FIRST, key="r1")
+    history = (FIRST, reply("r1", 5, 6, 7), SECOND)
+    assert kept(await call.turn(*history))
+    assert call.engine.tokens == await built_anew(*history)
+    assert call.engine.truncations == []
+
+
+async def test_an_interrupted_reply_stays_as_far_as_it_was_generated(call):
+    call.end_at_token(2)
+    await call.turn(FIRST, key="r1")
+    assert call.reply == [5, 6]
+    assert not call.session.lost
+    call.go_on()
+    history = (FIRST, reply("r1", 5, 6), SECOND)
+    assert kept(await call.turn(*history))
+    assert call.engine.tokens == await built_anew(*history)
+
+
+async def test_the_same_tokens_under_another_name_are_no_change(call):
+    await call.turn(FIRST, key="r1")
+    history = (FIRST, reply("r1-edited", 5, 6, 7), SECOND)
+    assert kept(await call.turn(*history))
+    assert call.engine.tokens == await built_anew(*history)
+    assert call.engine.truncations == []
+
+
+# --- replies that were not heard to their end ---
+
+
+@pytest.mark.parametrize("ended_at", [None, 2])
+async def test_of_a_reply_that_was_cut_its_first_tokens_are_kept(call, ended_at):
+    if ended_at is not None:
+        call.end_at_token(ended_at)
+    await call.turn(FIRST, key="r1")
+    call.go_on()
+    history = (FIRST, reply("r1-cut", 5), SECOND)
+    state = await call.turn(*history)
+    assert state.truncated and not state.rebuilt
+    assert call.engine.tokens == await built_anew(*history)
+    assert call.session.held == ["u1", "r1-cut", "u2", "r"]
+
+
+async def test_a_reply_of_which_nothing_was_heard_is_forgotten_with_the_markup_before_it(call):
+    await call.turn(FIRST, key="r1")
+    state = await call.turn(FIRST, SECOND)
+    assert state.truncated and not state.rebuilt
+    assert call.engine.tokens == await built_anew(FIRST, SECOND)
+
+
+async def test_asking_again_for_the_same_reply_forgets_the_old_one(call):
+    await call.turn(FIRST, key="r1")
+    assert (await call.turn(FIRST, key="r2")).truncated
+    assert call.engine.tokens == await built_anew(FIRST)
+    assert call.session.held == ["u1", "r2"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        reply("r1-other", 9, 9),
+        reply("r1-other", 5, 6, 7, 8),
+        reply("r1-other"),
+        HistoryItem(key="r1-other", role="assistant", parts=(TextPart("better"),)),
+        HistoryItem(key="odd", role="user", parts=(), token_ids=(5, 6)),
+    ],
+    ids=["other tokens", "more tokens", "no tokens", "text", "somebody else's"],
+)
+async def test_another_reply_in_its_place_is_appended_like_any_item(call, other):
+    await call.turn(FIRST, key="r1")
+    history = (FIRST, other, SECOND)
+    state = await call.turn(*history)
+    assert state.truncated and not state.rebuilt
+    assert call.engine.tokens == await built_anew(*history)
+
+
+async def test_every_reply_of_a_call_may_be_cut(call):
+    history: list[HistoryItem] = []
+    for n in range(4):
+        history.append(user(f"u{n}", f"question {n}", 800))
+        state = await call.turn(*history, key=f"r{n}")
+        assert state.truncated == (n > 0) and not state.rebuilt
+        assert call.engine.tokens == await built_anew(*history)
+        history.append(reply(f"r{n}-cut", 5, 6))
+
+
+async def test_how_many_places_a_clip_has_is_known_after_a_truncation(call):
+    await call.turn(FIRST, key="r1")
+    await call.turn(FIRST, reply("r1-cut", 5), user("u2", 800))
+    [heard] = [e for e in call.events if isinstance(e, Prefilled) and e.append.clip]
+    assert heard.n_new == len(PROMPT.markup_ids(heard.append.text)) - 1 + N_PLACES
+
+
+# --- sessions that must be built anew ---
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        (user("u1-edited", "hi"), reply("r1", 5, 6, 7), SECOND),
+        (reply("r1", 5, 6, 7), SECOND),
+        (SECOND,),
+        (user("u0", "before"), FIRST, SECOND),
+    ],
+    ids=["edited", "first deleted", "all new", "inserted"],
+)
+async def test_a_history_that_changed_elsewhere_rebuilds(call, history):
+    await call.turn(FIRST, key="r1")
+    state = await call.turn(*history)
+    assert state.rebuilt and not state.truncated
+    assert call.engine.tokens == await built_anew(*history)
+
+
+async def test_a_change_before_the_last_reply_rebuilds_even_when_that_was_cut(call):
+    await call.turn(FIRST, key="r1")
+    await call.turn(FIRST, reply("r1", 5, 6, 7), SECOND, key="r2")
+    history = (FIRST, reply("r1-cut", 5), SECOND, reply("r2-cut", 5, 6), THIRD)
+    assert (await call.turn(*history)).rebuilt
+    assert call.engine.tokens == await built_anew(*history)
+
+
+async def test_new_instructions_rebuild(call):
+    await call.turn(FIRST, key="r1")
+    assert (await call.turn(FIRST, SECOND, instructions="Be long.")).rebuilt
+    assert call.engine.tokens == await built_anew(FIRST, SECOND, instructions="Be long.")
+
+
+async def test_an_engine_that_refuses_to_truncate_rebuilds(call):
+    await call.turn(FIRST, key="r1")
+    call.engine.refuses = True
+    history = (FIRST, reply("r1-cut", 5), SECOND)
+    state = await call.turn(*history)
+    assert (state.refused, state.rebuilt, state.truncated) == (True, True, False)
+    assert call.engine.tokens == await built_anew(*history)  # and the old session is closed
+
+
+async def test_without_truncation_a_cut_reply_rebuilds():
+    call = Call(truncates=False)
+    await call.turn(FIRST, key="r1")
+    history = (FIRST, reply("r1-cut", 5), SECOND)
+    state = await call.turn(*history)
+    assert state.rebuilt and not state.refused
+    assert call.engine.tokens == await built_anew(*history)
+
+
+async def test_a_turn_that_was_cut_off_loses_the_session(call):
+    await call.turn(FIRST, key="r1")
+    async with aclosing(call.think(FIRST, SECOND, key="r2")) as events:
+        async for event in events:
+            if isinstance(event, Generated):
+                break
+    assert call.session.lost and call.engine.sessions == {}
+    assert (await call.turn(FIRST, SECOND)).rebuilt
+    assert call.engine.tokens == await built_anew(FIRST, SECOND)
+
+
+async def test_a_turn_cancelled_while_it_truncates_loses_the_session(call):
+    await call.turn(FIRST, key="r1")
+    asked = asyncio.Event()
+
+    async def never(*_):
+        asked.set()
+        await asyncio.Event().wait()
+
+    call.engine.truncate = never
+    turn = asyncio.create_task(call.turn(FIRST, SECOND))
+    await asked.wait()
+    turn.cancel()
+    await asyncio.gather(turn, return_exceptions=True)
+    assert call.session.lost and call.engine.sessions == {}
+    assert (await call.turn(FIRST, SECOND)).rebuilt
+
+
+async def test_a_session_that_fails_to_open_is_closed(call):
+    def fail(rid: str) -> None:
+        raise RuntimeError("full")
+
+    call.engine.before_request = fail
+    with pytest.raises(RuntimeError):
+        await call.turn(FIRST)
+    assert call.engine.sessions == {}
+    call.go_on()
+    await call.turn(FIRST)
+    assert call.engine.tokens == await built_anew(FIRST)
+
+
+# --- turns that are ended before they generate ---
+
+CLIPS = user("u1", "listen:", 800, "and", 1600)
+
+
+@pytest.mark.parametrize("history", [(CLIPS,), (CLIPS, user("u2", "so?"))], ids=["clip", "text"])
+@pytest.mark.parametrize("at", [2, 3])
+async def test_what_was_said_is_taken_in_but_not_answered(call, history, at):
+    call.end_at_request(at)
+    await call.turn(*history, key="r1")
+    assert call.reply == [] and not any(isinstance(e, Generated) for e in call.events)
+    clips = [e for e in call.events if isinstance(e, Prefilled) and e.append.clip]
+    assert len(clips) == 2
+    call.go_on()
+    n_prefilled = call.engine.n_prefilled
+    assert kept(await call.turn(*history, THIRD))
+    assert call.engine.tokens == await built_anew(*history, THIRD)
+    assert call.engine.n_prefilled - n_prefilled < 20, "the clips were heard once"
+
+
+async def test_the_empty_reply_may_be_in_the_history(call):
+    call.end_at_request(2)
+    await call.turn(CLIPS, key="r1")
+    call.go_on()
+    history = (CLIPS, reply("r1"), THIRD)
+    assert kept(await call.turn(*history))
+    assert call.engine.tokens == await built_anew(*history)
+
+
+async def test_a_turn_with_nothing_new_that_is_ended_at_once_changes_nothing(call):
+    call.end_at_request(2)
+    await call.turn(CLIPS, key="r1")
+    tokens = list(call.engine.tokens)
+    call.go_on()
+    turn = call.think(CLIPS, key="r2")
+    call.session.end_reply(call.state)
+    assert not any([isinstance(event, Generated) async for event in turn])
+    assert call.engine.tokens == tokens
+
+
+async def test_a_reply_ended_while_its_own_request_is_prefilled_is_empty(call):
+    call.end_at_token(0)
+    await call.turn(FIRST, key="r1")
+    assert call.reply == []
+    call.go_on()
+    assert (await call.turn(FIRST, SECOND)).truncated
+    assert call.engine.tokens == await built_anew(FIRST, SECOND)
