@@ -2,14 +2,20 @@
 
 In: parsed client events, in order. Out: server events; turns asked of the session.
 Owner: one Call per connection with a session. The parts it puts together own the facts:
-Conversation the items, Responses the answers, CallerTurns the audio.
+Conversation the items, Responses the answers, Playout what is heard of them, CallerTurns the
+caller's audio, SessionMonitor what happened.
 """
+
+import asyncio
+import logging
+import time
 
 from sglang_live.gateway.caller_turns import CallerTurns
 from sglang_live.gateway.conversation import Conversation
 from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import ClientEventError
-from sglang_live.gateway.outbox import Emit
+from sglang_live.gateway.outbox import Outbox
+from sglang_live.gateway.playout import Playout
 from sglang_live.gateway.realtime_events import (
     AnyClientEvent,
     AudioAppend,
@@ -20,6 +26,7 @@ from sglang_live.gateway.realtime_events import (
     ItemRetrieve,
     ItemTruncate,
     OutputAudioClear,
+    PlaybackAck,
     ResponseCancel,
     ResponseCreate,
     SessionUpdate,
@@ -28,23 +35,37 @@ from sglang_live.gateway.response_plan import plan_response
 from sglang_live.gateway.responses import Responses
 from sglang_live.gateway.services import RealtimeServices
 from sglang_live.gateway.session_config import initial_config, update_config
+from sglang_live.interaction.monitor import SessionMonitor
+from sglang_live.interaction.timeline import Timeline
 from sglang_live.orchestrator.session import VoiceSession
+
+log = logging.getLogger(__name__)
 
 
 class Call:
-    def __init__(self, session: VoiceSession, emit: Emit, services: RealtimeServices):
+    def __init__(self, session: VoiceSession, outbox: Outbox, services: RealtimeServices):
         orchestrator, config = services.orchestrator, services.config
         default_voice = orchestrator.voices[0] if orchestrator.voices else "default"
         self._defaults = initial_config(orchestrator.model_name, default_voice, config)
         self._config = self._defaults
         self._session_id = session.session_id
-        self._emit = emit
+        self._emit = emit = outbox.emit
         self._services = services
         self._conversation = Conversation(config.max_conversation_bytes)
+        self._timeline = Timeline(
+            session.session_id,
+            began_s=services.clock.now_s(),
+            began_unix_s=time.time(),
+            keeps=config.timeline_dir is not None,
+        )
+        self._monitor = SessionMonitor(session, services.clock, services.metrics, self._timeline)
+        self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics)
         self._responses = Responses(
             session=session,
             conversation=self._conversation,
-            emit=emit,
+            outbox=outbox,
+            playout=self._playout,
+            monitor=self._monitor,
             voices=orchestrator.voices,
             clock=services.clock,
             metrics=services.metrics,
@@ -58,6 +79,7 @@ class Call:
             gateway=config,
             items=self._items,
             responses=self._responses,
+            monitor=self._monitor,
             emit=emit,
             speech_model=services.speech_model,
             clock=services.clock,
@@ -84,6 +106,9 @@ class Call:
                 self._items.retrieve(event, self._config.input_format)
             case ItemTruncate():
                 self._items.truncate(event)
+                self._playout.truncated(event.item_id, event.audio_end_ms)
+            case PlaybackAck():
+                self._playout.ack(event.item_id, event.audio_end_ms)
             case ResponseCreate():
                 self._create_response(event)
             case ResponseCancel():
@@ -99,6 +124,12 @@ class Call:
         """Cancel what runs and wait, within bounds, until it has let go of the session."""
         self._turns.close()
         await self._responses.close()
+        self._monitor.close()
+        if folder := self._services.config.timeline_dir:
+            try:
+                await asyncio.to_thread(self._timeline.write, folder)
+            except OSError as error:
+                log.warning("timeline_lost session=%s error=%s", self._session_id, error)
 
     def _create_response(self, event: ResponseCreate) -> None:
         plan = plan_response(

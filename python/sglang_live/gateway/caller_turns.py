@@ -24,9 +24,19 @@ from sglang_live.gateway.realtime_events import AudioAppend
 from sglang_live.gateway.response import ResponsePlan
 from sglang_live.gateway.responses import Responses
 from sglang_live.gateway.session_config import SessionConfig
+from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.input_buffer import InputBuffer
+from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.silero import SpeechModel
-from sglang_live.interaction.vad import SAMPLES_PER_MS, SpeechDetector, SpeechStarted, SpeechStopped
+from sglang_live.interaction.vad import (
+    SAMPLES_PER_MS,
+    SpeechDetector,
+    SpeechDismissed,
+    SpeechEvent,
+    SpeechStarted,
+    SpeechStopped,
+    SpeechSuspected,
+)
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -44,6 +54,7 @@ class CallerTurns:
     gateway: GatewayConfig
     items: ConversationEvents
     responses: Responses
+    monitor: SessionMonitor
     emit: Emit
     speech_model: SpeechModel
     clock: Clock
@@ -56,6 +67,7 @@ class CallerTurns:
         self._item_id = new_id("item")  # of the turn that comes next, or is being spoken
         self._turn_start_ms = 0
         self._idle = IdleTimer(self.clock, self._on_idle)
+        self._barge_in = BargeIn(self.responses, self.monitor, self.clock, self.metrics)
         self.responses.on_done = self._on_response_done
         self.configure(self.config)
 
@@ -69,6 +81,7 @@ class CallerTurns:
             self._detector = None
             self._item_id = new_id("item")
             self._idle.disarm()
+            self._barge_in.withdraw()
         elif self._detector is None:
             settings = config.turn_detection.vad
             start = self._buffer.end_sample
@@ -101,29 +114,35 @@ class CallerTurns:
             if self._detector.speaking:
                 # The client heard of a start; without a stop it would wait for one for ever.
                 self._emit_stopped(self._detector.force_stop())
-            self._detector.reset(self._buffer.end_sample)
+            self._reset(self._detector)
         self._commit(self._buffer.take(self._buffer.start_sample, self._buffer.end_sample))
 
     def clear(self) -> None:
         self._buffer.append(self._decoder.finish())  # the cleared audio still counts as time
         self._buffer.clear()
         if self._detector:
-            self._detector.reset(self._buffer.end_sample)
+            self._reset(self._detector)
             self._item_id = new_id("item")
         self.emit("input_audio_buffer.cleared")
 
     def close(self) -> None:
+        # Answers that end because the call does must not arm it again.
+        self.responses.on_done = lambda playout_left_s: None
         self._idle.disarm()
+        self._barge_in.withdraw()
+
+    def _reset(self, detector: SpeechDetector) -> None:
+        detector.reset(self._buffer.end_sample)
+        self._barge_in.withdraw()
 
     def _take(self, pcm: np.ndarray) -> None:
         self._buffer.append(pcm)
-        if self._detector is None:
+        detection = self.config.turn_detection
+        if self._detector is None or detection is None:
             return
+        self._detector.confirming = detection.interrupt_response and self.responses.audible
         for event in self._detector.feed(pcm):
-            if isinstance(event, SpeechStarted):
-                self._on_started(event)
-            else:
-                self._on_stopped(event)
+            self._on_speech(event)
         if self._buffer.excess_samples:
             self._shed()
 
@@ -136,10 +155,30 @@ class CallerTurns:
         self._buffer.discard_before(self._buffer.start_sample + excess)
         self.metrics.input_audio_dropped_s.inc(excess / INPUT_RATE_HZ)
 
+    def _on_speech(self, event: SpeechEvent) -> None:
+        assert self.config.turn_detection is not None
+        match event:
+            case SpeechSuspected():
+                confirm_ms = self.config.turn_detection.vad.confirm_ms
+                self._barge_in.suspect(self._at_s(event.onset_ms), confirm_ms)
+            case SpeechDismissed():
+                self._barge_in.dismiss()
+            case SpeechStarted():
+                self._on_started(event)
+            case SpeechStopped():
+                self._on_stopped(event)
+
+    def _at_s(self, audio_ms: float) -> float:
+        """When the caller's audio was at this position, on the gateway's clock."""
+        since_ms = self._buffer.end_sample / SAMPLES_PER_MS - audio_ms
+        return self.clock.now_s() - since_ms / 1000
+
     def _on_started(self, event: SpeechStarted) -> None:
         assert self.config.turn_detection is not None
         self._idle.disarm()
         self._turn_start_ms = event.at_ms
+        onset_s = self._at_s(event.onset_ms)
+        self.monitor.speech_started(onset_s)
         self.metrics.vad_events.labels("started").inc()
         self.emit(
             "input_audio_buffer.speech_started",
@@ -147,7 +186,9 @@ class CallerTurns:
             item_id=self._item_id,
         )
         if self.config.turn_detection.interrupt_response:
-            self.responses.interrupt()
+            self._barge_in.interrupt(onset_s)
+        else:
+            self._barge_in.withdraw()
 
     def _on_stopped(self, event: SpeechStopped) -> None:
         assert self.config.turn_detection is not None
@@ -159,12 +200,14 @@ class CallerTurns:
 
     def _emit_stopped(self, event: SpeechStopped) -> None:
         self.metrics.vad_events.labels("stopped").inc()
+        self.monitor.speech_stopped()
         self.emit(
             "input_audio_buffer.speech_stopped", audio_end_ms=event.at_ms, item_id=self._item_id
         )
 
     def _commit(self, audio: AudioPart) -> None:
         self._idle.disarm()
+        self.monitor.turn_committed()
         item = MessageItem(self._item_id, "user", [AudioContent(audio.pcm)])
         self._item_id = new_id("item")
         previous = self.items.conversation.last_id
@@ -182,12 +225,11 @@ class CallerTurns:
             )
 
     def _answer(self, speech_end_ms: int | None = None) -> None:
-        now_s = self.clock.now_s()
-        speech_end_at_s = None
-        if speech_end_ms is not None:
-            since_ms = self._buffer.end_sample / SAMPLES_PER_MS - speech_end_ms
-            speech_end_at_s = now_s - since_ms / 1000
-        plan = ResponsePlan(config=self.config, decided_at_s=now_s, speech_end_at_s=speech_end_at_s)
+        plan = ResponsePlan(
+            config=self.config,
+            decided_at_s=self.clock.now_s(),
+            speech_end_at_s=None if speech_end_ms is None else self._at_s(speech_end_ms),
+        )
         self.responses.create_when_idle(plan)
 
     def _on_response_done(self, playout_left_s: float) -> None:

@@ -1,6 +1,7 @@
 """Settings of the gateway; config.py has flags for those that a server's owner decides."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sglang_live.interaction.vad import VadSettings
 
@@ -23,7 +24,8 @@ class GatewayConfig:
     max_side_responses: responses outside the conversation that may run at the same time.
     max_body_bytes: body of one HTTP request to SGLang's own API.
     default_instructions: system prompt of a session that gives none.
-    vad: defaults of a session that asks for server_vad.
+    vad: defaults of a session that asks for server_vad; confirm_ms also for semantic_vad.
+    timeline_dir: folder for a file per session (interaction/timeline.py), None for no files.
     allow_local_media: let HTTP requests name files of this machine.
     allow_private_media_urls: let them name hosts of this network.
     native_api_key: key for SGLang's own API, if it wants one.
@@ -39,6 +41,7 @@ class GatewayConfig:
     max_body_bytes: int = 64 * _MIB
     default_instructions: str = ""
     vad: VadSettings = field(default_factory=VadSettings)
+    timeline_dir: Path | None = None
     allow_local_media: bool = False
     allow_private_media_urls: bool = False
     native_api_key: str | None = None

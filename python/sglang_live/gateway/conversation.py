@@ -5,7 +5,8 @@ Owner: one Conversation per connection. Emits nothing; those who change it repor
 
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.items import Item, ReplyItem
+from sglang_live.gateway.items import Item
+from sglang_live.gateway.reply_item import ReplyItem
 from sglang_live.orchestrator.history import HistoryItem
 
 # Clients retrieve the item they just truncated, not old ones.

@@ -8,7 +8,7 @@ from sglang_live.gateway.audio_codec import WireFormat
 from sglang_live.gateway.conversation import Conversation
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.item_forms import build_item
-from sglang_live.gateway.items import Item, ReplyItem
+from sglang_live.gateway.items import Item
 from sglang_live.gateway.outbox import Emit
 from sglang_live.gateway.realtime_events import (
     ItemCreate,
@@ -16,6 +16,7 @@ from sglang_live.gateway.realtime_events import (
     ItemRetrieve,
     ItemTruncate,
 )
+from sglang_live.gateway.reply_item import ReplyItem
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 # Clients compute the cut from what they played, rounded and sometimes ahead by a buffer. An

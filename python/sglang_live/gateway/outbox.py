@@ -3,11 +3,15 @@
 In: events, from any task, never blocking. Out: text frames, one at a time.
 Owner: one Outbox per connection. A client that stops reading fills it; then nothing more is
 kept and `overflowed` is set, for the connection to end.
+
+The events of a response form a lane. A lane can be held, so that other events overtake it, and
+its audio can be discarded; what the network has taken is gone either way.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -18,18 +22,39 @@ OnSent = Callable[[], None]
 
 
 class Emit(Protocol):
-    """Send one server event; on_sent is called when the network has taken it."""
+    """Send one server event.
+
+    Args:
+        on_sent: called when the network has taken it.
+        lane: id of the response it belongs to.
+        audio_s: duration of the audio in it; audio may be discarded.
+    """
 
     def __call__(
-        self, event_type: str, /, on_sent: OnSent | None = None, **fields: Any
+        self,
+        event_type: str,
+        /,
+        on_sent: OnSent | None = None,
+        lane: str | None = None,
+        audio_s: float = 0.0,
+        **fields: Any,
     ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    data: bytes
+    on_sent: OnSent | None
+    lane: str | None
+    audio_s: float
 
 
 class Outbox:
     def __init__(self, send: Callable[[str], Awaitable[None]], limit_bytes: int):
         self._send = send
         self._limit_bytes = limit_bytes
-        self._frames: deque[tuple[bytes, OnSent | None]] = deque()
+        self._frames: deque[_Frame] = deque()
+        self._held: dict[str, deque[_Frame]] = {}
         self._pending_bytes = 0
         self._more = asyncio.Event()
         self._closing = False
@@ -37,20 +62,52 @@ class Outbox:
         self._n_events = 0
         self.overflowed = asyncio.Event()
 
-    def emit(self, event_type: str, /, on_sent: OnSent | None = None, **fields: Any) -> None:
+    def emit(
+        self,
+        event_type: str,
+        /,
+        on_sent: OnSent | None = None,
+        lane: str | None = None,
+        audio_s: float = 0.0,
+        **fields: Any,
+    ) -> None:
         if self._closing or self.overflowed.is_set():
             return
         # One random prefix per connection and a count: unique, and cheaper than a random id each.
         event_id = f"{self._event_prefix}_{self._n_events}"
-        frame = orjson.dumps({"type": event_type, "event_id": event_id, **fields})
+        data = orjson.dumps({"type": event_type, "event_id": event_id, **fields})
         self._n_events += 1
-        if self._pending_bytes + len(frame) > self._limit_bytes:
+        if self._pending_bytes + len(data) > self._limit_bytes:
             self._frames.clear()
+            self._held.clear()
             self.overflowed.set()
             return
-        self._pending_bytes += len(frame)
-        self._frames.append((frame, on_sent))
+        self._pending_bytes += len(data)
+        self._held.get(lane, self._frames).append(_Frame(data, on_sent, lane, audio_s))
         self._more.set()
+
+    def hold(self, lane: str) -> None:
+        """Send nothing of this lane until release()."""
+        if lane not in self._held:
+            self._frames, held = _split(self._frames, lambda frame: frame.lane == lane)
+            self._held[lane] = held
+
+    def release(self, lane: str) -> None:
+        self._frames.extend(self._held.pop(lane, ()))
+        self._more.set()
+
+    def discard_audio(self, lane: str) -> float:
+        """Drop audio of this lane that has not left. Returns its duration in seconds."""
+
+        def unwanted(frame: _Frame) -> bool:
+            return frame.lane == lane and frame.audio_s > 0
+
+        self._frames, dropped = _split(self._frames, unwanted)
+        if lane in self._held:
+            self._held[lane], more = _split(self._held[lane], unwanted)
+            dropped += more
+        self._pending_bytes -= sum(len(frame.data) for frame in dropped)
+        return sum(frame.audio_s for frame in dropped)
 
     def close(self) -> None:
         """Let drain() end once everything emitted so far is sent."""
@@ -61,12 +118,23 @@ class Outbox:
         """Send until close(). Errors of the network end it."""
         while True:
             while self._frames:
-                frame, on_sent = self._frames.popleft()
-                await self._send(frame.decode())
-                self._pending_bytes -= len(frame)
-                if on_sent:
-                    on_sent()
+                frame = self._frames.popleft()
+                await self._send(frame.data.decode())
+                self._pending_bytes -= len(frame.data)
+                if frame.on_sent:
+                    frame.on_sent()
             if self._closing:
                 return
             self._more.clear()
             await self._more.wait()
+
+
+def _split(
+    frames: Iterable[_Frame], wanted: Callable[[_Frame], bool]
+) -> tuple[deque[_Frame], deque[_Frame]]:
+    """Those that stay, and those that are wanted, each in order."""
+    stay: deque[_Frame] = deque()
+    out: deque[_Frame] = deque()
+    for frame in frames:
+        (out if wanted(frame) else stay).append(frame)
+    return stay, out

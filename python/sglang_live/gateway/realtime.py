@@ -81,7 +81,7 @@ class RealtimeConnection:
         await self._close(code, error.code)
 
     async def _serve(self, session: VoiceSession, sender: asyncio.Task[None]) -> None:
-        call = Call(session, self._outbox.emit, self._services)
+        call = Call(session, self._outbox, self._services)
         call.greet()
         reader = asyncio.create_task(self._read(call))
         overflow = asyncio.create_task(self._outbox.overflowed.wait())

@@ -1,6 +1,7 @@
 """Client events of the Realtime protocol: their shape, and how a frame becomes one.
 
-In: a text frame. Out: one of the eleven events, or ClientEventError.
+In: a text frame. Out: one of the protocol's eleven events or our own playback.ack, or
+ClientEventError.
 UNSET is a key the client did not send, None an explicit null. Unknown keys are ignored, so
 that clients of tomorrow keep working.
 """
@@ -31,6 +32,7 @@ class TurnDetectionForm(Struct):
     eagerness: str | UnsetType | None = UNSET
     create_response: bool | UnsetType | None = UNSET
     interrupt_response: bool | UnsetType | None = UNSET
+    confirm_ms: Annotated[int, Meta(ge=0, le=2_000)] | UnsetType | None = UNSET
 
 
 class TranscriptionForm(Struct):
@@ -158,6 +160,14 @@ class ItemTruncate(ClientEvent, tag="conversation.item.truncate", kw_only=True):
     audio_end_ms: int
 
 
+class PlaybackAck(ClientEvent, tag="playback.ack", kw_only=True):
+    """Our extension: audio_end_ms of this item's audio were played so far."""
+
+    item_id: str
+    # A day: beyond it numbers stop being times.
+    audio_end_ms: Annotated[int, Meta(ge=0, le=86_400_000)]
+
+
 class ResponseCreate(ClientEvent, tag="response.create"):
     response: ResponseForm | None = None
 
@@ -176,6 +186,7 @@ AnyClientEvent = (
     | ItemDelete
     | ItemRetrieve
     | ItemTruncate
+    | PlaybackAck
     | ResponseCreate
     | ResponseCancel
 )

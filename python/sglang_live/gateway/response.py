@@ -5,7 +5,9 @@ Owner: one ResponseWriter per response. Synchronous: when cancel() returns, resp
 out and nothing about this response can follow it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sglang_live.errors import LiveError
@@ -13,9 +15,11 @@ from sglang_live.gateway.audio_codec import WireEncoder, encode_base64
 from sglang_live.gateway.conversation import ROOT, Conversation
 from sglang_live.gateway.event_error import error_body
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.items import Item, ReplyItem, Status
-from sglang_live.gateway.outbox import Emit, OnSent
+from sglang_live.gateway.items import Item, Status
+from sglang_live.gateway.outbox import Emit
+from sglang_live.gateway.reply_item import ReplyItem
 from sglang_live.gateway.session_config import SessionConfig
+from sglang_live.interaction.heard import PRIOR_FRAMES_PER_TOKEN
 from sglang_live.orchestrator.history import TurnDone, Usage
 
 
@@ -40,12 +44,32 @@ class ResponsePlan:
 
 
 class ResponseWriter:
-    def __init__(self, plan: ResponsePlan, conversation: Conversation, emit: Emit):
+    """
+    item: the reply, once there is anything of it.
+    """
+
+    def __init__(
+        self,
+        plan: ResponsePlan,
+        conversation: Conversation,
+        emit: Emit,
+        *,
+        on_audio_sent: Callable[[float], None] = lambda duration_s: None,
+        frames_per_token: float = PRIOR_FRAMES_PER_TOKEN,
+    ):
+        """
+        Args:
+            on_audio_sent: told the duration of every audio frame that the network took.
+            frames_per_token: pace to expect of the reply.
+        """
         self._plan = plan
         self._conversation = conversation
-        self._emit = emit
+        # All events of a response keep their order when its audio is held back.
+        self._emit = partial(emit, lane=plan.response_id)
+        self._on_audio_sent = on_audio_sent
+        self._frames_per_token = frames_per_token
         self._encoder = WireEncoder(plan.config.output_format)
-        self._item: ReplyItem | None = None
+        self.item: ReplyItem | None = None
         self._after_id: str | None = None
         self.status = "in_progress"
         self.reason: str | None = None
@@ -55,8 +79,13 @@ class ResponseWriter:
         return self.status != "in_progress"
 
     @property
-    def sent_audio_s(self) -> float:
-        return self._item.sent_ms / 1000 if self._item else 0.0
+    def made_audio_s(self) -> float:
+        """Audio on its way or sent."""
+        return self.item.made_ms / 1000 if self.item else 0.0
+
+    @property
+    def all_audio_sent(self) -> bool:
+        return self.done and (self.item is None or self.item.sent_bytes == self.item.made_bytes)
 
     def create(self) -> None:
         self._emit("response.created", response=self._response())
@@ -65,32 +94,38 @@ class ResponseWriter:
         """The reply answers the items up to here, whatever is added while the model thinks."""
         self._after_id = item_id or ROOT
 
-    def add_transcript(self, text: str) -> None:
+    def add_transcript(self, text: str, n_tokens: int = 0) -> None:
+        """n_tokens: tokens that the text so far stands for, this piece included; 0: unknown."""
         if self.done or not text:
             return
         item = self._open_item()
-        item.text += text
+        item.add_text(text, n_tokens)
         kind = "output_text" if item.modality == "text" else "output_audio_transcript"
         self._emit(f"response.{kind}.delta", delta=text, **self._part_address(item))
 
-    def add_audio(self, pcm: bytes, on_first_sent: OnSent | None = None) -> bool:
-        """pcm: int16 at 24 kHz. Returns whether a frame went out that will call on_first_sent."""
-        if self.done or self._plan.config.output_modalities != ("audio",):
-            return False
-        return self._send_frames(self._encoder.push(pcm), on_first_sent)
+    def add_audio(self, pcm: bytes) -> None:
+        """pcm: int16 at 24 kHz."""
+        if not self.done and self._plan.config.output_modalities == ("audio",):
+            self._send_frames(self._encoder.push(pcm))
 
     def complete(self, end: TurnDone) -> None:
         if self.done:
             return
+        assert end.status != "interrupted"  # whoever interrupts a turn ends its response first
         if end.reply.parts or end.reply.token_ids:
             # Also when nothing was sent: the model's session holds this reply.
             self._open_item()
-        if self._item and self._item.modality == "audio":
-            self._send_frames(self._encoder.finish(), None)
+        if self.item and self.item.modality == "audio":
+            self._send_frames(self._encoder.finish())
         details = None
         if end.status == "incomplete":
             details = {"type": "incomplete", "reason": end.reason}
         self._finish(end.status, end.reason, details, end)
+
+    def learn(self, end: TurnDone) -> None:
+        """A response that was ended early: what its turn generated."""
+        if self.item:
+            self.item.learn(end)
 
     def cancel(self, reason: str) -> None:
         """reason: "turn_detected" or "client_cancelled"."""
@@ -103,25 +138,35 @@ class ResponseWriter:
             shown = {key: body[key] for key in ("type", "code", "message")}
             self._finish("failed", error.code, {"type": "failed", "error": shown})
 
-    def _send_frames(self, frames: list[bytes], on_first_sent: OnSent | None) -> bool:
+    def _send_frames(self, frames: list[bytes]) -> None:
         for frame in frames:
             item = self._open_item()
-            item.add_audio(frame)
+            item.made_bytes += len(frame)
+            duration_s = item.audio_format.duration_ms(len(frame)) / 1000
             self._emit(
                 "response.output_audio.delta",
-                on_first_sent,
+                on_sent=partial(self._audio_left, frame, duration_s),
+                audio_s=duration_s,
                 delta=encode_base64(frame),
                 **self._part_address(item),
             )
-            on_first_sent = None
-        return bool(frames)
+
+    def _audio_left(self, frame: bytes, duration_s: float) -> None:
+        assert self.item is not None
+        self.item.audio_sent(frame)
+        self._on_audio_sent(duration_s)
 
     def _open_item(self) -> ReplyItem:
-        if self._item:
-            return self._item
+        if self.item:
+            return self.item
         config = self._plan.config
-        item = ReplyItem(new_id("item"), config.output_modalities[0], config.output_format)
-        self._item = item
+        item = ReplyItem(
+            new_id("item"),
+            config.output_modalities[0],
+            config.output_format,
+            self._frames_per_token,
+        )
+        self.item = item
         self._emit("response.output_item.added", item=item.to_wire(), **self._item_address())
         if self._plan.in_conversation:
             before = self._conversation.insert(item, self._after_id)
@@ -137,15 +182,16 @@ class ResponseWriter:
         details: dict[str, Any] | None,
         end: TurnDone | None = None,
     ) -> None:
-        if self._item:
-            self._close_item(
-                self._item, "completed" if status == "completed" else "incomplete", end
-            )
+        if self.item:
+            self._close_item(self.item, status, end)
         self.status, self.reason = status, reason
         self._emit("response.done", response=self._response(details, end))
 
-    def _close_item(self, item: ReplyItem, status: Status, end: TurnDone | None) -> None:
-        item.close(status, end.reply if end else None)
+    def _close_item(self, item: ReplyItem, status: str, end: TurnDone | None) -> None:
+        if end:
+            item.learn(end)
+        shown: Status = "completed" if status == "completed" else "incomplete"
+        item.close(shown, stopped=status == "cancelled")
         address = self._part_address(item)
         if item.modality == "text":
             self._emit("response.output_text.done", text=item.text, **address)
@@ -174,7 +220,7 @@ class ResponseWriter:
             "object": "realtime.response",
             "status": self.status,
             "status_details": details,
-            "output": [self._item.to_wire()] if self._item else [],
+            "output": [self.item.to_wire()] if self.item else [],
             "conversation_id": self._conversation.id if plan.in_conversation else None,
             "output_modalities": list(config.output_modalities),
             "max_output_tokens": config.max_output_tokens or "inf",

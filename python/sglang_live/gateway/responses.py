@@ -1,46 +1,28 @@
 """The responses of one session: at most one in the conversation, a few beside it.
 
-In: ResponsePlan, cancel, interrupt. Out: turns asked of the orchestrator, server events.
-Owner: one Responses per connection. Each response is a task; ending one is immediate for the
-client (response.done goes out at once), while its turn winds down in the background and the
-next turn waits for that.
+In: ResponsePlan, cancel, interrupt. Out: turns asked for and ended, server events.
+Owner: one Responses per connection. Ending a response is immediate for the client: when
+cancel() or interrupt() returns, response.done is out.
 """
 
-import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglang_live.clock import Clock
-from sglang_live.errors import DeadlineError, LiveError, StageFailedError
 from sglang_live.gateway.conversation import Conversation
-from sglang_live.gateway.event_error import ClientEventError, internal_error
-from sglang_live.gateway.outbox import Emit
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.outbox import Outbox
+from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
-from sglang_live.orchestrator.history import AudioDelta, TranscriptDelta, TurnDone, TurnRequest
+from sglang_live.gateway.turns import Run, Turns
+from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
-
-log = logging.getLogger(__name__)
-
-# A client that vanished must be forgotten within 2 s; the session's own close needs some of it.
-_WIND_DOWN_S = 1.0
-# A cancelled turn that is stuck must fail the next one instead of keeping it waiting for ever.
-_PREDECESSOR_S = 10.0
-
-
-@dataclass(eq=False, slots=True)
-class _Run:
-    plan: ResponsePlan
-    writer: ResponseWriter
-    task: asyncio.Task[None] | None = None
-    first_audio_at_s: float | None = None
-    settled: bool = False
 
 
 @dataclass(eq=False)
 class Responses:
-    """Who is answering, what waits, and what the session is asked.
+    """Who is answering, and what waits.
 
     voices: names the model knows; the first is the default.
     on_done: told how many seconds of a finished reply the caller still has to hear.
@@ -49,7 +31,9 @@ class Responses:
 
     session: VoiceSession
     conversation: Conversation
-    emit: Emit
+    outbox: Outbox
+    playout: Playout
+    monitor: SessionMonitor
     voices: tuple[str, ...]
     clock: Clock
     metrics: GatewayMetrics
@@ -58,16 +42,28 @@ class Responses:
     has_spoken: bool = False
 
     def __post_init__(self):
-        self._main: _Run | None = None
-        self._side: dict[str, _Run] = {}
+        self._main: Run | None = None
+        self._side: dict[str, Run] = {}
         self._queued: ResponsePlan | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._main_tasks: set[asyncio.Task[None]] = set()
+        self._turns = Turns(
+            session=self.session,
+            conversation=self.conversation,
+            playout=self.playout,
+            monitor=self.monitor,
+            voices=self.voices,
+            clock=self.clock,
+            metrics=self.metrics,
+            settle=self._settle,
+        )
 
     @property
     def busy(self) -> bool:
         """A response writes to the conversation."""
         return self._main is not None
+
+    @property
+    def audible(self) -> bool:
+        return self.playout.audible
 
     def create(self, plan: ResponsePlan) -> None:
         """Raises ClientEventError if the conversation, or the side, is busy."""
@@ -105,118 +101,79 @@ class Responses:
             )
         self._cancel(run, "client_cancelled")
 
+    def hold(self) -> None:
+        self.playout.hold()
+
+    def release(self) -> None:
+        self.playout.release()
+
     def interrupt(self) -> None:
-        """The caller speaks: end the answer, and forget one that has not begun."""
+        """The caller speaks: end the answer, even one that only plays out, and what waits."""
         self._queued = None
         if self._main:
-            sent_ms = self._main.writer.sent_audio_s * 1000
-            log.info("barge_in response=%s sent_ms=%d", self._main.plan.response_id, sent_ms)
             self._cancel(self._main, "turn_detected")
+        self.playout.interrupt()
 
     async def close(self) -> None:
         """Cancel everything and wait until the orchestrator has let go, within bounds."""
         self._queued = None
         for run in (self._main, *self._side.values()):
             if run:
-                self._cancel(run, "client_cancelled")
-        for _ in range(2):
-            if not self._tasks:
-                return
-            await asyncio.wait(self._tasks, timeout=_WIND_DOWN_S / 2)
-            for task in self._tasks:
-                task.cancel()
-        if self._tasks:
-            log.error("turns_stuck session=%s n=%d", self.session.session_id, len(self._tasks))
+                run.writer.cancel("client_cancelled")
+                self._settle(run)
+        await self._turns.close()
 
     def _start(self, plan: ResponsePlan) -> None:
-        run = _Run(plan, ResponseWriter(plan, self.conversation, self.emit))
-        predecessors = frozenset(self._main_tasks) if plan.in_conversation else frozenset()
-        run.task = asyncio.create_task(self._run(run, predecessors))
-        self._tasks.add(run.task)
-        run.task.add_done_callback(self._tasks.discard)
+        writer = ResponseWriter(
+            plan,
+            self.conversation,
+            self.outbox.emit,
+            on_audio_sent=lambda duration_s: self._on_audio_sent(run, duration_s),
+            frames_per_token=self.monitor.habits.frames_per_token,
+        )
+        run = Run(plan, writer)
         if plan.in_conversation:
+            run.answer = Answer(self.monitor.response_created(plan.response_id), writer)
+            self.playout.add(run.answer)
             self._main = run
-            self._main_tasks.add(run.task)
-            run.task.add_done_callback(self._main_tasks.discard)
         else:
             self._side[plan.response_id] = run
+        self._turns.start(run)
         self.metrics.responses_active.inc()
-        run.writer.create()
+        writer.create()
 
-    def _cancel(self, run: _Run, reason: str) -> None:
+    def _cancel(self, run: Run, reason: str) -> None:
+        self.playout.discard(run.plan.response_id)
         run.writer.cancel(reason)
+        if run.answer and reason == "client_cancelled":
+            self.playout.cancel(run.answer)
         self._settle(run)
-        assert run.task is not None
-        run.task.cancel()
+        self._turns.end(run)
 
-    async def _run(self, run: _Run, predecessors: frozenset[asyncio.Task[None]]) -> None:
-        try:
-            if predecessors:
-                # The session takes one turn at a time; a cancelled one may still be winding down.
-                await self._until_ended(predecessors)
-            await self._produce(run)
-        except LiveError as error:
-            log.warning("turn_failed response=%s code=%s", run.plan.response_id, error.code)
-            run.writer.fail(error)
-        except Exception:
-            log.exception("turn_crashed response=%s", run.plan.response_id)
-            run.writer.fail(internal_error())
-        finally:
-            # After our own cancel this changes nothing; otherwise the server is going down.
-            run.writer.cancel("client_cancelled")
-            self._settle(run)
+    def _settle(self, run: Run) -> None:
+        """The response is over for the client; its place is free."""
+        if run.settled:
+            return
+        run.settled = True
+        self.metrics.responses_active.dec()
+        self.metrics.turns.labels(run.writer.status, run.writer.reason or "").inc()
+        if run.answer is None:
+            self._side.pop(run.plan.response_id, None)
+            return
+        self._main = None
+        self.monitor.response_done(run.answer.reply, run.writer.status)
+        self.playout.check_all_sent(run.answer)
+        self.on_done(self._playout_left_s(run))
+        if self._queued:
+            plan, self._queued = self._queued, None
+            self._start(plan)
 
-    async def _until_ended(self, turns: frozenset[asyncio.Task[None]]) -> None:
-        _, stuck = await asyncio.wait(turns, timeout=_PREDECESSOR_S)
-        if stuck:
-            raise DeadlineError("The turn before this one does not end.")
-
-    async def _produce(self, run: _Run) -> None:
-        run.writer.place_after(self.conversation.last_id)
-        events = self.session.respond(self._turn(run.plan))
-        try:
-            async for event in events:
-                if isinstance(event, AudioDelta):
-                    self._add_audio(run, event.pcm)
-                elif isinstance(event, TranscriptDelta):
-                    run.writer.add_transcript(event.text)
-                elif isinstance(event, TurnDone):
-                    for mark, at_s in event.trace.items():
-                        self.metrics.turn_marks_s.labels(mark).observe(at_s)
-                    run.writer.complete(event)
-                    self._settle(run)
-        finally:
-            close = getattr(events, "aclose", None)
-            if close:
-                await close()
-        if not run.writer.done:
-            raise StageFailedError("The turn ended without a result.")
-
-    def _turn(self, plan: ResponsePlan) -> TurnRequest:
-        config = plan.config
-        if plan.context is None:
-            history = self.conversation.history()
-        else:
-            history = tuple(seen for item in plan.context if (seen := item.history()))
-        known = config.voice in self.voices or not self.voices
-        return TurnRequest(
-            turn_id=plan.response_id,
-            instructions=config.instructions,
-            history=history,
-            voice=config.voice if known else self.voices[0],
-            wants_audio=config.output_modalities == ("audio",),
-            max_output_tokens=config.max_output_tokens,
-            temperature=config.temperature,
-            # Another context than the conversation must not replace it in the session's KV.
-            stateless=not plan.in_conversation or plan.context is not None,
-        )
-
-    def _add_audio(self, run: _Run, pcm: bytes) -> None:
-        first = run.first_audio_at_s is None
-        on_sent = (lambda: self._observe_ttfp(run.plan)) if first else None
-        if run.writer.add_audio(pcm, on_sent) and first:
-            run.first_audio_at_s = self.clock.now_s()
-            self.has_spoken = True
+    def _on_audio_sent(self, run: Run, duration_s: float) -> None:
+        if not run.sounded:
+            run.sounded = self.has_spoken = True
+            self._observe_ttfp(run.plan)
+        if run.answer:
+            self.playout.sent(run.answer, duration_s)
 
     def _observe_ttfp(self, plan: ResponsePlan) -> None:
         now_s = self.clock.now_s()
@@ -224,24 +181,8 @@ class Responses:
         if plan.speech_end_at_s is not None:
             self.metrics.ttfp_from_speech_end_s.observe(now_s - plan.speech_end_at_s)
 
-    def _settle(self, run: _Run) -> None:
-        """The response is over for the client; its place is free."""
-        if run.settled:
-            return
-        run.settled = True
-        self.metrics.responses_active.dec()
-        self.metrics.turns.labels(run.writer.status, run.writer.reason or "").inc()
-        if self._main is not run:
-            self._side.pop(run.plan.response_id, None)
-            return
-        self._main = None
-        self.on_done(self._playout_left_s(run))
-        if self._queued:
-            plan, self._queued = self._queued, None
-            self._start(plan)
-
-    def _playout_left_s(self, run: _Run) -> float:
-        if run.first_audio_at_s is None:
+    def _playout_left_s(self, run: Run) -> float:
+        if run.answer is None or run.writer.status == "cancelled":
             return 0.0
-        playing_s = self.clock.now_s() - run.first_audio_at_s
-        return max(0.0, run.writer.sent_audio_s - playing_s)
+        heard_s = run.answer.reply.playback.heard_s(self.clock.now_s())
+        return max(0.0, run.writer.made_audio_s - heard_s)

@@ -22,7 +22,10 @@ _SERVER_VAD_NUMBERS = ("threshold", "prefix_padding_ms", "silence_duration_ms")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnDetection:
-    """create_response: answer when speech stops. interrupt_response: speech stops an answer."""
+    """
+    create_response: answer when speech stops. interrupt_response: speech stops an answer.
+    shows_confirm: the client has set confirm_ms, so it understands an echo of it.
+    """
 
     kind: Literal["server_vad", "semantic_vad"] = "server_vad"
     vad: VadSettings
@@ -30,9 +33,12 @@ class TurnDetection:
     idle_timeout_ms: int | None = None
     create_response: bool = True
     interrupt_response: bool = True
+    shows_confirm: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         flags = {name: getattr(self, name) for name in _FLAGS}
+        if self.shows_confirm:
+            flags["confirm_ms"] = self.vad.confirm_ms
         if self.kind == "semantic_vad":
             return {"type": self.kind, "eagerness": self.eagerness, **flags}
         numbers = {name: getattr(self.vad, name) for name in _SERVER_VAD_NUMBERS}
@@ -61,6 +67,7 @@ def merge_turn_detection(
             f"Unknown eagerness {changes['eagerness']!r}: low, medium, high or auto.",
             param="session.audio.input.turn_detection.eagerness",
         )
+    changes["shows_confirm"] = base.shows_confirm or form.confirm_ms is not UNSET
     return replace(base, vad=_vad_settings(form, base, default, changes["eagerness"]), **changes)
 
 
@@ -78,14 +85,15 @@ def _kind(form: TurnDetectionForm, current: TurnDetection | None) -> str:
 def _vad_settings(
     form: TurnDetectionForm, base: TurnDetection, default: TurnDetection, eagerness: str
 ) -> VadSettings:
+    confirm_ms = _pick(form.confirm_ms, base.vad.confirm_ms, default.vad.confirm_ms)
     if base.kind == "semantic_vad":
         silence_ms = _SILENCE_MS_BY_EAGERNESS[eagerness]
-        return replace(default.vad, silence_duration_ms=silence_ms)
+        return replace(default.vad, silence_duration_ms=silence_ms, confirm_ms=confirm_ms)
     numbers = {
         name: _pick(getattr(form, name), getattr(base.vad, name), getattr(default.vad, name))
         for name in _SERVER_VAD_NUMBERS
     }
-    return replace(base.vad, **numbers)
+    return replace(base.vad, confirm_ms=confirm_ms, **numbers)
 
 
 def _pick(sent: Any, current: Any, default: Any) -> Any:

@@ -1,6 +1,7 @@
 """Where speech starts and stops in one caller's audio, as OpenAI's server_vad defines it.
 
-In: 16 kHz int16 audio in pieces of any length. Out: SpeechStarted, SpeechStopped.
+In: 16 kHz int16 audio in pieces of any length. Out: SpeechStarted, SpeechStopped; while an
+answer is audible, SpeechSuspected before them, and SpeechDismissed when it came to nothing.
 Owner: one SpeechDetector per caller.
 Time is audio received, never wall clock: a client may send faster or slower than real time.
 """
@@ -20,25 +21,46 @@ HYSTERESIS = 0.15
 MIN_THRESHOLD = 0.05
 # A consonant may dip below the threshold; more than two windows of that is a new onset.
 _MAX_ONSET_GAP_SAMPLES = 2 * WINDOW_SAMPLES
+# A suspicion ends when the voice has ceased for this long: longer than the pause in a word.
+DISMISS_SILENCE_MS = 200
 # One model call scores at most about 2 s, so that a long append cannot hold the event loop.
 _MAX_WINDOWS_PER_CALL = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VadSettings:
-    """min_speech_ms: voiced time before a turn starts, so that clicks and coughs do not."""
+    """
+    min_speech_ms: voiced time before a turn starts, so that clicks and coughs do not.
+    confirm_ms: the same while an answer is audible, where a cough costs more: an answer.
+    """
 
     threshold: float = 0.5
     prefix_padding_ms: int = 300
     silence_duration_ms: int = 500
     min_speech_ms: int = 96
+    confirm_ms: int = 250
 
     def __post_init__(self):
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must be within 0..1, got {self.threshold}")
-        for name in ("prefix_padding_ms", "silence_duration_ms", "min_speech_ms"):
+        for name in ("prefix_padding_ms", "silence_duration_ms", "min_speech_ms", "confirm_ms"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechSuspected:
+    """A voice, but not yet for confirm_ms. SpeechStarted or SpeechDismissed follows."""
+
+    onset_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechDismissed:
+    """The voice ceased at speech_end_ms, too early to be a turn."""
+
+    onset_ms: int
+    speech_end_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +79,19 @@ class SpeechStopped:
     speech_end_ms: int
 
 
-SpeechEvent = SpeechStarted | SpeechStopped
+SpeechEvent = SpeechSuspected | SpeechDismissed | SpeechStarted | SpeechStopped
 
 
 class SpeechDetector:
+    """
+    settings: may be replaced at any time.
+    confirming: an answer is audible, so that a turn needs confirm_ms of voice.
+    """
+
     def __init__(self, model: SpeechModel, settings: VadSettings, *, start_sample: int = 0):
         self._model = model
         self.settings = settings
+        self.confirming = False
         self.reset(start_sample)
 
     def reset(self, start_sample: int) -> None:
@@ -119,17 +147,38 @@ class SpeechDetector:
             return self._step_speaking(voiced, silent)
         return self._step_listening(voiced, silent)
 
-    def _step_listening(self, voiced: bool, silent: bool) -> SpeechStarted | None:
+    def _step_listening(self, voiced: bool, silent: bool) -> SpeechEvent | None:
         if voiced:
-            if self._onset is None:
-                self._onset = self._position - WINDOW_SAMPLES
-            self._voiced_samples += WINDOW_SAMPLES
-            self._speech_end = self._position
-            if self._voiced_samples >= self.settings.min_speech_ms * SAMPLES_PER_MS:
-                return self._start(self._onset)
-        elif silent or self._position - self._speech_end > _MAX_ONSET_GAP_SAMPLES:
+            return self._hear_voice()
+        since_voice = self._position - self._speech_end
+        if self._suspected:
+            return self._dismiss() if since_voice >= DISMISS_SILENCE_MS * SAMPLES_PER_MS else None
+        if silent or since_voice > _MAX_ONSET_GAP_SAMPLES:
             self._leave_speech()
         return None
+
+    def _hear_voice(self) -> SpeechStarted | SpeechSuspected | None:
+        if self._onset is None:
+            self._onset = self._position - WINDOW_SAMPLES
+        self._voiced_samples += WINDOW_SAMPLES
+        self._speech_end = self._position
+        voiced_ms = self._voiced_samples / SAMPLES_PER_MS
+        if voiced_ms < self.settings.min_speech_ms:
+            return None
+        if not self.confirming or voiced_ms >= self.settings.confirm_ms:
+            return self._start(self._onset)
+        if self._suspected:
+            return None
+        self._suspected = True
+        return SpeechSuspected(self._onset // SAMPLES_PER_MS)
+
+    def _dismiss(self) -> SpeechDismissed:
+        assert self._onset is not None
+        dismissed = SpeechDismissed(
+            self._onset // SAMPLES_PER_MS, self._speech_end // SAMPLES_PER_MS
+        )
+        self._leave_speech()
+        return dismissed
 
     def _step_speaking(self, voiced: bool, silent: bool) -> SpeechStopped | None:
         if voiced:
@@ -145,6 +194,7 @@ class SpeechDetector:
 
     def _start(self, onset: int) -> SpeechStarted:
         self._speaking = True
+        self._suspected = False
         self._in_silence = False
         padded = onset - self.settings.prefix_padding_ms * SAMPLES_PER_MS
         return SpeechStarted(
@@ -162,6 +212,7 @@ class SpeechDetector:
 
     def _leave_speech(self) -> None:
         self._speaking = False
+        self._suspected = False
         self._in_silence = False
         self._onset: int | None = None
         self._voiced_samples = 0

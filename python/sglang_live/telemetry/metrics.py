@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 _PREFIX = "sglang_live_gateway_"
 # Finer around the half second that a good answer takes.
 _TTFP_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+# An interruption should take effect within 0.2 s of the first sound.
+_STOP_BUCKETS_S = (0.05, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.7, 1.0, 2.0)
 
 
 class GatewayMetrics:
@@ -53,6 +55,8 @@ class GatewayMetrics:
             "ttfp_from_speech_end_seconds", "End of speech to first audio sent."
         )
 
+        self._add_playback()
+
         self.turn_marks_s = Histogram(
             "sglang_live_turn_mark_seconds",
             "Turn begun to mark reached; see telemetry/trace.py.",
@@ -61,11 +65,43 @@ class GatewayMetrics:
             buckets=_TTFP_BUCKETS_S,
         )
 
+    def _add_playback(self) -> None:
+        """Answers as their listeners hear them. Audio of replies in the conversation only."""
+        self.barge_ins = self._counter("barge_ins", "Audible answers that a voice interrupted.")
+        self.false_alarms = self._counter(
+            "false_alarms", "Voices that ceased before they were an interruption."
+        )
+        self.stop_latency_s = self._histogram(
+            "stop_latency_seconds", "Barge-in: voice begun to no more audio sent.", _STOP_BUCKETS_S
+        )
+        self.barge_in_latency_s = self._histogram(
+            "barge_in_latency_seconds", "Barge-in: voice begun to answer ended.", _STOP_BUCKETS_S
+        )
+        self.audio_sent_s = self._counter("audio_sent_seconds", "Audio the network took.")
+        self.audio_heard_s = self._counter("audio_heard_seconds", "Sent audio that was heard.")
+        self.audio_unheard_s = self._counter(
+            "audio_unheard_seconds", "Sent audio that was never heard."
+        )
+        self.audio_dropped_s = self._counter(
+            "audio_dropped_seconds", "Audio discarded before the network took it."
+        )
+        self.audio_held_s = self._counter(
+            "audio_held_seconds", "Time for which answers were held back on a suspicion."
+        )
+        self.underruns = self._counter("underruns", "Times a listener waited for more audio.")
+        self.underrun_s = self._counter("underrun_seconds", "How long listeners waited.")
+        self.acks = self._counter("playback_acks", "Acks of clients, by outcome.", "outcome")
+        self.ack_timeouts = self._counter(
+            "playback_ack_timeouts", "Times a client stopped sending acks while playing."
+        )
+
     def _gauge(self, name: str, doc: str) -> Gauge:
         return Gauge(_PREFIX + name, doc, registry=self.registry)
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
         return Counter(_PREFIX + name, doc, labels, registry=self.registry)
 
-    def _histogram(self, name: str, doc: str) -> Histogram:
-        return Histogram(_PREFIX + name, doc, registry=self.registry, buckets=_TTFP_BUCKETS_S)
+    def _histogram(
+        self, name: str, doc: str, buckets: tuple[float, ...] = _TTFP_BUCKETS_S
+    ) -> Histogram:
+        return Histogram(_PREFIX + name, doc, registry=self.registry, buckets=buckets)

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -63,27 +64,63 @@ def spoken(text: str, duration_ms: int = 400) -> list[Step]:
     return [*steps, *audio, done(text)]
 
 
+def paced(text: str, n_frames: int, end: Step | None = None) -> list[Step]:
+    """An answer of one token a word, ids from 1, whose audio comes in frames of 80 ms.
+
+    end: what comes instead of its completion.
+    """
+    words = [word + " " for word in text.split(" ")[:-1]] + text.split(" ")[-1:]
+    steps: list[Step] = [TranscriptDelta(word, n + 1) for n, word in enumerate(words)]
+    steps += [AudioDelta(tone(80)) for _ in range(n_frames)]
+    return [*steps, end or done(reply=reply_of(text), n_frames=n_frames)]
+
+
+def reply_of(text: str) -> HistoryItem:
+    ids = tuple(range(1, 1 + len(text.split(" "))))
+    return HistoryItem(
+        key="reply:" + text, role="assistant", parts=(TextPart(text),), token_ids=ids
+    )
+
+
 @dataclass(eq=False)
 class FakeSession:
+    """
+    on_interrupt: what an interrupted turn still does; None: the policy is off.
+    playback: what was reported of it. n_speech: how often speech was reported.
+    """
+
     session_id: str
     scripts: list[list[Step]]
     turns: list[TurnRequest] = field(default_factory=list)
     wind_down: asyncio.Event | None = None
+    on_interrupt: list[Step] | None = None
+    playback: list[tuple[float, bool, float]] = field(default_factory=list)
+    n_speech: int = 0
+    n_interrupted: int = 0
     running: int = 0
     n_cancelled: int = 0
     n_closed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         self.turns.append(turn)
         if not turn.stateless:
             assert self.running == 0, "two turns of the conversation at once"
             self.running += 1
+            self._interrupted = asyncio.Event()
         finished = False
         try:
-            for step in self.scripts.pop(0) if self.scripts else spoken("All right."):
+            steps = deque(self.scripts.pop(0) if self.scripts else spoken("All right."))
+            ending = turn.stateless
+            while steps:
+                step = steps.popleft()
                 if isinstance(step, asyncio.Event):
-                    await step.wait()
+                    await (step.wait() if ending else self._until_interrupted(step))
+                if self._interrupted.is_set() and not ending:
+                    ending, steps = True, deque(self.on_interrupt)
+                elif isinstance(step, asyncio.Event):
+                    continue
                 elif isinstance(step, Exception):
                     finished = True
                     raise step
@@ -97,6 +134,27 @@ class FakeSession:
                     await self.wind_down.wait()
             if not turn.stateless:
                 self.running -= 1
+
+    async def _until_interrupted(self, gate: asyncio.Event) -> None:
+        waits = [asyncio.create_task(event.wait()) for event in (gate, self._interrupted)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    def interrupt(self) -> bool:
+        if self.on_interrupt is None or not self.running:
+            return False
+        self.n_interrupted += 1
+        self._interrupted.set()
+        return True
+
+    def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
+        self.playback.append((heard_s, playing, interrupts))
+
+    def report_speech(self) -> None:
+        self.n_speech += 1
 
     async def close(self) -> None:
         self.n_closed += 1
@@ -147,9 +205,13 @@ class LoudnessModel:
 
 
 class MemoryWire:
-    """The socket of a client in the same process."""
+    """The socket of a client in the same process.
+
+    audio_left: after so many audio packets the client stops reading, by clearing `readable`.
+    """
 
     def __init__(self):
+        self.audio_left: int | None = None
         self.incoming: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self.outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.frames: list[str] = []
@@ -168,6 +230,10 @@ class MemoryWire:
         assert len(frame) < _SMALLEST_CLIENT_FRAME_BYTES
         self.frames.append(frame)
         self.outgoing.put_nowait(event)
+        if self.audio_left and event["type"] == "response.output_audio.delta":
+            self.audio_left -= 1
+            if not self.audio_left:
+                self.readable.clear()
 
     async def close(self, code: int, reason: str) -> None:
         self.closed = (code, reason)

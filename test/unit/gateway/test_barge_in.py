@@ -41,6 +41,7 @@ async def test_speech_ends_the_answer_and_starts_the_next_turn():
             "response.output_item.done",
             "conversation.item.done",
             "response.done",
+            "conversation.item.truncated",
             "input_audio_buffer.speech_stopped",
             "input_audio_buffer.committed",
             "conversation.item.added",
@@ -112,7 +113,7 @@ async def test_truncate_after_the_interruption_leaves_what_was_heard():
         item_id = await start_answer(caller)
         await caller.settle()
         caller.append(tone(500))
-        await caller.until("response.done")
+        await caller.until("conversation.item.truncated")
         cut = {"item_id": item_id, "content_index": 0, "audio_end_ms": 500}
         caller.send("conversation.item.truncate", **cut)
         truncated = await caller.expect("conversation.item.truncated")

@@ -1,12 +1,13 @@
 """Audio from the caller: spoken turns, push-to-talk, and what is refused."""
 
+import asyncio
 import base64
 
 import numpy as np
 import pytest
 
 from sglang_live.clock import SimClock
-from sglang_live.orchestrator.history import AudioPart
+from sglang_live.orchestrator.history import AudioDelta, AudioPart
 
 from .fakes import FakeOrchestrator, connected, services, spoken, tone, types
 
@@ -47,11 +48,13 @@ async def test_offsets_count_all_audio_of_the_session():
         for turn in range(2):
             caller.append(tone(500))
             caller.append(SILENCE_1S)
-            events = await caller.until("response.done")
-            assert abs(events[1]["audio_end_ms"] - (1500 * turn + 1000)) <= 64
+            by_type = {event["type"]: event for event in await caller.until("response.done")}
+            stopped = by_type["input_audio_buffer.speech_stopped"]
+            assert abs(stopped["audio_end_ms"] - (1500 * turn + 1000)) <= 64
             if turn:
                 # The padding must not reach into the turn before.
-                assert events[0]["audio_start_ms"] == pytest.approx(1200, abs=40)
+                started = by_type["input_audio_buffer.speech_started"]
+                assert started["audio_start_ms"] == pytest.approx(1200, abs=40)
 
 
 async def test_many_small_appends_give_the_same_turn_as_one_long_one():
@@ -299,3 +302,15 @@ async def test_an_idle_caller_is_spoken_to_after_the_answer_has_played_out():
         assert events[0]["audio_end_ms"] - events[0]["audio_start_ms"] == 5000
         heard = orchestrator.turns[1].history[-1].parts[0]
         assert isinstance(heard, AudioPart)
+
+
+async def test_an_idle_timer_does_not_outlive_its_call():
+    clock = SimClock()
+    orchestrator = FakeOrchestrator([[AudioDelta(tone(100)), asyncio.Event()]])
+    async with connected(orchestrator, services(orchestrator, clock)) as caller:
+        caller.turn_detection({"idle_timeout_ms": 5000})
+        caller.send("response.create")
+        await caller.until("response.output_audio.delta")
+    clock.advance(10.0)
+    await asyncio.sleep(0.01)
+    assert len(orchestrator.turns) == 1

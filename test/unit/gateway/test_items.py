@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_live.gateway.conversation import Conversation
-from sglang_live.gateway.items import MessageItem, cut_at_word
+from sglang_live.gateway.items import MessageItem
 from sglang_live.orchestrator.history import AudioPart, TextPart
 
 from .fakes import FakeOrchestrator, connected, spoken, tone, types
@@ -306,19 +306,3 @@ async def test_deleting_a_running_reply_does_not_disturb_the_response():
         assert "conversation.item.done" not in types(events)
         assert events[-1]["response"]["status"] == "completed"
         assert await history_of(caller, orchestrator) == ()
-
-
-@pytest.mark.parametrize(
-    ("whole", "ratio", "cut"),
-    [
-        ("One two three", 0.0, ""),
-        ("One two three", 0.5, "One"),
-        ("One two three", 0.54, "One two"),
-        ("One two three", 1.0, "One two three"),
-        ("  lead", 0.5, ""),
-        ("今日はいい天気", 0.5, "今日は"),
-        ("Antidisestablishmentarianism", 0.9, ""),
-    ],
-)
-def test_text_is_cut_between_words(whole, ratio, cut):
-    assert cut_at_word(whole, ratio) == cut

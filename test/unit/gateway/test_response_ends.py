@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from sglang_live.errors import StageFailedError
-from sglang_live.gateway import responses
+from sglang_live.gateway import turns
 from sglang_live.orchestrator.history import AudioDelta, HistoryItem, TextPart, TranscriptDelta
 
 from .fakes import FakeOrchestrator, connected, done, spoken, tone, types
@@ -75,7 +75,7 @@ async def test_even_when_a_waiting_turn_was_cancelled_the_next_waits_for_the_fir
 
 
 async def test_a_turn_that_never_winds_down_fails_the_next_instead_of_hanging_it(monkeypatch):
-    monkeypatch.setattr(responses, "_PREDECESSOR_S", 0.01)
+    monkeypatch.setattr(turns, "_PREDECESSOR_S", 0.01)
     orchestrator = FakeOrchestrator([[asyncio.Event()]])
     async with connected(orchestrator) as caller:
         orchestrator.session.wind_down = asyncio.Event()

@@ -90,6 +90,21 @@ async def test_semantic_vad_is_echoed_in_its_own_form():
         }
 
 
+@pytest.mark.parametrize("kind", ["server_vad", "semantic_vad"])
+async def test_the_confirmation_window_is_echoed_only_to_clients_that_know_it(kind):
+    async with connected(FakeOrchestrator()) as caller:
+
+        async def detection(**keys):
+            session = await updated(caller, audio={"input": {"turn_detection": keys}})
+            return session["audio"]["input"]["turn_detection"]
+
+        assert "confirm_ms" not in await detection(type=kind)
+        assert (await detection(confirm_ms=0))["confirm_ms"] == 0
+        # Other keys leave it as it is, and null brings the default back.
+        assert (await detection(create_response=True))["confirm_ms"] == 0
+        assert (await detection(confirm_ms=None))["confirm_ms"] == 250
+
+
 async def test_what_clients_always_send_is_accepted_and_echoed_in_the_strict_form():
     async with connected(FakeOrchestrator()) as caller:
         session = await updated(
@@ -153,6 +168,11 @@ async def test_the_voice_is_fixed_once_it_was_heard_but_equal_values_stay_legal(
             {"type": "realtime", "audio": {"input": {"turn_detection": {"threshold": 2}}}},
             "invalid_value",
             "session.audio.input.turn_detection.threshold",
+        ),
+        (
+            {"type": "realtime", "audio": {"input": {"turn_detection": {"confirm_ms": 2001}}}},
+            "invalid_value",
+            "session.audio.input.turn_detection.confirm_ms",
         ),
         (
             {"type": "realtime", "audio": {"input": {"turn_detection": {"type": "psychic"}}}},

@@ -7,7 +7,14 @@ import pytest
 import soundfile
 
 from sglang_live.interaction.silero import CONTEXT_SAMPLES, WINDOW_SAMPLES, SileroModel, SpeechState
-from sglang_live.interaction.vad import SpeechDetector, SpeechStarted, SpeechStopped, VadSettings
+from sglang_live.interaction.vad import (
+    SpeechDetector,
+    SpeechDismissed,
+    SpeechStarted,
+    SpeechStopped,
+    SpeechSuspected,
+    VadSettings,
+)
 
 AUDIO = Path(__file__).parents[2] / "data" / "audio"
 SPEECH = ("sp_jfk", "sp_librivox_0880", "sp_cv651325")
@@ -113,7 +120,12 @@ def test_time_goes_on_across_a_reset():
 
 
 def test_settings_outside_their_range_are_refused():
-    for wrong in ({"threshold": 1.1}, {"silence_duration_ms": -1}, {"min_speech_ms": -5}):
+    for wrong in (
+        {"threshold": 1.1},
+        {"silence_duration_ms": -1},
+        {"min_speech_ms": -5},
+        {"confirm_ms": -1},
+    ):
         with pytest.raises(ValueError):
             VadSettings(**wrong)
 
@@ -204,3 +216,70 @@ def test_callers_that_share_the_model_do_not_hear_each_other(silero):
         mixed += first.feed(one[at : at + 320])
         assert second.feed(other[at : at + 320]) == []
     assert mixed == alone
+
+
+def run_confirming(probabilities, **settings):
+    model = ScriptedModel(probabilities)
+    detector = SpeechDetector(model, VadSettings(**settings))
+    detector.confirming = True
+    return detector.feed(np.zeros(len(probabilities) * WINDOW_SAMPLES, np.int16)), detector
+
+
+def test_while_confirming_a_voice_is_suspected_first_and_started_when_it_lasts():
+    events, detector = run_confirming([0.0] * 10 + [0.9] * 7)
+    onset_ms = 10 * WINDOW_MS
+    assert events == [SpeechSuspected(onset_ms)]
+    assert not detector.speaking
+    detector._model.probabilities_left = [0.9]
+    started = detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))
+    # The turn begins where the voice began, not where it was confirmed.
+    assert started == [SpeechStarted(at_ms=onset_ms - 300, onset_ms=onset_ms)]
+    assert detector.speaking
+
+
+def test_a_voice_that_ceases_before_it_is_confirmed_is_dismissed():
+    events, detector = run_confirming([0.0] * 10 + [0.9] * 5 + [0.0] * 7)
+    assert events == [SpeechSuspected(320), SpeechDismissed(320, 480)]
+    detector._model.probabilities_left = [0.9] * 3
+    assert detector.feed(np.zeros(3 * WINDOW_SAMPLES, np.int16)) == [SpeechSuspected(22 * 32)]
+
+
+def test_a_pause_within_a_word_does_not_dismiss_and_does_not_count_as_voice():
+    script = [0.9] * 4 + [0.0] * 5 + [0.9] * 3
+    events, detector = run_confirming(script)
+    assert events == [SpeechSuspected(0)]
+    detector._model.probabilities_left = [0.9]
+    (started,) = detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))
+    assert started == SpeechStarted(at_ms=0, onset_ms=0)
+
+
+@pytest.mark.parametrize("confirm_ms", [0, 96])
+def test_a_window_no_longer_than_the_minimum_of_speech_is_none(confirm_ms):
+    events, _ = run_confirming([0.9] * 5, confirm_ms=confirm_ms)
+    assert [type(event) for event in events] == [SpeechStarted]
+
+
+def test_a_suspicion_becomes_a_start_when_there_is_nothing_left_to_protect():
+    events, detector = run_confirming([0.9] * 4)
+    assert events == [SpeechSuspected(0)]
+    detector.confirming = False
+    detector._model.probabilities_left = [0.9]
+    assert isinstance(detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))[0], SpeechStarted)
+
+
+def test_a_reset_forgets_a_suspicion():
+    _, detector = run_confirming([0.9] * 4)
+    detector.reset(4 * WINDOW_SAMPLES)
+    detector._model.probabilities_left = [0.0] * 10
+    assert detector.feed(np.zeros(10 * WINDOW_SAMPLES, np.int16)) == []
+
+
+@pytest.mark.parametrize("name", SPEECH)
+def test_real_speech_over_an_answer_is_confirmed_within_half_a_second(silero, name):
+    clip = load(name)
+    clip = clip[onset_sample(clip) :]
+    detector = SpeechDetector(silero, VadSettings())
+    detector.confirming = True
+    events = detector.feed(np.concatenate((np.zeros(RATE_HZ // 2, np.int16), clip[:RATE_HZ])))
+    kinds = [type(event) for event in events]
+    assert kinds[:2] == [SpeechSuspected, SpeechStarted]

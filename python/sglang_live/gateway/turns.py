@@ -1,0 +1,203 @@
+"""The turns of one session, as its responses ask for them.
+
+In: Run. Out: a task for each, its events in the run's writer.
+Owner: one Turns per connection. Ending a response is immediate for the client; its turn winds
+down here in the background, and the next turn of the conversation waits for that.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sglang_live.clock import Clock
+from sglang_live.errors import DeadlineError, LiveError, StageFailedError
+from sglang_live.gateway.conversation import Conversation
+from sglang_live.gateway.event_error import internal_error
+from sglang_live.gateway.playout import Answer, Playout
+from sglang_live.gateway.response import ResponsePlan, ResponseWriter
+from sglang_live.interaction.monitor import SessionMonitor
+from sglang_live.orchestrator.history import (
+    OUTPUT_RATE_HZ,
+    AudioDelta,
+    TranscriptDelta,
+    TurnDone,
+    TurnEvent,
+    TurnRequest,
+)
+from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+# A client that vanished must be forgotten within 2 s; the session's own close needs some of it.
+_WIND_DOWN_S = 1.0
+# An interrupted turn ends within a round or two of its stages, or something is wrong with it.
+_INTERRUPT_S = 5.0
+# A cancelled turn that is stuck must fail the next one instead of keeping it waiting for ever.
+_PREDECESSOR_S = 10.0
+_BYTES_PER_S = 2 * OUTPUT_RATE_HZ
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One response being made.
+
+    answer: None beside the conversation, where nobody knows whether it is played.
+    task: set by Turns.start. asked: the session works on its turn.
+    sounded: some of its audio was sent. settled: it is over for the client.
+    """
+
+    plan: ResponsePlan
+    writer: ResponseWriter
+    answer: Answer | None = None
+    task: asyncio.Task[None] | None = None
+    asked: bool = False
+    sounded: bool = False
+    settled: bool = False
+
+
+@dataclass(eq=False)
+class Turns:
+    """voices: names the model knows; the first is the default."""
+
+    session: VoiceSession
+    conversation: Conversation
+    playout: Playout
+    monitor: SessionMonitor
+    voices: tuple[str, ...]
+    clock: Clock
+    metrics: GatewayMetrics
+    settle: Callable[[Run], None]
+
+    def __post_init__(self):
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._main_tasks: set[asyncio.Task[None]] = set()
+        self._deadlines: dict[Run, asyncio.Task[None]] = {}
+
+    def start(self, run: Run) -> None:
+        in_conversation = run.plan.in_conversation
+        predecessors = frozenset(self._main_tasks) if in_conversation else frozenset()
+        run.task = asyncio.create_task(self._run(run, predecessors))
+        for tasks in (self._tasks, self._main_tasks) if in_conversation else (self._tasks,):
+            tasks.add(run.task)
+            run.task.add_done_callback(tasks.discard)
+
+    def end(self, run: Run) -> None:
+        """Its response is over. The session keeps what was generated, if it can."""
+        assert run.task is not None
+        if run.asked and not _is_stateless(run.plan) and self.session.interrupt():
+            self._deadlines[run] = asyncio.create_task(self._cancel_late(run))
+        else:
+            run.task.cancel()
+
+    async def close(self) -> None:
+        """Cancel everything and wait until the orchestrator has let go, within bounds."""
+        for task in self._tasks:
+            task.cancel()
+        for _ in range(2):
+            if not self._tasks:
+                return
+            await asyncio.wait(self._tasks, timeout=_WIND_DOWN_S / 2)
+            for task in self._tasks:
+                task.cancel()
+        if self._tasks:
+            log.error("turns_stuck session=%s n=%d", self.session.session_id, len(self._tasks))
+
+    async def _cancel_late(self, run: Run) -> None:
+        await self.clock.sleep(_INTERRUPT_S)
+        log.warning("turn_not_interrupted response=%s", run.plan.response_id)
+        assert run.task is not None
+        run.task.cancel()
+
+    async def _run(self, run: Run, predecessors: frozenset[asyncio.Task[None]]) -> None:
+        try:
+            if predecessors:
+                # The session takes one turn at a time; an ended one may still be winding down.
+                await self._until_ended(predecessors)
+            await self._produce(run)
+        except LiveError as error:
+            log.warning("turn_failed response=%s code=%s", run.plan.response_id, error.code)
+            run.writer.fail(error)
+        except Exception:
+            log.exception("turn_crashed response=%s", run.plan.response_id)
+            run.writer.fail(internal_error())
+        finally:
+            run.asked = False
+            if deadline := self._deadlines.pop(run, None):
+                deadline.cancel()
+            # After our own cancel this changes nothing; otherwise the server is going down.
+            run.writer.cancel("client_cancelled")
+            self.settle(run)
+
+    async def _until_ended(self, turns: frozenset[asyncio.Task[None]]) -> None:
+        _, stuck = await asyncio.wait(turns, timeout=_PREDECESSOR_S)
+        if stuck:
+            raise DeadlineError("The turn before this one does not end.")
+
+    async def _produce(self, run: Run) -> None:
+        run.writer.place_after(self.conversation.last_id)
+        # Now that earlier turns have ended, the history knows what they generated.
+        events = self.session.respond(self._request(run.plan))
+        run.asked = True
+        if run.answer and not _is_stateless(run.plan):
+            self.monitor.turn_began(run.answer.reply)
+        ended = False
+        try:
+            async for event in events:
+                self._take(run, event)
+                ended = ended or isinstance(event, TurnDone)
+        finally:
+            run.asked = False
+            if run.answer:
+                self.monitor.turn_ended(run.answer.reply)
+            close = getattr(events, "aclose", None)
+            if close:
+                await close()
+        if not ended:
+            raise StageFailedError("The turn ended without a result.")
+
+    def _take(self, run: Run, event: TurnEvent) -> None:
+        match event:
+            case AudioDelta():
+                if run.answer and not run.writer.done:
+                    self.monitor.generated(run.answer.reply, len(event.pcm) / _BYTES_PER_S)
+                run.writer.add_audio(event.pcm)
+            case TranscriptDelta():
+                run.writer.add_transcript(event.text, event.n_tokens)
+            case TurnDone():
+                self._finish(run, event)
+
+    def _finish(self, run: Run, end: TurnDone) -> None:
+        if run.answer:
+            self.playout.learn(run.answer, end)
+        if run.writer.done:
+            run.writer.learn(end)
+            return
+        for mark, at_s in end.trace.items():
+            self.metrics.turn_marks_s.labels(mark).observe(at_s)
+        run.writer.complete(end)
+        self.settle(run)
+
+    def _request(self, plan: ResponsePlan) -> TurnRequest:
+        config = plan.config
+        if plan.context is None:
+            history = self.conversation.history()
+        else:
+            history = tuple(seen for item in plan.context if (seen := item.history()))
+        known = config.voice in self.voices or not self.voices
+        return TurnRequest(
+            turn_id=plan.response_id,
+            instructions=config.instructions,
+            history=history,
+            voice=config.voice if known else self.voices[0],
+            wants_audio=config.output_modalities == ("audio",),
+            max_output_tokens=config.max_output_tokens,
+            temperature=config.temperature,
+            stateless=_is_stateless(plan),
+        )
+
+
+def _is_stateless(plan: ResponsePlan) -> bool:
+    # Another context than the conversation must not replace it in the session's KV.
+    return not plan.in_conversation or plan.context is not None

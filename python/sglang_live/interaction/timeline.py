@@ -1,0 +1,70 @@
+"""What happened in one session, in order, for pictures and post-mortems.
+
+In: events with their time. Out: one JSON document per session.
+Owner: one Timeline per session, filled by its monitor. Bounded: the first events are kept, the
+rest is counted. Format of the document:
+
+    {"session": id, "began_unix_s": wall clock at t_s 0, "events": [...], "dropped": n}
+
+Every event is {"t_s": seconds since the session began, "event": name} with more keys:
+
+    speech_suspected, speech_started   onset_t_s: when the voice began, on the same axis
+    speech_dismissed, speech_stopped, turn_committed
+    response_created                   response
+    first_audio                        response
+    sent                               response, sent_s, heard_s, generated_s: totals of its audio;
+                                       at most one in 200 ms, and one when everything was sent
+    underrun                           response, silent_s: ended now, after so long
+    playing, dry                       response, heard_s: the listener hears something, or nothing
+    ack                                response, position_s, outcome, heard_s
+    ack_timeout                        response: the client stopped sending acks
+    held, released                     the answer's audio is kept back, and goes on
+    barge_in                           response, heard_s, sent_s, generated_s
+    stopped                            the same, because the client cancelled
+    truncated                          response, position_s: by the client
+    response_done                      response, status
+    learned                            response, n_tokens, n_frames, spoken: what was generated
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+MAX_EVENTS = 5000
+
+
+class Timeline:
+    def __init__(self, session_id: str, *, began_s: float, began_unix_s: float, keeps: bool = True):
+        """keeps: False for a timeline that nobody will read."""
+        self._session_id = session_id
+        self._began_s, self._began_unix_s = began_s, began_unix_s
+        self._keeps = keeps
+        self._events: list[dict[str, Any]] = []
+        self._n_dropped = 0
+
+    def add(self, event: str, at_s: float, **facts: Any) -> None:
+        if not self._keeps:
+            return
+        if len(self._events) >= MAX_EVENTS:
+            self._n_dropped += 1
+            return
+        rounded = {k: round(v, 3) if isinstance(v, float) else v for k, v in facts.items()}
+        self._events.append({"t_s": self.t_s(at_s), "event": event, **rounded})
+
+    def t_s(self, at_s: float) -> float:
+        return round(at_s - self._began_s, 3)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "session": self._session_id,
+            "began_unix_s": round(self._began_unix_s, 3),
+            "events": list(self._events),
+            "dropped": self._n_dropped,
+        }
+
+    def write(self, folder: Path) -> Path:
+        """Raises OSError if the folder cannot be written to."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self._session_id}.json"
+        path.write_text(json.dumps(self.to_json()) + "\n")
+        return path

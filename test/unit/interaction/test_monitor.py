@@ -1,0 +1,260 @@
+"""The session's facts: what the stages are told, what is remembered, what is written down."""
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from sglang_live.clock import SimClock
+from sglang_live.interaction import timeline as timeline_module
+from sglang_live.interaction.monitor import SessionMonitor
+from sglang_live.interaction.playback import ACK_TIMEOUT_S
+from sglang_live.interaction.timeline import Timeline
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+
+class Stages:
+    session_id = "s"
+
+    def __init__(self):
+        self.playback = []
+        self.n_speech = 0
+
+    def report_playback(self, heard_s, playing, interrupts):
+        self.playback.append((round(heard_s, 3), playing, round(interrupts, 3)))
+
+    def report_speech(self):
+        self.n_speech += 1
+
+
+class World:
+    def __init__(self):
+        self.clock, self.stages = SimClock(100.0), Stages()
+        self.metrics = GatewayMetrics(CollectorRegistry())
+        self.timeline = Timeline("s", began_s=100.0, began_unix_s=1.0)
+        self.monitor = SessionMonitor(self.stages, self.clock, self.metrics, self.timeline)
+
+    def answer(self, response_id="r1"):
+        reply = self.monitor.response_created(response_id)
+        self.monitor.turn_began(reply)
+        return reply
+
+    async def advance(self, seconds):
+        for _ in range(3):  # sleepers must have gone to sleep before time moves
+            await asyncio.sleep(0)
+        self.clock.advance(seconds)
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    def value(self, name, **labels):
+        return self.metrics.registry.get_sample_value(f"sglang_live_gateway_{name}", labels)
+
+    def events(self, *names):
+        events = self.timeline.to_json()["events"]
+        return [e for e in events if not names or e["event"] in names]
+
+
+@pytest.fixture
+async def world():
+    world = World()
+    yield world
+    world.monitor.close()
+
+
+async def test_the_stages_hear_of_the_start_of_playback_and_of_its_running_dry(world):
+    reply = world.answer()
+    assert world.stages.playback == [(0.0, False, 0.0)]
+    world.monitor.sent(reply, 1.0)
+    assert world.stages.playback[1:] == [(0.0, True, 0.0)]
+    await world.advance(0.5)
+    world.monitor.sent(reply, 0.5)
+    await world.advance(0.6)
+    # Playing as expected is no news, however much is sent.
+    assert len(world.stages.playback) == 2
+    await world.advance(0.5)
+    assert world.stages.playback[2:] == [(1.5, False, 0.0)]
+    world.monitor.sent(reply, 0.5)
+    assert world.stages.playback[3:] == [(1.5, True, 0.0)]
+
+
+async def test_an_ack_is_news_only_if_the_stages_were_wrong_by_more_than_a_frame(world):
+    reply = world.answer()
+    world.monitor.sent(reply, 5.0)
+    await world.advance(1.0)
+    world.monitor.acked(reply, 0.95)
+    assert len(world.stages.playback) == 2
+    await world.advance(1.0)
+    world.monitor.acked(reply, 1.7)
+    assert world.stages.playback[2:] == [(1.7, True, 0.0)]
+
+
+async def test_a_paused_client_is_reported_and_so_is_its_unexplained_silence(world):
+    reply = world.answer()
+    world.monitor.sent(reply, 5.0)
+    for _ in range(3):
+        await world.advance(0.5)
+        world.monitor.acked(reply, 0.4)
+    assert world.stages.playback[-1] == (0.4, False, 0.0)
+    await world.advance(ACK_TIMEOUT_S + 0.01)
+    assert world.stages.playback[-1][1] is True
+    assert world.value("playback_ack_timeouts_total") == 1
+    assert len(world.events("ack_timeout")) == 1
+
+
+async def test_only_the_running_turn_is_reported(world):
+    first = world.answer("r1")
+    world.monitor.sent(first, 1.0)
+    world.monitor.turn_ended(first)
+    n_reports = len(world.stages.playback)
+    second = world.monitor.response_created("r2")
+    await world.advance(1.1)
+    assert len(world.stages.playback) == n_reports
+    world.monitor.turn_began(second)
+    assert world.stages.playback[n_reports:] == [(0.0, False, 0.0)]
+
+
+async def test_an_answer_behind_another_is_reported_when_its_playback_begins(world):
+    first = world.answer("r1")
+    world.monitor.sent(first, 1.0)
+    world.monitor.all_sent(first)
+    second = world.answer("r2")
+    world.monitor.sent(second, 1.0)
+    assert world.stages.playback[-1] == (0.0, False, 0.0)
+    await world.advance(1.0)
+    assert world.stages.playback[-1] == (0.0, True, 0.0)
+
+
+async def test_speech_and_suspicion_are_passed_on(world):
+    world.monitor.speech_suspected(100.0)
+    world.monitor.speech_started(100.0)
+    assert world.stages.n_speech == 2
+
+
+async def test_habits_follow_interruptions_and_reply_gaps(world):
+    habits = world.monitor.habits
+    reply = world.answer("r1")
+    world.monitor.sent(reply, 1.0)
+    world.monitor.stopped(reply, barge_in=True)
+    assert habits.interrupts == pytest.approx(0.3)
+    assert world.answer("r2") and world.stages.playback[-1] == (0.0, False, 0.3)
+    world.monitor.stopped(world.monitor.replies[-1], barge_in=False)
+    assert habits.interrupts == pytest.approx(0.3)  # nothing was audible
+    heard = world.answer("r3")
+    world.monitor.sent(heard, 1.0)
+    world.monitor.all_sent(heard)
+    await world.advance(1.0)
+    assert habits.interrupts == pytest.approx(0.21)
+    await world.advance(2.0)
+    world.monitor.speech_started(world.clock.now_s() - 0.1)
+    assert habits.reply_gap_s == pytest.approx(1.9)
+
+
+async def test_pace_is_learned_from_complete_replies_only(world):
+    reply = world.answer()
+    before = world.monitor.habits.frames_per_token
+    world.monitor.learned(reply, n_tokens=10, n_frames=20, spoken=False)
+    world.monitor.learned(reply, n_tokens=0, n_frames=20, spoken=True)
+    world.monitor.learned(reply, n_tokens=10, n_frames=0, spoken=True)
+    assert world.monitor.habits.frames_per_token == before
+    world.monitor.learned(reply, n_tokens=10, n_frames=20, spoken=True)
+    assert world.monitor.habits.frames_per_token == pytest.approx(0.7 * before + 0.3 * 2)
+
+
+async def test_seconds_are_counted_when_nothing_can_change_them_any_more(world):
+    reply = world.answer("r1")
+    world.monitor.sent(reply, 2.0)
+    await world.advance(0.5)
+    world.monitor.stopped(reply, barge_in=True)
+    world.monitor.acked(reply, 0.4)
+    assert world.value("audio_sent_seconds_total") == 2.0
+    assert world.value("audio_heard_seconds_total") == 0
+    world.monitor.response_created("r2")
+    assert world.value("audio_heard_seconds_total") == pytest.approx(0.4)
+    assert world.value("audio_unheard_seconds_total") == pytest.approx(1.6)
+    assert world.value("playback_acks_total", outcome="accepted") == 1
+
+
+async def test_a_listener_who_waited_is_counted(world):
+    reply = world.answer()
+    world.monitor.sent(reply, 0.2)
+    await world.advance(0.7)
+    world.monitor.sent(reply, 0.2)
+    assert world.value("underruns_total") == 1
+    assert world.value("underrun_seconds_total") == pytest.approx(0.5)
+    assert world.events("underrun")[0]["silent_s"] == 0.5
+
+
+async def test_a_clients_cut_ends_playback_of_a_finished_answer_but_not_of_a_running_one(world):
+    reply = world.answer("r1")
+    world.monitor.sent(reply, 2.0)
+    await world.advance(1.0)
+    world.monitor.truncated(reply, 0.6)
+    assert world.monitor.audible(reply)
+    world.monitor.all_sent(reply)
+    world.monitor.truncated(reply, 0.6)
+    assert not world.monitor.audible(reply)
+    assert reply.playback.heard_s(200.0) == 0.6
+
+
+async def test_the_timeline_tells_the_story_in_seconds_of_the_session(world):
+    reply = world.answer()
+    for _ in range(3):
+        world.monitor.sent(reply, 0.25)
+        await world.advance(0.125)  # too soon for another entry
+        world.monitor.sent(reply, 0.25)
+        await world.advance(0.125)
+    world.monitor.all_sent(reply)
+    world.monitor.response_done(reply, "completed")
+    await world.advance(1.0)
+    story = world.timeline.to_json()
+    assert (story["session"], story["began_unix_s"], story["dropped"]) == ("s", 1.0, 0)
+    names = ["response_created", "first_audio", "sent", "playing", *["sent"] * 3]
+    assert [e["event"] for e in story["events"]] == [*names, "response_done", "dry"]
+    sent = world.events("sent")
+    assert [e["t_s"] for e in sent] == [0.0, 0.25, 0.5, 0.75]
+    assert sent[-1] == {
+        "t_s": 0.75,
+        "event": "sent",
+        "response": "r1",
+        "sent_s": 1.5,
+        "heard_s": 0.75,
+        "generated_s": 0.0,
+    }
+
+
+def test_a_timeline_keeps_its_beginning_and_counts_the_rest(monkeypatch, tmp_path):
+    monkeypatch.setattr(timeline_module, "MAX_EVENTS", 2)
+    timeline = Timeline("sess_1", began_s=0.0, began_unix_s=5.0)
+    for n in range(5):
+        timeline.add("ack", n)
+    story = timeline.to_json()
+    assert [event["t_s"] for event in story["events"]] == [0, 1]
+    assert story["dropped"] == 3
+    path = timeline.write(tmp_path / "new")
+    assert path.name == "sess_1.json"
+    assert '"dropped": 3' in path.read_text()
+
+
+def test_a_timeline_that_nobody_reads_keeps_nothing():
+    timeline = Timeline("s", began_s=0.0, began_unix_s=0.0, keeps=False)
+    timeline.add("ack", 1.0)
+    assert timeline.to_json()["events"] == []
+
+
+async def test_answers_that_are_never_played_do_not_pile_up(world):
+    for n in range(100):
+        reply = world.answer(f"r{n}")
+        world.monitor.sent(reply, 60.0)
+        world.monitor.all_sent(reply)
+    assert len(world.monitor.replies) <= 17
+
+
+async def test_a_barge_in_is_no_reply_gap(world):
+    first = world.answer("r1")
+    world.monitor.sent(first, 1.0)
+    world.monitor.all_sent(first)
+    second = world.answer("r2")
+    world.monitor.sent(second, 1.0)
+    await world.advance(1.5)
+    world.monitor.speech_started(world.clock.now_s())
+    assert world.monitor.habits.reply_gap_s is None
