@@ -24,15 +24,26 @@ def load_rows(document: dict) -> list[str]:
         rows += [
             _row(f"TTFP, {callers}, policies {point['policies']}", _percentiles(ttfp)),
             _row("of it after the end of the turn was detected", _percentiles(own)),
-            _row(
-                f"turns without a gap over 100 ms, {callers}", f"{100 * point['continuity']:.1f} %"
-            ),
+            _row(f"turns without a gap over 100 ms, {callers}", _share(point["continuity"])),
             _row(f"RTF, {callers}", _one(point["rtf"]["p50"], "{:.2f}")),
+            *interruption_rows(point, callers),
         ]
     starts = [run["server_start_s"] for run in document["runs"]]
     rows.append(_row("server start to ready", f"{min(starts):.0f} to {max(starts):.0f} s"))
     rss = max(point["peak_rss_mib"] for point in document["points"])
     rows.append(_row("memory of all processes, shared pages in each", f"{rss:.0f} MiB"))
+    return rows
+
+
+def interruption_rows(point: dict, callers: str) -> list[str]:
+    """Of loads in which callers interrupted; documents from before that have none of it."""
+    if not point.get("barge_ins"):
+        return []
+    stop, n = point["stop_latency_ms"], point["barge_ins"]
+    latency = f"P50 {_one(stop['p50'])}, P95 {_one(stop['p95'])}, n {stop['n']}"
+    rows = [_row(f"stop latency after a barge-in, {callers}", latency)]
+    if point.get("waste") is not None:
+        rows.append(_row(f"waste at {n} barge-ins, {callers}", _share(point["waste"])))
     return rows
 
 
@@ -66,6 +77,10 @@ def _row(what: str, value: str) -> str:
 def _percentiles(values: dict) -> str:
     parts = (f"P50 {_one(values['p50'])}", f"P90 {_one(values['p90'])}", f"n {values['n']}")
     return ", ".join(parts)
+
+
+def _share(value: float | None) -> str:
+    return _one(None if value is None else 100 * value, "{:.1f} %")
 
 
 def _one(value: float | None, form: str = "{:.0f} ms") -> str:

@@ -3,7 +3,9 @@
     python -m benchmark.voice_load --policies off,all --sessions 1,4 --turns 4 --json out.json
 
 Workload W2: each caller speaks a recorded clip at real-time pace, hears the reply out, waits
-as long as people do in conversation, and speaks again. Every run gets a fresh server.
+as long as people do in conversation, and speaks again. W4, with --barge-in: some callers speak
+into the reply. W1, with --open-loop --turns 1: callers that come, ask once and go. Every run
+gets a fresh server.
 """
 
 import json
@@ -13,8 +15,18 @@ import sys
 from benchmark.load.config import LoadConfig, parse_args
 from benchmark.load.point import RunResult, Workload, measure
 from benchmark.load.provenance import facts
-from benchmark.load.report import collect, document, notes, process_table, table
+from benchmark.load.report import collect, document, notes
 from benchmark.load.server import ServerError
+from benchmark.load.tables import (
+    interruption_table,
+    open_loop_table,
+    process_table,
+    ratio_table,
+    storm_table,
+    table,
+)
+
+ASKED_FOR = (interruption_table, open_loop_table, storm_table, ratio_table)
 
 
 def run_all(config: LoadConfig, workload: Workload, results: list[RunResult]) -> None:
@@ -24,6 +36,8 @@ def run_all(config: LoadConfig, workload: Workload, results: list[RunResult]) ->
         name = (
             f"[{number}/{len(runs)}] {run.policies}, {run.sessions} sessions, repeat {run.repeat}"
         )
+        if run.rate_rps is not None:
+            name += f", {run.rate_rps:g}/s"
         _say(f"{name}: starting the server")
         result = measure(config, run, workload)
         results.append(result)
@@ -52,7 +66,9 @@ def main(argv: list[str] | None = None) -> int:
         return code or 1
     points = collect(results)
     print(table(points))
-    print("\n" + process_table(results))
+    for text in [make(points) for make in ASKED_FOR] + [process_table(results)]:
+        if text is not None:
+            print("\n" + text)
     print("\n" + "\n".join(notes(points)))
     if config.json is not None:
         text = json.dumps(document(config, results, facts()), indent=1)

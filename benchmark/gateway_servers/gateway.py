@@ -55,6 +55,16 @@ class FakeSession:
         reply = HistoryItem(key=turn.turn_id, role="assistant", parts=(text,))
         yield TurnDone(status="completed", reason=None, reply=reply, usage=Usage())
 
+    def interrupt(self) -> bool:
+        """A recording has no KV to keep."""
+        return False
+
+    def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
+        """Nobody schedules by it."""
+
+    def report_speech(self) -> None:
+        """Nobody prepares for it."""
+
     async def close(self) -> None:
         """It holds nothing."""
 

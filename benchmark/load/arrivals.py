@@ -10,18 +10,25 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmark.load.interruptions import InterruptionModel, PlannedInterruption
+
 # Callers that all began in the same second would all stop speaking in the same second.
 CLOSED_LOOP_STAGGER_S = 5.0
-# A stream of random numbers that no caller uses.
+# Streams of random numbers: one that no caller uses, and every caller's second.
 _ARRIVALS_STREAM = 2**31
+_INTERRUPTIONS_STREAM = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """Speak `clip`; once the reply has been heard, stay silent for `reply_gap_s`."""
+    """Speak `clip`; once the reply has been heard, stay silent for `reply_gap_s`.
+
+    After a barge-in the next turn follows at once instead.
+    """
 
     clip: str
     reply_gap_s: float
+    interruption: PlannedInterruption | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,7 @@ def plan_callers(
     repeat: int,
     open_loop_rps: float | None,
     arrival_shape: float,
+    interruptions: InterruptionModel | None = None,
 ) -> list[CallerPlan]:
     starts_s: list[float | None] = [None] * n_callers
     if open_loop_rps is not None:
@@ -62,9 +70,15 @@ def plan_callers(
     for caller, start_s in enumerate(starts_s):
         rng = np.random.default_rng([seed, repeat, caller])
         staggered_s = float(rng.uniform(0.0, CLOSED_LOOP_STAGGER_S))
+        # A stream of its own: with interruptions callers say the same as without.
+        cuts = np.random.default_rng([seed, repeat, caller, _INTERRUPTIONS_STREAM])
         turns = tuple(
-            PlannedTurn(str(rng.choice(clips)), float(rng.choice(reply_gaps_s)))
-            for _ in range(n_turns)
+            PlannedTurn(
+                str(rng.choice(clips)),
+                float(rng.choice(reply_gaps_s)),
+                interruptions and interruptions.draw(cuts, is_last=turn == n_turns - 1),
+            )
+            for turn in range(n_turns)
         )
         plans.append(CallerPlan(caller, staggered_s if start_s is None else start_s, turns))
     return plans

@@ -1,18 +1,29 @@
-"""One caller: speaks a clip, listens to the reply, waits as people do, speaks again."""
+"""One caller: speaks a clip, listens to the reply, waits as people do, speaks again.
 
-from dataclasses import dataclass
+Or interrupts: then the next clip is spoken at once, into the reply.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmark.load.arrivals import CallerPlan, PlannedTurn
-from sglang_live.client.realtime_client import RealtimeClient, SessionError
+from benchmark.load.interruptions import PlannedInterruption
+from sglang_live.client.realtime_client import Cut, RealtimeClient, SessionError
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import TurnRecord
+from sglang_live.client.turn_tracker import TurnTracker
+from sglang_live.client.utterance import Utterance
 from sglang_live.clock import Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRow:
-    """A turn and where it belongs. Times are seconds since the load began."""
+    """A turn and where it belongs. Times are seconds since the load began.
+
+    planned: the interruption that was drawn for it; `record.interruption` says whether the
+    reply was still playing when its moment came.
+    """
 
     caller: int
     turn: int
@@ -21,25 +32,46 @@ class TurnRow:
     start_s: float
     end_s: float
     record: TurnRecord
+    planned: PlannedInterruption | None = None
 
     def to_json(self) -> dict[str, Any]:
-        place = {name: getattr(self, name) for name in self.__slots__ if name != "record"}
+        apart = ("record", "planned")
+        place = {name: getattr(self, name) for name in self.__slots__ if name not in apart}
         rounded = {k: round(v, 3) if isinstance(v, float) else v for k, v in place.items()}
-        return {**rounded, **self.record.to_json()}
+        planned = None
+        if self.planned is not None:
+            planned = {**asdict(self.planned), "after_s": round(self.planned.after_s, 3)}
+        return {**rounded, "planned": planned, **self.record.to_json()}
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A turn whose reply the next turn interrupts; its record is complete after that one."""
+
+    start_s: float
+    end_s: float
+    turn: TurnTracker
 
 
 class Caller:
     """Runs one plan. A failed turn ends the session; the next turn opens a new one."""
 
     def __init__(
-        self, plan: CallerPlan, speech: dict[str, bytes], options: SessionOptions, clock: Clock
+        self,
+        plan: CallerPlan,
+        audio: Mapping[str, Utterance],
+        options: SessionOptions,
+        clock: Clock,
     ):
+        """`audio`: clips and sounds by name."""
         self._plan = plan
-        self._speech = speech
+        self._audio = audio
         self._options = options
         self._clock = clock
         self._load_began_s = clock.now_s()
+        self._interrupted: Interrupted | None = None
         self.rows: list[TurnRow] = []
+        self.side_errors: list[str] = []
         self.frames_sent = 0
         self.frames_late = 0
 
@@ -52,26 +84,49 @@ class Caller:
                     await self._converse(client)
             except SessionError as error:
                 now_s = self._since_start_s()
-                self._add_row(now_s, TurnRecord(kind="speech", status="refused", error=str(error)))
+                refused = TurnRecord(kind="speech", status="refused", error=str(error))
+                self._add_row(now_s, now_s, refused)
                 await self._clock.sleep(self._plan.turns[len(self.rows) - 1].reply_gap_s)
             finally:
                 sent, late = client.frames_sent_late
                 self.frames_sent += sent
                 self.frames_late += late
+                self.side_errors += client.side_errors
 
     async def _converse(self, client: RealtimeClient) -> None:
-        while len(self.rows) < len(self._plan.turns):
-            turn = self._next_turn()
+        while (planned := self._next_turn()) is not None:
             start_s = self._since_start_s()
-            record = await client.speak(self._speech[turn.clip])
-            self._add_row(start_s, record)
+            turn = await client.take_turn(self._audio[planned.clip], self._cut(planned))
+            end_s = self._since_start_s()
+            self._end_interrupted()
+            if turn.barged:
+                self._interrupted = Interrupted(start_s, end_s, turn)
+                continue
+            record = turn.record()
+            self._add_row(start_s, end_s, record)
             if not record.ok:
                 return
             await client.wait_until_played()
-            await self._clock.sleep(turn.reply_gap_s)
+            await self._clock.sleep(planned.reply_gap_s)
 
-    def _add_row(self, start_s: float, record: TurnRecord) -> None:
-        turn = self._next_turn()
+    def _cut(self, planned: PlannedTurn) -> Cut | None:
+        interruption = planned.interruption
+        if interruption is None:
+            return None
+        sound = None if interruption.sound is None else self._audio[interruption.sound]
+        return Cut(interruption.after_s, sound)
+
+    def _end_interrupted(self) -> None:
+        interrupted, self._interrupted = self._interrupted, None
+        if interrupted is not None:
+            self._add_row(interrupted.start_s, interrupted.end_s, interrupted.turn.record())
+
+    def _next_turn(self) -> PlannedTurn | None:
+        number = len(self.rows) + (self._interrupted is not None)
+        return self._plan.turns[number] if number < len(self._plan.turns) else None
+
+    def _add_row(self, start_s: float, end_s: float, record: TurnRecord) -> None:
+        turn = self._plan.turns[len(self.rows)]
         self.rows.append(
             TurnRow(
                 caller=self._plan.caller,
@@ -79,13 +134,12 @@ class Caller:
                 clip=turn.clip,
                 reply_gap_s=turn.reply_gap_s,
                 start_s=start_s,
-                end_s=self._since_start_s(),
-                record=record,
+                end_s=end_s,
+                # Hours of audio of many callers are not worth the memory.
+                record=replace(record, reply_pcm=b""),
+                planned=turn.interruption,
             )
         )
-
-    def _next_turn(self) -> PlannedTurn:
-        return self._plan.turns[len(self.rows)]
 
     def _since_start_s(self) -> float:
         return self._clock.now_s() - self._load_began_s

@@ -2,19 +2,25 @@
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from benchmark.load.storm import StormSpec
+from sglang_live.config import ORDERS, POLICIES, ServerConfig
+
 WORKLOADS = Path(__file__).parent.parent / "workloads"
+FRAME_MS = 20
+_SERVER_SESSIONS = next(f.default for f in fields(ServerConfig) if f.name == "max_sessions")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One server, one load: a cell of the experiment."""
+    """One server, one load: a cell of the experiment. rate_rps: of arrivals, if open loop."""
 
     repeat: int
     sessions: int
     policies: str
+    rate_rps: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,46 +30,54 @@ class LoadConfig:
     Attributes:
         policies: the arms; `all` and `off` as the server knows them, or names joined by `+`.
         sessions: the points. Closed loop: callers at the same time. Open loop: callers in all.
-        open_loop_rps: callers that arrive per second; None: closed loop.
+        barge_in: share of turns in which the caller speaks into the reply.
+        false_triggers: share of turns in which the microphone picks up a noise instead.
+        truncate: callers tell the server what they heard of a reply that was cut short.
+        acks: callers tell it what they have heard so far.
+        open_loop_rps: callers that arrive per second, one point each; empty: closed loop.
+        duration_s: open loop only; the callers of a point are rate * duration then.
         arrival_shape: of the gamma-distributed times between arrivals; 1 is Poisson, smaller
             is burstier.
+        storm: sessions that send long audio beside the callers.
+        frame_ms: microphone audio in one message.
     """
 
     policies: tuple[str, ...] = ("off",)
     sessions: tuple[int, ...] = (1, 2, 4, 8)
     turns: int = 8
     barge_in: float = 0.0
-    open_loop_rps: float | None = None
+    false_triggers: float = 0.0
+    truncate: bool = True
+    acks: bool = False
+    open_loop_rps: tuple[float, ...] = ()
+    duration_s: float | None = None
     arrival_shape: float = 1.0
+    storm: StormSpec | None = None
+    frame_ms: int = FRAME_MS
     repeats: int = 3
     seed: int = 1
     model_path: str = "demo"
     server_args: tuple[str, ...] = ()
     clips: Path = WORKLOADS / "clips"
     reply_gaps: Path = WORKLOADS / "ami_fto.json"
+    reply_durations: Path = WORKLOADS / "demo_reply_durations.json"
     turn_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
     json: Path | None = None
 
     def __post_init__(self):
-        if self.barge_in != 0.0:
-            raise ValueError(
-                f"--barge-in {self.barge_in:g}: callers cannot interrupt yet, only 0 works"
-            )
-        if not self.policies or not all(self.policies):
-            raise ValueError("--policies needs at least one arm, as in off,all")
-        if len(set(self.policies)) != len(self.policies):
-            raise ValueError(f"--policies names an arm twice: {','.join(self.policies)}")
-        if not self.sessions or min(self.sessions) < 1:
-            raise ValueError("--sessions needs whole numbers from 1, as in 1,2,4")
-        if min(self.turns, self.repeats) < 1:
-            raise ValueError("--turns and --repeats must be at least 1")
-        if self.open_loop_rps is not None and self.open_loop_rps <= 0:
-            raise ValueError("--open-loop must be positive")
-        if self.arrival_shape <= 0:
-            raise ValueError("--arrival-shape must be positive")
+        self._check_arms()
+        self._check_load()
+        self._check_interruptions()
         if self.json is not None and not self.json.parent.is_dir():
             raise ValueError(f"--json: no such folder: {self.json.parent}")
+
+    @property
+    def points(self) -> list[tuple[int, float | None]]:
+        """(sessions, arrivals per second)."""
+        if self.duration_s is not None:
+            return [(max(1, round(r * self.duration_s)), r) for r in self.open_loop_rps]
+        return [(n, rate) for rate in self.open_loop_rps or (None,) for n in self.sessions]
 
     def runs(self) -> Iterator[Run]:
         """All runs in order, arms interleaved so that a drift of the machine hits them alike."""
@@ -71,9 +85,52 @@ class LoadConfig:
             # The arm that goes first changes from repeat to repeat.
             first = repeat % len(self.policies)
             arms = self.policies[first:] + self.policies[:first]
-            for sessions in self.sessions:
+            for sessions, rate_rps in self.points:
                 for policies in arms:
-                    yield Run(repeat, sessions, policies)
+                    yield Run(repeat, sessions, policies, rate_rps)
+
+    def server_args_for(self, run: Run) -> tuple[str, ...]:
+        """With room for all callers, unless the flag was given."""
+        # A storm's sessions may still be there when the next ones come.
+        at_once = run.sessions + (2 * self.storm.sessions if self.storm else 0)
+        given = any(arg.startswith("--max-sessions") for arg in self.server_args)
+        if given or at_once <= _SERVER_SESSIONS:
+            return self.server_args
+        return (*self.server_args, f"--max-sessions={at_once}")
+
+    def _check_arms(self) -> None:
+        if not self.policies or not all(self.policies):
+            raise ValueError("--policies needs at least one arm, as in off,all")
+        if len(set(self.policies)) != len(self.policies):
+            raise ValueError(f"--policies names an arm twice: {','.join(self.policies)}")
+        known = {*POLICIES, *ORDERS}
+        for arm in self.policies:
+            unknown = sorted(set(arm.split("+")) - known)
+            if unknown and arm not in ("off", "all"):
+                raise ValueError(
+                    f"--policies: no policy is called {', '.join(unknown)}; an arm is off, all, "
+                    f"or names joined by +: {', '.join(sorted(known))}"
+                )
+
+    def _check_load(self) -> None:
+        if not self.sessions or min(self.sessions) < 1:
+            raise ValueError("--sessions needs whole numbers from 1, as in 1,2,4")
+        if min(self.turns, self.repeats) < 1:
+            raise ValueError("--turns and --repeats must be at least 1")
+        if any(rate <= 0 for rate in self.open_loop_rps):
+            raise ValueError("--open-loop must be positive")
+        if self.duration_s is not None and (self.duration_s <= 0 or not self.open_loop_rps):
+            raise ValueError("--duration-s must be positive, and needs --open-loop")
+        if self.arrival_shape <= 0:
+            raise ValueError("--arrival-shape must be positive")
+        if self.frame_ms not in range(FRAME_MS, 201, FRAME_MS):
+            raise ValueError(f"--frame-ms must be a multiple of {FRAME_MS} up to 200")
+
+    def _check_interruptions(self) -> None:
+        if not (0 <= self.barge_in <= 1 and 0 <= self.false_triggers <= 1):
+            raise ValueError("--barge-in and --false-triggers are shares from 0 to 1")
+        if self.barge_in and self.turns < 2:
+            raise ValueError("--barge-in needs --turns 2 or more: the next turn interrupts")
 
 
 def parse_args(argv: list[str] | None = None) -> LoadConfig:
@@ -89,21 +146,14 @@ def parse_args(argv: list[str] | None = None) -> LoadConfig:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmark.voice_load",
-        description="Voice sessions against a fresh server per run (workload W2).",
+        description="Voice sessions against a fresh server per run (workloads W1, W2, W4).",
     )
     add = parser.add_argument
     add("--policies", type=_names, default=("off",), metavar="ARM,ARM", help="off,all or a+b")
     add("--sessions", type=_numbers, default=(1, 2, 4, 8), metavar="N,N", help="default: 1,2,4,8")
     add("--turns", type=int, default=8, help="per caller (default: %(default)s)")
-    add("--barge-in", type=float, default=0.0, help="share of interrupted replies; only 0 so far")
-    add(
-        "--open-loop",
-        type=float,
-        dest="open_loop_rps",
-        metavar="RATE_RPS",
-        help="callers arrive at this rate, whether or not the server keeps up",
-    )
-    add("--arrival-shape", type=float, default=1.0, help="gamma shape (default: 1, Poisson)")
+    _add_interruptions(parser.add_argument_group("interruptions"))
+    _add_arrivals(parser.add_argument_group("arrivals and storms"))
     add("--repeats", type=int, default=3, help="runs per arm and point (default: %(default)s)")
     add("--seed", type=int, default=1, help="default: %(default)s")
     add("--model-path", default="demo", help="default: %(default)s")
@@ -115,10 +165,69 @@ def _parser() -> argparse.ArgumentParser:
         metavar="ARG",
         help="passed on to the server; repeat, as in --server-arg=--talker.max-running-requests=8",
     )
+    add(
+        "--frame-ms",
+        type=int,
+        default=FRAME_MS,
+        metavar="MS",
+        help="microphone audio per message (default: %(default)s)",
+    )
     add("--turn-timeout-s", type=float, default=60.0, metavar="S", help="default: %(default)s")
     add("--start-timeout-s", type=float, default=600.0, metavar="S", help="default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="write every turn and the tables' numbers")
     return parser
+
+
+def _add_interruptions(group) -> None:
+    add = group.add_argument
+    add("--barge-in", type=float, default=0.0, metavar="P", help="share of replies spoken into")
+    add(
+        "--false-triggers",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="share of turns with a noise during the reply, as 0.1",
+    )
+    add(
+        "--reply-durations",
+        type=Path,
+        default=WORKLOADS / "demo_reply_durations.json",
+        metavar="FILE",
+        help="JSON with durations_s, from which the moment of an interruption is drawn "
+        "(default: measured with the demo model)",
+    )
+    add(
+        "--no-truncate",
+        dest="truncate",
+        action="store_false",
+        help="callers do not tell what they heard of a reply that was cut short",
+    )
+    add("--acks", action="store_true", help="callers send playback.ack twice a second")
+
+
+def _add_arrivals(group) -> None:
+    add = group.add_argument
+    add(
+        "--open-loop",
+        type=_rates,
+        default=(),
+        dest="open_loop_rps",
+        metavar="RATE,RATE",
+        help="callers arrive at this rate per second, whether or not the server keeps up",
+    )
+    add(
+        "--duration-s",
+        type=float,
+        metavar="S",
+        help="of an open loop, instead of --sessions: rate * duration callers",
+    )
+    add("--arrival-shape", type=float, default=1.0, help="gamma shape (default: 1, Poisson)")
+    add(
+        "--storm",
+        type=_storm,
+        metavar="N:PERIOD_S:CLIP_S",
+        help="every PERIOD_S, N more sessions send CLIP_S seconds of audio at once",
+    )
 
 
 def _names(value: str) -> tuple[str, ...]:
@@ -127,3 +236,16 @@ def _names(value: str) -> tuple[str, ...]:
 
 def _numbers(value: str) -> tuple[int, ...]:
     return tuple(int(number) for number in value.split(","))
+
+
+def _rates(value: str) -> tuple[float, ...]:
+    return tuple(float(number) for number in value.split(","))
+
+
+def _storm(value: str) -> StormSpec:
+    try:
+        return StormSpec.parse(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"reads N:PERIOD_S:CLIP_S, as in 4:10:30: {error}"
+        ) from error

@@ -1,4 +1,4 @@
-"""Tables for people and the JSON document that they are made from."""
+"""The JSON document of a load, and what a reader must know before trusting its tables."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -8,102 +8,63 @@ from benchmark.load.config import LoadConfig
 from benchmark.load.point import RunResult, result_to_json
 from benchmark.load.provenance import ROOT
 from benchmark.load.stats import (
-    Distribution,
     PointStats,
     RunTotals,
     capacity,
     point_stats,
     useful_rps,
+    viable_rps,
 )
+from benchmark.load.tables import number
 
-UNKNOWN = "n/a"
 # With a larger share of late audio frames the load generator itself was short of CPU.
 LATE_FRAMES_LIMIT = 0.01
 
 
 def collect(results: list[RunResult]) -> list[PointStats]:
     """All repeats of an arm at a point together, in the order they first ran."""
-    grouped: dict[tuple[int, str], list[RunResult]] = {}
+    grouped: dict[tuple[int, float | None, str], list[RunResult]] = {}
     for result in results:
-        grouped.setdefault((result.run.sessions, result.run.policies), []).append(result)
+        run = result.run
+        grouped.setdefault((run.sessions, run.rate_rps, run.policies), []).append(result)
     return [
         point_stats(
             policies,
             sessions,
             [row.record for result in group for row in result.rows],
             [_totals(result) for result in group],
+            rate_rps,
         )
-        for (sessions, policies), group in grouped.items()
+        for (sessions, rate_rps, policies), group in grouped.items()
     ]
-
-
-def table(points: list[PointStats]) -> str:
-    header = (
-        "arm",
-        "sessions",
-        "turns ok",
-        "failed",
-        "TTFP ms 50/90/95",
-        "n",
-        "end of turn 50",
-        "TTFP after it 50/90/95",
-        "RTF 50/90",
-        "continuous",
-        "turns/s",
-        "useful/s",
-        "SLO",
-        "CPU s/audio s",
-        "RSS MiB",
-    )
-    rows = [
-        (
-            point.policies,
-            str(point.sessions),
-            str(point.completed),
-            str(point.failed),
-            _percentiles(point.ttfp_ms),
-            str(point.ttfp_ms.n),
-            _number(point.end_of_turn_ms.p50),
-            _percentiles(point.ttfp_after_detection_ms),
-            f"{_number(point.rtf.p50, 2)}/{_number(point.rtf.p90, 2)}",
-            UNKNOWN if point.continuity is None else f"{100 * point.continuity:.1f} %",
-            f"{point.turns_per_s:.3f}",
-            f"{point.useful_turns_per_s:.3f}",
-            {None: UNKNOWN, True: "met", False: "missed"}[point.within_slo],
-            _number(point.cpu_s_per_audio_s, 2),
-            _number(point.peak_rss_mib),
-        )
-        for point in points
-    ]
-    return _aligned([header, *rows])
-
-
-def process_table(results: list[RunResult]) -> str:
-    """CPU and memory by process name, of every run."""
-    rows = [("arm", "sessions", "repeat", "process", "count", "CPU s", "peak RSS MiB")]
-    for result in results:
-        run = result.run
-        for name, usage in result.usage.items():
-            numbers = (str(usage.n_processes), f"{usage.cpu_s:.1f}", f"{usage.peak_rss_mib:.0f}")
-            rows.append((run.policies, str(run.sessions), str(run.repeat), name, *numbers))
-    return _aligned(rows)
 
 
 def notes(points: list[PointStats]) -> list[str]:
     """What a reader must know before trusting the table."""
     lines = []
-    for policies in dict.fromkeys(point.policies for point in points):
-        arm = [point for point in points if point.policies == policies]
+    for policies, arm in _arms(points).items():
         lines.append(
-            f"{policies}: capacity within SLO {_known(capacity(arm))} sessions, "
-            f"useful RPS {_number(useful_rps(arm), 3)} (highest turns/s at continuity >= 99 %)"
+            f"{policies}: capacity within SLO {number(capacity(arm))} sessions, "
+            f"useful RPS {number(useful_rps(arm), 3)} (highest turns/s at continuity >= 99 %)"
         )
+        if any(point.rate_rps for point in arm):
+            lines[-1] += f", viable at {number(viable_rps(arm), 2)} arrivals/s"
     for point in points:
         place = f"{point.policies} at {point.sessions} sessions"
         if point.late_frames > LATE_FRAMES_LIMIT:
             lines.append(
                 f"{place}: {100 * point.late_frames:.1f} % of the callers' frames were over 50 ms "
                 "late: this machine is too small for callers and server together"
+            )
+        if point.side_errors:
+            lines.append(
+                f"{place}: the server refused {point.side_errors} truncations or acks; "
+                "their codes are in the document"
+            )
+        if point.barge_ins_planned > point.barge_ins:
+            lines.append(
+                f"{place}: {point.barge_ins_planned - point.barge_ins} of "
+                f"{point.barge_ins_planned} planned barge-ins came too late: nothing was playing"
             )
         if point.early_replies:
             lines.append(f"{place}: {point.early_replies} replies began before the user had ended")
@@ -115,19 +76,39 @@ def document(config: LoadConfig, results: list[RunResult], facts: dict[str, Any]
     return {
         **facts,
         "benchmark": "voice_load",
-        "workload": "W2, no barge-in",
+        "workload": workload_name(config),
         "seed": config.seed,
         "config": {k: _plain(v) for k, v in asdict(config).items()},
         "points": [asdict(point) for point in points],
         "arms": {
             policies: {
-                "capacity_sessions": capacity([p for p in points if p.policies == policies]),
-                "useful_rps": useful_rps([p for p in points if p.policies == policies]),
+                "capacity_sessions": capacity(arm),
+                "useful_rps": useful_rps(arm),
+                "viable_rps": viable_rps(arm),
             }
-            for policies in dict.fromkeys(point.policies for point in points)
+            for policies, arm in _arms(points).items()
         },
         "runs": [result_to_json(result) for result in results],
     }
+
+
+def workload_name(config: LoadConfig) -> str:
+    single = config.open_loop_rps and config.turns == 1
+    parts = ["W1, single turns" if single else "W2, no barge-in"]
+    if config.barge_in or config.false_triggers:
+        parts = [f"W4, barge-in {config.barge_in:g}, false triggers {config.false_triggers:g}"]
+    if config.open_loop_rps and not single:
+        parts.append("open loop")
+    if config.storm:
+        parts.append("storms")
+    return ", ".join(parts)
+
+
+def _arms(points: list[PointStats]) -> dict[str, list[PointStats]]:
+    arms: dict[str, list[PointStats]] = {}
+    for point in points:
+        arms.setdefault(point.policies, []).append(point)
+    return arms
 
 
 def _totals(result: RunResult) -> RunTotals:
@@ -136,6 +117,10 @@ def _totals(result: RunResult) -> RunTotals:
         cpu_s=sum(usage.cpu_s for usage in result.usage.values()),
         peak_rss_mib=sum(usage.peak_rss_mib for usage in result.usage.values()),
         late_frames=result.late_frames,
+        barge_ins_planned=result.barge_ins_planned,
+        talker_frames=result.talker_frames,
+        side_errors=len(result.side_errors),
+        storm_rows=result.storm_rows,
     )
 
 
@@ -144,21 +129,3 @@ def _plain(value: Any) -> Any:
         # Results are kept in the repository: they must not tell where that lay.
         return str(value.relative_to(ROOT)) if value.is_relative_to(ROOT) else value.name
     return value
-
-
-def _percentiles(distribution: Distribution) -> str:
-    return "/".join(_number(p) for p in (distribution.p50, distribution.p90, distribution.p95))
-
-
-def _number(value: float | None, digits: int = 0) -> str:
-    return UNKNOWN if value is None else f"{value:.{digits}f}"
-
-
-def _known(value: int | None) -> str:
-    return UNKNOWN if value is None else str(value)
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)

@@ -95,6 +95,14 @@ class ServerProcess:
         self._process = None
         self._log.close()
 
+    def metrics(self) -> str:
+        """The text of /metrics; empty if there is none."""
+        try:
+            with self._get("/metrics") as answer:
+                return answer.read().decode()
+        except (urllib.error.URLError, OSError):
+            return ""
+
     def log_tail(self) -> str:
         lines = Path(self._log.name).read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
@@ -112,9 +120,12 @@ class ServerProcess:
 
     def _is_healthy(self) -> bool:
         try:
-            # No proxy: this is our own loopback.
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(f"http://127.0.0.1:{self.port}/health", timeout=2.0) as answer:
+            with self._get("/health") as answer:
                 return answer.status == 200
         except (urllib.error.URLError, OSError):
             return False
+
+    def _get(self, path: str):
+        # No proxy: this is our own loopback.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        return opener.open(f"http://127.0.0.1:{self.port}{path}", timeout=2.0)

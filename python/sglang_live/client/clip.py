@@ -47,11 +47,12 @@ def duration_s(pcm: bytes) -> float:
     return len(pcm) / (BYTES_PER_SAMPLE * SAMPLE_RATE_HZ)
 
 
-def frames(pcm: bytes) -> list[bytes]:
-    """Cut into 20 ms frames; the last one is filled up with silence."""
-    cut = [pcm[i : i + FRAME_BYTES] for i in range(0, len(pcm), FRAME_BYTES)]
+def frames(pcm: bytes, per_message: int = 1) -> list[bytes]:
+    """Cut into pieces of `per_message` 20 ms frames; the last is filled up with silence."""
+    size = FRAME_BYTES * per_message
+    cut = [pcm[i : i + size] for i in range(0, len(pcm), size)]
     if cut:
-        cut[-1] = cut[-1].ljust(FRAME_BYTES, b"\0")
+        cut[-1] = cut[-1].ljust(size, b"\0")
     return cut
 
 
@@ -62,10 +63,12 @@ def speech_frames(pcm: bytes) -> int:
     of the clip's peak level (RMS of its loudest frame). A silent clip ends with its last
     frame.
     """
-    cut = frames(pcm)
-    levels = [_rms(np.frombuffer(frame, "<i2")) for frame in cut]
-    floor = max(levels, default=0.0) * 10 ** (-SPEECH_RANGE_DB / 20)
-    return max((i + 1 for i, level in enumerate(levels) if level >= floor), default=0)
+    return max((i + 1 for i in _spoken(pcm)), default=0)
+
+
+def frames_before_speech(pcm: bytes) -> int:
+    """Number of frames before the first one within 35 dB of the loudest: the onset."""
+    return min(_spoken(pcm), default=0)
 
 
 def measure_level(pcm: bytes) -> Level:
@@ -80,6 +83,12 @@ def write_wav(path: Path, pcm: bytes) -> None:
         file.setsampwidth(BYTES_PER_SAMPLE)
         file.setframerate(SAMPLE_RATE_HZ)
         file.writeframes(pcm)
+
+
+def _spoken(pcm: bytes) -> list[int]:
+    levels = [_rms(np.frombuffer(frame, "<i2")) for frame in frames(pcm)]
+    floor = max(levels, default=0.0) * 10 ** (-SPEECH_RANGE_DB / 20)
+    return [i for i, level in enumerate(levels) if level >= floor]
 
 
 def _rms(samples: np.ndarray) -> float:

@@ -1,8 +1,8 @@
 """Playback clock: what a listener hears of the audio that has arrived, and when it stalls.
 
-In: packet_received. Out: gaps_s, wait_until_played, read by the turn's record.
-Owner: one PlaybackClock per reply. It plays from the first packet, without a jitter buffer,
-so every stall that a listener could hear is counted.
+In: packet_received, flush. Out: gaps_s, chunks_on_time, wait_until_played, read by the turn's
+record. Owner: one PlaybackClock per reply. It plays from the first packet, without a jitter
+buffer, so every stall that a listener could hear is counted.
 """
 
 from sglang_live.clock import Clock
@@ -12,32 +12,45 @@ AUDIBLE_GAP_S = 0.100
 
 
 class PlaybackClock:
+    """chunks_due, chunks_on_time: streaming viability, VoxServe eq. 2, over chunks 2…; a chunk
+    is on time if it comes before the ones ahead of it would have ended, had none been late.
+    """
+
     def __init__(self, clock: Clock):
         self._clock = clock
+        self._first_s: float | None = None
         self._dry_at_s: float | None = None
+        self._flushed_at_heard_s: float | None = None
         self.received_s = 0.0
         self.gaps_s: list[float] = []
+        self.chunks_due = 0
+        self.chunks_on_time = 0
 
     def packet_received(self, audio_s: float) -> None:
         """A packet with this much audio arrived now."""
-        now_s = self._clock.now_s()
-        if self._dry_at_s is None:
-            self._dry_at_s = now_s
-        elif now_s > self._dry_at_s:
-            self.gaps_s.append(now_s - self._dry_at_s)
-            self._dry_at_s = now_s
-        self._dry_at_s += audio_s
+        if not self.flushed:
+            self._play(audio_s)
         self.received_s += audio_s
+
+    def flush(self) -> None:
+        """Stop now and play nothing more: the user was heard to speak."""
+        self._flushed_at_heard_s = self.heard_s
+
+    @property
+    def flushed(self) -> bool:
+        return self._flushed_at_heard_s is not None
 
     @property
     def slack_s(self) -> float:
         """Audio still to be heard; negative: silent for this long."""
-        if self._dry_at_s is None:
+        if self._dry_at_s is None or self.flushed:
             return 0.0
         return self._dry_at_s - self._clock.now_s()
 
     @property
     def heard_s(self) -> float:
+        if self._flushed_at_heard_s is not None:
+            return self._flushed_at_heard_s
         return self.received_s - max(0.0, self.slack_s)
 
     @property
@@ -48,3 +61,15 @@ class PlaybackClock:
         # A packet may arrive during the wait, so look again afterwards.
         while (slack_s := self.slack_s) > 0:
             await self._clock.sleep(slack_s)
+
+    def _play(self, audio_s: float) -> None:
+        now_s = self._clock.now_s()
+        if self._first_s is None:
+            self._first_s = self._dry_at_s = now_s
+        else:
+            self.chunks_due += 1
+            self.chunks_on_time += now_s <= self._first_s + self.received_s
+            if now_s > self._dry_at_s:
+                self.gaps_s.append(now_s - self._dry_at_s)
+                self._dry_at_s = now_s
+        self._dry_at_s += audio_s

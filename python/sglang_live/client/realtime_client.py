@@ -8,29 +8,42 @@ Nothing here waits without a limit: connecting, the session's start and every tu
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Self
-from urllib.parse import urlsplit
 
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
 
-from sglang_live.client import clip
+from sglang_live.client.connecting import CONNECT_TIMEOUT_S, SessionError, open_socket
+from sglang_live.client.listener import SIDE_EVENT, Listener
 from sglang_live.client.microphone import Microphone
+from sglang_live.client.reply import Reply
 from sglang_live.client.session_options import SessionOptions
-from sglang_live.client.turn_record import TurnRecord
+from sglang_live.client.turn_record import BARGE_IN, FALSE_TRIGGER, TurnRecord
 from sglang_live.client.turn_tracker import Event, TurnTracker
+from sglang_live.client.utterance import Utterance
 from sglang_live.clock import Clock
 
-CONNECT_TIMEOUT_S = 10.0
-CLOSE_TIMEOUT_S = 2.0
+__all__ = ["Cut", "RealtimeClient", "SessionError"]
+
 # How often a turn that waits looks whether it has settled without an event.
 POLL_S = 0.1
 
 
-class SessionError(Exception):
-    """The session could not be opened; the message says what to do about it."""
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """An interruption planned for a reply, `after_s` from its first packet.
+
+    Attributes:
+        sound: what the microphone picks up then; None: the turn is handed back at the cut, and
+            the caller interrupts by taking the next one.
+    """
+
+    after_s: float
+    sound: Utterance | None = None
 
 
 class RealtimeClient:
@@ -43,13 +56,18 @@ class RealtimeClient:
         self._options = options
         self._clock = clock
         self._on_event = on_event
-        self._microphone = Microphone(clock, self._send_text)
+        self._microphone = Microphone(clock, self._send_text, options.frames_per_message)
+        self._listener = Listener(clock, self._post, options.truncate)
         self._socket: ClientConnection | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._session: Event | None = None
         self._updated = False
         self._tracker: TurnTracker | None = None
+        # The turn whose reply the current one interrupts.
+        self._interrupted: TurnTracker | None = None
+        self._posts: set[asyncio.Task[None]] = set()
+        self.side_errors: list[str] = []
         self._closed_reason: str | None = None
         self._session_error: str | None = None
 
@@ -76,31 +94,49 @@ class RealtimeClient:
 
     async def speak(self, pcm: bytes) -> TurnRecord:
         """Say a clip at real-time pace and follow the answer to its end."""
-        n_speech_frames = clip.speech_frames(pcm)
-        if not n_speech_frames:
-            raise ValueError("the clip holds no samples")
-        tracker = TurnTracker(self._clock, "speech", clip.duration_s(pcm))
-        limit_s = clip.duration_s(pcm) + self._options.turn_timeout_s
-        if not self._options.push_to_talk:
-            return await self._take_turn(tracker, limit_s, self._say(pcm, n_speech_frames))
-        # Push-to-talk: the button is let go where the speech ends.
-        spoken = pcm[: n_speech_frames * clip.FRAME_BYTES]
-        return await self._take_turn(tracker, limit_s, self._say_and_commit(spoken))
+        said = Utterance.of(pcm, self._options.frames_per_message)
+        return (await self.take_turn(said)).record()
+
+    async def take_turn(self, said: Utterance, cut: Cut | None = None) -> TurnTracker:
+        """Like `speak`. With a cut, the answer may be interrupted.
+
+        A turn that comes back `barged` is not over: its record is complete when the next
+        turn, to be taken at once, is.
+        """
+        tracker = TurnTracker(self._clock, "speech", said.duration_s)
+        limit_s = said.duration_s + self._options.turn_timeout_s
+        user = self._say_and_commit if self._options.push_to_talk else self._say
+        await self._take_turn(tracker, limit_s, user(said), cut)
+        return tracker
+
+    async def post(self, item: str, max_output_tokens: int) -> TurnRecord:
+        """Send a conversation.item.create message and ask for a short answer in text."""
+        tracker = TurnTracker(self._clock, "posted")
+        asked = {"output_modalities": ["text"], "max_output_tokens": max_output_tokens}
+        user = self._send_and_ask(item, {"type": "response.create", "response": asked})
+        await self._take_turn(tracker, self._options.turn_timeout_s, user)
+        return tracker.record()
 
     async def ask(self, text: str) -> TurnRecord:
         """Ask in writing; TTFP then counts from the moment the question is sent."""
         tracker = TurnTracker(self._clock, "text")
-        return await self._take_turn(tracker, self._options.turn_timeout_s, self._write(text))
+        content = [{"type": "input_text", "text": text}]
+        item = {"type": "message", "role": "user", "content": content}
+        create = json.dumps({"type": "conversation.item.create", "item": item})
+        user = self._send_and_ask(create, {"type": "response.create"})
+        await self._take_turn(tracker, self._options.turn_timeout_s, user)
+        return tracker.record()
 
     async def wait_until_played(self) -> None:
-        """Wait, microphone open, until the listener has heard the last reply."""
-        if self._tracker is not None and self._tracker.reply is not None:
-            await self._tracker.reply.playback.wait_until_played()
+        """Wait, microphone open, until the listener has heard all replies of the last turn."""
+        for reply in [] if self._tracker is None else self._tracker.replies:
+            await reply.playback.wait_until_played()
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._posts]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
         if self._socket is not None:
             await self._socket.close()
@@ -108,30 +144,15 @@ class RealtimeClient:
 
     async def _open(self) -> None:
         options = self._options
-        headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-        loopback = urlsplit(options.url).hostname in ("localhost", "127.0.0.1", "::1")
-        try:
-            self._socket = await connect(
-                options.full_url(),
-                additional_headers=headers,
-                open_timeout=CONNECT_TIMEOUT_S,
-                close_timeout=CLOSE_TIMEOUT_S,
-                max_size=None,
-                # A proxy for the world outside does not know this machine's loopback.
-                proxy=None if loopback else True,
-            )
-        except InvalidStatus as error:
-            raise SessionError(f"{options.url} refused: {_describe(error)}") from error
-        except (OSError, WebSocketException) as error:
-            raise SessionError(
-                f"cannot reach {options.url}: {error or type(error).__name__}; "
-                "is the server running (GET /health)?"
-            ) from error
+        self._socket = await open_socket(options)
         self._tasks.append(asyncio.create_task(self._read()))
         await self._send(options.session_update())
         await self._wait_until_ready()
         if not options.push_to_talk:
             self._tasks.append(asyncio.create_task(self._keep_microphone_open()))
+        if options.acks:
+            acks = self._listener.keep_acking(self._replies)
+            self._tasks.append(asyncio.create_task(acks))
 
     async def _wait_until_ready(self) -> None:
         try:
@@ -147,8 +168,14 @@ class RealtimeClient:
             ) from error
 
     async def _take_turn(
-        self, tracker: TurnTracker, limit_s: float, user: Awaitable[None]
-    ) -> TurnRecord:
+        self,
+        tracker: TurnTracker,
+        limit_s: float,
+        user: Awaitable[None],
+        cut: Cut | None = None,
+    ) -> None:
+        previous = self._tracker
+        self._interrupted = previous if previous is not None and previous.barged else None
         self._tracker = tracker
         if self._closed_reason:
             tracker.fail("closed", self._closed_reason)
@@ -156,7 +183,9 @@ class RealtimeClient:
             # Wall time on purpose: this is the guard against a server that hangs.
             async with asyncio.timeout(limit_s):
                 await user
-                while not tracker.is_over():
+                if cut is not None and await self._reach_cut(tracker, cut.after_s):
+                    self._interrupt(tracker, cut.sound)
+                while not tracker.barged and not tracker.is_over():
                     await self._wait_for_news()
         except TimeoutError:
             tracker.fail("timeout", f"no end of the answer within {limit_s:.1f} s")
@@ -164,22 +193,63 @@ class RealtimeClient:
             tracker.fail("closed", str(error))
         finally:
             self._microphone.drop_speech()
-        return tracker.record()
 
-    async def _say(self, pcm: bytes, n_speech_frames: int) -> None:
-        self._microphone.say(pcm, n_speech_frames, self._tracker.user_finished)
+    async def _reach_cut(self, tracker: TurnTracker, after_s: float) -> bool:
+        """Wait until the moment planned; False if the answer was played out before it."""
+        while not tracker.failed and not (tracker.is_over() and not self._is_playing(tracker)):
+            left_s = tracker.until_cut_s(after_s)
+            if left_s is None:
+                await self._wait_for_news()
+            elif left_s > 0:
+                # In short steps: the answer may end, fail or be replaced meanwhile.
+                await self._clock.sleep(min(left_s, POLL_S))
+            else:
+                return self._is_playing(tracker)
+        return False
 
-    async def _say_and_commit(self, pcm: bytes) -> None:
-        self._microphone.say(pcm, clip.speech_frames(pcm), self._tracker.user_finished)
+    def _interrupt(self, tracker: TurnTracker, sound: Utterance | None) -> None:
+        if sound is None:
+            tracker.interrupted(BARGE_IN)
+            return
+        tracker.interrupted(FALSE_TRIGGER)
+        self._microphone.drop_speech()
+        self._microphone.say(sound.messages, {sound.onset: tracker.interruption_began})
+
+    @staticmethod
+    def _is_playing(tracker: TurnTracker) -> bool:
+        return tracker.reply is not None and tracker.reply.playing
+
+    def _replies(self) -> list[Reply]:
+        known = (self._interrupted, self._tracker)
+        return [reply for tracker in known if tracker is not None for reply in tracker.replies]
+
+    async def _say(self, said: Utterance) -> None:
+        self._microphone.say(said.messages, self._marks(said))
+
+    async def _say_and_commit(self, said: Utterance) -> None:
+        # The button is let go where the speech ends.
+        self._microphone.say(said.messages[: said.end], self._marks(said))
         await self._microphone.send_queued()
         await self._send({"type": "input_audio_buffer.commit"})
         await self._send({"type": "response.create"})
 
-    async def _write(self, text: str) -> None:
-        content = [{"type": "input_text", "text": text}]
-        item = {"type": "message", "role": "user", "content": content}
-        await self._send({"type": "conversation.item.create", "item": item})
-        await self._send({"type": "response.create"})
+    def _marks(self, said: Utterance) -> dict[int, Callable[[], None]]:
+        tracker, interrupted = self._tracker, self._interrupted
+
+        def on_end() -> None:
+            if said.onset == said.end:
+                on_onset()
+            tracker.user_finished()
+
+        def on_onset() -> None:
+            if interrupted is not None:
+                interrupted.interruption_began()
+
+        return {said.onset: on_onset, said.end: on_end}
+
+    async def _send_and_ask(self, item: str, ask: Event) -> None:
+        await self._send_text(item)
+        await self._send(ask)
         self._tracker.user_finished()
 
     async def _keep_microphone_open(self) -> None:
@@ -206,8 +276,14 @@ class RealtimeClient:
                 self._session, self._updated = event["session"], True
             elif kind == "error" and self._tracker is None:
                 self._session_error = event["error"]["message"]
-            if self._tracker is not None:
-                self._tracker.on_event(event)
+            elif kind == "error" and _is_about_playback(event["error"]):
+                self.side_errors.append(str(event["error"].get("code")))
+                return
+            for tracker in (self._interrupted, self._tracker):
+                if tracker is not None:
+                    tracker.on_event(event)
+            if kind == "input_audio_buffer.speech_started":
+                self._listener.on_speech_started(self._replies())
         except (ValueError, KeyError, TypeError) as error:
             # A broken server must show up as a failed turn, not end this task unseen.
             self._session_error = f"malformed event {text[:200]!r}: {error!r}"
@@ -232,6 +308,16 @@ class RealtimeClient:
         except TimeoutError:
             pass
 
+    def _post(self, event: Event) -> None:
+        """Send without waiting, from where nothing can wait."""
+        task = asyncio.create_task(self._send_if_open(event))
+        self._posts.add(task)
+        task.add_done_callback(self._posts.discard)
+
+    async def _send_if_open(self, event: Event) -> None:
+        with contextlib.suppress(ConnectionClosed):
+            await self._send(event)
+
     async def _send(self, event: Event) -> None:
         await self._send_text(json.dumps(event))
 
@@ -239,9 +325,5 @@ class RealtimeClient:
         await self._socket.send(text)
 
 
-def _describe(error: InvalidStatus) -> str:
-    response = error.response
-    body = response.body.decode(errors="replace").strip()[:300] if response.body else ""
-    retry = response.headers.get("Retry-After")
-    hint = f"; try again in {retry} s" if retry else ""
-    return f"HTTP {response.status_code} {body}{hint}".strip()
+def _is_about_playback(error: Event) -> bool:
+    return str(error.get("event_id")).startswith(SIDE_EVENT)

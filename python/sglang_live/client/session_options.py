@@ -16,6 +16,9 @@ class SessionOptions:
     Attributes:
         push_to_talk: no server VAD; each clip is committed by hand.
         turn_timeout_s: longest wait for an answer after the user's clip.
+        frames_per_message: 20 ms frames of microphone audio in one message.
+        truncate: tell the server what was heard of a reply that the user interrupted.
+        acks: tell it twice a second what has been heard so far.
     """
 
     url: str
@@ -25,6 +28,9 @@ class SessionOptions:
     push_to_talk: bool = False
     api_key: str | None = None
     turn_timeout_s: float = 60.0
+    frames_per_message: int = 1
+    truncate: bool = True
+    acks: bool = False
 
     def __post_init__(self):
         parts = urlsplit(self.url)

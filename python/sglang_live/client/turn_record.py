@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 MS_PER_S = 1000.0
+BARGE_IN = "barge_in"
+FALSE_TRIGGER = "false_trigger"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +18,18 @@ class TurnRecord:
         ttfp_ms: until the first decodable audio packet; negative if it came too early.
         end_of_turn_ms: until the server's speech_stopped event; None without server VAD.
         generation_s: from response.created to the last audio packet.
+        ttft_ms: until the first piece of a written answer.
         early_replies: responses that the server began before the user had finished.
+        audio_s: what was received of the answer.
+        heard_s: what the listener heard of it; all of it unless it was cut short.
+        heard_in_all_s: the same with early replies and answers to a noise.
+        chunks_due, chunks_on_time: packets from the second on, and those in time (viability).
+        interruption: `barge_in` or `false_trigger`, if the caller did so while it played.
+        cut_ms: from the first packet to the moment the caller began to.
+        cut_short: the server cancelled the answer, or made the client stop playing it.
+        stop_latency_ms: from the onset of the user's speech to the answer's last packet; 0 if
+            none came after it, None if the response was over before.
+        silence_ms: from that onset until the client stopped playing.
         reply_pcm: the reply's audio, 24 kHz PCM16.
     """
 
@@ -29,17 +42,38 @@ class TurnRecord:
     audio_s: float = 0.0
     audio_packets: int = 0
     generation_s: float | None = None
+    ttft_ms: float | None = None
+    heard_s: float = 0.0
+    heard_in_all_s: float = 0.0
+    chunks_due: int = 0
+    chunks_on_time: int = 0
     gaps_ms: tuple[float, ...] = ()
     gaps_over_100ms: int = 0
     transcript: str = ""
     user_transcript: str | None = None
     early_replies: int = 0
+    interruption: str | None = None
+    cut_ms: float | None = None
+    cut_short: bool = False
+    stop_latency_ms: float | None = None
+    silence_ms: float | None = None
     response_id: str | None = None
     reply_pcm: bytes = field(default=b"", repr=False)
 
     @property
     def ok(self) -> bool:
-        return self.status == "completed"
+        return self.status == "completed" or (
+            self.interruption is not None and self.status == "cancelled"
+        )
+
+    @property
+    def barged(self) -> bool:
+        return self.interruption == BARGE_IN
+
+    @property
+    def wrongly_interrupted(self) -> bool:
+        """The answer was cut short though nobody barged in."""
+        return self.cut_short and not self.barged
 
     @property
     def rtf(self) -> float | None:

@@ -1,17 +1,16 @@
 """Turn tracker: turns the server's events into one TurnRecord.
 
-In: user_finished, on_event, fail. Out: is_over, record.
+In: user_finished, interrupted, interruption_began, on_event, fail. Out: is_over, record.
 Owner: one TurnTracker per turn of a RealtimeClient. Does no I/O.
 """
 
-import base64
 import binascii
-from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_live.client import clip
 from sglang_live.client.playback_clock import PlaybackClock
-from sglang_live.client.turn_record import MS_PER_S, TurnRecord
+from sglang_live.client.reply import Reply
+from sglang_live.client.turn_record import BARGE_IN, FALSE_TRIGGER, MS_PER_S, TurnRecord
 from sglang_live.clock import Clock
 
 Event = dict[str, Any]
@@ -26,32 +25,6 @@ HARMLESS_ERRORS = frozenset(
 )
 
 
-@dataclass(slots=True)
-class Reply:
-    """One response of the server, as far as it has arrived."""
-
-    response_id: str
-    created_s: float
-    playback: PlaybackClock
-    first_audio_s: float | None = None
-    last_audio_s: float | None = None
-    packets: int = 0
-    pcm: bytearray = field(default_factory=bytearray)
-    transcript: str = ""
-    text_only: bool = False
-    done_s: float | None = None
-    status: str | None = None
-    error: str | None = None
-
-    def add_audio(self, packet: bytes, now_s: float) -> None:
-        if self.first_audio_s is None:
-            self.first_audio_s = now_s
-        self.last_audio_s = now_s
-        self.packets += 1
-        self.pcm += packet
-        self.playback.packet_received(clip.duration_s(packet))
-
-
 class TurnTracker:
     def __init__(self, clock: Clock, kind: str, user_audio_s: float = 0.0):
         self._clock = clock
@@ -64,11 +37,45 @@ class TurnTracker:
         self._early_replies = 0
         self._user_transcript: str | None = None
         self._failure: tuple[str, str] | None = None
+        self._interruption: str | None = None
+        self._interrupted_s = 0.0
+        self._onset_s: float | None = None
         self.reply: Reply | None = None
+        # Replies that came too early, and what the server said to a noise.
+        self._others: list[Reply] = []
+
+    @property
+    def replies(self) -> list[Reply]:
+        return [*self._others, *([] if self.reply is None else [self.reply])]
+
+    @property
+    def barged(self) -> bool:
+        return self._interruption == BARGE_IN
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
 
     def user_finished(self) -> None:
         """The last of the user's speech has been sent."""
         self._finished_s = self._clock.now_s()
+
+    def interrupted(self, kind: str) -> None:
+        """The caller makes a sound while the answer plays: `barge_in` or `false_trigger`.
+
+        After a barge-in only the answer's own events still count here.
+        """
+        self._interruption, self._interrupted_s = kind, self._clock.now_s()
+
+    def interruption_began(self) -> None:
+        """The first loud frame of that sound has been sent."""
+        self._onset_s = self._clock.now_s()
+
+    def until_cut_s(self, after_s: float) -> float | None:
+        """Time left until the answer's first packet is `after_s` old; None before that packet."""
+        if self._finished_s is None or self.reply is None or self.reply.first_audio_s is None:
+            return None
+        return self.reply.first_audio_s + after_s - self._clock.now_s()
 
     def fail(self, status: str, message: str) -> None:
         """Nothing more will come. The first reason given is the one that counts."""
@@ -80,14 +87,22 @@ class TurnTracker:
         reply, finished_s = self.reply, self._finished_s
         if reply is None or reply.done_s is None or finished_s is None:
             return False
-        if reply.created_s >= finished_s and reply.status != "cancelled":
-            return True
-        quiet_s = self._clock.now_s() - max(reply.done_s, finished_s)
+        if self._interruption is None:
+            if reply.created_s >= finished_s and reply.status != "cancelled":
+                return True
+            quiet_s = self._clock.now_s() - max(reply.done_s, finished_s)
+        else:
+            # The server may take the sound for a turn, and answer it.
+            if any(other.done_s is None for other in self._others):
+                return False
+            quiet_s = self._clock.now_s() - max(
+                self._interrupted_s, *(other.done_s for other in self._others), 0.0
+            )
         return quiet_s >= SETTLE_S and not self._server_hears_speech and not self._reply_due
 
     def on_event(self, event: Event) -> None:
         handler = self._HANDLERS.get(event["type"])
-        if handler:
+        if handler and not (self.barged and handler not in self._OF_A_REPLY):
             handler(self, event)
 
     def record(self) -> TurnRecord:
@@ -112,6 +127,16 @@ class TurnTracker:
             audio_s=clip.duration_s(reply.pcm),
             audio_packets=reply.packets,
             generation_s=None if not reply.packets else reply.last_audio_s - reply.created_s,
+            ttft_ms=self._since_speech_ms(reply.first_text_s) if reply.text_only else None,
+            heard_s=reply.heard_s,
+            heard_in_all_s=sum(reply.heard_s for reply in self.replies),
+            chunks_due=reply.playback.chunks_due,
+            chunks_on_time=reply.playback.chunks_on_time,
+            interruption=self._interruption,
+            cut_ms=self._cut_ms(),
+            cut_short=reply.status == "cancelled" or reply.flushed_s is not None,
+            stop_latency_ms=self._stop_latency_ms(),
+            silence_ms=self._since_onset_ms(reply.flushed_s),
             gaps_ms=tuple(gap_s * MS_PER_S for gap_s in reply.playback.gaps_s),
             gaps_over_100ms=reply.playback.audible_gaps,
             transcript=reply.transcript,
@@ -125,6 +150,8 @@ class TurnTracker:
         if self._failure:
             return self._failure
         reply = self.reply
+        if self.barged and reply.status is None:
+            return "unstopped", "the interrupted response never ended"
         assert reply is not None and reply.status is not None, "asked before the turn was over"
         promised = reply.transcript if reply.text_only else reply.pcm
         if reply.status == "completed" and not promised:
@@ -135,6 +162,24 @@ class TurnTracker:
         if at_s is None or self._finished_s is None:
             return None
         return (at_s - self._finished_s) * MS_PER_S
+
+    def _since_onset_ms(self, at_s: float | None) -> float | None:
+        if at_s is None or self._onset_s is None:
+            return None
+        return (at_s - self._onset_s) * MS_PER_S
+
+    def _cut_ms(self) -> float | None:
+        if self._interruption is None:
+            return None
+        return (self._interrupted_s - self.reply.first_audio_s) * MS_PER_S
+
+    def _stop_latency_ms(self) -> float | None:
+        reply = self.reply
+        if not self.barged or self._onset_s is None:
+            return None
+        if reply.done_s is not None and reply.done_s < self._onset_s:
+            return None
+        return max(0.0, self._since_onset_ms(reply.last_audio_s))
 
     def _on_speech_started(self, _event: Event) -> None:
         self._server_hears_speech = True
@@ -150,29 +195,38 @@ class TurnTracker:
         if self._finished_s is None:
             self._early_replies += 1
         self._reply_due = False
-        self.reply = Reply(
+        reply = Reply(
             response_id=event["response"]["id"],
             created_s=self._clock.now_s(),
             playback=PlaybackClock(self._clock),
         )
+        if self._interruption == FALSE_TRIGGER:
+            self._others.append(reply)
+            return
+        if self.reply is not None:
+            self._others.append(self.reply)
+        self.reply = reply
 
     def _on_audio(self, event: Event) -> None:
         reply = self._reply_of(event["response_id"])
         if reply is None:
             return
         try:
-            packet = base64.b64decode(event["delta"], validate=True)
+            packet = binascii.a2b_base64(event["delta"], strict_mode=True)
         except binascii.Error as error:
             self.fail("error", f"audio packet is not base64: {error}")
             return
         if len(packet) % clip.BYTES_PER_SAMPLE:
             self.fail("error", f"audio packet of {len(packet)} bytes cuts a sample in two")
         elif packet:
+            reply.item_id = event.get("item_id")
             reply.add_audio(packet, self._clock.now_s())
 
     def _on_transcript_delta(self, event: Event) -> None:
         reply = self._reply_of(event["response_id"])
         if reply is not None:
+            if reply.first_text_s is None:
+                reply.first_text_s = self._clock.now_s()
             reply.transcript += event["delta"]
             reply.text_only = event["type"] == "response.output_text.delta"
 
@@ -197,9 +251,7 @@ class TurnTracker:
             self.fail("error", f"{error.get('code') or error['type']}: {error['message']}")
 
     def _reply_of(self, response_id: str) -> Reply | None:
-        if self.reply is not None and self.reply.response_id == response_id:
-            return self.reply
-        return None
+        return next((r for r in reversed(self.replies) if r.response_id == response_id), None)
 
     _HANDLERS = {  # noqa: RUF012 (filled once, here)
         "error": _on_error,
@@ -212,3 +264,4 @@ class TurnTracker:
         "response.output_text.delta": _on_transcript_delta,
         "response.done": _on_response_done,
     }
+    _OF_A_REPLY = frozenset({_on_audio, _on_transcript_delta, _on_response_done})

@@ -1,6 +1,7 @@
 import pytest
 
-from benchmark.load.config import LoadConfig, parse_args
+from benchmark.load.config import LoadConfig, Run, parse_args
+from benchmark.load.storm import StormSpec
 
 
 def test_arms_are_interleaved_and_take_turns_at_going_first():
@@ -23,14 +24,20 @@ def test_flags_become_the_config():
     config = parse_args([*command.split(), "--server-arg=--talker.max-running-requests=8"])
     assert config.policies == ("off", "urgency+pacing")
     assert config.sessions == (2, 4)
-    assert config.open_loop_rps == 0.5
+    assert config.open_loop_rps == (0.5,)
     assert config.server_args == ("--talker.max-running-requests=8",)
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--barge-in", "0.5"], "only 0 works"),
+        (["--barge-in", "1.5"], "shares from 0 to 1"),
+        (["--false-triggers", "-0.1"], "shares from 0 to 1"),
+        (["--barge-in", "0.5", "--turns", "1"], "the next turn interrupts"),
+        (["--policies", "off,pace"], "no policy is called pace"),
+        (["--duration-s", "60"], "needs --open-loop"),
+        (["--storm", "4:10"], "N:PERIOD_S:CLIP_S"),
+        (["--frame-ms", "30"], "multiple of 20"),
         (["--sessions", "0"], "from 1"),
         (["--turns", "0"], "at least 1"),
         (["--policies", "off,off"], "twice"),
@@ -47,3 +54,34 @@ def test_a_wrong_value_is_a_clear_error(args, message, capsys):
 
 def test_barge_in_zero_is_accepted():
     assert parse_args(["--barge-in", "0"]).barge_in == 0.0
+
+
+def test_an_ablation_is_a_list_of_arms():
+    config = parse_args(["--policies", "off,urgency,urgency+pacing,deadline+truncate,all"])
+    assert len(config.policies) == 5
+
+
+def test_an_open_loop_with_a_duration_has_as_many_callers_as_arrive():
+    args = "--open-loop 0.5,2 --duration-s 60 --turns 1 --repeats 1"
+    config = parse_args(args.split())
+    assert [(run.sessions, run.rate_rps) for run in config.runs()] == [(30, 0.5), (120, 2.0)]
+
+
+def test_every_rate_is_a_point():
+    config = LoadConfig(open_loop_rps=(1.0, 2.0), sessions=(8, 16), repeats=1)
+    assert config.points == [(8, 1.0), (16, 1.0), (8, 2.0), (16, 2.0)]
+
+
+def test_the_server_is_given_room_for_all_callers():
+    config = LoadConfig(storm=StormSpec(10, 10.0, 30.0))
+    assert config.server_args_for(Run(0, 44, "off")) == ()
+    assert config.server_args_for(Run(0, 60, "off")) == ("--max-sessions=80",)
+    given = LoadConfig(server_args=("--max-sessions=10",))
+    assert given.server_args_for(Run(0, 100, "off")) == ("--max-sessions=10",)
+
+
+def test_how_callers_interrupt_is_chosen_by_flags():
+    args = "--barge-in 0.5 --false-triggers 0.1 --no-truncate --acks --frame-ms 40"
+    config = parse_args(args.split())
+    assert (config.barge_in, config.false_triggers) == (0.5, 0.1)
+    assert (config.truncate, config.acks, config.frame_ms) == (False, True, 40)

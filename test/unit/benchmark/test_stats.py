@@ -8,6 +8,7 @@ from benchmark.load.stats import (
     percentile,
     point_stats,
     useful_rps,
+    viable_rps,
 )
 from sglang_live.client.turn_record import TurnRecord
 
@@ -24,12 +25,18 @@ def turn(ttfp_ms=900.0, **changes):
     return TurnRecord(**{**lived, **changes})
 
 
-def totals(wall_s=10.0, cpu_s=4.0, peak_rss_mib=100.0, late_frames=0.0):
-    return RunTotals(wall_s=wall_s, cpu_s=cpu_s, peak_rss_mib=peak_rss_mib, late_frames=late_frames)
+def barged(**changes):
+    lived = {"interruption": "barge_in", "status": "cancelled", "cut_short": True}
+    return turn(**{**lived, "heard_in_all_s": 0.5, **changes})
 
 
-def stats(records, runs=None, sessions=1):
-    return point_stats("off", sessions, records, runs or [totals()])
+def totals(wall_s=10.0, cpu_s=4.0, peak_rss_mib=100.0, late_frames=0.0, **more):
+    known = {"wall_s": wall_s, "cpu_s": cpu_s, "peak_rss_mib": peak_rss_mib}
+    return RunTotals(**known, late_frames=late_frames, **more)
+
+
+def stats(records, runs=None, sessions=1, rate_rps=None):
+    return point_stats("off", sessions, records, runs or [totals()], rate_rps)
 
 
 @pytest.mark.parametrize(("p", "enough"), [(50, 5), (90, 10), (95, 20), (99, 100)])
@@ -96,3 +103,55 @@ def test_useful_rps_takes_smooth_points_only():
     broken = stats([turn(gaps_over_100ms=1)] * 100)
     assert useful_rps([smooth, broken]) == pytest.approx(1.0)
     assert useful_rps([broken]) is None
+
+
+def test_interrupted_turns_are_reported_apart():
+    records = [turn()] * 10 + [barged(gaps_over_100ms=1, stop_latency_ms=120.0)] * 5
+    point = stats(records, [totals(barge_ins_planned=6)])
+    assert point.completed == 15
+    assert (point.barge_ins, point.barge_ins_planned) == (5, 6)
+    assert point.continuity == 1.0
+    assert point.barged_continuity == 0.0
+    assert point.rtf.n == 10
+    assert point.ttfp_ms.n == 15, "their first audio came as any other"
+    assert point.stop_latency_ms.p50 == 120.0
+    assert point.wrong_interruptions == 0
+    assert point.within_slo is True
+
+
+def test_a_reply_that_a_noise_cut_short_is_a_wrong_interruption_and_not_useful():
+    noise = {"interruption": "false_trigger", "status": "cancelled"}
+    wrong = turn(**noise, cut_short=True)
+    ignored = turn(interruption="false_trigger")
+    point = stats([wrong, ignored, turn()])
+    assert (point.false_triggers, point.wrong_interruptions) == (2, 1)
+    assert point.failed == 0
+    assert not is_useful(wrong)
+    assert is_useful(ignored)
+
+
+def test_waste_is_known_only_if_every_run_counted_frames():
+    heard = [turn(heard_in_all_s=2.0)] * 4
+    counted, silent = totals(talker_frames=125), totals()
+    assert stats(heard, [counted]).waste == pytest.approx(0.2)
+    assert stats(heard, [counted, silent]).waste is None
+
+
+def test_viability_is_the_share_of_packets_in_time():
+    point = stats([turn(chunks_due=9, chunks_on_time=9), turn(chunks_due=1, chunks_on_time=0)])
+    assert point.viability == pytest.approx(0.9)
+    assert stats([turn()]).viability is None
+
+
+def test_an_open_loop_is_viable_up_to_the_highest_rate_served_in_time():
+    good = {"chunks_due": 10, "chunks_on_time": 10}
+    slow = stats([turn(**good)] * 10, rate_rps=0.5)
+    fast = stats([turn(**good)] * 10, rate_rps=1.0)
+    late = stats([turn(chunks_due=10, chunks_on_time=9)] * 10, rate_rps=2.0)
+    assert viable_rps([slow, fast, late]) == 1.0
+    assert viable_rps([late]) is None
+
+
+def test_a_refused_turn_is_a_failure_without_times():
+    point = stats([turn(status="refused", ttfp_ms=None)] + [turn()] * 5)
+    assert (point.refused, point.failed, point.ttfp_ms.n) == (1, 1, 5)

@@ -42,3 +42,32 @@ def test_what_was_not_measured_often_enough_is_not_printed_as_a_number(tmp_path)
         runs=[{"server_start_s": 20.0}],
     )
     assert "| TTFP, 1 caller, policies off | P50 n/a, P90 n/a, n 3 |" in section(tmp_path)
+
+
+def test_barge_ins_show_how_fast_the_reply_stopped_and_what_was_wasted(tmp_path):
+    few = {"p50": None, "p90": None, "p95": None, "n": 3}
+    point = {
+        "sessions": 4,
+        "policies": "all",
+        "ttfp_ms": few,
+        "ttfp_after_detection_ms": few,
+        "rtf": few,
+        "continuity": None,
+        "barge_ins": 30,
+        "stop_latency_ms": {"p50": 120.4, "p90": 160.0, "p95": 180.0, "n": 28},
+        "waste": 0.061,
+        "peak_rss_mib": 4000.0,
+    }
+    write(
+        tmp_path,
+        "voice_load_cpu.json",
+        date="2026-01-01",
+        device="cpu",
+        git_commit="0123456789ab",
+        points=[point],
+        runs=[{"server_start_s": 20.0}],
+    )
+    text = section(tmp_path)
+    assert "| stop latency after a barge-in, 4 callers | P50 120 ms, P95 180 ms, n 28 |" in text
+    assert "| waste at 30 barge-ins, 4 callers | 6.1 % |" in text
+    assert "| turns without a gap over 100 ms, 4 callers | n/a |" in text

@@ -12,18 +12,25 @@ from websockets.asyncio.server import ServerConnection, serve
 from sglang_live.client import clip
 
 SPEED = 100  # the fast clock's seconds per real second
+# Where moments within a reply matter, a hiccup of this process must not last a second.
+STREAM_SPEED = 20
 VAD_SILENCE_FRAMES = 25  # 500 ms
 REPLY_PACKETS = 3
+STREAMED_PACKETS = 20
+PLAYBACK_EVENTS = ("conversation.item.truncate", "playback.ack")
 
 
 class FastClock:
     """Real time, a hundred times faster, so that 20 ms frames take 0.2 ms."""
 
+    def __init__(self, speed: float = SPEED):
+        self._speed = speed
+
     def now_s(self) -> float:
-        return time.monotonic() * SPEED
+        return time.monotonic() * self._speed
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(max(0.0, seconds / SPEED))
+        await asyncio.sleep(max(0.0, seconds / self._speed))
 
 
 class FakeRealtimeServer:
@@ -32,11 +39,16 @@ class FakeRealtimeServer:
     `answer`: three packets of 100 ms each; `hang`: nothing; `close`: ends the connection;
     `empty`: completes without audio; `fail`: a failed response; `error`: an error event;
     `garbage`: a frame that is no event; `too_early`: answers in the middle of the speech and
-    again at its end. `refuse` and `mute` misbehave before the session exists.
+    again at its end; `stream`: 2 s of audio, a little faster than real time, which speech of
+    `onset_frames` interrupts; `strict`: the same, and refuses what is said of playback.
+    `refuse` and `mute` misbehave before the session exists.
     """
 
-    def __init__(self, script: str = "answer"):
+    def __init__(self, script: str = "answer", onset_frames: int = 1):
         self.script = script
+        self.onset_frames = onset_frames
+        self._answering: asyncio.Task | None = None
+        self._run_of_loud_frames = 0
         self.received: list[dict] = []
         self.paths: list[str] = []
         self.headers: list[dict] = []
@@ -89,14 +101,18 @@ class FakeRealtimeServer:
             await self._listen(socket, base64.b64decode(event["audio"]))
         elif kind == "response.create":
             await self._end_turn(socket)
+        elif kind in PLAYBACK_EVENTS and self.script == "strict":
+            await _send_error(socket, "invalid_value", "no such item", event["event_id"])
 
     async def _listen(self, socket, frame: bytes):
         loud = any(frame)
         self._silent_frames = 0 if loud else self._silent_frames + 1
         self._loud_frames += loud
-        if loud and not self._speaking:
+        self._run_of_loud_frames = self._run_of_loud_frames + 1 if loud else 0
+        if self._run_of_loud_frames >= self.onset_frames and not self._speaking:
             self._speaking = True
             await _send(socket, "input_audio_buffer.speech_started", audio_start_ms=0, item_id="i")
+            await self._interrupt()
         if self.script == "too_early" and self._loud_frames == 3:
             self._loud_frames += 1
             await _send(socket, "input_audio_buffer.speech_stopped", audio_end_ms=0, item_id="i")
@@ -121,8 +137,32 @@ class FakeRealtimeServer:
                 "error": {"type": "server_error", "message": "talker died"},
             }
             await self._answer(socket, status="failed", status_details=details)
+        elif self.script in ("stream", "strict"):
+            self._answering = asyncio.create_task(self._stream(socket))
         elif self.script != "hang":
             await self._answer(socket)
+
+    async def _interrupt(self):
+        if self._answering is not None:
+            self._answering.cancel()
+            await asyncio.gather(self._answering, return_exceptions=True)
+            self._answering = None
+
+    async def _stream(self, socket):
+        self.n_responses += 1
+        response = {"id": f"resp_{self.n_responses}", "status": "in_progress"}
+        item_id = f"item_{self.n_responses}"
+        place = {"response_id": response["id"], "item_id": item_id, "content_index": 0}
+        await _send(socket, "response.created", response=response)
+        delta = base64.b64encode(np.full(2400, 1, "<i2").tobytes()).decode()
+        status = {"status": "completed"}
+        try:
+            for _ in range(STREAMED_PACKETS):
+                await _send(socket, "response.output_audio.delta", delta=delta, **place)
+                await asyncio.sleep(0.08 / STREAM_SPEED)
+        except asyncio.CancelledError:
+            status = {"status": "cancelled", "status_details": {"reason": "turn_detected"}}
+        await _send(socket, "response.done", response={**response, **status})
 
     async def _answer(self, socket, n_packets=REPLY_PACKETS, status="completed", **details):
         self.n_responses += 1
@@ -143,8 +183,8 @@ async def _send(socket, kind: str, **fields):
     await socket.send(json.dumps({"type": kind, "event_id": "event_1", **fields}))
 
 
-async def _send_error(socket, code: str, message: str):
-    error = {"type": "server_error", "code": code, "message": message, "event_id": None}
+async def _send_error(socket, code: str, message: str, event_id: str | None = None):
+    error = {"type": "server_error", "code": code, "message": message, "event_id": event_id}
     await _send(socket, "error", error=error)
 
 
@@ -157,6 +197,12 @@ def fake_server():
 @pytest.fixture
 def fast_clock():
     return FastClock()
+
+
+@pytest.fixture
+def stream_clock():
+    """For the server's `stream`."""
+    return FastClock(STREAM_SPEED)
 
 
 @pytest.fixture

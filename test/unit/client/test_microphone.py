@@ -4,6 +4,7 @@ import pytest
 
 from sglang_live.client import clip
 from sglang_live.client.microphone import SILENCE_MESSAGE, Microphone
+from sglang_live.client.utterance import Utterance
 from sglang_live.clock import SimClock
 
 
@@ -37,7 +38,10 @@ async def test_an_open_microphone_sends_silence_every_20_ms(open_microphone):
 async def test_the_end_of_speech_is_told_when_its_frame_has_left(open_microphone):
     clock, microphone, sent = open_microphone
     told = []
-    microphone.say(b"\1\1" * 3 * (clip.FRAME_BYTES // 2), 2, lambda: told.append(len(sent)))
+    microphone.say(
+        Utterance.of(b"\1\1" * 3 * (clip.FRAME_BYTES // 2)).messages,
+        {2: lambda: told.append(len(sent))},
+    )
     for _ in range(4):
         clock.advance(clip.FRAME_S)
         await settle()
@@ -63,7 +67,7 @@ async def test_push_to_talk_stops_after_the_last_word():
 
     clock = SimClock()
     microphone = Microphone(clock, send)
-    microphone.say(bytes(2 * clip.FRAME_BYTES), 2, lambda: None)
+    microphone.say(Utterance.of(bytes(2 * clip.FRAME_BYTES)).messages, {})
     task = asyncio.create_task(microphone.send_queued())
     for _ in range(3):
         await settle()

@@ -69,3 +69,29 @@ async def test_waiting_lasts_until_a_packet_that_came_meanwhile_is_played_too():
     assert not waiting.done()
     clock.advance(1.0)
     await asyncio.wait_for(waiting, 1.0)
+
+
+def test_a_chunk_is_on_time_if_it_comes_before_the_ones_ahead_would_have_ended():
+    clock = SimClock()
+    playback = PlaybackClock(clock)
+    # Chunks of 1 s; due at 1, 2 and 3 s after the first, whatever happened between.
+    for arrival_s in (10.0, 11.0, 12.5, 12.9):
+        clock.advance(arrival_s - clock.now_s())
+        playback.packet_received(1.0)
+    assert playback.chunks_due == 3
+    assert playback.chunks_on_time == 2
+
+
+def test_after_a_flush_nothing_more_is_heard_and_nothing_is_late():
+    clock = SimClock()
+    playback = PlaybackClock(clock)
+    playback.packet_received(1.0)
+    clock.advance(0.25)
+    playback.flush()
+    clock.advance(5.0)
+    playback.packet_received(1.0)
+    assert playback.heard_s == 0.25
+    assert playback.received_s == 2.0
+    assert playback.slack_s == 0.0
+    assert playback.gaps_s == []
+    assert playback.chunks_due == 0

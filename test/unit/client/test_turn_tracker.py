@@ -165,3 +165,105 @@ def test_the_first_failure_is_the_one_reported(tracker):
     tracker.fail("error", "full")
     tracker.fail("closed", "bye")
     assert tracker.record().status == "error"
+
+
+def barged(clock, tracker, onset_after_s=0.5):
+    """A turn whose reply plays for half a second when the caller speaks into it."""
+    tracker.user_finished()
+    created(tracker)
+    for _ in range(10):
+        audio(tracker)
+    clock.advance(onset_after_s)
+    tracker.interrupted("barge_in")
+    clock.advance(0.02)
+    tracker.interruption_began()
+
+
+def test_stop_latency_counts_from_the_onset_to_the_last_packet(clock, tracker):
+    barged(clock, tracker)
+    clock.advance(0.15)
+    audio(tracker)
+    clock.advance(0.05)
+    tracker.reply.flush(clock.now_s())
+    done(tracker, "cancelled")
+    record = tracker.record()
+    assert record.ok
+    assert record.stop_latency_ms == pytest.approx(150)
+    assert record.silence_ms == pytest.approx(200)
+    assert record.cut_ms == pytest.approx(500)
+    assert record.heard_s == pytest.approx(0.72)
+    assert record.audio_s == pytest.approx(1.1)
+
+
+def test_stop_latency_is_zero_if_nothing_came_after_the_onset(clock, tracker):
+    barged(clock, tracker)
+    clock.advance(0.1)
+    done(tracker, "cancelled")
+    assert tracker.record().stop_latency_ms == 0
+
+
+def test_a_response_that_was_over_before_the_onset_had_nothing_to_stop(clock, tracker):
+    tracker.user_finished()
+    created(tracker)
+    for _ in range(10):
+        audio(tracker)
+    done(tracker)
+    clock.advance(0.5)
+    tracker.interrupted("barge_in")
+    tracker.interruption_began()
+    clock.advance(0.1)
+    tracker.reply.flush(clock.now_s())
+    record = tracker.record()
+    assert record.stop_latency_ms is None
+    assert record.silence_ms == pytest.approx(100)
+    assert record.cut_short
+    assert record.ok
+
+
+def test_after_a_barge_in_the_next_turns_events_do_not_count(clock, tracker):
+    barged(clock, tracker)
+    vad(tracker, "stopped")
+    created(tracker, "next")
+    audio(tracker, response_id="next")
+    done(tracker, "cancelled")
+    record = tracker.record()
+    assert record.response_id == "r"
+    assert record.audio_packets == 10
+    assert record.end_of_turn_ms is None
+
+
+def test_an_interrupted_response_that_never_ends_is_a_failure(clock, tracker):
+    barged(clock, tracker)
+    assert tracker.record().status == "unstopped"
+    assert not tracker.record().ok
+
+
+def test_after_a_noise_the_turn_goes_on_until_its_answer_is_over_too(clock, tracker):
+    tracker.user_finished()
+    created(tracker)
+    audio(tracker)
+    tracker.interrupted("false_trigger")
+    vad(tracker, "started")
+    done(tracker, "cancelled")
+    clock.advance(SETTLE_S)
+    assert not tracker.is_over(), "the server still hears the noise"
+    vad(tracker, "stopped")
+    created(tracker, "to_the_noise")
+    audio(tracker, response_id="to_the_noise")
+    clock.advance(SETTLE_S)
+    assert not tracker.is_over(), "it answers the noise"
+    done(tracker, "completed", "to_the_noise")
+    clock.advance(SETTLE_S)
+    assert tracker.is_over()
+    assert tracker.record().response_id == "r"
+    assert tracker.record().wrongly_interrupted
+
+
+def test_the_cut_is_anchored_at_the_first_packet(clock, tracker):
+    tracker.user_finished()
+    created(tracker)
+    assert tracker.until_cut_s(1.0) is None
+    clock.advance(3.0)
+    audio(tracker)
+    clock.advance(0.25)
+    assert tracker.until_cut_s(1.0) == pytest.approx(0.75)

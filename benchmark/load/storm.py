@@ -1,0 +1,120 @@
+"""Prefill storms: now and then several callers send half a minute of audio at once.
+
+Each sends one long message as a conversation item, faster than real time, and asks for a few
+words of text. What it costs the engines falls on those who are listening meanwhile.
+"""
+
+import asyncio
+import base64
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from sglang_live.client import clip
+from sglang_live.client.realtime_client import RealtimeClient, SessionError
+from sglang_live.client.session_options import SessionOptions
+from sglang_live.client.turn_record import TurnRecord
+from sglang_live.clock import Clock
+
+MAX_OUTPUT_TOKENS = 16
+# A stream of random numbers that neither callers nor arrivals use.
+_STORM_STREAM = 2**31 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class StormSpec:
+    """`sessions` at once, every `period_s`, each with `clip_s` of audio."""
+
+    sessions: int
+    period_s: float
+    clip_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError unless it reads N:PERIOD_S:CLIP_S."""
+        sessions, period_s, clip_s = text.split(":")
+        spec = cls(int(sessions), float(period_s), float(clip_s))
+        if spec.sessions < 1 or spec.period_s <= 0 or not 0.1 <= spec.clip_s <= 300:
+            raise ValueError(f"out of range: {text}")
+        return spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StormRow:
+    """One message of a storm. start_s: since the load began."""
+
+    wave: int
+    session: int
+    start_s: float
+    record: TurnRecord
+
+    @property
+    def ok(self) -> bool:
+        # The answer is meant to be cut off at its few tokens.
+        return self.record.status in ("completed", "incomplete")
+
+    def to_json(self) -> dict[str, Any]:
+        record = self.record.to_json()
+        kept = {key: record[key] for key in ("status", "error", "ttft_ms", "transcript")}
+        place = {"wave": self.wave, "session": self.session, "start_s": round(self.start_s, 3)}
+        return {**place, **kept}
+
+
+def storm_message(pool: bytes, clip_s: float, rng: np.random.Generator) -> str:
+    """`clip_s` of the pool, read in a circle from a random place: no two share a beginning."""
+    n_bytes = round(clip_s * clip.SAMPLE_RATE_HZ) * clip.BYTES_PER_SAMPLE
+    start = int(rng.integers(len(pool) // clip.BYTES_PER_SAMPLE)) * clip.BYTES_PER_SAMPLE
+    turned = pool[start:] + pool[:start]
+    pcm = (turned * (n_bytes // len(turned) + 1))[:n_bytes]
+    # Base64 needs no escaping; json.dumps would look at every character of two megabytes.
+    audio = base64.b64encode(pcm).decode()
+    return (
+        '{"type":"conversation.item.create","item":{"type":"message","role":"user",'
+        f'"content":[{{"type":"input_audio","audio":"{audio}"}}]}}}}'
+    )
+
+
+class Storm:
+    def __init__(
+        self,
+        spec: StormSpec,
+        pool: bytes,
+        seed: tuple[int, int],
+        options: SessionOptions,
+        clock: Clock,
+    ):
+        self._spec = spec
+        self._pool = pool
+        self._seed = seed
+        # Push-to-talk: these callers have no open microphone.
+        self._options = replace(options, push_to_talk=True, acks=False)
+        self._clock = clock
+        self._began_s = clock.now_s()
+        self._sending: set[asyncio.Task[None]] = set()
+        self.rows: list[StormRow] = []
+
+    async def run(self) -> None:
+        """Until cancelled; then `finish`."""
+        for wave in range(1, 2**31):
+            due_s = self._began_s + wave * self._spec.period_s
+            await self._clock.sleep(due_s - self._clock.now_s())
+            for session in range(self._spec.sessions):
+                task = asyncio.create_task(self._send(wave, session))
+                self._sending.add(task)
+                task.add_done_callback(self._sending.discard)
+
+    async def finish(self) -> None:
+        """Wait for the messages under way; each has a time limit of its own."""
+        await asyncio.gather(*self._sending)
+
+    async def _send(self, wave: int, session: int) -> None:
+        rng = np.random.default_rng([*self._seed, _STORM_STREAM, wave, session])
+        message = storm_message(self._pool, self._spec.clip_s, rng)
+        start_s = self._clock.now_s() - self._began_s
+        try:
+            async with RealtimeClient(self._options, self._clock) as client:
+                record = await client.post(message, MAX_OUTPUT_TOKENS)
+        except SessionError as error:
+            record = TurnRecord(kind="posted", status="refused", error=str(error))
+        self.rows.append(StormRow(wave=wave, session=session, start_s=start_s, record=record))

@@ -1,0 +1,52 @@
+"""How many codec frames the talker has generated, from the server's /metrics."""
+
+import re
+import time
+from collections.abc import Callable
+
+# Codec frames of the talkers known here last 80 ms: 12.5 a second.
+FRAME_S = 0.08
+# Stages tell their load every two seconds.
+PING_S = 2.5
+
+_SERIES = re.compile(r"^sglang_live_stage_load\{([^}]*)\} (\S+)$", re.MULTILINE)
+
+
+def talker_frames(metrics: str) -> int | None:
+    """Sum over the talker's replicas; None if the server does not tell."""
+    values = [
+        float(value)
+        for labels, value in _SERIES.findall(metrics)
+        if 'stage="talker"' in labels and 'what="frames"' in labels
+    ]
+    return round(sum(values)) if values else None
+
+
+class FrameCount:
+    """Frames generated between two calls. `read` returns the text of /metrics."""
+
+    def __init__(self, read: Callable[[], str], sleep: Callable[[float], None] = time.sleep):
+        self._read = read
+        self._sleep = sleep
+        self._before: int | None = None
+
+    def begin(self) -> None:
+        self._before = talker_frames(self._read())
+        if self._before is None:
+            # The first ping may not have come yet.
+            self._sleep(PING_S)
+            self._before = talker_frames(self._read())
+
+    def end(self) -> int | None:
+        if self._before is None:
+            return None
+        # The gauge is as old as the last ping.
+        self._sleep(PING_S)
+        after = talker_frames(self._read())
+        # A stage that was started anew counts from zero: the difference would mean nothing.
+        return None if after is None or after < self._before else after - self._before
+
+
+def waste(heard_s: float, frames: int | None) -> float | None:
+    """Share of the talker's frames that nobody heard."""
+    return 1 - heard_s / (FRAME_S * frames) if frames else None

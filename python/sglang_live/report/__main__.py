@@ -1,0 +1,59 @@
+"""`python -m sglang_live.report FILE.json`: draw a session timeline or a voice_load document."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from sglang_live.report.documents import DocumentError, Timeline, read
+
+NO_MATPLOTLIB = (
+    "drawing needs matplotlib: run scripts/setup.sh --bench, or pip install 'sglang-live[bench]'"
+)
+FORMATS = (".png", ".svg")
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    out = args.out or args.document.with_suffix(".png")
+    if out.suffix not in FORMATS:
+        return _fail(f"--out ends in {out.suffix or 'nothing'}; it must end in .png or .svg")
+    if not out.parent.is_dir():
+        return _fail(f"no such folder: {out.parent}")
+    try:
+        document = read(args.document)
+    except DocumentError as error:
+        return _fail(str(error))
+    try:
+        import matplotlib
+    except ImportError:
+        return _fail(NO_MATPLOTLIB)
+    matplotlib.use("Agg")
+    # Only now, because they import matplotlib themselves.
+    from sglang_live.report import load_figure, timeline_figure
+
+    drawing = timeline_figure if isinstance(document, Timeline) else load_figure
+    drawing.save(document, out)
+    print(f"wrote {out}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sglang_live.report",
+        description="Draw a session timeline, or the document of benchmark.voice_load; "
+        "which of the two it is shows in the file. Exit code 2: it cannot be drawn.",
+    )
+    parser.add_argument("document", type=Path, metavar="FILE.json")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.png|svg", help="default: beside the document, as png"
+    )
+    return parser
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The two kinds of document, told apart by what is in them, and checked.
+
+A timeline: what the server keeps of a session (python/sglang_live/interaction/timeline.py).
+A load: what `python -m benchmark.voice_load --json` writes.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+
+class DocumentError(ValueError):
+    """The file is neither kind of document, or a broken one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEvent:
+    """Times since the session began; seconds of audio are totals of the response.
+
+    position_s: where the client says that it cut the reply. silent_s: how long nothing was
+    heard, up to now. onset_t_s: when the voice began that is noticed now.
+    """
+
+    t_s: float
+    event: str
+    response: str | None = None
+    generated_s: float | None = None
+    sent_s: float | None = None
+    heard_s: float | None = None
+    position_s: float | None = None
+    silent_s: float | None = None
+    onset_t_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """dropped: events that the recorder had no room for."""
+
+    session: str
+    began_unix_s: float | None
+    events: tuple[TimelineEvent, ...]
+    dropped: int
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Self:
+        names = TimelineEvent.__dataclass_fields__
+        events = [
+            TimelineEvent(**{name: event[name] for name in names if name in event})
+            for event in document["events"]
+        ]
+        if not events:
+            raise DocumentError("the timeline has no events")
+        return cls(
+            session=str(document["session"]),
+            began_unix_s=document.get("began_unix_s"),
+            events=tuple(sorted(events, key=lambda event: event.t_s)),
+            dropped=int(document.get("dropped", 0)),
+        )
+
+    @property
+    def end_s(self) -> float:
+        return self.events[-1].t_s
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDocument:
+    """`points` as voice_load wrote them, by arm in the order of the file."""
+
+    facts: dict[str, Any]
+    arms: dict[str, list[dict[str, Any]]]
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Self:
+        arms: dict[str, list[dict[str, Any]]] = {}
+        for point in document["points"]:
+            arms.setdefault(point["policies"], []).append(point)
+        if not arms:
+            raise DocumentError("the document has no points")
+        for points in arms.values():
+            points.sort(key=place)
+        return cls({k: v for k, v in document.items() if k not in ("points", "runs")}, arms)
+
+    @property
+    def open_loop(self) -> bool:
+        return any(point.get("rate_rps") for points in self.arms.values() for point in points)
+
+
+def place(point: dict[str, Any]) -> float:
+    """Where a point lies on the axis of load."""
+    return point.get("rate_rps") or point["sessions"]
+
+
+def read(path: Path) -> Timeline | LoadDocument:
+    """Raises DocumentError, which says what is wrong with the file."""
+    try:
+        document = json.loads(path.read_text())
+    except OSError as error:
+        raise DocumentError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DocumentError(f"{path} is not JSON: {error}") from error
+    known = document if isinstance(document, dict) else {}
+    try:
+        if "events" in known and "session" in known:
+            return Timeline.of(known)
+        if known.get("benchmark") == "voice_load":
+            return LoadDocument.of(known)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DocumentError(f"{path} is a broken document: {error!r}") from error
+    raise DocumentError(f"{path} is neither a session's timeline nor a voice_load document")

@@ -1,0 +1,45 @@
+"""How the pictures look: fonts, colours that a colour-blind reader can tell apart, saving."""
+
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+DPI = 150
+# Okabe and Ito's palette.
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
+    "#333333",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+)
+ARMS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#777777"
+
+SETTINGS = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    # Text stays text: it can be searched, and read by those who listen to a page.
+    "svg.fonttype": "none",
+}
+
+
+def settings():
+    return matplotlib.rc_context(SETTINGS)
+
+
+def save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=DPI, metadata={"Title": figure.get_suptitle()})

@@ -1,0 +1,166 @@
+"""One call from beginning to end: who spoke, what was sent, what was heard."""
+
+import itertools
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from sglang_live.report import look, spans
+from sglang_live.report.documents import Timeline
+from sglang_live.report.spans import ReplyCurve, Span
+
+WIDTH_PER_S = 0.45
+MIN_WIDTH, MAX_WIDTH = 9.0, 24.0
+LANES = ("user", "response", "reply heard", "held")
+_BAR = 0.36  # half of a lane's bar, in lanes
+
+
+def save(timeline: Timeline, path: Path) -> None:
+    with look.settings():
+        look.save(draw(timeline), path)
+
+
+def draw(timeline: Timeline) -> Figure:
+    curves = spans.reply_curves(timeline)
+    ends_s = [curve.playing[1] for curve in curves if curve.playing]
+    end_s = max([timeline.end_s, *ends_s])
+    width = min(MAX_WIDTH, max(MIN_WIDTH, WIDTH_PER_S * end_s))
+    figure = Figure(figsize=(width, 6.4), layout="constrained")
+    lanes, buffer = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.25))
+    _draw_lanes(lanes, timeline, curves)
+    _draw_buffer(buffer, curves)
+    for axes in (lanes, buffer):
+        _draw_interruptions(axes, timeline)
+    buffer.set_xlabel("time since the session began (s)")
+    buffer.set_xlim(0, end_s * 1.01)
+    figure.suptitle(_title(timeline), x=0.01, ha="left", fontsize=12)
+    handles = _legend(timeline, curves)
+    # On as many lines as its words need, below the data.
+    columns = max(3, min(len(handles), int(width / 2.1)))
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=9)
+    return figure
+
+
+def _title(timeline: Timeline) -> str:
+    title = f"Session {timeline.session}"
+    return f"{title} ({timeline.dropped} events not recorded)" if timeline.dropped else title
+
+
+def _draw_lanes(axes: Axes, timeline: Timeline, curves: list[ReplyCurve]) -> None:
+    _bars(axes, 0, spans.spans(timeline, spans.SUSPICION), look.SKY, hatch="////")
+    _bars(axes, 0, spans.spans(timeline, spans.SPEECH), look.GREEN)
+    made = [(c.created_s, c.done_s) for c in curves if c.done_s is not None]
+    _bars(axes, 1, made, "#BBBBBB")
+    _bars(axes, 2, [curve.playing for curve in curves if curve.playing], look.BLUE)
+    dry = spans.dry_spans(timeline)
+    _bars(axes, 2, dry, look.ORANGE)
+    _bars(axes, 3, spans.spans(timeline, spans.HOLD), look.PURPLE)
+    middles_s = [(begin_s + end_s) / 2 for begin_s, end_s in dry]
+    axes.plot(middles_s, [2.0] * len(dry), "x", color=look.BLACK, markersize=8, mew=2)
+    axes.set_yticks(range(len(LANES)), LANES)
+    axes.set_ylim(len(LANES) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def _bars(axes: Axes, lane: int, found: Iterable[Span], colour: str, hatch: str = "") -> None:
+    # A span of a few milliseconds would vanish.
+    pieces = [(begin_s, max(end_s - begin_s, 0.02)) for begin_s, end_s in found]
+    face = "white" if hatch else colour
+    axes.broken_barh(
+        pieces, (lane - _BAR, 2 * _BAR), facecolor=face, edgecolor=colour, hatch=hatch, linewidth=1
+    )
+
+
+def _draw_buffer(axes: Axes, curves: list[ReplyCurve]) -> None:
+    top_s = 0.0
+    for curve in curves:
+        if not curve.sent:
+            continue
+        made = [value for _, value in curve.generated]
+        top_s = max(top_s, curve.sent[-1][1], *made)
+        axes.plot([t for t, _ in curve.generated], made, color=look.GREY, lw=1.2, ls=(0, (1, 1.5)))
+        start_s = curve.sent[0][0]
+        sent = [(start_s, 0.0), *curve.sent]
+        heard = [(start_s, 0.0), *curve.heard]
+        times_s = sorted({t for t, _ in sent} | {t for t, _ in heard})
+        sent_s = [_at(sent, t) for t in times_s]
+        heard_s = [_along(heard, t) for t in times_s]
+        axes.fill_between(times_s, heard_s, sent_s, color=look.ORANGE, alpha=0.25, lw=0)
+        axes.plot(times_s, sent_s, color=look.ORANGE, lw=1.8)
+        axes.plot(times_s, heard_s, color=look.BLUE, lw=1.8)
+        if curve.unheard_s >= 0.01:
+            axes.annotate(
+                f"{curve.unheard_s:.1f} s\nnever heard",
+                (curve.cut_s, curve.sent[-1][1]),
+                xytext=(8, -2),
+                textcoords="offset points",
+                va="top",
+                fontsize=9,
+                color=look.RED,
+                # Above the grid and the lines of the cut.
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+                zorder=5,
+            )
+    axes.set_ylabel("audio of the reply (s)")
+    axes.set_ylim(0, max(1.0, math.ceil(top_s * 1.12 * 2) / 2))
+
+
+def _at(steps: list[Span], t_s: float) -> float:
+    """Sent audio comes in packets: the last value known."""
+    return max(value for at_s, value in steps if at_s <= t_s)
+
+
+def _along(points: list[Span], t_s: float) -> float:
+    """Heard audio grows with time: between two values, on the line."""
+    for (a_s, a), (b_s, b) in itertools.pairwise(points):
+        if a_s <= t_s <= b_s:
+            return b if b_s == a_s else a + (b - a) * (t_s - a_s) / (b_s - a_s)
+    return points[-1][1]
+
+
+def _draw_interruptions(axes: Axes, timeline: Timeline) -> None:
+    for at_s in (*spans.marks(timeline, "barge_in"), *spans.marks(timeline, "stopped")):
+        axes.axvline(at_s, color=look.RED, lw=1.6)
+    for at_s in spans.marks(timeline, "truncated"):
+        axes.axvline(at_s, color=look.RED, lw=1.2, ls=(0, (3, 3)))
+
+
+def _legend(timeline: Timeline, curves: list[ReplyCurve]) -> list[Patch | Line2D]:
+    names = {event.event for event in timeline.events}
+    entries = [
+        ("speech_started" in names, Patch(color=look.GREEN, label="user speaks")),
+        (
+            "speech_suspected" in names,
+            Patch(facecolor="white", edgecolor=look.SKY, hatch="////", label="speech suspected"),
+        ),
+        (any(c.done_s for c in curves), Patch(color="#BBBBBB", label="response open")),
+        (any(c.sent for c in curves), Patch(color=look.BLUE, label="heard")),
+        (any(c.sent for c in curves), Line2D([], [], color=look.ORANGE, label="sent")),
+        (
+            any(c.generated for c in curves),
+            Line2D([], [], color=look.GREY, ls=(0, (1, 1.5)), label="generated"),
+        ),
+        (
+            any(c.sent for c in curves),
+            Patch(color=look.ORANGE, alpha=0.25, label="buffer: sent, not heard yet"),
+        ),
+        ("held" in names, Patch(color=look.PURPLE, label="held back")),
+        (
+            bool(spans.dry_spans(timeline)),
+            Line2D([], [], color=look.BLACK, marker="x", mew=2, ls="", label="ran dry"),
+        ),
+        (
+            bool({"barge_in", "stopped"} & names),
+            Line2D([], [], color=look.RED, lw=1.6, label="barge-in or cancel"),
+        ),
+        (
+            "truncated" in names,
+            Line2D([], [], color=look.RED, lw=1.2, ls=(0, (3, 3)), label="truncated"),
+        ),
+    ]
+    return [handle for shown, handle in entries if shown]

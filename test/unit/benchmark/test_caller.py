@@ -1,0 +1,121 @@
+"""A caller's plan against a client that only plays its part."""
+
+import pytest
+
+from benchmark.load import caller as caller_module
+from benchmark.load.arrivals import CallerPlan, PlannedTurn
+from benchmark.load.caller import Caller
+from benchmark.load.interruptions import PlannedInterruption
+from sglang_live.client.realtime_client import SessionError
+from sglang_live.client.turn_record import TurnRecord
+
+BARGE_IN = PlannedInterruption("barge_in", 1.5)
+AUDIO = {"a": "clip a", "b": "clip b", "c": "clip c", "cough": "sound of a cough"}
+
+
+class InstantClock:
+    def __init__(self):
+        self.slept_s: list[float] = []
+
+    def now_s(self) -> float:
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+
+
+class Turn:
+    def __init__(self, status: str, interruption: str | None):
+        self.barged = interruption == "barge_in"
+        self._record = TurnRecord(
+            kind="speech", status=status, interruption=interruption, reply_pcm=b"audio"
+        )
+
+    def record(self) -> TurnRecord:
+        return self._record
+
+
+class ScriptedClient:
+    """Every planned barge-in is reached. Takes what happens to its turns from `statuses`."""
+
+    statuses: list[str] = []  # noqa: RUF012 (set anew by each test)
+    opened = 0
+    calls: list[tuple] = []  # noqa: RUF012
+
+    def __init__(self, _options, _clock):
+        self.frames_sent_late = (10, 1)
+        self.side_errors = ["invalid_value"]
+
+    async def __aenter__(self):
+        ScriptedClient.opened += 1
+        if self.statuses and self.statuses[0] == "refused":
+            raise SessionError(self.statuses.pop(0))
+        return self
+
+    async def __aexit__(self, *_exc):
+        pass
+
+    async def take_turn(self, said, cut):
+        self.calls.append((said, cut and cut.after_s, cut and cut.sound))
+        status = self.statuses.pop(0) if self.statuses else "completed"
+        return Turn(status, "barge_in" if cut and cut.sound is None else None)
+
+    async def wait_until_played(self):
+        self.calls.append(("played",))
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr(caller_module, "RealtimeClient", ScriptedClient)
+
+    async def run(*turns: PlannedTurn, statuses=()) -> Caller:
+        ScriptedClient.statuses, ScriptedClient.calls, ScriptedClient.opened = [*statuses], [], 0
+        caller = Caller(CallerPlan(0, 0.5, turns), AUDIO, None, InstantClock())
+        await caller.run()
+        return caller
+
+    return run
+
+
+async def test_a_barge_in_is_the_next_clip_spoken_at_once(run):
+    caller = await run(
+        PlannedTurn("a", 0.7, BARGE_IN), PlannedTurn("b", 0.9), statuses=["cancelled"]
+    )
+    assert ScriptedClient.calls == [("clip a", 1.5, None), ("clip b", None, None), ("played",)]
+    assert caller._clock.slept_s == [0.5, 0.9], "no pause after the turn that was interrupted"
+    assert [(row.turn, row.clip, row.record.interruption) for row in caller.rows] == [
+        (0, "a", "barge_in"),
+        (1, "b", None),
+    ]
+    assert caller.rows[0].planned == BARGE_IN
+
+
+async def test_barge_ins_may_follow_each_other(run):
+    caller = await run(
+        PlannedTurn("a", 0.7, BARGE_IN), PlannedTurn("b", 0.7, BARGE_IN), PlannedTurn("c", 0.7)
+    )
+    assert [row.clip for row in caller.rows] == ["a", "b", "c"]
+
+
+async def test_a_false_trigger_is_a_sound_not_a_turn(run):
+    noise = PlannedInterruption("false_trigger", 2.0, "cough")
+    caller = await run(PlannedTurn("a", 0.7, noise))
+    assert ScriptedClient.calls[0] == ("clip a", 2.0, "sound of a cough")
+    assert len(caller.rows) == 1
+
+
+async def test_a_failed_turn_ends_the_session_and_the_next_opens_another(run):
+    caller = await run(PlannedTurn("a", 0.7), PlannedTurn("b", 0.7), statuses=["failed"])
+    assert [row.record.status for row in caller.rows] == ["failed", "completed"]
+    assert ScriptedClient.opened == 2
+    assert caller.side_errors == ["invalid_value"] * 2
+
+
+async def test_a_refused_session_costs_one_turn(run):
+    caller = await run(PlannedTurn("a", 0.7), PlannedTurn("b", 0.7), statuses=["refused"])
+    assert [row.record.status for row in caller.rows] == ["refused", "completed"]
+
+
+async def test_the_audio_of_replies_is_not_kept(run):
+    caller = await run(PlannedTurn("a", 0.7))
+    assert caller.rows[0].record.reply_pcm == b""

@@ -1,0 +1,78 @@
+import json
+
+import pytest
+
+
+@pytest.fixture
+def timeline() -> dict:
+    """Two turns: the first reply is interrupted, the second runs dry once and is played out."""
+    first, second = {"response": "resp_1"}, {"response": "resp_2"}
+    events = [
+        {"t_s": 0.9, "event": "speech_suspected", "onset_t_s": 0.8},
+        {"t_s": 1.0, "event": "speech_started", "onset_t_s": 0.8},
+        {"t_s": 3.4, "event": "speech_stopped"},
+        {"t_s": 3.45, "event": "response_created", **first},
+        {"t_s": 3.7, "event": "first_audio", **first},
+        {"t_s": 4.7, "event": "sent", "sent_s": 3.0, "heard_s": 1.0, "generated_s": 3.5, **first},
+        {"t_s": 5.0, "event": "held", **first},
+        {"t_s": 5.5, "event": "released", **first},
+        {"t_s": 5.7, "event": "speech_suspected", "onset_t_s": 5.6},
+        {"t_s": 5.8, "event": "speech_started", "onset_t_s": 5.6},
+        {"t_s": 5.8, "event": "barge_in", "sent_s": 4.0, "heard_s": 2.1, **first},
+        {"t_s": 5.9, "event": "response_done", "status": "cancelled", **first},
+        {"t_s": 6.0, "event": "truncated", "position_s": 2.05, **first},
+        {"t_s": 7.5, "event": "speech_stopped"},
+        {"t_s": 7.6, "event": "response_created", **second},
+        {"t_s": 8.0, "event": "first_audio", "sent_s": 0.5, "heard_s": 0.0, **second},
+        {"t_s": 8.5, "event": "dry", "heard_s": 0.5, **second},
+        {"t_s": 8.75, "event": "playing", "heard_s": 0.5, **second},
+        {"t_s": 9.0, "event": "sent", "sent_s": 3.0, "heard_s": 0.75, **second},
+        {"t_s": 9.1, "event": "response_done", "status": "completed", **second},
+        {"t_s": 9.3, "event": "speech_suspected", "onset_t_s": 9.2},
+        {"t_s": 9.5, "event": "speech_dismissed"},
+    ]
+    return {"session": "sess_7", "began_unix_s": 1.7e9, "events": events, "dropped": 2}
+
+
+@pytest.fixture
+def load() -> dict:
+    def point(policies: str, sessions: int, p90_ms: float | None, waste: float | None) -> dict:
+        return {
+            "policies": policies,
+            "sessions": sessions,
+            "rate_rps": None,
+            "ttfp_ms": {"n": 40, "p50": 700.0, "p90": p90_ms, "p95": None, "p99": None},
+            "continuity": 1.0 if policies == "all" else 0.9,
+            "viability": 0.995,
+            "waste": waste,
+            "turns_per_s": sessions / 10,
+        }
+
+    return {
+        "benchmark": "voice_load",
+        "workload": "W4, barge-in 0.5, false triggers 0.1",
+        "device": "cpu: test, 2 cores",
+        "git_commit": "0123456789abcdef",
+        "date": "2026-11-22T10:00:00+00:00",
+        "seed": 1,
+        "points": [
+            point("off", 16, 2000.0, 0.4),
+            point("off", 4, 800.0, 0.3),
+            point("off", 1, None, 0.3),
+            point("all", 4, 760.0, 0.05),
+            point("all", 16, 900.0, 0.06),
+        ],
+        "runs": [],
+    }
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Write a document; returns its path."""
+
+    def write(document):
+        path = tmp_path / "document.json"
+        path.write_text(json.dumps(document))
+        return path
+
+    return write

@@ -1,0 +1,138 @@
+"""The command: a document in, a picture out."""
+
+import json
+import re
+import sys
+
+import pytest
+from PIL import Image
+
+from sglang_live.report.__main__ import NO_MATPLOTLIB, main
+from sglang_live.report.documents import LoadDocument, Timeline, read
+
+
+def drawn(path, suffix: str):
+    out = path.with_suffix(suffix)
+    assert main([str(path), "--out", str(out)]) == 0
+    return out
+
+
+def test_a_timeline_shows_who_spoke_and_what_was_heard(timeline, written):
+    text = drawn(written(timeline), ".svg").read_text()
+    for label in (
+        "Session sess_7 (2 events not recorded)",
+        "user",
+        "reply heard",
+        "audio of the reply (s)",
+        "time since the session began (s)",
+        "buffer: sent, not heard yet",
+        "speech suspected",
+        "held back",
+        "ran dry",
+        "barge-in or cancel",
+        "truncated",
+        "never heard",
+    ):
+        assert label in text, label
+
+
+def test_the_legend_names_only_what_there_is(timeline, written):
+    quiet = [event for event in timeline["events"] if event["t_s"] < 4.8]
+    text = drawn(written({**timeline, "events": quiet, "dropped": 0}), ".svg").read_text()
+    assert "barge-in" not in text
+    assert "ran dry" not in text
+    assert ">Session sess_7<" in text
+
+
+def test_a_load_shows_all_arms(load, written):
+    text = drawn(written(load), ".svg").read_text()
+    for label in (
+        ">off<",
+        ">all<",
+        "P90 TTFP (ms)",
+        "sessions at once",
+        "turns/s",
+        "uninterrupted turns (%)",
+        "SLO 99 %",
+        "Waste: generated, never heard",
+        "W4, barge-in 0.5",
+        "commit 012345678",
+        "1 points had fewer than the 10 turns that a P90 needs",
+    ):
+        assert label in text, label
+    assert "not measured" not in text
+
+
+def test_an_open_loop_is_drawn_over_its_rates(load, written):
+    for point in load["points"]:
+        point["rate_rps"] = point["sessions"] / 60
+    text = drawn(written(load), ".svg").read_text()
+    assert "arrivals per second" in text
+    assert "Streaming viability" in text
+
+
+def test_what_was_not_measured_is_said(load, written):
+    for point in load["points"]:
+        del point["waste"]
+    assert "not measured" in drawn(written(load), ".svg").read_text()
+
+
+@pytest.mark.parametrize(("name", "size"), [("timeline", (1350, 960)), ("load", (1650, 1230))])
+def test_a_png_is_large_enough_to_read(request, written, name, size):
+    out = drawn(written(request.getfixturevalue(name)), ".png")
+    with Image.open(out) as picture:
+        assert picture.size == size
+
+
+def test_the_picture_lies_beside_the_document_unless_told(load, written):
+    path = written(load)
+    assert main([str(path)]) == 0
+    assert path.with_suffix(".png").stat().st_size > 20_000
+
+
+def test_the_kind_of_document_shows_in_it(timeline, load, written):
+    assert isinstance(read(written(timeline)), Timeline)
+    assert isinstance(read(written(load)), LoadDocument)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"benchmark": "turn_cost"}, "neither"),
+        ([], "neither"),
+        ({"session": "s", "events": []}, "no events"),
+        ({"session": "s", "events": [{"event": "held"}]}, "broken document"),
+        ({"benchmark": "voice_load", "points": []}, "no points"),
+        ({"benchmark": "voice_load", "points": [{"sessions": 1}]}, "broken document"),
+    ],
+)
+def test_a_document_that_cannot_be_drawn_is_exit_code_2(written, capsys, document, message):
+    assert main([str(written(document))]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_json_is_exit_code_2(tmp_path, capsys):
+    path = tmp_path / "x.json"
+    assert main([str(path)]) == 2
+    path.write_text("not json")
+    assert main([str(path)]) == 2
+    assert re.search(r"cannot read .*\n.*is not JSON", capsys.readouterr().err)
+
+
+def test_only_png_and_svg_are_written(load, written, capsys):
+    assert main([str(written(load)), "--out", "x.pdf"]) == 2
+    assert "must end in .png or .svg" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_error_says_what_to_install(load, written, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main([str(written(load))]) == 2
+    assert NO_MATPLOTLIB in capsys.readouterr().err
+
+
+def test_documents_as_voice_load_keeps_them_can_be_drawn(written):
+    from benchmark.load.provenance import ROOT
+
+    kept = sorted((ROOT / "benchmark" / "results").glob("voice_load_*.json"))
+    for path in kept:
+        assert drawn(written(json.loads(path.read_text())), ".svg").stat().st_size > 5000
