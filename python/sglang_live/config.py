@@ -16,7 +16,7 @@ from sglang_live.errors import BadInputError
 
 STAGES = ("thinker", "talker", "vocoder")
 # What `all` means. `off` is SGLang's own behaviour.
-POLICIES = ("urgency", "pacing", "truncate")
+POLICIES = ("urgency", "pacing", "truncate", "headstart")
 # Orders of admission; at most one. Without any, requests are served as they come.
 ORDERS = ("urgency", "deadline", "fcfs")
 POLICIES_HELP = "`off`, `all`, or a comma list"

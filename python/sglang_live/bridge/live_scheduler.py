@@ -42,7 +42,7 @@ from sglang_live.bridge.inbox import (
 from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
 from sglang_live.bridge.session_truncate import streaming_sessions, truncate_session
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.decide import Policies
+from sglang_live.policy.decide import OF_TURNS, Policies
 
 # How long a round may wait for input when every stream sits out. Messages end the wait at once.
 IDLE_WAIT_MS = 20
@@ -384,8 +384,8 @@ class LiveScheduler(Scheduler):
 
 
 def decides_rounds(policies: tuple[str, ...]) -> bool:
-    """Whether any of these policies has a say in a round; truncation is a matter of turns."""
-    return any(name != "truncate" for name in policies)
+    """Whether any of these policies has a say in a round; some are matters of turns."""
+    return any(name not in OF_TURNS for name in policies)
 
 
 def _must_end(req: Req) -> bool:

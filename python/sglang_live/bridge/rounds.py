@@ -5,6 +5,7 @@ Out: a policy.view.Round; totals for the stage. Owner: one Rounds per scheduler 
 Imports nothing of SGLang and reads no clock but its thread's own, to count what it costs.
 """
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -186,7 +187,15 @@ class Rounds:
     def report(self) -> dict[str, float]:
         names = ("unknown_s", "u0_s", "u1_s", "u2_s")
         residence = dict(zip(names, self._residence_s.tolist(), strict=True))
-        return {**self.totals, **residence, "round_ms": 1000 * self.rates.round_s}
+        return {**self.totals, **residence, **self._rates_ms()}
+
+    def _rates_ms(self) -> dict[str, float]:
+        per_stream_s = self._slope.value
+        return {
+            "round_ms": 1000 * self.rates.round_s,
+            "round_ms_per_stream": 0.0 if math.isnan(per_stream_s) else 1000 * per_stream_s,
+            "prefill_ms_per_token": 1000 * self.rates.prefill_s_per_token,
+        }
 
     def _measure(self, dt_s: float) -> None:
         if self._last is not None and dt_s < _LONGEST_ROUND_S:

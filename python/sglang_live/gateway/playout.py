@@ -74,7 +74,11 @@ class Playout:
     def learn(self, answer: Answer, end: TurnDone) -> None:
         n_tokens = len(end.reply.token_ids or ())
         self._monitor.learned(
-            answer.reply, n_tokens=n_tokens, n_frames=end.n_frames, spoken=end.spoken
+            answer.reply,
+            n_tokens=n_tokens,
+            n_frames=end.n_frames,
+            spoken=end.spoken,
+            marks=end.trace,
         )
 
     def hold(self) -> None:

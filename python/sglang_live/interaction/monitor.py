@@ -162,11 +162,23 @@ class SessionMonitor:
     def response_done(self, reply: Reply, status: str) -> None:
         self._note("response_done", reply, status=status)
 
-    def learned(self, reply: Reply, *, n_tokens: int, n_frames: int, spoken: bool) -> None:
-        """The turn has ended, so it is known how much text and audio it made."""
+    def learned(
+        self,
+        reply: Reply,
+        *,
+        n_tokens: int,
+        n_frames: int,
+        spoken: bool,
+        marks: dict[str, float] | None = None,
+    ) -> None:
+        """The turn has ended, so it is known how much text and audio it made.
+
+        marks: seconds since it began, by name (telemetry/trace.py).
+        """
         if spoken:
             self.habits.spoke(n_tokens=n_tokens, n_frames=n_frames)
-        self._note("learned", reply, n_tokens=n_tokens, n_frames=n_frames, spoken=spoken)
+        facts = {"marks": {name: round(at_s, 3) for name, at_s in marks.items()}} if marks else {}
+        self._note("learned", reply, n_tokens=n_tokens, n_frames=n_frames, spoken=spoken, **facts)
 
     # --- what became of it ---
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import CallerSpeaks, CloseSession
+from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import TurnRequest
 from sglang_live.orchestrator.stage_jobs import Segment, Speech, Thought, VoiceJob
 from sglang_live.stages.connectors.client import StageClient
@@ -72,10 +73,14 @@ class TalkerLink(_Link):
 
 
 class VocoderLink(_Link):
+    def __init__(self, replica: Replica, session_id: str, head_starts: HeadStarts | None = None):
+        super().__init__(replica, session_id)
+        self._head_starts = head_starts
+
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[VoiceJob]:
         async with self.client().open(f"{turn.turn_id}-voice") as job:
-            yield VoiceJob(job)
+            yield VoiceJob(job, self._head_starts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +90,15 @@ class StageLinks:
     vocoder: VocoderLink
 
     @staticmethod
-    def to(replicas: dict[str, Replica], session_id: str) -> "StageLinks":
+    def to(
+        replicas: dict[str, Replica], session_id: str, head_starts: HeadStarts | None = None
+    ) -> "StageLinks":
         """replicas: by stage. session_id: "" for links of one turn that leaves no trace."""
         segments: dict[str, Segment] = {}
         return StageLinks(
             ThinkerLink(replicas["thinker"], session_id, segments),
             TalkerLink(replicas["talker"], session_id, segments),
-            VocoderLink(replicas["vocoder"], session_id),
+            VocoderLink(replicas["vocoder"], session_id, head_starts),
         )
 
     def forget_deleted(self, turn: TurnRequest) -> None:

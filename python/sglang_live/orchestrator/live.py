@@ -6,6 +6,7 @@ from contextlib import aclosing
 
 from sglang_live.clock import Clock
 from sglang_live.errors import BadInputError, CapacityError, StageUnavailableError
+from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import TurnDone, TurnEvent, TurnRequest
 from sglang_live.orchestrator.links import StageLinks
 from sglang_live.orchestrator.steering import Steering
@@ -24,7 +25,7 @@ class LiveSession:
     def __init__(self, owner: "LiveOrchestrator", session_id: str, replicas: dict[str, Replica]):
         self.session_id = session_id
         self._owner, self._replicas = owner, replicas
-        self._links = StageLinks.to(replicas, session_id)
+        self._links = StageLinks.to(replicas, session_id, owner.head_starts)
         self._busy = self._closed = False
         self._steering: Steering | None = None  # of the running turn, until its last event
         self._interrupts = 0.0
@@ -35,7 +36,11 @@ class LiveSession:
         if self._busy and not turn.stateless:
             raise BadInputError(f"session {self.session_id} is answering already")
         self._busy = self._busy or not turn.stateless
-        links = StageLinks.to(self._replicas, "") if turn.stateless else self._links
+        links = (
+            StageLinks.to(self._replicas, "", self._owner.head_starts)
+            if turn.stateless
+            else self._links
+        )
         trace = TurnTrace(self._owner.clock)
         steering = Steering(self._owner.policies, self._owner.clock, self._interrupts)
         if not turn.stateless:
@@ -94,6 +99,7 @@ class LiveOrchestrator:
     ):
         self.model_name, self.voices, self.clock = model_name, voices, clock
         self.policies = policies
+        self.head_starts = HeadStarts(clock) if "headstart" in policies else None
         self._supervisor, self._max_sessions = supervisor, max_sessions
         self._sessions: dict[str, LiveSession] = {}
 

@@ -28,6 +28,7 @@ from sglang_live.messages import (
     WireSegment,
     WireText,
 )
+from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TurnRequest
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.client import Job
@@ -206,8 +207,10 @@ class Speech:
 
 
 class VoiceJob:
-    def __init__(self, job: Job):
-        self._job = job
+    """head_starts: when first sounds may leave; None: at once."""
+
+    def __init__(self, job: Job, head_starts: HeadStarts | None = None):
+        self._job, self._head_starts = job, head_starts
         self._begun = False
         self._ready = asyncio.Event()
 
@@ -227,8 +230,12 @@ class VoiceJob:
             await self._job.send(VoiceEnd(self._job.job_id))
         self._ready.set()
 
-    async def pcm(self) -> AsyncIterator[bytes]:
+    def pcm(self) -> AsyncIterator[bytes]:
         """int16 at 24 kHz as it comes."""
+        made = self._made()
+        return made if self._head_starts is None else self._head_starts.give(made)
+
+    async def _made(self) -> AsyncIterator[bytes]:
         await self._ready.wait()
         if not self._begun:
             return

@@ -30,6 +30,8 @@ class PolicyConfig:
         flip_s: what one hold or return costs in tensor work.
         flip_share: share of the time that all flips together may take; widens the gap when
             streams are many.
+        company_share: streams come back early to share a round if one more costs no larger share
+            of it.
         max_hold_s: a held stream runs for one round after it. Its telemetry may be wrong.
 
     Yielding to the urgent:
@@ -71,6 +73,7 @@ class PolicyConfig:
     max_gap_s: float = 0.8
     flip_s: float = 2e-4
     flip_share: float = 0.05
+    company_share: float = 0.3
     max_hold_s: float = 10.0
     max_yield_s: float = 2.0
     yield_rounds: float = 16.0

@@ -13,6 +13,7 @@ from sglang_live.policy.admission import fitting
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.pacing import (
     Marks,
+    keep_company,
     lower,
     next_return_s,
     pacing_marks,
@@ -23,8 +24,9 @@ from sglang_live.policy.protection import prefill_budget
 from sglang_live.policy.view import U1, U2, Round, StageView
 
 ORDERS = ("urgency", "deadline", "fcfs")
-# Truncation is a matter of turns, not of rounds: it is accepted here and does nothing.
-NAMES = (*ORDERS, "pacing", "truncate")
+# Matters of turns, not of rounds: they are accepted here and do nothing.
+OF_TURNS = ("truncate", "headstart")
+NAMES = (*ORDERS, "pacing", *OF_TURNS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ class Policies:
         has_kv = ~view.waiting
         if view.gated is not None:
             has_kv &= ~view.gated
-        marks = self._marks(view, classes, has_kv, admitted, refused_s)
+        yields = self.order != "fcfs" and self._is_urgent(view, classes, has_kv, admitted)
+        marks = self._marks(view, refused_s, yields=yields)
         if marks is None:
             sits_out, next_change_s = np.zeros(len(view), bool), math.inf
         else:
@@ -71,6 +74,8 @@ class Policies:
             may_sit_out &= view.managed
             may_sit_out &= ~view.waiting
             sits_out = who_sits_out(view, may_sit_out, marks)
+            if not yields and np.count_nonzero(sits_out):
+                sits_out = keep_company(view, sits_out, has_kv, marks, self.config)
             next_change_s = next_return_s(view, sits_out, marks)
             if refused_s is not None and refused_s < self.config.max_wait_s:
                 next_change_s = min(next_change_s, view.now_s + self.config.max_wait_s - refused_s)
@@ -97,15 +102,7 @@ class Policies:
         rule = urgency if self.order == "urgency" else deadline
         return fitting(view, rule.order(view, classes, self.config), self.config)
 
-    def _marks(
-        self,
-        view: StageView,
-        classes: np.ndarray,
-        has_kv: np.ndarray,
-        admitted: np.ndarray,
-        refused_s: float | None,
-    ) -> Marks | None:
-        yields = self.order != "fcfs" and self._is_urgent(view, classes, has_kv, admitted)
+    def _marks(self, view: StageView, refused_s: float | None, *, yields: bool) -> Marks | None:
         found = []
         crowded = refused_s is not None
         # Somebody else's whole turn is worth more than speech that may be wasted.

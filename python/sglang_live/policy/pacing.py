@@ -99,6 +99,25 @@ def who_sits_out(view: StageView, may_sit_out: np.ndarray, marks: Marks) -> np.n
     return sits_out
 
 
+def keep_company(
+    view: StageView, sits_out: np.ndarray, has_kv: np.ndarray, marks: Marks, config: PolicyConfig
+) -> np.ndarray:
+    """sits_out without those who come back early, because a round runs anyway.
+
+    Most of a round's cost is there for the first stream in it. Streams with room for a chunk
+    below their high mark take the ride; so bursts fall together, and rounds are fewer.
+    """
+    per_stream_s = view.rates.round_s_per_stream
+    if per_stream_s > config.company_share * view.rates.round_s:
+        return sits_out
+    runs = has_kv & ~sits_out
+    runs &= view.managed
+    if not np.count_nonzero(runs):
+        return sits_out
+    joins = view.ahead_s <= marks.high_s - config.chunk_steps * config.step_s
+    return sits_out & ~(joins & view.held)
+
+
 def next_return_s(view: StageView, sits_out: np.ndarray, marks: Marks) -> float:
     """When time alone could bring the first of them back."""
     which = sits_out.nonzero()[0]

@@ -38,7 +38,9 @@ class VocoderConfig:
 
     Attributes:
         max_streams: jobs open at once.
-        first_chunk_frames: frames of a job's first chunk; small, because a listener waits.
+        first_chunk_frames: frames of a job's first chunks; small, because a listener waits.
+        n_first_chunks: how many of them. With one, the next chunk of normal size would have to
+            be made while a small one plays.
         chunk_frames: frames of every later chunk; larger, because each call has a fixed cost.
         max_batch: chunks per decode.
         max_buffered_frames: frames one job may have waiting; 750 are a minute of speech.
@@ -46,6 +48,7 @@ class VocoderConfig:
 
     max_streams: int = 64
     first_chunk_frames: int = 2
+    n_first_chunks: int = 2
     chunk_frames: int = 4
     max_batch: int = 16
     max_buffered_frames: int = 750
@@ -90,7 +93,7 @@ class _Job:
     job_id: str
     stream: Any
     pending: Tensor
-    has_emitted: bool = False
+    n_emitted: int = 0
     is_finished: bool = False
     ready_since: int | None = None
 
@@ -206,11 +209,12 @@ class VocoderEngine:
 
     def _wanted_frames(self, job: _Job) -> int:
         config = self._config
-        return config.chunk_frames if job.has_emitted else config.first_chunk_frames
+        first = job.n_emitted < config.n_first_chunks
+        return config.first_chunk_frames if first else config.chunk_frames
 
     def _chunk_shape(self, job: _Job) -> tuple[bool, int]:
         """Return what must be equal in a batch: first chunk or later, and its frames."""
-        return job.has_emitted, min(self._wanted_frames(job), len(job.pending))
+        return job.n_emitted > 0, min(self._wanted_frames(job), len(job.pending))
 
     def _note_readiness(self, job: _Job) -> None:
         is_ready = job.is_finished or len(job.pending) >= self._wanted_frames(job)
@@ -221,8 +225,9 @@ class VocoderEngine:
     def _pick_batch(self) -> list[_Job]:
         """Return the most urgent job and those whose chunks have its shape, by urgency."""
         ready = [job for job in self._jobs.values() if job.ready_since is not None]
-        # A listener who has heard nothing waits for us; one who is listening has a buffer.
-        ready.sort(key=lambda job: (job.has_emitted, job.ready_since))
+        # A listener who has heard nothing waits for us; one who has heard much has a buffer.
+        urgent_until = self._config.n_first_chunks
+        ready.sort(key=lambda job: (min(job.n_emitted, urgent_until), job.ready_since))
         if not ready:
             return []
         shape = self._chunk_shape(ready[0])
@@ -231,7 +236,7 @@ class VocoderEngine:
 
     def _emit(self, job: _Job, pcm: bytes, n_frames: int) -> VocoderChunk:
         job.pending = job.pending[n_frames:]
-        job.has_emitted = True
+        job.n_emitted += 1
         job.ready_since = None
         is_last = job.is_finished and len(job.pending) == 0
         if is_last:

@@ -72,10 +72,24 @@ def test_a_stream_back_at_its_mark_has_more_than_its_next_sound_takes(round_s):
 def test_a_stream_leaves_above_the_high_mark_and_returns_at_the_low_one():
     low_s, high_s = marks().low_s, marks().high_s[0]
     between_s = (low_s + high_s) / 2
-    view = view_of(
-        playing(high_s + 0.01), playing(between_s), held(between_s), held(low_s), playing(low_s)
-    )
-    assert POLICIES.decide(view).sits_out.tolist() == [True, False, True, False, False]
+    assert POLICIES.decide(view_of(playing(high_s + 0.01))).sits_out.all()
+    assert POLICIES.decide(view_of(held(between_s))).sits_out.all()
+    view = view_of(playing(between_s), held(low_s), playing(low_s))
+    assert not POLICIES.decide(view).sits_out.any()
+
+
+def test_streams_with_room_for_a_chunk_come_along_when_a_round_runs_anyway():
+    low_s, high_s = marks().low_s, marks().high_s[0]
+    chunk_s = CONFIG.chunk_steps * CONFIG.step_s
+    streams = playing(low_s), held(high_s - chunk_s - 0.01), held(high_s - chunk_s + 0.01)
+    assert POLICIES.decide(view_of(*streams)).sits_out.tolist() == [False, False, True]
+
+
+def test_they_stay_away_where_each_stream_costs_a_round_of_its_own():
+    low_s = marks().low_s
+    rates = StageRates(round_s_per_stream=0.9 * StageRates().round_s)
+    view = view_of(playing(low_s + 0.1), held(low_s + 0.01), rates=rates)
+    assert POLICIES.decide(view).sits_out.tolist() == [False, True]
 
 
 def test_who_has_not_begun_to_listen_is_not_paced():

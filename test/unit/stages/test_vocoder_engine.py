@@ -78,14 +78,14 @@ def engine(decoder) -> VocoderEngine:
     return VocoderEngine(decoder, VocoderConfig(max_streams=4, max_batch=3, max_buffered_frames=20))
 
 
-def test_the_first_chunk_is_small_the_next_are_large_and_the_rest_is_flushed(engine):
+def test_the_first_chunks_are_small_the_next_are_large_and_the_rest_is_flushed(engine):
     engine.open("a")
-    engine.feed("a", frames(9))
+    engine.feed("a", frames(11))
     engine.finish("a")
     chunks = drain(engine)
-    assert [chunk.n_frames for chunk in chunks] == [2, 4, 3]
-    assert [chunk.is_last for chunk in chunks] == [False, False, True]
-    assert b"".join(chunk.pcm for chunk in chunks) == expected_pcm(frames(9))
+    assert [chunk.n_frames for chunk in chunks] == [2, 2, 4, 3]
+    assert [chunk.is_last for chunk in chunks] == [False, False, False, True]
+    assert b"".join(chunk.pcm for chunk in chunks) == expected_pcm(frames(11))
 
 
 def test_nothing_is_ready_before_a_chunk_is_full(engine):
@@ -93,8 +93,8 @@ def test_nothing_is_ready_before_a_chunk_is_full(engine):
     engine.feed("a", frames(1))
     assert not engine.has_ready()
     assert engine.step() == []
-    engine.feed("a", frames(4))
-    assert [chunk.n_frames for chunk in drain(engine)] == [2]
+    engine.feed("a", frames(6))
+    assert [chunk.n_frames for chunk in drain(engine)] == [2, 2]
     engine.feed("a", frames(1))
     assert [chunk.n_frames for chunk in drain(engine)] == [4]
 
@@ -150,7 +150,7 @@ def test_equal_chunks_share_a_batch_and_unequal_ones_do_not(engine, decoder):
         engine.feed(job_id, frames(n_frames))
         engine.finish(job_id)
     drain(engine)
-    assert decoder.batches == [(3, 2), (1, 1), (1, 3)]
+    assert decoder.batches == [(3, 2), (1, 1), (1, 2), (1, 1)]
 
 
 def test_a_batch_has_a_limit(decoder):
