@@ -1,11 +1,13 @@
 """The whole server as a user starts it, once for all tests of this folder."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,9 +85,12 @@ class Server:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    # Until the stages are up nobody listens there, so it is none that the system gives away.
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise LookupError("no free port")
 
 
 def wait_until(claim, timeout_s: float, what: str) -> None:

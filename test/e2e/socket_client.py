@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -29,6 +30,13 @@ class Socket:
         for at in range(0, len(pcm_24k), step):
             audio = base64.b64encode(pcm_24k[at : at + step].tobytes()).decode()
             await self.send("input_audio_buffer.append", audio=audio)
+
+    async def speak(self, pcm_24k: np.ndarray, step: int = 480) -> None:
+        """The same as a microphone does it, in real time."""
+        began_s = time.monotonic()
+        for at in range(0, len(pcm_24k), step):
+            await asyncio.sleep(began_s + at / 24_000 - time.monotonic())
+            await self.append(pcm_24k[at : at + step])
 
     async def until(self, *kinds: str, timeout_s: float = TURN_TIMEOUT_S) -> dict:
         """The next event of one of these types; everything before it is kept in `events`."""

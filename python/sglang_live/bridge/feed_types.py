@@ -111,15 +111,4 @@ class PolicyReport(msgspec.Struct, frozen=True, tag="policy"):
     totals: dict[str, float]
 
 
-class PolicyEvents(msgspec.Struct, frozen=True, tag="events"):
-    """Holds and returns of one round, for timelines; parallel lists.
-
-    kind: "held" or "resumed". ahead_s: the stream's buffer at that moment.
-    """
-
-    rids: list[str]
-    kind: list[str]
-    ahead_s: list[float]
-
-
-Report = Frames | HiddenRows | Truncated | PolicyReport | PolicyEvents
+Report = Frames | HiddenRows | Truncated | PolicyReport

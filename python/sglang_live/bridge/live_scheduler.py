@@ -74,7 +74,7 @@ class LiveScheduler(Scheduler):
         super().init_running_status()
         self.held: dict[str, Held] = {}
         self._early_ends: OrderedDict[str, None] = OrderedDict()
-        self._next_report_s = 0.0
+        self._next_report_s, self._reported_rounds = 0.0, 0.0
         self._counts = dict.fromkeys(
             ("held_gave_way", "ended", "truncated", "truncations_refused", "speech_starts"), 0.0
         )
@@ -370,15 +370,18 @@ class LiveScheduler(Scheduler):
         return super().pause_generation(recv_req)
 
     def on_idle(self):
-        if self.rounds is not None and len(self.rounds.table) and self.is_fully_idle():
+        if self.rounds is not None and self.is_fully_idle():
             self.rounds.table.keep_only(set())
-            self._report(at_once=True)
+            # The loop may sleep now: what happened last would stay unsaid.
+            if self.rounds.totals["rounds"] != self._reported_rounds:
+                self._report(at_once=True)
         return super().on_idle()
 
     def _report(self, at_once: bool = False) -> None:
         if self.outbox is None or (not at_once and self.rounds.now_s < self._next_report_s):
             return
         self._next_report_s = self.rounds.now_s + REPORT_EVERY_S
+        self._reported_rounds = self.rounds.totals["rounds"]
         totals = {**self.rounds.report(), **self._counts, "held_now": float(len(self.held))}
         self.outbox.send(PolicyReport(totals))
 

@@ -81,11 +81,12 @@ class Rounds:
         self.rates = StageRates()
         self.now_s = 0.0
         self.totals: dict[str, float] = dict.fromkeys(
-            ("rounds", "policy_s", "holds", "returns", "unknown", "prefill_put_off"), 0.0
+            ("rounds", "decide_s", "holds", "returns", "unknown", "prefill_put_off"), 0.0
         )
         self._residence_s = np.zeros(4)  # by class, unknown first
         self._ran: tuple[str, int] | None = None
         self._last: Round | None = None
+        self._managed = np.zeros(0, bool)  # of the latest decision
         self._slope = _Slope()
         self._last_prefill_s = 0.0
 
@@ -102,7 +103,7 @@ class Rounds:
     def progress(self, news: Progress) -> None:
         began_s = time.thread_time()
         self.table.progress(news, self.now_s)
-        self.totals["policy_s"] += time.thread_time() - began_s
+        self.totals["decide_s"] += time.thread_time() - began_s
 
     def ran_decode(self, reqs: list) -> None:
         """reqs: the batch's own list."""
@@ -137,9 +138,10 @@ class Rounds:
             last_prefill_s=self._last_prefill_s,
         )
         self._last = decision = self._policies.decide(view)
+        self._managed = view.managed.copy()
         self.totals["unknown"] += decision.n_unknown
         self.totals["rounds"] += 1
-        self.totals["policy_s"] += time.thread_time() - began_s
+        self.totals["decide_s"] += time.thread_time() - began_s
         return decision
 
     def sits_out(self, rid: str) -> bool:
@@ -199,7 +201,7 @@ class Rounds:
 
     def _measure(self, dt_s: float) -> None:
         if self._last is not None and dt_s < _LONGEST_ROUND_S:
-            count = np.bincount(self._last.urgency + 1, minlength=4)
+            count = np.bincount(self._last.urgency[self._managed] + 1, minlength=4)
             self._residence_s += dt_s * count[:4]
         if self._ran is None or not 0.0 < dt_s < _LONGEST_ROUND_S:
             return

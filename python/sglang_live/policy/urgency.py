@@ -1,6 +1,6 @@
 """Who is urgent, and in which order the waiting are served.
 
-LiveServe (arXiv 2606.07068) section 4: U0 may fall silent, U1 has not sounded yet, U2 has time.
+LiveServe (arXiv 2606.22983) section 4: U0 may fall silent, U1 has not sounded yet, U2 has time.
 """
 
 import numpy as np

@@ -13,13 +13,13 @@ import numpy as np
 # Speech that one decode step is worth, in seconds: the talker makes one codec frame per step, and
 # takes one text token of the thinker's for it.
 FRAME_S = 0.08
-# Urgency classes, LiveServe (arXiv 2606.07068) section 4.1.
+# Urgency classes, LiveServe (arXiv 2606.22983) section 4.1.
 U0, U1, U2 = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRates:
-    """Measured by the engine: moving averages over its own rounds.
+    """Measured by the engine, but for prefill_s_fixed: moving averages over its own rounds.
 
     round_s: one decode round. prefill_s_per_token, prefill_s_fixed: a prefill round's cost.
     round_s_per_stream: how much longer a decode round gets by one more stream. nan: not known.

@@ -37,7 +37,6 @@ from sglang_live.stages.thinker import EXTERNAL_MODELS, ItemsMissingError
 
 # Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
 TEMPERATURE = 0.9
-TOP_K = 50
 REPETITION_PENALTY = 1.05
 MAX_FRAMES = 4096
 MAX_RUNNING = 32
@@ -96,7 +95,7 @@ class TalkerStage:
         prompt = self.ids.reply_prefix(model, speaker, self._newline_id, self._newline_id)
         self._feed.send(TalkerPrompt(rid, prompt_len=len(prompt), seed=0, greedy=False))
         self._feed.send(TalkerText(rid, [model.tts_eos_id], done=True))
-        sampling = {"max_new_tokens": 4, "temperature": TEMPERATURE, "top_k": TOP_K}
+        sampling = {"max_new_tokens": 4, "temperature": 0.0}
         await self.host.run(rid, input_ids=prompt, sampling_params=sampling)
         self._feed.send(TalkerForget(rid))
 
@@ -104,14 +103,14 @@ class TalkerStage:
         request: Speak = job.opener
         prompt, states_at, states = self._prompt(request, job.frames)
         rid = SPEAK_PREFIX + uuid.uuid4().hex  # fixed length: SGLang aborts by prefix of the id
-        greedy = request.temperature == 0
         frames = self._frames[rid] = FrameQueue()
         self._feed.send(
             TalkerPrompt(
                 rid,
                 prompt_len=len(prompt),
                 seed=request.seed,
-                greedy=greedy,
+                greedy=request.temperature == 0,
+                temperature=request.temperature or TEMPERATURE,
                 penalty=REPETITION_PENALTY,
                 audio_at=states_at,
                 audio=b"" if states is None else states.tobytes(),
@@ -120,7 +119,7 @@ class TalkerStage:
         feeding = asyncio.create_task(self._listen(job, rid))
         sending = asyncio.create_task(self._send_frames(job, frames))
         try:
-            generating = self._generate(rid, prompt, request, greedy)
+            generating = self._generate(rid, prompt)
             last = await result_beside(generating, feeding, sending)
             # Token n completes frame n-1; the end token, or the last one allowed, has none.
             await frames.expect(last["meta_info"]["completion_tokens"] - 1)
@@ -136,12 +135,9 @@ class TalkerStage:
         finish = last["meta_info"]["finish_reason"]["type"]
         await job.send(SpeakDone(job.job_id, finish=finish, n_frames=frames.n_sent))
 
-    async def _generate(self, rid: str, prompt: list[int], request: Speak, greedy: bool) -> dict:
-        sampling = {
-            "max_new_tokens": MAX_FRAMES,
-            "temperature": 0.0 if greedy else request.temperature or TEMPERATURE,
-            "top_k": -1 if greedy else TOP_K,
-        }
+    async def _generate(self, rid: str, prompt: list[int]) -> dict:
+        # The model has sampled already, from the reply's seed; SGLang takes what it chose.
+        sampling = {"max_new_tokens": MAX_FRAMES, "temperature": 0.0}
         last: dict = {}
         stream = self.host.stream(rid, input_ids=prompt, sampling_params=sampling)
         async with aclosing(stream) as chunks:

@@ -87,7 +87,7 @@ def test_streams_with_room_for_a_chunk_come_along_when_a_round_runs_anyway():
 
 def test_they_stay_away_where_each_stream_costs_a_round_of_its_own():
     low_s = marks().low_s
-    rates = StageRates(round_s_per_stream=0.9 * StageRates().round_s)
+    rates = StageRates(round_s=0.015, round_s_per_stream=0.9 * 0.015)
     view = view_of(playing(low_s + 0.1), held(low_s + 0.01), rates=rates)
     assert POLICIES.decide(view).sits_out.tolist() == [False, True]
 

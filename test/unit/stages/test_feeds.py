@@ -7,7 +7,6 @@ import pytest
 from sglang_live import messages
 from sglang_live.bridge.feed_types import (
     EndReply,
-    PolicyEvents,
     PolicyReport,
     Progress,
     SpeechStart,
@@ -144,10 +143,9 @@ async def test_truncations_of_many_sessions_do_not_mix(feed):
 # --- what policies report ---
 
 
-def test_totals_are_the_newest_and_events_are_counted():
+def test_totals_are_the_newest():
     totals = PolicyTotals()
     assert totals.load() == {}
     totals.take(PolicyReport({"holds": 1.0}))
-    totals.take(PolicyEvents(["a", "b"], ["held", "resumed"], [1.0, 2.0]))
     totals.take(PolicyReport({"holds": 3.0, "held_s": 0.5}))
-    assert totals.load() == {"policy_holds": 3.0, "policy_held_s": 0.5, "policy_events": 2.0}
+    assert totals.load() == {"policy_holds": 3.0, "policy_held_s": 0.5}
