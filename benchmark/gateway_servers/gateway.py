@@ -55,6 +55,9 @@ class FakeSession:
         reply = HistoryItem(key=turn.turn_id, role="assistant", parts=(text,))
         yield TurnDone(status="completed", reason=None, reply=reply, usage=Usage())
 
+    def watch(self, on_note) -> None:
+        """No policies, no notes."""
+
     def interrupt(self) -> bool:
         """A recording has no KV to keep."""
         return False

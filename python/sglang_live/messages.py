@@ -73,6 +73,13 @@ class EndReply(Message, frozen=True, tag=True):
     """Nobody wants more of this reply: finish it where it is, and keep its KV."""
 
 
+class StreamNote(Message, frozen=True, tag=True):
+    """What the stage's policies did with this job's reply; see bridge StreamNotes."""
+
+    what: str
+    ahead_s: float
+
+
 class CallerSpeaks(Message, frozen=True, tag=True):
     """The caller of session_id has begun to speak; job_id is ""."""
 
@@ -224,6 +231,7 @@ AnyMessage = (
     | Credit
     | Progress
     | EndReply
+    | StreamNote
     | CallerSpeaks
     | Think
     | UserSegment

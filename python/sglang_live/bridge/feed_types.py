@@ -111,4 +111,16 @@ class PolicyReport(msgspec.Struct, frozen=True, tag="policy"):
     totals: dict[str, float]
 
 
-Report = Frames | HiddenRows | Truncated | PolicyReport
+class StreamNotes(msgspec.Struct, frozen=True, tag="notes"):
+    """What became of streams in one round; parallel lists.
+
+    what: "u0", "u1", "u2" or "unknown", the class it is in from now on; "held" or "resumed".
+    ahead_s: its buffer at that moment.
+    """
+
+    rids: list[str]
+    what: list[str]
+    ahead_s: list[float]
+
+
+Report = Frames | HiddenRows | Truncated | PolicyReport | StreamNotes

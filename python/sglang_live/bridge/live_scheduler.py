@@ -72,6 +72,8 @@ class LiveScheduler(Scheduler):
 
     def init_running_status(self) -> None:
         super().init_running_status()
+        if not self.spec_algorithm.is_none() or self.server_args.enable_dp_attention:
+            raise RuntimeError("live streams need SGLang without speculation and DP attention")
         self.held: dict[str, Held] = {}
         self._early_ends: OrderedDict[str, None] = OrderedDict()
         self._next_report_s, self._reported_rounds = 0.0, 0.0
@@ -230,6 +232,8 @@ class LiveScheduler(Scheduler):
         if self.held:
             running_batch = self._resume(running_batch)
         plan = super().get_next_batch_to_run(running_batch, last_batch)
+        if self.rounds is not None and (notes := self.rounds.take_notes()) and self.outbox:
+            self.outbox.send(notes)
         if plan.batch_to_run is None and self.held and last_batch is None:
             self._wait_for_news()
         return plan

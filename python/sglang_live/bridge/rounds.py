@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sglang_live.bridge.feed_types import Progress
+from sglang_live.bridge.feed_types import Progress, StreamNotes
 from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.policy.decide import Policies
-from sglang_live.policy.view import FRAME_S, Round, StageRates
+from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates
 
 # Weight of the newest round in the measured rates: about ten rounds of memory.
 _EMA = 0.1
+_CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
 # A pause longer than this was no round.
 _LONGEST_ROUND_S = 2.0
 # Smaller prefills are all fixed cost and say nothing about the cost of a token.
@@ -87,6 +88,8 @@ class Rounds:
         self._ran: tuple[str, int] | None = None
         self._last: Round | None = None
         self._managed = np.zeros(0, bool)  # of the latest decision
+        self._ahead_s = np.zeros(0)
+        self._notes: list[tuple[str, str, float]] = []
         self._slope = _Slope()
         self._last_prefill_s = 0.0
 
@@ -139,6 +142,10 @@ class Rounds:
         )
         self._last = decision = self._policies.decide(view)
         self._managed = view.managed.copy()
+        self._ahead_s = view.ahead_s
+        for slot in self.table.judged(decision.urgency).tolist():
+            for rid in self.table.rids([slot]):
+                self._note(rid, _CLASSES[decision.urgency[slot]], slot)
         self.totals["unknown"] += decision.n_unknown
         self.totals["rounds"] += 1
         self.totals["decide_s"] += time.thread_time() - began_s
@@ -179,12 +186,27 @@ class Rounds:
 
     def held(self, rid: str) -> None:
         self.table.hold(rid, self.now_s)
+        self._note(rid, "held")
         self.totals["holds"] += 1
 
     def returned(self, rid: str) -> None:
         if self.table.is_held(rid):
             self.table.resume(rid, self.now_s)
+            self._note(rid, "resumed")
             self.totals["returns"] += 1
+
+    def take_notes(self) -> StreamNotes | None:
+        """What became of single streams since the last call; None: nothing."""
+        if not self._notes:
+            return None
+        rids, what, ahead_s = map(list, zip(*self._notes, strict=True))
+        self._notes = []
+        return StreamNotes(rids, what, ahead_s)
+
+    def _note(self, rid: str, what: str, slot: int | None = None) -> None:
+        slot = self.table.slot(rid) if slot is None else slot
+        known = slot is not None and slot < len(self._ahead_s)
+        self._notes.append((rid, what, float(self._ahead_s[slot]) if known else 0.0))
 
     def report(self) -> dict[str, float]:
         names = ("unknown_s", "u0_s", "u1_s", "u2_s")

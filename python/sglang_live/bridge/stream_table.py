@@ -16,6 +16,9 @@ from sglang_live.policy.view import StageRates, StageView
 # A stream that is this far ahead of a consumer nobody has reported on has lost its telemetry.
 SILENT_CONSUMER_S = 4.0
 
+# Of a stream that no round has judged yet.
+NO_CLASS = 99
+
 _COLUMNS = {
     "waiting": (bool, False),
     "held": (bool, False),
@@ -31,6 +34,7 @@ _COLUMNS = {
     "prompt_tokens": (np.int64, 0),
     "prefill_tokens": (np.int64, 0),
     "interrupts": (np.float64, 0.0),
+    "urgency": (np.int8, NO_CLASS),
 }
 
 
@@ -77,6 +81,7 @@ class StreamTable:
                 self._columns[name][slot] = False
             for name in ("consumed_s", "interrupts", "produced"):
                 self._columns[name][slot] = 0.0
+            self._columns["urgency"][slot] = NO_CLASS
             self._columns["arrived_s"][slot] = now_s
         row = {
             "waiting": True,
@@ -125,6 +130,15 @@ class StreamTable:
             slots = np.asarray(found, np.int64)
             self._stepping = (reqs, slots)
         self._columns["produced"][slots] += 1.0
+
+    def judged(self, urgency: np.ndarray) -> np.ndarray:
+        """Take note of a round's classes. Returns the slots of replies whose class is new."""
+        known = self._columns["urgency"][: len(urgency)]
+        changed = urgency != known
+        changed &= self._columns["managed"][: len(urgency)]
+        slots = changed.nonzero()[0]
+        known[slots] = urgency[slots]
+        return slots
 
     # --- from the control channel ---
 

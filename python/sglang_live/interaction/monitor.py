@@ -68,6 +68,7 @@ class SessionMonitor:
         self._played_out_s: float | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._wakes_s = 0.0
+        session.watch(self._stream)
 
     # --- the caller ---
 
@@ -179,6 +180,9 @@ class SessionMonitor:
             self.habits.spoke(n_tokens=n_tokens, n_frames=n_frames)
         facts = {"marks": {name: round(at_s, 3) for name, at_s in marks.items()}} if marks else {}
         self._note("learned", reply, n_tokens=n_tokens, n_frames=n_frames, spoken=spoken, **facts)
+
+    def _stream(self, stage: str, what: str, ahead_s: float) -> None:
+        self._note("stream", self._turn, stage=stage, what=what, ahead_s=ahead_s)
 
     # --- what became of it ---
 

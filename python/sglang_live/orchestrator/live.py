@@ -9,6 +9,7 @@ from sglang_live.errors import BadInputError, CapacityError, StageUnavailableErr
 from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import TurnDone, TurnEvent, TurnRequest
 from sglang_live.orchestrator.links import StageLinks
+from sglang_live.orchestrator.stage_jobs import OnNote
 from sglang_live.orchestrator.steering import Steering
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.stages.supervisor import Replica, Supervisor
@@ -29,6 +30,7 @@ class LiveSession:
         self._busy = self._closed = False
         self._steering: Steering | None = None  # of the running turn, until its last event
         self._interrupts = 0.0
+        self._watcher: OnNote | None = None
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         if self._closed:
@@ -42,7 +44,8 @@ class LiveSession:
             else self._links
         )
         trace = TurnTrace(self._owner.clock)
-        steering = Steering(self._owner.policies, self._owner.clock, self._interrupts)
+        watcher = None if turn.stateless else self._watcher
+        steering = Steering(self._owner.policies, self._owner.clock, self._interrupts, watcher)
         if not turn.stateless:
             self._steering = steering
         try:
@@ -57,6 +60,9 @@ class LiveSession:
             if not turn.stateless:
                 self._busy = False
                 self._links.forget_deleted(turn)
+
+    def watch(self, on_note: OnNote) -> None:
+        self._watcher = on_note
 
     def interrupt(self) -> bool:
         return self._steering is not None and self._steering.interrupt()

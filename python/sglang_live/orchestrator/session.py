@@ -1,6 +1,6 @@
 """The orchestrator as its callers see it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from sglang_live.orchestrator.history import TurnEvent, TurnRequest
@@ -16,6 +16,14 @@ class VoiceSession(Protocol):
 
         Closing the iterator early cancels the turn in every stage; the session stays usable.
         At most one turn that is not `stateless` may run at a time.
+        """
+        ...
+
+    def watch(self, on_note: Callable[[str, str, float], None]) -> None:
+        """Have on_note told what the stages' policies do with the running turn's reply.
+
+        Its arguments: the stage; "u0", "u1", "u2" or "unknown", the urgency class it is in from
+        now on, or "held", "resumed"; and by how many seconds it was ahead.
         """
         ...
 

@@ -1,7 +1,7 @@
 """One turn's job in each stage, in the words of the turn: Thought, Speech, Voice."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from sglang_live.messages import (
     Speak,
     SpeakDone,
     SpeakText,
+    StreamNote,
     TextTokens,
     Think,
     ThinkDone,
@@ -39,6 +40,14 @@ JOB_TIMEOUT_S = 600.0
 THINKER_SILENCE_LIMIT_S = 30.0
 
 
+# Told stage, what (see messages.StreamNote) and seconds ahead.
+OnNote = Callable[[str, str, float], None]
+
+
+def _nobody_notes(stage: str, what: str, ahead_s: float) -> None:
+    """Until somebody watches."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A user message as the talker needs it. states: [n_placeholders, hidden] float32 or None."""
@@ -60,6 +69,7 @@ class Thought:
         self._job, self._turn, self._session_id = job, turn, session_id
         self._known, self._segments = known, segments
         self._ended = False
+        self.on_note: OnNote = _nobody_notes
         self.reply_key = f"reply-{turn.turn_id}"
         self.done: ThinkDone | None = None
 
@@ -94,6 +104,8 @@ class Thought:
                     self._segments[message.key] = Segment(message.token_ids, states)
                 case TextTokens():
                     yield message
+                case StreamNote():
+                    self.on_note("thinker", message.what, message.ahead_s)
                 case ThinkDone():
                     self.done = message
                     self._known.add(self.reply_key)
@@ -139,6 +151,7 @@ class Speech:
         self._keys = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.n_frames, self.ended = 0, False
+        self.on_note: OnNote = _nobody_notes
 
     def cancel(self) -> None:
         self._job.cancel()
@@ -171,7 +184,9 @@ class Speech:
         try:
             async for message, _ in self._job.events(SpeakDone):
                 self._stage_knows_history()
-                if isinstance(message, CodecFrames):
+                if isinstance(message, StreamNote):
+                    self.on_note("talker", message.what, message.ahead_s)
+                elif isinstance(message, CodecFrames):
                     self.n_frames += message.n_frames
                     yield message.codes
                 elif isinstance(message, SpeakDone):

@@ -6,7 +6,7 @@ the stages that are at work. Never waits. Owner: one Steering per turn.
 
 from sglang_live.clock import Clock
 from sglang_live.orchestrator.history import FRAME_S
-from sglang_live.orchestrator.stage_jobs import Speech, Thought, VoiceJob
+from sglang_live.orchestrator.stage_jobs import OnNote, Speech, Thought, VoiceJob
 
 # A stage assumes one second per second between two reports; less than this off is no news.
 TOLERANCE_S = 2 * FRAME_S
@@ -17,9 +17,17 @@ class Steering:
     Args:
         policies: of the server; without any, the stages are told nothing.
         interrupts: how often this caller interrupts, 0 to 1.
+        on_note: told what the stages' policies do with the reply.
     """
 
-    def __init__(self, policies: tuple[str, ...], clock: Clock, interrupts: float = 0.0):
+    def __init__(
+        self,
+        policies: tuple[str, ...],
+        clock: Clock,
+        interrupts: float = 0.0,
+        on_note: OnNote | None = None,
+    ):
+        self._on_note = on_note
         self._policies, self._clock, self._interrupts = policies, clock, interrupts
         self._jobs: tuple[Thought, Speech, VoiceJob] | None = None
         self._told: tuple[float, float] | None = None  # what the thinker was told last, and when
@@ -27,6 +35,8 @@ class Steering:
 
     def take(self, thought: Thought, speech: Speech, voice: VoiceJob) -> None:
         self._jobs = thought, speech, voice
+        if self._on_note is not None:
+            thought.on_note = speech.on_note = self._on_note
 
     def interrupt(self) -> bool:
         """End the reply where it is; False if that is not possible here.

@@ -20,6 +20,7 @@ class TimelineEvent:
 
     position_s: where the client says that it cut the reply. silent_s: how long nothing was
     heard, up to now. onset_t_s: when the voice began that is noticed now.
+    stage, what, ahead_s: what a stage's policies did with the reply's stream, and its buffer.
     """
 
     t_s: float
@@ -31,6 +32,9 @@ class TimelineEvent:
     position_s: float | None = None
     silent_s: float | None = None
     onset_t_s: float | None = None
+    stage: str | None = None
+    what: str | None = None
+    ahead_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ Span = tuple[float, float]
 SPEECH = ({"speech_started"}, {"speech_stopped"})
 SUSPICION = ({"speech_suspected"}, {"speech_dismissed", "speech_started", "speech_stopped"})
 HOLD = ({"held"}, {"released", "resumed", "response_done", "barge_in", "stopped"})
+# What the policies call a stream, and what they do to it.
+CLASSES = ("u0", "u1", "u2", "unknown")
 # Nothing more is heard of a response after these.
 CUTS = ("barge_in", "stopped", "truncated")
 
@@ -56,6 +58,38 @@ def spans(timeline: Timeline, which: tuple[set[str], set[str]]) -> list[Span]:
             began_s = None
     if began_s is not None:
         found.append((began_s, timeline.end_s))
+    return found
+
+
+def stream_spans(timeline: Timeline, stage: str) -> dict[str, list[Span]]:
+    """When a stage's streams were in which class, and when they sat out ("held")."""
+    found: dict[str, list[Span]] = {name: [] for name in (*CLASSES, "held")}
+    open_class: tuple[str, float] | None = None
+    held_s: float | None = None
+
+    def close(at_s: float) -> None:
+        nonlocal open_class, held_s
+        if open_class is not None:
+            found[open_class[0]].append((open_class[1], at_s))
+        if held_s is not None:
+            found["held"].append((held_s, at_s))
+        open_class = held_s = None
+
+    for event in timeline.events:
+        if event.event in ("response_created", "response_done", *CUTS):
+            close(event.t_s)
+        if event.event != "stream" or event.stage != stage:
+            continue
+        if event.what in CLASSES:
+            if open_class is not None:
+                found[open_class[0]].append((open_class[1], event.t_s))
+            open_class = event.what, event.t_s
+        elif event.what == "held":
+            held_s = event.t_s
+        elif held_s is not None:
+            found["held"].append((held_s, event.t_s))
+            held_s = None
+    close(timeline.end_s)
     return found
 
 

@@ -14,9 +14,17 @@ from sglang_live.report import look, spans
 from sglang_live.report.documents import Timeline
 from sglang_live.report.spans import ReplyCurve, Span
 
+STAGES = ("thinker", "talker")
 WIDTH_PER_S = 0.45
 MIN_WIDTH, MAX_WIDTH = 9.0, 24.0
-LANES = ("user", "response", "reply heard", "held")
+LANES = ("user", "response", "reply heard", "audio held", "thinker", "talker")
+_CLASS_COLOURS = {"u0": look.RED, "u1": look.SKY, "u2": look.GREEN, "unknown": look.BLACK}
+_CLASS_LABELS = {
+    "u0": "U0: may fall silent",
+    "u1": "U1: has not sounded",
+    "u2": "U2: has time",
+    "unknown": "no telemetry",
+}
 _BAR = 0.36  # half of a lane's bar, in lanes
 
 
@@ -30,8 +38,8 @@ def draw(timeline: Timeline) -> Figure:
     ends_s = [curve.playing[1] for curve in curves if curve.playing]
     end_s = max([timeline.end_s, *ends_s])
     width = min(MAX_WIDTH, max(MIN_WIDTH, WIDTH_PER_S * end_s))
-    figure = Figure(figsize=(width, 6.4), layout="constrained")
-    lanes, buffer = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.25))
+    figure = Figure(figsize=(width, 7.4), layout="constrained")
+    lanes, buffer = figure.subplots(2, 1, sharex=True, height_ratios=(1.25, 1.25))
     _draw_lanes(lanes, timeline, curves)
     _draw_buffer(buffer, curves)
     for axes in (lanes, buffer):
@@ -60,6 +68,11 @@ def _draw_lanes(axes: Axes, timeline: Timeline, curves: list[ReplyCurve]) -> Non
     dry = spans.dry_spans(timeline)
     _bars(axes, 2, dry, look.ORANGE)
     _bars(axes, 3, spans.spans(timeline, spans.HOLD), look.PURPLE)
+    for lane, stage in enumerate(STAGES, start=4):
+        found = spans.stream_spans(timeline, stage)
+        for name, colour in _CLASS_COLOURS.items():
+            _bars(axes, lane, found[name], colour)
+        _bars(axes, lane, found["held"], look.GREY, hatch="////")
     middles_s = [(begin_s + end_s) / 2 for begin_s, end_s in dry]
     axes.plot(middles_s, [2.0] * len(dry), "x", color=look.BLACK, markersize=8, mew=2)
     axes.set_yticks(range(len(LANES)), LANES)
@@ -150,6 +163,7 @@ def _legend(timeline: Timeline, curves: list[ReplyCurve]) -> list[Patch | Line2D
             Patch(color=look.ORANGE, alpha=0.25, label="buffer: sent, not heard yet"),
         ),
         ("held" in names, Patch(color=look.PURPLE, label="held back")),
+        *_stream_entries(timeline),
         (
             bool(spans.dry_spans(timeline)),
             Line2D([], [], color=look.BLACK, marker="x", mew=2, ls="", label="ran dry"),
@@ -164,3 +178,13 @@ def _legend(timeline: Timeline, curves: list[ReplyCurve]) -> list[Patch | Line2D
         ),
     ]
     return [handle for shown, handle in entries if shown]
+
+
+def _stream_entries(timeline: Timeline) -> list[tuple[bool, Patch]]:
+    what = {event.what for event in timeline.events if event.event == "stream"}
+    classes = [
+        (name in what, Patch(color=colour, label=_CLASS_LABELS[name]))
+        for name, colour in _CLASS_COLOURS.items()
+    ]
+    held = Patch(facecolor="white", edgecolor=look.GREY, hatch="////", label="sits out")
+    return [*classes, ("held" in what, held)]

@@ -14,6 +14,7 @@ import numpy as np
 from sglang_live.bridge.feed_types import (
     SPEAK_PREFIX,
     Frames,
+    StreamNotes,
     TalkerForget,
     TalkerPrompt,
     TalkerText,
@@ -32,6 +33,7 @@ from sglang_live.stages.frame_queue import FrameQueue
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.progress_feed import ProgressFeed
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.stream_notes import NoteRoutes
 from sglang_live.stages.tasks import result_beside
 from sglang_live.stages.thinker import EXTERNAL_MODELS, ItemsMissingError
 
@@ -81,6 +83,7 @@ class TalkerStage:
         self._frames: dict[str, FrameQueue] = {}
         self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
         self._totals, self._n_frames = PolicyTotals(), 0
+        self._notes = NoteRoutes()
         self._warm_up_rid = SPEAK_PREFIX + uuid.uuid4().hex
         self._newline_id = _newline_id(self.model.path)
 
@@ -104,6 +107,7 @@ class TalkerStage:
         prompt, states_at, states = self._prompt(request, job.frames)
         rid = SPEAK_PREFIX + uuid.uuid4().hex  # fixed length: SGLang aborts by prefix of the id
         frames = self._frames[rid] = FrameQueue()
+        self._notes.add(rid, job)
         self._feed.send(
             TalkerPrompt(
                 rid,
@@ -129,6 +133,7 @@ class TalkerStage:
                 task.cancel()
             await asyncio.gather(feeding, sending, return_exceptions=True)
             self._frames.pop(rid, None)
+            self._notes.remove(rid)
             if self._progress is not None:
                 self._progress.forget(rid)
             self._feed.send(TalkerForget(rid))
@@ -214,6 +219,8 @@ class TalkerStage:
         async for report in Reports(self._outbox):
             if isinstance(report, Frames):
                 self._take_frames(report)
+            elif isinstance(report, StreamNotes):
+                await self._notes.tell(report)
             else:
                 self._totals.take(report)
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import numpy as np
 
 from sglang_live.bridge import platform_cpu
-from sglang_live.bridge.feed_types import HiddenRows, Truncated
+from sglang_live.bridge.feed_types import HiddenRows, StreamNotes, Truncated
 from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV
 from sglang_live.clock import MonotonicClock
 from sglang_live.errors import BadInputError
@@ -31,6 +31,7 @@ from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.stream_notes import NoteRoutes
 from sglang_live.stages.tasks import result_beside
 from sglang_live.stages.thinker_feed import ThinkerFeed
 from sglang_live.stages.thinker_session import ThinkerSession
@@ -77,6 +78,7 @@ class ThinkerStage:
         self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._items: dict[str, dict[str, HistoryItem]] = defaultdict(dict)
         self._outbox, self._states, self._totals = outbox, AudioStates(), PolicyTotals()
+        self._notes = NoteRoutes()
         self._feed = ThinkerFeed(FeedSocket(inbox), MonotonicClock()) if spec.policies else None
         self._counts = dict.fromkeys(
             ("sessions_rebuilt", "sessions_truncated", "truncations_refused"), 0.0
@@ -143,6 +145,8 @@ class ThinkerStage:
                     await self._states.add(report)
                 case Truncated():
                     self._feed.answered(report)
+                case StreamNotes():
+                    await self._notes.tell(report)
                 case _:
                     self._totals.take(report)
 
@@ -150,6 +154,7 @@ class ThinkerStage:
         history = self._history(session_id, request, job.frames)
         session = self._sessions.setdefault(session_id, self._new_session())
         state = TurnState()
+        state.on_generating = lambda rid: self._notes.add(rid, job)
         listening = asyncio.create_task(self._listen(job, session, state))
         try:
             writing = self._write(job, request, session, history, state)
@@ -157,6 +162,7 @@ class ThinkerStage:
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
+            self._notes.remove(state.rid)
             self._counts["sessions_rebuilt"] += state.rebuilt
             self._counts["sessions_truncated"] += state.truncated
             self._counts["truncations_refused"] += state.refused

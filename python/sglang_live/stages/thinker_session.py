@@ -211,7 +211,8 @@ class ThinkerSession:
     async def _generate(
         self, append: Append, sampling: dict, state: TurnState
     ) -> AsyncIterator[Prefilled | Generated]:
-        rid = state.generating = THINK_PREFIX + uuid.uuid4().hex
+        rid = state.rid = state.generating = THINK_PREFIX + uuid.uuid4().hex
+        state.on_generating(rid)
         begun = False
         try:
             request = _request(self.engine_session, append, sampling)

@@ -1,5 +1,6 @@
 """A turn in a thinker's session: what it reports, and what is known of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglang_live.models.qwen3_omni.prompt import Append
@@ -35,7 +36,8 @@ class Generated:
 class TurnState:
     """One turn in the session, which fills it in; only the stage sets `ending`.
 
-    generating: the request that writes the reply, while it does.
+    generating: the request that writes the reply, while it does. rid: the same, also afterwards.
+    on_generating: told that request before it is sent.
     ending: nobody wants more of the reply.
     """
 
@@ -45,4 +47,6 @@ class TurnState:
     truncated: bool = False
     refused: bool = False
     generating: str | None = None
+    rid: str = ""
+    on_generating: Callable[[str], None] = lambda rid: None
     ending: bool = False

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +101,7 @@ class FakeSession:
     n_cancelled: int = 0
     n_closed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
+    on_note: Callable[[str, str, float], None] = lambda stage, what, ahead_s: None
     _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
@@ -142,6 +143,9 @@ class FakeSession:
         finally:
             for wait in waits:
                 wait.cancel()
+
+    def watch(self, on_note) -> None:
+        self.on_note = on_note
 
     def interrupt(self) -> bool:
         if self.on_interrupt is None or not self.running:

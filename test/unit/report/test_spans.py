@@ -52,3 +52,26 @@ def test_only_a_stall_in_the_middle_of_a_reply_counts_as_dry(call, timeline):
 def test_the_servers_own_underruns_are_preferred(timeline):
     timeline["events"].append({"t_s": 8.75, "event": "underrun", "silent_s": 0.25})
     assert spans.dry_spans(Timeline.of(timeline)) == [(8.5, 8.75)]
+
+
+def stream(t_s: float, what: str, stage: str = "talker") -> dict:
+    return {"t_s": t_s, "event": "stream", "response": "r", "stage": stage, "what": what}
+
+
+def test_a_stream_is_in_one_class_until_the_next_or_the_end_of_its_response():
+    events = [
+        {"t_s": 1.0, "event": "response_created", "response": "r"},
+        stream(1.1, "u1"),
+        stream(1.2, "u1", "thinker"),
+        stream(1.5, "u2"),
+        stream(2.0, "held"),
+        stream(2.5, "resumed"),
+        stream(3.0, "held"),
+        {"t_s": 4.0, "event": "barge_in", "response": "r"},
+    ]
+    timeline = Timeline.of({"session": "s", "events": events, "dropped": 0})
+    talker = spans.stream_spans(timeline, "talker")
+    assert talker["u1"] == [(1.1, 1.5)]
+    assert talker["u2"] == [(1.5, 4.0)]
+    assert talker["held"] == [(2.0, 2.5), (3.0, 4.0)]
+    assert spans.stream_spans(timeline, "thinker")["u1"] == [(1.2, 4.0)]

@@ -1,0 +1,155 @@
+"""What the policies cost inside a running engine: a thinker with many replies at once.
+
+    python -m benchmark.policy_engine --streams 16,256 --json out.json
+
+Replies run over SGLang's own API with the ids of ours, and their consumers' progress comes over the
+control channel every 50 ms, so that streams are held and come back. Cost is CPU time of the
+scheduler's thread in deciding and in taking progress in; what moving requests between batches
+costs is in the rounds themselves.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from benchmark.load.provenance import facts
+from sglang_live.bridge.feed_types import THINK_PREFIX, Progress
+from sglang_live.models.demo.build import build
+from sglang_live.models.demo.location import DemoSize
+from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.supervisor import Supervisor, free_port, loopback_address, new_run_dir
+
+POLICIES = ("urgency", "pacing", "truncate")
+PROGRESS_EVERY_S = 0.05
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmark.policy_engine", description=__doc__)
+    parser.add_argument("--streams", default="16,64,256", help="points (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=150, help="per reply (default: %(default)s)")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+@asynccontextmanager
+async def thinker(run_dir: Path, n_most: int):
+    checkpoint = run_dir / "endless"
+    # Replies that do not end by themselves: every point runs as many steps.
+    build(checkpoint, DemoSize(thinker_end_logit=0.0))
+    spec = StageSpec(
+        stage="thinker",
+        replica=0,
+        model_path=str(checkpoint),
+        cache_dir=str(run_dir),
+        address=loopback_address(run_dir, "thinker", 0),
+        same_host=True,
+        run_dir=str(run_dir),
+        served_name="demo",
+        native_port=free_port(),
+        policies=POLICIES,
+        engine_args={"max_running_requests": n_most + 8},
+        # Or SGLang would set aside room for thousands of tokens of every reply.
+        environment={"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "64"},
+    )
+    supervisor = Supervisor([spec], log_dir=run_dir)
+    try:
+        await supervisor.start()
+        yield supervisor.replicas[0]
+    finally:
+        await supervisor.stop()
+
+
+async def listen(feed: FeedSocket, rids: list[str]) -> None:
+    """Consumers who take one second per second, each begun at another time."""
+    began_s = time.monotonic()
+    offsets_s = [random.Random(rid).uniform(0.0, 1.0) for rid in rids]
+    n = len(rids)
+    while True:
+        heard_s = time.monotonic() - began_s
+        taken = [max(0.0, heard_s - offset_s) for offset_s in offsets_s]
+        feed.send(Progress(rids, taken, [True] * n, [0.2] * n))
+        await asyncio.sleep(PROGRESS_EVERY_S)
+
+
+async def totals(replica) -> dict[str, float]:
+    await asyncio.sleep(1.0)  # the scheduler reports twice a second
+    ready = await replica.client.ping(10.0)
+    return {k.removeprefix("policy_"): v for k, v in ready.load.items() if k.startswith("policy_")}
+
+
+async def measure(replica, n_streams: int, n_tokens: int) -> dict[str, float]:
+    feed = FeedSocket(replica.spec.socket_path("inbox"))
+    url = f"http://127.0.0.1:{replica.spec.native_port}/generate"
+    rids = [f"{THINK_PREFIX}{n_streams:06d}-{i:06d}" for i in range(n_streams)]
+    before = await totals(replica)
+    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as client:
+        listening = asyncio.create_task(listen(feed, rids))
+        try:
+            answers = await asyncio.gather(
+                *(client.post(url, json=_request(rid, n, n_tokens)) for n, rid in enumerate(rids))
+            )
+        finally:
+            listening.cancel()
+    for answer in answers:
+        answer.raise_for_status()
+    after = await totals(replica)
+    spent = {name: after[name] - before.get(name, 0.0) for name in after}
+    return {
+        "n_streams": n_streams,
+        "rounds": spent["rounds"],
+        "decide_ms_per_round": 1000 * spent["decide_s"] / spent["rounds"],
+        "share_of_rounds": spent["decide_s"] / (spent["rounds"] * after["round_ms"] / 1000),
+        "round_ms": after["round_ms"],
+        "holds": spent["holds"],
+        "returns": spent["returns"],
+    }
+
+
+def _request(rid: str, n: int, n_tokens: int) -> dict:
+    return {
+        "rid": rid,
+        "input_ids": [10 + (n * 7 + i) % 180 for i in range(12)],
+        "sampling_params": {"max_new_tokens": n_tokens, "temperature": 0, "ignore_eos": True},
+    }
+
+
+async def run(points: list[int], n_tokens: int) -> list[dict[str, float]]:
+    run_dir = new_run_dir()
+    rows = []
+    try:
+        async with thinker(run_dir, max(points)) as replica:
+            for n_streams in points:
+                rows.append(await measure(replica, n_streams, n_tokens))
+                print(_line(rows[-1]), flush=True)
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    return rows
+
+
+def _line(row: dict[str, float]) -> str:
+    return (
+        f"{row['n_streams']:5.0f} streams  {row['rounds']:6.0f} rounds of {row['round_ms']:6.1f} ms"
+        f"  policies {row['decide_ms_per_round']:.3f} ms ({row['share_of_rounds']:.2%})"
+        f"  {row['holds']:.0f} holds"
+    )
+
+
+def main() -> None:
+    args = parse_args()
+    points = [int(n) for n in args.streams.split(",")]
+    rows = asyncio.run(run(points, args.tokens))
+    if args.json:
+        document = {"benchmark": "policy_engine", **facts(), "policies": POLICIES, "rows": rows}
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The policies' side of an engine: what a decision does to streams, and what is said of it."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_live.bridge.feed_types import Progress
+from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
+from sglang_live.policy.decide import Policies
+
+POOL = Pool(free=5000, total=10_000, free_rows=8)
+
+
+class Engine:
+    """Rounds of 20 ms, with requests that are admitted at once."""
+
+    def __init__(self, *policies: str):
+        self.rounds = Rounds(Policies.of(policies))
+        self.now_s = 100.0
+        self.batch: list = []
+
+    def add(self, rid: str, managed: bool = True) -> None:
+        table = self.rounds.table
+        table.wait(rid, now_s=self.now_s, managed=managed, prompt_tokens=40, prefill_tokens=40)
+        table.admit(rid, self.now_s)
+        self.batch = [*self.batch, SimpleNamespace(rid=rid)]
+
+    def run(self, n_rounds: int, heard_s: float | None = None) -> None:
+        for _ in range(n_rounds):
+            self.now_s += 0.02
+            self.rounds.stamp(RoundStamp(self.now_s))
+            if heard_s is not None:
+                rids = [req.rid for req in self.batch]
+                n = len(rids)
+                self.rounds.progress(Progress(rids, [heard_s] * n, [False] * n, [0.0] * n))
+            self.rounds.decide(POOL, prefill_running=False)
+            for req in list(self.batch):
+                if self.rounds.sits_out(req.rid) and not self.rounds.table.is_held(req.rid):
+                    self.rounds.held(req.rid)
+                elif not self.rounds.sits_out(req.rid):
+                    self.rounds.returned(req.rid)
+            self.rounds.ran_decode([req for req in self.batch if not self.rounds.sits_out(req.rid)])
+
+    def notes(self) -> list[tuple[str, str]]:
+        notes = self.rounds.take_notes()
+        return [] if notes is None else list(zip(notes.rids, notes.what, strict=True))
+
+
+def test_a_stream_is_told_of_when_its_class_changes_and_when_it_sits_out():
+    engine = Engine("urgency", "pacing")
+    engine.add("a")
+    engine.run(3)
+    assert engine.notes() == [("a", "u1")]
+    engine.run(2, heard_s=0.0)
+    assert engine.notes() == [("a", "u0")]
+    engine.run(40, heard_s=0.0)
+    assert engine.notes() == [("a", "u2"), ("a", "held")]
+    engine.run(1, heard_s=100.0)
+    assert engine.notes() == [("a", "u0"), ("a", "resumed")]
+    assert engine.notes() == []
+
+
+def test_a_request_that_is_not_ours_is_not_told_of():
+    engine = Engine("urgency", "pacing")
+    engine.add("plain", managed=False)
+    engine.run(60)
+    assert engine.notes() == []
+    assert engine.rounds.report()["u2_s"] == 0.0
+
+
+def test_residence_is_the_time_that_replies_spent_in_each_class():
+    engine = Engine("urgency")
+    engine.add("a")
+    engine.add("b")
+    engine.run(11)
+    report = engine.rounds.report()
+    assert report["u1_s"] == pytest.approx(2 * 10 * 0.02)
+    assert report["rounds"] == 11
+
+
+def test_rates_follow_the_rounds_that_were_run():
+    engine = Engine("pacing")
+    engine.add("a")
+    engine.run(100, heard_s=100.0)
+    assert engine.rounds.rates.round_s == pytest.approx(0.02, rel=0.01)
+
+
+def test_requests_that_came_after_a_decision_are_tried_last_and_none_is_lost():
+    engine = Engine("urgency")
+    table = engine.rounds.table
+    for n, rid in enumerate(("old", "older")):
+        table.wait(rid, now_s=99.0 - n, managed=True, prompt_tokens=5, prefill_tokens=5)
+    engine.run(1)
+    table.wait("new", now_s=engine.now_s, managed=True, prompt_tokens=5, prefill_tokens=5)
+    queue = [SimpleNamespace(rid=rid) for rid in ("new", "old", "older")]
+    tried, later = engine.rounds.admission_order(queue)
+    assert [req.rid for req in tried] == ["older", "old", "new"]
+    assert later == []
+
+
+def test_nothing_is_decided_while_there_is_nobody():
+    engine = Engine("urgency")
+    engine.run(2)
+    assert engine.rounds.report()["rounds"] == 0
+    assert engine.rounds.wait_limit_s() == float("inf")
+    assert engine.rounds.prefill_budget() is None
