@@ -23,6 +23,9 @@ class Stages:
     def report_playback(self, heard_s, playing, interrupts):
         self.playback.append((round(heard_s, 3), playing, round(interrupts, 3)))
 
+    def watch(self, on_note):
+        self.on_note = on_note
+
     def report_speech(self):
         self.n_speech += 1
 
@@ -258,3 +261,11 @@ async def test_a_barge_in_is_no_reply_gap(world):
     await world.advance(1.5)
     world.monitor.speech_started(world.clock.now_s())
     assert world.monitor.habits.reply_gap_s is None
+
+
+async def test_what_policies_do_is_told_of_the_running_turn(world):
+    world.answer()
+    world.stages.on_note("talker", "held", 1.25)
+    [note] = [e for e in world.events() if e["event"] == "stream"]
+    assert (note["stage"], note["what"], note["ahead_s"]) == ("talker", "held", 1.25)
+    assert note["response"]

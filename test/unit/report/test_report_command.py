@@ -77,7 +77,7 @@ def test_what_was_not_measured_is_said(load, written):
     assert "not measured" in drawn(written(load), ".svg").read_text()
 
 
-@pytest.mark.parametrize(("name", "size"), [("timeline", (1350, 960)), ("load", (1650, 1230))])
+@pytest.mark.parametrize(("name", "size"), [("timeline", (1350, 1110)), ("load", (1650, 1230))])
 def test_a_png_is_large_enough_to_read(request, written, name, size):
     out = drawn(written(request.getfixturevalue(name)), ".png")
     with Image.open(out) as picture:
