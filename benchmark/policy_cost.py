@@ -2,12 +2,16 @@
 
     python -m benchmark.policy_cost --json out.json
 
+Also what it costs to take in progress of all streams at once, which is the most that one round can
+bring: the stage sends the newest of every stream in one message.
+
 Streams are drawn: most play and are some way ahead, some sit out, a few wait or have just begun.
 Policy sets take turns round by round, so that a disturbance of the machine meets all of them.
 """
 
 import argparse
 import json
+import tempfile
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,8 +19,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmark.load.provenance import facts
+from sglang_live.bridge.feed_types import Progress
+from sglang_live.bridge.inbox import Inbox
+from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.policy.decide import Policies
-from sglang_live.policy.view import StageRates, StageView
+from sglang_live.policy.view import FRAME_S, StageRates, StageView
+from sglang_live.stages.engine_host import FeedSocket
 
 N_STREAMS = (16, 64, 256, 1024, 4096)
 POLICIES = (
@@ -110,19 +118,44 @@ def measure(n: int, rng: np.random.Generator, options: Options) -> list[Row]:
     ]
 
 
+def measure_channel(n: int, options: Options) -> Row:
+    """Drain one message with the progress of n streams, and enter it into the stream table."""
+    rids = [f"speak-{i:032x}" for i in range(n)]
+    table = StreamTable(FRAME_S)
+    for rid in rids:
+        table.wait(rid, now_s=0.0, managed=True, prompt_tokens=100, prefill_tokens=100)
+    with tempfile.TemporaryDirectory() as folder:
+        address = f"ipc://{folder}/inbox"
+        inbox, feed = Inbox(address), FeedSocket(address)
+        times_ms = []
+        for i in range(-WARM_UP_ROUNDS, options.rounds):
+            feed.send(Progress(rids, [0.01 * i] * n, [True] * n, [0.2] * n))
+            while not inbox.socket.poll(1):
+                pass
+            start_s = time.perf_counter()
+            for news in inbox.drain():
+                table.progress(news, float(i))
+            if i >= 0:
+                times_ms.append((time.perf_counter() - start_s) * 1e3)
+        inbox.socket.close()
+    p50, p99 = np.percentile(times_ms, (50, 99))
+    return Row("control channel", n, round(float(p50), 4), round(float(p99), 4))
+
+
 def print_table(rows: list[Row]) -> None:
     print(f"{'policies':18s}" + "".join(f"{n:>18d}" for n in N_STREAMS))
     print(f"{'P50 / P99 ms':18s}")
-    for names in POLICIES:
-        own = [row for row in rows if row.policies == "+".join(names)]
+    for name in dict.fromkeys(row.policies for row in rows):
+        own = [row for row in rows if row.policies == name]
         cells = "".join(f"{row.p50_ms:>10.3f} /{row.p99_ms:6.3f}" for row in own)
-        print(f"{'+'.join(names):18s}{cells}")
+        print(f"{name:18s}{cells}")
 
 
 def main() -> None:
     options = parse_options()
     rng = np.random.default_rng(options.seed)
     rows = [row for n in N_STREAMS for row in measure(n, rng, options)]
+    rows += [measure_channel(n, options) for n in N_STREAMS]
     print_table(rows)
     if options.json:
         result = {

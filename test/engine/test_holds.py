@@ -103,7 +103,11 @@ async def total(stages: Stages, stage: str, name: str) -> float:
 async def live_stages(request, endless_checkpoint, tmp_path_factory):
     cache = tmp_path_factory.mktemp("holds")
     args = {"disable_overlap_schedule": request.param, "chunked_prefill_size": 64}
-    async with running_stages(endless_checkpoint, cache, args, policies=POLICIES) as running:
+    # Where overlap is off the talker is also made to retract a running reply every few rounds.
+    retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
+    environment = retract if request.param else None
+    stages = running_stages(endless_checkpoint, cache, args, environment, policies=POLICIES)
+    async with stages as running:
         yield running
 
 
