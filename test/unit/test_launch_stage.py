@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sglang_live import launch_stage
+from sglang_live.config import POLICIES
 from sglang_live.stages.spec import SPEC_ENV
 
 TALKER = ["--stage", "talker", "--model-path", "/models/m", "--bind", "tcp://0.0.0.0:7101"]
@@ -50,7 +51,7 @@ def test_further_arguments_go_to_its_engine(launched):
 
 
 def test_its_policies_are_those_it_is_started_with(launched):
-    assert launched(*TALKER)["policies"] == ["urgency", "pacing", "truncate"]
+    assert launched(*TALKER)["policies"] == list(POLICIES)
     assert launched(*TALKER, "--live-policies", "off")["policies"] == []
 
 
