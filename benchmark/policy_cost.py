@@ -129,7 +129,7 @@ def measure_channel(n: int, options: Options) -> Row:
         inbox, feed = Inbox(address), FeedSocket(address)
         times_ms = []
         for i in range(-WARM_UP_ROUNDS, options.rounds):
-            feed.send(Progress(rids, [0.01 * i] * n, [True] * n, [0.2] * n))
+            feed.send(Progress.of(rids, [0.01 * i] * n, [True] * n, [0.2] * n))
             while not inbox.socket.poll(1):
                 pass
             start_s = time.perf_counter()

@@ -75,7 +75,7 @@ async def listen(feed: FeedSocket, rids: list[str]) -> None:
     while True:
         heard_s = time.monotonic() - began_s
         taken = [max(0.0, heard_s - offset_s) for offset_s in offsets_s]
-        feed.send(Progress(rids, taken, [True] * n, [0.2] * n))
+        feed.send(Progress.of(rids, taken, [True] * n, [0.2] * n))
         await asyncio.sleep(PROGRESS_EVERY_S)
 
 

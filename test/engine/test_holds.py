@@ -51,7 +51,7 @@ class Consumers:
                     self._taken_s[rid] += self._random.choice((0.08, 0.3, 0.8, 2.0))
             taken = [self._taken_s[rid] for rid in rids]
             n = len(rids)
-            self._feed.send(Progress(rids, taken, [False] * n, [0.5] * n))
+            self._feed.send(Progress.of(rids, taken, [False] * n, [0.5] * n))
             await asyncio.sleep(self._random.uniform(0.01, 0.08))
 
 
@@ -219,7 +219,7 @@ async def until_held(stages: Stages, thinker: Thinker, rids: list[str]) -> None:
 
     async def stand_still() -> None:
         while True:
-            thinker.feed.send(Progress(rids, [0.0] * n, [False] * n, [0.0] * n))
+            thinker.feed.send(Progress.of(rids, [0.0] * n, [False] * n, [0.0] * n))
             await asyncio.sleep(0.01)
 
     standing = asyncio.create_task(stand_still())
@@ -261,5 +261,5 @@ async def test_a_cache_is_not_flushed_under_a_held_request(live_stages, thinker)
     async with httpx.AsyncClient(timeout=30) as client:
         answer = await client.post(f"{thinker.url}/flush_cache")
     assert answer.status_code != 200
-    thinker.feed.send(Progress([rid], [1000.0], [False], [0.0]))
+    thinker.feed.send(Progress.of([rid], [1000.0], [False], [0.0]))
     assert (await running)["output_ids"] == expected["output_ids"]

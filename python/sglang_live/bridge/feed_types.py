@@ -3,7 +3,10 @@
 Feed messages ride SGLang's own request broadcast, so every rank applies them in the same round.
 """
 
+from collections.abc import Sequence
+
 import msgspec
+import numpy as np
 
 # Request ids of replies begin so; they wait in the queue until their TalkerPrompt has come.
 SPEAK_PREFIX = "speak-"
@@ -43,17 +46,42 @@ class TalkerForget(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How far the consumers of running requests are; parallel lists. Last write wins.
+    """How far the consumers of running requests are; packed arrays in the order of rids.
 
-    consumed_s: speech the consumer has taken of each reply (talker: the listener's ear;
-    thinker: the talker). flowing: whether it goes on taking one second per second by itself.
-    interrupts: how often this caller interrupts, 0 to 1.
+    All callers may have news in one round, and it must not cost them the round: numbers travel
+    as they lie in memory. Last write wins.
+
+    consumed_s: float64, speech the consumer has taken of each reply (talker: the listener's ear;
+    thinker: the talker). flowing: bool, whether it goes on taking one second per second by itself.
+    interrupts: float64, how often this caller interrupts, 0 to 1.
     """
 
     rids: list[str]
-    consumed_s: list[float]
-    flowing: list[bool]
-    interrupts: list[float]
+    consumed_s: bytes
+    flowing: bytes
+    interrupts: bytes
+
+    @staticmethod
+    def of(
+        rids: list[str],
+        consumed_s: Sequence[float],
+        flowing: Sequence[bool],
+        interrupts: Sequence[float],
+    ) -> "Progress":
+        return Progress(
+            rids,
+            np.asarray(consumed_s, np.float64).tobytes(),
+            np.asarray(flowing, bool).tobytes(),
+            np.asarray(interrupts, np.float64).tobytes(),
+        )
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """By name of the field; [len(rids)] each, read-only."""
+        return {
+            "consumed_s": np.frombuffer(self.consumed_s, np.float64),
+            "flowing": np.frombuffer(self.flowing, bool),
+            "interrupts": np.frombuffer(self.interrupts, np.float64),
+        }
 
 
 class EndReply(msgspec.Struct, frozen=True, tag="end"):

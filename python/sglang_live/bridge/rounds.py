@@ -22,6 +22,9 @@ _EMA = 0.1
 _CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
 # A pause longer than this was no round.
 _LONGEST_ROUND_S = 2.0
+# A decision stands for so long if nothing came, left or was reported meanwhile: a buffer changes
+# by less than a frame in that time.
+REVIEW_S = 0.015
 # Smaller prefills are all fixed cost and say nothing about the cost of a token.
 _MIN_MEASURED_TOKENS = 32
 
@@ -91,7 +94,7 @@ class Rounds:
         self._ahead_s = np.zeros(0)
         self._notes: list[tuple[str, str, float]] = []
         self._slope = _Slope()
-        self._last_prefill_s = 0.0
+        self._last_prefill_s = self._decided_s = 0.0
 
     # --- facts ---
 
@@ -129,7 +132,12 @@ class Rounds:
         if not len(self.table):
             self._last = None
             return None
+        self.totals["rounds"] += 1
+        young = self.now_s - self._decided_s < REVIEW_S
+        if self._last is not None and young and not self.table.changed:
+            return self._last
         began_s = time.thread_time()
+        self._decided_s, self.table.changed = self.now_s, False
         view = self.table.view(
             now_s=self.now_s,
             occupancy=pool.occupancy,
@@ -147,7 +155,6 @@ class Rounds:
             for rid in self.table.rids([slot]):
                 self._note(rid, _CLASSES[decision.urgency[slot]], slot)
         self.totals["unknown"] += decision.n_unknown
-        self.totals["rounds"] += 1
         self.totals["decide_s"] += time.thread_time() - began_s
         return decision
 

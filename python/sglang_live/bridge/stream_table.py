@@ -42,6 +42,8 @@ class StreamTable:
     """
     Args:
         unit_s: speech that one decode step is worth to this stage's consumer.
+
+    changed: a fact came that is more than a step or the passing of time; its reader resets it.
     """
 
     def __init__(self, unit_s: float, capacity: int = 64):
@@ -51,6 +53,7 @@ class StreamTable:
         self._free: list[int] = []
         self._columns = {n: np.full(capacity, d, t) for n, (t, d) in _COLUMNS.items()}
         self._stepping: tuple[list | None, np.ndarray] = (None, np.zeros(0, np.int64))
+        self.changed = True
 
     def __len__(self) -> int:
         return len(self._slot)
@@ -74,6 +77,7 @@ class StreamTable:
         self, rid: str, *, now_s: float, managed: bool, prompt_tokens: int, prefill_tokens: int
     ) -> None:
         """A request joins the queue, for the first time or after a retraction."""
+        self.changed = True
         slot = self._slot.get(rid)
         if slot is None:
             slot = self._take_slot(rid)
@@ -97,6 +101,7 @@ class StreamTable:
     def admit(self, rid: str, now_s: float) -> None:
         slot = self._slot.get(rid)
         if slot is not None and self._columns["waiting"][slot]:
+            self.changed = True
             self._columns["waiting"][slot] = False
             self._columns["since_s"][slot] = now_s
             self._columns["prefill_tokens"][slot] = 0
@@ -111,6 +116,7 @@ class StreamTable:
         slot = self._slot.pop(rid, None)
         if slot is None:
             return
+        self.changed = True
         self._rids[slot] = None
         self._free.append(slot)
         self._stepping = (None, self._stepping[1])
@@ -143,18 +149,16 @@ class StreamTable:
     # --- from the control channel ---
 
     def progress(self, news: Progress, now_s: float) -> None:
-        at, take = [], []
-        for i, rid in enumerate(news.rids):
-            slot = self._slot.get(rid)
-            if slot is not None:
-                at.append(slot)
-                take.append(i)
-        columns = self._columns
-        columns["consumed_s"][at] = np.asarray(news.consumed_s)[take]
-        columns["flowing"][at] = np.asarray(news.flowing)[take]
-        columns["interrupts"][at] = np.asarray(news.interrupts)[take]
-        columns["stamp_s"][at] = now_s
-        columns["reported"][at] = True
+        self.changed = True
+        slots = [self._slot.get(rid, -1) for rid in news.rids]
+        at, columns = np.array(slots, np.int64), news.columns()
+        if at.size and at.min() < 0:  # some have ended meanwhile
+            live = at >= 0
+            at, columns = at[live], {name: column[live] for name, column in columns.items()}
+        for name, column in columns.items():
+            self._columns[name][at] = column
+        self._columns["stamp_s"][at] = now_s
+        self._columns["reported"][at] = True
 
     # --- for the policies ---
 
@@ -226,6 +230,7 @@ class StreamTable:
     def _set_held(self, rid: str, held: bool, now_s: float) -> None:
         slot = self._slot.get(rid)
         if slot is not None:
+            self.changed = True
             self._columns["held"][slot] = held
             self._columns["since_s"][slot] = now_s
 

@@ -34,7 +34,7 @@ class ProgressFeed:
         while self._newest:
             newest, self._newest = self._newest, {}
             self._send(
-                Progress(
+                Progress.of(
                     rids=list(newest),
                     consumed_s=[p.consumed_s for p in newest.values()],
                     flowing=[p.flowing for p in newest.values()],

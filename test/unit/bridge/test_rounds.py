@@ -32,7 +32,7 @@ class Engine:
             if heard_s is not None:
                 rids = [req.rid for req in self.batch]
                 n = len(rids)
-                self.rounds.progress(Progress(rids, [heard_s] * n, [False] * n, [0.0] * n))
+                self.rounds.progress(Progress.of(rids, [heard_s] * n, [False] * n, [0.0] * n))
             self.rounds.decide(POOL, prefill_running=False)
             for req in list(self.batch):
                 if self.rounds.sits_out(req.rid) and not self.rounds.table.is_held(req.rid):
@@ -104,3 +104,16 @@ def test_nothing_is_decided_while_there_is_nobody():
     assert engine.rounds.report()["rounds"] == 0
     assert engine.rounds.wait_limit_s() == float("inf")
     assert engine.rounds.prefill_budget() is None
+
+
+def test_a_decision_stands_while_nothing_happens_and_not_for_long():
+    engine = Engine("urgency", "pacing")
+    engine.add("a")
+    engine.run(1)
+    first = engine.rounds.decide(POOL, prefill_running=False)
+    assert engine.rounds.decide(POOL, prefill_running=False) is first
+    engine.add("b")
+    second = engine.rounds.decide(POOL, prefill_running=False)
+    assert second is not first
+    engine.run(1)
+    assert engine.rounds.decide(POOL, prefill_running=False) is not second

@@ -41,7 +41,7 @@ def view_of(table: StreamTable, now_s: float = 10.0) -> StageView:
 def test_a_stream_is_ahead_by_what_was_made_and_not_taken():
     table = table_of("a", "b", "c")
     steps(table, 10, "a", "c")
-    table.progress(Progress(["a"], [0.5], [False], [0.25]), 10.0)
+    table.progress(Progress.of(["a"], [0.5], [False], [0.25]), 10.0)
     view = view_of(table)
     assert view.ahead_s.tolist() == pytest.approx([0.3, 0.0, 0.8])
     assert view.started.tolist() == [True, False, False]
@@ -52,7 +52,7 @@ def test_a_stream_is_ahead_by_what_was_made_and_not_taken():
 def test_a_consumer_that_goes_on_takes_a_second_per_second_and_never_more_than_was_made():
     table = table_of("a")
     steps(table, 25, "a")
-    table.progress(Progress(["a"], [0.5], [True], [0.0]), 10.0)
+    table.progress(Progress.of(["a"], [0.5], [True], [0.0]), 10.0)
     assert view_of(table, 11.0).ahead_s[0] == pytest.approx(0.5)
     assert view_of(table, 20.0).ahead_s[0] == 0.0
 
@@ -60,14 +60,14 @@ def test_a_consumer_that_goes_on_takes_a_second_per_second_and_never_more_than_w
 def test_the_newest_progress_wins():
     table = table_of("a")
     steps(table, 25, "a")
-    table.progress(Progress(["a", "a"], [1.0, 0.4], [True, False], [0.0, 0.0]), 10.0)
+    table.progress(Progress.of(["a", "a"], [1.0, 0.4], [True, False], [0.0, 0.0]), 10.0)
     assert view_of(table, 12.0).ahead_s[0] == pytest.approx(1.6)
 
 
 def test_progress_of_a_request_that_is_gone_changes_nothing():
     table = table_of("a")
     table.leave("a")
-    table.progress(Progress(["a"], [1.0], [True], [0.0]), 10.0)
+    table.progress(Progress.of(["a"], [1.0], [True], [0.0]), 10.0)
     assert len(table) == 0
 
 
@@ -95,7 +95,7 @@ def test_a_free_slot_looks_like_a_stream_that_wants_nothing():
 def test_a_slot_is_used_again_without_what_was_known_of_the_one_before():
     table = table_of("a")
     steps(table, 9, "a")
-    table.progress(Progress(["a"], [0.1], [True], [1.0]), 10.0)
+    table.progress(Progress.of(["a"], [0.1], [True], [1.0]), 10.0)
     table.leave("a")
     table.wait("b", now_s=12.0, managed=True, prompt_tokens=5, prefill_tokens=5)
     view = view_of(table, 12.0)

@@ -53,14 +53,14 @@ async def test_progress_of_many_replies_is_one_message(progress, sent):
     progress.put("a", heard(1.0))
     progress.put("b", heard(2.0, False, 0.5))
     await settle()
-    assert sent == [Progress(["a", "b"], [1.0, 2.0], [True, False], [0.0, 0.5])]
+    assert sent == [Progress.of(["a", "b"], [1.0, 2.0], [True, False], [0.0, 0.5])]
 
 
 async def test_of_one_reply_the_last_word_counts(progress, sent):
     progress.put("a", heard(1.0))
     progress.put("a", heard(1.5, False))
     await settle()
-    assert sent == [Progress(["a"], [1.5], [False], [0.0])]
+    assert sent == [Progress.of(["a"], [1.5], [False], [0.0])]
 
 
 async def test_news_wait_for_the_end_of_the_interval(progress, sent, clock):
@@ -72,7 +72,7 @@ async def test_news_wait_for_the_end_of_the_interval(progress, sent, clock):
     assert len(sent) == 1
     clock.advance(FLUSH_EVERY_S)
     await settle()
-    assert [message.consumed_s for message in sent] == [[1.0], [51.0]]
+    assert [message.columns()["consumed_s"].tolist() for message in sent] == [[1.0], [51.0]]
 
 
 async def test_without_news_nothing_is_sent(progress, sent, clock):
