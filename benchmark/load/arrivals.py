@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmark.load.interruptions import InterruptionModel, PlannedInterruption
+from benchmark.load.reply_lengths import ReplyLengths
 
 # Callers that all began in the same second would all stop speaking in the same second.
 CLOSED_LOOP_STAGGER_S = 5.0
 # Streams of random numbers: one that no caller uses, and every caller's second.
 _ARRIVALS_STREAM = 2**31
 _INTERRUPTIONS_STREAM = 1
+_REPLIES_STREAM = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,13 @@ class PlannedTurn:
     """Speak `clip`; once the reply has been heard, stay silent for `reply_gap_s`.
 
     After a barge-in the next turn follows at once instead.
+    reply_tokens: how long a reply is asked for; None: as the model pleases.
     """
 
     clip: str
     reply_gap_s: float
     interruption: PlannedInterruption | None = None
+    reply_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ def plan_callers(
     open_loop_rps: float | None,
     arrival_shape: float,
     interruptions: InterruptionModel | None = None,
+    reply_lengths: ReplyLengths | None = None,
 ) -> list[CallerPlan]:
     starts_s: list[float | None] = [None] * n_callers
     if open_loop_rps is not None:
@@ -72,11 +77,13 @@ def plan_callers(
         staggered_s = float(rng.uniform(0.0, CLOSED_LOOP_STAGGER_S))
         # A stream of its own: with interruptions callers say the same as without.
         cuts = np.random.default_rng([seed, repeat, caller, _INTERRUPTIONS_STREAM])
+        lengths = np.random.default_rng([seed, repeat, caller, _REPLIES_STREAM])
         turns = tuple(
             PlannedTurn(
                 str(rng.choice(clips)),
                 float(rng.choice(reply_gaps_s)),
                 interruptions and interruptions.draw(cuts, is_last=turn == n_turns - 1),
+                reply_lengths and reply_lengths.draw_tokens(lengths),
             )
             for turn in range(n_turns)
         )

@@ -95,6 +95,8 @@ class Caller:
 
     async def _converse(self, client: RealtimeClient) -> None:
         while (planned := self._next_turn()) is not None:
+            if planned.reply_tokens is not None:
+                await client.limit_replies(planned.reply_tokens)
             start_s = self._since_start_s()
             turn = await client.take_turn(self._audio[planned.clip], self._cut(planned))
             end_s = self._since_start_s()

@@ -40,6 +40,8 @@ class LoadConfig:
             is burstier.
         storm: sessions that send long audio beside the callers.
         frame_ms: microphone audio in one message.
+        drawn_replies: callers ask for replies of lengths drawn from reply_durations, of a demo
+            model that obeys (benchmark/load/reply_lengths.py).
     """
 
     policies: tuple[str, ...] = ("off",)
@@ -63,12 +65,15 @@ class LoadConfig:
     reply_durations: Path = WORKLOADS / "demo_reply_durations.json"
     turn_timeout_s: float = 60.0
     start_timeout_s: float = 600.0
+    drawn_replies: bool = False
     json: Path | None = None
 
     def __post_init__(self):
         self._check_arms()
         self._check_load()
         self._check_interruptions()
+        if self.drawn_replies and self.model_path != "demo":
+            raise ValueError("--drawn-replies needs the demo model")
         if self.json is not None and not self.json.parent.is_dir():
             raise ValueError(f"--json: no such folder: {self.json.parent}")
 
@@ -171,6 +176,11 @@ def _parser() -> argparse.ArgumentParser:
         default=FRAME_MS,
         metavar="MS",
         help="microphone audio per message (default: %(default)s)",
+    )
+    add(
+        "--drawn-replies",
+        action="store_true",
+        help="replies as long as drawn from --reply-durations, so that arms do the same work",
     )
     add("--turn-timeout-s", type=float, default=60.0, metavar="S", help="default: %(default)s")
     add("--start-timeout-s", type=float, default=600.0, metavar="S", help="default: %(default)s")

@@ -14,6 +14,7 @@ from benchmark.load.caller import Caller, TurnRow
 from benchmark.load.config import FRAME_MS, LoadConfig, Run
 from benchmark.load.interruptions import InterruptionModel, load_reply_durations
 from benchmark.load.process_usage import ProcessUsage, UsageMeter
+from benchmark.load.reply_lengths import ReplyLengths, obedient_model
 from benchmark.load.server import ServerProcess
 from benchmark.load.sounds import false_trigger_sounds
 from benchmark.load.storm import Storm, StormRow
@@ -72,6 +73,7 @@ class Workload:
     pool: bytes
     reply_gaps_s: np.ndarray
     interruptions: InterruptionModel
+    reply_lengths: ReplyLengths | None = None
 
     @classmethod
     def load(cls, config: LoadConfig) -> "Workload":
@@ -81,10 +83,11 @@ class Workload:
         pcm = {file.stem: clip.load_pcm(file) for file in files}
         sounds = false_trigger_sounds(next(iter(pcm.values())))
         per_message = config.frame_ms // FRAME_MS
+        durations_s = load_reply_durations(config.reply_durations)
         interruptions = InterruptionModel(
             barge_in=config.barge_in,
             false_triggers=config.false_triggers,
-            reply_durations_s=load_reply_durations(config.reply_durations),
+            reply_durations_s=durations_s,
             sounds=tuple(sounds),
         )
         return cls(
@@ -93,6 +96,7 @@ class Workload:
             pool=b"".join(pcm.values()),
             reply_gaps_s=load_reply_gaps(config.reply_gaps),
             interruptions=interruptions,
+            reply_lengths=ReplyLengths(durations_s) if config.drawn_replies else None,
         )
 
     def plans(self, config: LoadConfig, run: Run) -> list[CallerPlan]:
@@ -106,18 +110,20 @@ class Workload:
             open_loop_rps=run.rate_rps,
             arrival_shape=config.arrival_shape,
             interruptions=self.interruptions,
+            reply_lengths=self.reply_lengths,
         )
 
 
 def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
     """Start a server for this run, put the load on it, stop it."""
+    model_path = str(obedient_model()) if config.drawn_replies else config.model_path
     with ServerProcess(
-        config.model_path, run.policies, config.server_args_for(run), config.start_timeout_s
+        model_path, run.policies, config.server_args_for(run), config.start_timeout_s
     ) as server:
         options = SessionOptions(
             url=server.url,
             # A server names its model after the last part of the path.
-            model=Path(config.model_path).name,
+            model=Path(model_path).name,
             turn_timeout_s=config.turn_timeout_s,
             frames_per_message=config.frame_ms // FRAME_MS,
             truncate=config.truncate,

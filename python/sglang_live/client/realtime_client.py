@@ -109,6 +109,11 @@ class RealtimeClient:
         await self._take_turn(tracker, limit_s, user(said), cut)
         return tracker
 
+    async def limit_replies(self, max_output_tokens: int) -> None:
+        """From the next answer on."""
+        session = {"type": "realtime", "max_output_tokens": max_output_tokens}
+        await self._send({"type": "session.update", "session": session})
+
     async def post(self, item: str, max_output_tokens: int) -> TurnRecord:
         """Send a conversation.item.create message and ask for a short answer in text."""
         tracker = TurnTracker(self._clock, "posted")

@@ -62,7 +62,8 @@ class TurnRecord:
 
     @property
     def ok(self) -> bool:
-        return self.status == "completed" or (
+        # An answer that came to the limit the caller had set is an answer.
+        return self.status in ("completed", "incomplete") or (
             self.interruption is not None and self.status == "cancelled"
         )
 

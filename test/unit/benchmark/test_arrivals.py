@@ -5,6 +5,7 @@ import pytest
 
 from benchmark.load.arrivals import gamma_arrivals, load_reply_gaps, plan_callers
 from benchmark.load.config import WORKLOADS
+from benchmark.load.reply_lengths import ReplyLengths
 
 
 def plan(**changes):
@@ -63,3 +64,25 @@ def test_the_bundled_offsets_match_the_published_quantiles():
     gaps_s = load_reply_gaps(WORKLOADS / "ami_fto.json")
     assert len(gaps_s) == 367
     assert np.percentile(gaps_s, [50, 75, 90]) == pytest.approx([0.09, 0.44, 1.02], abs=0.04)
+
+
+def test_lengths_of_replies_are_drawn_apart_from_everything_else():
+    def plans(lengths):
+        return plan_callers(
+            n_callers=2,
+            n_turns=3,
+            clips=["a", "b"],
+            reply_gaps_s=np.array([0.1, 0.2]),
+            seed=1,
+            repeat=0,
+            open_loop_rps=None,
+            arrival_shape=1.0,
+            reply_lengths=lengths,
+        )
+
+    drawn = plans(ReplyLengths(np.array([1.6, 3.2])))
+    assert {turn.reply_tokens for plan in drawn for turn in plan.turns} <= {20, 40}
+    assert drawn == plans(ReplyLengths(np.array([1.6, 3.2])))
+    for plan, free in zip(drawn, plans(None), strict=True):
+        assert [t.clip for t in plan.turns] == [t.clip for t in free.turns]
+        assert all(turn.reply_tokens is None for turn in free.turns)
