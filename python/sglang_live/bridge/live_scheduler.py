@@ -7,7 +7,6 @@ SGLang's own. Subclassed by the talker's scheduler; the thinker's engine runs it
 
 import time
 from collections import OrderedDict
-from dataclasses import replace
 
 import zmq
 from sglang.srt.managers.schedule_batch import (
@@ -39,10 +38,8 @@ from sglang_live.bridge.inbox import (
     address_from_env,
     policies_from_env,
 )
-from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
+from sglang_live.bridge.rounds import Pool, RoundStamp, rounds_of
 from sglang_live.bridge.session_truncate import streaming_sessions, truncate_session
-from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.decide import OF_TURNS, Policies
 
 # How long a round may wait for input when every stream sits out. Messages end the wait at once.
 IDLE_WAIT_MS = 20
@@ -80,16 +77,8 @@ class LiveScheduler(Scheduler):
         self._counts = dict.fromkeys(
             ("held_gave_way", "ended", "truncated", "truncations_refused", "speech_starts"), 0.0
         )
-        names = policies_from_env()
-        self.rounds: Rounds | None = None
-        if decides_rounds(names):
-            chunk = self.server_args.chunked_prefill_size
-            config = PolicyConfig(may_park_prefill=True)
-            if chunk and chunk > 0:
-                config = replace(
-                    config, chunk_tokens=chunk, min_chunk_tokens=min(chunk, config.min_chunk_tokens)
-                )
-            self.rounds = Rounds(Policies.of(names, config))
+        chunk_tokens = self.server_args.chunked_prefill_size
+        self.rounds = rounds_of(policies_from_env(), chunk_tokens)
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
@@ -277,6 +266,7 @@ class LiveScheduler(Scheduler):
     def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
         self._hold(batch)  # rounds in which prefill was deferred
         if batch.is_empty():
+            batch.batch_is_full = False
             return batch
         if self.held:
             self._make_room(batch)
@@ -388,11 +378,6 @@ class LiveScheduler(Scheduler):
         self._reported_rounds = self.rounds.totals["rounds"]
         totals = {**self.rounds.report(), **self._counts, "held_now": float(len(self.held))}
         self.outbox.send(PolicyReport(totals))
-
-
-def decides_rounds(policies: tuple[str, ...]) -> bool:
-    """Whether any of these policies has a say in a round; some are matters of turns."""
-    return any(name not in OF_TURNS for name in policies)
 
 
 def _must_end(req: Req) -> bool:

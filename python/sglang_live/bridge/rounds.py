@@ -14,7 +14,8 @@ import numpy as np
 
 from sglang_live.bridge.feed_types import Progress, StreamNotes
 from sglang_live.bridge.stream_table import StreamTable
-from sglang_live.policy.decide import Policies
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.decide import OF_TURNS, Policies
 from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates
 
 # Weight of the newest round in the measured rates: about ten rounds of memory.
@@ -76,6 +77,26 @@ class _Slope:
         if self._var < self._MIN_VARIANCE:
             return float("nan")
         return max(0.0, self._cov / self._var)
+
+
+def rounds_of(policies: tuple[str, ...], chunk_tokens: int | None) -> "Rounds | None":
+    """None if these policies have no say in a round.
+
+    Args:
+        chunk_tokens: the engine's own prefill chunk; None or negative: it has none.
+    """
+    if not decides_rounds(policies):
+        return None
+    config = PolicyConfig(may_park_prefill=True)
+    if chunk_tokens and chunk_tokens > 0:
+        least = min(chunk_tokens, config.min_chunk_tokens)
+        config = replace(config, chunk_tokens=chunk_tokens, min_chunk_tokens=least)
+    return Rounds(Policies.of(policies, config))
+
+
+def decides_rounds(policies: tuple[str, ...]) -> bool:
+    """Whether any of these policies has a say in a round; some are matters of turns."""
+    return any(name not in OF_TURNS for name in policies)
 
 
 class Rounds:
@@ -172,13 +193,15 @@ class Rounds:
         """The queue as it should be tried, and those that are to wait for another round."""
         if self._last is None or len(waiting) < 1:
             return waiting, []
-        by_slot = {self.table.slot(req.rid): req for req in waiting}
-        tried = [req for slot in self._last.admit.tolist() if (req := by_slot.pop(slot, None))]
-        known = len(self._last.sits_out)
-        # Requests that came after the decision keep SGLang's order, behind the others.
-        new = [req for slot, req in by_slot.items() if slot is None or slot >= known]
-        left = [req for slot, req in by_slot.items() if slot is not None and slot < known]
-        return tried + new, left
+        known, judged, new = len(self._last.sits_out), {}, []
+        for req in waiting:
+            slot = self.table.slot(req.rid)
+            if slot is not None and slot < known:
+                judged[slot] = req
+            else:
+                new.append(req)  # came after the decision: SGLang's order, behind the others
+        tried = [req for slot in self._last.admit.tolist() if (req := judged.pop(slot, None))]
+        return tried + new, list(judged.values())
 
     def prefill_budget(self) -> int | None:
         return self._last.prefill_budget if self._last is not None else None

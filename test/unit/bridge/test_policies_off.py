@@ -1,7 +1,7 @@
 """With every policy off the thinker's engine runs SGLang's own scheduling loop."""
 
 from sglang_live.bridge.inbox import POLICIES_ENV, policies_from_env
-from sglang_live.bridge.live_scheduler import decides_rounds
+from sglang_live.bridge.rounds import decides_rounds
 from sglang_live.bridge.seams import all_seams
 
 # What the event loops of Scheduler call each round.

@@ -117,3 +117,12 @@ def test_a_decision_stands_while_nothing_happens_and_not_for_long():
     assert second is not first
     engine.run(1)
     assert engine.rounds.decide(POOL, prefill_running=False) is not second
+
+
+def test_requests_that_nobody_announced_stay_in_the_queue_all_of_them():
+    engine = Engine("urgency")
+    engine.add("a")
+    engine.run(1)
+    queue = [SimpleNamespace(rid=rid) for rid in ("x", "y", "z")]
+    tried, later = engine.rounds.admission_order(queue)
+    assert [req.rid for req in tried + later] == ["x", "y", "z"]
