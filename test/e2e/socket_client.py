@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -40,12 +41,17 @@ class Socket:
 
     async def until(self, *kinds: str, timeout_s: float = TURN_TIMEOUT_S) -> dict:
         """The next event of one of these types; everything before it is kept in `events`."""
-        async with asyncio.timeout(timeout_s):
-            while True:
-                event = json.loads(await self.connection.recv())
-                self.events.append(event)
-                if event["type"] in kinds:
-                    return event
+        n_before = len(self.events)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    event = json.loads(await self.connection.recv())
+                    self.events.append(event)
+                    if event["type"] in kinds:
+                        return event
+        except TimeoutError:
+            came = Counter(event["type"] for event in self.events[n_before:])
+            raise AssertionError(f"no {kinds} in {timeout_s} s, but {dict(came)}") from None
 
     async def session(self, **session) -> dict:
         await self.send("session.update", session={"type": "realtime", **session})

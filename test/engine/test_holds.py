@@ -233,7 +233,6 @@ async def until_held(stages: Stages, thinker: Thinker, rids: list[str]) -> None:
         standing.cancel()
 
 
-@pytest.mark.parametrize("live_stages", [False], ids=["overlap"], indirect=True)
 async def test_a_held_request_can_be_aborted_and_ended(live_stages, thinker):
     rids = thinker.rids(managed=True)[:2]
     long = {"max_new_tokens": 2000, "temperature": 0}
@@ -254,7 +253,6 @@ async def test_a_held_request_can_be_aborted_and_ended(live_stages, thinker):
     assert await total(live_stages, "thinker", "requests_running") == 0
 
 
-@pytest.mark.parametrize("live_stages", [False], ids=["overlap"], indirect=True)
 async def test_a_cache_is_not_flushed_under_a_held_request(live_stages, thinker):
     [rid] = thinker.rids(managed=True)[:1]
     sampling = {"max_new_tokens": 90, "temperature": 0}

@@ -22,6 +22,9 @@ from sglang_live.stages.spec import StageSpec
 
 log = logging.getLogger(__name__)
 
+# Thinker, talker and vocoder work at the same time, on a machine without a GPU on the same cores.
+N_COMPUTING = 3
+
 
 class Stage(Protocol):
     """What a stage module provides; it is built before any job and lives as long as the process."""
@@ -105,6 +108,7 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
+        platform_cpu.share_cores(N_COMPUTING)
     try:
         stage, loop = build_stage(spec)
     except SeamError as error:
