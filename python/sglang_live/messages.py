@@ -110,6 +110,8 @@ class Think(Message, frozen=True, tag=True):
     """Reply to the history named by `keys`; `items` holds those the stage may not have yet.
 
     session_id: "" for a job that leaves no trace. max_tokens: 0 prefills without a reply.
+    window_tokens: of the session's KV, kept behind its sink; None: all of it (kv/retention.py).
+    sink_tokens: None: the instructions and the markup around them.
     """
 
     session_id: str
@@ -120,6 +122,9 @@ class Think(Message, frozen=True, tag=True):
     max_tokens: int | None
     temperature: float | None
     timeout_s: float
+    window_tokens: int | None = None
+    sink_tokens: int | None = None
+    slack_tokens: int = 1
 
 
 class UserSegment(Message, frozen=True, tag=True):
@@ -141,7 +146,10 @@ class TextTokens(Message, frozen=True, tag=True):
 
 
 class ThinkDone(Message, frozen=True, tag=True):
-    """finish: "stop", "length" or "interrupted". ids: the whole reply."""
+    """finish: "stop", "length" or "interrupted". ids: the whole reply.
+
+    gone: keys of items of which nothing is left in the session's window.
+    """
 
     finish: str
     ids: list[int]
@@ -150,6 +158,7 @@ class ThinkDone(Message, frozen=True, tag=True):
     n_audio: int
     n_cached: int
     rebuilt: bool
+    gone: list[str] = []
 
 
 class CloseSession(Message, frozen=True, tag=True):

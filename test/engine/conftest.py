@@ -53,9 +53,11 @@ async def running_stages(
     cache: Path,
     engine_args: dict | None = None,
     talker_environment: dict | None = None,
+    thinker_environment: dict | None = None,
     policies: tuple[str, ...] = (),
 ) -> AsyncIterator[Stages]:
     run_dir = new_run_dir()
+    environments = {"talker": talker_environment, "thinker": thinker_environment}
     specs = [
         StageSpec(
             stage=stage,
@@ -69,7 +71,7 @@ async def running_stages(
             policies=policies,
             native_port=free_port() if stage == "thinker" and policies else 0,
             engine_args=(engine_args or {}) if stage != "vocoder" else {},
-            environment=(talker_environment or {}) if stage == "talker" else {},
+            environment=environments.get(stage) or {},
         )
         for stage in ("thinker", "talker", "vocoder")
     ]

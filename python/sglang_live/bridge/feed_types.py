@@ -91,10 +91,27 @@ class EndReply(msgspec.Struct, frozen=True, tag="end"):
 
 
 class TruncateSession(msgspec.Struct, frozen=True, tag="truncate"):
-    """Keep the first n_tokens of a session that has no running request. Answered by Truncated."""
+    """Keep the first n_tokens of a session that has no running request. Answered by Truncated.
+
+    n_tokens: counted from the session's beginning, tokens that were dropped included.
+    """
 
     session: str
     n_tokens: int
+
+
+class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
+    """Drop what lies between sink and window of a session (kv/retention.py), if no request of it
+    is running. Answered by Retained.
+
+    from_now_on: also after each further request, by itself.
+    """
+
+    session: str
+    sink_tokens: int
+    window_tokens: int
+    slack_tokens: int
+    from_now_on: bool = False
 
 
 class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):
@@ -104,7 +121,7 @@ class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):
 
 
 TalkerFeed = TalkerPrompt | TalkerText | TalkerForget
-Feed = TalkerFeed | Progress | EndReply | TruncateSession | SpeechStart
+Feed = TalkerFeed | Progress | EndReply | TruncateSession | RetainSession | SpeechStart
 
 
 class Frames(msgspec.Struct, frozen=True, tag="frames"):
@@ -133,6 +150,17 @@ class Truncated(msgspec.Struct, frozen=True, tag="truncated"):
     n_tokens: int
 
 
+class Retained(msgspec.Struct, frozen=True, tag="retained"):
+    """n_tokens: what the session holds now; -1: nobody can tell, a request of it is running or it
+    does not exist. n_cut: how many it has dropped so far behind its first sink_tokens.
+    """
+
+    session: str
+    n_tokens: int
+    sink_tokens: int = 0
+    n_cut: int = 0
+
+
 class PolicyReport(msgspec.Struct, frozen=True, tag="policy"):
     """What the policies of an engine did since its start; counters and seconds by name."""
 
@@ -151,4 +179,4 @@ class StreamNotes(msgspec.Struct, frozen=True, tag="notes"):
     ahead_s: list[float]
 
 
-Report = Frames | HiddenRows | Truncated | PolicyReport | StreamNotes
+Report = Frames | HiddenRows | Truncated | Retained | PolicyReport | StreamNotes

@@ -25,6 +25,7 @@ from sglang_live.bridge.feed_types import (
     EndReply,
     PolicyReport,
     Progress,
+    RetainSession,
     SpeechStart,
     Truncated,
     TruncateSession,
@@ -38,6 +39,7 @@ from sglang_live.bridge.inbox import (
     address_from_env,
     policies_from_env,
 )
+from sglang_live.bridge.retention import Retention
 from sglang_live.bridge.rounds import Pool, RoundStamp, rounds_of
 from sglang_live.bridge.session_truncate import streaming_sessions, truncate_session
 
@@ -77,8 +79,9 @@ class LiveScheduler(Scheduler):
         self._counts = dict.fromkeys(
             ("held_gave_way", "ended", "truncated", "truncations_refused", "speech_starts"), 0.0
         )
-        chunk_tokens = self.server_args.chunked_prefill_size
-        self.rounds = rounds_of(policies_from_env(), chunk_tokens)
+        policies = policies_from_env()
+        self.rounds = rounds_of(policies, self.server_args.chunked_prefill_size)
+        self.retention = Retention(self) if "retention" in policies else None
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
@@ -88,6 +91,7 @@ class LiveScheduler(Scheduler):
                 (Progress, self._on_progress),
                 (EndReply, self._on_end_reply),
                 (TruncateSession, self._on_truncate),
+                (RetainSession, self._on_retain),
                 (SpeechStart, self._on_speech_start),
             ]
         )
@@ -153,6 +157,13 @@ class LiveScheduler(Scheduler):
         if self.outbox is not None:
             self.outbox.send(Truncated(cut.session, n_tokens))
 
+    def _on_retain(self, order: RetainSession) -> None:
+        if self.retention is None:
+            return
+        retained = self.retention.retain(order)
+        if self.outbox is not None:
+            self.outbox.send(retained)
+
     def _on_speech_start(self, start: SpeechStart) -> None:
         self._counts["speech_starts"] += 1
 
@@ -209,6 +220,8 @@ class LiveScheduler(Scheduler):
     # --- a round ---
 
     def get_next_batch_to_run(self, running_batch, last_batch) -> NextBatchPlan:
+        if self.retention is not None:
+            self.retention.settle()
         if self.rounds is not None:
             self.rounds.decide(
                 self._pool(),
@@ -217,6 +230,7 @@ class LiveScheduler(Scheduler):
                     rid for rid, h in self.held.items() if h.step_in_flight or self._gated(h.req)
                 ],
             )
+        if self.rounds is not None or self.retention is not None:
             self._report()
         if self.held:
             running_batch = self._resume(running_batch)
@@ -268,6 +282,8 @@ class LiveScheduler(Scheduler):
         if batch.is_empty():
             batch.batch_is_full = False
             return batch
+        if self.retention is not None:
+            self.retention.bound_running(batch)
         if self.held:
             self._make_room(batch)
         return super().update_running_batch(batch)
@@ -302,12 +318,20 @@ class LiveScheduler(Scheduler):
 
     def process_batch_result(self, batch: ScheduleBatch, result):
         super().process_batch_result(batch, result)
-        if self.rounds is not None:
-            for req in batch.reqs:
-                if req.finished_reason is not None:
-                    self.rounds.table.leave(req.rid)
+        for req in batch.reqs:
+            if req.finished_reason is None:
+                continue
+            if self.rounds is not None:
+                self.rounds.table.leave(req.rid)
+            if self.retention is not None and req.session is not None:
+                self.retention.finished(req.session.session_id)
 
     # --- the queue ---
+
+    def handle_generate_request(self, recv_req, **kwargs):
+        if self.retention is not None:
+            self.retention.settle()
+        return super().handle_generate_request(recv_req, **kwargs)
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         if req.rid in self._early_ends:
@@ -372,11 +396,16 @@ class LiveScheduler(Scheduler):
         return super().on_idle()
 
     def _report(self, at_once: bool = False) -> None:
-        if self.outbox is None or (not at_once and self.rounds.now_s < self._next_report_s):
+        # Rank 0 alone reports, so it may look at its own clock.
+        if self.outbox is None or (not at_once and time.monotonic() < self._next_report_s):
             return
-        self._next_report_s = self.rounds.now_s + REPORT_EVERY_S
-        self._reported_rounds = self.rounds.totals["rounds"]
-        totals = {**self.rounds.report(), **self._counts, "held_now": float(len(self.held))}
+        self._next_report_s = time.monotonic() + REPORT_EVERY_S
+        totals = {**self._counts, "held_now": float(len(self.held))}
+        if self.rounds is not None:
+            self._reported_rounds = self.rounds.totals["rounds"]
+            totals |= self.rounds.report()
+        if self.retention is not None:
+            totals |= self.retention.report()
         self.outbox.send(PolicyReport(totals))
 
 

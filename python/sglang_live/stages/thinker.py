@@ -8,10 +8,11 @@ from contextlib import aclosing
 import numpy as np
 
 from sglang_live.bridge import platform_cpu
-from sglang_live.bridge.feed_types import HiddenRows, StreamNotes, Truncated
-from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV
+from sglang_live.bridge.feed_types import HiddenRows, Retained, StreamNotes, Truncated
+from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV, RADIX_BACKEND
 from sglang_live.clock import MonotonicClock
 from sglang_live.errors import BadInputError
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
     EndReply,
     Progress,
@@ -56,6 +57,7 @@ class ThinkerStage:
             os.environ[INBOX_ENV] = inbox
         os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = EXTERNAL_MODELS
         self.spec = spec
+        self._bounds = "retention" in spec.policies
         self.model = Qwen3OmniSpec.load(spec.model_path)
         self.host = EngineHost(
             spec,
@@ -65,6 +67,7 @@ class ThinkerStage:
                 "enable_multimodal": True,
                 "enable_streaming_session": True,
                 **(_CPU_ARGS if platform_cpu.is_active() else {}),
+                **({"radix_cache_backend": RADIX_BACKEND} if self._bounds else {}),
                 **spec.engine_args,
                 # SGLang calls its own HTTP API once, after warming up.
                 "host": "127.0.0.1",
@@ -136,14 +139,14 @@ class ThinkerStage:
 
     def _new_session(self) -> ThinkerSession:
         truncates = "truncate" in self.spec.policies
-        return ThinkerSession(self.host, self.prompt, feed=self._feed if truncates else None)
+        return ThinkerSession(self.host, self.prompt, feed=self._feed, truncates=truncates)
 
     async def _read_reports(self) -> None:
         async for report in Reports(self._outbox):
             match report:
                 case HiddenRows():
                     await self._states.add(report)
-                case Truncated():
+                case Truncated() | Retained():
                     self._feed.answered(report)
                 case StreamNotes():
                     await self._notes.tell(report)
@@ -169,6 +172,7 @@ class ThinkerStage:
         self._items[session_id][request.reply_key] = HistoryItem(
             key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
         )
+        gone = await session.bound(_retention(request)) if self._bounds else []
         await job.send(
             ThinkDone(
                 job.job_id,
@@ -179,6 +183,7 @@ class ThinkerStage:
                 n_audio=reply.n_audio,
                 n_cached=state.n_cached,
                 rebuilt=state.rebuilt,
+                gone=gone,
             )
         )
 
@@ -255,8 +260,7 @@ class ThinkerStage:
 
     async def _clip_states(self, event: Prefilled) -> np.ndarray:
         """The thinker's states [n_placeholders, thinker_hidden] of one clip just prefilled."""
-        markup = self.prompt.markup_ids(event.append.text)
-        n_places = event.n_new - (len(markup) - 1)  # one placeholder became n_places
+        n_places = self.prompt.n_places(event.append, event.n_new)
         return await self._states.of(event.rid, n_places)
 
     async def _send_segments(
@@ -271,6 +275,16 @@ class ThinkerStage:
             ref = tensors.put(np.concatenate(states)) if states else None
             ids = self.prompt.segment_ids(item, [len(s) for s in states])
             await job.send(UserSegment(job.job_id, item.key, ids, ref), tensors)
+
+
+def _retention(request: Think) -> RetentionConfig | None:
+    if request.window_tokens is None:
+        return None
+    return RetentionConfig(
+        sink_tokens=request.sink_tokens,
+        window_tokens=request.window_tokens,
+        slack_tokens=request.slack_tokens,
+    )
 
 
 def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPart:

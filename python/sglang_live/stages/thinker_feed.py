@@ -3,22 +3,29 @@
 import asyncio
 import logging
 
-from sglang_live.bridge.feed_types import EndReply, SpeechStart, Truncated, TruncateSession
+from sglang_live.bridge.feed_types import (
+    EndReply,
+    Retained,
+    RetainSession,
+    SpeechStart,
+    Truncated,
+    TruncateSession,
+)
 from sglang_live.clock import Clock
 from sglang_live.stages.engine_host import FeedSocket
 from sglang_live.stages.progress_feed import ProgressFeed
 
 log = logging.getLogger(__name__)
 
-# The scheduler truncates between two rounds; a round that prefills a lot may take that long.
-TRUNCATE_TIMEOUT_S = 2.0
+# The scheduler changes sessions between two rounds; one that prefills a lot may take that long.
+ANSWER_TIMEOUT_S = 2.0
 
 
 class ThinkerFeed:
     def __init__(self, socket: FeedSocket, clock: Clock):
         self._socket = socket
         self.progress = ProgressFeed(socket.send, clock)
-        self._asked: dict[str, asyncio.Future[int]] = {}
+        self._asked: dict[tuple[type, str], asyncio.Future] = {}
 
     def end_reply(self, rid: str) -> None:
         self._socket.send(EndReply(rid))
@@ -28,20 +35,29 @@ class ThinkerFeed:
 
     async def truncate(self, engine_session: str, n_tokens: int) -> bool:
         """Make the session hold its first n_tokens only. False: nobody knows what it holds now."""
-        answer = self._asked[engine_session] = asyncio.get_running_loop().create_future()
-        self._socket.send(TruncateSession(engine_session, n_tokens))
-        try:
-            held = await asyncio.wait_for(answer, TRUNCATE_TIMEOUT_S)
-        except TimeoutError:
-            log.warning("truncation_unanswered session=%s", engine_session)
-            return False
-        finally:
-            del self._asked[engine_session]
-        if held != n_tokens:
+        answer = await self._ask(TruncateSession(engine_session, n_tokens), Truncated)
+        if answer is not None and answer.n_tokens != n_tokens:
             log.warning("truncation_refused session=%s n_tokens=%d", engine_session, n_tokens)
-        return held == n_tokens
+        return answer is not None and answer.n_tokens == n_tokens
 
-    def answered(self, report: Truncated) -> None:
-        answer = self._asked.get(report.session)
+    async def retain(self, order: RetainSession) -> Retained | None:
+        """Bound the session. None: nobody knows what it holds now."""
+        answer = await self._ask(order, Retained)
+        return answer if answer is not None and answer.n_tokens >= 0 else None
+
+    def answered(self, report: Truncated | Retained) -> None:
+        answer = self._asked.get((type(report), report.session))
         if answer is not None and not answer.done():
-            answer.set_result(report.n_tokens)
+            answer.set_result(report)
+
+    async def _ask(self, order: TruncateSession | RetainSession, kind: type):
+        key = kind, order.session
+        answer = self._asked[key] = asyncio.get_running_loop().create_future()
+        self._socket.send(order)
+        try:
+            return await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("unanswered order=%s session=%s", type(order).__name__, order.session)
+            return None
+        finally:
+            del self._asked[key]

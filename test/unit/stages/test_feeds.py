@@ -9,6 +9,8 @@ from sglang_live.bridge.feed_types import (
     EndReply,
     PolicyReport,
     Progress,
+    Retained,
+    RetainSession,
     SpeechStart,
     Truncated,
     TruncateSession,
@@ -127,7 +129,7 @@ async def test_a_truncation_is_done_when_the_engine_says_exactly_that(feed, sent
 
 
 async def test_a_truncation_nobody_answers_is_given_up(feed, monkeypatch):
-    monkeypatch.setattr(thinker_feed, "TRUNCATE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(thinker_feed, "ANSWER_TIMEOUT_S", 0.01)
     assert not await feed.truncate("s", 7)
     feed.answered(Truncated("s", 7))  # too late
 
@@ -138,6 +140,25 @@ async def test_truncations_of_many_sessions_do_not_mix(feed):
     feed.answered(Truncated("other", 7))
     feed.answered(Truncated("one", -1))
     assert (await one, await other) == (False, True)
+
+
+async def test_a_bound_is_answered_with_what_the_session_holds_now(feed, sent):
+    order = RetainSession("s", 4, 64, 8)
+    asking = asyncio.create_task(feed.retain(order))
+    await settle()
+    assert sent == [order]
+    feed.answered(Truncated("s", 68))  # to another question
+    await settle()
+    assert not asking.done()
+    feed.answered(Retained("s", 68, 4, 30))
+    assert await asking == Retained("s", 68, 4, 30)
+
+
+async def test_a_bound_the_engine_cannot_keep_now_is_no_answer(feed):
+    asking = asyncio.create_task(feed.retain(RetainSession("s", 4, 64, 8)))
+    await settle()
+    feed.answered(Retained("s", -1))
+    assert await asking is None
 
 
 # --- what policies report ---

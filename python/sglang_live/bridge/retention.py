@@ -1,0 +1,113 @@
+"""Which sessions keep how much, and when they are cut: between two requests, or two decode steps.
+
+In: RetainSession from the stage; finished requests. Out: cuts in the session cache, Retained.
+Owner: one Retention per scheduler; equal on all ranks, because all it hears is broadcast.
+"""
+
+import torch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
+from sglang_live.bridge.feed_types import Retained, RetainSession
+from sglang_live.bridge.session_cache import LiveSession
+from sglang_live.kv.retention import Cut, RetentionConfig
+
+
+class Retention:
+    def __init__(self, scheduler):
+        self._scheduler = scheduler
+        self._configs: dict[str, RetentionConfig] = {}  # as they were told last
+        self._unattended: set[str] = set()
+        self._finished: set[str] = set()
+        self._counts = dict.fromkeys(("sessions_cut", "sessions_cut_running", "tokens_cut"), 0.0)
+
+    def retain(self, order: RetainSession) -> Retained:
+        config = RetentionConfig(
+            sink_tokens=order.sink_tokens,
+            window_tokens=order.window_tokens,
+            slack_tokens=order.slack_tokens,
+        )
+        if order.session not in self._configs:
+            self._forget_closed()
+        self._configs[order.session] = config
+        if order.from_now_on:
+            self._unattended.add(order.session)
+        self._cut(order.session)
+        return self._state(order.session)
+
+    def finished(self, session_id: str) -> None:
+        """A request of the session has ended."""
+        if session_id in self._unattended:
+            self._finished.add(session_id)
+
+    def settle(self) -> None:
+        """Cut the sessions whose requests have ended, before they get new ones."""
+        while self._finished:
+            self._cut(self._finished.pop())
+
+    def bound_running(self, batch: ScheduleBatch) -> None:
+        """Replies that are being written: their sessions must not outgrow the bound either."""
+        if not self._configs:
+            return
+        for index, req in enumerate(batch.reqs):
+            config = self._configs.get(req.session.session_id) if req.session else None
+            if config is None or not self._is_over(req, config):
+                continue
+            if (cut := self._sessions.cut_running(req, config)) is not None:
+                self._count(cut, "sessions_cut_running")
+                _shorten(batch, index, cut.n_tokens)
+
+    def report(self) -> dict[str, float]:
+        return {**self._counts, "sessions_rebased": float(self._sessions.n_rebased)}
+
+    @property
+    def _sessions(self) -> LiveSession:
+        return self._scheduler.tree_cache.session
+
+    def _cut(self, session_id: str) -> None:
+        session = self._scheduler.session_controller.get(session_id)
+        config = self._configs.get(session_id)
+        if session is None or config is None:
+            return
+        if (cut := self._sessions.cut(session, config)) is not None:
+            self._count(cut, "sessions_cut")
+
+    def _count(self, cut: Cut, what: str) -> None:
+        self._counts[what] += 1
+        self._counts["tokens_cut"] += cut.n_tokens
+
+    def _is_over(self, req: Req, config: RetentionConfig) -> bool:
+        # Cheap, because it is asked of every stream in every round.
+        bound = config.sink_tokens + config.window_tokens + config.slack_tokens
+        return req.kv.kv_committed_len > bound + 2 * self._sessions.page_size
+
+    def _forget_closed(self) -> None:
+        is_open = self._scheduler.session_controller.__contains__
+        self._configs = {sid: c for sid, c in self._configs.items() if is_open(sid)}
+        self._unattended = set(filter(is_open, self._unattended))
+
+    def _state(self, session_id: str) -> Retained:
+        session = self._scheduler.session_controller.get(session_id)
+        slot = self._sessions.slots.get(session_id)
+        if session is None or slot is None or session._inflight or not session.req_nodes:
+            return Retained(session_id, n_tokens=-1)
+        [node] = session.req_nodes.values()
+        req = node.req
+        outputs = req.output_ids[: req.sampling_params.max_new_tokens]
+        return Retained(
+            session_id,
+            n_tokens=len(req.origin_input_ids) + len(outputs),
+            sink_tokens=slot.kv.sink_tokens,
+            n_cut=slot.kv.n_cut,
+        )
+
+
+def _shorten(batch: ScheduleBatch, index: int, n_tokens: int) -> None:
+    """New tensors and lists: with overlap the step in flight still reads the old ones."""
+    less = torch.zeros_like(batch.seq_lens_cpu)
+    less[index] = n_tokens
+    batch.seq_lens_cpu = batch.seq_lens_cpu - less
+    less = less.to(batch.seq_lens.device, non_blocking=True)
+    batch.seq_lens = batch.seq_lens - less.to(batch.seq_lens.dtype)
+    batch.orig_seq_lens = batch.orig_seq_lens - less.to(batch.orig_seq_lens.dtype)
+    batch.seq_lens_sum = None
+    batch.multimodal_inputs = [req.multimodal_inputs for req in batch.reqs]

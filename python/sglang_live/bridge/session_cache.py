@@ -1,0 +1,275 @@
+"""SGLang's radix cache with sessions whose KV is bounded: a sink, a window, and nothing between.
+
+SGLang keeps a session's KV in one row of its request table, token by token. A cut takes whole
+pages out of the middle of that row and the same tokens out of the session's token arrays, so all
+that counts tokens goes on agreeing. Only positions remember what has gone: the tokens that stay
+keep the ones they were computed with.
+"""
+
+import logging
+import os
+from array import array
+from dataclasses import fields
+
+import torch
+from sglang.srt.managers.schedule_batch import Req, ReqKvInfo
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.session.session_controller import Session
+from sglang.srt.session.streaming_session import SessionSlot, StreamingSession
+
+from sglang_live.bridge.inbox import RADIX_BACKEND
+from sglang_live.bridge.media_cut import cut_media, media_spans
+from sglang_live.bridge.session_rebase import Rebase
+from sglang_live.kv.retention import Cut, RetentionConfig, cut_of
+
+log = logging.getLogger(__name__)
+
+# For tests: what has left a session is overwritten, so that nobody can read it unnoticed.
+POISON_ENV = "SGLANG_LIVE_POISON_FREED_KV"
+
+
+class LiveKvInfo(ReqKvInfo):
+    """A session's KV record.
+
+    sink_tokens, n_cut: the session has dropped n_cut tokens behind its first sink_tokens, so its
+        token at place p >= sink_tokens has position p + n_cut.
+    """
+
+    sink_tokens: int = 0
+    n_cut: int = 0
+
+    @staticmethod
+    def of(kv: ReqKvInfo) -> "LiveKvInfo":
+        # Upstream's record has slots and no room for more; a subclass's instances have.
+        if isinstance(kv, LiveKvInfo):
+            return kv
+        live = LiveKvInfo()
+        for field in fields(ReqKvInfo):
+            setattr(live, field.name, getattr(kv, field.name))
+        return live
+
+    def place_of(self, position: int) -> int | None:
+        """Where the token that was the session's nth is now; None: it was dropped."""
+        if position <= self.sink_tokens:
+            return position
+        return position - self.n_cut if position >= self.sink_tokens + self.n_cut else None
+
+
+class LiveSession(StreamingSession):
+    """Slots of SGLang's streaming sessions, which can be cut between two requests."""
+
+    rebase: Rebase  # set once the model is there
+
+    def __init__(self, inner: UnifiedRadixCache):
+        super().__init__(inner)
+        self.n_rebased = 0
+        self._poison = bool(os.environ.get(POISON_ENV))
+
+    def try_cache_finished_req(self, req: Req) -> bool:
+        session = req.session
+        if session is None or not session.streaming:
+            return False
+        if req.finished_reason is None:
+            self._keep_row(req)
+            return True
+        handled = super().try_cache_finished_req(req)
+        if (slot := self.slots.get(session.session_id)) is not None:
+            slot.kv = LiveKvInfo.of(slot.kv)
+        return handled
+
+    def _keep_row(self, req: Req) -> None:
+        """The request is retracted: its session keeps what is computed, and it will come back.
+
+        Upstream ends the request for the session as well. The second time it then throws the
+        request out of its own session.
+        """
+        slot = self.slots.get(req.session.session_id)
+        is_first = slot is None
+        if is_first:
+            slot = self.slots[req.session.session_id] = SessionSlot()
+        n_outputs = len(req.output_ids)
+        self._trim_overshoot(req, n_outputs)
+        n_tokens = len(req.origin_input_ids) + n_outputs
+        slot.save_from_req(req, is_first=is_first)
+        slot.kv = LiveKvInfo.of(slot.kv)
+        slot.kv.kv_committed_len = min(n_tokens, slot.kv.kv_allocated_len)
+
+    # --- cutting ---
+
+    def cut(self, session: Session, config: RetentionConfig) -> Cut | None:
+        """Drop what lies between sink and window. None: nothing does, or it cannot be dropped now.
+
+        Args:
+            session: if a request of it is running, nothing can.
+            config: with a number of sink tokens.
+        """
+        slot = self.slots.get(session.session_id)
+        if slot is None or not slot.kv.holds_kv or session._inflight or not session.req_nodes:
+            return None
+        [node] = session.req_nodes.values()
+        cut = self._choose(slot, node.req, config, slot.kv.kv_committed_len)
+        if cut is not None:
+            n_tokens = _fold_outputs(session, node.req)
+            self._drop(slot, node.req, cut, n_tokens)
+            _confirm_lengths(session, node.req)
+            self._rebase_if_due(slot.kv, node.req)
+        return cut
+
+    def _rebase_if_due(self, kv: LiveKvInfo, req: Req) -> None:
+        if not self.rebase.due(req.multimodal_inputs, kv.sink_tokens):
+            return
+        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
+        rows = row[kv.sink_tokens : kv.kv_committed_len]
+        req.multimodal_inputs = self.rebase.rebase(req.multimodal_inputs, kv.sink_tokens, rows)
+        self.n_rebased += 1
+
+    def cut_running(self, req: Req, config: RetentionConfig) -> Cut | None:
+        """The same while the request decodes: what it said itself stays, however long it is.
+
+        Its batch must be told that it is shorter now.
+        """
+        slot = self.slots.get(req.session.session_id)
+        if slot is None or req.kv is not slot.kv:
+            return None  # its first request; it has no history yet
+        n_tokens = len(req.origin_input_ids) + len(req.output_ids)
+        cut = self._choose(slot, req, config, slot.kv.kv_committed_len)
+        if cut is not None:
+            self._drop(slot, req, cut, n_tokens)
+        return cut
+
+    def _choose(
+        self, slot: SessionSlot, req: Req, config: RetentionConfig, n_resident: int
+    ) -> Cut | None:
+        kv = slot.kv
+        n_behind = n_resident - len(req.origin_input_ids)
+        cut = cut_of(
+            n_tokens=n_resident,
+            sink_tokens=config.sink_tokens,
+            window_tokens=max(config.window_tokens, n_behind),
+            page_size=self.page_size,
+            owned_from=kv.cache_protected_len,
+            # With the tokens that open and close an item: one of them alone means nothing.
+            media=[(a - 1, b + 1) for a, b in media_spans(req.multimodal_inputs)],
+            slack_tokens=config.slack_tokens,
+        )
+        # Two holes would need two offsets: the sink of the first cut stays.
+        if cut is None or (kv.n_cut and cut.begin != kv.sink_tokens):
+            return None
+        if kv.cache_protected_len > cut.begin and not self._hand_over_prefix(slot, req, cut.begin):
+            return None
+        return cut
+
+    def _drop(self, slot: SessionSlot, req: Req, cut: Cut, n_tokens: int) -> None:
+        """n_tokens: of the session, all that is known of its reply included."""
+        kv = slot.kv
+        own_from = max(kv.cache_protected_len, cut.begin)
+        kv.cache_protected_len = min(kv.cache_protected_len, cut.begin)
+        self._cut_row(kv, cut, own_from)
+        _cut_tokens(req, cut)
+        req.multimodal_inputs = cut_media(req.multimodal_inputs, cut, n_tokens)
+        kv.sink_tokens, kv.n_cut = cut.begin, kv.n_cut + cut.n_tokens
+
+    def _cut_row(self, kv: LiveKvInfo, cut: Cut, own_from: int) -> None:
+        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
+        if self._poison:
+            self._overwrite(row[own_from : cut.end])
+        self.free_kv_row(kv, [(own_from, cut.end)])
+        # Whole pages, so the last one moves to its end.
+        end = -(-kv.kv_allocated_len // self.page_size) * self.page_size
+        row[cut.begin : cut.begin + end - cut.end] = row[cut.end : end].clone()
+        kv.kv_committed_len -= cut.n_tokens
+        kv.kv_allocated_len -= cut.n_tokens
+
+    def _overwrite(self, slots: torch.Tensor) -> None:
+        pool = self.token_to_kv_pool_allocator.get_kvcache()
+        for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
+            pool.get_key_buffer(layer)[slots.long()] = float("nan")
+            pool.get_value_buffer(layer)[slots.long()] = float("nan")
+
+    def _hand_over_prefix(self, slot: SessionSlot, req: Req, begin: int) -> bool:
+        """Let go of the tree's nodes behind `begin`; the session's first prompt is in the tree.
+
+        What it no longer uses there, others may, until it is evicted.
+        """
+        if slot.kv.cache_protected_len <= begin:
+            return True
+        key = RadixKey(req.origin_input_ids, req.extra_key, limit=begin, cache_salt=req.cache_salt)
+        match = self.inner.tree_core.match_prefix(MatchPrefixParams(key=key, req=None))
+        self.inner._apply_cache_actions(match.cache_actions)
+        if len(match.device_indices) != begin:
+            log.warning("sink_not_in_tree session=%s", req.session and req.session.session_id)
+            return False
+        lock = self.inner.inc_lock_ref(match.last_device_node)
+        skip = {"skip_swa": True} if slot.swa_prefix_lock_released else {}
+        self.inner.dec_lock_ref(slot.last_node, slot.lock_receipt, **skip)
+        slot.last_node, slot.lock_receipt = match.last_device_node, lock.to_dec_params()
+        return True
+
+
+class LiveRadixCache(UnifiedRadixCache):
+    def __init__(self, params):
+        super().__init__(params)
+        self.session = LiveSession(inner=self)
+
+
+def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
+    """Factory for SGLang's registry.
+
+    Raises:
+        ValueError: this model's sessions cannot be cut.
+    """
+    if ctx.is_hybrid_swa or ctx.is_hybrid_ssm or ctx.disable_radix_cache:
+        raise ValueError("bounded sessions need a radix cache and plain attention in every layer")
+    if not ctx.model_config.model_is_mrope:
+        # Their positions would follow from the length of what is left.
+        raise ValueError("bounded sessions need a model with M-RoPE, whose positions are a table")
+    cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
+    kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()
+    cache.session.rebase = Rebase(
+        ctx.tp_worker.model_runner.model, kv, ctx.model_config.context_len
+    )
+    return cache
+
+
+REGISTRY_ITEM = (RADIX_BACKEND, live_radix_cache)
+
+
+def _fold_outputs(session: Session, req: Req) -> int:
+    """Make the finished request's reply part of its input, as its successor would.
+
+    Returns the number of tokens. All of them have been sent: a finished request is not looked at
+    again.
+    """
+    outputs = req.output_ids[: req.sampling_params.max_new_tokens]
+    ids, unpadded = req.origin_input_ids, req.origin_input_ids_unpadded
+    # An aborted turn may have left its tokens here.
+    del ids[session.committed_origin_len :]
+    ids.extend(outputs)
+    if unpadded is not ids:
+        del unpadded[session.committed_unpadded_len :]
+        unpadded.extend(outputs)
+    req.output_ids = req.output_ids[:0]
+    return len(ids)
+
+
+def _cut_tokens(req: Req, cut: Cut) -> None:
+    ids, unpadded = req.origin_input_ids, req.origin_input_ids_unpadded
+    if unpadded is not ids:
+        # Some models have one placeholder here for all tokens of an item.
+        if len(unpadded) == len(ids):
+            del unpadded[cut.begin : cut.end]
+        else:
+            req.origin_input_ids_unpadded = ids
+    del ids[cut.begin : cut.end]
+    # Rebuilt when it is needed.
+    req.full_untruncated_fill_ids = array("q")
+
+
+def _confirm_lengths(session: Session, req: Req) -> None:
+    """What a later request that is aborted falls back to."""
+    session.committed_origin_len = len(req.origin_input_ids)
+    session.committed_unpadded_len = len(req.origin_input_ids_unpadded)
+    session.committed_fill_len = 0
