@@ -103,7 +103,7 @@ class Call:
     async def open(self) -> None:
         body = {"capacity_of_str_len": 1 << 40, "session_id": self.name, "streaming": True}
         await self.engine.post("/open_session", body)
-        order = RetainSession(self.name, SINK, WINDOW, SLACK, from_now_on=True)
+        order = RetainSession(self.name, SINK, WINDOW, SLACK, after_requests=True)
         self.engine.feed.send(order)
 
     async def close(self) -> None:

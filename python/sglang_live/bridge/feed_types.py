@@ -101,17 +101,19 @@ class TruncateSession(msgspec.Struct, frozen=True, tag="truncate"):
 
 
 class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
-    """Drop what lies between sink and window of a session (kv/retention.py), if no request of it
-    is running. Answered by Retained.
+    """From now on a session keeps its first sink_tokens and a window of the last ones.
 
-    from_now_on: also after each further request, by itself.
+    What lies between is dropped at once if no request is running (kv/retention.py), and while
+    replies are written. window_tokens: 0 lifts the bound.
+    answer: with Retained. after_requests: also drop after each request, without being asked.
     """
 
     session: str
     sink_tokens: int
     window_tokens: int
     slack_tokens: int
-    from_now_on: bool = False
+    answer: bool = True
+    after_requests: bool = False
 
 
 class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):

@@ -161,7 +161,7 @@ class LiveScheduler(Scheduler):
         if self.retention is None:
             return
         retained = self.retention.retain(order)
-        if self.outbox is not None:
+        if order.answer and self.outbox is not None:
             self.outbox.send(retained)
 
     def _on_speech_start(self, start: SpeechStart) -> None:

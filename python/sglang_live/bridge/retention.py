@@ -21,16 +21,18 @@ class Retention:
         self._counts = dict.fromkeys(("sessions_cut", "sessions_cut_running", "tokens_cut"), 0.0)
 
     def retain(self, order: RetainSession) -> Retained:
-        config = RetentionConfig(
-            sink_tokens=order.sink_tokens,
-            window_tokens=order.window_tokens,
-            slack_tokens=order.slack_tokens,
-        )
         if order.session not in self._configs:
             self._forget_closed()
-        self._configs[order.session] = config
-        if order.from_now_on:
-            self._unattended.add(order.session)
+        self._configs.pop(order.session, None)
+        self._unattended.discard(order.session)
+        if order.window_tokens:
+            self._configs[order.session] = RetentionConfig(
+                sink_tokens=order.sink_tokens,
+                window_tokens=order.window_tokens,
+                slack_tokens=order.slack_tokens,
+            )
+            if order.after_requests:
+                self._unattended.add(order.session)
         self._cut(order.session)
         return self._state(order.session)
 

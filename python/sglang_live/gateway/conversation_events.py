@@ -92,4 +92,4 @@ class ConversationEvents:
 
     def _report_dropped(self, item_id: str, reason: str, lane: str | None = None) -> None:
         self._metrics.items_dropped.labels(reason).inc()
-        self._emit("conversation.item.deleted", item_id=item_id)
+        self._emit("conversation.item.deleted", lane=lane, item_id=item_id)

@@ -172,7 +172,7 @@ class ThinkerStage:
         self._items[session_id][request.reply_key] = HistoryItem(
             key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
         )
-        gone = await session.bound(_retention(request)) if self._bounds else []
+        gone = await session.drop_old()
         await job.send(
             ThinkDone(
                 job.job_id,
@@ -211,6 +211,7 @@ class ThinkerStage:
             sampling=self._sampling(request),
             end_ids=self.model.end_of_turn_ids,
             state=state,
+            retention=_retention(request) if self._bounds else None,
         )
         reply = _Reply(job, self.model.end_of_turn_ids)
         taken_in: list[HistoryItem] = []

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 
+import msgspec
+
 from sglang_live.bridge.feed_types import (
     EndReply,
     Retained,
@@ -39,6 +41,10 @@ class ThinkerFeed:
         if answer is not None and answer.n_tokens != n_tokens:
             log.warning("truncation_refused session=%s n_tokens=%d", engine_session, n_tokens)
         return answer is not None and answer.n_tokens == n_tokens
+
+    def tell_bound(self, order: RetainSession) -> None:
+        """As retain, when it does not matter yet what the session holds."""
+        self._socket.send(msgspec.structs.replace(order, answer=False))
 
     async def retain(self, order: RetainSession) -> Retained | None:
         """Bound the session. None: nobody knows what it holds now."""

@@ -47,6 +47,7 @@ class ThinkerSession:
     tail: markup that the next turn must write before its first item.
     n_tokens: what was written into the SGLang session; all positions here count so.
     n_header: of the instructions. n_cut: tokens behind the sink that it has dropped again.
+    bound: what the engine was told that it may hold; None: anything.
     lost: the last turn was cut short, and its KV with it.
     """
 
@@ -63,6 +64,7 @@ class ThinkerSession:
     n_tokens: int = 0
     n_header: int = 0
     n_cut: int = 0
+    bound: RetainSession | None = None
     lost: bool = False
     _places: list[int] = field(default_factory=list)  # of the running turn's clips
 
@@ -75,6 +77,7 @@ class ThinkerSession:
         sampling: dict,
         end_ids: tuple[int, ...],
         state: TurnState,
+        retention: RetentionConfig | None = None,
     ) -> AsyncIterator[Started | Prefilled | Generated]:
         """Bring the session up to `history` and generate a reply; none if it is ended before.
 
@@ -83,6 +86,7 @@ class ThinkerSession:
         """
         keys = [item.key for item in history]
         await self._reconcile(instructions, history, state)
+        self._tell_bound(retention)
         new = history[len(self.held) :]
         yield Started(new)
         end, self._places = self.n_tokens + self.prompt.n_tokens(self.tail, iter(())), []
@@ -116,19 +120,30 @@ class ThinkerSession:
         else:
             self._hold_reply(reply_key, reply_ids, end_ids)
 
-    async def bound(self, retention: RetentionConfig | None) -> list[str]:
+    def _tell_bound(self, retention: RetentionConfig | None) -> None:
+        """What the session may hold, once and when it changes."""
+        order = None
+        if retention is not None:
+            sink_tokens = retention.sink_tokens
+            order = RetainSession(
+                self.engine_session,
+                self.n_header if sink_tokens is None else sink_tokens,
+                retention.window_tokens,
+                retention.slack_tokens,
+            )
+        if order == self.bound or self.feed is None:
+            return
+        self.feed.tell_bound(order or RetainSession(self.engine_session, 0, 0, 0))
+        self.bound = order
+
+    async def drop_old(self) -> list[str]:
         """Drop what lies between sink and window. Returns the items of which nothing is left."""
-        if retention is None or self.feed is None or self.engine_session is None:
+        order = self.bound
+        if order is None or self.engine_session is None:
             return []
-        sink_tokens = retention.sink_tokens
-        if sink_tokens is None:
-            sink_tokens = self.n_header
-        kept = sink_tokens + retention.window_tokens + retention.slack_tokens
+        kept = order.sink_tokens + order.window_tokens + order.slack_tokens
         if self.n_tokens - self.n_cut <= kept:
             return []
-        order = RetainSession(
-            self.engine_session, sink_tokens, retention.window_tokens, retention.slack_tokens
-        )
         answer = await self.feed.retain(order)
         if answer is None or answer.n_tokens + answer.n_cut != self.n_tokens:
             log.warning("session_lost session=%s retained=%s", self.engine_session, answer)
@@ -236,6 +251,7 @@ class ThinkerSession:
         """
         self.engine_session = f"live-{uuid.uuid4().hex}"
         self.instructions, self.n_tokens, self.n_cut = instructions, 0, 0
+        self.bound = None
         opened = False
         try:
             request = _open_request(self.engine_session)

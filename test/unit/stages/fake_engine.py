@@ -29,6 +29,7 @@ class FakeEngine:
         self.refuses = False
         self.cuts: dict[str, tuple[int, int]] = {}  # sink and tokens cut, by session
         self.truncations: list[int] = []
+        self.bounds: list[RetainSession] = []
         self.before_request: Callable[[str], None] = lambda rid: None
         self.before_token: Callable[[int], None] = lambda n: None
         self.n_prefilled = 0
@@ -84,6 +85,9 @@ class FakeEngine:
         assert 0 < place < len(tokens)
         del tokens[place:]
         return True
+
+    def tell_bound(self, order: RetainSession) -> None:
+        self.bounds.append(order)
 
     async def retain(self, order: RetainSession) -> Retained | None:
         if self.refuses:
