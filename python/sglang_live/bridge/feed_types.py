@@ -103,9 +103,10 @@ class TruncateSession(msgspec.Struct, frozen=True, tag="truncate"):
 class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
     """From now on a session keeps its first sink_tokens and a window of the last ones.
 
-    What lies between is dropped at once if no request is running (kv/retention.py), and while
-    replies are written. window_tokens: 0 lifts the bound.
-    answer: with Retained. after_requests: also drop after each request, without being asked.
+    What lies between is dropped at once if no request is running (kv/retention.py).
+    window_tokens: 0 lifts the bound. answer: with Retained.
+    running: request that may lose tokens already while it writes its reply; whoever counts those
+        of its prompt must have done so. unasked: after and during every request.
     """
 
     session: str
@@ -113,7 +114,8 @@ class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
     window_tokens: int
     slack_tokens: int
     answer: bool = True
-    after_requests: bool = False
+    running: str = ""
+    unasked: bool = False
 
 
 class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):

@@ -34,6 +34,7 @@ from sglang_live.bridge.held import Held, ReqsView, decode_batch_of
 from sglang_live.bridge.inbox import (
     INBOX_ENV,
     OUTBOX_ENV,
+    RADIX_BACKEND,
     Inbox,
     Outbox,
     address_from_env,
@@ -79,9 +80,9 @@ class LiveScheduler(Scheduler):
         self._counts = dict.fromkeys(
             ("held_gave_way", "ended", "truncated", "truncations_refused", "speech_starts"), 0.0
         )
-        policies = policies_from_env()
-        self.rounds = rounds_of(policies, self.server_args.chunked_prefill_size)
-        self.retention = Retention(self) if "retention" in policies else None
+        self.rounds = rounds_of(policies_from_env(), self.server_args.chunked_prefill_size)
+        is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND
+        self.retention = Retention(self) if is_bounded else None
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()

@@ -16,7 +16,8 @@ class Retention:
     def __init__(self, scheduler):
         self._scheduler = scheduler
         self._configs: dict[str, RetentionConfig] = {}  # as they were told last
-        self._unattended: set[str] = set()
+        self._unasked: set[str] = set()
+        self._running: dict[str, str] = {}  # by session, the request that may be cut
         self._finished: set[str] = set()
         self._counts = dict.fromkeys(("sessions_cut", "sessions_cut_running", "tokens_cut"), 0.0)
 
@@ -24,21 +25,23 @@ class Retention:
         if order.session not in self._configs:
             self._forget_closed()
         self._configs.pop(order.session, None)
-        self._unattended.discard(order.session)
+        self._unasked.discard(order.session)
+        self._running.pop(order.session, None)
         if order.window_tokens:
             self._configs[order.session] = RetentionConfig(
                 sink_tokens=order.sink_tokens,
                 window_tokens=order.window_tokens,
                 slack_tokens=order.slack_tokens,
             )
-            if order.after_requests:
-                self._unattended.add(order.session)
+            if order.unasked:
+                self._unasked.add(order.session)
+            self._running[order.session] = order.running
         self._cut(order.session)
         return self._state(order.session)
 
     def finished(self, session_id: str) -> None:
         """A request of the session has ended."""
-        if session_id in self._unattended:
+        if session_id in self._unasked:
             self._finished.add(session_id)
 
     def settle(self) -> None:
@@ -51,8 +54,11 @@ class Retention:
         if not self._configs:
             return
         for index, req in enumerate(batch.reqs):
-            config = self._configs.get(req.session.session_id) if req.session else None
+            session_id = req.session.session_id if req.session is not None else None
+            config = self._configs.get(session_id)
             if config is None or not self._is_over(req, config):
+                continue
+            if req.rid != self._running.get(session_id) and session_id not in self._unasked:
                 continue
             if (cut := self._sessions.cut_running(req, config)) is not None:
                 self._count(cut, "sessions_cut_running")
@@ -85,7 +91,8 @@ class Retention:
     def _forget_closed(self) -> None:
         is_open = self._scheduler.session_controller.__contains__
         self._configs = {sid: c for sid, c in self._configs.items() if is_open(sid)}
-        self._unattended = set(filter(is_open, self._unattended))
+        self._unasked &= self._configs.keys()
+        self._running = {sid: rid for sid, rid in self._running.items() if is_open(sid)}
 
     def _state(self, session_id: str) -> Retained:
         session = self._scheduler.session_controller.get(session_id)

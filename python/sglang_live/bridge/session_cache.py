@@ -78,6 +78,11 @@ class LiveSession(StreamingSession):
         handled = super().try_cache_finished_req(req)
         if (slot := self.slots.get(session.session_id)) is not None:
             slot.kv = LiveKvInfo.of(slot.kv)
+            if req.output_ids:
+                # With overlap a step beyond the end may have computed the newest token as well,
+                # or not. The next request computes it in any case, and sees the same.
+                n_tokens = len(req.origin_input_ids) + len(req.output_ids)
+                slot.kv.kv_committed_len = min(slot.kv.kv_committed_len, n_tokens - 1)
         return handled
 
     def _keep_row(self, req: Req) -> None:
@@ -110,7 +115,7 @@ class LiveSession(StreamingSession):
         if slot is None or not slot.kv.holds_kv or session._inflight or not session.req_nodes:
             return None
         [node] = session.req_nodes.values()
-        cut = self._choose(slot, node.req, config, slot.kv.kv_committed_len)
+        cut = self._choose(slot, node.req, config, n_reply=0)
         if cut is not None:
             n_tokens = _fold_outputs(session, node.req)
             self._drop(slot, node.req, cut, n_tokens)
@@ -134,21 +139,22 @@ class LiveSession(StreamingSession):
         slot = self.slots.get(req.session.session_id)
         if slot is None or req.kv is not slot.kv:
             return None  # its first request; it has no history yet
-        n_tokens = len(req.origin_input_ids) + len(req.output_ids)
-        cut = self._choose(slot, req, config, slot.kv.kv_committed_len)
+        n_reply = slot.kv.kv_committed_len - len(req.origin_input_ids)
+        cut = self._choose(slot, req, config, n_reply)
         if cut is not None:
+            n_tokens = len(req.origin_input_ids) + len(req.output_ids)
             self._drop(slot, req, cut, n_tokens)
         return cut
 
     def _choose(
-        self, slot: SessionSlot, req: Req, config: RetentionConfig, n_resident: int
+        self, slot: SessionSlot, req: Req, config: RetentionConfig, n_reply: int
     ) -> Cut | None:
+        """n_reply: tokens at the end that stay, whatever the window."""
         kv = slot.kv
-        n_behind = n_resident - len(req.origin_input_ids)
         cut = cut_of(
-            n_tokens=n_resident,
+            n_tokens=kv.kv_committed_len,
             sink_tokens=config.sink_tokens,
-            window_tokens=max(config.window_tokens, n_behind),
+            window_tokens=max(config.window_tokens, n_reply),
             page_size=self.page_size,
             owned_from=kv.cache_protected_len,
             # With the tokens that open and close an item: one of them alone means nothing.

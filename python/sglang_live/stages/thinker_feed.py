@@ -42,9 +42,9 @@ class ThinkerFeed:
             log.warning("truncation_refused session=%s n_tokens=%d", engine_session, n_tokens)
         return answer is not None and answer.n_tokens == n_tokens
 
-    def tell_bound(self, order: RetainSession) -> None:
+    def tell_bound(self, order: RetainSession, *, running: str = "") -> None:
         """As retain, when it does not matter yet what the session holds."""
-        self._socket.send(msgspec.structs.replace(order, answer=False))
+        self._socket.send(msgspec.structs.replace(order, answer=False, running=running))
 
     async def retain(self, order: RetainSession) -> Retained | None:
         """Bound the session. None: nobody knows what it holds now."""

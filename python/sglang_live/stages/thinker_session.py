@@ -283,6 +283,9 @@ class ThinkerSession:
                 if not begun:
                     yield self._prefilled(rid, append, meta, state)
                     begun = True
+                    if self.bound is not None:
+                        # Not before: a cut changes what the engine counts as the prompt.
+                        self.feed.tell_bound(self.bound, running=rid)
                 reason = meta["finish_reason"]
                 ids = list(chunk["output_ids"])
                 if reason is not None:

@@ -86,8 +86,9 @@ class FakeEngine:
         del tokens[place:]
         return True
 
-    def tell_bound(self, order: RetainSession) -> None:
-        self.bounds.append(order)
+    def tell_bound(self, order: RetainSession, *, running: str = "") -> None:
+        if not running:
+            self.bounds.append(order)
 
     async def retain(self, order: RetainSession) -> Retained | None:
         if self.refuses:
