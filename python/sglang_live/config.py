@@ -17,7 +17,7 @@ from sglang_live.kv.retention import RetentionConfig
 
 STAGES = ("thinker", "talker", "vocoder")
 # What `all` means. `off` is SGLang's own behaviour.
-POLICIES = ("urgency", "pacing", "truncate", "headstart", "retention")
+POLICIES = ("urgency", "pacing", "truncate", "headstart", "retention", "nextuse")
 # Orders of admission; at most one. Without any, requests are served as they come.
 ORDERS = ("urgency", "deadline", "fcfs")
 POLICIES_HELP = "`off`, `all`, or a comma list"

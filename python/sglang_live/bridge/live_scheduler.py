@@ -123,12 +123,15 @@ class LiveScheduler(Scheduler):
     def _poll_timeout_aborts(self) -> list:
         # Called on rank 0 only; what it returns is broadcast with the requests of the round.
         feeds = self.inbox.drain() if self.inbox is not None else []
-        if self.rounds is not None:
+        if self.rounds is not None or self.retention is not None:
             feeds = [RoundStamp(time.monotonic()), *feeds]
         return [*feeds, *super()._poll_timeout_aborts()]
 
     def _on_stamp(self, stamp: RoundStamp) -> None:
-        self.rounds.stamp(stamp)
+        if self.rounds is not None:
+            self.rounds.stamp(stamp)
+        if self.retention is not None:
+            self.retention.stamp(stamp.now_s)
 
     def _on_progress(self, news: Progress) -> None:
         if self.rounds is not None:

@@ -21,6 +21,10 @@ class Retention:
         self._finished: set[str] = set()
         self._counts = dict.fromkeys(("sessions_cut", "sessions_cut_running", "tokens_cut"), 0.0)
 
+    def stamp(self, now_s: float) -> None:
+        if self._sessions.idle is not None:
+            self._sessions.idle.now_s = now_s
+
     def retain(self, order: RetainSession) -> Retained:
         if order.session not in self._configs:
             self._forget_closed()
@@ -65,7 +69,12 @@ class Retention:
                 _shorten(batch, index, cut.n_tokens)
 
     def report(self) -> dict[str, float]:
-        return {**self._counts, "sessions_rebased": float(self._sessions.n_rebased)}
+        idle = self._sessions.idle
+        return {
+            **self._counts,
+            "sessions_rebased": float(self._sessions.n_rebased),
+            **(idle.report() if idle is not None else {}),
+        }
 
     @property
     def _sessions(self) -> LiveSession:

@@ -13,14 +13,16 @@ from dataclasses import fields
 
 import torch
 from sglang.srt.managers.schedule_batch import Req, ReqKvInfo
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import SessionSlot, StreamingSession
+from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.inbox import RADIX_BACKEND
+from sglang_live.bridge.idle_sessions import IdleSessions, Place
+from sglang_live.bridge.inbox import RADIX_BACKEND, policies_from_env
 from sglang_live.bridge.media_cut import cut_media, media_spans
 from sglang_live.bridge.session_rebase import Rebase
 from sglang_live.kv.retention import Cut, RetentionConfig, cut_of
@@ -65,6 +67,8 @@ class LiveSession(StreamingSession):
 
     def __init__(self, inner: UnifiedRadixCache):
         super().__init__(inner)
+        # None: sessions keep their KV until they close, as upstream has it.
+        self.idle: IdleSessions | None = None
         self.n_rebased = 0
         self._poison = bool(os.environ.get(POISON_ENV))
 
@@ -83,6 +87,7 @@ class LiveSession(StreamingSession):
                 # or not. The next request computes it in any case, and sees the same.
                 n_tokens = len(req.origin_input_ids) + len(req.output_ids)
                 slot.kv.kv_committed_len = min(slot.kv.kv_committed_len, n_tokens - 1)
+            self._now_idle(session.session_id, slot)
         return handled
 
     def _keep_row(self, req: Req) -> None:
@@ -101,6 +106,58 @@ class LiveSession(StreamingSession):
         slot.save_from_req(req, is_first=is_first)
         slot.kv = LiveKvInfo.of(slot.kv)
         slot.kv.kv_committed_len = min(n_tokens, slot.kv.kv_allocated_len)
+        self._now_idle(req.session.session_id, slot)
+
+    # --- who holds memory that others may have ---
+
+    def _now_idle(self, session_id: str, slot: SessionSlot) -> None:
+        if self.idle is not None:
+            slot.virtual_node = Place(session_id)
+            self.resized(session_id)
+
+    def resized(self, session_id: str) -> None:
+        """To be called when the KV of a session without a request is longer or shorter now."""
+        slot = self.slots.get(session_id)
+        if self.idle is None or slot is None or slot.virtual_node.n_pins:
+            return
+        n_tokens = ceil_align(slot.kv.kv_allocated_len, self.page_size)
+        self.idle.put(session_id, n_tokens - slot.kv.cache_protected_len)
+
+    def try_match_prefix(self, params: MatchPrefixParams):
+        result = super().try_match_prefix(params)
+        if result is not None:
+            self.resized(params.req.session.session_id)
+        return result
+
+    def try_inc_lock_ref(self, node):
+        if isinstance(node, Place):
+            node.n_pins += 1
+            self.idle.remove(node.session_id)
+        return super().try_inc_lock_ref(node)
+
+    def try_dec_lock_ref(self, node, params=None):
+        if isinstance(node, Place) and node.n_pins:
+            node.n_pins -= 1
+            self.resized(node.session_id)
+        return super().try_dec_lock_ref(node, params)
+
+    def release_session(self, session_id: str) -> None:
+        if self.idle is not None:
+            self.idle.remove(session_id)
+        super().release_session(session_id)
+
+    def session_held_tokens(self, active_pool_idxs: set | None = None) -> int:
+        held = super().session_held_tokens(active_pool_idxs)
+        return held if self.idle is None else held - self.idle.tokens
+
+    def give_back(self, n_tokens: int) -> int:
+        """Free so much of idle sessions, if there is so much. Returns what was freed."""
+        freed = 0
+        for session_id, n_victim in self.idle.give_back(n_tokens):
+            kv = self.slots[session_id].kv
+            self._free_tail(kv, ceil_align(kv.kv_allocated_len, self.page_size) - n_victim)
+            freed += n_victim
+        return freed
 
     # --- cutting ---
 
@@ -115,12 +172,16 @@ class LiveSession(StreamingSession):
         if slot is None or not slot.kv.holds_kv or session._inflight or not session.req_nodes:
             return None
         [node] = session.req_nodes.values()
+        n_tokens = len(node.req.origin_input_ids) + len(_outputs(node.req))
+        if slot.kv.kv_committed_len < n_tokens - 1:
+            return None  # part of it was given back; the next request computes it first
         cut = self._choose(slot, node.req, config, n_reply=0)
         if cut is not None:
-            n_tokens = _fold_outputs(session, node.req)
+            _fold_outputs(session, node.req)
             self._drop(slot, node.req, cut, n_tokens)
             _confirm_lengths(session, node.req)
             self._rebase_if_due(slot.kv, node.req)
+            self.resized(session.session_id)
         return cut
 
     def _rebase_if_due(self, kv: LiveKvInfo, req: Req) -> None:
@@ -216,9 +277,34 @@ class LiveSession(StreamingSession):
 
 
 class LiveRadixCache(UnifiedRadixCache):
+    """Memory of idle sessions counts as evictable here, and goes after the tree's own."""
+
     def __init__(self, params):
         super().__init__(params)
         self.session = LiveSession(inner=self)
+
+    def evictable_size(self) -> int:
+        return super().evictable_size() + self._idle_tokens
+
+    def full_evictable_size(self) -> int:
+        return super().full_evictable_size() + self._idle_tokens
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        return self._and_sessions(params, super().evict(params))
+
+    def evict_for_alloc(self, params: EvictParams) -> EvictResult:
+        return self._and_sessions(params, super().evict_for_alloc(params))
+
+    @property
+    def _idle_tokens(self) -> int:
+        return self.session.idle.tokens if self.session.idle is not None else 0
+
+    def _and_sessions(self, params: EvictParams, result: EvictResult) -> EvictResult:
+        # What nobody's call needs goes first: prompts of calls that are over.
+        missing = params.num_tokens - result.num_tokens_evicted
+        if missing > 0 and self.session.idle is not None:
+            result.num_tokens_evicted += self.session.give_back(missing)
+        return result
 
 
 def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
@@ -233,6 +319,8 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
         # Their positions would follow from the length of what is left.
         raise ValueError("bounded sessions need a model with M-RoPE, whose positions are a table")
     cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
+    if "nextuse" in policies_from_env():
+        cache.session.idle = IdleSessions(cache.page_size)
     kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     cache.session.rebase = Rebase(
         ctx.tp_worker.model_runner.model, kv, ctx.model_config.context_len
@@ -243,13 +331,16 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
 REGISTRY_ITEM = (RADIX_BACKEND, live_radix_cache)
 
 
-def _fold_outputs(session: Session, req: Req) -> int:
+def _outputs(req: Req) -> array:
+    return req.output_ids[: req.sampling_params.max_new_tokens]
+
+
+def _fold_outputs(session: Session, req: Req) -> None:
     """Make the finished request's reply part of its input, as its successor would.
 
-    Returns the number of tokens. All of them have been sent: a finished request is not looked at
-    again.
+    All of it has been sent: a finished request is not looked at again.
     """
-    outputs = req.output_ids[: req.sampling_params.max_new_tokens]
+    outputs = _outputs(req)
     ids, unpadded = req.origin_input_ids, req.origin_input_ids_unpadded
     # An aborted turn may have left its tokens here.
     del ids[session.committed_origin_len :]
@@ -258,7 +349,6 @@ def _fold_outputs(session: Session, req: Req) -> int:
         del unpadded[session.committed_unpadded_len :]
         unpadded.extend(outputs)
     req.output_ids = req.output_ids[:0]
-    return len(ids)
 
 
 def _cut_tokens(req: Req, cut: Cut) -> None:

@@ -8,7 +8,7 @@ slot that keeps its KV. Both are cut here.
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.session_controller import Session
 
-from sglang_live.bridge.session_cache import LiveKvInfo
+from sglang_live.bridge.session_cache import LiveKvInfo, LiveSession
 
 
 def truncate_session(scheduler, session_id: str, position: int) -> int:
@@ -33,6 +33,8 @@ def truncate_session(scheduler, session_id: str, position: int) -> int:
     req.output_ids = _outputs(req)[:kept]
     if slot.kv.kv_allocated_len > n_tokens:
         streaming._free_tail(slot.kv, n_tokens)
+        if isinstance(streaming, LiveSession):
+            streaming.resized(session_id)
     return position
 
 

@@ -58,6 +58,7 @@ class ThinkerStage:
         os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = EXTERNAL_MODELS
         self.spec = spec
         self._bounds = "retention" in spec.policies
+        own_cache = self._bounds or "nextuse" in spec.policies
         self.model = Qwen3OmniSpec.load(spec.model_path)
         self.host = EngineHost(
             spec,
@@ -67,7 +68,7 @@ class ThinkerStage:
                 "enable_multimodal": True,
                 "enable_streaming_session": True,
                 **(_CPU_ARGS if platform_cpu.is_active() else {}),
-                **({"radix_cache_backend": RADIX_BACKEND} if self._bounds else {}),
+                **({"radix_cache_backend": RADIX_BACKEND} if own_cache else {}),
                 **spec.engine_args,
                 # SGLang calls its own HTTP API once, after warming up.
                 "host": "127.0.0.1",
@@ -262,7 +263,7 @@ class ThinkerStage:
     async def _clip_states(self, event: Prefilled) -> np.ndarray:
         """The thinker's states [n_placeholders, thinker_hidden] of one clip just prefilled."""
         n_places = self.prompt.n_places(event.append, event.n_new)
-        return await self._states.of(event.rid, n_places)
+        return await self._states.of(event.rid, n_places, event.begin)
 
     async def _send_segments(
         self, job: ServedJob, items: list[HistoryItem], clips: list[np.ndarray]

@@ -303,7 +303,7 @@ class ThinkerSession:
             self._places.append(self.prompt.n_places(append, n_new))
         state.n_prompt = meta["prompt_tokens"]
         state.n_cached = max(state.n_cached, meta["cached_tokens"])
-        return Prefilled(rid, append, n_new)
+        return Prefilled(rid, append, n_new, meta["prompt_tokens"] - n_new)
 
 
 def _begins_with(history: list[HistoryItem], keys: list[str]) -> bool:

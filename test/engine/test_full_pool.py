@@ -1,0 +1,178 @@
+"""More calls than fit: idle sessions give memory back, and say later what they would have said."""
+
+import asyncio
+import random
+
+import httpx
+import pytest
+import pytest_asyncio
+import torch
+
+from test.engine.conftest import Stages, running_stages
+from test.engine.reference import Reference
+from test.engine.turns import greedy_turn, reply_of, think, user
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+POOL_TOKENS = 320
+SYSTEM = "You are a kind assistant."
+
+
+class Pool:
+    """A thinker with a small pool, over SGLang's own API."""
+
+    def __init__(self, stages: Stages):
+        self.stages = stages
+        self.url = f"http://127.0.0.1:{stages.replica('thinker').spec.native_port}"
+
+    async def post(self, path: str, body: dict, timeout_s: float = 60.0) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=timeout_s) as client:
+            answer = await client.post(f"{self.url}{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    async def open(self, name: str) -> None:
+        body = {"capacity_of_str_len": 1 << 40, "session_id": name, "streaming": True}
+        await self.post("/open_session", body)
+
+    async def close(self, name: str) -> None:
+        await self.post("/close_session", {"session_id": name})
+
+    async def say(self, name: str, ids: list[int], n: int, timeout_s: float = 60.0) -> list[tuple]:
+        """Reply tokens with their log-probabilities."""
+        body = {
+            "input_ids": ids,
+            "session_params": {"id": name},
+            "sampling_params": {"max_new_tokens": n, "temperature": 0, "ignore_eos": True},
+            "return_logprob": True,
+        }
+        answer = (await self.post("/generate", body, timeout_s)).json()
+        return [(t, logprob) for logprob, t, _ in answer["meta_info"]["output_token_logprobs"]]
+
+    async def load(self, name: str) -> float:
+        await asyncio.sleep(0.7)
+        ready = await self.stages.replica("thinker").client.ping(5.0)
+        return ready.load[name]
+
+
+async def pool_of(checkpoint, cache, policies, page: int, overlap: bool):
+    args = {
+        "page_size": page,
+        "max_total_tokens": POOL_TOKENS,
+        "disable_overlap_schedule": not overlap,
+        "max_running_requests": 16,
+    }
+    return running_stages(checkpoint, cache, args, policies=policies)
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="session",
+    params=[(1, True), (16, False)],
+    ids=["page-1", "page-16-no-overlap"],
+)
+async def pool(request, endless_checkpoint, tmp_path_factory):
+    page, overlap = request.param
+    cache = tmp_path_factory.mktemp("full-pool")
+    policies = ("urgency", "pacing", "truncate", "retention", "nextuse")
+    async with await pool_of(endless_checkpoint, cache, policies, page, overlap) as stages:
+        yield Pool(stages)
+
+
+async def test_stock_sessions_block_a_third_for_good(endless_checkpoint, tmp_path_factory):
+    """What SGLang does by itself: no error, no progress."""
+    cache = tmp_path_factory.mktemp("stock-pool")
+    async with await pool_of(endless_checkpoint, cache, ("truncate",), 1, True) as stages:
+        pool = Pool(stages)
+        for name in ("one", "two", "three"):
+            await pool.open(name)
+        for name in ("one", "two"):
+            await pool.say(name, list(range(20, 140)), 20)
+        third = asyncio.create_task(pool.say("three", list(range(30, 130)), 20))
+        await asyncio.sleep(5)
+        assert not third.done()
+        await pool.close("one")
+        assert len(await third) == 20
+
+
+async def test_idle_sessions_make_room_and_go_on_as_if_they_had_not(pool, reference):
+    rng = random.Random(3)
+    names = [f"call-{n}" for n in range(6)]
+    heard: dict[str, list[int]] = {name: [] for name in names}
+    said: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+    for name in names:
+        await pool.open(name)
+    for _ in range(30):
+        name = rng.choice(names)
+        if len(heard[name]) > 200:
+            continue
+        new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 50))]
+        reply = await pool.say(name, new, rng.randrange(2, 20))
+        heard[name] += new
+        for token, logprob in reply:
+            said[name].append((len(heard[name]), logprob))
+            heard[name].append(token)
+    assert sum(map(len, heard.values())) > 2 * POOL_TOKENS
+    assert await pool.load("policy_tokens_given_back") > POOL_TOKENS
+    for name in names:
+        check(reference, heard[name], said[name])
+        await pool.close(name)
+    assert await pool.load("kv_tokens_used") == 0
+    assert await pool.load("policy_tokens_idle") == 0
+
+
+def check(reference: Reference, ids: list[int], said: list[tuple[int, float]]) -> None:
+    """Every reply token is the likeliest, and as likely as the engine said."""
+    if not said:
+        return
+    logprobs = reference.logprobs({"input_ids": torch.tensor([ids])}, 0, [0] * len(ids))
+    at = torch.tensor([position for position, _ in said])
+    told = torch.tensor([logprob for _, logprob in said])
+    got = torch.tensor(ids)[at]
+    torch.testing.assert_close(logprobs[at - 1, got], told, atol=1e-5, rtol=0)
+    assert (logprobs[at - 1].argmax(-1) == got).all()
+
+
+async def test_many_at_once_all_end(pool):
+    """More requests of sessions than fit wait for each other, not for ever."""
+
+    async def call(n: int) -> int:
+        rng, name = random.Random(n), f"crowd-{n}"
+        await pool.open(name)
+        n_said = 0
+        for _ in range(4):
+            new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 40))]
+            n_said += len(await pool.say(name, new, rng.randrange(2, 16), timeout_s=120))
+        await pool.close(name)
+        return n_said
+
+    assert all(await asyncio.gather(*(call(n) for n in range(12))))
+    assert await pool.load("kv_tokens_used") == 0
+
+
+async def test_clips_that_were_given_back_are_heard_again(pool, speech):
+    """Also their states for the talker: only those of the new clip go with the new turn."""
+    calls = []
+    for n in range(4):
+        history = [user(speech[20_000 * n :][:24_000])]
+        links = pool.stages.links(f"spoken-{n}")
+        turn = greedy_turn(*history, system=SYSTEM, n_tokens=12)
+        done = await think(links, turn)
+        calls.append((links, [*history, reply_of(turn, done)]))
+    for n, (links, history) in enumerate(calls):
+        history += [user(speech[5_000 + 9_000 * n :][:16_000])]
+        turn = greedy_turn(*history, system=SYSTEM, n_tokens=12)
+        again = await think(links, turn)
+        assert not again.rebuilt
+        fresh_links = pool.stages.links("")
+        fresh = await think(fresh_links, greedy_turn(*history, system=SYSTEM, n_tokens=12))
+        assert again.ids == fresh.ids
+        states = [links.thinker.segments[item.key].states for item in (history[0], history[2])]
+        others = [fresh_links.thinker.segments[i.key].states for i in (history[0], history[2])]
+        for own, other in zip(states, others, strict=True):
+            torch.testing.assert_close(
+                torch.from_numpy(own), torch.from_numpy(other), atol=1e-4, rtol=1e-4
+            )
+    for links, _ in calls:
+        links.close()
+    assert await pool.load("policy_tokens_given_back") > 0
