@@ -56,11 +56,26 @@ def load_table(document: dict) -> list[str]:
             f"{_one(own['p50'], '{:.0f}')} / {_one(own['p90'])}",
             _share(point["continuity"]),
             _share(waste),
-            f"{point['turns_per_s']:.2f}",
+            f"{turns_per_s(document, point):.2f}",
             str(own["n"]),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def turns_per_s(document: dict, point: dict) -> float:
+    """Until the last answer was heard out, by the single turns: early answers end no turn."""
+    arm = point["policies"], point["sessions"]
+    runs = [r["turns"] for r in document["runs"] if (r["policies"], r["sessions"]) == arm]
+    wall_s = sum(max(map(_heard_out_s, t)) - min(turn["start_s"] for turn in t) for t in runs)
+    return sum(map(len, runs)) / wall_s
+
+
+def _heard_out_s(turn: dict) -> float:
+    if turn["cut_short"] or turn["ttfp_ms"] is None:
+        return turn["end_s"]
+    began_s = turn["start_s"] + turn["user_audio_s"] + turn["ttfp_ms"] / 1000
+    return max(turn["end_s"], began_s + turn["audio_s"] + sum(turn["gaps_ms"]) / 1000)
 
 
 def server_rows(document: dict) -> list[str]:

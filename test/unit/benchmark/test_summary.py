@@ -21,6 +21,19 @@ def test_the_newest_document_of_a_benchmark_counts(tmp_path):
     assert "10.0 % of a turn" in section(tmp_path)
 
 
+def turn(start_s: float) -> dict:
+    """Three seconds of speech, an answer after one, early by two of its four."""
+    return {
+        "start_s": start_s,
+        "end_s": start_s + 6.0,
+        "user_audio_s": 3.0,
+        "ttfp_ms": 1000.0,
+        "audio_s": 4.0,
+        "gaps_ms": [],
+        "cut_short": False,
+    }
+
+
 def load(date: str, config: dict, **point) -> dict:
     few = {"p50": None, "p90": None, "n": 3}
     point = {
@@ -29,7 +42,6 @@ def load(date: str, config: dict, **point) -> dict:
         "ttfp_after_detection_ms": few,
         "continuity": None,
         "waste": None,
-        "turns_per_s": 0.5,
         "peak_rss_mib": 4000.0,
         **point,
     }
@@ -39,13 +51,20 @@ def load(date: str, config: dict, **point) -> dict:
         "git_commit": "0123456789ab",
         "config": {"policies": ["off", "all"], **config},
         "points": [point],
-        "runs": [{"server_start_s": 20.0}],
+        "runs": [
+            {
+                "policies": "all",
+                "sessions": 4,
+                "server_start_s": 20.0,
+                "turns": [turn(0.0), turn(4.0)],
+            }
+        ],
     }
 
 
 def test_what_was_not_measured_often_enough_is_not_printed_as_a_number(tmp_path):
     write(tmp_path, "voice_load_cpu.json", **load("2026-01-01", {}))
-    assert "| 4 | `all` | n/a / n/a | n/a | n/a | 0.50 | 3 |" in section(tmp_path)
+    assert "| 4 | `all` | n/a / n/a | n/a | n/a | 0.17 | 3 |" in section(tmp_path)
 
 
 def test_every_kind_of_load_has_its_newest_table(tmp_path):
@@ -67,4 +86,4 @@ def test_shares_and_times_are_rounded(tmp_path):
     own = {"p50": 268.4, "p90": 739.2, "n": 36}
     document = load("2026-01-01", {}, ttfp_after_detection_ms=own, continuity=0.958)
     write(tmp_path, "voice_load_cpu.json", **document)
-    assert "| 4 | `all` | 268 / 739 ms | 95.8 % | n/a | 0.50 | 36 |" in section(tmp_path)
+    assert "| 4 | `all` | 268 / 739 ms | 95.8 % | n/a | 0.17 | 36 |" in section(tmp_path)

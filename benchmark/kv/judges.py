@@ -1,0 +1,361 @@
+"""Replay a schedule of accesses against a KV pool: what does a policy evict, and reload?
+
+All KV is in the pool or out of it, in pages, and out from the tail of a session only. A request
+reloads what its session lacks and takes room for its own tokens at once; until it is over its
+session is pinned. Then the policy says whose pages make room. Times are those of the schedule:
+a reload that the user waits for delays nothing here, it is counted.
+
+`Belady` reloads the fewest pages possible, of all policies that see the future or not, with or
+without preload. All pages of a session are next needed at the same moment. So a page that is
+kept from the end of one request to the beginning of the session's next is an interval, a page
+that is not is one reload, and at no moment may more intervals be open than the pinned sessions
+leave room for. Whenever too many are, dropping those that end last keeps the most. This is exact
+in pages: hence in tokens if pages hold one, and else up to the unfilled part of each session's
+last page. Replayed with preload it is a policy like any other: early loads take room from others.
+The fewest misses are another question: it would pay to drop large sessions rather than small.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from benchmark.kv.workload import Access, Schedule, pages
+
+# Evicted and reloaded within this time: a cycle. Chosen here.
+CYCLE_S = 10.0
+_GENERATED, _CLOSED, _SPEECH, _REQUEST = range(4)  # in this order where times are equal
+
+
+@dataclass(frozen=True, slots=True)
+class IdleFacts:
+    """playback_end_s: by the session's playback clock; None: nobody knows."""
+
+    playback_end_s: float | None
+
+
+class Policy(Protocol):
+    """Whose KV leaves the pool. Sessions are numbers; each call says what just happened."""
+
+    def speaks(self, session: int, now_s: float) -> None: ...
+
+    def accessed(self, session: int, now_s: float) -> None: ...
+
+    def idle(self, session: int, now_s: float, facts: IdleFacts) -> None: ...
+
+    def victim(self, candidates: Sequence[int], now_s: float) -> int: ...
+
+
+class Lru:
+    """The session that was used longest ago, as SGLang has it.
+
+    speech_is_use: with preload, whose look-up in the cache is a use like any other.
+    """
+
+    def __init__(self, *, speech_is_use: bool = False):
+        self._speech_is_use = speech_is_use
+        self._used_s: dict[int, float] = {}
+
+    def speaks(self, session: int, now_s: float) -> None:
+        if self._speech_is_use:
+            self._used_s[session] = now_s
+
+    def accessed(self, session: int, now_s: float) -> None:
+        self._used_s[session] = now_s
+
+    def idle(self, session: int, now_s: float, facts: IdleFacts) -> None:
+        self._used_s[session] = now_s
+
+    def victim(self, candidates: Sequence[int], now_s: float) -> int:
+        return min(candidates, key=self._used_s.__getitem__)
+
+
+class NextUse:
+    """The session whose next use is expected farthest from now (LiveServe §5.1).
+
+    Expected when playback ends, plus a moving average of how long this user then took to finish
+    speaking. Who is long overdue is as far away as who is not due for long: it has left. While
+    its user speaks a session goes only if no other is left.
+    """
+
+    def __init__(self, prior_reply_s: float, weight: float = 0.3):
+        self._prior_reply_s, self._weight = prior_reply_s, weight
+        self._reply_s: dict[int, float] = {}
+        self._playback_end_s: dict[int, float] = {}
+        self._next_use_s: dict[int, float] = {}
+        self._speaking: set[int] = set()
+
+    def speaks(self, session: int, now_s: float) -> None:
+        self._speaking.add(session)
+
+    def accessed(self, session: int, now_s: float) -> None:
+        self._speaking.discard(session)
+        ended_s = self._playback_end_s.pop(session, None)
+        if ended_s is not None:
+            expected_s = self._reply_s.get(session, self._prior_reply_s)
+            self._reply_s[session] = expected_s + self._weight * (now_s - ended_s - expected_s)
+
+    def idle(self, session: int, now_s: float, facts: IdleFacts) -> None:
+        self._next_use_s[session] = now_s  # unknown: the longer ago, the farther
+        if facts.playback_end_s is not None:
+            self._playback_end_s[session] = facts.playback_end_s
+            reply_s = self._reply_s.get(session, self._prior_reply_s)
+            self._next_use_s[session] = facts.playback_end_s + reply_s
+
+    def victim(self, candidates: Sequence[int], now_s: float) -> int:
+        def rank(session: int) -> tuple[bool, float]:
+            return session not in self._speaking, abs(self._next_use_s[session] - now_s)
+
+        return max(candidates, key=rank)
+
+
+class Belady:
+    """The session whose next access is farthest: it knows the schedule.
+
+    knows_end: False: it takes every turn for one that another follows, as long a time after it
+        as is drawn. Nobody can know while a reply plays that its user will then hang up.
+    """
+
+    def __init__(self, schedule: Schedule, *, knows_end: bool = True):
+        self._due_s: dict[int, list[float]] = defaultdict(list)
+        for access in reversed(schedule.accesses):
+            if access.last and not knows_end:
+                utterance_s = access.request_s - access.speech_s
+                again_s = access.playback_end_s + access.next_gap_s + utterance_s
+                self._due_s[access.session].append(again_s)
+            self._due_s[access.session].append(access.request_s)
+
+    def speaks(self, session: int, now_s: float) -> None:
+        pass
+
+    def accessed(self, session: int, now_s: float) -> None:
+        self._due_s[session].pop()
+
+    def idle(self, session: int, now_s: float, facts: IdleFacts) -> None:
+        pass
+
+    def victim(self, candidates: Sequence[int], now_s: float) -> int:
+        return max(candidates, key=self._next)
+
+    def _next(self, session: int) -> tuple[float, int]:
+        due_s = self._due_s[session]
+        # Of two that are due at the same time the replay serves the lower number first.
+        return due_s[-1] if due_s else math.inf, session
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """From host memory to the pool, one transfer after the other."""
+
+    tokens_per_s: float
+    latency_s: float
+
+    def took_s(self, n_tokens: int) -> float:
+        return self.latency_s + n_tokens / self.tokens_per_s if n_tokens else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """Counts of one replay.
+
+    Attributes:
+        reuses: accesses after a session's first.
+        misses: of these, those for which something had to be reloaded, early or late.
+        lost_tokens: evicted, and out when their session closed: nobody missed them.
+        cycles: reloads, of a session at a time, of something evicted at most CYCLE_S before.
+        hidden_tokens: of the reloaded, those that were there when the user had finished speaking.
+        path_s: sum of the times that requests waited for the others.
+        overdrawn: accesses at which pinned sessions alone were more than the pool.
+    """
+
+    reuses: int = 0
+    misses: int = 0
+    reloaded_pages: int = 0
+    reloaded_tokens: int = 0
+    evicted_tokens: int = 0
+    lost_tokens: int = 0
+    cycles: int = 0
+    hidden_tokens: int = 0
+    path_s: float = 0.0
+    overdrawn: int = 0
+
+    @property
+    def hidden_share(self) -> float | None:
+        return self.hidden_tokens / self.reloaded_tokens if self.reloaded_tokens else None
+
+
+@dataclass(slots=True)
+class _Session:
+    """KV of one session: its first n_resident pages are in the pool.
+
+    out: [(evicted_at_s, n_pages)] of the others, tail first.
+    early_tokens: preloaded since the user began to speak, from early_start_s on.
+    """
+
+    n_tokens: int = 0
+    n_resident: int = 0
+    out: list[tuple[float, int]] = field(default_factory=list)
+    pinned: bool = False
+    speaking: bool = False
+    missed: bool = False
+    early_tokens: int = 0
+    early_start_s: float = 0.0
+    early_end_s: float = 0.0
+
+
+def replay(
+    schedule: Schedule,
+    pool_tokens: int,
+    policy: Policy,
+    *,
+    page_tokens: int = 16,
+    link: Link | None = None,
+    preload: bool = False,
+) -> Outcome:
+    """
+    Args:
+        pool_tokens: for idle and running sessions alike.
+        link: what reloads wait for; None: nothing.
+        preload: sessions come back as far as there is room when their user begins to speak.
+    Raises:
+        ValueError: if the pool is no whole number of pages, or pages hold nothing.
+    """
+    if page_tokens < 1 or pool_tokens % page_tokens:
+        raise ValueError(f"{pool_tokens} tokens are not whole pages of {page_tokens}")
+    pool = _Pool(pool_tokens // page_tokens, page_tokens, policy, link or Link(math.inf, 0.0))
+    for now_s, kind, _, access in sorted(_events(schedule), key=lambda event: event[:3]):
+        if kind == _REQUEST:
+            pool.request(access, now_s)
+        elif kind == _GENERATED:
+            pool.generated(access, now_s)
+        elif kind == _CLOSED:
+            pool.close(access.session)
+        elif access.turn:
+            pool.speech(access.session, now_s, preload=preload)
+    return pool.outcome
+
+
+def _events(schedule: Schedule) -> list[tuple[float, int, int, Access]]:
+    events = []
+    for access in schedule.accesses:
+        events.append((access.speech_s, _SPEECH, access.session, access))
+        events.append((access.request_s, _REQUEST, access.session, access))
+        events.append((access.generated_s, _GENERATED, access.session, access))
+        if access.last:
+            events.append((access.playback_end_s, _CLOSED, access.session, access))
+    return events
+
+
+class _Pool:
+    def __init__(self, n_pages: int, page_tokens: int, policy: Policy, link: Link):
+        self.outcome = Outcome()
+        self._free, self._page_tokens = n_pages, page_tokens
+        self._policy, self._link = policy, link
+        self._link_free_s = 0.0
+        self._sessions: dict[int, _Session] = {}
+
+    def speech(self, session: int, now_s: float, *, preload: bool) -> None:
+        kv = self._sessions[session]
+        kv.speaking = True
+        self._policy.speaks(session, now_s)
+        missing = sum(n for _, n in kv.out)
+        if not (preload and missing):
+            return
+        # Best effort: nobody who is about to need it as well makes room.
+        room = self._make_room(missing, now_s, spare_speakers=True)
+        kv.early_tokens = self._reload(kv, min(room, missing), now_s)
+        kv.early_start_s, kv.early_end_s = self._transfer(kv.early_tokens, now_s)
+
+    def request(self, access: Access, now_s: float) -> None:
+        kv = self._sessions.setdefault(access.session, _Session())
+        self._policy.accessed(access.session, now_s)
+        kv.pinned, kv.speaking = True, False
+        missing = sum(n for _, n in kv.out)
+        grown = pages(access.kv_tokens, self._page_tokens) - kv.n_resident - missing
+        if self._make_room(missing + grown, now_s) < missing + grown:
+            self.outcome.overdrawn += 1
+        self._load(kv, missing, now_s)
+        self.outcome.reuses += access.turn > 0
+        self.outcome.misses += kv.missed
+        kv.missed = False
+        kv.n_tokens = access.kv_tokens
+        kv.n_resident += grown
+        self._free -= grown
+
+    def generated(self, access: Access, now_s: float) -> None:
+        self._sessions[access.session].pinned = False
+        self._policy.idle(access.session, now_s, IdleFacts(access.playback_end_s))
+        self._make_room(0, now_s)  # of an overdrawn pool
+
+    def close(self, session: int) -> None:
+        kv = self._sessions.pop(session)
+        self._free += kv.n_resident
+        self.outcome.lost_tokens += kv.n_tokens - self._tokens(kv, kv.n_resident)
+
+    def _load(self, kv: _Session, missing: int, now_s: float) -> None:
+        """What is still out comes in while the user waits, after what is under way."""
+        arrived = kv.early_tokens
+        if now_s < kv.early_end_s:
+            under_way_s = max(0.0, now_s - kv.early_start_s - self._link.latency_s)
+            arrived = min(arrived, int(under_way_s * self._link.tokens_per_s))
+        self.outcome.hidden_tokens += arrived
+        late = self._reload(kv, missing, now_s)
+        end_s = kv.early_end_s if kv.early_tokens else now_s
+        if late:
+            _, end_s = self._transfer(late, now_s)
+        self.outcome.path_s += max(0.0, end_s - now_s)
+        kv.early_tokens, kv.early_end_s = 0, 0.0
+
+    def _transfer(self, n_tokens: int, now_s: float) -> tuple[float, float]:
+        start_s = max(now_s, self._link_free_s)
+        self._link_free_s = start_s + self._link.took_s(n_tokens)
+        return start_s, self._link_free_s
+
+    def _make_room(self, n_pages: int, now_s: float, *, spare_speakers: bool = False) -> int:
+        """Evict until so many pages are free, if that can be. Returns how many are."""
+        while self._free < n_pages:
+            candidates = [
+                session
+                for session, kv in self._sessions.items()
+                if kv.n_resident and not kv.pinned and not (spare_speakers and kv.speaking)
+            ]
+            if not candidates:
+                break
+            kv = self._sessions[self._policy.victim(candidates, now_s)]
+            self._evict(kv, min(kv.n_resident, n_pages - self._free), now_s)
+        return self._free
+
+    def _evict(self, kv: _Session, n_pages: int, now_s: float) -> None:
+        n_tokens = self._tokens(kv, kv.n_resident)
+        kv.n_resident -= n_pages
+        self._free += n_pages
+        n_tokens -= self._tokens(kv, kv.n_resident)
+        self.outcome.evicted_tokens += n_tokens
+        # The tail went first, and came last over the link: it was loaded for nothing.
+        kv.early_tokens = max(0, kv.early_tokens - n_tokens)
+        kv.out.append((now_s, n_pages))
+
+    def _reload(self, kv: _Session, n_pages: int, now_s: float) -> int:
+        """Bring back this many pages, those next to the resident ones. Returns their tokens."""
+        if n_pages <= 0:
+            return 0
+        kv.missed = True
+        n_tokens = -self._tokens(kv, kv.n_resident)
+        kv.n_resident += n_pages
+        self._free -= n_pages
+        n_tokens += self._tokens(kv, kv.n_resident)
+        self.outcome.reloaded_pages += n_pages
+        self.outcome.reloaded_tokens += n_tokens
+        newest_s = kv.out[-1][0]
+        self.outcome.cycles += now_s - newest_s <= CYCLE_S
+        while n_pages:
+            evicted_s, n_out = kv.out.pop()
+            back = min(n_pages, n_out)
+            n_pages -= back
+            if n_out > back:
+                kv.out.append((evicted_s, n_out - back))
+        return n_tokens
+
+    def _tokens(self, kv: _Session, n_pages: int) -> int:
+        return min(kv.n_tokens, n_pages * self._page_tokens)

@@ -1,0 +1,260 @@
+"""Which KV gives way first, over idle session slots and radix-tree leaves together.
+
+In: what may be evicted, with when it will be used (kv/next_use.py) or when it was used last.
+Out: victims, the one expected to be used last first. LiveServe (arXiv 2606.22983) section 5.1.
+Owner: one VictimIndex per engine rank. Same calls, same victims: all times are arguments.
+
+A key is ranked by the time expected until its use:
+    known, in the future: the time to go.
+    known, overdue: as long again as it is overdue. Who was silent for long beyond what was to be
+        expected will likely stay so (Lindy's law).
+    unknown: as long again as it has been unused. Among unknown keys this is LRU.
+Time moves all of the first kind alike, and all of the others, so none of the three orders
+changes by itself: a choice is the largest of three tops, an update O(log n), and nothing scans.
+"""
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from sglang_live.kv.lazy_heap import LazyHeap
+
+_OUT = -1  # the seq of an entry that is in no heap
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """n_tokens to evict from the tail of key."""
+
+    key: Hashable
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """remaining_s: expected time until its use. known: by an estimate, not by LRU."""
+
+    key: Hashable
+    n_tokens: int
+    remaining_s: float
+    known: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """at_s: its next use if known, else its last. until_s: end of its protection, None without."""
+
+    key: Hashable
+    n_tokens: int = 0
+    whole: bool = False
+    known: bool = False
+    at_s: float = 0.0
+    until_s: float | None = None
+    seq: int = _OUT
+
+    def remaining_s(self, now_s: float) -> float:
+        return abs(self.at_s - now_s) if self.known else now_s - self.at_s
+
+
+class VictimIndex:
+    """
+    Attributes:
+        evictable_tokens: of all keys without protection.
+        protected_tokens: of all keys with it. Protection that has run out still counts here
+            until the next peek(), victims() or later_tokens().
+        picks_known, picks_lru: how often a key was picked by an estimate, and for want of one.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        """page_size: in tokens."""
+        if page_size < 1:
+            raise ValueError(f"page_size must be positive, got {page_size}")
+        self.evictable_tokens = self.protected_tokens = 0
+        self.picks_known = self.picks_lru = 0
+        self._page_size = page_size
+        self._entries: dict[Hashable, _Entry] = {}
+        self._last_seq = 0
+        # Known keys stand in two orders, for when they are in the future and when overdue.
+        self._latest: LazyHeap[_Entry] = LazyHeap()
+        self._earliest: LazyHeap[_Entry] = LazyHeap()
+        self._unused: LazyHeap[_Entry] = LazyHeap()
+        self._protected: LazyHeap[_Entry] = LazyHeap()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
+    def put(
+        self,
+        key: Hashable,
+        *,
+        n_tokens: int,
+        last_use_s: float,
+        next_use_s: float | None = None,
+        whole: bool = False,
+    ) -> None:
+        """Insert or re-rank. Protection stays; among equals the key counts as the newest.
+
+        Args:
+            n_tokens: evictable ones, the first at the start of a page. 0 removes the key.
+            whole: only all of it can be evicted, as with a leaf of the radix tree.
+        Raises:
+            ValueError: n_tokens is negative, or the time to rank by is not finite.
+        """
+        at_s = last_use_s if next_use_s is None else next_use_s
+        if n_tokens < 0 or not math.isfinite(at_s):
+            raise ValueError(f"cannot rank {key}: {n_tokens} tokens at {at_s} s")
+        if n_tokens == 0:
+            self.remove(key)
+            return
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(key)
+        else:
+            self._leave(entry)
+        entry.n_tokens, entry.whole = n_tokens, whole
+        entry.at_s, entry.known = at_s, next_use_s is not None
+        self._enter(entry)
+
+    def remove(self, key: Hashable) -> None:
+        """Also its protection. Nothing happens if victims() has taken all of it already."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._leave(entry)
+
+    def shrink(self, key: Hashable, n_tokens: int) -> None:
+        """n_tokens are left of it; its rank stays.
+
+        Raises:
+            KeyError: it is not here. ValueError: it has fewer, or n_tokens is negative.
+        """
+        entry = self._entries[key]
+        if not 0 <= n_tokens <= entry.n_tokens:
+            raise ValueError(f"cannot shrink {key} from {entry.n_tokens} to {n_tokens} tokens")
+        if n_tokens == 0:
+            self.remove(key)
+            return
+        self._count(entry, n_tokens - entry.n_tokens)
+        entry.n_tokens = n_tokens
+
+    def protect(self, key: Hashable, until_s: float) -> None:
+        """It will be used at once: nobody's victim until until_s, which may be math.inf.
+
+        The last word counts: a second call may lengthen protection as well as shorten it.
+
+        Raises:
+            KeyError: it is not here. ValueError: until_s is not a number.
+        """
+        if math.isnan(until_s):
+            raise ValueError(f"cannot protect {key} until {until_s}")
+        self._set_protection(self._entries[key], until_s)
+
+    def unprotect(self, key: Hashable) -> None:
+        """Nothing happens without protection."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.until_s is not None:
+            self._set_protection(entry, None)
+
+    def peek(self, now_s: float) -> Candidate | None:
+        """Who is next."""
+        self._expire(now_s)
+        top = self._top(now_s)
+        if top is None:
+            return None
+        remaining_s, entry, _ = top
+        return Candidate(entry.key, entry.n_tokens, remaining_s, entry.known)
+
+    def victims(
+        self, n_tokens: int, now_s: float, *, later_than_s: float = -math.inf
+    ) -> list[Victim]:
+        """Take so many tokens, or more to the end of a page or of a key that goes whole.
+
+        Args:
+            later_than_s: only from keys whose use is expected after this time.
+        Returns:
+            The first to evict first. Fewer tokens if there are no more.
+        """
+        self._expire(now_s)
+        found = []
+        while n_tokens > 0 and (top := self._top(now_s, later_than_s)) is not None:
+            _, entry, _ = top
+            self.picks_known += entry.known
+            self.picks_lru += not entry.known
+            kept = 0 if entry.whole else max(0, entry.n_tokens - n_tokens)
+            kept -= kept % self._page_size
+            found.append(Victim(entry.key, entry.n_tokens - kept))
+            n_tokens -= entry.n_tokens - kept
+            self.shrink(entry.key, kept)
+        return found
+
+    def later_tokens(self, now_s: float, later_than_s: float, enough_tokens: int) -> int:
+        """How many tokens victims() would find; it stops to count at enough_tokens."""
+        self._expire(now_s)
+        popped = []
+        counted: set[int] = set()
+        n_tokens = 0
+        while n_tokens < enough_tokens and (top := self._top(now_s, later_than_s)) is not None:
+            _, entry, heap = top
+            popped.append((heap, heap.pop()))
+            if entry.seq not in counted:
+                counted.add(entry.seq)
+                n_tokens += entry.n_tokens
+        for heap, entry_of_heap in popped:
+            heap.put_back(entry_of_heap)
+        return min(n_tokens, enough_tokens)
+
+    def _top(
+        self, now_s: float, later_than_s: float = -math.inf
+    ) -> tuple[float, _Entry, LazyHeap[_Entry]] | None:
+        """The key with most time until its use, and the heap whose top it is."""
+        best = None
+        best_s = later_than_s - now_s
+        for heap in (self._latest, self._earliest, self._unused):
+            entry = heap.top()
+            if entry is None:
+                continue
+            remaining_s = entry.remaining_s(now_s)
+            first = best is not None and remaining_s == best_s and entry.seq < best[1].seq
+            if remaining_s > best_s or first:
+                best, best_s = (remaining_s, entry, heap), remaining_s
+        return best
+
+    def _expire(self, now_s: float) -> None:
+        while (entry := self._protected.top()) is not None and entry.until_s <= now_s:
+            self._set_protection(entry, None)
+
+    def _set_protection(self, entry: _Entry, until_s: float | None) -> None:
+        self._leave(entry)
+        entry.until_s = until_s
+        self._enter(entry)
+
+    def _enter(self, entry: _Entry) -> None:
+        self._last_seq += 1
+        entry.seq = self._last_seq
+        if entry.until_s is not None:
+            self._protected.push(entry.until_s, entry)
+        elif entry.known:
+            self._latest.push(-entry.at_s, entry)
+            self._earliest.push(entry.at_s, entry)
+        else:
+            self._unused.push(entry.at_s, entry)
+        self._count(entry, entry.n_tokens)
+
+    def _leave(self, entry: _Entry) -> None:
+        entry.seq = _OUT
+        if entry.until_s is not None:
+            self._protected.drop()
+        elif entry.known:
+            self._latest.drop()
+            self._earliest.drop()
+        else:
+            self._unused.drop()
+        self._count(entry, -entry.n_tokens)
+
+    def _count(self, entry: _Entry, n_tokens: int) -> None:
+        if entry.until_s is None:
+            self.evictable_tokens += n_tokens
+        else:
+            self.protected_tokens += n_tokens

@@ -1,0 +1,64 @@
+"""When a session's KV is needed again."""
+
+import pytest
+
+from sglang_live.kv.next_use import NextUse, NextUseConfig
+
+CONFIG = NextUseConfig(first_gap_s=1.0, utterance_s=2.0, gap_weight=0.5, max_gap_s=10.0)
+
+
+def test_it_is_the_end_of_playback_and_then_gap_and_utterance():
+    uses = NextUse(CONFIG)
+    uses.plays_until("s", 50.0)
+    assert uses.expected("s") == 50.0 + 1.0 + 2.0
+
+
+def test_a_callers_own_gap_goes_before_that_of_the_workload():
+    uses = NextUse(CONFIG)
+    for session in ("slow", "new"):
+        uses.plays_until(session, 50.0)
+    uses.replies_after("slow", 7.0)
+    assert uses.expected("slow") == 59.0
+    assert uses.expected("new") == 53.0
+    uses.replies_after("slow", None)
+    assert uses.expected("slow") == 53.0
+
+
+def test_the_gap_of_the_workload_is_learned():
+    uses = NextUse(CONFIG)
+    uses.plays_until("s", 50.0)
+    uses.saw_gap(3.0)
+    assert uses.workload_gap_s == 2.0
+    assert uses.expected("s") == 54.0
+
+
+def test_one_who_went_for_coffee_counts_little_and_an_overlap_as_no_gap():
+    uses = NextUse(CONFIG)
+    uses.saw_gap(3600.0)
+    assert uses.workload_gap_s == 5.5
+    uses.saw_gap(-2.0)
+    assert uses.workload_gap_s == 2.75
+
+
+def test_without_playback_nothing_is_known():
+    uses = NextUse(CONFIG)
+    assert uses.expected("nobody") is None
+    uses.replies_after("s", 1.0)
+    assert uses.expected("s") is None
+    uses.plays_until("s", 50.0)
+    uses.plays_until("s", None)
+    assert uses.expected("s") is None
+
+
+def test_a_session_that_ended_leaves_nothing():
+    uses = NextUse(CONFIG)
+    uses.plays_until("s", 50.0)
+    uses.forget("s")
+    uses.forget("s")
+    assert uses.expected("s") is None
+
+
+@pytest.mark.parametrize("bad", [{"gap_weight": 0.0}, {"gap_weight": 1.1}, {"utterance_s": -1.0}])
+def test_bad_constants_are_refused(bad):
+    with pytest.raises(ValueError):
+        NextUseConfig(**bad)

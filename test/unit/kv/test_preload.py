@@ -1,0 +1,135 @@
+"""Whether KV is brought back while its caller speaks."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_live.kv.preload import Admit, PreloadConfig, PreloadView, Skip, Wait, judge
+
+CONFIG = PreloadConfig(safety=2.0, retry_s=0.05, max_wait_s=0.5)
+# Takes 0.1 s on an idle link, twice of which fits easily into the 2 s there are.
+EASY = PreloadView(
+    now_s=100.0,
+    asked_at_s=100.0,
+    needed_at_s=102.0,
+    n_tokens=1000,
+    n_bytes=10**9,
+    bytes_per_s=1e10,
+    latency_s=0.0,
+    queued_bytes=0,
+    protected_tokens=0,
+    cap_tokens=4000,
+    free_tokens=1500,
+    later_tokens=0,
+)
+
+
+def judged(**changes):
+    return judge(replace(EASY, **changes), CONFIG)
+
+
+def test_with_room_and_time_it_is_admitted_and_evicts_nobody():
+    assert judged() == Admit(0, 100.1)
+    assert judged(queued_bytes=2 * 10**9, latency_s=0.5) == Admit(0, 100.8)
+
+
+def test_it_evicts_what_it_lacks_from_kv_that_is_used_later():
+    assert judged(free_tokens=300, later_tokens=700) == Admit(700, 100.1)
+    assert judged(free_tokens=-50, later_tokens=1000) == Admit(1000, 100.1)
+
+
+@pytest.mark.parametrize(("left_s", "verdict"), [(0.25, Admit), (0.15, Skip)])
+def test_it_must_fit_before_its_need_with_room_for_error(left_s, verdict):
+    assert isinstance(judged(needed_at_s=100.0 + left_s), verdict)
+
+
+def test_a_link_that_was_never_measured_promises_nothing():
+    assert judged(bytes_per_s=None) == Skip("link_unmeasured")
+
+
+@pytest.mark.parametrize("empty", [{"n_tokens": 0}, {"n_bytes": 0}])
+def test_nothing_to_bring_back_is_no_preload(empty):
+    assert judged(**empty) == Skip("nothing")
+
+
+@pytest.mark.parametrize(
+    ("pressure", "reason"),
+    [
+        ({"queued_bytes": 15 * 10**9}, "queue"),
+        ({"protected_tokens": 3001}, "cap"),
+        ({"free_tokens": 300, "later_tokens": 699}, "memory"),
+    ],
+)
+def test_pressure_that_may_pass_is_waited_out_but_not_for_long(pressure, reason):
+    assert judged(**pressure) == Wait(100.05, reason)
+    assert judged(**pressure, now_s=100.48) == Wait(100.5, reason)
+    assert judged(**pressure, now_s=100.5) == Skip(reason)
+
+
+def test_more_than_the_cap_alone_is_never_waited_for():
+    assert judged(n_tokens=4001) == Skip("over_cap")
+
+
+def test_a_wait_ends_when_it_would_be_too_late():
+    assert judged(protected_tokens=4000, needed_at_s=100.23) == Wait(100.23 - 2 * 0.1, "cap")
+    assert judged(queued_bytes=10**12, needed_at_s=100.23) == Wait(100.23 - 2 * 0.1, "queue")
+
+
+def views() -> st.SearchStrategy[PreloadView]:
+    """Near every bound: each verdict is drawn often."""
+    return st.builds(
+        PreloadView,
+        now_s=st.floats(100, 100.7),
+        asked_at_s=st.just(100.0),
+        needed_at_s=st.floats(100.5, 103),
+        n_tokens=st.integers(1, 2000),
+        n_bytes=st.integers(1, 5 * 10**9),
+        bytes_per_s=st.floats(5e9, 1e11),
+        latency_s=st.floats(0, 0.1),
+        queued_bytes=st.integers(0, 10**10),
+        protected_tokens=st.integers(0, 2000),
+        cap_tokens=st.integers(1800, 4000),
+        free_tokens=st.integers(0, 2000),
+        later_tokens=st.integers(0, 2000),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(view=views())
+def test_what_is_admitted_is_in_time_under_the_cap_and_has_room(view):
+    verdict = judge(view, CONFIG)
+    if isinstance(verdict, Admit):
+        assert verdict.done_at_s <= view.needed_at_s
+        assert view.protected_tokens + view.n_tokens <= view.cap_tokens
+        assert verdict.evict_tokens <= view.later_tokens
+        assert verdict.evict_tokens + view.free_tokens >= view.n_tokens
+
+
+@settings(max_examples=200, deadline=None)
+@given(view=views())
+def test_who_waits_can_still_make_it_afterwards(view):
+    verdict = judge(view, CONFIG)
+    if isinstance(verdict, Wait):
+        assert view.now_s < verdict.until_s <= view.asked_at_s + CONFIG.max_wait_s
+        assert verdict.until_s + view.n_bytes / view.bytes_per_s <= view.needed_at_s
+
+
+@settings(max_examples=100, deadline=None)
+@given(view=views())
+def test_waiting_comes_to_an_end(view):
+    for _ in range(100):
+        verdict = judge(view, CONFIG)
+        if not isinstance(verdict, Wait):
+            return
+        view = replace(view, now_s=verdict.until_s)
+    raise AssertionError("still waiting")
+
+
+@pytest.mark.parametrize(
+    "bad", [{"safety": 0.9}, {"retry_s": 0.0}, {"max_wait_s": -1.0}, {"max_protected_share": 1.1}]
+)
+def test_bad_constants_are_refused(bad):
+    with pytest.raises(ValueError):
+        PreloadConfig(**bad)

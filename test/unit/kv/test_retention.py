@@ -1,0 +1,143 @@
+"""What a session drops between its sink and its window."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_live.kv.retention import Cut, RetentionConfig, cut_of, media_after, rebase_due
+
+PAGE = 16
+
+
+def cut(n_tokens: int, **other) -> Cut | None:
+    facts = {"sink_tokens": 32, "window_tokens": 100, "page_size": PAGE, "owned_from": 0}
+    return cut_of(**{"n_tokens": n_tokens, "media": (), **facts, **other})
+
+
+def test_what_lies_between_sink_and_window_goes():
+    assert cut(32 + 64 + 100) == Cut(32, 96)
+
+
+def test_sink_and_window_get_the_rest_of_their_pages():
+    assert cut(300, sink_tokens=33) == Cut(48, 192)  # 300 - 100 = 200 lies in the page from 192
+
+
+def test_short_sessions_stay_whole():
+    assert cut(0) is None
+    assert cut(132 + PAGE - 1) is None
+    assert cut(132 + PAGE) == Cut(32, 48)
+
+
+def test_little_is_not_worth_a_cut():
+    assert cut(32 + 96 + 100, slack_tokens=97) is None
+    assert cut(32 + 96 + 100, slack_tokens=96) == Cut(32, 128)
+
+
+def test_media_at_the_window_stay_whole():
+    assert cut(400, media=[(250, 310)]) == Cut(32, 240)
+    assert cut(400, media=[(230, 245), (250, 310)]) == Cut(32, 224)
+
+
+def test_media_at_the_sink_stay_whole():
+    assert cut(400, media=[(20, 70)]) == Cut(80, 288)
+
+
+def test_media_that_touch_a_boundary_are_not_in_its_way():
+    assert cut(400, media=[(16, 32), (32, 48), (272, 288), (288, 304)]) == Cut(32, 288)
+
+
+def test_media_without_a_page_boundary_between_them_are_one():
+    spans = [(40 + 10 * i, 50 + 10 * i) for i in range(25)]  # 40 to 290
+    assert cut(400, sink_tokens=48, media=spans) == Cut(80, 240)
+    close = [(33, 287), (289, 399)]  # 288 lies between: nothing but the gap can go
+    assert cut(400, media=close) == Cut(32, 288)
+    assert cut(400, media=[(20, 290)]) is None
+
+
+def test_the_tree_must_be_left_behind_first():
+    assert cut(400, owned_from=289) is None
+    assert cut(400, owned_from=288) == Cut(32, 288)
+    assert cut(400, owned_from=288, media=[(280, 300)]) is None
+
+
+def test_media_move_with_the_tokens():
+    spans = [(0, 10), (40, 60), (100, 120)]
+    assert media_after(Cut(32, 96), spans) == [(0, 10), (36, 56)]
+
+
+@st.composite
+def sessions(draw) -> dict:
+    """Media in running text: at least a page of it between two items, and before the first."""
+    page_size = draw(st.sampled_from((1, 4, 16)))
+    at, media = draw(st.integers(page_size, 40)) + page_size, []
+    for text, length in draw(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 90)))):
+        begin = at + page_size + text
+        at = begin + length
+        media.append((begin, at))
+    return {
+        "n_tokens": at + draw(st.integers(0, 500)),
+        "sink_tokens": draw(st.integers(0, page_size)),
+        "window_tokens": draw(st.integers(1, 200)),
+        "page_size": page_size,
+        "owned_from": draw(st.integers(0, 40)),
+        "media": media,
+        "slack_tokens": draw(st.integers(1, 60)),
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(session=sessions())
+def test_a_cut_is_of_whole_pages_and_whole_media_outside_sink_and_window(session):
+    found = cut_of(**session)
+    if found is None:
+        return
+    assert found.begin % session["page_size"] == found.end % session["page_size"] == 0
+    assert found.begin >= session["sink_tokens"]
+    assert found.end <= session["n_tokens"] - session["window_tokens"]
+    assert found.n_tokens >= session["slack_tokens"]
+    for begin, end in session["media"]:
+        assert not begin < found.begin < end
+        assert not begin < found.end < end
+
+
+@settings(max_examples=150, deadline=None)
+@given(session=sessions())
+def test_what_stays_is_bounded(session):
+    found = cut_of(**{**session, "owned_from": 0})
+    longest = max((b - a for a, b in session["media"]), default=0)
+    bound = session["sink_tokens"] + session["window_tokens"] + session["slack_tokens"] + longest
+    left = session["n_tokens"] - (found.n_tokens if found else 0)
+    # Pages begun at the sink, at the window, and where the boundary moved out of an item.
+    assert left < bound + 3 * session["page_size"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(session=sessions())
+def test_there_is_nothing_to_cut_right_after_a_cut(session):
+    found = cut_of(**session)
+    if found is None:
+        return
+    after = {
+        **session,
+        "n_tokens": session["n_tokens"] - found.n_tokens,
+        "media": media_after(found, session["media"]),
+        "owned_from": min(session["owned_from"], found.begin),
+        "slack_tokens": 1,
+    }
+    assert cut_of(**after) is None
+
+
+def test_positions_are_rebased_before_the_table_ends():
+    due = {"limit": 1000, "reserve_tokens": 100}
+    assert not rebase_due(500, 400, **due)
+    assert rebase_due(501, 400, **due)
+
+
+def test_a_session_without_an_offset_gains_nothing_by_a_rebase():
+    assert not rebase_due(0, 990, 1000)
+
+
+@pytest.mark.parametrize("bad", [{"sink_tokens": -1}, {"window_tokens": 0}, {"slack_tokens": 0}])
+def test_bad_configs_are_refused(bad):
+    with pytest.raises(ValueError):
+        RetentionConfig(**bad)
