@@ -10,49 +10,91 @@ ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
 
+def documents(results: Path, benchmark: str) -> list[dict]:
+    """All documents of a benchmark, the newest first."""
+    found = [json.loads(path.read_text()) for path in results.glob(f"{benchmark}_*.json")]
+    return sorted(found, key=lambda document: document["date"], reverse=True)
+
+
 def newest(results: Path, benchmark: str) -> dict | None:
     """The latest document of a benchmark, by its own date."""
-    found = [json.loads(path.read_text()) for path in results.glob(f"{benchmark}_*.json")]
-    return max(found, key=lambda document: document["date"], default=None)
+    return next(iter(documents(results, benchmark)), None)
 
 
-def load_rows(document: dict) -> list[str]:
-    rows = []
+def loads(results: Path) -> dict[str, dict]:
+    """The newest load of each kind, by what it was."""
+    kinds: dict[str, dict] = {}
+    for document in documents(results, "voice_load"):
+        kinds.setdefault(_kind(document), document)
+    return dict(sorted(kinds.items()))
+
+
+def _kind(document: dict) -> str:
+    config = document["config"]
+    if storm := config.get("storm"):
+        what = "Storms: {sessions} messages of {clip_s:g} s every {period_s:g} s beside the callers"
+        return what.format(**storm)
+    if len(config["policies"]) > 2:
+        return f"What brings what: interruptions with probability {config['barge_in']:g}"
+    if config.get("barge_in"):
+        return f"Interruptions with probability {config['barge_in']:g}"
+    return "Conversations without interruptions"
+
+
+def load_table(document: dict) -> list[str]:
+    """One line per point and arm."""
+    lines = [
+        "| callers | policies | TTFP after end of turn, P50 / P90 | without a gap over 100 ms "
+        "| waste | turns/s | n |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for point in document["points"]:
-        n, ttfp, own = point["sessions"], point["ttfp_ms"], point["ttfp_after_detection_ms"]
-        callers = "1 caller" if n == 1 else f"{n} callers"
-        rows += [
-            _row(f"TTFP, {callers}, policies {point['policies']}", _percentiles(ttfp)),
-            _row("of it after the end of the turn was detected", _percentiles(own)),
-            _row(f"turns without a gap over 100 ms, {callers}", _share(point["continuity"])),
-            _row(f"RTF, {callers}", _one(point["rtf"]["p50"], "{:.2f}")),
-            *interruption_rows(point, callers),
-        ]
+        own, waste = point["ttfp_after_detection_ms"], point.get("waste")
+        cells = (
+            str(point["sessions"]),
+            f"`{point['policies']}`",
+            f"{_one(own['p50'], '{:.0f}')} / {_one(own['p90'])}",
+            _share(point["continuity"]),
+            _share(waste),
+            f"{turns_per_s(document, point):.2f}",
+            str(own["n"]),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def turns_per_s(document: dict, point: dict) -> float:
+    """Until the last answer was heard out, by the single turns: early answers end no turn."""
+    arm = point["policies"], point["sessions"]
+    runs = [r["turns"] for r in document["runs"] if (r["policies"], r["sessions"]) == arm]
+    wall_s = sum(max(map(_heard_out_s, t)) - min(turn["start_s"] for turn in t) for t in runs)
+    return sum(map(len, runs)) / wall_s
+
+
+def _heard_out_s(turn: dict) -> float:
+    if turn["cut_short"] or turn["ttfp_ms"] is None:
+        return turn["end_s"]
+    began_s = turn["start_s"] + turn["user_audio_s"] + turn["ttfp_ms"] / 1000
+    return max(turn["end_s"], began_s + turn["audio_s"] + sum(turn["gaps_ms"]) / 1000)
+
+
+def server_rows(document: dict) -> list[str]:
     starts = [run["server_start_s"] for run in document["runs"]]
-    rows.append(_row("server start to ready", f"{min(starts):.0f} to {max(starts):.0f} s"))
     rss = max(point["peak_rss_mib"] for point in document["points"])
-    rows.append(_row("memory of all processes, shared pages in each", f"{rss:.0f} MiB"))
-    return rows
-
-
-def interruption_rows(point: dict, callers: str) -> list[str]:
-    """Of loads in which callers interrupted; documents from before that have none of it."""
-    if not point.get("barge_ins"):
-        return []
-    stop, n = point["stop_latency_ms"], point["barge_ins"]
-    latency = f"P50 {_one(stop['p50'])}, P95 {_one(stop['p95'])}, n {stop['n']}"
-    rows = [_row(f"stop latency after a barge-in, {callers}", latency)]
-    if point.get("waste") is not None:
-        rows.append(_row(f"waste at {n} barge-ins, {callers}", _share(point["waste"])))
-    return rows
+    return [
+        _row("server start to ready", f"{min(starts):.0f} to {max(starts):.0f} s"),
+        _row("memory of all processes, shared pages in each", f"{rss:.0f} MiB"),
+    ]
 
 
 def section(results: Path) -> str:
+    parts: list[str] = []
     rows: list[str] = []
-    device = commit = ""
+    for kind, document in loads(results).items():
+        device = f"{document['device']}, commit {document['git_commit'][:9]}"
+        parts += [f"{kind} ({device}):", "", *load_table(document), ""]
     if load := newest(results, "voice_load"):
-        rows += load_rows(load)
-        device, commit = load["device"], load["git_commit"][:9]
+        rows += server_rows(load)
     if turn := newest(results, "turn_cost"):
         share = f"{100 * turn['overhead_of_all']:.1f} % of a turn"
         rows.append(_row("time in which no model of any stage computes", share))
@@ -62,21 +104,15 @@ def section(results: Path) -> str:
         rows.append(_row("gateway CPU per second of one session", text))
     if not rows:
         return "Nothing has been measured yet."
-    head = ["| what | measured |", "|---|---|"]
     note = (
-        f"Device: {device}; commit {commit}; callers run on the same cores as the server. "
-        "Documents and every single turn: [benchmark/results](benchmark/results/README.md)."
+        "Callers run on the same cores as the server. Documents and every single turn: "
+        "[benchmark/results](benchmark/results/README.md)."
     )
-    return "\n".join([*head, *rows, "", note])
+    return "\n".join([*parts, "| what | measured |", "|---|---|", *rows, "", note])
 
 
 def _row(what: str, value: str) -> str:
     return f"| {what} | {value} |"
-
-
-def _percentiles(values: dict) -> str:
-    parts = (f"P50 {_one(values['p50'])}", f"P90 {_one(values['p90'])}", f"n {values['n']}")
-    return ", ".join(parts)
 
 
 def _share(value: float | None) -> str:

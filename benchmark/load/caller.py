@@ -63,7 +63,7 @@ class Caller:
         options: SessionOptions,
         clock: Clock,
     ):
-        """`audio`: clips and sounds by name."""
+        """`audio`: clips and sounds by name. played_out_s: when its latest answer was heard out."""
         self._plan = plan
         self._audio = audio
         self._options = options
@@ -72,6 +72,7 @@ class Caller:
         self._interrupted: Interrupted | None = None
         self.rows: list[TurnRow] = []
         self.side_errors: list[str] = []
+        self.played_out_s = 0.0
         self.frames_sent = 0
         self.frames_late = 0
 
@@ -109,6 +110,7 @@ class Caller:
             if not record.ok:
                 return
             await client.wait_until_played()
+            self.played_out_s = self._since_start_s()
             await self._clock.sleep(planned.reply_gap_s)
 
     def _cut(self, planned: PlannedTurn) -> Cut | None:

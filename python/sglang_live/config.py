@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _retention(own: argparse.Namespace) -> RetentionConfig | None:
     """Raises BadInputError, also for what a window of 0 makes meaningless."""
-    for name, least in (("window", 0), ("sink", 0), ("slack", 1)):
+    for name, least in (("window", 0), ("sink", 1), ("slack", 1)):
         value = getattr(own, f"retention_{name}")
         if value is not None and value < least:
             raise BadInputError(f"retention-{name} must be at least {least}, got {value}")

@@ -51,7 +51,7 @@ class Socket:
                         return event
         except TimeoutError:
             came = Counter(event["type"] for event in self.events[n_before:])
-            raise AssertionError(f"no {kinds} in {timeout_s} s, but {dict(came)}") from None
+            raise TimeoutError(f"no {kinds} in {timeout_s} s, but {dict(came)}") from None
 
     async def session(self, **session) -> dict:
         await self.send("session.update", session={"type": "realtime", **session})

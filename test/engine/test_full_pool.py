@@ -86,9 +86,9 @@ async def test_stock_sessions_block_a_third_for_good(endless_checkpoint, tmp_pat
         pool = Pool(stages)
         for name in ("one", "two", "three"):
             await pool.open(name)
-        for name in ("one", "two"):
-            await pool.say(name, list(range(20, 140)), 20)
-        third = asyncio.create_task(pool.say("three", list(range(30, 130)), 20))
+        await pool.say("one", list(range(20, 140)), 20)
+        await pool.say("two", list(range(140, 260)), 20)
+        third = asyncio.create_task(pool.say("three", list(range(300, 400)), 20))
         await asyncio.sleep(5)
         assert not third.done()
         await pool.close("one")

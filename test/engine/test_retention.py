@@ -222,7 +222,8 @@ class SpokenCall:
             self._take_in(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>", [])
             self.sink = -(-len(self.ids) // self.engine.variant.page) * self.engine.variant.page
         content = "".join(AUDIO if isinstance(p, AudioPart) else p.text for p in item.parts)
-        before = await self.engine.load("policy_tokens_cut")
+        if not self.history:
+            self.base = await self.engine.load("policy_tokens_cut")
         turn = replace(
             greedy_turn(*self.history, item, system=SYSTEM, n_tokens=n_reply),
             retention=RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK),
@@ -235,7 +236,7 @@ class SpokenCall:
         self.ids += done.ids
         self._see(len(self.ids) - 1)
         self.history += [item, reply_of(turn, done)]
-        self.n_cut += round(await self.engine.load("policy_tokens_cut") - before)
+        self.n_cut = round(await self.engine.load("policy_tokens_cut") - self.base)
         self.history = [item for item in self.history if item.key not in done.gone]
         self.gone += done.gone
         self._take_in("<|im_end|>\n<|im_start|>", [], seen=False)

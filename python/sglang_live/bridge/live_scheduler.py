@@ -76,7 +76,7 @@ class LiveScheduler(Scheduler):
             raise RuntimeError("live streams need SGLang without speculation and DP attention")
         self.held: dict[str, Held] = {}
         self._early_ends: OrderedDict[str, None] = OrderedDict()
-        self._next_report_s, self._reported_rounds = 0.0, 0.0
+        self._next_report_s, self._reported = 0.0, {}
         self._counts = dict.fromkeys(
             ("held_gave_way", "ended", "truncated", "truncations_refused", "speech_starts"), 0.0
         )
@@ -296,7 +296,7 @@ class LiveScheduler(Scheduler):
         """Out of memory, those that sit out give way before those that run."""
         if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
             return
-        spare = [h for h in self.held.values() if _can_retract(h)]
+        spare = [h for h in self.held.values() if self._can_retract(h)]
         spare.sort(key=lambda held: len(held.req.output_ids))
         while spare and not batch.check_decode_mem():
             req = spare.pop().req
@@ -311,6 +311,15 @@ class LiveScheduler(Scheduler):
                 hisparse_coordinator=None,
             )
             self._add_request_to_queue(req, is_retracted=True)
+
+    def _can_retract(self, held: Held) -> bool:
+        if held.step_in_flight or held.req.finished():
+            return False
+        # A session's KV stays with the session: that frees nothing unless sessions give back.
+        return held.req.session is None or self._sessions_give_back()
+
+    def _sessions_give_back(self) -> bool:
+        return getattr(getattr(self.tree_cache, "session", None), "idle", None) is not None
 
     def run_batch(self, batch: ScheduleBatch, *args, **kwargs):
         if self.rounds is not None:
@@ -392,31 +401,27 @@ class LiveScheduler(Scheduler):
         return super().pause_generation(recv_req)
 
     def on_idle(self):
-        if self.rounds is not None and self.is_fully_idle():
-            self.rounds.table.keep_only(set())
+        if self.is_fully_idle():
+            if self.rounds is not None:
+                self.rounds.table.keep_only(set())
             # The loop may sleep now: what happened last would stay unsaid.
-            if self.rounds.totals["rounds"] != self._reported_rounds:
-                self._report(at_once=True)
+            self._report(at_once=True)
         return super().on_idle()
 
     def _report(self, at_once: bool = False) -> None:
         # Rank 0 alone reports, so it may look at its own clock.
         if self.outbox is None or (not at_once and time.monotonic() < self._next_report_s):
             return
-        self._next_report_s = time.monotonic() + REPORT_EVERY_S
         totals = {**self._counts, "held_now": float(len(self.held))}
         if self.rounds is not None:
-            self._reported_rounds = self.rounds.totals["rounds"]
             totals |= self.rounds.report()
         if self.retention is not None:
             totals |= self.retention.report()
-        self.outbox.send(PolicyReport(totals))
+        self._next_report_s = time.monotonic() + REPORT_EVERY_S
+        if totals != self._reported:
+            self._reported = totals
+            self.outbox.send(PolicyReport(totals))
 
 
 def _must_end(req: Req) -> bool:
     return len(req.output_ids) >= req.sampling_params.max_new_tokens
-
-
-def _can_retract(held: Held) -> bool:
-    # Retracting a session's request frees nothing: its KV stays with the session.
-    return held.req.session is None and not held.step_in_flight and not held.req.finished()

@@ -72,7 +72,9 @@ def position_gap(mm_inputs: MultimodalInputs, sink_tokens: int) -> int:
     share a few positions.
     """
     table = mm_inputs.mrope_positions
-    assert 0 < sink_tokens < table.shape[1], (sink_tokens, table.shape)
+    assert 0 <= sink_tokens < table.shape[1], (sink_tokens, table.shape)
+    if sink_tokens == 0:
+        return int(table.min())
     return int(table[:, sink_tokens:].min() - table[:, :sink_tokens].max()) - 1
 
 

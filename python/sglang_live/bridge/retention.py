@@ -9,6 +9,7 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 from sglang_live.bridge.feed_types import Retained, RetainSession
 from sglang_live.bridge.session_cache import LiveSession
+from sglang_live.bridge.session_tokens import length_of
 from sglang_live.kv.retention import Cut, RetentionConfig
 
 
@@ -18,7 +19,7 @@ class Retention:
         self._configs: dict[str, RetentionConfig] = {}  # as they were told last
         self._unasked: set[str] = set()
         self._running: dict[str, str] = {}  # by session, the request that may be cut
-        self._finished: set[str] = set()
+        self._finished: dict[str, None] = {}  # in order, which must be the same on all ranks
         self._counts = dict.fromkeys(("sessions_cut", "sessions_cut_running", "tokens_cut"), 0.0)
 
     def stamp(self, now_s: float) -> None:
@@ -40,18 +41,20 @@ class Retention:
             if order.unasked:
                 self._unasked.add(order.session)
             self._running[order.session] = order.running
-        self._cut(order.session)
+        if order.answer or order.unasked:
+            # Nobody else would learn of it.
+            self._cut(order.session)
         return self._state(order.session)
 
     def finished(self, session_id: str) -> None:
         """A request of the session has ended."""
         if session_id in self._unasked:
-            self._finished.add(session_id)
+            self._finished[session_id] = None
 
     def settle(self) -> None:
         """Cut the sessions whose requests have ended, before they get new ones."""
         while self._finished:
-            self._cut(self._finished.pop())
+            self._cut(self._finished.popitem()[0])
 
     def bound_running(self, batch: ScheduleBatch) -> None:
         """Replies that are being written: their sessions must not outgrow the bound either."""
@@ -109,11 +112,9 @@ class Retention:
         if session is None or slot is None or session._inflight or not session.req_nodes:
             return Retained(session_id, n_tokens=-1)
         [node] = session.req_nodes.values()
-        req = node.req
-        outputs = req.output_ids[: req.sampling_params.max_new_tokens]
         return Retained(
             session_id,
-            n_tokens=len(req.origin_input_ids) + len(outputs),
+            n_tokens=length_of(session, node.req),
             sink_tokens=slot.kv.sink_tokens,
             n_cut=slot.kv.n_cut,
         )

@@ -8,12 +8,16 @@ keep the ones they were computed with.
 
 import logging
 import os
-from array import array
 from dataclasses import fields
 
 import torch
-from sglang.srt.managers.schedule_batch import Req, ReqKvInfo
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult, MatchPrefixParams
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req, ReqKvInfo
+from sglang.srt.mem_cache.base_prefix_cache import (
+    EvictParams,
+    EvictResult,
+    MatchPrefixParams,
+    MatchResult,
+)
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
@@ -25,6 +29,12 @@ from sglang_live.bridge.idle_sessions import IdleSessions, Place
 from sglang_live.bridge.inbox import RADIX_BACKEND, policies_from_env
 from sglang_live.bridge.media_cut import cut_media, media_spans
 from sglang_live.bridge.session_rebase import Rebase
+from sglang_live.bridge.session_tokens import (
+    confirm_lengths,
+    cut_tokens,
+    fold_outputs,
+    length_of,
+)
 from sglang_live.kv.retention import Cut, RetentionConfig, cut_of
 
 log = logging.getLogger(__name__)
@@ -54,8 +64,11 @@ class LiveKvInfo(ReqKvInfo):
         return live
 
     def place_of(self, position: int) -> int | None:
-        """Where the token that was the session's nth is now; None: it was dropped."""
-        if position <= self.sink_tokens:
+        """Where the session ends that is to end there; None: what was there was dropped.
+
+        Within the sink neither: nothing would be left to say that tokens are missing behind it.
+        """
+        if not self.n_cut:
             return position
         return position - self.n_cut if position >= self.sink_tokens + self.n_cut else None
 
@@ -77,8 +90,14 @@ class LiveSession(StreamingSession):
         if session is None or not session.streaming:
             return False
         if req.finished_reason is None:
-            self._keep_row(req)
+            # Retracted; or given up for want of memory, and then nobody goes on with it.
+            if isinstance(req.to_finish, FINISH_ABORT):
+                self._drop_row(req)
+            else:
+                self._keep_row(req)
             return True
+        if isinstance(req.finished_reason, FINISH_ABORT):
+            self._forget_if_cut(session)
         handled = super().try_cache_finished_req(req)
         if (slot := self.slots.get(session.session_id)) is not None:
             slot.kv = LiveKvInfo.of(slot.kv)
@@ -108,6 +127,30 @@ class LiveSession(StreamingSession):
         slot.kv.kv_committed_len = min(n_tokens, slot.kv.kv_allocated_len)
         self._now_idle(req.session.session_id, slot)
 
+    def _drop_row(self, req: Req) -> None:
+        session, kv = req.session, req.detach_kv()
+        self._forget_if_cut(session)
+        if session.session_id not in self.slots:
+            self.slots[session.session_id] = SessionSlot(
+                kv=kv,
+                last_node=req.last_node,
+                lock_receipt=req.lock_receipt,
+                swa_prefix_lock_released=req.swa_prefix_lock_released,
+            )
+        self.release_session(session.session_id)
+        session.abort_req()
+
+    def _forget_if_cut(self, session: Session) -> None:
+        """The session of an aborted request falls back to the one before, whose tokens were cut.
+
+        What it would compute from these would not be what it held: it begins anew.
+        """
+        slot = self.slots.get(session.session_id)
+        if slot is not None and getattr(slot.kv, "n_cut", 0):
+            session.req_nodes.clear()
+            session.committed_origin_len = None
+            session.committed_unpadded_len = session.committed_fill_len = None
+
     # --- who holds memory that others may have ---
 
     def _now_idle(self, session_id: str, slot: SessionSlot) -> None:
@@ -118,16 +161,41 @@ class LiveSession(StreamingSession):
     def resized(self, session_id: str) -> None:
         """To be called when the KV of a session without a request is longer or shorter now."""
         slot = self.slots.get(session_id)
-        if self.idle is None or slot is None or slot.virtual_node.n_pins:
+        if self.idle is None or slot is None or not isinstance(slot.virtual_node, Place):
+            return
+        if slot.virtual_node.n_pins:
             return
         n_tokens = ceil_align(slot.kv.kv_allocated_len, self.page_size)
         self.idle.put(session_id, n_tokens - slot.kv.cache_protected_len)
 
-    def try_match_prefix(self, params: MatchPrefixParams):
-        result = super().try_match_prefix(params)
+    def try_match_prefix(self, params: MatchPrefixParams) -> MatchResult | None:
+        result = self._match_emptied(params.req) or super().try_match_prefix(params)
         if result is not None:
             self.resized(params.req.session.session_id)
         return result
+
+    def _match_emptied(self, req: Req | None) -> MatchResult | None:
+        """A session that gave everything back, its row included, begins a row of its own again."""
+        if req is None or req.session is None or not req.session.streaming:
+            return None
+        slot = self.slots.get(req.session.session_id)
+        if slot is None or slot.kv.holds_kv or req.to_finish is not None:
+            return None
+        slot.restore_to_req(req)
+        node, device = slot.virtual_node, self.req_to_token_pool.device
+        return MatchResult(
+            device_indices=torch.empty(0, dtype=torch.int64, device=device),
+            last_device_node=node,
+            last_host_node=node,
+            best_match_node=node,
+            cache_protected_len=0,
+        )
+
+    def try_cache_unfinished_req(self, req: Req, chunked: bool = False, **kwargs) -> bool:
+        if self.idle is not None and not chunked and req.session and req.session.streaming:
+            # In the tree, a first prompt would be locked until the session closes.
+            return True
+        return super().try_cache_unfinished_req(req, chunked=chunked, **kwargs)
 
     def try_inc_lock_ref(self, node):
         if isinstance(node, Place):
@@ -154,8 +222,11 @@ class LiveSession(StreamingSession):
         """Free so much of idle sessions, if there is so much. Returns what was freed."""
         freed = 0
         for session_id, n_victim in self.idle.give_back(n_tokens):
-            kv = self.slots[session_id].kv
-            self._free_tail(kv, ceil_align(kv.kv_allocated_len, self.page_size) - n_victim)
+            slot = self.slots[session_id]
+            kept = ceil_align(slot.kv.kv_allocated_len, self.page_size) - n_victim
+            self._free_tail(slot.kv, kept)
+            if kept == 0:
+                self.req_to_token_pool.free(slot)
             freed += n_victim
         return freed
 
@@ -172,14 +243,14 @@ class LiveSession(StreamingSession):
         if slot is None or not slot.kv.holds_kv or session._inflight or not session.req_nodes:
             return None
         [node] = session.req_nodes.values()
-        n_tokens = len(node.req.origin_input_ids) + len(_outputs(node.req))
+        n_tokens = length_of(session, node.req)
         if slot.kv.kv_committed_len < n_tokens - 1:
             return None  # part of it was given back; the next request computes it first
         cut = self._choose(slot, node.req, config, n_reply=0)
         if cut is not None:
-            _fold_outputs(session, node.req)
+            fold_outputs(session, node.req)
             self._drop(slot, node.req, cut, n_tokens)
-            _confirm_lengths(session, node.req)
+            confirm_lengths(session, node.req)
             self._rebase_if_due(slot.kv, node.req)
             self.resized(session.session_id)
         return cut
@@ -235,7 +306,7 @@ class LiveSession(StreamingSession):
         own_from = max(kv.cache_protected_len, cut.begin)
         kv.cache_protected_len = min(kv.cache_protected_len, cut.begin)
         self._cut_row(kv, cut, own_from)
-        _cut_tokens(req, cut)
+        cut_tokens(req, cut)
         req.multimodal_inputs = cut_media(req.multimodal_inputs, cut, n_tokens)
         kv.sink_tokens, kv.n_cut = cut.begin, kv.n_cut + cut.n_tokens
 
@@ -283,6 +354,12 @@ class LiveRadixCache(UnifiedRadixCache):
         super().__init__(params)
         self.session = LiveSession(inner=self)
 
+    def _reset_full(self) -> None:
+        super()._reset_full()
+        session = getattr(self, "session", None)  # also called while we are being built
+        if isinstance(session, LiveSession) and session.idle is not None:
+            session.idle = IdleSessions(self.page_size)
+
     def evictable_size(self) -> int:
         return super().evictable_size() + self._idle_tokens
 
@@ -329,43 +406,3 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
 
 
 REGISTRY_ITEM = (RADIX_BACKEND, live_radix_cache)
-
-
-def _outputs(req: Req) -> array:
-    return req.output_ids[: req.sampling_params.max_new_tokens]
-
-
-def _fold_outputs(session: Session, req: Req) -> None:
-    """Make the finished request's reply part of its input, as its successor would.
-
-    All of it has been sent: a finished request is not looked at again.
-    """
-    outputs = _outputs(req)
-    ids, unpadded = req.origin_input_ids, req.origin_input_ids_unpadded
-    # An aborted turn may have left its tokens here.
-    del ids[session.committed_origin_len :]
-    ids.extend(outputs)
-    if unpadded is not ids:
-        del unpadded[session.committed_unpadded_len :]
-        unpadded.extend(outputs)
-    req.output_ids = req.output_ids[:0]
-
-
-def _cut_tokens(req: Req, cut: Cut) -> None:
-    ids, unpadded = req.origin_input_ids, req.origin_input_ids_unpadded
-    if unpadded is not ids:
-        # Some models have one placeholder here for all tokens of an item.
-        if len(unpadded) == len(ids):
-            del unpadded[cut.begin : cut.end]
-        else:
-            req.origin_input_ids_unpadded = ids
-    del ids[cut.begin : cut.end]
-    # Rebuilt when it is needed.
-    req.full_untruncated_fill_ids = array("q")
-
-
-def _confirm_lengths(session: Session, req: Req) -> None:
-    """What a later request that is aborted falls back to."""
-    session.committed_origin_len = len(req.origin_input_ids)
-    session.committed_unpadded_len = len(req.origin_input_ids_unpadded)
-    session.committed_fill_len = 0

@@ -105,7 +105,7 @@ class PlaybackClock:
             self._word_s = now_s
             stood_still = now_s - self._still_since_s >= STANDSTILL_S
             if stood_still and position_s < self.sent_s - _EPSILON_S and not self.stopped:
-                self._paused, self._position_s = True, position_s
+                self._paused, self._position_s = True, max(0.0, position_s)
         elif outcome not in ("early", "backwards"):
             assert self._began_s is not None
             limit_s = min(self.sent_s, now_s - self._began_s + ACK_TOLERANCE_S)

@@ -144,10 +144,15 @@ class ThinkerSession:
         kept = order.sink_tokens + order.window_tokens + order.slack_tokens
         if self.n_tokens - self.n_cut <= kept:
             return []
-        answer = await self.feed.retain(order)
-        if answer is None or answer.n_tokens + answer.n_cut != self.n_tokens:
-            log.warning("session_lost session=%s retained=%s", self.engine_session, answer)
-            await self._lose()
+        answer = None
+        try:
+            answer = await self.feed.retain(order)
+        finally:
+            # Also when we are cancelled: what the session holds by then is not known.
+            if answer is None or answer.n_tokens + answer.n_cut != self.n_tokens:
+                log.warning("session_lost session=%s retained=%s", self.engine_session, answer)
+                await self._lose()
+        if self.engine_session is None:
             return []
         self.n_cut = answer.n_cut
         left = answer.sink_tokens + answer.n_cut  # what begins before it and behind the sink

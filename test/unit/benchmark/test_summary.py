@@ -21,53 +21,69 @@ def test_the_newest_document_of_a_benchmark_counts(tmp_path):
     assert "10.0 % of a turn" in section(tmp_path)
 
 
-def test_what_was_not_measured_often_enough_is_not_printed_as_a_number(tmp_path):
-    few = {"p50": None, "p90": None, "n": 3}
-    point = {
-        "sessions": 1,
-        "policies": "off",
-        "ttfp_ms": few,
-        "ttfp_after_detection_ms": few,
-        "rtf": few,
-        "continuity": 1.0,
-        "peak_rss_mib": 4000.0,
+def turn(start_s: float) -> dict:
+    """Three seconds of speech, an answer after one, early by two of its four."""
+    return {
+        "start_s": start_s,
+        "end_s": start_s + 6.0,
+        "user_audio_s": 3.0,
+        "ttfp_ms": 1000.0,
+        "audio_s": 4.0,
+        "gaps_ms": [],
+        "cut_short": False,
     }
-    write(
-        tmp_path,
-        "voice_load_cpu.json",
-        date="2026-01-01",
-        device="cpu",
-        git_commit="0123456789ab",
-        points=[point],
-        runs=[{"server_start_s": 20.0}],
-    )
-    assert "| TTFP, 1 caller, policies off | P50 n/a, P90 n/a, n 3 |" in section(tmp_path)
 
 
-def test_barge_ins_show_how_fast_the_reply_stopped_and_what_was_wasted(tmp_path):
-    few = {"p50": None, "p90": None, "p95": None, "n": 3}
+def load(date: str, config: dict, **point) -> dict:
+    few = {"p50": None, "p90": None, "n": 3}
     point = {
         "sessions": 4,
         "policies": "all",
-        "ttfp_ms": few,
         "ttfp_after_detection_ms": few,
-        "rtf": few,
         "continuity": None,
-        "barge_ins": 30,
-        "stop_latency_ms": {"p50": 120.4, "p90": 160.0, "p95": 180.0, "n": 28},
-        "waste": 0.061,
+        "waste": None,
         "peak_rss_mib": 4000.0,
+        **point,
     }
-    write(
-        tmp_path,
-        "voice_load_cpu.json",
-        date="2026-01-01",
-        device="cpu",
-        git_commit="0123456789ab",
-        points=[point],
-        runs=[{"server_start_s": 20.0}],
-    )
+    return {
+        "date": date,
+        "device": "cpu",
+        "git_commit": "0123456789ab",
+        "config": {"policies": ["off", "all"], **config},
+        "points": [point],
+        "runs": [
+            {
+                "policies": "all",
+                "sessions": 4,
+                "server_start_s": 20.0,
+                "turns": [turn(0.0), turn(4.0)],
+            }
+        ],
+    }
+
+
+def test_what_was_not_measured_often_enough_is_not_printed_as_a_number(tmp_path):
+    write(tmp_path, "voice_load_cpu.json", **load("2026-01-01", {}))
+    assert "| 4 | `all` | n/a / n/a | n/a | n/a | 0.17 | 3 |" in section(tmp_path)
+
+
+def test_every_kind_of_load_has_its_newest_table(tmp_path):
+    barge_in = {"barge_in": 0.5}
+    arms = {"barge_in": 0.5, "policies": ["off", "urgency", "all"]}
+    write(tmp_path, "voice_load_a.json", **load("2026-01-01", barge_in, waste=0.5))
+    write(tmp_path, "voice_load_b.json", **load("2026-01-02", barge_in, waste=0.061))
+    storm = {"sessions": 4, "period_s": 10.0, "clip_s": 30.0}
+    write(tmp_path, "voice_load_c.json", **load("2026-01-01", {"storm": storm}))
+    write(tmp_path, "voice_load_d.json", **load("2026-01-01", arms))
     text = section(tmp_path)
-    assert "| stop latency after a barge-in, 4 callers | P50 120 ms, P95 180 ms, n 28 |" in text
-    assert "| waste at 30 barge-ins, 4 callers | 6.1 % |" in text
-    assert "| turns without a gap over 100 ms, 4 callers | n/a |" in text
+    assert "Interruptions with probability 0.5 (cpu, commit 012345678):" in text
+    assert "Storms: 4 messages of 30 s every 10 s beside the callers" in text
+    assert "What brings what: interruptions with probability 0.5" in text
+    assert "| 6.1 % |" in text and "50.0 %" not in text
+
+
+def test_shares_and_times_are_rounded(tmp_path):
+    own = {"p50": 268.4, "p90": 739.2, "n": 36}
+    document = load("2026-01-01", {}, ttfp_after_detection_ms=own, continuity=0.958)
+    write(tmp_path, "voice_load_cpu.json", **document)
+    assert "| 4 | `all` | 268 / 739 ms | 95.8 % | n/a | 0.17 | 36 |" in section(tmp_path)

@@ -221,6 +221,14 @@ def test_a_clients_cut_counts_up_to_what_was_sent():
     assert clock.over(5.0)
 
 
+def test_a_client_that_stands_still_before_the_beginning_has_heard_nothing():
+    clock = PlaybackClock()
+    clock.sent(1.0, now_s=0.0)
+    clock.ack(0.0, now_s=0.0)
+    clock.ack(-1e-9, now_s=1.0)
+    assert clock.heard_s(1.0) == 0.0
+
+
 steps = st.lists(
     st.tuples(
         st.sampled_from(["sent", "ack", "look", "excuse", "finish", "stop", "correct"]),
