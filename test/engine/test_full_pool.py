@@ -176,3 +176,23 @@ async def test_clips_that_were_given_back_are_heard_again(pool, speech):
     for links, _ in calls:
         links.close()
     assert await pool.load("policy_tokens_given_back") > 0
+
+
+async def test_sessions_hold_the_same_instructions_once(pool):
+    header = list(range(300, 380))
+    for name in ("first", "second"):
+        await pool.open(name)
+        body = {
+            "input_ids": header,
+            "session_params": {"id": name},
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        }
+        meta = (await pool.post("/generate", body)).json()["meta_info"]
+    # A request computes its last token in any case.
+    assert meta["cached_tokens"] >= 64
+    await pool.say("first", [20, 21, 22], 2)
+    await pool.say("second", [30, 31, 32], 2)
+    assert await pool.load("kv_tokens_used") <= len(header)
+    for name in ("first", "second"):
+        await pool.close(name)
+    assert await pool.load("kv_tokens_used") == 0

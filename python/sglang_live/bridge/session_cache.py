@@ -83,6 +83,7 @@ class LiveSession(StreamingSession):
         # None: sessions keep their KV until they close, as upstream has it.
         self.idle: IdleSessions | None = None
         self.n_rebased = 0
+        self._sharing = False
         self._poison = bool(os.environ.get(POISON_ENV))
 
     def try_cache_finished_req(self, req: Req) -> bool:
@@ -98,6 +99,8 @@ class LiveSession(StreamingSession):
             return True
         if isinstance(req.finished_reason, FINISH_ABORT):
             self._forget_if_cut(session)
+        elif session.session_id not in self.slots and req.sampling_params.max_new_tokens == 0:
+            self._share(req)
         handled = super().try_cache_finished_req(req)
         if (slot := self.slots.get(session.session_id)) is not None:
             slot.kv = LiveKvInfo.of(slot.kv)
@@ -108,6 +111,18 @@ class LiveSession(StreamingSession):
                 slot.kv.kv_committed_len = min(slot.kv.kv_committed_len, n_tokens - 1)
             self._now_idle(session.session_id, slot)
         return handled
+
+    def _share(self, req: Req) -> None:
+        """A session that begins with a prompt and no reply begins with its instructions.
+
+        Upstream shows the tree only prompts of requests that go on to decode. Here others find
+        them, and hold them once for all.
+        """
+        self._sharing = True
+        try:
+            self.inner.cache_unfinished_req(req)
+        finally:
+            self._sharing = False
 
     def _keep_row(self, req: Req) -> None:
         """The request is retracted: its session keeps what is computed, and it will come back.
@@ -192,6 +207,8 @@ class LiveSession(StreamingSession):
         )
 
     def try_cache_unfinished_req(self, req: Req, chunked: bool = False, **kwargs) -> bool:
+        if self._sharing:
+            return False
         if self.idle is not None and not chunked and req.session and req.session.streaming:
             # In the tree, a first prompt would be locked until the session closes.
             return True
