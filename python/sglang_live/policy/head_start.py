@@ -13,6 +13,7 @@ from dataclasses import dataclass
 class HeadStartConfig:
     """
     share: of replies that a head start should spare a gap.
+    bridged_s: so short a gap is hidden by a player's jitter buffer, and not worth anybody's waiting.
     max_s: nobody waits longer than this for the first sound of an answer that is there.
     safe_s: with so much audio ahead of playback the beginning is over.
     n_replies, max_age_s: how much of the past counts.
@@ -20,6 +21,7 @@ class HeadStartConfig:
     """
 
     share: float = 0.95
+    bridged_s: float = 0.08
     max_s: float = 0.3
     safe_s: float = 0.4
     n_replies: int = 64
@@ -57,4 +59,4 @@ def head_start_s(
     alike = max(nearest, config.company_range)
     ordered = sorted(late_s for others, late_s in known if abs(others - company) <= alike)
     at = min(len(ordered) - 1, int(config.share * len(ordered)))
-    return min(ordered[at], config.max_s)
+    return min(max(ordered[at] - config.bridged_s, 0.0), config.max_s)

@@ -40,8 +40,6 @@ class World:
         self.monitor = SessionMonitor(
             self.stages, self.clock, self.metrics, self.timeline, Callers()
         )
-            self.stages, self.clock, self.metrics, self.timeline, Callers()
-        )
 
     def answer(self, response_id="r1"):
         reply = self.monitor.response_created(response_id)
