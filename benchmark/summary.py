@@ -21,12 +21,13 @@ def newest(results: Path, benchmark: str) -> dict | None:
     return next(iter(documents(results, benchmark)), None)
 
 
-def loads(results: Path) -> dict[str, dict]:
-    """The newest load of each kind, by what it was."""
-    kinds: dict[str, dict] = {}
+def loads(results: Path) -> list[tuple[str, dict]]:
+    """The newest load of each kind and number of callers, with what it was."""
+    kinds: dict[tuple, dict] = {}
     for document in documents(results, "voice_load"):
-        kinds.setdefault(_kind(document), document)
-    return dict(sorted(kinds.items()))
+        callers = tuple(sorted(document["config"].get("sessions", ())))
+        kinds.setdefault((_kind(document), callers), document)
+    return [(kind, document) for (kind, _), document in sorted(kinds.items(), key=lambda k: k[0])]
 
 
 def _kind(document: dict) -> str:
@@ -90,7 +91,7 @@ def server_rows(document: dict) -> list[str]:
 def section(results: Path) -> str:
     parts: list[str] = []
     rows: list[str] = []
-    for kind, document in loads(results).items():
+    for kind, document in loads(results):
         device = f"{document['device']}, commit {document['git_commit'][:9]}"
         parts += [f"{kind} ({device}):", "", *load_table(document), ""]
     if load := newest(results, "voice_load"):

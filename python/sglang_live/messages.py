@@ -66,7 +66,7 @@ class Progress(Message, frozen=True, tag=True):
 
     consumed_s: float
     flowing: bool
-    interrupts: float = 0.0
+    interrupts: float
 
 
 class EndReply(Message, frozen=True, tag=True):

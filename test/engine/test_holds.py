@@ -219,7 +219,7 @@ async def until_held(stages: Stages, thinker: Thinker, rids: list[str]) -> None:
 
     async def stand_still() -> None:
         while True:
-            thinker.feed.send(Progress.of(rids, [0.0] * n, [False] * n, [0.0] * n))
+            thinker.feed.send(Progress.of(rids, [0.0] * n, [False] * n, [0.5] * n))
             await asyncio.sleep(0.01)
 
     standing = asyncio.create_task(stand_still())

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from sglang_live.bridge.feed_types import Progress
-from sglang_live.policy.view import StageRates, StageView
+from sglang_live.policy.view import FIRST_INTERRUPTS, StageRates, StageView
 
 # A stream that is this far ahead of a consumer nobody has reported on has lost its telemetry.
 SILENT_CONSUMER_S = 4.0
@@ -33,7 +33,7 @@ _COLUMNS = {
     "produced": (np.float64, np.inf),
     "prompt_tokens": (np.int64, 0),
     "prefill_tokens": (np.int64, 0),
-    "interrupts": (np.float64, 0.0),
+    "interrupts": (np.float64, FIRST_INTERRUPTS),
     "urgency": (np.int8, NO_CLASS),
 }
 
@@ -83,8 +83,9 @@ class StreamTable:
             slot = self._take_slot(rid)
             for name in ("started", "flowing", "reported", "held"):
                 self._columns[name][slot] = False
-            for name in ("consumed_s", "interrupts", "produced"):
+            for name in ("consumed_s", "produced"):
                 self._columns[name][slot] = 0.0
+            self._columns["interrupts"][slot] = FIRST_INTERRUPTS
             self._columns["urgency"][slot] = NO_CLASS
             self._columns["arrived_s"][slot] = now_s
         row = {

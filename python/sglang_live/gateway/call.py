@@ -58,7 +58,9 @@ class Call:
             began_unix_s=time.time(),
             keeps=config.timeline_dir is not None,
         )
-        self._monitor = SessionMonitor(session, services.clock, services.metrics, self._timeline)
+        self._monitor = SessionMonitor(
+            session, services.clock, services.metrics, self._timeline, services.callers
+        )
         self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics)
         self._items = ConversationEvents(
             self._conversation, emit, services.metrics, max_bytes=config.max_append_bytes

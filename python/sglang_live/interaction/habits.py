@@ -1,30 +1,53 @@
 """What is to be expected of one caller, from what was seen so far.
 
-Owner: one Habits per session, updated by its monitor.
+Owner: one Habits per session, updated by its monitor; what they have in common is learned once
+per server.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sglang_live.interaction.heard import PRIOR_FRAMES_PER_TOKEN
+from sglang_live.policy.view import FIRST_INTERRUPTS
 
 # A handful of answers decides: people change their ways within a call.
 _WEIGHT = 0.3
+# Of one answer among those of all callers: the last 50 or so count.
+_WEIGHT_OF_ALL = 0.02
+
+
+@dataclass(slots=True)
+class Callers:
+    """All callers of this server: what to expect of one who has just come.
+
+    interrupts: share of audible answers that were interrupted, moving average, 0 to 1.
+    """
+
+    interrupts: float = FIRST_INTERRUPTS
+
+    def answer_ended(self, *, interrupted: bool) -> None:
+        self.interrupts += _WEIGHT_OF_ALL * (float(interrupted) - self.interrupts)
 
 
 @dataclass(slots=True)
 class Habits:
     """Moving averages.
 
+    callers: whom this one is taken for at first.
     interrupts: share of audible answers that were interrupted, 0 to 1.
     reply_gap_s: from the end of playback to the caller's next word; None before the first.
     frames_per_token: pace of replies that were spoken to their end.
     """
 
-    interrupts: float = 0.0
+    callers: Callers = field(default_factory=Callers)
+    interrupts: float = field(init=False)
     reply_gap_s: float | None = None
     frames_per_token: float = PRIOR_FRAMES_PER_TOKEN
 
+    def __post_init__(self) -> None:
+        self.interrupts = self.callers.interrupts
+
     def answer_ended(self, *, interrupted: bool) -> None:
+        self.callers.answer_ended(interrupted=interrupted)
         self.interrupts += _WEIGHT * (float(interrupted) - self.interrupts)
 
     def replied_after(self, gap_s: float) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_live.clock import Clock
-from sglang_live.interaction.habits import Habits
+from sglang_live.interaction.habits import Callers, Habits
 from sglang_live.interaction.playback import PlaybackClock
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.orchestrator.session import VoiceSession
@@ -55,9 +55,14 @@ class _Told:
 
 class SessionMonitor:
     def __init__(
-        self, session: VoiceSession, clock: Clock, metrics: GatewayMetrics, timeline: Timeline
+        self,
+        session: VoiceSession,
+        clock: Clock,
+        metrics: GatewayMetrics,
+        timeline: Timeline,
+        callers: Callers,
     ):
-        self.habits = Habits()
+        self.habits = Habits(callers)
         self.timeline = timeline
         self.replies: list[Reply] = []  # oldest first; the last is the current one
         self._session = session

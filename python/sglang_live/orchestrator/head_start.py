@@ -21,11 +21,13 @@ _BEGINNING_S = 3.0
 
 @dataclass(slots=True, eq=False)
 class _Chunks:
-    """Audio of one reply that has come. arrivals: (time, duration) of its beginning."""
+    """Audio of one reply that has come. arrivals: (time, duration) of its beginning. company: how
+    many others sounded and were not complete when it began."""
 
     queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     arrivals: list[tuple[float, float]] = field(default_factory=list)
+    company: int = 0
     ended: bool = False
 
     def ahead_s(self, now_s: float) -> float:
@@ -37,14 +39,16 @@ class _Chunks:
 class HeadStarts:
     def __init__(self, clock: Clock, config: HeadStartConfig | None = None):
         self._clock, self._config = clock, config or HeadStartConfig()
-        self._lateness: deque[tuple[float, float]] = deque(maxlen=self._config.n_replies)
+        # (when its first sound came, company then, lateness) of replies that ended.
+        self._ended: deque[tuple[float, int, float]] = deque(maxlen=self._config.n_replies)
+        self._n_sounding = 0
 
-    @property
-    def current_s(self) -> float:
-        """What a reply that sounds now waits."""
+    def after(self, company: int) -> float:
+        """What a reply waits, in seconds, whose first sound comes now while `company` others are
+        being made."""
         oldest_s = self._clock.now_s() - self._config.max_age_s
-        recent = [late_s for at_s, late_s in self._lateness if at_s >= oldest_s]
-        return head_start_s(recent, self._config)
+        recent = [(others, late_s) for at_s, others, late_s in self._ended if at_s >= oldest_s]
+        return head_start_s(recent, company, self._config)
 
     async def give(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """int16 PCM at 24 kHz in, the same out. Closes the source."""
@@ -63,7 +67,10 @@ class HeadStarts:
             await asyncio.gather(pump, return_exceptions=True)
 
     async def _hold_back(self, chunks: _Chunks) -> None:
-        waiting = asyncio.create_task(self._clock.sleep(self.current_s))
+        wait_s = self.after(chunks.company)
+        if wait_s == 0:
+            return
+        waiting = asyncio.create_task(self._clock.sleep(wait_s))
         try:
             while not (waiting.done() or chunks.ended or self._is_safe(chunks)):
                 chunks.news.clear()
@@ -82,13 +89,17 @@ class HeadStarts:
             async with aclosing(source):
                 async for pcm in source:
                     now_s = self._clock.now_s()
+                    if not arrivals:
+                        chunks.company = self._n_sounding
+                        self._n_sounding += 1
                     if not arrivals or now_s - arrivals[0][0] < _BEGINNING_S:
                         arrivals.append((now_s, len(pcm) / _BYTES_PER_S))
                     chunks.queue.put_nowait(pcm)
                     chunks.news.set()
             if arrivals:
-                self._lateness.append((arrivals[0][0], lateness_s(arrivals)))
+                self._ended.append((arrivals[0][0], chunks.company, lateness_s(arrivals)))
         finally:
+            self._n_sounding -= bool(arrivals)
             chunks.ended = True
             chunks.news.set()
             chunks.queue.put_nowait(None)

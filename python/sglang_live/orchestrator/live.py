@@ -12,6 +12,7 @@ from sglang_live.orchestrator.links import StageLinks
 from sglang_live.orchestrator.stage_jobs import OnNote
 from sglang_live.orchestrator.steering import Steering
 from sglang_live.orchestrator.turn import run_turn
+from sglang_live.policy.view import FIRST_INTERRUPTS
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.telemetry.trace import TurnTrace
 
@@ -29,7 +30,7 @@ class LiveSession:
         self._links = StageLinks.to(replicas, session_id, owner.head_starts)
         self._busy = self._closed = False
         self._steering: Steering | None = None  # of the running turn, until its last event
-        self._interrupts = 0.0
+        self._interrupts = FIRST_INTERRUPTS
         self._watcher: OnNote | None = None
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:

@@ -7,6 +7,7 @@ the stages that are at work. Never waits. Owner: one Steering per turn.
 from sglang_live.clock import Clock
 from sglang_live.orchestrator.history import FRAME_S
 from sglang_live.orchestrator.stage_jobs import OnNote, Speech, Thought, VoiceJob
+from sglang_live.policy.view import FIRST_INTERRUPTS
 
 # A stage assumes one second per second between two reports; less than this off is no news.
 TOLERANCE_S = 2 * FRAME_S
@@ -24,7 +25,7 @@ class Steering:
         self,
         policies: tuple[str, ...],
         clock: Clock,
-        interrupts: float = 0.0,
+        interrupts: float = FIRST_INTERRUPTS,
         on_note: OnNote | None = None,
     ):
         self._on_note = on_note

@@ -25,8 +25,10 @@ class PolicyConfig:
         jitter_rounds, jitter_s: by how much a returning stream may be late, in rounds and beside:
             by prefills, and by rounds that grow because others return with it.
         max_low_s: marks above it mean that the stage is too slow to pace; longer than replies are.
-        min_gap_s, max_gap_s: from low to high mark, for callers who always and never interrupt.
-            What is made ahead is wasted by a barge-in, so the likely ones get less of it.
+        min_gap_s, max_gap_s: from low to high mark, for callers who always and never interrupt;
+            between them min_gap_s over how often they do. What is made ahead is wasted by a
+            barge-in, and is what others' bursts cannot interrupt: with 0.3 s a second more is
+            made ahead where at most 3 of 10 answers are interrupted.
         flip_s: what one hold or return costs in tensor work.
         flip_share: share of the time that all flips together may take; widens the gap when
             streams are many.
@@ -69,8 +71,8 @@ class PolicyConfig:
     jitter_rounds: float = 4.0
     jitter_s: float = 0.05
     max_low_s: float = 30.0
-    min_gap_s: float = 0.4
-    max_gap_s: float = 0.8
+    min_gap_s: float = 0.3
+    max_gap_s: float = 10.0
     flip_s: float = 2e-4
     flip_share: float = 0.05
     company_share: float = 0.3

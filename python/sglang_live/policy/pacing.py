@@ -1,8 +1,10 @@
 """How far ahead of its listener a stream may get, and who sits out.
 
-What is made ahead is lost when the caller interrupts, and a round is shorter without it. A stream
-pauses above its high mark and comes back at its low one, early enough for its next sound. The
-marks follow the measured round: the faster the rounds, the later one can come back.
+What is made ahead is lost when the caller interrupts, and a round is shorter without it; it also
+is what lasts when others come in a burst. A stream pauses above its high mark and comes back at
+its low one, early enough for its next sound. The marks follow the measured round (the faster the
+rounds, the later one can come back) and the caller: who never interrupts may get far ahead, and
+yields when somebody else is urgent.
 """
 
 import math
@@ -56,7 +58,7 @@ def pacing_marks(
     # A round as long as the speech it makes leaves no room to catch up: no mark is high enough.
     headroom = max(1.0 - round_s / config.step_s, 1e-9)
     low_s = max(min(_in_time_s(round_s, config, headroom), config.max_low_s), safe_s)
-    likely_s = config.max_gap_s - (config.max_gap_s - config.min_gap_s) * view.interrupts
+    likely_s = config.min_gap_s / np.maximum(view.interrupts, config.min_gap_s / config.max_gap_s)
     # Two flips each time a stream goes from one mark to the other and back.
     rare_s = 2.0 * np.count_nonzero(view.managed) * config.flip_s / config.flip_share
     high_s = low_s + np.maximum(likely_s, rare_s)
@@ -64,7 +66,7 @@ def pacing_marks(
         exposure = config.beta / config.alpha * view.occupancy * view.kv_tokens
         worth_s = config.p_safe_s * (1.0 + exposure)
         high_s = np.maximum(high_s, worth_s)
-        low_s = np.maximum(low_s, worth_s - max(config.max_gap_s, rare_s))
+        low_s = np.maximum(low_s, worth_s - max(config.min_gap_s, rare_s))
     return Marks(low_s=low_s, high_s=high_s, max_s=config.max_hold_s)
 
 

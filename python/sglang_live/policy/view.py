@@ -13,6 +13,8 @@ import numpy as np
 # Speech that one decode step is worth, in seconds: the talker makes one codec frame per step, and
 # takes one text token of the thinker's for it.
 FRAME_S = 0.08
+# How often a caller interrupts, of whom nothing is known. Two answers heard to their end halve it.
+FIRST_INTERRUPTS = 0.2
 # Urgency classes, LiveServe (arXiv 2606.22983) section 4.1.
 U0, U1, U2 = 0, 1, 2
 

@@ -32,7 +32,7 @@ class Engine:
             if heard_s is not None:
                 rids = [req.rid for req in self.batch]
                 n = len(rids)
-                self.rounds.progress(Progress.of(rids, [heard_s] * n, [False] * n, [0.0] * n))
+                self.rounds.progress(Progress.of(rids, [heard_s] * n, [False] * n, [0.5] * n))
             self.rounds.decide(POOL, prefill_running=False)
             for req in list(self.batch):
                 if self.rounds.sits_out(req.rid) and not self.rounds.table.is_held(req.rid):

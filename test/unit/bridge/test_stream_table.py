@@ -45,7 +45,7 @@ def test_a_stream_is_ahead_by_what_was_made_and_not_taken():
     view = view_of(table)
     assert view.ahead_s.tolist() == pytest.approx([0.3, 0.0, 0.8])
     assert view.started.tolist() == [True, False, False]
-    assert view.interrupts.tolist() == [0.25, 0.0, 0.0]
+    assert view.interrupts.tolist() == [0.25, 0.2, 0.2]
     assert view.kv_tokens.tolist() == [40, 30, 40]
 
 
@@ -102,7 +102,7 @@ def test_a_slot_is_used_again_without_what_was_known_of_the_one_before():
     assert len(view) == 1
     assert view.waiting[0]
     assert not view.started[0]
-    assert (view.ahead_s[0], view.interrupts[0], view.arrived_s[0]) == (0.0, 0.0, 12.0)
+    assert (view.ahead_s[0], view.interrupts[0], view.arrived_s[0]) == (0.0, 0.2, 12.0)
 
 
 def test_a_retracted_request_keeps_what_it_made():

@@ -228,7 +228,7 @@ async def test_the_stages_are_told_what_is_heard_of_the_running_turn():
     world = World(paced(WORDS, 10, asyncio.Event()), spoken("Yes?"))
     async with world.call() as caller:
         await start(caller)
-        assert world.session.playback == [(0.0, False, 0.0), (0.0, True, 0.0)]
+        assert world.session.playback == [(0.0, False, 0.2), (0.0, True, 0.2)]
         await world.play(caller, 1.0)
         heard_s, playing, _ = world.session.playback[2]
         assert (heard_s, playing) == (pytest.approx(0.8), False)
@@ -236,7 +236,7 @@ async def test_the_stages_are_told_what_is_heard_of_the_running_turn():
         await caller.until("response.done")
         await next_history(world, caller)
         # The next turn begins with what is known of this caller by now.
-        assert (0.0, False, 0.3) in world.session.playback
+        assert (0.0, False, 0.44) in world.session.playback
 
 
 async def test_a_session_leaves_its_timeline(tmp_path):

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import SimClock
 from sglang_live.interaction.barge_in import BargeIn
+from sglang_live.interaction.habits import Callers
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -35,7 +36,7 @@ class World:
         self.clock, self.answers = SimClock(10.0), FakeAnswers()
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.timeline = Timeline("s", began_s=10.0, began_unix_s=0.0)
-        monitor = SessionMonitor(Stages(), self.clock, self.metrics, self.timeline)
+        monitor = SessionMonitor(Stages(), self.clock, self.metrics, self.timeline, Callers())
         self.barge_in = BargeIn(self.answers, monitor, self.clock, self.metrics)
 
     def value(self, name):

@@ -7,9 +7,11 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import SimClock
 from sglang_live.interaction import timeline as timeline_module
+from sglang_live.interaction.habits import Callers, Habits
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.playback import ACK_TIMEOUT_S
 from sglang_live.interaction.timeline import Timeline
+from sglang_live.policy.view import FIRST_INTERRUPTS
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 
@@ -35,7 +37,9 @@ class World:
         self.clock, self.stages = SimClock(100.0), Stages()
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.timeline = Timeline("s", began_s=100.0, began_unix_s=1.0)
-        self.monitor = SessionMonitor(self.stages, self.clock, self.metrics, self.timeline)
+        self.monitor = SessionMonitor(
+            self.stages, self.clock, self.metrics, self.timeline, Callers()
+        )
 
     def answer(self, response_id="r1"):
         reply = self.monitor.response_created(response_id)
@@ -66,18 +70,18 @@ async def world():
 
 async def test_the_stages_hear_of_the_start_of_playback_and_of_its_running_dry(world):
     reply = world.answer()
-    assert world.stages.playback == [(0.0, False, 0.0)]
+    assert world.stages.playback == [(0.0, False, 0.2)]
     world.monitor.sent(reply, 1.0)
-    assert world.stages.playback[1:] == [(0.0, True, 0.0)]
+    assert world.stages.playback[1:] == [(0.0, True, 0.2)]
     await world.advance(0.5)
     world.monitor.sent(reply, 0.5)
     await world.advance(0.6)
     # Playing as expected is no news, however much is sent.
     assert len(world.stages.playback) == 2
     await world.advance(0.5)
-    assert world.stages.playback[2:] == [(1.5, False, 0.0)]
+    assert world.stages.playback[2:] == [(1.5, False, 0.2)]
     world.monitor.sent(reply, 0.5)
-    assert world.stages.playback[3:] == [(1.5, True, 0.0)]
+    assert world.stages.playback[3:] == [(1.5, True, 0.2)]
 
 
 async def test_an_ack_is_news_only_if_the_stages_were_wrong_by_more_than_a_frame(world):
@@ -88,7 +92,7 @@ async def test_an_ack_is_news_only_if_the_stages_were_wrong_by_more_than_a_frame
     assert len(world.stages.playback) == 2
     await world.advance(1.0)
     world.monitor.acked(reply, 1.7)
-    assert world.stages.playback[2:] == [(1.7, True, 0.0)]
+    assert world.stages.playback[2:] == [(1.7, True, 0.2)]
 
 
 async def test_a_paused_client_is_reported_and_so_is_its_unexplained_silence(world):
@@ -97,7 +101,7 @@ async def test_a_paused_client_is_reported_and_so_is_its_unexplained_silence(wor
     for _ in range(3):
         await world.advance(0.5)
         world.monitor.acked(reply, 0.4)
-    assert world.stages.playback[-1] == (0.4, False, 0.0)
+    assert world.stages.playback[-1] == (0.4, False, 0.2)
     await world.advance(ACK_TIMEOUT_S + 0.01)
     assert world.stages.playback[-1][1] is True
     assert world.value("playback_ack_timeouts_total") == 1
@@ -113,7 +117,7 @@ async def test_only_the_running_turn_is_reported(world):
     await world.advance(1.1)
     assert len(world.stages.playback) == n_reports
     world.monitor.turn_began(second)
-    assert world.stages.playback[n_reports:] == [(0.0, False, 0.0)]
+    assert world.stages.playback[n_reports:] == [(0.0, False, 0.2)]
 
 
 async def test_an_answer_behind_another_is_reported_when_its_playback_begins(world):
@@ -122,9 +126,9 @@ async def test_an_answer_behind_another_is_reported_when_its_playback_begins(wor
     world.monitor.all_sent(first)
     second = world.answer("r2")
     world.monitor.sent(second, 1.0)
-    assert world.stages.playback[-1] == (0.0, False, 0.0)
+    assert world.stages.playback[-1] == (0.0, False, 0.2)
     await world.advance(1.0)
-    assert world.stages.playback[-1] == (0.0, True, 0.0)
+    assert world.stages.playback[-1] == (0.0, True, pytest.approx(0.14))
 
 
 async def test_speech_and_suspicion_are_passed_on(world):
@@ -138,15 +142,15 @@ async def test_habits_follow_interruptions_and_reply_gaps(world):
     reply = world.answer("r1")
     world.monitor.sent(reply, 1.0)
     world.monitor.stopped(reply, barge_in=True)
-    assert habits.interrupts == pytest.approx(0.3)
-    assert world.answer("r2") and world.stages.playback[-1] == (0.0, False, 0.3)
+    assert habits.interrupts == pytest.approx(0.44)
+    assert world.answer("r2") and world.stages.playback[-1] == (0.0, False, 0.44)
     world.monitor.stopped(world.monitor.replies[-1], barge_in=False)
-    assert habits.interrupts == pytest.approx(0.3)  # nothing was audible
+    assert habits.interrupts == pytest.approx(0.44)  # nothing was audible
     heard = world.answer("r3")
     world.monitor.sent(heard, 1.0)
     world.monitor.all_sent(heard)
     await world.advance(1.0)
-    assert habits.interrupts == pytest.approx(0.21)
+    assert habits.interrupts == pytest.approx(0.308)
     await world.advance(2.0)
     world.monitor.speech_started(world.clock.now_s() - 0.1)
     assert habits.reply_gap_s == pytest.approx(1.9)
@@ -269,3 +273,13 @@ async def test_what_policies_do_is_told_of_the_running_turn(world):
     [note] = [e for e in world.events() if e["event"] == "stream"]
     assert (note["stage"], note["what"], note["ahead_s"]) == ("talker", "held", 1.25)
     assert note["response"]
+
+
+async def test_a_new_caller_is_taken_for_one_like_the_others():
+    callers = Callers()
+    first = Habits(callers)
+    assert first.interrupts == FIRST_INTERRUPTS
+    for _ in range(200):
+        first.answer_ended(interrupted=False)
+    assert callers.interrupts < 0.01
+    assert Habits(callers).interrupts == callers.interrupts

@@ -80,11 +80,11 @@ async def test_sound_leaves_at_once_where_replies_were_in_time():
     await reply.task
 
 
-async def test_sound_waits_as_long_as_the_reply_before_was_late():
+async def test_sound_waits_as_long_as_the_reply_before_was_late_less_what_a_player_hides():
     clock = SimClock(100.0)
     starts = HeadStarts(clock)
-    await late_reply(clock, starts, 0.1)
-    assert starts.current_s == pytest.approx(0.1)
+    await late_reply(clock, starts, 0.18)
+    assert starts.after(0) == pytest.approx(0.1)
     reply = Reply(clock, starts)
     began_s = clock.now_s()
     await reply.make(chunk(0.16))
@@ -119,12 +119,31 @@ async def test_a_short_reply_is_heard_whole():
     assert b"".join(pcm for _, pcm in reply.sounds) == chunk(0.1)
 
 
+async def test_who_begins_alone_does_not_wait_for_what_company_brought():
+    clock = SimClock(100.0)
+    starts = HeadStarts(clock)
+    await late_reply(clock, starts, 0.0)
+    others = [Reply(clock, starts) for _ in range(3)]
+    for reply in others:
+        await reply.make(chunk(0.16))
+    await late_reply(clock, starts, 0.2)
+    assert (starts.after(0), starts.after(3)) == (0.0, pytest.approx(0.12))
+    for reply in others:
+        await reply.make(None)
+        await reply.task
+    alone = Reply(clock, starts)
+    await alone.make(chunk(0.16))
+    assert alone.sounds
+    await alone.make(None)
+    await alone.task
+
+
 async def test_what_was_long_ago_does_not_count():
     clock = SimClock(100.0)
     starts = HeadStarts(clock)
     await late_reply(clock, starts, 0.3)
     await pass_time(clock, 100.0)
-    assert starts.current_s == 0.0
+    assert starts.after(0) == 0.0
 
 
 async def test_an_error_of_the_vocoder_comes_through_after_what_it_made():

@@ -17,7 +17,7 @@ CONFIG = POLICIES.config
 SAFE_S = CONFIG.p_safe_s
 
 
-def marks(round_s: float = 0.015, interrupts: float = 0.0, n_streams: int = 1):
+def marks(round_s: float = 0.015, interrupts: float = 0.4, n_streams: int = 1):
     view = view_of(
         *[playing(1.0, interrupts=interrupts)] * n_streams,
         rates=StageRates(round_s=round_s),
@@ -53,7 +53,7 @@ def test_who_interrupts_more_gets_no_more_ahead(interrupts, more, round_s):
 
 def test_marks_are_far_enough_apart_that_flips_stay_rare():
     one = marks(interrupts=1.0)
-    assert one.high_s[0] - one.low_s == pytest.approx(0.4)
+    assert one.high_s[0] - one.low_s == pytest.approx(CONFIG.min_gap_s)
     many = marks(n_streams=512)
     flips_per_s = 2 * 512 / (many.high_s[0] - many.low_s)
     assert flips_per_s * CONFIG.flip_s <= CONFIG.flip_share + 1e-9
@@ -128,7 +128,7 @@ def test_a_missing_interrupt_history_paces_nobody():
     [
         {"p_safe_s": 0.0},
         {"alpha": -1.0},
-        {"min_gap_s": 2.0},
+        {"min_gap_s": 20.0},
         {"chunk_steps": 2.5},
         {"max_hold_s": float("inf")},
         {"beta": float("nan")},
@@ -139,3 +139,10 @@ def test_a_missing_interrupt_history_paces_nobody():
 def test_constants_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError):
         PolicyConfig(**wrong)
+
+
+def test_who_does_not_interrupt_gets_far_ahead_until_somebody_is_urgent():
+    patient = playing(6.0, interrupts=0.02)
+    urgency_too = Policies.of(("urgency", "pacing"))
+    assert not urgency_too.decide(view_of(patient)).sits_out.any()
+    assert urgency_too.decide(view_of(patient, starting())).sits_out.tolist() == [True, False]

@@ -38,7 +38,7 @@ class Stream:
     started: bool = True
     kv_tokens: int = 500
     prefill_tokens: int = 0
-    interrupts: float = 0.0
+    interrupts: float = 0.4
     managed: bool = True
     gated: bool = False
 

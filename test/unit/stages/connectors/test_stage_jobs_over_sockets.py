@@ -269,7 +269,7 @@ async def test_a_cancelled_job_ends_at_once_for_both_and_takes_nothing_more(serv
         await stage.until(lambda: stage.cancelled == ["j"])
         for n in range(2 * WINDOW):
             await job.send(SpeakText("j", [n]))
-        job.post(Progress("j", 1.0, True))
+        job.post(Progress("j", 1.0, True, 0.5))
         await job.begin(voice())
         job.cancel()
         await client.ping(PATIENCE_S)
@@ -333,11 +333,11 @@ async def test_what_is_posted_needs_a_job_that_runs(serve):
 
     client = serve(run).caller()
     async with client.open("j") as job:
-        job.post(Progress("j", 0.0, False))
+        job.post(Progress("j", 0.0, False, 0.5))
         await job.begin(voice())
         job.post(Progress("j", 1.0, True, 0.5))
         await heard(job, VoiceDone)
-        job.post(Progress("j", 2.0, True))
+        job.post(Progress("j", 2.0, True, 0.5))
         await client.ping(PATIENCE_S)
     assert told == [Progress("j", 1.0, True, 0.5)]
 
