@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class HeadStartConfig:
     """
     share: of replies that a head start should spare a gap.
-    bridged_s: so short a gap is hidden by a player's jitter buffer, and not worth anybody's waiting.
+    bridged_s: so short a gap is hidden by a player's jitter buffer, and worth nobody's waiting.
     max_s: nobody waits longer than this for the first sound of an answer that is there.
     safe_s: with so much audio ahead of playback the beginning is over.
     n_replies, max_age_s: how much of the past counts.
