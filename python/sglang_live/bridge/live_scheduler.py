@@ -23,6 +23,7 @@ from sglang_live.bridge.feed_types import (
     SPEAK_PREFIX,
     THINK_PREFIX,
     EndReply,
+    Outlook,
     PolicyReport,
     Progress,
     RetainSession,
@@ -94,6 +95,7 @@ class LiveScheduler(Scheduler):
                 (TruncateSession, self._on_truncate),
                 (RetainSession, self._on_retain),
                 (SpeechStart, self._on_speech_start),
+                (Outlook, self._on_outlook),
             ]
         )
 
@@ -170,6 +172,12 @@ class LiveScheduler(Scheduler):
 
     def _on_speech_start(self, start: SpeechStart) -> None:
         self._counts["speech_starts"] += 1
+        if self.retention is not None:
+            self.retention.speaks(start)
+
+    def _on_outlook(self, outlook: Outlook) -> None:
+        if self.retention is not None:
+            self.retention.expect(outlook)
 
     # --- who sits out ---
 

@@ -7,7 +7,7 @@ Owner: one Retention per scheduler; equal on all ranks, because all it hears is 
 import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-from sglang_live.bridge.feed_types import Retained, RetainSession
+from sglang_live.bridge.feed_types import Outlook, Retained, RetainSession, SpeechStart
 from sglang_live.bridge.session_cache import LiveSession
 from sglang_live.bridge.session_tokens import length_of
 from sglang_live.kv.retention import Cut, RetentionConfig
@@ -24,7 +24,15 @@ class Retention:
 
     def stamp(self, now_s: float) -> None:
         if self._sessions.idle is not None:
-            self._sessions.idle.now_s = now_s
+            self._sessions.idle.tick(now_s)
+
+    def expect(self, outlook: Outlook) -> None:
+        if self._sessions.idle is not None:
+            self._sessions.idle.expect(outlook)
+
+    def speaks(self, start: SpeechStart) -> None:
+        if self._sessions.idle is not None:
+            self._sessions.idle.speaks(start.session)
 
     def retain(self, order: RetainSession) -> Retained:
         if order.session not in self._configs:

@@ -171,6 +171,7 @@ class LiveSession(StreamingSession):
     def _now_idle(self, session_id: str, slot: SessionSlot) -> None:
         if self.idle is not None:
             slot.virtual_node = Place(session_id)
+            self.idle.answered(session_id)
             self.resized(session_id)
 
     def resized(self, session_id: str) -> None:
@@ -228,7 +229,7 @@ class LiveSession(StreamingSession):
 
     def release_session(self, session_id: str) -> None:
         if self.idle is not None:
-            self.idle.remove(session_id)
+            self.idle.forget(session_id)
         super().release_session(session_id)
 
     def session_held_tokens(self, active_pool_idxs: set | None = None) -> int:
