@@ -86,6 +86,15 @@ class CallerSpeaks(Message, frozen=True, tag=True):
     session_id: str
 
 
+class Outlook(Message, frozen=True, tag=True):
+    """When the caller of session_id will speak again; job_id is "". See bridge Outlook."""
+
+    session_id: str
+    plays_for_s: float
+    reply_gap_s: float | None = None
+    saw_gap_s: float | None = None
+
+
 # --- thinker ---
 
 
@@ -242,6 +251,7 @@ AnyMessage = (
     | EndReply
     | StreamNote
     | CallerSpeaks
+    | Outlook
     | Think
     | UserSegment
     | TextTokens

@@ -124,8 +124,24 @@ class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):
     session: str
 
 
+class Outlook(msgspec.Struct, frozen=True, tag="outlook"):
+    """When the caller of this session will want its KV again. Never lost.
+
+    Seconds count from now, because clocks of stage and engine need not agree.
+
+    plays_for_s: until the listener will have heard all there is so far; 0: silence now.
+    reply_gap_s: from the end of playback to this caller's next word, on average; None before the
+        first. saw_gap_s: one that was seen just now, for the average over all callers.
+    """
+
+    session: str
+    plays_for_s: float
+    reply_gap_s: float | None
+    saw_gap_s: float | None
+
+
 TalkerFeed = TalkerPrompt | TalkerText | TalkerForget
-Feed = TalkerFeed | Progress | EndReply | TruncateSession | RetainSession | SpeechStart
+Feed = TalkerFeed | Progress | EndReply | TruncateSession | RetainSession | SpeechStart | Outlook
 
 
 class Frames(msgspec.Struct, frozen=True, tag="frames"):

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from sglang_live.errors import StageUnavailableError
-from sglang_live.messages import CallerSpeaks, CloseSession
+from sglang_live.messages import CallerSpeaks, CloseSession, Outlook
 from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import TurnRequest
 from sglang_live.orchestrator.stage_jobs import Segment, Speech, Thought, VoiceJob
@@ -37,6 +37,14 @@ class _Link:
     def caller_speaks(self) -> None:
         if self._knows_us():
             self._client.send_later(CallerSpeaks("", self.session_id))
+
+    def tell_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        if self._knows_us():
+            self._client.send_later(
+                Outlook("", self.session_id, plays_for_s, reply_gap_s, saw_gap_s)
+            )
 
     def close(self) -> None:
         if self._knows_us():

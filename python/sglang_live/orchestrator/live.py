@@ -77,6 +77,12 @@ class LiveSession:
         if self._owner.policies:
             self._links.thinker.caller_speaks()
 
+    def report_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        if "nextuse" in self._owner.policies:
+            self._links.thinker.tell_outlook(plays_for_s, reply_gap_s, saw_gap_s)
+
     async def close(self) -> None:
         if self._closed:
             return

@@ -46,6 +46,17 @@ class VoiceSession(Protocol):
         """The caller has begun to speak. Never blocks."""
         ...
 
+    def report_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        """When the caller will speak again, as far as can be told. Never blocks.
+
+        plays_for_s: until the listener will have heard all that was sent so far; 0: silence now.
+        reply_gap_s: from the end of playback to this caller's next word, on average; None before
+            the first. saw_gap_s: one that was seen just now.
+        """
+        ...
+
     async def close(self) -> None:
         """Free everything the session holds in any stage. Safe to call twice."""
         ...

@@ -15,6 +15,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
     EndReply,
+    Outlook,
     Progress,
     TextTokens,
     Think,
@@ -130,13 +131,24 @@ class ThinkerStage:
         self._busy.pop(session_id, None)
 
     def caller_speaks(self, session_id: str) -> None:
-        session = self._sessions.get(session_id)
-        if self._feed is not None and session is not None and session.engine_session is not None:
-            self._feed.speech_start(session.engine_session)
+        engine_session = self._engine_session(session_id)
+        if self._feed is not None and engine_session is not None:
+            self._feed.speech_start(engine_session)
+
+    def outlook(self, message: Outlook) -> None:
+        engine_session = self._engine_session(message.session_id)
+        if self._feed is not None and engine_session is not None:
+            self._feed.outlook(
+                engine_session, message.plays_for_s, message.reply_gap_s, message.saw_gap_s
+            )
 
     def load(self) -> dict[str, float]:
         own = {"sessions": float(len(self._sessions)), **self._counts}
         return {**self.host.load(), **self._totals.load(), **own}
+
+    def _engine_session(self, session_id: str) -> str | None:
+        session = self._sessions.get(session_id)
+        return None if session is None else session.engine_session
 
     def _new_session(self) -> ThinkerSession:
         truncates = "truncate" in self.spec.policies

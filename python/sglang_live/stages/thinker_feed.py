@@ -7,6 +7,7 @@ import msgspec
 
 from sglang_live.bridge.feed_types import (
     EndReply,
+    Outlook,
     Retained,
     RetainSession,
     SpeechStart,
@@ -34,6 +35,15 @@ class ThinkerFeed:
 
     def speech_start(self, engine_session: str) -> None:
         self._socket.send(SpeechStart(engine_session))
+
+    def outlook(
+        self,
+        engine_session: str,
+        plays_for_s: float,
+        reply_gap_s: float | None,
+        saw_gap_s: float | None,
+    ) -> None:
+        self._socket.send(Outlook(engine_session, plays_for_s, reply_gap_s, saw_gap_s))
 
     async def truncate(self, engine_session: str, n_tokens: int) -> bool:
         """Make the session hold its first n_tokens only. False: nobody knows what it holds now."""

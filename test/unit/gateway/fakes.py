@@ -160,6 +160,11 @@ class FakeSession:
     def report_speech(self) -> None:
         self.n_speech += 1
 
+    def report_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        """Nothing in a gateway depends on it."""
+
     async def close(self) -> None:
         self.n_closed += 1
         self.closed.set()

@@ -15,6 +15,7 @@ from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.messages import (
     CodecFrames,
     EndReply,
+    Outlook,
     Pcm,
     Progress,
     Ready,
@@ -51,6 +52,7 @@ class FakeStage:
     items: what it remembers, by session and key.
     fails_at, holds_at: before which token, frame or chunk it fails, or waits for `release`.
     progress: what it was told about its consumer. speakers: sessions whose caller spoke.
+    outlooks: what it was told about callers' returns.
     """
 
     name = ""
@@ -65,6 +67,7 @@ class FakeStage:
         self._released = asyncio.Event()
         self.progress: list[Progress] = []
         self.speakers: list[str] = []
+        self.outlooks: list[Outlook] = []
 
     async def run(self, job: ServedJob) -> None:
         self.openers.append(job.opener)
@@ -249,6 +252,7 @@ class FakeReplica:
             close_session=self.stage.close_session,
             ready=lambda: Ready("", stage=spec.stage, pid=1, startup_s=0.0),
             caller_speaks=self.stage.speakers.append,
+            outlook=self.stage.outlooks.append,
         )
         self._serving = asyncio.create_task(self.server.serve())
         self.entry.client = StageClient(spec.name, spec.address, same_host=True)

@@ -7,6 +7,7 @@ import pytest
 from sglang_live import messages
 from sglang_live.bridge.feed_types import (
     EndReply,
+    Outlook,
     PolicyReport,
     Progress,
     Retained,
@@ -114,6 +115,12 @@ def test_ends_and_speech_are_sent_at_once(feed, sent):
     feed.end_reply("r")
     feed.speech_start("s")
     assert sent == [EndReply("r"), SpeechStart("s")]
+
+
+def test_every_outlook_is_sent_at_once(feed, sent):
+    feed.outlook("s", 2.5, None, None)
+    feed.outlook("s", 0.0, 1.5, 1.25)
+    assert sent == [Outlook("s", 2.5, None, None), Outlook("s", 0.0, 1.5, 1.25)]
 
 
 @pytest.mark.parametrize(("answer", "is_done"), [(7, True), (-1, False), (6, False)])
