@@ -7,7 +7,7 @@ stays. Who has begun to speak gives way to nobody.
 Owner: one IdleSessions per session cache; equal on all ranks, because all it hears is broadcast.
 """
 
-from sglang.srt.session.streaming_session import _VirtualNode
+import math
 
 from sglang_live.bridge.feed_types import Outlook
 from sglang_live.kv.next_use import NextUse
@@ -16,16 +16,6 @@ from sglang_live.kv.victim_index import VictimIndex
 # Who speaks will need its KV when it is done: 1.2 % of stretches of speech last longer (AMI corpus,
 # meeting ES2014c). A cough must not keep it for ever.
 SPEAKING_S = 10.0
-
-
-class Place(_VirtualNode):
-    """Stands for a session's KV where SGLang locks nodes of the tree.
-
-    n_pins: locks by requests that run, or are just being considered.
-    """
-
-    def __init__(self, session_id: str):
-        self.session_id, self.n_pins = session_id, 0
 
 
 class IdleSessions:
@@ -90,9 +80,26 @@ class IdleSessions:
     def __contains__(self, session_id: str) -> bool:
         return session_id in self._index
 
-    def give_back(self, n_tokens: int) -> list[tuple[str, int]]:
-        """Who gives back how much, at least n_tokens in all if there are so many."""
-        victims = self._index.victims(n_tokens, self.now_s)
+    def protect(self, session_id: str, until_s: float) -> None:
+        """Whoever speaks is protected longer by that, if at all."""
+        until_s = max(until_s, self._speaking_until_s.get(session_id, until_s))
+        if session_id in self._index:
+            self._index.protect(session_id, until_s)
+
+    def expected_s(self, session_id: str) -> float | None:
+        """When its KV will be needed; None: nobody knows."""
+        return self._next_use.expected(session_id)
+
+    def later_tokens(self, later_than_s: float, enough_tokens: int) -> int:
+        """How much could be given back by those that are needed after that; counts to enough."""
+        return self._index.later_tokens(self.now_s, later_than_s, enough_tokens)
+
+    def give_back(self, n_tokens: int, later_than_s: float = -math.inf) -> list[tuple[str, int]]:
+        """Who gives back how much, at least n_tokens in all if there are so many.
+
+        later_than_s: only those that are needed after that.
+        """
+        victims = self._index.victims(n_tokens, self.now_s, later_than_s=later_than_s)
         self.counts["sessions_gave_way"] += len(victims)
         self.counts["tokens_given_back"] += sum(victim.n_tokens for victim in victims)
         return [(victim.key, victim.n_tokens) for victim in victims]

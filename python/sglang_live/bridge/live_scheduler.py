@@ -42,8 +42,8 @@ from sglang_live.bridge.inbox import (
     policies_from_env,
 )
 from sglang_live.bridge.retention import Retention
-from sglang_live.bridge.rounds import Pool, RoundStamp, rounds_of
-from sglang_live.bridge.session_truncate import streaming_sessions, truncate_session
+from sglang_live.bridge.rounds import LinkRate, Pool, RoundStamp, rounds_of
+from sglang_live.bridge.session_truncate import n_computed, streaming_sessions, truncate_session
 
 # How long a round may wait for input when every stream sits out. Messages end the wait at once.
 IDLE_WAIT_MS = 20
@@ -126,14 +126,15 @@ class LiveScheduler(Scheduler):
         # Called on rank 0 only; what it returns is broadcast with the requests of the round.
         feeds = self.inbox.drain() if self.inbox is not None else []
         if self.rounds is not None or self.retention is not None:
-            feeds = [RoundStamp(time.monotonic()), *feeds]
+            rate = self.retention.link_rate() if self.retention is not None else LinkRate(None, 0.0)
+            feeds = [RoundStamp(time.monotonic(), rate), *feeds]
         return [*feeds, *super()._poll_timeout_aborts()]
 
     def _on_stamp(self, stamp: RoundStamp) -> None:
         if self.rounds is not None:
             self.rounds.stamp(stamp)
         if self.retention is not None:
-            self.retention.stamp(stamp.now_s)
+            self.retention.stamp(stamp)
 
     def _on_progress(self, news: Progress) -> None:
         if self.rounds is not None:
@@ -377,9 +378,7 @@ class LiveScheduler(Scheduler):
         n_tokens = len(req.origin_input_ids) + len(req.output_ids)
         streaming = streaming_sessions(self.tree_cache)
         if req.session is not None and streaming is not None:
-            slot = streaming.slots.get(req.session.session_id)
-            if slot is not None:
-                n_tokens -= slot.kv.kv_committed_len
+            n_tokens -= n_computed(streaming, req.session.session_id)
         return max(1, n_tokens)
 
     def _pool(self) -> Pool:

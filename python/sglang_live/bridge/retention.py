@@ -8,6 +8,7 @@ import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 from sglang_live.bridge.feed_types import Outlook, Retained, RetainSession, SpeechStart
+from sglang_live.bridge.rounds import LinkRate, RoundStamp
 from sglang_live.bridge.session_cache import LiveSession
 from sglang_live.bridge.session_tokens import length_of
 from sglang_live.kv.retention import Cut, RetentionConfig
@@ -22,17 +23,32 @@ class Retention:
         self._finished: dict[str, None] = {}  # in order, which must be the same on all ranks
         self._counts = dict.fromkeys(("sessions_cut", "sessions_cut_running", "tokens_cut"), 0.0)
 
-    def stamp(self, now_s: float) -> None:
-        if self._sessions.idle is not None:
-            self._sessions.idle.tick(now_s)
+    def stamp(self, stamp: RoundStamp) -> None:
+        sessions = self._sessions
+        if sessions.idle is not None:
+            sessions.idle.tick(stamp.now_s)
+        if sessions.preloads is not None:
+            sessions.preloads.tick(stamp.now_s, stamp.rate)
+
+    def link_rate(self) -> LinkRate:
+        """Measured here."""
+        tier = self._sessions.tier
+        return LinkRate(None, 0.0) if tier is None else tier.copies.rate()
 
     def expect(self, outlook: Outlook) -> None:
-        if self._sessions.idle is not None:
-            self._sessions.idle.expect(outlook)
+        sessions, session_id = self._sessions, outlook.session
+        if sessions.idle is not None:
+            sessions.idle.expect(outlook)
+        if sessions.preloads is not None:
+            needed_s = sessions.idle.expected_s(session_id)
+            sessions.preloads.expect(session_id, sessions.idle.now_s, needed_s)
 
     def speaks(self, start: SpeechStart) -> None:
-        if self._sessions.idle is not None:
-            self._sessions.idle.speaks(start.session)
+        sessions = self._sessions
+        if sessions.idle is not None:
+            sessions.idle.speaks(start.session)
+        if sessions.preloads is not None:
+            sessions.preloads.speaks(start.session, sessions.idle.now_s)
 
     def retain(self, order: RetainSession) -> Retained:
         if order.session not in self._configs:
@@ -75,16 +91,17 @@ class Retention:
                 continue
             if req.rid != self._running.get(session_id) and session_id not in self._unasked:
                 continue
-            if (cut := self._sessions.cut_running(req, config)) is not None:
+            if (cut := self._sessions.cuts.cut_running(req, config)) is not None:
                 self._count(cut, "sessions_cut_running")
                 _shorten(batch, index, cut.n_tokens)
 
     def report(self) -> dict[str, float]:
-        idle = self._sessions.idle
+        idle, tier = self._sessions.idle, self._sessions.tier
         return {
             **self._counts,
-            "sessions_rebased": float(self._sessions.n_rebased),
+            "sessions_rebased": float(self._sessions.cuts.n_rebased),
             **(idle.report() if idle is not None else {}),
+            **(tier.report() | self._sessions.preloads.report() if tier is not None else {}),
         }
 
     @property
@@ -96,7 +113,7 @@ class Retention:
         config = self._configs.get(session_id)
         if session is None or config is None:
             return
-        if (cut := self._sessions.cut(session, config)) is not None:
+        if (cut := self._sessions.cuts.cut(session, config)) is not None:
             self._count(cut, "sessions_cut")
 
     def _count(self, cut: Cut, what: str) -> None:

@@ -1,4 +1,4 @@
-"""SGLang's radix cache with sessions whose KV is bounded: a sink, a window, and nothing between.
+"""SGLang's radix cache with sessions whose KV is bounded, lent while they are idle, and copied.
 
 SGLang keeps a session's KV in one row of its request table, token by token. A cut takes whole
 pages out of the middle of that row and the same tokens out of the session's token arrays, so all
@@ -6,85 +6,48 @@ that counts tokens goes on agreeing. Only positions remember what has gone: the 
 keep the ones they were computed with.
 """
 
-import logging
-import os
-from dataclasses import fields
+import math
 
 import torch
-from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req, ReqKvInfo
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
     EvictResult,
+    InitLoadBackParams,
     MatchPrefixParams,
     MatchResult,
 )
-from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import SessionSlot, StreamingSession
 from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.idle_sessions import IdleSessions, Place
+from sglang_live.bridge.idle_sessions import IdleSessions
 from sglang_live.bridge.inbox import RADIX_BACKEND, policies_from_env
-from sglang_live.bridge.media_cut import cut_media, media_spans
+from sglang_live.bridge.kv_record import LiveKvInfo, Place
+from sglang_live.bridge.modelled_link import link_from_env
+from sglang_live.bridge.preloads import Preloads
+from sglang_live.bridge.session_cut import SessionCuts
 from sglang_live.bridge.session_rebase import Rebase
-from sglang_live.bridge.session_tokens import (
-    confirm_lengths,
-    cut_tokens,
-    fold_outputs,
-    length_of,
-)
-from sglang_live.kv.retention import Cut, RetentionConfig, cut_of
-
-log = logging.getLogger(__name__)
-
-# For tests: what has left a session is overwritten, so that nobody can read it unnoticed.
-POISON_ENV = "SGLANG_LIVE_POISON_FREED_KV"
-
-
-class LiveKvInfo(ReqKvInfo):
-    """A session's KV record.
-
-    sink_tokens, n_cut: the session has dropped n_cut tokens behind its first sink_tokens, so its
-        token at place p >= sink_tokens has position p + n_cut.
-    """
-
-    sink_tokens: int = 0
-    n_cut: int = 0
-
-    @staticmethod
-    def of(kv: ReqKvInfo) -> "LiveKvInfo":
-        # Upstream's record has slots and no room for more; a subclass's instances have.
-        if isinstance(kv, LiveKvInfo):
-            return kv
-        live = LiveKvInfo()
-        for field in fields(ReqKvInfo):
-            setattr(live, field.name, getattr(kv, field.name))
-        return live
-
-    def place_of(self, position: int) -> int | None:
-        """Where the session ends that is to end there; None: what was there was dropped.
-
-        Within the sink neither: nothing would be left to say that tokens are missing behind it.
-        """
-        if not self.n_cut:
-            return position
-        return position - self.n_cut if position >= self.sink_tokens + self.n_cut else None
+from sglang_live.bridge.session_tier import SessionTier
+from sglang_live.kv.retention import Cut
 
 
 class LiveSession(StreamingSession):
-    """Slots of SGLang's streaming sessions, which can be cut between two requests."""
+    """Slots of SGLang's streaming sessions.
 
-    rebase: Rebase  # set once the model is there
+    idle: None: sessions keep their KV until they close, as upstream has it.
+    tier, preloads: None: what idle sessions give back is computed anew.
+    """
 
     def __init__(self, inner: UnifiedRadixCache):
         super().__init__(inner)
-        # None: sessions keep their KV until they close, as upstream has it.
+        self.cuts = SessionCuts(self)
         self.idle: IdleSessions | None = None
-        self.n_rebased = 0
+        self.tier: SessionTier | None = None
+        self.preloads: Preloads | None = None
         self._sharing = False
-        self._poison = bool(os.environ.get(POISON_ENV))
 
     def try_cache_finished_req(self, req: Req) -> bool:
         session = req.session
@@ -173,6 +136,8 @@ class LiveSession(StreamingSession):
             slot.virtual_node = Place(session_id)
             self.idle.answered(session_id)
             self.resized(session_id)
+        if self.tier is not None:
+            self.tier.is_idle(session_id)
 
     def resized(self, session_id: str) -> None:
         """To be called when the KV of a session without a request is longer or shorter now."""
@@ -186,8 +151,13 @@ class LiveSession(StreamingSession):
 
     def try_match_prefix(self, params: MatchPrefixParams) -> MatchResult | None:
         result = self._match_emptied(params.req) or super().try_match_prefix(params)
-        if result is not None:
-            self.resized(params.req.session.session_id)
+        if result is None:
+            return None
+        session_id = params.req.session.session_id
+        self.resized(session_id)
+        if self.tier is not None:
+            self.preloads.forget(session_id)
+            result = self.tier.with_host_hit(session_id, result, len(params.key))
         return result
 
     def _match_emptied(self, req: Req | None) -> MatchResult | None:
@@ -219,6 +189,9 @@ class LiveSession(StreamingSession):
         if isinstance(node, Place):
             node.n_pins += 1
             self.idle.remove(node.session_id)
+            if node.own_from is not None:
+                self.slots[node.session_id].kv.cache_protected_len = node.own_from
+                node.own_from = None
         return super().try_inc_lock_ref(node)
 
     def try_dec_lock_ref(self, node, params=None):
@@ -230,139 +203,58 @@ class LiveSession(StreamingSession):
     def release_session(self, session_id: str) -> None:
         if self.idle is not None:
             self.idle.forget(session_id)
+        if self.tier is not None:
+            self.preloads.forget(session_id)
+            self.tier.forget(session_id)
         super().release_session(session_id)
+
+    def n_computed(self, session_id: str) -> int:
+        """Tokens of it that a request need not compute."""
+        slot = self.slots.get(session_id)
+        if slot is None:
+            return 0
+        on_device = slot.kv.kv_committed_len
+        return on_device if self.tier is None else self.tier.end_of(session_id, on_device)
 
     def session_held_tokens(self, active_pool_idxs: set | None = None) -> int:
         held = super().session_held_tokens(active_pool_idxs)
         return held if self.idle is None else held - self.idle.tokens
 
-    def give_back(self, n_tokens: int) -> int:
-        """Free so much of idle sessions, if there is so much. Returns what was freed."""
+    def give_back(self, n_tokens: int, later_than_s: float = -math.inf) -> int:
+        """Free so much of idle sessions, if there is so much. Returns what was freed.
+
+        later_than_s: only of those whose KV is needed after that.
+        """
         freed = 0
-        for session_id, n_victim in self.idle.give_back(n_tokens):
+        for session_id, n_victim in self.idle.give_back(n_tokens, later_than_s):
             slot = self.slots[session_id]
             kept = ceil_align(slot.kv.kv_allocated_len, self.page_size) - n_victim
+            if self.tier is not None:
+                self.tier.save(session_id, slot, kept)
             self._free_tail(slot.kv, kept)
             if kept == 0:
                 self.req_to_token_pool.free(slot)
+            if self.preloads is not None:
+                self.preloads.expect(session_id, self.idle.now_s, self.idle.expected_s(session_id))
             freed += n_victim
         return freed
 
-    # --- cutting ---
+    # --- tokens of a session are about to go, or to change, where they lie ---
 
-    def cut(self, session: Session, config: RetentionConfig) -> Cut | None:
-        """Drop what lies between sink and window. None: nothing does, or it cannot be dropped now.
+    def is_cut(self, session_id: str, cut: Cut) -> None:
+        if self.tier is not None:
+            self.tier.is_changing(session_id)
+            self.tier.copies.cut(session_id, cut)
 
-        Args:
-            session: if a request of it is running, nothing can.
-            config: with a number of sink tokens.
-        """
-        slot = self.slots.get(session.session_id)
-        if slot is None or not slot.kv.holds_kv or session._inflight or not session.req_nodes:
-            return None
-        [node] = session.req_nodes.values()
-        n_tokens = length_of(session, node.req)
-        if slot.kv.kv_committed_len < n_tokens - 1:
-            return None  # part of it was given back; the next request computes it first
-        cut = self._choose(slot, node.req, config, n_reply=0)
-        if cut is not None:
-            fold_outputs(session, node.req)
-            self._drop(slot, node.req, cut, n_tokens)
-            confirm_lengths(session, node.req)
-            self._rebase_if_due(slot.kv, node.req)
-            self.resized(session.session_id)
-        return cut
+    def is_truncated(self, session_id: str, n_tokens: int) -> None:
+        if self.tier is not None:
+            self.tier.is_changing(session_id)
+            self.tier.copies.truncate(session_id, n_tokens)
 
-    def _rebase_if_due(self, kv: LiveKvInfo, req: Req) -> None:
-        if not self.rebase.due(req.multimodal_inputs, kv.sink_tokens):
-            return
-        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
-        rows = row[kv.sink_tokens : kv.kv_committed_len]
-        req.multimodal_inputs = self.rebase.rebase(req.multimodal_inputs, kv.sink_tokens, rows)
-        self.n_rebased += 1
-
-    def cut_running(self, req: Req, config: RetentionConfig) -> Cut | None:
-        """The same while the request decodes: what it said itself stays, however long it is.
-
-        Its batch must be told that it is shorter now.
-        """
-        slot = self.slots.get(req.session.session_id)
-        if slot is None or req.kv is not slot.kv:
-            return None  # its first request; it has no history yet
-        n_reply = slot.kv.kv_committed_len - len(req.origin_input_ids)
-        cut = self._choose(slot, req, config, n_reply)
-        if cut is not None:
-            n_tokens = len(req.origin_input_ids) + len(req.output_ids)
-            self._drop(slot, req, cut, n_tokens)
-        return cut
-
-    def _choose(
-        self, slot: SessionSlot, req: Req, config: RetentionConfig, n_reply: int
-    ) -> Cut | None:
-        """n_reply: tokens at the end that stay, whatever the window."""
-        kv = slot.kv
-        cut = cut_of(
-            n_tokens=kv.kv_committed_len,
-            sink_tokens=config.sink_tokens,
-            window_tokens=max(config.window_tokens, n_reply),
-            page_size=self.page_size,
-            owned_from=kv.cache_protected_len,
-            # With the tokens that open and close an item: one of them alone means nothing.
-            media=[(a - 1, b + 1) for a, b in media_spans(req.multimodal_inputs)],
-            slack_tokens=config.slack_tokens,
-        )
-        # Two holes would need two offsets: the sink of the first cut stays.
-        if cut is None or (kv.n_cut and cut.begin != kv.sink_tokens):
-            return None
-        if kv.cache_protected_len > cut.begin and not self._hand_over_prefix(slot, req, cut.begin):
-            return None
-        return cut
-
-    def _drop(self, slot: SessionSlot, req: Req, cut: Cut, n_tokens: int) -> None:
-        """n_tokens: of the session, all that is known of its reply included."""
-        kv = slot.kv
-        own_from = max(kv.cache_protected_len, cut.begin)
-        kv.cache_protected_len = min(kv.cache_protected_len, cut.begin)
-        self._cut_row(kv, cut, own_from)
-        cut_tokens(req, cut)
-        req.multimodal_inputs = cut_media(req.multimodal_inputs, cut, n_tokens)
-        kv.sink_tokens, kv.n_cut = cut.begin, kv.n_cut + cut.n_tokens
-
-    def _cut_row(self, kv: LiveKvInfo, cut: Cut, own_from: int) -> None:
-        row = self.req_to_token_pool.req_to_token[kv.req_pool_idx]
-        if self._poison:
-            self._overwrite(row[own_from : cut.end])
-        self.free_kv_row(kv, [(own_from, cut.end)])
-        # Whole pages, so the last one moves to its end.
-        end = -(-kv.kv_allocated_len // self.page_size) * self.page_size
-        row[cut.begin : cut.begin + end - cut.end] = row[cut.end : end].clone()
-        kv.kv_committed_len -= cut.n_tokens
-        kv.kv_allocated_len -= cut.n_tokens
-
-    def _overwrite(self, slots: torch.Tensor) -> None:
-        pool = self.token_to_kv_pool_allocator.get_kvcache()
-        for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
-            pool.get_key_buffer(layer)[slots.long()] = float("nan")
-            pool.get_value_buffer(layer)[slots.long()] = float("nan")
-
-    def _hand_over_prefix(self, slot: SessionSlot, req: Req, begin: int) -> bool:
-        """Let go of the tree's nodes behind `begin`; the session's first prompt is in the tree.
-
-        What it no longer uses there, others may, until it is evicted.
-        """
-        if slot.kv.cache_protected_len <= begin:
-            return True
-        key = RadixKey(req.origin_input_ids, req.extra_key, limit=begin, cache_salt=req.cache_salt)
-        match = self.inner.tree_core.match_prefix(MatchPrefixParams(key=key, req=None))
-        self.inner._apply_cache_actions(match.cache_actions)
-        if len(match.device_indices) != begin:
-            log.warning("sink_not_in_tree session=%s", req.session and req.session.session_id)
-            return False
-        lock = self.inner.inc_lock_ref(match.last_device_node)
-        skip = {"skip_swa": True} if slot.swa_prefix_lock_released else {}
-        self.inner.dec_lock_ref(slot.last_node, slot.lock_receipt, **skip)
-        slot.last_node, slot.lock_receipt = match.last_device_node, lock.to_dec_params()
-        return True
+    def is_changed(self, session_id: str) -> None:
+        if self.tier is not None:
+            self.tier.is_changing(session_id)
+            self.tier.copies.forget(session_id)
 
 
 class LiveRadixCache(UnifiedRadixCache):
@@ -375,8 +267,22 @@ class LiveRadixCache(UnifiedRadixCache):
     def _reset_full(self) -> None:
         super()._reset_full()
         session = getattr(self, "session", None)  # also called while we are being built
-        if isinstance(session, LiveSession) and session.idle is not None:
+        if not isinstance(session, LiveSession):
+            return
+        if session.idle is not None:
             session.idle = IdleSessions(self.page_size)
+        if session.tier is not None:
+            session.tier.reset()
+            session.preloads = Preloads(session)
+
+    # --- memory ---
+
+    def tree_evictable_size(self) -> int:
+        return super().evictable_size()
+
+    def evict_tree(self, n_tokens: int) -> int:
+        """Returns what was freed of prompts that no call holds."""
+        return super().evict(EvictParams(num_tokens=n_tokens)).num_tokens_evicted
 
     def evictable_size(self) -> int:
         return super().evictable_size() + self._idle_tokens
@@ -401,6 +307,45 @@ class LiveRadixCache(UnifiedRadixCache):
             result.num_tokens_evicted += self.session.give_back(missing)
         return result
 
+    # --- the host ---
+
+    def init_load_back(self, params: InitLoadBackParams):
+        if isinstance(params.best_match_node, Place):
+            return self.session.tier.load_back(params.req)
+        return super().init_load_back(params)
+
+    def check_hicache_events(self) -> None:
+        super().check_hicache_events()
+        if self.session.tier is not None:
+            self.session.tier.write_back()
+
+    def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
+        super().writing_check(write_back=write_back, finish_count=finish_count)
+        if write_back and self.session.tier is not None:
+            self.session.tier.copies.all_written()
+
+    def _finish_write_through_ack(self, ack_id: int) -> None:
+        tier = self.session.tier
+        if tier is None or not tier.copies.acknowledged(ack_id):
+            super()._finish_write_through_ack(ack_id)
+
+    def _log_write_ack_metrics(self, ack) -> None:
+        if self.session.tier is not None:
+            self.session.tier.copies.measure(ack, self.session.tier.copies.to_host)
+        super()._log_write_ack_metrics(ack)
+
+    def loading_check(self, finish_count: int | None = None) -> None:
+        tier, controller = self.session.tier, self.cache_controller
+        if tier is not None and controller is not None:
+            queue = controller.ack_load_queue
+            n = self._count_ready_acks(queue) if finish_count is None else finish_count
+            for ack in queue[:n]:
+                # What SGLang does not know it does not look for.
+                theirs = [i for i in ack.node_ids if not tier.copies.acknowledged(i)]
+                tier.copies.measure(ack, tier.copies.to_device)
+                ack.node_ids[:] = theirs
+        super().loading_check(finish_count)
+
 
 def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
     """Factory for SGLang's registry.
@@ -416,8 +361,13 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
     cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
     if "nextuse" in policies_from_env():
         cache.session.idle = IdleSessions(cache.page_size)
+        if (controller := cache.cache_controller) is not None:
+            if (link := link_from_env(controller.io_backend)) is not None:
+                controller.l2_transfer_engine = link
+            cache.session.tier = SessionTier(cache.session)
+            cache.session.preloads = Preloads(cache.session)
     kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()
-    cache.session.rebase = Rebase(
+    cache.session.cuts.rebase = Rebase(
         ctx.tp_worker.model_runner.model, kv, ctx.model_config.context_len
     )
     return cache

@@ -8,7 +8,8 @@ slot that keeps its KV. Both are cut here.
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.session_controller import Session
 
-from sglang_live.bridge.session_cache import LiveKvInfo, LiveSession
+from sglang_live.bridge.kv_record import LiveKvInfo
+from sglang_live.bridge.session_cache import LiveSession
 
 
 def truncate_session(scheduler, session_id: str, position: int) -> int:
@@ -31,6 +32,8 @@ def truncate_session(scheduler, session_id: str, position: int) -> int:
         return -1
     kept = max(0, n_tokens - len(req.origin_input_ids))
     req.output_ids = _outputs(req)[:kept]
+    if isinstance(streaming, LiveSession):
+        streaming.is_truncated(session_id, n_tokens)
     if slot.kv.kv_allocated_len > n_tokens:
         streaming._free_tail(slot.kv, n_tokens)
         if isinstance(streaming, LiveSession):
@@ -43,6 +46,14 @@ def streaming_sessions(tree_cache):
     if hasattr(tree_cache, "slots"):
         return tree_cache
     return getattr(tree_cache, "session", None)
+
+
+def n_computed(streaming, session_id: str) -> int:
+    """Tokens of a session that its next request need not compute."""
+    if isinstance(streaming, LiveSession):
+        return streaming.n_computed(session_id)
+    slot = streaming.slots.get(session_id)
+    return 0 if slot is None else slot.kv.kv_committed_len
 
 
 def _place_of(kv, position: int) -> int | None:
