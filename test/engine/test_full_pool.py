@@ -3,56 +3,18 @@
 import asyncio
 import random
 
-import httpx
 import pytest
 import pytest_asyncio
 import torch
 
-from test.engine.conftest import Stages, running_stages
-from test.engine.reference import Reference
+from test.engine.conftest import running_stages
+from test.engine.small_pool import Pool, check
 from test.engine.turns import greedy_turn, reply_of, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 POOL_TOKENS = 320
 SYSTEM = "You are a kind assistant."
-
-
-class Pool:
-    """A thinker with a small pool, over SGLang's own API."""
-
-    def __init__(self, stages: Stages):
-        self.stages = stages
-        self.url = f"http://127.0.0.1:{stages.replica('thinker').spec.native_port}"
-
-    async def post(self, path: str, body: dict, timeout_s: float = 60.0) -> httpx.Response:
-        async with httpx.AsyncClient(timeout=timeout_s) as client:
-            answer = await client.post(f"{self.url}{path}", json=body)
-        assert answer.status_code == 200, answer.text
-        return answer
-
-    async def open(self, name: str) -> None:
-        body = {"capacity_of_str_len": 1 << 40, "session_id": name, "streaming": True}
-        await self.post("/open_session", body)
-
-    async def close(self, name: str) -> None:
-        await self.post("/close_session", {"session_id": name})
-
-    async def say(self, name: str, ids: list[int], n: int, timeout_s: float = 60.0) -> list[tuple]:
-        """Reply tokens with their log-probabilities."""
-        body = {
-            "input_ids": ids,
-            "session_params": {"id": name},
-            "sampling_params": {"max_new_tokens": n, "temperature": 0, "ignore_eos": True},
-            "return_logprob": True,
-        }
-        answer = (await self.post("/generate", body, timeout_s)).json()
-        return [(t, logprob) for logprob, t, _ in answer["meta_info"]["output_token_logprobs"]]
-
-    async def load(self, name: str) -> float:
-        await asyncio.sleep(0.7)
-        ready = await self.stages.replica("thinker").client.ping(5.0)
-        return ready.load[name]
 
 
 async def pool_of(checkpoint, cache, policies, page: int, overlap: bool):
@@ -119,18 +81,6 @@ async def test_idle_sessions_make_room_and_go_on_as_if_they_had_not(pool, refere
         await pool.close(name)
     assert await pool.load("kv_tokens_used") == 0
     assert await pool.load("policy_tokens_idle") == 0
-
-
-def check(reference: Reference, ids: list[int], said: list[tuple[int, float]]) -> None:
-    """Every reply token is the likeliest, and as likely as the engine said."""
-    if not said:
-        return
-    logprobs = reference.logprobs({"input_ids": torch.tensor([ids])}, 0, [0] * len(ids))
-    at = torch.tensor([position for position, _ in said])
-    told = torch.tensor([logprob for _, logprob in said])
-    got = torch.tensor(ids)[at]
-    torch.testing.assert_close(logprobs[at - 1, got], told, atol=1e-5, rtol=0)
-    assert (logprobs[at - 1].argmax(-1) == got).all()
 
 
 async def test_many_at_once_all_end(pool):

@@ -6,26 +6,23 @@ What a session has dropped is overwritten with NaN, so that nobody reads it unno
 
 import asyncio
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
 import torch
 
-from sglang_live.bridge.feed_types import RetainSession
-from sglang_live.kv.retention import RetentionConfig, cut_of
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import AudioPart, HistoryItem
-from sglang_live.stages.engine_host import FeedSocket
-from test.engine.conftest import Stages, running_stages
+from test.engine.bounded_calls import SINK, SLACK, WINDOW, Engine, a_call
+from test.engine.conftest import running_stages
 from test.engine.reference import AUDIO, Reference
 from test.engine.turns import greedy_turn, reply_of, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 POLICIES = ("urgency", "pacing", "truncate", "retention")
-SINK, WINDOW, SLACK = 12, 64, 1
 SYSTEM = "You are a kind assistant."
 LONGEST_TURN = 100
 
@@ -60,128 +57,14 @@ async def bounded(request, endless_checkpoint, tmp_path_factory):
         endless_checkpoint, cache, args, policies=POLICIES, thinker_environment=poison
     )
     async with stages as running:
-        yield Engine(running, variant)
-
-
-class Engine:
-    """The thinker's engine over SGLang's own API, and the control channel into it."""
-
-    def __init__(self, stages: Stages, variant: Variant):
-        spec = stages.replica("thinker").spec
-        self.stages, self.variant = stages, variant
-        self.url = f"http://127.0.0.1:{spec.native_port}"
-        self.feed = FeedSocket(spec.socket_path("inbox"))
-
-    async def post(self, path: str, body: dict) -> httpx.Response:
-        async with httpx.AsyncClient(timeout=120) as client:
-            answer = await client.post(f"{self.url}{path}", json=body)
-        assert answer.status_code == 200, answer.text
-        return answer
-
-    async def load(self, name: str) -> float:
-        await asyncio.sleep(0.7)
-        ready = await self.stages.replica("thinker").client.ping(5.0)
-        return ready.load[name]
-
-
-@dataclass
-class Call:
-    """A session of text, and what each of its tokens could see when it was computed.
-
-    ids, seen_from: of all tokens since the beginning. said: (position, logprob) of replies.
-    """
-
-    engine: Engine
-    name: str
-    ids: list[int] = field(default_factory=list)
-    seen_from: list[int] = field(default_factory=list)
-    said: list[tuple[int, float]] = field(default_factory=list)
-    n_cut: int = 0
-    sink: int = SINK
-    owned: int = 0  # by the radix tree: whole pages of the first prompt
-
-    async def open(self) -> None:
-        body = {"capacity_of_str_len": 1 << 40, "session_id": self.name, "streaming": True}
-        await self.engine.post("/open_session", body)
-        order = RetainSession(self.name, SINK, WINDOW, SLACK, unasked=True)
-        self.engine.feed.send(order)
-
-    async def close(self) -> None:
-        await self.engine.post("/close_session", {"session_id": self.name})
-
-    async def turn(self, new_ids: list[int], n_reply: int) -> None:
-        body = {
-            "input_ids": new_ids,
-            "session_params": {"id": self.name},
-            "sampling_params": {
-                "max_new_tokens": n_reply, "temperature": 0, "ignore_eos": True
-            },
-            "return_logprob": True,
-        }  # fmt: skip
-        meta = (await self.engine.post("/generate", body)).json()["meta_info"]
-        if not self.ids:
-            self.owned = len(new_ids) // self.engine.variant.page * self.engine.variant.page
-        self._take([*new_ids])
-        reply = [token_id for _, token_id, _ in meta["output_token_logprobs"]]
-        n_prompt = len(self.ids)
-        for n, (logprob, token_id, _) in enumerate(meta["output_token_logprobs"]):
-            self.said.append((n_prompt + n, logprob))
-            if n == len(reply) - 1:
-                self.ids.append(token_id)  # computed with the next request
-                continue
-            if len(self.ids) - self.n_cut > SINK + WINDOW + SLACK + 2 * self.engine.variant.page:
-                self._cut(len(self.ids), n_reply=n)
-            self._take([token_id])
-        self._cut(len(self.seen_from), n_reply=0)
-
-    def _take(self, ids: list[int]) -> None:
-        self.ids += ids
-        seen_from = self.sink + self.n_cut if self.n_cut else 0
-        self.seen_from += [seen_from] * (len(self.ids) - len(self.seen_from))
-
-    def _cut(self, n_kv: int, n_reply: int) -> None:
-        cut = cut_of(
-            n_tokens=n_kv - self.n_cut,
-            sink_tokens=SINK,
-            window_tokens=max(WINDOW, n_reply),
-            page_size=self.engine.variant.page,
-            owned_from=self.owned,
-            media=(),
-            slack_tokens=SLACK,
-        )
-        if cut is not None:
-            self.sink, self.n_cut = cut.begin, self.n_cut + cut.n_tokens
-            self.owned = min(self.owned, self.sink)
-
-    def check(self, reference: Reference) -> None:
-        """Every reply token is the likeliest, and as likely as the engine said."""
-        rows = self.seen_from + [self.seen_from[-1]] * (len(self.ids) - len(self.seen_from))
-        inputs = {"input_ids": torch.tensor([self.ids])}
-        logprobs = reference.logprobs(inputs, self.sink, rows)
-        at = torch.tensor([position for position, _ in self.said])
-        told = torch.tensor([logprob for _, logprob in self.said])
-        ids = torch.tensor(self.ids)[at]
-        torch.testing.assert_close(logprobs[at - 1, ids], told, atol=1e-5, rtol=0)
-        assert (logprobs[at - 1].argmax(-1) == ids).all()
-
-
-async def a_call(engine: Engine, name: str, seed: int, n_turns: int, n_first: int = SINK) -> Call:
-    rng = random.Random(seed)
-    call = Call(engine, name)
-    await call.open()
-    for n in range(n_turns):
-        n_new = rng.randrange(1, 60) if n else n_first
-        await call.turn([rng.randrange(10, 200) for _ in range(n_new)], rng.randrange(1, 30))
-    return call
+        yield Engine(running, variant.page)
 
 
 async def test_a_long_call_is_heard_as_through_a_window(bounded, reference):
     call = await a_call(bounded, "long", seed=1, n_turns=60)
     assert call.n_cut > 20 * WINDOW
     call.check(reference)
-    assert (
-        await bounded.load("kv_tokens_used") <= SINK + WINDOW + 60 + 30 + 2 * bounded.variant.page
-    )
+    assert await bounded.load("kv_tokens_used") <= SINK + WINDOW + 60 + 30 + 2 * bounded.page
     await call.close()
 
 
@@ -220,7 +103,7 @@ class SpokenCall:
     async def turn(self, item: HistoryItem, clips: list[np.ndarray], n_reply: int) -> None:
         if not self.ids:
             self._take_in(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>", [])
-            self.sink = -(-len(self.ids) // self.engine.variant.page) * self.engine.variant.page
+            self.sink = -(-len(self.ids) // self.engine.page) * self.engine.page
         content = "".join(AUDIO if isinstance(p, AudioPart) else p.text for p in item.parts)
         if not self.history:
             self.base = await self.engine.load("policy_tokens_cut")
@@ -230,7 +113,7 @@ class SpokenCall:
         )
         done = await think(self.links, turn)
         assert not done.rebuilt
-        assert done.n_prompt <= self.sink + WINDOW + LONGEST_TURN + 2 * self.engine.variant.page
+        assert done.n_prompt <= self.sink + WINDOW + LONGEST_TURN + 2 * self.engine.page
         self._take_in(f"user\n{content}<|im_end|>\n<|im_start|>assistant\n", clips)
         self.replies.append((len(self.ids), done.ids))
         self.ids += done.ids
