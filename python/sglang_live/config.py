@@ -17,7 +17,15 @@ from sglang_live.kv.retention import RetentionConfig
 
 STAGES = ("thinker", "talker", "vocoder")
 # What `all` means. `off` is SGLang's own behaviour.
-POLICIES = ("urgency", "pacing", "truncate", "headstart", "retention", "nextuse")
+POLICIES = (
+    "urgency",
+    "pacing",
+    "truncate",
+    "headstart",
+    "retention",
+    "nextuse",
+    "preload",
+)
 # Orders of admission; at most one. Without any, requests are served as they come.
 ORDERS = ("urgency", "deadline", "fcfs")
 POLICIES_HELP = "`off`, `all`, or a comma list"

@@ -97,11 +97,13 @@ class Retention:
 
     def report(self) -> dict[str, float]:
         idle, tier = self._sessions.idle, self._sessions.tier
+        preloads = self._sessions.preloads
         return {
             **self._counts,
             "sessions_rebased": float(self._sessions.cuts.n_rebased),
             **(idle.report() if idle is not None else {}),
-            **(tier.report() | self._sessions.preloads.report() if tier is not None else {}),
+            **(tier.report() if tier is not None else {}),
+            **(preloads.report() if preloads is not None else {}),
         }
 
     @property

@@ -38,7 +38,8 @@ class LiveSession(StreamingSession):
     """Slots of SGLang's streaming sessions.
 
     idle: None: sessions keep their KV until they close, as upstream has it.
-    tier, preloads: None: what idle sessions give back is computed anew.
+    tier: None: what idle sessions give back is computed anew.
+    preloads: None: what comes back from the host comes with a prefill.
     """
 
     def __init__(self, inner: UnifiedRadixCache):
@@ -155,8 +156,9 @@ class LiveSession(StreamingSession):
             return None
         session_id = params.req.session.session_id
         self.resized(session_id)
-        if self.tier is not None:
+        if self.preloads is not None:
             self.preloads.forget(session_id)
+        if self.tier is not None:
             result = self.tier.with_host_hit(session_id, result, len(params.key))
         return result
 
@@ -203,8 +205,9 @@ class LiveSession(StreamingSession):
     def release_session(self, session_id: str) -> None:
         if self.idle is not None:
             self.idle.forget(session_id)
-        if self.tier is not None:
+        if self.preloads is not None:
             self.preloads.forget(session_id)
+        if self.tier is not None:
             self.tier.forget(session_id)
         super().release_session(session_id)
 
@@ -273,6 +276,7 @@ class LiveRadixCache(UnifiedRadixCache):
             session.idle = IdleSessions(self.page_size)
         if session.tier is not None:
             session.tier.reset()
+        if session.preloads is not None:
             session.preloads = Preloads(session)
 
     # --- memory ---
@@ -359,13 +363,15 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
         # Their positions would follow from the length of what is left.
         raise ValueError("bounded sessions need a model with M-RoPE, whose positions are a table")
     cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
-    if "nextuse" in policies_from_env():
+    policies = policies_from_env()
+    if "nextuse" in policies:
         cache.session.idle = IdleSessions(cache.page_size)
         if (controller := cache.cache_controller) is not None:
             if (link := link_from_env(controller.io_backend)) is not None:
                 controller.l2_transfer_engine = link
             cache.session.tier = SessionTier(cache.session)
-            cache.session.preloads = Preloads(cache.session)
+            if "preload" in policies:
+                cache.session.preloads = Preloads(cache.session)
     kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     cache.session.cuts.rebase = Rebase(
         ctx.tp_worker.model_runner.model, kv, ctx.model_config.context_len
