@@ -144,7 +144,7 @@ def test_an_empty_key_is_no_key(key, monkeypatch):
     ("text", "expected"),
     [
         ("off", ()),
-        ("all", ("urgency", "pacing", "truncate", "headstart", "retention")),
+        ("all", ("urgency", "pacing", "truncate", "headstart", "retention", "nextuse")),
         ("pacing", ("pacing",)),
         ("pacing, urgency,", ("pacing", "urgency")),
         ("deadline,truncate", ("deadline", "truncate")),
