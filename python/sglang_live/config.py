@@ -196,6 +196,8 @@ def parse_policies(text: str) -> tuple[str, ...]:
         raise BadInputError(f"unknown policies {unknown or text!r}; there are: {known}")
     if len(orders := [name for name in names if name in ORDERS]) > 1:
         raise BadInputError(f"policies {orders} exclude each other: choose one order")
+    if "preload" in names and "nextuse" not in names:
+        raise BadInputError("policy preload needs nextuse, which knows when callers will speak")
     return names
 
 

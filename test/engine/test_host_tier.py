@@ -14,7 +14,7 @@ from test.engine.small_pool import Pool, check
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 POOL_TOKENS = 320
-POLICIES = ("urgency", "pacing", "truncate", "retention", "nextuse")
+POLICIES = ("urgency", "pacing", "truncate", "retention", "nextuse", "preload")
 HOST = {
     "enable_hierarchical_cache": True,
     "hicache_ratio": 8.0,

@@ -144,7 +144,7 @@ def test_an_empty_key_is_no_key(key, monkeypatch):
     ("text", "expected"),
     [
         ("off", ()),
-        ("all", ("urgency", "pacing", "truncate", "headstart", "retention", "nextuse")),
+        ("all", ("urgency", "pacing", "truncate", "headstart", "retention", "nextuse", "preload")),
         ("pacing", ("pacing",)),
         ("pacing, urgency,", ("pacing", "urgency")),
         ("deadline,truncate", ("deadline", "truncate")),

@@ -55,7 +55,8 @@ class HostCopies:
         config = LinkConfig() if device_module is torch.cuda else _WITHIN_ONE_MEMORY
         self.to_host, self.to_device = Link(config), Link(config)
         self.counts = dict.fromkeys(
-            ("tokens_written", "tokens_loaded", "tokens_preloaded", "writes_host_full"), 0.0
+            ("tokens_written", "tokens_loaded", "tokens_preloaded", "reload_s", "writes_host_full"),
+            0.0,
         )
         self.reset()
 
@@ -64,6 +65,7 @@ class HostCopies:
         self._copies: dict[str, HostCopy] = {}
         self._writes: dict[int, HostCopy] = {}
         self._loads: dict[int, HostCopy] = {}
+        self._on_path: set[int] = set()  # loads that a prefill waits for
         # SGLang's own transfers have the numbers of tree nodes.
         self._ids = itertools.count(-1000, -1)
 
@@ -153,6 +155,7 @@ class HostCopies:
         if device is not None:
             copy.busy.add(transfer)
             self._loads[transfer] = copy
+            self._on_path.add(transfer)
             self.counts["tokens_loaded"] += end - begin
         return device
 
@@ -250,6 +253,7 @@ class HostCopies:
         if copy is None and (copy := self._loads.pop(transfer, None)) is None:
             return False
         copy.busy.discard(transfer)
+        self._on_path.discard(transfer)
         self._free_if_gone(copy)
         return True
 
@@ -260,9 +264,14 @@ class HostCopies:
             self.acknowledged(transfer)
 
     def measure(self, ack: HiCacheAck, link: Link) -> None:
-        """On a device its events know how long a transfer took."""
-        if ack.timing_enabled and ack.num_bytes:
-            link.finished(ack.num_bytes, ack.start_event.elapsed_time(ack.finish_event) / 1000)
+        """On a device its events know how long a transfer took. To be called before its end is
+        acknowledged."""
+        if not ack.timing_enabled or not ack.num_bytes:
+            return
+        seconds = ack.start_event.elapsed_time(ack.finish_event) / 1000
+        link.finished(ack.num_bytes, seconds)
+        if any(i in self._on_path for i in ack.node_ids):
+            self.counts["reload_s"] += seconds
 
     def _free_if_gone(self, copy: HostCopy) -> None:
         if copy.gone and not copy.busy and len(copy.slots):

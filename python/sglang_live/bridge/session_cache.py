@@ -344,10 +344,9 @@ class LiveRadixCache(UnifiedRadixCache):
             queue = controller.ack_load_queue
             n = self._count_ready_acks(queue) if finish_count is None else finish_count
             for ack in queue[:n]:
-                # What SGLang does not know it does not look for.
-                theirs = [i for i in ack.node_ids if not tier.copies.acknowledged(i)]
                 tier.copies.measure(ack, tier.copies.to_device)
-                ack.node_ids[:] = theirs
+                # What SGLang does not know it does not look for.
+                ack.node_ids[:] = [i for i in ack.node_ids if not tier.copies.acknowledged(i)]
         super().loading_check(finish_count)
 
 
