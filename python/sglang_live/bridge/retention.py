@@ -4,6 +4,8 @@ In: RetainSession from the stage; finished requests. Out: cuts in the session ca
 Owner: one Retention per scheduler; equal on all ranks, because all it hears is broadcast.
 """
 
+import time
+
 import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
@@ -21,7 +23,9 @@ class Retention:
         self._unasked: set[str] = set()
         self._running: dict[str, str] = {}  # by session, the request that may be cut
         self._finished: dict[str, None] = {}  # in order, which must be the same on all ranks
-        self._counts = dict.fromkeys(("sessions_cut", "sessions_cut_running", "tokens_cut"), 0.0)
+        self._counts = dict.fromkeys(
+            ("sessions_cut", "sessions_cut_running", "tokens_cut", "cut_s"), 0.0
+        )
 
     def stamp(self, stamp: RoundStamp) -> None:
         sessions = self._sessions
@@ -91,9 +95,10 @@ class Retention:
                 continue
             if req.rid != self._running.get(session_id) and session_id not in self._unasked:
                 continue
+            began_s = time.perf_counter()
             if (cut := self._sessions.cuts.cut_running(req, config)) is not None:
-                self._count(cut, "sessions_cut_running")
                 _shorten(batch, index, cut.n_tokens)
+                self._count(cut, "sessions_cut_running", began_s)
 
     def report(self) -> dict[str, float]:
         idle, tier = self._sessions.idle, self._sessions.tier
@@ -115,10 +120,13 @@ class Retention:
         config = self._configs.get(session_id)
         if session is None or config is None:
             return
+        began_s = time.perf_counter()
         if (cut := self._sessions.cuts.cut(session, config)) is not None:
-            self._count(cut, "sessions_cut")
+            self._count(cut, "sessions_cut", began_s)
 
-    def _count(self, cut: Cut, what: str) -> None:
+    def _count(self, cut: Cut, what: str, began_s: float) -> None:
+        # For reports alone; nothing is decided by it.
+        self._counts["cut_s"] += time.perf_counter() - began_s
         self._counts[what] += 1
         self._counts["tokens_cut"] += cut.n_tokens
 
