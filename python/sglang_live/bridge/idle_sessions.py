@@ -11,7 +11,7 @@ import math
 
 from sglang_live.bridge.feed_types import Outlook
 from sglang_live.kv.next_use import NextUse
-from sglang_live.kv.victim_index import VictimIndex
+from sglang_live.kv.victim_index import Candidate, VictimIndex
 
 # Who speaks will need its KV when it is done: 1.2 % of stretches of speech last longer (AMI corpus,
 # meeting ES2014c). A cough must not keep it for ever.
@@ -89,6 +89,10 @@ class IdleSessions:
     def expected_s(self, session_id: str) -> float | None:
         """When its KV will be needed; None: nobody knows."""
         return self._next_use.expected(session_id)
+
+    def first(self) -> Candidate | None:
+        """Who would give way now, and how much there is of it."""
+        return self._index.peek(self.now_s)
 
     def later_tokens(self, later_than_s: float, enough_tokens: int) -> int:
         """How much could be given back by those that are needed after that; counts to enough."""
