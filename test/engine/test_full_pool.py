@@ -146,3 +146,36 @@ async def test_sessions_hold_the_same_instructions_once(pool):
     for name in ("first", "second"):
         await pool.close(name)
     assert await pool.load("kv_tokens_used") == 0
+
+
+async def plain(pool, ids: list[int]) -> int:
+    """A request of no session. Returns: how many of its tokens the tree had."""
+    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2, "temperature": 0}}
+    answer = (await pool.post("/generate", body)).json()
+    return answer["meta_info"]["cached_tokens"]
+
+
+async def test_prompts_and_sessions_give_way_in_one_order(pool):
+    """What was not used for longest goes first, whichever it is."""
+    await pool.post("/flush_cache", {})
+    prompt, other = list(range(20, 120)), list(range(120, 190))
+    await pool.open("old")
+    await pool.say("old", list(range(30, 130)), 4)
+    await asyncio.sleep(1.0)
+    await plain(pool, prompt)
+    given_back = await pool.load("policy_tokens_given_back")
+    await plain(pool, [*other, *other])
+    assert await pool.load("policy_tokens_given_back") > given_back
+    assert await plain(pool, prompt) >= 96
+    await pool.close("old")
+
+    await pool.post("/flush_cache", {})
+    await plain(pool, prompt)
+    await asyncio.sleep(1.0)
+    await pool.open("new")
+    await pool.say("new", list(range(30, 130)), 4)
+    given_back = await pool.load("policy_tokens_given_back")
+    await plain(pool, [*other, *other])
+    assert await pool.load("policy_tokens_given_back") == given_back
+    assert await plain(pool, prompt) < 96
+    await pool.close("new")
