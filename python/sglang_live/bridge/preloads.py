@@ -42,6 +42,7 @@ class Preloads:
     def speaks(self, session_id: str, now_s: float) -> None:
         """A request will follow when its caller is done."""
         self._ask(session_id, now_s, now_s, now_s + REMAINING_SPEECH_S)
+        self.tick(now_s, self.rate)  # an idle engine's next round may be a second away
 
     def expect(self, session_id: str, now_s: float, needed_at_s: float | None) -> None:
         """Nobody speaks, but by then its caller will have. None: nobody knows.
