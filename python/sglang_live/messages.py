@@ -2,7 +2,7 @@
 
 One job is one reply in one stage. The orchestrator opens it (Think, Speak, Voice), may send more
 (SpeakText, VoiceFrames, Progress, EndReply), and receives events until ThinkDone, SpeakDone,
-VoiceDone or Failed.
+VoiceDone or Failed. BoundNative opens one, too, because it needs an answer: NativeBounded.
 Tensors are not in the message: a TensorRef says where they are (see connectors/wire.py).
 """
 
@@ -170,6 +170,20 @@ class ThinkDone(Message, frozen=True, tag=True):
     gone: list[str] = []
 
 
+class BoundNative(Message, frozen=True, tag=True):
+    """Bound a session of SGLang's own API, whatever it holds; see bridge RetainSession."""
+
+    session_id: str
+    sink_tokens: int
+    window_tokens: int
+    slack_tokens: int
+    timeout_s: float
+
+
+class NativeBounded(Message, frozen=True, tag=True):
+    """The engine keeps to the bound from now on."""
+
+
 class CloseSession(Message, frozen=True, tag=True):
     session_id: str
 
@@ -256,6 +270,8 @@ AnyMessage = (
     | UserSegment
     | TextTokens
     | ThinkDone
+    | BoundNative
+    | NativeBounded
     | CloseSession
     | Speak
     | SpeakText

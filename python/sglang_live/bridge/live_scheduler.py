@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 
 import zmq
+from sglang.srt.managers.io_struct import OpenSessionReqInput, OpenSessionReqOutput
 from sglang.srt.managers.schedule_batch import (
     FINISH_ABORT,
     NextBatchPlan,
@@ -170,6 +171,11 @@ class LiveScheduler(Scheduler):
         retained = self.retention.retain(order)
         if order.answer and self.outbox is not None:
             self.outbox.send(retained)
+
+    def open_session(self, recv_req: OpenSessionReqInput) -> OpenSessionReqOutput | None:
+        if self.retention is not None:
+            self.retention.forget_closed()
+        return super().open_session(recv_req)
 
     def _on_speech_start(self, start: SpeechStart) -> None:
         self._counts["speech_starts"] += 1

@@ -55,8 +55,6 @@ class Retention:
             sessions.preloads.speaks(start.session, sessions.idle.now_s)
 
     def retain(self, order: RetainSession) -> Retained:
-        if order.session not in self._configs:
-            self._forget_closed()
         self._configs.pop(order.session, None)
         self._unasked.discard(order.session)
         self._running.pop(order.session, None)
@@ -73,6 +71,13 @@ class Retention:
             # Nobody else would learn of it.
             self._cut(order.session)
         return self._state(order.session)
+
+    def forget_closed(self) -> None:
+        """To be called before a session opens: its id may be that of one that was closed."""
+        is_open = self._scheduler.session_controller.__contains__
+        self._configs = {sid: c for sid, c in self._configs.items() if is_open(sid)}
+        self._unasked &= self._configs.keys()
+        self._running = {sid: rid for sid, rid in self._running.items() if is_open(sid)}
 
     def finished(self, session_id: str) -> None:
         """A request of the session has ended."""
@@ -134,12 +139,6 @@ class Retention:
         # Cheap, because it is asked of every stream in every round.
         bound = config.sink_tokens + config.window_tokens + config.slack_tokens
         return req.kv.kv_committed_len > bound + 2 * self._sessions.page_size
-
-    def _forget_closed(self) -> None:
-        is_open = self._scheduler.session_controller.__contains__
-        self._configs = {sid: c for sid, c in self._configs.items() if is_open(sid)}
-        self._unasked &= self._configs.keys()
-        self._running = {sid: rid for sid, rid in self._running.items() if is_open(sid)}
 
     def _state(self, session_id: str) -> Retained:
         session = self._scheduler.session_controller.get(session_id)

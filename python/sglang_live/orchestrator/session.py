@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import TurnEvent, TurnRequest
 
 
@@ -68,4 +69,16 @@ class Orchestrator(Protocol):
 
     async def open_session(self, session_id: str) -> VoiceSession:
         """Raises CapacityError when full, StageUnavailableError while a stage is down."""
+        ...
+
+    async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
+        """Bound a streaming session that was opened over SGLang's own API.
+
+        On return the bound is in force: requests that are sent from now on run under it.
+
+        Args:
+            retention: with a number of sink tokens.
+        Raises:
+            StageUnavailableError, StageFailedError: nobody knows whether the session is bounded.
+        """
         ...

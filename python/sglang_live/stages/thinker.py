@@ -8,13 +8,21 @@ from contextlib import aclosing
 import numpy as np
 
 from sglang_live.bridge import platform_cpu
-from sglang_live.bridge.feed_types import HiddenRows, Retained, StreamNotes, Truncated
+from sglang_live.bridge.feed_types import (
+    HiddenRows,
+    Retained,
+    RetainSession,
+    StreamNotes,
+    Truncated,
+)
 from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV, RADIX_BACKEND
 from sglang_live.clock import MonotonicClock
-from sglang_live.errors import BadInputError
+from sglang_live.errors import BadInputError, DeadlineError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
+    BoundNative,
     EndReply,
+    NativeBounded,
     Outlook,
     Progress,
     TextTokens,
@@ -113,6 +121,8 @@ class ThinkerStage:
         await session.close()
 
     async def run(self, job: ServedJob) -> None:
+        if isinstance(job.opener, BoundNative):
+            return await self._bound_native(job, job.opener)
         request: Think = job.opener
         session_id = request.session_id or f"once-{request.job_id}"
         try:
@@ -145,6 +155,15 @@ class ThinkerStage:
     def load(self) -> dict[str, float]:
         own = {"sessions": float(len(self._sessions)), **self._counts}
         return {**self.host.load(), **self._totals.load(), **own}
+
+    async def _bound_native(self, job: ServedJob, request: BoundNative) -> None:
+        assert self._bounds, "without the policy no gateway asks for it"
+        order = RetainSession(
+            request.session_id, request.sink_tokens, request.window_tokens, request.slack_tokens
+        )
+        if not await self._feed.bound_native(order):
+            raise DeadlineError("the engine has not confirmed the bound")
+        await job.send(NativeBounded(job.job_id))
 
     def _engine_session(self, session_id: str) -> str | None:
         session = self._sessions.get(session_id)

@@ -61,6 +61,11 @@ class ThinkerFeed:
         answer = await self._ask(order, Retained)
         return answer if answer is not None and answer.n_tokens >= 0 else None
 
+    async def bound_native(self, order: RetainSession) -> bool:
+        """Bound a session whose requests do not come from here. False: nobody knows if it is."""
+        order = msgspec.structs.replace(order, unasked=True)
+        return await self._ask(order, Retained) is not None
+
     def answered(self, report: Truncated | Retained) -> None:
         answer = self._asked.get((type(report), report.session))
         if answer is not None and not answer.done():

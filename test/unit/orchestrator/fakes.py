@@ -13,8 +13,10 @@ import numpy as np
 from sglang_live.clock import SimClock
 from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.messages import (
+    BoundNative,
     CodecFrames,
     EndReply,
+    NativeBounded,
     Outlook,
     Pcm,
     Progress,
@@ -114,6 +116,9 @@ class FakeThinker(FakeStage):
         self.n_ended = 0
 
     async def serve(self, job: ServedJob) -> None:
+        if isinstance(job.opener, BoundNative):
+            await self.step(0)
+            return await job.send(NativeBounded(job.job_id))
         request: Think = job.opener
         clips = {
             item.key: [wire.take(p.pcm, job.frames) for p in item.parts if isinstance(p, WireAudio)]
@@ -236,6 +241,7 @@ class FakeReplica:
                 same_host=True,
                 run_dir=str(run_dir),
                 served_name="fake",
+                native_port=1 if (stage.name, number) == ("thinker", 0) else 0,
             )
         )
         self._serving: asyncio.Task | None = None

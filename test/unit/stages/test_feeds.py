@@ -168,6 +168,23 @@ async def test_a_bound_the_engine_cannot_keep_now_is_no_answer(feed):
     assert await asking is None
 
 
+@pytest.mark.parametrize("n_tokens", [-1, 0, 68])
+async def test_a_bound_without_a_session_of_ours_is_in_force_once_it_is_answered(
+    feed, sent, n_tokens
+):
+    asking = asyncio.create_task(feed.bound_native(RetainSession("s", 4, 64, 8)))
+    await settle()
+    assert sent == [RetainSession("s", 4, 64, 8, answer=True, unasked=True)]
+    assert not asking.done()
+    feed.answered(Retained("s", n_tokens))
+    assert await asking
+
+
+async def test_a_bound_nobody_answers_may_not_be_in_force(feed, monkeypatch):
+    monkeypatch.setattr(thinker_feed, "ANSWER_TIMEOUT_S", 0.01)
+    assert not await feed.bound_native(RetainSession("s", 4, 64, 8))
+
+
 # --- what policies report ---
 
 

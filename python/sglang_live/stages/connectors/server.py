@@ -12,6 +12,7 @@ from sglang_live.errors import DeadlineError, LiveError
 from sglang_live.messages import (
     STREAMED,
     AnyMessage,
+    BoundNative,
     CallerSpeaks,
     Cancel,
     CloseSession,
@@ -29,7 +30,7 @@ from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
 
 log = logging.getLogger(__name__)
 
-OPENERS = (Think, Speak, Voice)
+OPENERS = (Think, Speak, Voice, BoundNative)
 
 
 class ServedJob:
