@@ -7,6 +7,7 @@ Owner: one Preloads per session cache, if the engine has a HiCache. LiveServe se
 
 import heapq
 import itertools
+import math
 
 from sglang_live.bridge.rounds import LinkRate
 from sglang_live.kv.preload import (
@@ -52,6 +53,9 @@ class Preloads:
         n_tokens = self._sessions.tier.tokens_to_preload(session_id)
         if needed_at_s is None or n_tokens == 0 or self.rate.bytes_per_s is None:
             return
+        _, asked_at_s, _ = self._asks.get(session_id, (0, math.inf, 0.0))
+        if asked_at_s <= now_s:
+            return  # it waits for memory already, perhaps because its caller speaks
         cost_s = n_tokens * self._sessions.tier.copies.bytes_per_token / self.rate.bytes_per_s
         look_s = needed_at_s - self._config.safety * cost_s - 2 * self._config.max_wait_s
         self._ask(session_id, max(now_s, look_s), max(now_s, look_s), needed_at_s)
@@ -84,6 +88,9 @@ class Preloads:
         del self._asks[session_id]
         if not isinstance(verdict, Admit):
             self._count(f"preloads_skipped_{verdict.reason}")
+            return
+        if not self._sessions.tier.has_row_to_spare(session_id):
+            self._count("preloads_without_room")
             return
         until_s = now_s + self._config.warm_s
         self._sessions.idle.protect(session_id, until_s)

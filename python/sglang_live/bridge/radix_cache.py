@@ -145,6 +145,7 @@ class LiveRadixCache(UnifiedRadixCache):
             queue = controller.ack_load_queue
             n = self._count_ready_acks(queue) if finish_count is None else finish_count
             for ack in queue[:n]:
+                ack.finish_event.synchronize()
                 tier.copies.measure(ack, tier.copies.to_device)
                 # What SGLang does not know it does not look for.
                 ack.node_ids[:] = [i for i in ack.node_ids if not tier.copies.acknowledged(i)]
@@ -166,7 +167,8 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
     policies = policies_from_env()
     if "nextuse" in policies:
         cache.session.idle = IdleSessions(cache.page_size)
-        if (controller := cache.cache_controller) is not None:
+        if ctx.enable_hierarchical_cache:
+            controller = cache.cache_controller
             if (link := link_from_env(controller.io_backend)) is not None:
                 controller.l2_transfer_engine = link
             cache.session.tier = SessionTier(cache.session)

@@ -96,7 +96,8 @@ class LiveSession(StreamingSession):
         n_tokens = len(req.origin_input_ids) + n_outputs
         slot.save_from_req(req, is_first=is_first)
         slot.kv = LiveKvInfo.of(slot.kv)
-        slot.kv.kv_committed_len = min(n_tokens, slot.kv.kv_allocated_len)
+        # It computes its newest token again when it comes back, as any request does.
+        slot.kv.kv_committed_len = min(n_tokens - 1, slot.kv.kv_allocated_len)
         self._now_idle(req.session.session_id, slot)
 
     def _drop_row(self, req: Req) -> None:
@@ -160,7 +161,12 @@ class LiveSession(StreamingSession):
         if req is None or req.session is None or not req.session.streaming:
             return None
         slot = self.slots.get(req.session.session_id)
-        if slot is None or slot.kv.holds_kv or req.to_finish is not None:
+        if slot is None or slot.kv.holds_kv:
+            return None
+        if req.to_finish is not None:
+            # It will not run, and must not end in the session's name.
+            req.session.abort_req()
+            req.session = None
             return None
         slot.restore_to_req(req)
         node, device = slot.virtual_node, self.req_to_token_pool.device
@@ -184,16 +190,21 @@ class LiveSession(StreamingSession):
         if isinstance(node, Place):
             node.n_pins += 1
             self.idle.remove(node.session_id)
-            if node.own_from is not None:
-                self.slots[node.session_id].kv.cache_protected_len = node.own_from
-                node.own_from = None
+            self._set_right(node)
         return super().try_inc_lock_ref(node)
 
     def try_dec_lock_ref(self, node, params=None):
         if isinstance(node, Place) and node.n_pins:
             node.n_pins -= 1
+            if not node.n_pins:
+                self._set_right(node)
             self.resized(node.session_id)
         return super().try_dec_lock_ref(node, params)
+
+    def _set_right(self, node: Place) -> None:
+        if node.own_from is not None and node.session_id in self.slots:
+            self.slots[node.session_id].kv.cache_protected_len = node.own_from
+        node.own_from = None
 
     def release_session(self, session_id: str) -> None:
         if self.idle is not None:

@@ -17,6 +17,8 @@ from sglang_live.bridge.kv_record import Place
 # Background copies begin when less of the device's KV is free or idle prompts. Half: whoever is
 # evicted an instant later has been copied by then, and calls that fit are not copied for nothing.
 WRITE_BACK_BELOW = 0.5
+# Of SGLang's request rows; preloads leave as many to those who come.
+_SPARE_ROWS = 4
 # In one round; the copies themselves run beside it, but each costs a launch.
 _MAX_WRITES_PER_ROUND = 4
 
@@ -139,6 +141,11 @@ class SessionTier:
         copy = self._behind(session_id, begin)
         return 0 if copy is None else ceil_align(copy.end - begin, self._page_size)
 
+    def has_row_to_spare(self, session_id: str) -> bool:
+        """Without any row SGLang admits nobody, and nobody gives one back for that."""
+        slot = self._sessions.slots[session_id]
+        return slot.kv.holds_kv or self._sessions.req_to_token_pool.available_size() > _SPARE_ROWS
+
     def preload(self, session_id: str) -> bool:
         """Bring back what is on the host alone. False: there is no memory for it.
 
@@ -146,7 +153,7 @@ class SessionTier:
         """
         n_slots = self.tokens_to_preload(session_id)
         slot = self._sessions.slots.get(session_id)
-        if n_slots == 0 or not self._has_row(slot):
+        if n_slots == 0 or not self.has_row_to_spare(session_id) or not self._has_row(slot):
             return False
         device = self._sessions.token_to_kv_pool_allocator.alloc(n_slots)
         if device is None:
@@ -160,6 +167,7 @@ class SessionTier:
 
     def _attach(self, slot: SessionSlot, begin: int, end: int, device: torch.Tensor) -> None:
         row = self._sessions.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]
+        assert begin == ceil_align(slot.kv.kv_allocated_len, self._page_size)
         row[begin : begin + len(device)] = device.to(row.dtype)
         slot.kv.kv_allocated_len = slot.kv.kv_committed_len = end
 
