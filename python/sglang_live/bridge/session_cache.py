@@ -195,7 +195,12 @@ class LiveSession(StreamingSession):
         if req is None or req.session is None or not req.session.streaming:
             return None
         slot = self.slots.get(req.session.session_id)
-        if slot is None or slot.kv.holds_kv or req.to_finish is not None:
+        if slot is None or slot.kv.holds_kv:
+            return None
+        if req.to_finish is not None:
+            # It will not run, and must not end in the session's name.
+            req.session.abort_req()
+            req.session = None
             return None
         slot.restore_to_req(req)
         node, device = slot.virtual_node, self.req_to_token_pool.device
