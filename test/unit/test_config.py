@@ -176,7 +176,7 @@ def test_a_session_keeps_its_instructions_and_a_window_unless_told_otherwise():
     assert parsed(*flags).retention == RetentionConfig(
         sink_tokens=100, window_tokens=4096, slack_tokens=1
     )
-    assert parsed("--retention-sink", "0").retention.sink_tokens == 0
+    assert parsed("--retention-sink", "1").retention.sink_tokens == 1
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
         (["--port", "-1"], "port -1 is out of range"),
         (["--max-sessions", "0"], "max-sessions must be at least 1"),
         (["--retention-window", "-1"], "retention-window must be at least 0, got -1"),
-        (["--retention-sink", "-1"], "retention-sink must be at least 0, got -1"),
+        (["--retention-sink", "0"], "retention-sink must be at least 1, got 0"),
         (["--retention-slack", "0"], "retention-slack must be at least 1, got 0"),
         (
             ["--live-policies", "off", "--retention-slack", "0", "--retention-window", "0"],

@@ -268,6 +268,10 @@ class LiveScheduler(Scheduler):
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         self._hold(running_batch)
+        if running_batch.is_empty():
+            # Upstream looks again when a request ends. Nothing runs, and memory may still have
+            # come free: of a session that was closed, or whose caller said nothing after all.
+            running_batch.batch_is_full = False
         queue, later = self._admission_order(self.waiting_queue)
         budget = self.rounds.prefill_budget() if self.rounds is not None else None
         if budget == 0:
