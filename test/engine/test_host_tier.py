@@ -13,11 +13,11 @@ from test.engine.small_pool import Pool, check
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
-POOL_TOKENS = 320
+POOL_TOKENS = 1024
 POLICIES = ("urgency", "pacing", "truncate", "retention", "nextuse", "preload")
 HOST = {
     "enable_hierarchical_cache": True,
-    "hicache_ratio": 8.0,
+    "hicache_ratio": 4.0,
     "hicache_io_backend": "direct",
     "hicache_mem_layout": "layer_first",
 }
@@ -35,7 +35,7 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
         "page_size": page,
         "max_total_tokens": POOL_TOKENS,
         "disable_overlap_schedule": not overlap,
-        "max_running_requests": 16,
+        "max_running_requests": 64,
     }
     running = running_stages(
         endless_checkpoint,
@@ -64,13 +64,13 @@ async def nothing_is_left(pool: Pool) -> None:
 async def test_sessions_come_back_from_the_host_as_they_were(pool, reference):
     """With speech starts at any moment before the request, cuts to what was heard, and closes."""
     rng = random.Random(7)
-    names = [f"call-{n}" for n in range(6)]
+    names = [f"call-{n}" for n in range(16)]
     heard: dict[str, list[int]] = {name: [] for name in names}
     said: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
     lost = await pool.load("policy_tokens_lost")
     for name in names:
         await pool.open(name)
-    for _ in range(60):
+    for _ in range(160):
         name = rng.choice(names)
         if rng.random() < 0.15 and said[name]:
             # The newest token is computed by the next request.
@@ -106,10 +106,10 @@ async def test_sessions_come_back_from_the_host_as_they_were(pool, reference):
 async def test_bounded_sessions_move_between_tiers_while_they_are_cut(stages, pool, reference):
     engine = Engine(stages, stages.page)
     rng = random.Random(11)
-    calls = [Call(engine, f"bounded-{n}") for n in range(5)]
+    calls = [Call(engine, f"bounded-{n}") for n in range(14)]
     for call in calls:
         await call.open()
-    for n in range(60):
+    for n in range(120):
         call = calls[n] if n < len(calls) else rng.choice(calls)
         n_new = rng.randrange(1, 60) if call.ids else SINK
         if rng.random() < 0.5:
@@ -144,12 +144,12 @@ async def test_a_crowd_shares_the_pool_and_the_host(pool, reference):
         check(reference, heard, said)
         await pool.close(name)
 
-    await asyncio.gather(*(call(n) for n in range(12)))
+    await asyncio.gather(*(call(n) for n in range(30)))
     await nothing_is_left(pool)
 
 
 async def test_a_full_host_costs_a_prefill_and_nothing_else(pool, reference):
-    names = [f"many-{n}" for n in range(40)]
+    names = [f"many-{n}" for n in range(60)]
     said: dict[str, list] = {}
     lost = await pool.load("policy_tokens_lost")
     for n, name in enumerate(names):

@@ -54,6 +54,9 @@ class FakeTier:
         self.brought: list[str] = []
         self.has_rows = True
 
+    def has_row_to_spare(self, session_id: str) -> bool:
+        return self.has_rows
+
     def tokens_to_preload(self, session_id: str) -> int:
         return self.on_host.get(session_id, 0)
 

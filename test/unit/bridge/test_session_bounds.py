@@ -8,17 +8,22 @@ from sglang_live.bridge.feed_types import RetainSession
 from sglang_live.bridge.retention import Retention
 
 
-class FakeSessions:
-    """cuts: by session, the windows that it was cut to."""
+class FakeCuts:
+    """made: by session, the windows that it was cut to."""
 
+    def __init__(self):
+        self.made: list[tuple[str, int]] = []
+
+    def cut(self, session: SimpleNamespace, config) -> None:
+        self.made.append((session.session_id, config.window_tokens))
+
+
+class FakeSessions:
     idle = None
 
     def __init__(self):
-        self.cuts: list[tuple[str, int]] = []
+        self.cuts = FakeCuts()
         self.slots: dict = {}
-
-    def cut(self, session: SimpleNamespace, config) -> None:
-        self.cuts.append((session.session_id, config.window_tokens))
 
 
 class World:
@@ -40,10 +45,10 @@ class World:
         self.retention.retain(RetainSession(session_id, 4, window_tokens, 1, unasked=True))
 
     def after_a_request(self, session_id: str) -> list[tuple[str, int]]:
-        self.sessions.cuts.clear()
+        self.sessions.cuts.made.clear()
         self.retention.finished(session_id)
         self.retention.settle()
-        return self.sessions.cuts
+        return self.sessions.cuts.made
 
 
 @pytest.fixture
