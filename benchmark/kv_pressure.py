@@ -122,12 +122,7 @@ async def thinker(arm: str, run_dir: Path, pool_tokens: int, options: Options):
         "max_running_requests": options.sessions + 8,
     }
     if arm != "recompute":
-        args |= {
-            "enable_hierarchical_cache": True,
-            "hicache_ratio": 4.0,
-            "hicache_io_backend": "direct",
-            "hicache_mem_layout": "layer_first",
-        }
+        args |= {"enable_hierarchical_cache": True, "hicache_ratio": 4.0}
     spec = StageSpec(
         stage="thinker",
         replica=0,

@@ -15,12 +15,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 POOL_TOKENS = 1024
 POLICIES = ("urgency", "pacing", "truncate", "retention", "nextuse", "preload")
-HOST = {
-    "enable_hierarchical_cache": True,
-    "hicache_ratio": 4.0,
-    "hicache_io_backend": "direct",
-    "hicache_mem_layout": "layer_first",
-}
+HOST = {"enable_hierarchical_cache": True, "hicache_ratio": 4.0}
 # Slow enough that a hundred tokens of the demo model take some rounds.
 SLOW_LINK = {"SGLANG_LIVE_MODELLED_LINK": "0.01:2000"}
 VARIANTS = {"page-1": (1, True, {}), "page-16-no-overlap-slow-link": (16, False, SLOW_LINK)}
