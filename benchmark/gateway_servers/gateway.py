@@ -68,6 +68,11 @@ class FakeSession:
     def report_speech(self) -> None:
         """Nobody prepares for it."""
 
+    def report_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        """A recording keeps nothing for later."""
+
     async def close(self) -> None:
         """It holds nothing."""
 

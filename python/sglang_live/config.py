@@ -13,14 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.errors import BadInputError
+from sglang_live.kv.retention import RetentionConfig
 
 STAGES = ("thinker", "talker", "vocoder")
 # What `all` means. `off` is SGLang's own behaviour.
-POLICIES = ("urgency", "pacing", "truncate", "headstart")
+POLICIES = (
+    "urgency",
+    "pacing",
+    "truncate",
+    "headstart",
+    "retention",
+    "nextuse",
+    "preload",
+)
 # Orders of admission; at most one. Without any, requests are served as they come.
 ORDERS = ("urgency", "deadline", "fcfs")
 POLICIES_HELP = "`off`, `all`, or a comma list"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_RETENTION = RetentionConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +54,14 @@ class StageConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
+    """retention: what sessions keep of long conversations; None: everything."""
+
     model_path: str
     served_model_name: str
     host: str = "127.0.0.1"
     port: int = 30000
     policies: tuple[str, ...] = ()
+    retention: RetentionConfig | None = None
     api_keys: tuple[str, ...] = ()
     allow_anonymous: bool = False
     allow_local_media: bool = False
@@ -87,12 +100,14 @@ def parse(argv: list[str]) -> ServerConfig:
         connect = tuple(a for a in str(args.pop("connect", "")).split(",") if a)
         replicas, device = args.pop("replicas", len(connect) or 1), args.pop("device", "cuda:0")
         stages[stage] = StageConfig(replicas=replicas, device=device, connect=connect, args=args)
+    policies, retention = parse_policies(own.live_policies), _retention(own)
     return ServerConfig(
         model_path=own.model_path,
         served_model_name=own.served_model_name or Path(own.model_path).resolve().name,
         host=own.host,
         port=own.port,
-        policies=parse_policies(own.live_policies),
+        policies=policies,
+        retention=retention if "retention" in policies else None,
         api_keys=tuple(keys),
         allow_anonymous=own.allow_anonymous,
         allow_local_media=own.allow_local_media,
@@ -114,6 +129,26 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--host", default="127.0.0.1")
     p.add_argument("--port", type=int, default=30000)
     p.add_argument("--live-policies", default="all", help=POLICIES_HELP)
+    p.add_argument(
+        "--retention-window",
+        type=int,
+        default=_RETENTION.window_tokens,
+        metavar="TOKENS",
+        help="what a session keeps of what was said last; 0: everything",
+    )
+    p.add_argument(
+        "--retention-sink",
+        type=int,
+        metavar="TOKENS",
+        help="what it keeps of its beginning (default: the instructions)",
+    )
+    p.add_argument(
+        "--retention-slack",
+        type=int,
+        default=_RETENTION.slack_tokens,
+        metavar="TOKENS",
+        help="how far it may grow beyond both before it is cut back",
+    )
     p.add_argument("--api-key", action="append", help="accepted key; may be given several times")
     p.add_argument("--allow-anonymous", action="store_true", help="serve non-loopback without key")
     p.add_argument("--allow-local-media", action="store_true", help="requests may name files")
@@ -127,6 +162,21 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--log-dir", help="stage logs go to files here instead of stderr")
     p.add_argument("--timeline-dir", help="a timeline of every session goes to a file here")
     return p
+
+
+def _retention(own: argparse.Namespace) -> RetentionConfig | None:
+    """Raises BadInputError, also for what a window of 0 makes meaningless."""
+    for name, least in (("window", 0), ("sink", 1), ("slack", 1)):
+        value = getattr(own, f"retention_{name}")
+        if value is not None and value < least:
+            raise BadInputError(f"retention-{name} must be at least {least}, got {value}")
+    if own.retention_window == 0:
+        return None
+    return RetentionConfig(
+        sink_tokens=own.retention_sink,
+        window_tokens=own.retention_window,
+        slack_tokens=own.retention_slack,
+    )
 
 
 def default_cache_dir() -> str:
@@ -146,6 +196,8 @@ def parse_policies(text: str) -> tuple[str, ...]:
         raise BadInputError(f"unknown policies {unknown or text!r}; there are: {known}")
     if len(orders := [name for name in names if name in ORDERS]) > 1:
         raise BadInputError(f"policies {orders} exclude each other: choose one order")
+    if "preload" in names and "nextuse" not in names:
+        raise BadInputError("policy preload needs nextuse, which knows when callers will speak")
     return names
 
 

@@ -76,6 +76,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
             allow_local_media=config.allow_local_media,
             allow_private_media_urls=config.allow_private_media_urls,
             timeline_dir=config.timeline_dir,
+            retention=config.retention,
         )
         metrics = GatewayMetrics(CollectorRegistry())
         metrics.registry.register(StageCollector(lambda: supervisor.replicas))

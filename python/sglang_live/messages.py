@@ -2,7 +2,7 @@
 
 One job is one reply in one stage. The orchestrator opens it (Think, Speak, Voice), may send more
 (SpeakText, VoiceFrames, Progress, EndReply), and receives events until ThinkDone, SpeakDone,
-VoiceDone or Failed.
+VoiceDone or Failed. BoundNative opens one, too, because it needs an answer: NativeBounded.
 Tensors are not in the message: a TensorRef says where they are (see connectors/wire.py).
 """
 
@@ -86,6 +86,15 @@ class CallerSpeaks(Message, frozen=True, tag=True):
     session_id: str
 
 
+class Outlook(Message, frozen=True, tag=True):
+    """When the caller of session_id will speak again; job_id is "". See bridge Outlook."""
+
+    session_id: str
+    plays_for_s: float
+    reply_gap_s: float | None = None
+    saw_gap_s: float | None = None
+
+
 # --- thinker ---
 
 
@@ -110,6 +119,8 @@ class Think(Message, frozen=True, tag=True):
     """Reply to the history named by `keys`; `items` holds those the stage may not have yet.
 
     session_id: "" for a job that leaves no trace. max_tokens: 0 prefills without a reply.
+    window_tokens: of the session's KV, kept behind its sink; None: all of it (kv/retention.py).
+    sink_tokens: None: the instructions and the markup around them.
     """
 
     session_id: str
@@ -120,6 +131,9 @@ class Think(Message, frozen=True, tag=True):
     max_tokens: int | None
     temperature: float | None
     timeout_s: float
+    window_tokens: int | None = None
+    sink_tokens: int | None = None
+    slack_tokens: int = 1
 
 
 class UserSegment(Message, frozen=True, tag=True):
@@ -141,7 +155,10 @@ class TextTokens(Message, frozen=True, tag=True):
 
 
 class ThinkDone(Message, frozen=True, tag=True):
-    """finish: "stop", "length" or "interrupted". ids: the whole reply."""
+    """finish: "stop", "length" or "interrupted". ids: the whole reply.
+
+    gone: keys of items of which nothing is left in the session's window.
+    """
 
     finish: str
     ids: list[int]
@@ -150,6 +167,21 @@ class ThinkDone(Message, frozen=True, tag=True):
     n_audio: int
     n_cached: int
     rebuilt: bool
+    gone: list[str] = []
+
+
+class BoundNative(Message, frozen=True, tag=True):
+    """Bound a session of SGLang's own API, whatever it holds; see bridge RetainSession."""
+
+    session_id: str
+    sink_tokens: int
+    window_tokens: int
+    slack_tokens: int
+    timeout_s: float
+
+
+class NativeBounded(Message, frozen=True, tag=True):
+    """The engine keeps to the bound from now on."""
 
 
 class CloseSession(Message, frozen=True, tag=True):
@@ -233,10 +265,13 @@ AnyMessage = (
     | EndReply
     | StreamNote
     | CallerSpeaks
+    | Outlook
     | Think
     | UserSegment
     | TextTokens
     | ThinkDone
+    | BoundNative
+    | NativeBounded
     | CloseSession
     | Speak
     | SpeakText

@@ -68,11 +68,11 @@ class Socket:
         await self.send("response.create", response=response)
         return await self.until("response.done")
 
-    async def say(self, pcm_24k: np.ndarray) -> dict:
+    async def say(self, pcm_24k: np.ndarray, **response) -> dict:
         """One push-to-talk turn; its response.done. Turn detection must be off."""
         await self.append(pcm_24k)
         await self.send("input_audio_buffer.commit")
-        await self.send("response.create")
+        await self.send("response.create", response=response)
         return await self.until("response.done")
 
     def audio_bytes(self) -> bytes:

@@ -106,6 +106,56 @@ async def test_a_third_turn_is_not_admitted_beside_a_running_one(server):
     assert server.is_healthy()
 
 
+async def talk(http: httpx.AsyncClient, session: str, n_turns: int) -> list[dict]:
+    """Turns of 20 tokens with replies of 16. Returns what was said of each."""
+    metas = []
+    for n in range(n_turns):
+        body = {
+            "input_ids": list(range(100 + 20 * n, 120 + 20 * n)),
+            "sampling_params": {"max_new_tokens": 16, "temperature": 0, "ignore_eos": True},
+            "session_params": {"id": session},
+        }
+        answer = await http.post("/generate", json=body)
+        assert answer.status_code == 200, answer.text
+        metas.append(answer.json()["meta_info"])
+    return metas
+
+
+async def test_a_session_keeps_the_window_that_it_was_opened_with(server):
+    n_cut = server.stage_load("thinker", "policy_tokens_cut")
+    request = {"capacity_of_str_len": 1 << 20, "streaming": True}
+    async with httpx.AsyncClient(base_url=server.http, timeout=60) as http:
+        bound = {"window": 64, "sink": 8, "slack": 16}
+        session = (await http.post("/open_session", json=request | {"retention": bound})).json()
+        metas = await talk(http, session, n_turns=12)
+        assert max(meta["prompt_tokens"] for meta in metas) <= 8 + 64 + 16 + 20
+        assert all(meta["cached_tokens"] >= 64 for meta in metas[4:])
+        await http.post("/close_session", json={"session_id": session})
+    wait_until(lambda: server.stage_load("thinker", "policy_tokens_cut") >= n_cut + 300, 10, "cuts")
+    wait_until(lambda: server.stage_load("thinker", "kv_tokens_used") == 0, 10, "pool free")
+
+
+async def test_a_window_ends_with_its_session_also_when_the_id_is_used_again(server):
+    request = {"capacity_of_str_len": 1 << 20, "streaming": True, "session_id": "again"}
+    async with httpx.AsyncClient(base_url=server.http, timeout=60) as http:
+        for retention, is_bounded in (
+            ({"retention": {"window": 64, "slack": 16}}, True),
+            ({}, False),
+        ):
+            answer = await http.post("/open_session", json=request | retention)
+            assert answer.json() == "again"
+            metas = await talk(http, "again", n_turns=6)
+            assert (metas[-1]["prompt_tokens"] < 5 * 36 + 20) == is_bounded
+            await http.post("/close_session", json={"session_id": "again"})
+
+
+async def test_a_window_that_makes_no_sense_opens_no_session(server):
+    request = {"capacity_of_str_len": 1 << 20, "streaming": True, "retention": {"window": 0}}
+    answer = httpx.post(f"{server.http}/open_session", json=request, timeout=60)
+    assert answer.status_code == 400
+    assert "window" in answer.json()["error"]["message"]
+
+
 async def test_a_streaming_client_that_hangs_up_stops_its_request(server):
     """Reported upstream as requests that decode to the end, or an engine that goes down."""
     body = {

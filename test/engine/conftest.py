@@ -53,9 +53,15 @@ async def running_stages(
     cache: Path,
     engine_args: dict | None = None,
     talker_environment: dict | None = None,
+    thinker_environment: dict | None = None,
     policies: tuple[str, ...] = (),
+    thinker_args: dict | None = None,
 ) -> AsyncIterator[Stages]:
+    """engine_args: of thinker and talker; thinker_args: of the thinker, beside them."""
     run_dir = new_run_dir()
+    both = engine_args or {}
+    args = {"thinker": both | (thinker_args or {}), "talker": both, "vocoder": {}}
+    environments = {"talker": talker_environment, "thinker": thinker_environment}
     specs = [
         StageSpec(
             stage=stage,
@@ -68,8 +74,8 @@ async def running_stages(
             served_name="demo",
             policies=policies,
             native_port=free_port() if stage == "thinker" and policies else 0,
-            engine_args=(engine_args or {}) if stage != "vocoder" else {},
-            environment=(talker_environment or {}) if stage == "talker" else {},
+            engine_args=args[stage],
+            environment=environments.get(stage) or {},
         )
         for stage in ("thinker", "talker", "vocoder")
     ]

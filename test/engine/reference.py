@@ -45,6 +45,34 @@ class Reference:
         return out[0, inputs["input_ids"].shape[1] :].tolist()
 
     @torch.no_grad()
+    def logprobs(self, inputs: dict, sink: int, seen_from: list[int]) -> torch.Tensor:
+        """[n_tokens, vocabulary] of one pass over a whole conversation with bounded sight.
+
+        inputs: input_ids, and under "clips" what `inputs()` made of each message with audio.
+        seen_from: token i sees the first `sink` tokens, and those from seen_from[i] to itself.
+        """
+        thinker, ids = self.model.thinker, inputs["input_ids"]
+        embeds = thinker.get_input_embeddings()(ids)
+        if clips := inputs.get("clips"):
+            heard = [
+                thinker.get_audio_features(
+                    clip["input_features"], clip["feature_attention_mask"]
+                ).last_hidden_state
+                for clip in clips
+            ]
+            embeds[ids == thinker.config.audio_token_id] = torch.cat(heard).to(embeds.dtype)
+        at = torch.arange(ids.shape[1])
+        seen = (at < sink) | (at >= torch.tensor(seen_from)[:, None])
+        seen &= at <= at[:, None]
+        mask = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+        # Text and audio advance by one on all three axes.
+        positions = at.expand(3, 1, -1)
+        states = thinker.model(
+            inputs_embeds=embeds, attention_mask=mask[None, None], position_ids=positions
+        ).last_hidden_state
+        return torch.log_softmax(thinker.lm_head(states[0]).float(), dim=-1)
+
+    @torch.no_grad()
     def speak(self, inputs: dict, n_tokens: int, n_frames: int) -> tuple[list[int], np.ndarray]:
         """Reply ids and the codes [n_frames, 16] of its speech.
 

@@ -7,6 +7,7 @@ import pytest
 from sglang_live import config as config_module
 from sglang_live.config import ServerConfig, StageConfig, parse
 from sglang_live.errors import BadInputError
+from sglang_live.kv.retention import RetentionConfig
 
 DEMO = ["--model-path", "demo"]
 
@@ -143,7 +144,7 @@ def test_an_empty_key_is_no_key(key, monkeypatch):
     ("text", "expected"),
     [
         ("off", ()),
-        ("all", ("urgency", "pacing", "truncate", "headstart")),
+        ("all", ("urgency", "pacing", "truncate", "headstart", "retention", "nextuse", "preload")),
         ("pacing", ("pacing",)),
         ("pacing, urgency,", ("pacing", "urgency")),
         ("deadline,truncate", ("deadline", "truncate")),
@@ -166,6 +167,30 @@ def test_orders_exclude_each_other(text):
         parsed("--live-policies", text)
 
 
+# --- what sessions keep ---
+
+
+def test_a_session_keeps_its_instructions_and_a_window_unless_told_otherwise():
+    assert parsed().retention == RetentionConfig()
+    flags = ["--retention-window", "4096", "--retention-sink", "100", "--retention-slack", "1"]
+    assert parsed(*flags).retention == RetentionConfig(
+        sink_tokens=100, window_tokens=4096, slack_tokens=1
+    )
+    assert parsed("--retention-sink", "1").retention.sink_tokens == 1
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--retention-window", "0"],
+        ["--live-policies", "off"],
+        ["--live-policies", "urgency,truncate", "--retention-window", "100"],
+    ],
+)
+def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
+    assert parsed(*argv).retention is None
+
+
 # --- refusals ---
 
 
@@ -182,6 +207,13 @@ def test_orders_exclude_each_other(text):
         (["--port", "65536"], "port 65536 is out of range"),
         (["--port", "-1"], "port -1 is out of range"),
         (["--max-sessions", "0"], "max-sessions must be at least 1"),
+        (["--retention-window", "-1"], "retention-window must be at least 0, got -1"),
+        (["--retention-sink", "0"], "retention-sink must be at least 1, got 0"),
+        (["--retention-slack", "0"], "retention-slack must be at least 1, got 0"),
+        (
+            ["--live-policies", "off", "--retention-slack", "0", "--retention-window", "0"],
+            "retention-slack must be at least 1, got 0",
+        ),
         (["--talker.replicas", "0"], "replicas must be a number from 1, got 0"),
         (["--talker.replicas", "two"], "replicas must be .* got 'two'"),
         (["--talker.replicas", "1.5"], "replicas must be .* got 1.5"),

@@ -91,10 +91,31 @@ class EndReply(msgspec.Struct, frozen=True, tag="end"):
 
 
 class TruncateSession(msgspec.Struct, frozen=True, tag="truncate"):
-    """Keep the first n_tokens of a session that has no running request. Answered by Truncated."""
+    """Keep the first n_tokens of a session that has no running request. Answered by Truncated.
+
+    n_tokens: counted from the session's beginning, tokens that were dropped included.
+    """
 
     session: str
     n_tokens: int
+
+
+class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
+    """From now on a session keeps its first sink_tokens and a window of the last ones.
+
+    What lies between is dropped at once if no request is running (kv/retention.py).
+    window_tokens: 0 lifts the bound. answer: with Retained.
+    running: request that may lose tokens already while it writes its reply; whoever counts those
+        of its prompt must have done so. unasked: after and during every request.
+    """
+
+    session: str
+    sink_tokens: int
+    window_tokens: int
+    slack_tokens: int
+    answer: bool = True
+    running: str = ""
+    unasked: bool = False
 
 
 class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):
@@ -103,8 +124,24 @@ class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):
     session: str
 
 
+class Outlook(msgspec.Struct, frozen=True, tag="outlook"):
+    """When the caller of this session will want its KV again. Never lost.
+
+    Seconds count from now, because clocks of stage and engine need not agree.
+
+    plays_for_s: until the listener will have heard all there is so far; 0: silence now.
+    reply_gap_s: from the end of playback to this caller's next word, on average; None before the
+        first. saw_gap_s: one that was seen just now, for the average over all callers.
+    """
+
+    session: str
+    plays_for_s: float
+    reply_gap_s: float | None
+    saw_gap_s: float | None
+
+
 TalkerFeed = TalkerPrompt | TalkerText | TalkerForget
-Feed = TalkerFeed | Progress | EndReply | TruncateSession | SpeechStart
+Feed = TalkerFeed | Progress | EndReply | TruncateSession | RetainSession | SpeechStart | Outlook
 
 
 class Frames(msgspec.Struct, frozen=True, tag="frames"):
@@ -133,6 +170,17 @@ class Truncated(msgspec.Struct, frozen=True, tag="truncated"):
     n_tokens: int
 
 
+class Retained(msgspec.Struct, frozen=True, tag="retained"):
+    """n_tokens: what the session holds now; -1: nobody can tell, a request of it is running or it
+    does not exist. n_cut: how many it has dropped so far behind its first sink_tokens.
+    """
+
+    session: str
+    n_tokens: int
+    sink_tokens: int = 0
+    n_cut: int = 0
+
+
 class PolicyReport(msgspec.Struct, frozen=True, tag="policy"):
     """What the policies of an engine did since its start; counters and seconds by name."""
 
@@ -151,4 +199,4 @@ class StreamNotes(msgspec.Struct, frozen=True, tag="notes"):
     ahead_s: list[float]
 
 
-Report = Frames | HiddenRows | Truncated | PolicyReport | StreamNotes
+Report = Frames | HiddenRows | Truncated | Retained | PolicyReport | StreamNotes

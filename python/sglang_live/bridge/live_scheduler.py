@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 
 import zmq
+from sglang.srt.managers.io_struct import OpenSessionReqInput, OpenSessionReqOutput
 from sglang.srt.managers.schedule_batch import (
     FINISH_ABORT,
     NextBatchPlan,
@@ -23,8 +24,10 @@ from sglang_live.bridge.feed_types import (
     SPEAK_PREFIX,
     THINK_PREFIX,
     EndReply,
+    Outlook,
     PolicyReport,
     Progress,
+    RetainSession,
     SpeechStart,
     Truncated,
     TruncateSession,
@@ -33,13 +36,15 @@ from sglang_live.bridge.held import Held, ReqsView, decode_batch_of
 from sglang_live.bridge.inbox import (
     INBOX_ENV,
     OUTBOX_ENV,
+    RADIX_BACKEND,
     Inbox,
     Outbox,
     address_from_env,
     policies_from_env,
 )
-from sglang_live.bridge.rounds import Pool, RoundStamp, rounds_of
-from sglang_live.bridge.session_truncate import streaming_sessions, truncate_session
+from sglang_live.bridge.retention import Retention
+from sglang_live.bridge.rounds import LinkRate, Pool, RoundStamp, rounds_of
+from sglang_live.bridge.session_truncate import n_computed, streaming_sessions, truncate_session
 
 # How long a round may wait for input when every stream sits out. Messages end the wait at once.
 IDLE_WAIT_MS = 20
@@ -73,12 +78,13 @@ class LiveScheduler(Scheduler):
             raise RuntimeError("live streams need SGLang without speculation and DP attention")
         self.held: dict[str, Held] = {}
         self._early_ends: OrderedDict[str, None] = OrderedDict()
-        self._next_report_s, self._reported_rounds = 0.0, 0.0
+        self._next_report_s, self._reported = 0.0, {}
         self._counts = dict.fromkeys(
             ("held_gave_way", "ended", "truncated", "truncations_refused", "speech_starts"), 0.0
         )
-        chunk_tokens = self.server_args.chunked_prefill_size
-        self.rounds = rounds_of(policies_from_env(), chunk_tokens)
+        self.rounds = rounds_of(policies_from_env(), self.server_args.chunked_prefill_size)
+        is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND
+        self.retention = Retention(self) if is_bounded else None
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
@@ -88,7 +94,9 @@ class LiveScheduler(Scheduler):
                 (Progress, self._on_progress),
                 (EndReply, self._on_end_reply),
                 (TruncateSession, self._on_truncate),
+                (RetainSession, self._on_retain),
                 (SpeechStart, self._on_speech_start),
+                (Outlook, self._on_outlook),
             ]
         )
 
@@ -118,12 +126,16 @@ class LiveScheduler(Scheduler):
     def _poll_timeout_aborts(self) -> list:
         # Called on rank 0 only; what it returns is broadcast with the requests of the round.
         feeds = self.inbox.drain() if self.inbox is not None else []
-        if self.rounds is not None:
-            feeds = [RoundStamp(time.monotonic()), *feeds]
+        if self.rounds is not None or self.retention is not None:
+            rate = self.retention.link_rate() if self.retention is not None else LinkRate(None, 0.0)
+            feeds = [RoundStamp(time.monotonic(), rate), *feeds]
         return [*feeds, *super()._poll_timeout_aborts()]
 
     def _on_stamp(self, stamp: RoundStamp) -> None:
-        self.rounds.stamp(stamp)
+        if self.rounds is not None:
+            self.rounds.stamp(stamp)
+        if self.retention is not None:
+            self.retention.stamp(stamp)
 
     def _on_progress(self, news: Progress) -> None:
         if self.rounds is not None:
@@ -153,8 +165,26 @@ class LiveScheduler(Scheduler):
         if self.outbox is not None:
             self.outbox.send(Truncated(cut.session, n_tokens))
 
+    def _on_retain(self, order: RetainSession) -> None:
+        if self.retention is None:
+            return
+        retained = self.retention.retain(order)
+        if order.answer and self.outbox is not None:
+            self.outbox.send(retained)
+
+    def open_session(self, recv_req: OpenSessionReqInput) -> OpenSessionReqOutput | None:
+        if self.retention is not None:
+            self.retention.forget_closed()
+        return super().open_session(recv_req)
+
     def _on_speech_start(self, start: SpeechStart) -> None:
         self._counts["speech_starts"] += 1
+        if self.retention is not None:
+            self.retention.speaks(start)
+
+    def _on_outlook(self, outlook: Outlook) -> None:
+        if self.retention is not None:
+            self.retention.expect(outlook)
 
     # --- who sits out ---
 
@@ -209,6 +239,8 @@ class LiveScheduler(Scheduler):
     # --- a round ---
 
     def get_next_batch_to_run(self, running_batch, last_batch) -> NextBatchPlan:
+        if self.retention is not None:
+            self.retention.settle()
         if self.rounds is not None:
             self.rounds.decide(
                 self._pool(),
@@ -217,6 +249,7 @@ class LiveScheduler(Scheduler):
                     rid for rid, h in self.held.items() if h.step_in_flight or self._gated(h.req)
                 ],
             )
+        if self.rounds is not None or self.retention is not None:
             self._report()
         if self.held:
             running_batch = self._resume(running_batch)
@@ -235,6 +268,10 @@ class LiveScheduler(Scheduler):
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         self._hold(running_batch)
+        if running_batch.is_empty():
+            # Upstream looks again when a request ends. Nothing runs, and memory may still have
+            # come free: of a session that was closed, or whose caller said nothing after all.
+            running_batch.batch_is_full = False
         queue, later = self._admission_order(self.waiting_queue)
         budget = self.rounds.prefill_budget() if self.rounds is not None else None
         if budget == 0:
@@ -268,6 +305,8 @@ class LiveScheduler(Scheduler):
         if batch.is_empty():
             batch.batch_is_full = False
             return batch
+        if self.retention is not None:
+            self.retention.bound_running(batch)
         if self.held:
             self._make_room(batch)
         return super().update_running_batch(batch)
@@ -276,7 +315,7 @@ class LiveScheduler(Scheduler):
         """Out of memory, those that sit out give way before those that run."""
         if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
             return
-        spare = [h for h in self.held.values() if _can_retract(h)]
+        spare = [h for h in self.held.values() if self._can_retract(h)]
         spare.sort(key=lambda held: len(held.req.output_ids))
         while spare and not batch.check_decode_mem():
             req = spare.pop().req
@@ -292,6 +331,15 @@ class LiveScheduler(Scheduler):
             )
             self._add_request_to_queue(req, is_retracted=True)
 
+    def _can_retract(self, held: Held) -> bool:
+        if held.step_in_flight or held.req.finished():
+            return False
+        # A session's KV stays with the session: that frees nothing unless sessions give back.
+        return held.req.session is None or self._sessions_give_back()
+
+    def _sessions_give_back(self) -> bool:
+        return getattr(getattr(self.tree_cache, "session", None), "idle", None) is not None
+
     def run_batch(self, batch: ScheduleBatch, *args, **kwargs):
         if self.rounds is not None:
             if batch.forward_mode.is_decode():
@@ -302,12 +350,20 @@ class LiveScheduler(Scheduler):
 
     def process_batch_result(self, batch: ScheduleBatch, result):
         super().process_batch_result(batch, result)
-        if self.rounds is not None:
-            for req in batch.reqs:
-                if req.finished_reason is not None:
-                    self.rounds.table.leave(req.rid)
+        for req in batch.reqs:
+            if req.finished_reason is None:
+                continue
+            if self.rounds is not None:
+                self.rounds.table.leave(req.rid)
+            if self.retention is not None and req.session is not None:
+                self.retention.finished(req.session.session_id)
 
     # --- the queue ---
+
+    def handle_generate_request(self, recv_req, **kwargs):
+        if self.retention is not None:
+            self.retention.settle()
+        return super().handle_generate_request(recv_req, **kwargs)
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         if req.rid in self._early_ends:
@@ -332,9 +388,7 @@ class LiveScheduler(Scheduler):
         n_tokens = len(req.origin_input_ids) + len(req.output_ids)
         streaming = streaming_sessions(self.tree_cache)
         if req.session is not None and streaming is not None:
-            slot = streaming.slots.get(req.session.session_id)
-            if slot is not None:
-                n_tokens -= slot.kv.kv_committed_len
+            n_tokens -= n_computed(streaming, req.session.session_id)
         return max(1, n_tokens)
 
     def _pool(self) -> Pool:
@@ -364,26 +418,27 @@ class LiveScheduler(Scheduler):
         return super().pause_generation(recv_req)
 
     def on_idle(self):
-        if self.rounds is not None and self.is_fully_idle():
-            self.rounds.table.keep_only(set())
+        if self.is_fully_idle():
+            if self.rounds is not None:
+                self.rounds.table.keep_only(set())
             # The loop may sleep now: what happened last would stay unsaid.
-            if self.rounds.totals["rounds"] != self._reported_rounds:
-                self._report(at_once=True)
+            self._report(at_once=True)
         return super().on_idle()
 
     def _report(self, at_once: bool = False) -> None:
-        if self.outbox is None or (not at_once and self.rounds.now_s < self._next_report_s):
+        # Rank 0 alone reports, so it may look at its own clock.
+        if self.outbox is None or (not at_once and time.monotonic() < self._next_report_s):
             return
-        self._next_report_s = self.rounds.now_s + REPORT_EVERY_S
-        self._reported_rounds = self.rounds.totals["rounds"]
-        totals = {**self.rounds.report(), **self._counts, "held_now": float(len(self.held))}
-        self.outbox.send(PolicyReport(totals))
+        totals = {**self._counts, "held_now": float(len(self.held))}
+        if self.rounds is not None:
+            totals |= self.rounds.report()
+        if self.retention is not None:
+            totals |= self.retention.report()
+        self._next_report_s = time.monotonic() + REPORT_EVERY_S
+        if totals != self._reported:
+            self._reported = totals
+            self.outbox.send(PolicyReport(totals))
 
 
 def _must_end(req: Req) -> bool:
     return len(req.output_ids) >= req.sampling_params.max_new_tokens
-
-
-def _can_retract(held: Held) -> bool:
-    # Retracting a session's request frees nothing: its KV stays with the session.
-    return held.req.session is None and not held.step_in_flight and not held.req.finished()

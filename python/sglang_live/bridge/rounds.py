@@ -31,10 +31,19 @@ _MIN_MEASURED_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
+class LinkRate:
+    """From host to device. bytes_per_s: None: not measured yet. latency_s: of a small transfer."""
+
+    bytes_per_s: float | None
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundStamp:
-    """Rank 0's time; it rides the request broadcast, so that every rank decides alike."""
+    """Rank 0's time and measures; they ride the request broadcast, so all ranks decide alike."""
 
     now_s: float
+    rate: LinkRate = LinkRate(None, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,4 +23,7 @@ def release_waiting(result, scheduler, req):
     session = req.session
     if session is not None and session.streaming and not req.finished():
         session.abort_req()
+        if req.retracted_stain:
+            # Its KV is the session's, but its tokens will not be.
+            scheduler.tree_cache.release_session(session.session_id)
     return result

@@ -8,9 +8,16 @@ slot that keeps its KV. Both are cut here.
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.session_controller import Session
 
+from sglang_live.bridge.kv_record import LiveKvInfo
+from sglang_live.bridge.session_cache import LiveSession
 
-def truncate_session(scheduler, session_id: str, n_tokens: int) -> int:
-    """Returns the tokens the session holds now, or -1: it cannot be cut there, and is unchanged."""
+
+def truncate_session(scheduler, session_id: str, position: int) -> int:
+    """Returns where the session ends now, or -1: it cannot be cut there, and is unchanged.
+
+    Args:
+        position: tokens to keep, counting those that retention has dropped.
+    """
     session = scheduler.session_controller.get(session_id)
     streaming = streaming_sessions(scheduler.tree_cache)
     slot = streaming.slots.get(session_id) if streaming is not None else None
@@ -18,15 +25,20 @@ def truncate_session(scheduler, session_id: str, n_tokens: int) -> int:
         return -1
     [node] = session.req_nodes.values()
     req = node.req
-    if not slot.kv.cache_protected_len <= n_tokens <= _length(req):
+    n_tokens = _place_of(slot.kv, position)
+    if n_tokens is None or not slot.kv.cache_protected_len <= n_tokens <= _length(req):
         return -1
     if n_tokens < len(req.origin_input_ids) and not _drop_input(session, req, n_tokens):
         return -1
     kept = max(0, n_tokens - len(req.origin_input_ids))
     req.output_ids = _outputs(req)[:kept]
+    if isinstance(streaming, LiveSession):
+        streaming.is_truncated(session_id, n_tokens)
     if slot.kv.kv_allocated_len > n_tokens:
         streaming._free_tail(slot.kv, n_tokens)
-    return n_tokens
+        if isinstance(streaming, LiveSession):
+            streaming.resized(session_id)
+    return position
 
 
 def streaming_sessions(tree_cache):
@@ -34,6 +46,19 @@ def streaming_sessions(tree_cache):
     if hasattr(tree_cache, "slots"):
         return tree_cache
     return getattr(tree_cache, "session", None)
+
+
+def n_computed(streaming, session_id: str) -> int:
+    """Tokens of a session that its next request need not compute."""
+    if isinstance(streaming, LiveSession):
+        return streaming.n_computed(session_id)
+    slot = streaming.slots.get(session_id)
+    return 0 if slot is None else slot.kv.kv_committed_len
+
+
+def _place_of(kv, position: int) -> int | None:
+    """None: what was there has been dropped."""
+    return kv.place_of(position) if isinstance(kv, LiveKvInfo) else position
 
 
 def _outputs(req: Req):

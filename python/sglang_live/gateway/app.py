@@ -62,7 +62,7 @@ def build_app(
     keys = Keys(config.api_keys)
     proxy = None
     if native_url:
-        proxy = NativeProxy(native_url, config, metrics, orchestrator.model_name)
+        proxy = NativeProxy(native_url, config, metrics, orchestrator)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

@@ -62,9 +62,12 @@ class Call:
             session, services.clock, services.metrics, self._timeline, services.callers
         )
         self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics)
+        self._items = ConversationEvents(
+            self._conversation, emit, services.metrics, max_bytes=config.max_append_bytes
+        )
         self._responses = Responses(
             session=session,
-            conversation=self._conversation,
+            items=self._items,
             outbox=outbox,
             playout=self._playout,
             monitor=self._monitor,
@@ -72,9 +75,6 @@ class Call:
             clock=services.clock,
             metrics=services.metrics,
             max_side_responses=config.max_side_responses,
-        )
-        self._items = ConversationEvents(
-            self._conversation, emit, services.metrics, max_bytes=config.max_append_bytes
         )
         self._turns = CallerTurns(
             config=self._config,

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sglang_live.interaction.vad import VadSettings
+from sglang_live.kv.retention import RetentionConfig
 
 _MIB = 1024 * 1024
 
@@ -25,6 +26,7 @@ class GatewayConfig:
     max_body_bytes: body of one HTTP request to SGLang's own API.
     default_instructions: system prompt of a session that gives none.
     vad: defaults of a session that asks for server_vad; confirm_ms also for semantic_vad.
+    retention: what a session keeps of a long conversation; None: everything, whatever clients ask.
     timeline_dir: folder for a file per session (interaction/timeline.py), None for no files.
     allow_local_media: let HTTP requests name files of this machine.
     allow_private_media_urls: let them name hosts of this network.
@@ -41,6 +43,7 @@ class GatewayConfig:
     max_body_bytes: int = 64 * _MIB
     default_instructions: str = ""
     vad: VadSettings = field(default_factory=VadSettings)
+    retention: RetentionConfig | None = None
     timeline_dir: Path | None = None
     allow_local_media: bool = False
     allow_private_media_urls: bool = False

@@ -3,6 +3,8 @@
 Owner: one Conversation per connection. Emits nothing; those who change it report it.
 """
 
+from collections.abc import Collection
+
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.items import Item
@@ -99,6 +101,11 @@ class Conversation:
             dropped.append(self._items[0].id)
             self.delete(self._items[0])
         return dropped
+
+    def seen_as(self, keys: Collection[str]) -> list[Item]:
+        """The items that the model now sees under these keys, in order."""
+        keys = frozenset(keys)
+        return [item for item in self._items if (seen := item.history()) and seen.key in keys]
 
     def history(self) -> tuple[HistoryItem, ...]:
         """All items with something to see, in order."""

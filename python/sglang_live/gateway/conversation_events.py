@@ -1,8 +1,10 @@
-"""The conversation.item.* events of a client.
+"""The conversation.item.* events of a client, and items that leave by themselves.
 
 In: one event. Out: a changed Conversation and the server events that report it; or
 ClientEventError and no change.
 """
+
+from collections.abc import Collection
 
 from sglang_live.gateway.audio_codec import WireFormat
 from sglang_live.gateway.conversation import Conversation
@@ -39,8 +41,17 @@ class ConversationEvents:
         for kind in ("added", "done"):
             self._emit(f"conversation.item.{kind}", previous_item_id=before, item=item.to_wire())
         for item_id in self.conversation.drop_oldest_if_full():
-            self._metrics.items_dropped.inc()
-            self._emit("conversation.item.deleted", item_id=item_id)
+            self._report_dropped(item_id, "full")
+
+    def let_go(self, keys: Collection[str], *, lane: str) -> None:
+        """Drop the items whose history keys these are: the model's session has forgotten them.
+
+        Args:
+            lane: the response whose turn did so. Its response.done comes before their events.
+        """
+        for item in self.conversation.seen_as(keys) if keys else ():
+            self.conversation.delete(item)
+            self._report_dropped(item.id, "window", lane)
 
     def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
         self.conversation.check_insert(event.item.id, event.previous_item_id)
@@ -78,3 +89,7 @@ class ConversationEvents:
             content_index=event.content_index,
             audio_end_ms=event.audio_end_ms,
         )
+
+    def _report_dropped(self, item_id: str, reason: str, lane: str | None = None) -> None:
+        self._metrics.items_dropped.labels(reason).inc()
+        self._emit("conversation.item.deleted", lane=lane, item_id=item_id)

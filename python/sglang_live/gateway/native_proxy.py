@@ -7,6 +7,7 @@ Owner: one NativeProxy per process, with one client session.
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 
 import aiohttp
 import orjson
@@ -19,10 +20,14 @@ from sglang_live.errors import BadInputError, LiveError, ModelNotFoundError, Sta
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.event_error import error_body
 from sglang_live.gateway.media_guard import MediaGuard
+from sglang_live.gateway.native_retention import take_retention
+from sglang_live.kv.retention import RetentionConfig
+from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
+_OPEN_SESSION = "/open_session"
 # An explicit list: SGLang also serves routes that load weights, profile or stop the engine.
 ROUTES: Mapping[str, tuple[str, ...]] = {
     "/generate": ("POST", "PUT"),
@@ -36,7 +41,7 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     "/server_info": ("GET",),
     "/health_generate": ("GET",),
     "/flush_cache": ("GET", "POST"),
-    "/open_session": ("GET", "POST"),
+    _OPEN_SESSION: ("GET", "POST"),
     "/close_session": ("GET", "POST"),
     "/abort_request": ("POST",),
 }
@@ -69,12 +74,16 @@ class BodyTooLargeError(BadInputError):
 
 class NativeProxy:
     def __init__(
-        self, native_url: str, config: GatewayConfig, metrics: GatewayMetrics, model_name: str
+        self,
+        native_url: str,
+        config: GatewayConfig,
+        metrics: GatewayMetrics,
+        orchestrator: Orchestrator,
     ):
         self._base_url = native_url.rstrip("/")
         self._config = config
         self._metrics = metrics
-        self._model_name = model_name
+        self._orchestrator = orchestrator
         self._guard = MediaGuard(config)
         self._client: aiohttp.ClientSession | None = None
 
@@ -85,7 +94,7 @@ class NativeProxy:
     async def __call__(self, request: Request) -> Response:
         route = request.url.path
         try:
-            body = await self._checked_body(request)
+            body, retention = await self._checked_body(request)
         except LiveError as error:
             self._metrics.proxied.labels(route, str(error.http_status)).inc()
             return error_response(error)
@@ -95,16 +104,19 @@ class NativeProxy:
         headers["accept-encoding"] = "identity"  # bytes are passed on as they come
         if body:
             headers["content-type"] = "application/json"
-        if self._config.native_api_key:
-            headers["authorization"] = f"Bearer {self._config.native_api_key}"
+        headers |= self._key()
         # Encoded as it came: quoting it again would change it.
         url = URL(f"{self._base_url}{route}?{request.url.query}".removesuffix("?"), encoded=True)
         upstream = self._session().request(
             request.method, url, headers=headers, data=body or None, allow_redirects=False
         )
+        if retention is not None:
+            answer = await self._open_bounded(upstream, retention)
+            self._metrics.proxied.labels(route, str(answer.status_code)).inc()
+            return answer
         return _Relay(upstream, route, self._metrics)
 
-    async def _checked_body(self, request: Request) -> bytes:
+    async def _checked_body(self, request: Request) -> tuple[bytes, RetentionConfig | None]:
         """Read, check and rewrite the body: what is sent on is exactly what was checked."""
         raw = bytearray()
         async for chunk in request.stream():
@@ -113,22 +125,60 @@ class NativeProxy:
                 limit = self._config.max_body_bytes
                 raise BodyTooLargeError(f"The body may have at most {limit} bytes.")
         if not raw:
-            return b""
+            return b"", None
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
             raise BadInputError(f"Invalid JSON: {error}") from None
         if request.url.path in _MODEL_ROUTES:
             self._check_model(body)
+        retention = None
+        if request.url.path == _OPEN_SESSION:
+            retention = take_retention(body, self._config.retention)
         await self._guard.check(body)
-        return orjson.dumps(body)
+        return orjson.dumps(body), retention
 
     def _check_model(self, body: object) -> None:
         model = body.get("model") if isinstance(body, dict) else None
-        if model not in (None, _UNNAMED_MODEL, self._model_name):
+        known = self._orchestrator.model_name
+        if model not in (None, _UNNAMED_MODEL, known):
             raise ModelNotFoundError(
-                f"The model '{model}' does not exist. Available models: {self._model_name}."
+                f"The model '{model}' does not exist. Available models: {known}."
             )
+
+    async def _open_bounded(self, upstream, retention: RetentionConfig) -> Response:
+        """Open a session and bound it, and only then say so.
+
+        The engine has confirmed the bound when the client gets its answer: no request that the
+        client sends from then on runs without it. A client that hangs up changes nothing; if the
+        bound cannot be had, the session is closed again.
+        """
+        try:
+            async with await upstream as response:
+                body = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            return _unreachable(_OPEN_SESSION, error)
+        if response.status == 200:
+            session_id = orjson.loads(body)
+            try:
+                await self._orchestrator.bound_native(session_id, retention)
+            except LiveError as error:
+                log.warning("native_not_bounded session=%s error=%r", session_id, error)
+                await self._close_session(session_id)
+                return error_response(error)
+        answer = Response(body, response.status)
+        answer.raw_headers += _returned(response.headers)
+        return answer
+
+    async def _close_session(self, session_id: str) -> None:
+        url, body = f"{self._base_url}/close_session", {"session_id": session_id}
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with self._session().post(url, json=body, headers=self._key()):
+                pass
+
+    def _key(self) -> dict[str, str]:
+        key = self._config.native_api_key
+        return {"authorization": f"Bearer {key}"} if key else {}
 
     def _session(self) -> aiohttp.ClientSession:
         if self._client is None:
@@ -172,18 +222,13 @@ class _Relay(Response):
         try:
             response = await self._upstream
         except (aiohttp.ClientError, TimeoutError) as error:
-            log.warning("native_unreachable route=%s error=%r", self._route, error)
-            self._metrics.proxied.labels(self._route, "503").inc()
-            answer = error_response(StageUnavailableError("SGLang's own API does not answer."))
+            answer = _unreachable(self._route, error)
+            self._metrics.proxied.labels(self._route, str(answer.status_code)).inc()
             await answer(scope, receive, send)
             return
         self._metrics.proxied.labels(self._route, str(response.status)).inc()
         try:
-            headers = [
-                (name.lower().encode("latin-1"), value.encode("latin-1"))
-                for name, value in response.headers.items()
-                if name.lower() not in _NOT_FORWARDED
-            ]
+            headers = _returned(response.headers)
             await send(
                 {"type": "http.response.start", "status": response.status, "headers": headers}
             )
@@ -199,6 +244,19 @@ def error_response(error: LiveError) -> JSONResponse:
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     return JSONResponse({"error": error_body(error)}, error.http_status, headers)
+
+
+def _unreachable(route: str, error: Exception) -> JSONResponse:
+    log.warning("native_unreachable route=%s error=%r", route, error)
+    return error_response(StageUnavailableError("SGLang's own API does not answer."))
+
+
+def _returned(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in headers.items()
+        if name.lower() not in _NOT_FORWARDED
+    ]
 
 
 def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:

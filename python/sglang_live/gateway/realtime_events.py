@@ -7,7 +7,7 @@ that clients of tomorrow keep working.
 """
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -62,6 +62,21 @@ class AudioForm(Struct):
     output: AudioOutputForm | UnsetType | None = UNSET
 
 
+# Five seconds of audio: with less, a session forgets what it was just asked. A million is beyond
+# any context, and still a number that stages can hold.
+_LimitTokens = Annotated[int, Meta(ge=64, le=1_000_000)]
+
+
+class TokenLimitsForm(Struct):
+    post_instructions: _LimitTokens | None = None
+
+
+class RetentionRatioForm(Struct):
+    type: Literal["retention_ratio"]
+    retention_ratio: Annotated[float, Meta(gt=0, le=1)]
+    token_limits: TokenLimitsForm | None = None
+
+
 class _Settings(Struct):
     """What session.update and response.create have in common."""
 
@@ -76,6 +91,7 @@ class _Settings(Struct):
 
 class SessionForm(_Settings, kw_only=True):
     type: str
+    truncation: str | RetentionRatioForm | UnsetType | None = UNSET
 
 
 class ContentForm(Struct):

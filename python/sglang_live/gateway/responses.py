@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglang_live.clock import Clock
-from sglang_live.gateway.conversation import Conversation
+from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.outbox import Outbox
 from sglang_live.gateway.playout import Answer, Playout
@@ -30,7 +30,7 @@ class Responses:
     """
 
     session: VoiceSession
-    conversation: Conversation
+    items: ConversationEvents
     outbox: Outbox
     playout: Playout
     monitor: SessionMonitor
@@ -47,7 +47,7 @@ class Responses:
         self._queued: ResponsePlan | None = None
         self._turns = Turns(
             session=self.session,
-            conversation=self.conversation,
+            items=self.items,
             playout=self.playout,
             monitor=self.monitor,
             voices=self.voices,
@@ -126,7 +126,7 @@ class Responses:
     def _start(self, plan: ResponsePlan) -> None:
         writer = ResponseWriter(
             plan,
-            self.conversation,
+            self.items.conversation,
             self.outbox.emit,
             on_audio_sent=lambda duration_s: self._on_audio_sent(run, duration_s),
             frames_per_token=self.monitor.habits.frames_per_token,

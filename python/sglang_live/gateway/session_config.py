@@ -22,6 +22,7 @@ from sglang_live.gateway.realtime_events import (
     TranscriptionForm,
     VoiceRef,
 )
+from sglang_live.gateway.truncation import Truncation, choose_truncation
 from sglang_live.gateway.turn_detection import TurnDetection, merge_turn_detection
 
 MAX_OUTPUT_TOKENS = 4096
@@ -42,6 +43,7 @@ class SessionConfig:
     tool_choice: str | dict[str, Any] = "auto"
     max_output_tokens: int | None = None
     temperature: float | None = None
+    truncation: Truncation
     input_format: WireFormat = PCM
     output_format: WireFormat = PCM
     transcription: dict[str, str | None] | None = None
@@ -60,7 +62,7 @@ class SessionConfig:
             "tool_choice": self.tool_choice,
             "max_output_tokens": self.max_output_tokens or "inf",
             "tracing": None,
-            "truncation": "auto",
+            "truncation": self.truncation.wire,
             "prompt": None,
             "include": None,
             "expires_at": None,
@@ -85,6 +87,7 @@ def initial_config(model: str, default_voice: str, gateway: GatewayConfig) -> Se
         model=model,
         voice=default_voice,
         instructions=gateway.default_instructions,
+        truncation=Truncation(retention=gateway.retention),
         turn_detection=TurnDetection(vad=gateway.vad),
     )
 
@@ -110,6 +113,9 @@ def update_config(
             param="session.type",
         )
     changes = common_changes(form, defaults, path="session")
+    if form.truncation is not UNSET:
+        server = defaults.truncation.retention
+        changes["truncation"] = choose_truncation(form.truncation, server)
     if form.audio:
         if form.audio.input:
             changes |= _input_changes(form.audio.input, current, defaults)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sglang_live.clock import Clock
 from sglang_live.errors import DeadlineError, LiveError, StageFailedError
-from sglang_live.gateway.conversation import Conversation
+from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import internal_error
 from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
@@ -62,7 +62,7 @@ class Turns:
     """voices: names the model knows; the first is the default."""
 
     session: VoiceSession
-    conversation: Conversation
+    items: ConversationEvents
     playout: Playout
     monitor: SessionMonitor
     voices: tuple[str, ...]
@@ -136,7 +136,7 @@ class Turns:
             raise DeadlineError("The turn before this one does not end.")
 
     async def _produce(self, run: Run) -> None:
-        run.writer.place_after(self.conversation.last_id)
+        run.writer.place_after(self.items.conversation.last_id)
         # Now that earlier turns have ended, the history knows what they generated.
         events = self.session.respond(self._request(run.plan))
         run.asked = True
@@ -173,16 +173,18 @@ class Turns:
             self.playout.learn(run.answer, end)
         if run.writer.done:
             run.writer.learn(end)
-            return
-        for mark, at_s in end.trace.items():
-            self.metrics.turn_marks_s.labels(mark).observe(at_s)
-        run.writer.complete(end)
+        else:
+            for mark, at_s in end.trace.items():
+                self.metrics.turn_marks_s.labels(mark).observe(at_s)
+            run.writer.complete(end)
+        if not _is_stateless(run.plan):
+            self.items.let_go(end.gone, lane=run.plan.response_id)
         self.settle(run)
 
     def _request(self, plan: ResponsePlan) -> TurnRequest:
         config = plan.config
         if plan.context is None:
-            history = self.conversation.history()
+            history = self.items.conversation.history()
         else:
             history = tuple(seen for item in plan.context if (seen := item.history()))
         known = config.voice in self.voices or not self.voices
@@ -195,6 +197,7 @@ class Turns:
             max_output_tokens=config.max_output_tokens,
             temperature=config.temperature,
             stateless=_is_stateless(plan),
+            retention=None if _is_stateless(plan) else config.truncation.retention,
         )
 
 

@@ -19,6 +19,8 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 # The stages know when a step of theirs begins no better than to a frame.
 REPORT_TOLERANCE_S = 0.08
+# A caller's next word cannot be foretold to less than this.
+OUTLOOK_TOLERANCE_S = 0.5
 _SENT_EVERY_S = 0.2
 # A client may ask for answer after answer and play them one by one.
 _MAX_REPLIES = 16
@@ -70,6 +72,7 @@ class SessionMonitor:
         self._metrics = metrics
         self._turn: Reply | None = None  # the stages work on it
         self._told = _Told(0.0, False, 0.0)
+        self._told_end_s = float("-inf")  # when the stages expect silence
         self._played_out_s: float | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._wakes_s = 0.0
@@ -88,7 +91,9 @@ class SessionMonitor:
         self._session.report_speech()
         self._note("speech_started", onset_t_s=self.timeline.t_s(onset_s))
         if self._played_out_s is not None and not any(map(self.audible, self.replies)):
-            self.habits.replied_after(max(0.0, onset_s - self._played_out_s))
+            gap_s = max(0.0, onset_s - self._played_out_s)
+            self.habits.replied_after(gap_s)
+            self._tell_outlook(self._clock.now_s(), saw_gap_s=gap_s)
         self._played_out_s = None
 
     def speech_stopped(self) -> None:
@@ -141,7 +146,8 @@ class SessionMonitor:
     def sent(self, reply: Reply, duration_s: float) -> None:
         """The network took duration_s of its audio."""
         now_s, playback = self._clock.now_s(), reply.playback
-        if not playback.sent_s:
+        begins = not playback.sent_s
+        if begins:
             self._note("first_audio", reply)
         silent_s, n_underruns = playback.underrun_s, playback.underruns
         playback.sent(duration_s, now_s)
@@ -153,6 +159,8 @@ class SessionMonitor:
             self._note("underrun", reply, silent_s=silent_s)
         if now_s - reply.logged_s >= _SENT_EVERY_S:
             self._note_sent(reply, now_s)
+        if begins:
+            self._tell_outlook(now_s)
         self._refresh(now_s)
 
     def all_sent(self, reply: Reply) -> None:
@@ -163,6 +171,7 @@ class SessionMonitor:
         reply.playback.finish(now_s)
         if reply.playback.sent_s:
             self._note_sent(reply, now_s)
+        self._look_ahead(now_s, REPORT_TOLERANCE_S)
         self._refresh(now_s)
 
     def response_done(self, reply: Reply, status: str) -> None:
@@ -213,6 +222,7 @@ class SessionMonitor:
             sent_s=reply.playback.sent_s,
             generated_s=reply.generated_s,
         )
+        self._look_ahead(now_s, REPORT_TOLERANCE_S)
         self._refresh(now_s)
         return heard_s
 
@@ -234,6 +244,7 @@ class SessionMonitor:
         if reply.playback.finished or reply.playback.stopped:
             reply.was_over = True
             reply.playback.correct(position_s, now_s)
+            self._look_ahead(now_s, REPORT_TOLERANCE_S)
         self._refresh(now_s)
 
     def close(self) -> None:
@@ -249,6 +260,7 @@ class SessionMonitor:
 
     def _refresh(self, now_s: float) -> None:
         self._look(now_s)
+        self._look_ahead(now_s, OUTLOOK_TOLERANCE_S)
         due_s = self._next_change_s(now_s)
         if due_s is None or (self._watcher and self._wakes_s <= due_s):
             return
@@ -299,6 +311,22 @@ class SessionMonitor:
     def _tell(self, heard_s: float, playing: bool, now_s: float) -> None:
         self._told = _Told(heard_s, playing, now_s)
         self._session.report_playback(heard_s, playing, self.habits.interrupts)
+
+    def _look_ahead(self, now_s: float, tolerance_s: float) -> None:
+        """Tell when playback will end, unless that is what the stages expect."""
+        expected_s = max(0.0, self._told_end_s - now_s)
+        if abs(self._plays_for_s(now_s) - expected_s) > tolerance_s:
+            self._tell_outlook(now_s)
+
+    def _tell_outlook(self, now_s: float, saw_gap_s: float | None = None) -> None:
+        plays_for_s = self._plays_for_s(now_s)
+        self._told_end_s = now_s + plays_for_s
+        self._session.report_outlook(plays_for_s, self.habits.reply_gap_s, saw_gap_s)
+
+    def _plays_for_s(self, now_s: float) -> float:
+        """Replies queue up: a listener has one ear."""
+        playbacks = [reply.playback for reply in self.replies if not reply.playback.stopped]
+        return sum((p.sent_s - p.heard_s(now_s) for p in playbacks), 0.0)
 
     def _retire(self, reply: Reply) -> None:
         reply.retired = True

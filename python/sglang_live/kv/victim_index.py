@@ -86,6 +86,11 @@ class VictimIndex:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._entries
 
+    def n_tokens(self, key: Hashable) -> int:
+        """Of it that can be evicted, protected or not; 0: it is not here."""
+        entry = self._entries.get(key)
+        return 0 if entry is None else entry.n_tokens
+
     def put(
         self,
         key: Hashable,

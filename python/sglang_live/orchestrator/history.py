@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.policy.view import FRAME_S as FRAME_S
 
 INPUT_RATE_HZ = 16_000
@@ -56,6 +57,7 @@ class TurnRequest:
     max_output_tokens: None means up to the model's limit.
     temperature: None means the model's own default; 0 is greedy for thinker and talker.
     stateless: do not touch the session's KV (out-of-band responses).
+    retention: how much of its KV the session keeps; None: all.
     """
 
     turn_id: str
@@ -67,6 +69,7 @@ class TurnRequest:
     temperature: float | None = None
     seed: int | None = None
     stateless: bool = False
+    retention: RetentionConfig | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,7 @@ class TurnDone:
     new key and the first of these ids makes the session forget the rest, not the whole reply.
     n_frames: codec frames the reply's audio has, so far as it was generated.
     spoken: the audio is complete: the talker came to its end.
+    gone: keys of history items of which nothing is left in the session; leave them out from now on.
     trace: seconds since the turn began, by mark name (see telemetry/trace.py).
     """
 
@@ -111,6 +115,7 @@ class TurnDone:
     usage: Usage
     n_frames: int = 0
     spoken: bool = True
+    gone: tuple[str, ...] = ()
     trace: dict[str, float] = field(default_factory=dict)
 
 

@@ -1,14 +1,16 @@
 """A session's way to its replica of every stage, and what each replica already knows of it."""
 
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from sglang_live.errors import StageUnavailableError
-from sglang_live.messages import CallerSpeaks, CloseSession
+from sglang_live.kv.retention import RetentionConfig
+from sglang_live.messages import BoundNative, CallerSpeaks, CloseSession, NativeBounded, Outlook
 from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import TurnRequest
-from sglang_live.orchestrator.stage_jobs import Segment, Speech, Thought, VoiceJob
+from sglang_live.orchestrator.stage_jobs import JOB_TIMEOUT_S, Segment, Speech, Thought, VoiceJob
 from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.supervisor import Replica
 
@@ -38,6 +40,14 @@ class _Link:
         if self._knows_us():
             self._client.send_later(CallerSpeaks("", self.session_id))
 
+    def tell_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        if self._knows_us():
+            self._client.send_later(
+                Outlook("", self.session_id, plays_for_s, reply_gap_s, saw_gap_s)
+            )
+
     def close(self) -> None:
         if self._knows_us():
             self._client.send_later(CloseSession("", self.session_id))
@@ -59,6 +69,25 @@ class ThinkerLink(_Link):
     async def open(self, turn: TurnRequest) -> AsyncIterator[Thought]:
         async with self.client().open(f"{turn.turn_id}-think") as job:
             yield Thought(job, turn, self.session_id, self.known, self.segments)
+
+
+class NativeLink(_Link):
+    """To the thinker that serves SGLang's own API; session_id is a session of that API."""
+
+    async def bound(self, retention: RetentionConfig) -> None:
+        async with self.client().open(f"bound-{uuid.uuid4().hex}") as job:
+            await job.begin(
+                BoundNative(
+                    job.job_id,
+                    session_id=self.session_id,
+                    sink_tokens=retention.sink_tokens,
+                    window_tokens=retention.window_tokens,
+                    slack_tokens=retention.slack_tokens,
+                    timeout_s=JOB_TIMEOUT_S,
+                )
+            )
+            async for _ in job.events(NativeBounded):
+                pass
 
 
 class TalkerLink(_Link):

@@ -6,9 +6,10 @@ from contextlib import aclosing
 
 from sglang_live.clock import Clock
 from sglang_live.errors import BadInputError, CapacityError, StageUnavailableError
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import TurnDone, TurnEvent, TurnRequest
-from sglang_live.orchestrator.links import StageLinks
+from sglang_live.orchestrator.links import NativeLink, StageLinks
 from sglang_live.orchestrator.stage_jobs import OnNote
 from sglang_live.orchestrator.steering import Steering
 from sglang_live.orchestrator.turn import run_turn
@@ -77,6 +78,12 @@ class LiveSession:
         if self._owner.policies:
             self._links.thinker.caller_speaks()
 
+    def report_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        if "nextuse" in self._owner.policies:
+            self._links.thinker.tell_outlook(plays_for_s, reply_gap_s, saw_gap_s)
+
     async def close(self) -> None:
         if self._closed:
             return
@@ -127,6 +134,10 @@ class LiveOrchestrator:
         session = LiveSession(self, session_id, replicas)
         self._sessions[session_id] = session
         return session
+
+    async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
+        [replica] = [r for r in self._supervisor.replicas if r.spec.native_port]
+        await NativeLink(replica, session_id).bound(retention)
 
     def release(self, session: LiveSession) -> None:
         self._sessions.pop(session.session_id, None)

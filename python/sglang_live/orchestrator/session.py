@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import TurnEvent, TurnRequest
 
 
@@ -46,6 +47,17 @@ class VoiceSession(Protocol):
         """The caller has begun to speak. Never blocks."""
         ...
 
+    def report_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        """When the caller will speak again, as far as can be told. Never blocks.
+
+        plays_for_s: until the listener will have heard all that was sent so far; 0: silence now.
+        reply_gap_s: from the end of playback to this caller's next word, on average; None before
+            the first. saw_gap_s: one that was seen just now.
+        """
+        ...
+
     async def close(self) -> None:
         """Free everything the session holds in any stage. Safe to call twice."""
         ...
@@ -57,4 +69,16 @@ class Orchestrator(Protocol):
 
     async def open_session(self, session_id: str) -> VoiceSession:
         """Raises CapacityError when full, StageUnavailableError while a stage is down."""
+        ...
+
+    async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
+        """Bound a streaming session that was opened over SGLang's own API.
+
+        On return the bound is in force: requests that are sent from now on run under it.
+
+        Args:
+            retention: with a number of sink tokens.
+        Raises:
+            StageUnavailableError, StageFailedError: nobody knows whether the session is bounded.
+        """
         ...

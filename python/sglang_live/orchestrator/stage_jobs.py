@@ -111,7 +111,7 @@ class Thought:
                     self._known.add(self.reply_key)
 
     async def _ask(self) -> None:
-        turn, tensors = self._turn, self._job.tensors()
+        turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
         new = [item for item in turn.history if item.key not in self._known]
         await self._job.begin(
             Think(
@@ -124,6 +124,9 @@ class Thought:
                 max_tokens=turn.max_output_tokens,
                 temperature=turn.temperature,
                 timeout_s=JOB_TIMEOUT_S,
+                window_tokens=kept.window_tokens if kept else None,
+                sink_tokens=kept.sink_tokens if kept else None,
+                slack_tokens=kept.slack_tokens if kept else 1,
             ),
             tensors,
         )

@@ -95,5 +95,6 @@ def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnT
         ),
         n_frames=speech.n_frames,
         spoken=speech.ended or not turn.wants_audio,
+        gone=tuple(done.gone),
         trace=dict(trace.marks),
     )

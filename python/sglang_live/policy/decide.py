@@ -25,7 +25,7 @@ from sglang_live.policy.view import U1, U2, Round, StageView
 
 ORDERS = ("urgency", "deadline", "fcfs")
 # Matters of turns, not of rounds: they are accepted here and do nothing.
-OF_TURNS = ("truncate", "headstart")
+OF_TURNS = ("truncate", "headstart", "retention", "nextuse", "preload")
 NAMES = (*ORDERS, "pacing", *OF_TURNS)
 
 

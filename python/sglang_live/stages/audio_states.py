@@ -19,17 +19,19 @@ class AudioStates:
         self._chunks: dict[str, tuple[float, list[HiddenRows]]] = {}
         self._came = asyncio.Condition()
 
-    async def of(self, rid: str, n_rows: int) -> np.ndarray:
+    async def of(self, rid: str, n_rows: int, begin: int) -> np.ndarray:
         """[n_rows, thinker_hidden] float32 of one request, in prompt order.
 
+        Args:
+            begin: where its new tokens begin. Older ones may have been computed anew with it.
         Raises:
             StageFailedError: they did not come; the talker cannot hear this clip.
         """
         try:
             async with asyncio.timeout(ARRIVAL_TIMEOUT_S), self._came:
-                await self._came.wait_for(lambda: len(self._positions(rid)) >= n_rows)
+                await self._came.wait_for(lambda: len(self._positions(rid, begin)) >= n_rows)
         except TimeoutError as error:
-            got = len(self._positions(rid))
+            got = len(self._positions(rid, begin))
             raise StageFailedError(f"{got} of {n_rows} audio states arrived") from error
         _, chunks = self._chunks.pop(rid)
         at = np.concatenate([np.asarray(c.at, dtype=np.int64) for c in chunks])
@@ -37,12 +39,12 @@ class AudioStates:
             [np.frombuffer(c.rows, np.float32).reshape(len(c.at), -1) for c in chunks]
         )
         # A retracted prefill reports its positions twice, with the same states.
-        _, first = np.unique(at, return_index=True)
-        return rows[first]
+        positions, first = np.unique(at, return_index=True)
+        return rows[first[positions >= begin]]
 
-    def _positions(self, rid: str) -> set[int]:
+    def _positions(self, rid: str, begin: int) -> set[int]:
         _, chunks = self._chunks.get(rid, (0.0, []))
-        return {position for chunk in chunks for position in chunk.at}
+        return {at for chunk in chunks for at in chunk.at if at >= begin}
 
     async def add(self, report: HiddenRows) -> None:
         now_s = time.monotonic()

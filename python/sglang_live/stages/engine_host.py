@@ -33,6 +33,8 @@ def default_engine_args(device: str) -> dict[str, Any]:
             "dtype": "float32",
             "max_total_tokens": 65_536,
             "max_running_requests": 64,
+            "hicache_io_backend": "direct",
+            "hicache_mem_layout": "layer_first",
             "chunked_prefill_size": 512,
         }
     else:

@@ -16,7 +16,7 @@ from sglang_live.bridge import platform_cpu
 from sglang_live.bridge.inbox import POLICIES_ENV
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.errors import SeamError
-from sglang_live.messages import Ready
+from sglang_live.messages import Outlook, Ready
 from sglang_live.stages.connectors.server import ServedJob, StageServer
 from sglang_live.stages.spec import StageSpec
 
@@ -36,6 +36,8 @@ class Stage(Protocol):
     async def close_session(self, session_id: str) -> None: ...
 
     def caller_speaks(self, session_id: str) -> None: ...
+
+    def outlook(self, message: Outlook) -> None: ...
 
     def load(self) -> dict[str, float]: ...
 
@@ -79,6 +81,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
         close_session=stage.close_session,
         ready=ready,
         caller_speaks=stage.caller_speaks,
+        outlook=stage.outlook,
     )
     await server.serve()
 

@@ -22,7 +22,7 @@ from sglang_live.bridge.feed_types import (
 from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV
 from sglang_live.clock import MonotonicClock
 from sglang_live.errors import BadInputError, StageFailedError
-from sglang_live.messages import CodecFrames, Progress, Speak, SpeakDone, SpeakText
+from sglang_live.messages import CodecFrames, Outlook, Progress, Speak, SpeakDone, SpeakText
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.models.qwen3_omni.stage_view import talker_view
 from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
@@ -155,6 +155,9 @@ class TalkerStage:
 
     def caller_speaks(self, session_id: str) -> None:
         """A talker keeps no KV of a session."""
+
+    def outlook(self, message: Outlook) -> None:
+        """A talker keeps nothing that could wait for it."""
 
     def load(self) -> dict[str, float]:
         own = {

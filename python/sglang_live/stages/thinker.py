@@ -8,12 +8,22 @@ from contextlib import aclosing
 import numpy as np
 
 from sglang_live.bridge import platform_cpu
-from sglang_live.bridge.feed_types import HiddenRows, StreamNotes, Truncated
-from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV
+from sglang_live.bridge.feed_types import (
+    HiddenRows,
+    Retained,
+    RetainSession,
+    StreamNotes,
+    Truncated,
+)
+from sglang_live.bridge.inbox import INBOX_ENV, OUTBOX_ENV, RADIX_BACKEND
 from sglang_live.clock import MonotonicClock
-from sglang_live.errors import BadInputError
+from sglang_live.errors import BadInputError, DeadlineError
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
+    BoundNative,
     EndReply,
+    NativeBounded,
+    Outlook,
     Progress,
     TextTokens,
     Think,
@@ -56,6 +66,8 @@ class ThinkerStage:
             os.environ[INBOX_ENV] = inbox
         os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = EXTERNAL_MODELS
         self.spec = spec
+        self._bounds = "retention" in spec.policies
+        own_cache = self._bounds or "nextuse" in spec.policies
         self.model = Qwen3OmniSpec.load(spec.model_path)
         self.host = EngineHost(
             spec,
@@ -65,6 +77,7 @@ class ThinkerStage:
                 "enable_multimodal": True,
                 "enable_streaming_session": True,
                 **(_CPU_ARGS if platform_cpu.is_active() else {}),
+                **({"radix_cache_backend": RADIX_BACKEND} if own_cache else {}),
                 **spec.engine_args,
                 # SGLang calls its own HTTP API once, after warming up.
                 "host": "127.0.0.1",
@@ -108,6 +121,8 @@ class ThinkerStage:
         await session.close()
 
     async def run(self, job: ServedJob) -> None:
+        if isinstance(job.opener, BoundNative):
+            return await self._bound_native(job, job.opener)
         request: Think = job.opener
         session_id = request.session_id or f"once-{request.job_id}"
         try:
@@ -126,24 +141,44 @@ class ThinkerStage:
         self._busy.pop(session_id, None)
 
     def caller_speaks(self, session_id: str) -> None:
-        session = self._sessions.get(session_id)
-        if self._feed is not None and session is not None and session.engine_session is not None:
-            self._feed.speech_start(session.engine_session)
+        engine_session = self._engine_session(session_id)
+        if self._feed is not None and engine_session is not None:
+            self._feed.speech_start(engine_session)
+
+    def outlook(self, message: Outlook) -> None:
+        engine_session = self._engine_session(message.session_id)
+        if self._feed is not None and engine_session is not None:
+            self._feed.outlook(
+                engine_session, message.plays_for_s, message.reply_gap_s, message.saw_gap_s
+            )
 
     def load(self) -> dict[str, float]:
         own = {"sessions": float(len(self._sessions)), **self._counts}
         return {**self.host.load(), **self._totals.load(), **own}
 
+    async def _bound_native(self, job: ServedJob, request: BoundNative) -> None:
+        assert self._bounds, "without the policy no gateway asks for it"
+        order = RetainSession(
+            request.session_id, request.sink_tokens, request.window_tokens, request.slack_tokens
+        )
+        if not await self._feed.bound_native(order):
+            raise DeadlineError("the engine has not confirmed the bound")
+        await job.send(NativeBounded(job.job_id))
+
+    def _engine_session(self, session_id: str) -> str | None:
+        session = self._sessions.get(session_id)
+        return None if session is None else session.engine_session
+
     def _new_session(self) -> ThinkerSession:
         truncates = "truncate" in self.spec.policies
-        return ThinkerSession(self.host, self.prompt, feed=self._feed if truncates else None)
+        return ThinkerSession(self.host, self.prompt, feed=self._feed, truncates=truncates)
 
     async def _read_reports(self) -> None:
         async for report in Reports(self._outbox):
             match report:
                 case HiddenRows():
                     await self._states.add(report)
-                case Truncated():
+                case Truncated() | Retained():
                     self._feed.answered(report)
                 case StreamNotes():
                     await self._notes.tell(report)
@@ -169,6 +204,7 @@ class ThinkerStage:
         self._items[session_id][request.reply_key] = HistoryItem(
             key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
         )
+        gone = await session.drop_old()
         await job.send(
             ThinkDone(
                 job.job_id,
@@ -179,6 +215,7 @@ class ThinkerStage:
                 n_audio=reply.n_audio,
                 n_cached=state.n_cached,
                 rebuilt=state.rebuilt,
+                gone=gone,
             )
         )
 
@@ -206,6 +243,7 @@ class ThinkerStage:
             sampling=self._sampling(request),
             end_ids=self.model.end_of_turn_ids,
             state=state,
+            retention=_retention(request) if self._bounds else None,
         )
         reply = _Reply(job, self.model.end_of_turn_ids)
         taken_in: list[HistoryItem] = []
@@ -255,9 +293,8 @@ class ThinkerStage:
 
     async def _clip_states(self, event: Prefilled) -> np.ndarray:
         """The thinker's states [n_placeholders, thinker_hidden] of one clip just prefilled."""
-        markup = self.prompt.markup_ids(event.append.text)
-        n_places = event.n_new - (len(markup) - 1)  # one placeholder became n_places
-        return await self._states.of(event.rid, n_places)
+        n_places = self.prompt.n_places(event.append, event.n_new)
+        return await self._states.of(event.rid, n_places, event.begin)
 
     async def _send_segments(
         self, job: ServedJob, items: list[HistoryItem], clips: list[np.ndarray]
@@ -271,6 +308,16 @@ class ThinkerStage:
             ref = tensors.put(np.concatenate(states)) if states else None
             ids = self.prompt.segment_ids(item, [len(s) for s in states])
             await job.send(UserSegment(job.job_id, item.key, ids, ref), tensors)
+
+
+def _retention(request: Think) -> RetentionConfig | None:
+    if request.window_tokens is None:
+        return None
+    return RetentionConfig(
+        sink_tokens=request.sink_tokens,
+        window_tokens=request.window_tokens,
+        slack_tokens=request.slack_tokens,
+    )
 
 
 def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPart:

@@ -6,18 +6,22 @@ rebuilt in a new session (and counted).
 """
 
 import io
+import logging
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import soundfile as sf
 
-from sglang_live.bridge.feed_types import THINK_PREFIX
+from sglang_live.bridge.feed_types import THINK_PREFIX, RetainSession
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.models.qwen3_omni.prompt import Append, ChatPrompt, Piece
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem
 from sglang_live.stages.engine_host import EngineHost
 from sglang_live.stages.thinker_feed import ThinkerFeed
 from sglang_live.stages.thinker_turn import Generated, Prefilled, Started, TurnState
+
+log = logging.getLogger(__name__)
 
 # SGLang asks for a bound on a session's text; ours is bounded by tokens, elsewhere.
 _UNBOUNDED_CHARS = 1 << 40
@@ -37,24 +41,32 @@ class HeldReply:
 @dataclass(slots=True)
 class ThinkerSession:
     """
-    feed: None when sessions are not truncated.
-    held: keys of the items whose KV the SGLang session holds, in order.
+    feed: None without policies. truncates: whether sessions are cut back to what was heard.
+    held: keys of the items whose KV the SGLang session holds, in order. ends: where each ends.
     last_reply: the last of them, if it is a reply that was generated here.
     tail: markup that the next turn must write before its first item.
-    n_tokens: what the SGLang session holds.
+    n_tokens: what was written into the SGLang session; all positions here count so.
+    n_header: of the instructions. n_cut: tokens behind the sink that it has dropped again.
+    bound: what the engine was told that it may hold; None: anything.
     lost: the last turn was cut short, and its KV with it.
     """
 
     host: EngineHost
     prompt: ChatPrompt
     feed: ThinkerFeed | None = None
+    truncates: bool = False
     engine_session: str | None = None
     instructions: str | None = None
     held: list[str] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
     last_reply: HeldReply | None = None
     tail: list[Piece] = field(default_factory=list)
     n_tokens: int = 0
+    n_header: int = 0
+    n_cut: int = 0
+    bound: RetainSession | None = None
     lost: bool = False
+    _places: list[int] = field(default_factory=list)  # of the running turn's clips
 
     async def think(
         self,
@@ -65,6 +77,7 @@ class ThinkerSession:
         sampling: dict,
         end_ids: tuple[int, ...],
         state: TurnState,
+        retention: RetentionConfig | None = None,
     ) -> AsyncIterator[Started | Prefilled | Generated]:
         """Bring the session up to `history` and generate a reply; none if it is ended before.
 
@@ -73,8 +86,11 @@ class ThinkerSession:
         """
         keys = [item.key for item in history]
         await self._reconcile(instructions, history, state)
-        yield Started(history[len(self.held) :])
-        pieces = self._pieces(history[len(self.held) :])
+        self._tell_bound(retention)
+        new = history[len(self.held) :]
+        yield Started(new)
+        end, self._places = self.n_tokens + self.prompt.n_tokens(self.tail, iter(())), []
+        pieces = self._pieces(new)
         appends = self.prompt.appends([*pieces, *self.prompt.ask()])
         reply_ids: list[int] | None = None
         completed = False
@@ -94,11 +110,57 @@ class ThinkerSession:
         finally:
             if not completed:
                 await self._lose()
-        self.lost = False
+        self.lost, self.held = False, keys
+        places = iter(self._places)
+        for item in new:
+            end += self.prompt.n_tokens(self.prompt.item(item), places)
+            self.ends.append(end)
         if reply_ids is None:
-            self.held, self.last_reply, self.tail = keys, None, []
+            self.last_reply, self.tail = None, []
         else:
-            self._hold_reply([*keys, reply_key], reply_ids, end_ids)
+            self._hold_reply(reply_key, reply_ids, end_ids)
+
+    def _tell_bound(self, retention: RetentionConfig | None) -> None:
+        """What the session may hold, once and when it changes."""
+        order = None
+        if retention is not None:
+            sink_tokens = retention.sink_tokens
+            order = RetainSession(
+                self.engine_session,
+                self.n_header if sink_tokens is None else sink_tokens,
+                retention.window_tokens,
+                retention.slack_tokens,
+            )
+        if order == self.bound or self.feed is None:
+            return
+        self.feed.tell_bound(order or RetainSession(self.engine_session, 0, 0, 0))
+        self.bound = order
+
+    async def drop_old(self) -> list[str]:
+        """Drop what lies between sink and window. Returns the items of which nothing is left."""
+        order = self.bound
+        if order is None or self.engine_session is None:
+            return []
+        kept = order.sink_tokens + order.window_tokens + order.slack_tokens
+        if self.n_tokens - self.n_cut <= kept:
+            return []
+        answer = None
+        try:
+            answer = await self.feed.retain(order)
+        finally:
+            # Also when we are cancelled: what the session holds by then is not known.
+            if answer is None or answer.n_tokens + answer.n_cut != self.n_tokens:
+                log.warning("session_lost session=%s retained=%s", self.engine_session, answer)
+                await self._lose()
+        if self.engine_session is None:
+            return []
+        self.n_cut = answer.n_cut
+        left = answer.sink_tokens + answer.n_cut  # what begins before it and behind the sink
+        stays = [end <= answer.sink_tokens or end > left for end in self.ends]
+        gone = [key for key, stay in zip(self.held, stays, strict=True) if not stay]
+        self.held = [key for key, stay in zip(self.held, stays, strict=True) if stay]
+        self.ends = [end for end, stay in zip(self.ends, stays, strict=True) if stay]
+        return gone
 
     def end_reply(self, state: TurnState) -> None:
         """Finish the reply of the running turn where it is."""
@@ -108,7 +170,7 @@ class ThinkerSession:
 
     async def close(self) -> None:
         session, self.engine_session = self.engine_session, None
-        self.held, self.last_reply, self.tail = [], None, []
+        self.held, self.ends, self.last_reply, self.tail = [], [], None, []
         if session is not None:
             await _close(self.host, session)
 
@@ -134,7 +196,9 @@ class ThinkerSession:
     async def _cut_last_reply(self, history: list[HistoryItem], state: TurnState) -> bool:
         """Keep of the last reply what the history still has of it: its first tokens, or nothing."""
         reply, before = self.last_reply, self.held[:-1]
-        if self.feed is None or reply is None or not _begins_with(history, before):
+        if self.feed is None or not self.truncates or reply is None:
+            return False
+        if not _begins_with(history, before):
             return False
         cut = _first_tokens_of(reply, history[len(before) : len(before) + 1])
         if cut is None:
@@ -149,6 +213,7 @@ class ThinkerSession:
         state.truncated = await self._truncate(n_tokens)
         state.refused = not state.truncated
         if state.truncated:
+            self.ends = [*self.ends[: len(before)], *([n_tokens] if cut is not None else [])]
             self.held, self.last_reply, self.tail = held, None, tail
         return state.truncated
 
@@ -164,11 +229,11 @@ class ThinkerSession:
             self.n_tokens = n_tokens
         return truncated
 
-    def _hold_reply(self, held: list[str], ids: list[int], end_ids: tuple[int, ...]) -> None:
+    def _hold_reply(self, key: str, ids: list[int], end_ids: tuple[int, ...]) -> None:
         ended = bool(ids) and ids[-1] in end_ids
         begin = self.n_tokens - len(ids)
         [ask] = self.prompt.appends(self.prompt.ask())
-        self.held = held
+        self.held, self.ends = [*self.held, key], [*self.ends, self.n_tokens]
         self.last_reply = HeldReply(
             ids=tuple(ids[:-1] if ended else ids), ask_at=begin - len(ask.token_ids), begin=begin
         )
@@ -190,13 +255,15 @@ class ThinkerSession:
         hidden states it would then never see.
         """
         self.engine_session = f"live-{uuid.uuid4().hex}"
-        self.instructions, self.n_tokens = instructions, 0
+        self.instructions, self.n_tokens, self.n_cut = instructions, 0, 0
+        self.bound = None
         opened = False
         try:
             request = _open_request(self.engine_session)
             await self.host.engine.tokenizer_manager.open_session(request, None)
             for append in self.prompt.appends(self.prompt.header(instructions)):
                 await self._prefill(append, TurnState())
+            self.n_header = self.n_tokens
             opened = True
         finally:
             if not opened:
@@ -221,6 +288,9 @@ class ThinkerSession:
                 if not begun:
                     yield self._prefilled(rid, append, meta, state)
                     begun = True
+                    if self.bound is not None:
+                        # Not before: a cut changes what the engine counts as the prompt.
+                        self.feed.tell_bound(self.bound, running=rid)
                 reason = meta["finish_reason"]
                 ids = list(chunk["output_ids"])
                 if reason is not None:
@@ -231,11 +301,14 @@ class ThinkerSession:
             state.generating = None
 
     def _prefilled(self, rid: str, append: Append, meta: dict, state: TurnState) -> Prefilled:
-        n_new = meta["prompt_tokens"] - self.n_tokens
-        self.n_tokens = meta["prompt_tokens"]
+        # The engine counts what the session holds.
+        n_tokens = meta["prompt_tokens"] + self.n_cut
+        n_new, self.n_tokens = n_tokens - self.n_tokens, n_tokens
+        if append.clip is not None:
+            self._places.append(self.prompt.n_places(append, n_new))
         state.n_prompt = meta["prompt_tokens"]
         state.n_cached = max(state.n_cached, meta["cached_tokens"])
-        return Prefilled(rid, append, n_new)
+        return Prefilled(rid, append, n_new, meta["prompt_tokens"] - n_new)
 
 
 def _begins_with(history: list[HistoryItem], keys: list[str]) -> bool:

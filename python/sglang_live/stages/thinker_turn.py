@@ -16,11 +16,15 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """One request of a turn was prefilled. n_new: tokens it added to the session."""
+    """One request of a turn was prefilled.
+
+    n_new: tokens it added to the session. begin: behind how many that the engine holds.
+    """
 
     rid: str
     append: Append
     n_new: int
+    begin: int
 
 
 @dataclass(frozen=True, slots=True)

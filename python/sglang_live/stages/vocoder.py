@@ -10,7 +10,7 @@ import torch
 
 from sglang_live.bridge import platform_cpu
 from sglang_live.errors import CapacityError
-from sglang_live.messages import Pcm, VoiceDone, VoiceEnd, VoiceFrames
+from sglang_live.messages import Outlook, Pcm, VoiceDone, VoiceEnd, VoiceFrames
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.spec import StageSpec
@@ -72,6 +72,9 @@ class VocoderStage:
 
     def caller_speaks(self, session_id: str) -> None:
         """Nothing of that caller waits here."""
+
+    def outlook(self, message: Outlook) -> None:
+        """Nothing is kept for that caller."""
 
     def load(self) -> dict[str, float]:
         return {"streams": float(len(self._outputs))}

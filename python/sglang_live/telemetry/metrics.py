@@ -37,7 +37,7 @@ class GatewayMetrics:
         )
         self.vad_events = self._counter("vad_events", "Speech events, by kind.", "kind")
         self.items_dropped = self._counter(
-            "items_dropped", "Items dropped from full conversations."
+            "items_dropped", "Items that left conversations by themselves, by reason.", "reason"
         )
         self.input_audio_dropped_s = self._counter(
             "input_audio_dropped_seconds", "Uncommitted audio without speech that was dropped."

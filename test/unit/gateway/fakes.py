@@ -18,6 +18,7 @@ from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.realtime import RealtimeConnection
 from sglang_live.gateway.services import RealtimeServices
 from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechState
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import (
     OUTPUT_RATE_HZ,
     AudioDelta,
@@ -160,6 +161,11 @@ class FakeSession:
     def report_speech(self) -> None:
         self.n_speech += 1
 
+    def report_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        """Nothing in a gateway depends on it."""
+
     async def close(self) -> None:
         self.n_closed += 1
         self.closed.set()
@@ -167,13 +173,25 @@ class FakeSession:
 
 @dataclass(eq=False)
 class FakeOrchestrator:
-    """scripts: what the turns of the next session do, one list per turn."""
+    """
+    scripts: what the turns of the next session do, one list per turn.
+    native_bounds: of sessions of SGLang's own API. may_bound: until it is set, none is confirmed.
+    """
 
     scripts: list[list[Step]] = field(default_factory=list)
     model_name: str = MODEL
     voices: tuple[str, ...] = ("ada", "bob")
     refuse_with: Exception | None = None
     sessions: list[FakeSession] = field(default_factory=list)
+    native_bounds: dict[str, RetentionConfig] = field(default_factory=dict)
+    may_bound: asyncio.Event | None = None
+
+    async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
+        if self.refuse_with:
+            raise self.refuse_with
+        if self.may_bound:
+            await self.may_bound.wait()
+        self.native_bounds[session_id] = retention
 
     async def open_session(self, session_id: str) -> FakeSession:
         if self.refuse_with:

@@ -134,7 +134,8 @@ def client_events(draw):
             event[name] = draw(LIKELY_VALUES | json_values())
     nested = event.get("session")
     if isinstance(nested, dict):
-        keys = ["audio", "tools", "tool_choice", "max_output_tokens", "output_modalities"]
+        keys = ["audio", "tools", "tool_choice", "truncation"]
+        keys += ["max_output_tokens", "output_modalities"]
         nested = dict(nested)
         for name in draw(st.lists(st.sampled_from(keys), max_size=2)):
             nested[name] = draw(json_values())

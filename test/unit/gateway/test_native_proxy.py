@@ -8,34 +8,47 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from sglang_live.errors import StageFailedError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import Health
 from sglang_live.gateway.native_proxy import ROUTES
+from sglang_live.kv.retention import RetentionConfig
 
 from .fakes import MODEL, FakeOrchestrator, LoudnessModel
 from .live_server import listening
 
 _PATIENCE_S = 5.0
+_SERVER = RetentionConfig(window_tokens=200, slack_tokens=50)
 
 
 class FakeSglang:
-    """Echoes what it was asked; streams three pieces, waiting for the gate before the second."""
+    """Echoes what it was asked; streams three pieces, waiting for the gate before the second.
+
+    open_sessions: opened and not closed; an id that is open is refused.
+    """
 
     def __init__(self):
         self.gate = asyncio.Event()
         self.working = asyncio.Event()
         self.hung_up = asyncio.Event()
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.open_sessions: set[str] = set()
         routes = [
             Route(path, self.echo, methods=["GET", "POST", "PUT"])
             for path in (*ROUTES, "/update_weights_from_disk")
-            if path != "/generate"
+            if path not in ("/generate", "/open_session", "/close_session")
         ]
-        self.app = Starlette(routes=[Route("/generate", self.generate, methods=["POST"]), *routes])
+        own = {
+            "/generate": self.generate,
+            "/open_session": self.open_session,
+            "/close_session": self.close_session,
+        }
+        routes += [Route(path, answer, methods=["POST"]) for path, answer in own.items()]
+        self.app = Starlette(routes=routes)
 
     async def echo(self, request: Request):
         body = await request.body()
@@ -43,6 +56,19 @@ class FakeSglang:
         headers = {"x-sglang": "yes", "connection": "close"}
         seen = {"path": request.url.path, "query": request.url.query, "body": body.decode()}
         return JSONResponse(seen, 207, headers)
+
+    async def open_session(self, request: Request):
+        body = await request.body()
+        self.requests.append((request.url.path, dict(request.headers), body))
+        session_id = json.loads(body).get("session_id", "unnamed")
+        if session_id in self.open_sessions:
+            return JSONResponse({"error": {"message": "still open"}}, 400)
+        self.open_sessions.add(session_id)
+        return JSONResponse(session_id, headers={"x-sglang": "yes"})
+
+    async def close_session(self, request: Request):
+        self.open_sessions.discard(json.loads(await request.body())["session_id"])
+        return Response()
 
     async def generate(self, request: Request):
         body = json.loads(await request.body())
@@ -72,11 +98,11 @@ class FakeSglang:
 
 
 @asynccontextmanager
-async def proxied(**config):
+async def proxied(orchestrator: FakeOrchestrator | None = None, **config):
     sglang = FakeSglang()
     async with listening(sglang.app) as upstream:
         app = build_app(
-            FakeOrchestrator(),
+            orchestrator or FakeOrchestrator(),
             config=GatewayConfig(**config),
             native_url=f"http://{upstream}/",
             health=lambda: Health({"thinker": "serving"}),
@@ -190,10 +216,117 @@ async def test_an_unknown_model_is_a_404_that_names_the_known_one():
             assert answer.status_code == 207
 
 
+# --- sessions that keep a window ---
+
+
+def opening(retention: object = None, **fields) -> dict:
+    body = {"capacity_of_str_len": 1000, "session_id": "s", "streaming": True, **fields}
+    return body if retention is None else body | {"retention": retention}
+
+
+async def test_a_client_hears_of_its_session_when_the_session_is_bounded():
+    orchestrator = FakeOrchestrator(may_bound=asyncio.Event())
+    async with proxied(orchestrator, retention=_SERVER) as (http, sglang):
+        asked = opening({"window": 64, "sink": 8, "slack": 16})
+        answering = asyncio.create_task(http.post("/open_session", json=asked))
+        async with asyncio.timeout(_PATIENCE_S):
+            while not sglang.open_sessions:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert not answering.done()
+        orchestrator.may_bound.set()
+        answer = await answering
+        assert (answer.status_code, answer.json()) == (200, "s")
+        assert answer.headers["x-sglang"] == "yes"
+        bound = RetentionConfig(sink_tokens=8, window_tokens=64, slack_tokens=16)
+        assert orchestrator.native_bounds == {"s": bound}
+        ((_, _, body),) = sglang.requests
+        assert json.loads(body) == opening()
+
+
+@pytest.mark.parametrize(("server_sink", "sink"), [(None, 4), (7, 7)])
+async def test_what_a_client_leaves_out_is_the_servers(server_sink, sink):
+    orchestrator = FakeOrchestrator()
+    server = RetentionConfig(sink_tokens=server_sink, window_tokens=200, slack_tokens=50)
+    async with proxied(orchestrator, retention=server) as (http, _):
+        asked = {"capacity_of_str_len": 1, "streaming": True, "retention": {"window": 64}}
+        assert (await http.post("/open_session", json=asked)).json() == "unnamed"
+    bound = RetentionConfig(sink_tokens=sink, window_tokens=64, slack_tokens=50)
+    assert orchestrator.native_bounds == {"unnamed": bound}
+
+
+async def test_a_session_without_retention_is_opened_as_ever():
+    orchestrator = FakeOrchestrator()
+    async with proxied(orchestrator, retention=_SERVER) as (http, sglang):
+        assert (await http.post("/open_session", json=opening())).json() == "s"
+        ((_, _, body),) = sglang.requests
+        assert json.loads(body) == opening()
+    assert orchestrator.native_bounds == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "server", "message"),
+    [
+        (opening(64), _SERVER, "Expected `object`, got `int`"),
+        (opening({}), _SERVER, "missing required field `window`"),
+        (opening({"window": 0}), _SERVER, "Expected `int` >= 1 - at `$.window`"),
+        (opening({"window": True}), _SERVER, "Expected `int`, got `bool` - at `$.window`"),
+        (opening({"window": 64, "sink": 0}), _SERVER, ">= 1 - at `$.sink`"),
+        (opening({"window": 64, "slack": 1.5}), _SERVER, "got `float` - at `$.slack`"),
+        (opening({"window": 64, "ratio": 1}), _SERVER, "unknown field `ratio`"),
+        (opening({"window": 64}, streaming=False), _SERVER, '"streaming": true'),
+        ({"retention": {"window": 64}}, _SERVER, '"streaming": true'),
+        (opening({"window": 64}), None, "keeps whole conversations"),
+    ],
+)
+async def test_bounds_that_cannot_be_never_reach_sglang(body, server, message):
+    async with proxied(retention=server) as (http, sglang):
+        answer = await http.post("/open_session", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "invalid_value"
+        assert answer.json()["error"]["message"].startswith("retention: ")
+        assert message in answer.json()["error"]["message"]
+        assert sglang.requests == []
+
+
+async def test_a_session_that_sglang_refuses_is_not_bounded():
+    orchestrator = FakeOrchestrator()
+    async with proxied(orchestrator, retention=_SERVER) as (http, sglang):
+        sglang.open_sessions.add("s")
+        answer = await http.post("/open_session", json=opening({"window": 64}))
+        assert answer.status_code == 400
+        assert answer.json() == {"error": {"message": "still open"}}
+        assert sglang.open_sessions == {"s"}
+    assert orchestrator.native_bounds == {}
+
+
+async def test_a_session_that_cannot_be_bounded_is_closed_again():
+    orchestrator = FakeOrchestrator(refuse_with=StageFailedError("not confirmed"))
+    async with proxied(orchestrator, retention=_SERVER) as (http, sglang):
+        answer = await http.post("/open_session", json=opening({"window": 64}))
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "stage_failed"
+        assert sglang.open_sessions == set()
+
+
+async def test_a_session_whose_client_hung_up_is_bounded_all_the_same():
+    orchestrator = FakeOrchestrator(may_bound=asyncio.Event())
+    async with proxied(orchestrator, retention=_SERVER) as (http, sglang):
+        asking = asyncio.create_task(http.post("/open_session", json=opening({"window": 64})))
+        async with asyncio.timeout(_PATIENCE_S):
+            while not sglang.open_sessions:
+                await asyncio.sleep(0.01)
+            asking.cancel()
+            await asyncio.sleep(0.05)
+            orchestrator.may_bound.set()
+            while not orchestrator.native_bounds:
+                await asyncio.sleep(0.01)
+
+
 async def test_an_upstream_that_is_down_is_a_503_with_a_reason():
     app = build_app(
         FakeOrchestrator(),
-        config=GatewayConfig(),
+        config=GatewayConfig(retention=_SERVER),
         native_url="http://127.0.0.1:9",
         health=lambda: Health({}),
         speech_model=LoudnessModel(),
@@ -202,6 +335,10 @@ async def test_an_upstream_that_is_down_is_a_503_with_a_reason():
         listening(app) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as http,
     ):
-        answer = await http.post("/v1/chat/completions", json={"messages": []})
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "stage_unavailable"
+        for route, body in (
+            ("/v1/chat/completions", {"messages": []}),
+            ("/open_session", opening({"window": 64})),
+        ):
+            answer = await http.post(route, json=body)
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "stage_unavailable"

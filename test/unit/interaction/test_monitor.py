@@ -21,6 +21,7 @@ class Stages:
     def __init__(self):
         self.playback = []
         self.n_speech = 0
+        self.outlooks = []
 
     def report_playback(self, heard_s, playing, interrupts):
         self.playback.append((round(heard_s, 3), playing, round(interrupts, 3)))
@@ -30,6 +31,9 @@ class Stages:
 
     def report_speech(self):
         self.n_speech += 1
+
+    def report_outlook(self, plays_for_s, reply_gap_s, saw_gap_s):
+        self.outlooks.append((round(plays_for_s, 3), reply_gap_s, saw_gap_s))
 
 
 class World:
@@ -265,6 +269,81 @@ async def test_a_barge_in_is_no_reply_gap(world):
     await world.advance(1.5)
     world.monitor.speech_started(world.clock.now_s())
     assert world.monitor.habits.reply_gap_s is None
+
+
+async def test_the_end_of_playback_is_told_when_audio_begins_moves_it_and_is_all_sent(world):
+    reply = world.answer()
+    world.monitor.sent(reply, 0.5)
+    assert world.stages.outlooks == [(0.5, None, None)]
+    await world.advance(0.25)
+    world.monitor.sent(reply, 0.25)
+    world.monitor.sent(reply, 0.25)
+    assert len(world.stages.outlooks) == 1, "not by more than the tolerance"
+    world.monitor.sent(reply, 0.25)
+    assert world.stages.outlooks[1:] == [(1.0, None, None)]
+    world.monitor.sent(reply, 0.25)
+    world.monitor.all_sent(reply)
+    assert world.stages.outlooks[2:] == [(1.25, None, None)]
+    world.monitor.all_sent(reply)
+    await world.advance(2.0)
+    assert len(world.stages.outlooks) == 3, "silence came when it was expected"
+
+
+async def test_all_answers_in_the_queue_are_still_to_be_heard(world):
+    first = world.answer("r1")
+    world.monitor.sent(first, 2.0)
+    world.monitor.all_sent(first)
+    await world.advance(0.5)
+    world.monitor.sent(world.answer("r2"), 1.0)
+    assert world.stages.outlooks == [(2.0, None, None), (2.5, None, None)]
+
+
+async def test_acks_move_the_end_of_playback(world):
+    reply = world.answer()
+    world.monitor.sent(reply, 5.0)
+    await world.advance(1.0)
+    world.monitor.acked(reply, 0.75)
+    assert world.stages.outlooks == [(5.0, None, None)]
+    await world.advance(1.0)
+    world.monitor.acked(reply, 1.25)
+    assert world.stages.outlooks[1:] == [(3.75, None, None)]
+
+
+@pytest.mark.parametrize("barge_in", [True, False])
+async def test_playback_that_is_stopped_is_silence_now(world, barge_in):
+    reply = world.answer()
+    world.monitor.sent(reply, 0.5)
+    await world.advance(0.25)
+    world.monitor.stopped(reply, barge_in=barge_in)
+    assert world.stages.outlooks[1:] == [(0.0, None, None)]
+    world.monitor.stopped(world.answer("never heard"), barge_in=barge_in)
+    assert len(world.stages.outlooks) == 2
+
+
+async def test_a_clients_cut_is_silence_now(world):
+    reply = world.answer()
+    world.monitor.sent(reply, 0.5)
+    world.monitor.all_sent(reply)
+    await world.advance(0.25)
+    world.monitor.truncated(reply, 0.125)
+    assert world.stages.outlooks[1:] == [(0.0, None, None)]
+
+
+async def test_a_reply_gap_is_told_with_the_callers_average(world):
+    for n, gap_s in enumerate((2.0, 1.0)):
+        reply = world.answer(f"r{n}")
+        world.monitor.sent(reply, 1.0)
+        world.monitor.all_sent(reply)
+        await world.advance(1.0)
+        await world.advance(gap_s)
+        world.monitor.speech_started(world.clock.now_s())
+    told = [
+        (plays_for_s, pytest.approx(mean_s), pytest.approx(gap_s))
+        for plays_for_s, mean_s, gap_s in ((0.0, 2.0, 2.0), (0.0, 1.7, 1.0))
+    ]
+    assert [said for said in world.stages.outlooks if said[2] is not None] == told
+    world.monitor.speech_started(world.clock.now_s())
+    assert len(world.stages.outlooks) == 4, "begun and answered, twice"
 
 
 async def test_what_policies_do_is_told_of_the_running_turn(world):

@@ -13,8 +13,11 @@ import numpy as np
 from sglang_live.clock import SimClock
 from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.messages import (
+    BoundNative,
     CodecFrames,
     EndReply,
+    NativeBounded,
+    Outlook,
     Pcm,
     Progress,
     Ready,
@@ -51,6 +54,7 @@ class FakeStage:
     items: what it remembers, by session and key.
     fails_at, holds_at: before which token, frame or chunk it fails, or waits for `release`.
     progress: what it was told about its consumer. speakers: sessions whose caller spoke.
+    outlooks: what it was told about callers' returns.
     """
 
     name = ""
@@ -65,6 +69,7 @@ class FakeStage:
         self._released = asyncio.Event()
         self.progress: list[Progress] = []
         self.speakers: list[str] = []
+        self.outlooks: list[Outlook] = []
 
     async def run(self, job: ServedJob) -> None:
         self.openers.append(job.opener)
@@ -111,6 +116,9 @@ class FakeThinker(FakeStage):
         self.n_ended = 0
 
     async def serve(self, job: ServedJob) -> None:
+        if isinstance(job.opener, BoundNative):
+            await self.step(0)
+            return await job.send(NativeBounded(job.job_id))
         request: Think = job.opener
         clips = {
             item.key: [wire.take(p.pcm, job.frames) for p in item.parts if isinstance(p, WireAudio)]
@@ -233,6 +241,7 @@ class FakeReplica:
                 same_host=True,
                 run_dir=str(run_dir),
                 served_name="fake",
+                native_port=1 if (stage.name, number) == ("thinker", 0) else 0,
             )
         )
         self._serving: asyncio.Task | None = None
@@ -249,6 +258,7 @@ class FakeReplica:
             close_session=self.stage.close_session,
             ready=lambda: Ready("", stage=spec.stage, pid=1, startup_s=0.0),
             caller_speaks=self.stage.speakers.append,
+            outlook=self.stage.outlooks.append,
         )
         self._serving = asyncio.create_task(self.server.serve())
         self.entry.client = StageClient(spec.name, spec.address, same_host=True)

@@ -1,11 +1,13 @@
 """Turns that are steered while they run: interrupted, listened to, spoken over."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
 from sglang_live.clock import SimClock
 from sglang_live.errors import StageUnavailableError
+from sglang_live.messages import Outlook
 from sglang_live.orchestrator.history import FRAME_S, AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.orchestrator.steering import Steering
 
@@ -342,6 +344,29 @@ async def test_speech_is_reported_to_a_thinker_that_knows_the_session(world, ses
     session.report_speech()
     await world.settled()
     assert world.thinker.speakers == ["caller"]
+
+
+async def test_an_outlook_goes_to_a_thinker_that_knows_the_session(world_of):
+    world = await world_of(policies=("nextuse",))
+    session = await world.orchestrator.open_session("caller")
+    session.report_outlook(1.0, None, None)
+    aside = dataclasses.replace(ask("t0", user("u0", "hi")), stateless=True)
+    await Listener(session.respond(aside)).task
+    session.report_outlook(2.0, None, None)
+    await Listener(session.respond(ask("t1", user("u1", "hi")))).task
+    session.report_outlook(3.0, 1.5, 1.25)
+    await session.close()
+    session.report_outlook(4.0, None, None)
+    await world.settled()
+    assert world.thinker.outlooks == [Outlook("", "caller", 3.0, 1.5, 1.25)]
+    assert world.talker.outlooks == world.vocoder.outlooks == []
+
+
+async def test_outlooks_stay_here_when_no_policy_asks_for_them(world, session):
+    await Listener(session.respond(ask("t1", user("u1", "hi")))).task
+    session.report_outlook(3.0, 1.5, 1.25)
+    await world.settled()
+    assert world.thinker.outlooks == []
 
 
 async def test_without_policies_the_stages_are_told_nothing(world_of):

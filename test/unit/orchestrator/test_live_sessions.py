@@ -1,8 +1,16 @@
 """Sessions: how many, on which replicas, and what closing one does."""
 
+import asyncio
+
 import pytest
 
-from sglang_live.errors import BadInputError, CapacityError, StageUnavailableError
+from sglang_live.errors import (
+    BadInputError,
+    CapacityError,
+    StageFailedError,
+    StageUnavailableError,
+)
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import TurnDone
 
 from .fakes import ask, user
@@ -123,3 +131,46 @@ async def test_a_failed_turn_does_not_leave_the_session_busy(world):
             await done(session, ask(f"t{n}", user("u1", "hi")))
     world.thinker.fails_at = None
     assert (await done(session, ask("t3", user("u1", "hi")))).status == "completed"
+
+
+# --- sessions of SGLang's own API ---
+
+BOUND = RetentionConfig(sink_tokens=4, window_tokens=64, slack_tokens=8)
+
+
+async def test_a_native_session_is_bounded_by_the_thinker_that_serves_it(world_of):
+    world = await world_of(n_replicas=2)
+    await world.orchestrator.bound_native("native", BOUND)
+    [told] = world.thinker.openers
+    bound = told.sink_tokens, told.window_tokens, told.slack_tokens
+    assert (told.session_id, bound) == ("native", (4, 64, 8))
+    assert world.thinkers[1].openers == []
+    await world.settled()
+    assert world.n_jobs() == 0
+
+
+async def test_a_bound_is_not_in_force_before_the_thinker_says_so(world):
+    world.thinker.holds_at = 0
+    bounding = asyncio.create_task(world.orchestrator.bound_native("native", BOUND))
+    await world.settled()
+    assert len(world.thinker.openers) == 1
+    assert not bounding.done()
+    world.thinker.release()
+    await bounding
+
+
+async def test_a_bound_that_fails_is_an_error(world):
+    world.thinker.fails_at = 0
+    with pytest.raises(StageFailedError, match="thinker is full"):
+        await world.orchestrator.bound_native("native", BOUND)
+
+
+async def test_without_its_thinker_no_native_session_is_bounded(world):
+    world.thinker.holds_at = 0
+    bounding = asyncio.create_task(world.orchestrator.bound_native("native", BOUND))
+    await world.settled()
+    await world.process(world.thinker).stop()
+    with pytest.raises(StageUnavailableError):
+        await bounding
+    with pytest.raises(StageUnavailableError):
+        await world.orchestrator.bound_native("native", BOUND)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 
+from sglang_live.bridge.feed_types import Retained, RetainSession
 from sglang_live.models.demo.tokenizer import build_tokenizer
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 
@@ -16,7 +17,8 @@ N_PLACES = 3  # per clip
 class FakeEngine:
     """In place of an EngineHost, and of a session's way to the scheduler.
 
-    reply: what it generates, with the end token. refuses: it does not truncate.
+    reply: what it generates, with the end token.
+    refuses: it does not truncate, and does not answer to a bound.
     before_request, before_token: called with the rid, and with the number of the token.
     n_prefilled: tokens that requests have appended.
     """
@@ -25,7 +27,9 @@ class FakeEngine:
         self.reply = reply or [5, 6, 7, END_ID]
         self.sessions: dict[str, list[int]] = {}
         self.refuses = False
+        self.cuts: dict[str, tuple[int, int]] = {}  # sink and tokens cut, by session
         self.truncations: list[int] = []
+        self.bounds: list[RetainSession] = []
         self.before_request: Callable[[str], None] = lambda rid: None
         self.before_token: Callable[[int], None] = lambda n: None
         self.n_prefilled = 0
@@ -76,9 +80,25 @@ class FakeEngine:
         if self.refuses:
             return False
         tokens = self.sessions[engine_session]
-        assert 0 < n_tokens < len(tokens)
-        del tokens[n_tokens:]
+        sink, n_cut = self.cuts.get(engine_session, (0, 0))
+        place = n_tokens if n_tokens <= sink else n_tokens - n_cut
+        assert 0 < place < len(tokens)
+        del tokens[place:]
         return True
+
+    def tell_bound(self, order: RetainSession, *, running: str = "") -> None:
+        if not running:
+            self.bounds.append(order)
+
+    async def retain(self, order: RetainSession) -> Retained | None:
+        if self.refuses:
+            return None
+        tokens = self.sessions[order.session]
+        sink, n_cut = order.sink_tokens, len(tokens) - order.sink_tokens - order.window_tokens
+        del tokens[sink : sink + n_cut]
+        _, before = self.cuts.get(order.session, (0, 0))
+        self.cuts[order.session] = sink, before + n_cut
+        return Retained(order.session, len(tokens), *self.cuts[order.session])
 
 
 def _expanded(text: str) -> list[int]:

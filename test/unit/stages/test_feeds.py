@@ -7,8 +7,11 @@ import pytest
 from sglang_live import messages
 from sglang_live.bridge.feed_types import (
     EndReply,
+    Outlook,
     PolicyReport,
     Progress,
+    Retained,
+    RetainSession,
     SpeechStart,
     Truncated,
     TruncateSession,
@@ -114,6 +117,12 @@ def test_ends_and_speech_are_sent_at_once(feed, sent):
     assert sent == [EndReply("r"), SpeechStart("s")]
 
 
+def test_every_outlook_is_sent_at_once(feed, sent):
+    feed.outlook("s", 2.5, None, None)
+    feed.outlook("s", 0.0, 1.5, 1.25)
+    assert sent == [Outlook("s", 2.5, None, None), Outlook("s", 0.0, 1.5, 1.25)]
+
+
 @pytest.mark.parametrize(("answer", "is_done"), [(7, True), (-1, False), (6, False)])
 async def test_a_truncation_is_done_when_the_engine_says_exactly_that(feed, sent, answer, is_done):
     asking = asyncio.create_task(feed.truncate("s", 7))
@@ -127,7 +136,7 @@ async def test_a_truncation_is_done_when_the_engine_says_exactly_that(feed, sent
 
 
 async def test_a_truncation_nobody_answers_is_given_up(feed, monkeypatch):
-    monkeypatch.setattr(thinker_feed, "TRUNCATE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(thinker_feed, "ANSWER_TIMEOUT_S", 0.01)
     assert not await feed.truncate("s", 7)
     feed.answered(Truncated("s", 7))  # too late
 
@@ -138,6 +147,42 @@ async def test_truncations_of_many_sessions_do_not_mix(feed):
     feed.answered(Truncated("other", 7))
     feed.answered(Truncated("one", -1))
     assert (await one, await other) == (False, True)
+
+
+async def test_a_bound_is_answered_with_what_the_session_holds_now(feed, sent):
+    order = RetainSession("s", 4, 64, 8)
+    asking = asyncio.create_task(feed.retain(order))
+    await settle()
+    assert sent == [order]
+    feed.answered(Truncated("s", 68))  # to another question
+    await settle()
+    assert not asking.done()
+    feed.answered(Retained("s", 68, 4, 30))
+    assert await asking == Retained("s", 68, 4, 30)
+
+
+async def test_a_bound_the_engine_cannot_keep_now_is_no_answer(feed):
+    asking = asyncio.create_task(feed.retain(RetainSession("s", 4, 64, 8)))
+    await settle()
+    feed.answered(Retained("s", -1))
+    assert await asking is None
+
+
+@pytest.mark.parametrize("n_tokens", [-1, 0, 68])
+async def test_a_bound_without_a_session_of_ours_is_in_force_once_it_is_answered(
+    feed, sent, n_tokens
+):
+    asking = asyncio.create_task(feed.bound_native(RetainSession("s", 4, 64, 8)))
+    await settle()
+    assert sent == [RetainSession("s", 4, 64, 8, answer=True, unasked=True)]
+    assert not asking.done()
+    feed.answered(Retained("s", n_tokens))
+    assert await asking
+
+
+async def test_a_bound_nobody_answers_may_not_be_in_force(feed, monkeypatch):
+    monkeypatch.setattr(thinker_feed, "ANSWER_TIMEOUT_S", 0.01)
+    assert not await feed.bound_native(RetainSession("s", 4, 64, 8))
 
 
 # --- what policies report ---

@@ -10,6 +10,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
 from sglang_live.stages.thinker_session import ThinkerSession
 from sglang_live.stages.thinker_turn import Generated, Prefilled, TurnState
@@ -36,11 +37,17 @@ class Call:
 
     def __init__(self, *, truncates: bool = True):
         self.engine = FakeEngine()
-        self.session = ThinkerSession(self.engine, PROMPT, feed=self.engine if truncates else None)
+        self.session = ThinkerSession(self.engine, PROMPT, feed=self.engine, truncates=truncates)
         self.state = TurnState()
         self.events: list = []
 
-    def think(self, *history: HistoryItem, key: str, instructions: str = "Be brief."):
+    def think(
+        self,
+        *history: HistoryItem,
+        key: str,
+        instructions: str = "Be brief.",
+        retention: RetentionConfig | None = None,
+    ):
         self.state, self.events = TurnState(), []
         return self.session.think(
             instructions=instructions,
@@ -49,6 +56,7 @@ class Call:
             sampling={"max_new_tokens": 100},
             end_ids=(END_ID,),
             state=self.state,
+            retention=retention,
         )
 
     async def turn(self, *history: HistoryItem, key: str = "r", **changes) -> TurnState:
@@ -332,3 +340,87 @@ async def test_a_reply_ended_while_its_own_request_is_prefilled_is_empty(call):
     call.go_on()
     assert (await call.turn(FIRST, SECOND)).truncated
     assert call.engine.tokens == await built_anew(FIRST, SECOND)
+
+
+# --- sessions with a bound ---
+
+WINDOW = RetentionConfig(window_tokens=20, slack_tokens=1)
+
+
+async def long_call(call: Call, n_turns: int, retention=WINDOW) -> list[HistoryItem]:
+    """Turns of about ten tokens each."""
+    history: list[HistoryItem] = []
+    for n in range(n_turns):
+        history.append(user(f"u{n}", "hello"))
+        await call.turn(*history, key=f"r{n}", retention=retention)
+        history.append(reply(f"r{n}", 5, 6, 7))
+    return history
+
+
+async def test_a_short_session_keeps_all_and_asks_nobody(call):
+    await long_call(call, 3, retention=RetentionConfig())
+    call.engine.refuses = True
+    assert await call.session.drop_old() == []
+    assert not call.session.lost
+
+
+async def test_the_engine_is_told_of_a_bound_once_and_when_it_changes(call):
+    history = await long_call(call, 2)
+    wider = RetentionConfig(sink_tokens=3, window_tokens=30, slack_tokens=1)
+    for retention in (wider, wider, None, None):
+        await call.turn(*history, SECOND, retention=retention)
+    told = [(b.sink_tokens, b.window_tokens) for b in call.engine.bounds]
+    assert told == [(call.session.n_header, 20), (3, 30), (0, 0)]
+    assert await call.session.drop_old() == []
+
+
+async def test_items_of_which_nothing_is_left_are_named_and_the_call_goes_on(call):
+    history = await long_call(call, 4)
+    whole = list(call.engine.tokens)
+    gone = await call.session.drop_old()
+    n_header = call.session.n_header
+    assert call.engine.tokens == whole[:n_header] + whole[-20:]
+    assert gone and gone == [item.key for item in history[: len(gone)]]
+    left = history[len(gone) :]
+    # The first of those that are left may have lost its beginning; a whole one more would not fit.
+    assert len(await built_anew(*left[1:-1])) - n_header < 20
+    assert kept(await call.turn(*left, SECOND, retention=WINDOW))
+    assert call.engine.tokens[n_header : n_header + 20] == whole[-20:]
+    assert await call.session.drop_old() != []
+
+
+async def test_after_a_cut_a_reply_can_still_be_cut_back_to_what_was_heard(call):
+    history = await long_call(call, 4)
+    gone = await call.session.drop_old()
+    left = [*history[len(gone) : -1], reply("heard", 5), SECOND]
+    n_before = len(call.engine.tokens)
+    assert (await call.turn(*left)).truncated
+    tail = await built_anew(*history[:-1], reply("heard", 5), SECOND)
+    assert call.engine.tokens[-(n_before - 20) :] == tail[-(n_before - 20) :]
+
+
+async def test_a_sink_may_reach_over_the_first_items(call):
+    await long_call(call, 1)
+    sink = RetentionConfig(sink_tokens=call.session.ends[0], window_tokens=20, slack_tokens=1)
+    history = await long_call(call, 4, retention=sink)
+    gone = await call.session.drop_old()
+    assert history[0].key not in gone and history[1].key in gone
+    assert kept(await call.turn(*(item for item in history if item.key not in gone), SECOND))
+
+
+async def test_clips_count_as_many_tokens_as_they_became(call):
+    await call.turn(CLIPS, key="r1")
+    assert call.session.ends == [
+        len(await built_anew(CLIPS)) - len(PROMPT.markup_ids("assistant\n")) - 4,
+        call.session.n_tokens,
+    ]
+
+
+async def test_a_session_of_which_nobody_knows_what_it_holds_is_built_anew(call):
+    history = await long_call(call, 4)
+    call.engine.refuses = True
+    assert await call.session.drop_old() == []
+    call.engine.refuses = False
+    state = await call.turn(*history, SECOND)
+    assert state.rebuilt
+    assert call.engine.tokens == await built_anew(*history, SECOND)

@@ -4,6 +4,7 @@ A piece ends where a special token stands, so tokenising piece by piece gives th
 tokenising the whole. Text that users wrote never becomes special tokens.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -111,6 +112,23 @@ class ChatPrompt:
         if ids:
             out.append(Append(token_ids=tuple(ids)))
         return out
+
+    def n_tokens(self, pieces: list[Piece], n_places: Iterator[int]) -> int:
+        """Tokens that `pieces` add to a session. n_places: of each clip, in order."""
+        n = 0
+        for piece in pieces:
+            match piece:
+                case Markup():
+                    n += len(self.markup_ids(piece.text))
+                case Words():
+                    n += len(piece.token_ids)
+                case Clip():
+                    n += len(self.markup_ids(AUDIO_PLACE)) - 1 + next(n_places)
+        return n
+
+    def n_places(self, append: Append, n_new: int) -> int:
+        """Placeholders of an append with a clip that added n_new tokens: one became so many."""
+        return n_new - (len(self.markup_ids(append.text)) - 1)
 
     def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:
         """One user message as the talker reads it, placeholders expanded to n_places each."""

@@ -12,11 +12,13 @@ from sglang_live.errors import DeadlineError, LiveError
 from sglang_live.messages import (
     STREAMED,
     AnyMessage,
+    BoundNative,
     CallerSpeaks,
     Cancel,
     CloseSession,
     Credit,
     Failed,
+    Outlook,
     Ping,
     Ready,
     Speak,
@@ -28,7 +30,7 @@ from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
 
 log = logging.getLogger(__name__)
 
-OPENERS = (Think, Speak, Voice)
+OPENERS = (Think, Speak, Voice, BoundNative)
 
 
 class ServedJob:
@@ -72,6 +74,7 @@ class StageServer:
         run: the coroutine of one job; returning ends it, LiveError becomes Failed.
         close_session: called for CloseSession.
         caller_speaks: called for CallerSpeaks.
+        outlook: called for Outlook.
         ready: what to answer a Ping with.
     """
 
@@ -84,10 +87,11 @@ class StageServer:
         close_session: Callable[[str], Awaitable[None]],
         ready: Callable[[], Ready],
         caller_speaks: Callable[[str], None] = lambda session_id: None,
+        outlook: Callable[[Outlook], None] = lambda message: None,
     ):
         self.same_host = same_host
         self._run, self._close_session, self._ready = run, close_session, ready
-        self._caller_speaks = caller_speaks
+        self._caller_speaks, self._outlook = caller_speaks, outlook
         # By caller and job id: callers name their jobs without asking each other.
         self._jobs: dict[tuple[bytes, str], ServedJob] = {}
         self._chores: set[asyncio.Task] = set()
@@ -134,6 +138,8 @@ class StageServer:
             chore.add_done_callback(self._chores.discard)
         elif isinstance(message, CallerSpeaks):
             self._caller_speaks(message.session_id)
+        elif isinstance(message, Outlook):
+            self._outlook(message)
         elif job is None:
             pass  # over already; its caller has not heard yet
         elif isinstance(message, Cancel):

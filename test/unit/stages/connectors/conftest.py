@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from sglang_live.messages import Ready
+from sglang_live.messages import Outlook, Ready
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.connectors.server import ServedJob, StageServer
@@ -21,6 +21,7 @@ class Stage:
         self.address = address
         self.closed_sessions: list[str] = []
         self.speakers: list[str] = []
+        self.outlooks: list[Outlook] = []
         self.cancelled: list[str] = []
         self.changed = asyncio.Condition()
         self._run, self._callers = run, []
@@ -31,6 +32,7 @@ class Stage:
             close_session=self._close_session,
             ready=lambda: Ready("", stage="fake", pid=1, startup_s=0.5, load={"jobs": 2.0}),
             caller_speaks=self.speakers.append,
+            outlook=self.outlooks.append,
         )
         self.task = asyncio.create_task(self.server.serve())
 

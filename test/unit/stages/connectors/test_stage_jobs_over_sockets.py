@@ -16,6 +16,7 @@ from sglang_live.messages import (
     CallerSpeaks,
     CloseSession,
     CodecFrames,
+    Outlook,
     Pcm,
     Progress,
     Ready,
@@ -230,12 +231,14 @@ async def test_messages_of_unknown_jobs_are_ignored_on_both_sides(serve):
     client = stage.caller()
     await client.send(SpeakText("never opened", [1]))
     client.send_later(CallerSpeaks("", "s"))
+    client.send_later(Outlook("", "s", 2.5, None, 0.25))
     client.send_later(CloseSession("", "s"))
     async with client.open("j") as job:
         await job.begin(voice())
         assert await heard(job, VoiceDone) == [VoiceDone("j")]
     await stage.until(lambda: stage.closed_sessions == ["s"])
     assert stage.speakers == ["s"]
+    assert stage.outlooks == [Outlook("", "s", 2.5, None, 0.25)]
 
 
 # --- leaving ---

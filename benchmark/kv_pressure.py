@@ -1,0 +1,295 @@
+"""Workload W3 on a running engine: more calls than its KV pool holds, policies side by side.
+
+    python -m benchmark.kv_pressure --arms recompute,lru,nextuse,preload --json out.json
+
+Callers speak, wait for the first token, listen, and speak again (benchmark/kv/workload.py), over
+SGLang's own API of a thinker whose pool holds a share of the working set. The gateway's part is
+played here: speech starts and outlooks travel over the control channel as they would. Arms differ
+in what the engine has and hears; each begins with a fresh engine.
+
+    recompute  no host tier, nobody tells when callers speak: what gave way is computed anew
+    lru        with the host tier
+    nextuse    and outlooks
+    preload    and what is needed next comes back ahead of its request
+
+Without a device, tiers are one memory and copies cost nothing; --link models one that takes time.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from benchmark.kv.workload import (
+    Access,
+    Schedule,
+    Spec,
+    gaps_of,
+    load_chains,
+    load_utterances,
+    plan,
+)
+from benchmark.load.provenance import facts
+from sglang_live.bridge.feed_types import Outlook, SpeechStart
+from sglang_live.models.demo.build import build
+from sglang_live.models.demo.location import DemoSize
+from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.supervisor import Supervisor, free_port, loopback_address, new_run_dir
+
+_BASE = ("urgency", "pacing", "truncate", "retention", "nextuse")
+ARMS = {"recompute": _BASE, "lru": _BASE, "nextuse": _BASE, "preload": (*_BASE, "preload")}
+_COUNTERS = (
+    "tokens_given_back",
+    "sessions_gave_way",
+    "tokens_lost",
+    "tokens_written",
+    "tokens_loaded",
+    "tokens_preloaded",
+    "loads",
+    "preloads",
+    "evictions_waited",
+    "reload_s",
+    "preloads_skipped_too_late",
+    "preloads_skipped_queue",
+    "preloads_skipped_cap",
+    "preloads_skipped_memory",
+    "preloads_skipped_over_cap",
+    "victims_by_estimate",
+    "victims_by_lru",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One flag per field.
+
+    pool_share: of the most KV that all calls hold at one time.
+    divisor: of all lengths of the trace.
+    link: "<GB/s>:<microseconds>" of a modelled link; empty: none.
+    """
+
+    arms: str = "recompute,lru,nextuse,preload"
+    sessions: int = 16
+    conversations: int = 1
+    max_turns: int = 5
+    divisor: float = 24.0
+    pool_share: float = 0.5
+    page: int = 16
+    link: str = "0.02:200"
+    seed: int = 1
+    repeats: int = 1
+    json: str = ""
+
+
+@dataclass(slots=True)
+class Call:
+    """ttft_ms: of turns after the first. computed: tokens of them that were there before."""
+
+    ttft_ms: list[float] = field(default_factory=list)
+    first_ttft_ms: list[float] = field(default_factory=list)
+    computed: int = 0
+    held: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+def schedule_of(options: Options) -> Schedule:
+    chains = [chain[: options.max_turns] for chain in load_chains() if len(chain) > 1]
+    spec = Spec(
+        sessions=options.sessions,
+        seed=options.seed,
+        conversations=options.conversations,
+        divisor=options.divisor,
+    )
+    return plan(chains, load_utterances(), gaps_of("voice"), spec)
+
+
+@contextlib.asynccontextmanager
+async def thinker(arm: str, run_dir: Path, pool_tokens: int, options: Options):
+    checkpoint = run_dir / "endless"
+    build(checkpoint, DemoSize(thinker_end_logit=0.0))
+    args = {
+        "page_size": options.page,
+        "max_total_tokens": pool_tokens,
+        "max_running_requests": options.sessions + 8,
+    }
+    if arm != "recompute":
+        args |= {"enable_hierarchical_cache": True, "hicache_ratio": 4.0}
+    spec = StageSpec(
+        stage="thinker",
+        replica=0,
+        model_path=str(checkpoint),
+        cache_dir=str(run_dir),
+        address=loopback_address(run_dir, "thinker", 0),
+        same_host=True,
+        run_dir=str(run_dir),
+        served_name="demo",
+        native_port=free_port(),
+        policies=ARMS[arm],
+        engine_args=args,
+        environment={"SGLANG_LIVE_MODELLED_LINK": options.link} if options.link else {},
+    )
+    supervisor = Supervisor([spec], log_dir=run_dir)
+    try:
+        await supervisor.start()
+        yield supervisor.replicas[0]
+    finally:
+        await supervisor.stop()
+
+
+class Callers:
+    """All callers of a schedule, against one engine."""
+
+    def __init__(self, arm: str, replica, client: httpx.AsyncClient):
+        self._tells, self._speaks = arm in ("nextuse", "preload"), arm == "preload"
+        self._client = client
+        self._url = f"http://127.0.0.1:{replica.spec.native_port}"
+        self._feed = FeedSocket(replica.spec.socket_path("inbox"))
+        self._gap_s: float | None = None
+
+    async def converse(self, accesses: list[Access], began_s: float) -> Call:
+        """One session, turn after turn. Its first words come at began_s on its own schedule."""
+        call, name = Call(), f"call-{accesses[0].session}"
+        rng = random.Random(accesses[0].session)
+        body = {"capacity_of_str_len": 1 << 40, "session_id": name, "streaming": True}
+        (await self._client.post(f"{self._url}/open_session", json=body)).raise_for_status()
+        await asyncio.sleep(max(0.0, began_s + accesses[0].speech_s - time.monotonic()))
+        for access in accesses:
+            if self._speaks:
+                self._feed.send(SpeechStart(name))
+            await asyncio.sleep(access.request_s - access.speech_s)
+            sounds_s = await self._turn(name, access, call, rng)
+            plays_s = max(0.0, sounds_s + access.playback_s - time.monotonic())
+            if self._tells:
+                self._feed.send(Outlook(name, plays_s, self._gap_s, None))
+            await asyncio.sleep(plays_s + access.next_gap_s)
+            if self._tells:
+                self._feed.send(Outlook(name, 0.0, self._gap_s, access.next_gap_s))
+        await self._client.post(f"{self._url}/close_session", json={"session_id": name})
+        return call
+
+    async def _turn(self, name: str, access: Access, call: Call, rng: random.Random) -> float:
+        """Returns: when its first token came."""
+        request = {
+            "input_ids": [rng.randrange(10, 200) for _ in range(access.input_tokens)],
+            "session_params": {"id": name},
+            "sampling_params": {
+                "max_new_tokens": access.output_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
+            "stream": True,
+        }
+        asked_s, first_s, meta = time.monotonic(), 0.0, {}
+        async with self._client.stream("POST", f"{self._url}/generate", json=request) as answer:
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                first_s = first_s or time.monotonic()
+                event = json.loads(line[6:])
+                if "error" in event:
+                    call.errors.append(str(event["error"]))
+                    break
+                meta = event["meta_info"]
+        first_s = first_s or time.monotonic()
+        (call.ttft_ms if access.turn else call.first_ttft_ms).append(1000 * (first_s - asked_s))
+        if access.turn and meta:
+            call.held += access.history_tokens
+            call.computed += max(0, access.history_tokens - meta.get("cached_tokens", 0) - 1)
+        return first_s
+
+
+async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
+    run_dir = new_run_dir()
+    pool_tokens = schedule.pool_tokens(options.pool_share, options.page)
+    try:
+        async with (
+            thinker(arm, run_dir, pool_tokens, options) as replica,
+            httpx.AsyncClient(timeout=180, limits=httpx.Limits(max_connections=None)) as client,
+        ):
+            by_session: dict[int, list[Access]] = {}
+            for access in schedule.accesses:
+                by_session.setdefault(access.session, []).append(access)
+            callers, began_s = Callers(arm, replica, client), time.monotonic()
+            calls = await asyncio.gather(
+                *(callers.converse(accesses, began_s) for accesses in by_session.values())
+            )
+            wall_s = time.monotonic() - began_s
+            await asyncio.sleep(1.0)  # the scheduler reports twice a second
+            load = (await replica.client.ping(10.0)).load
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    ttft_ms = np.array([ms for call in calls for ms in call.ttft_ms])
+    return {
+        "arm": arm,
+        "turns": len(ttft_ms),
+        "errors": [error for call in calls for error in call.errors],
+        "pool_tokens": pool_tokens,
+        "wall_s": wall_s,
+        "ttft_ms": {f"p{p}": float(np.percentile(ttft_ms, p)) for p in (50, 90, 99)},
+        "held_tokens": sum(call.held for call in calls),
+        "recomputed_tokens": sum(call.computed for call in calls),
+        **{name: load.get(f"policy_{name}", 0.0) for name in _COUNTERS},
+        "ttft_all_ms": ttft_ms.tolist(),
+    }
+
+
+def line(row: dict) -> str:
+    ttft = row["ttft_ms"]
+    moved = row["tokens_loaded"] + row["tokens_preloaded"]
+    hidden = f"{row['tokens_preloaded'] / moved:6.1%}" if moved else "   n/a"
+    return (
+        f"{row['arm']:10s} {row['turns']:5d} {ttft['p50']:8.0f} {ttft['p90']:8.0f} "
+        f"{ttft['p99']:8.0f} {row['recomputed_tokens']:10.0f} {row['loads']:6.0f} "
+        f"{1000 * row['reload_s']:10.0f} {hidden} {row['tokens_lost']:7.0f}"
+    )
+
+
+HEAD = (
+    f"{'arm':10s} {'turns':>5s} {'TTFT 50':>8s} {'90':>8s} {'99 ms':>8s} {'recomputed':>10s} "
+    f"{'loads':>6s} {'on path ms':>10s} hidden {'lost':>7s}"
+)
+
+
+def parse_args() -> Options:
+    parser = argparse.ArgumentParser(
+        prog="benchmark.kv_pressure",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for name, default in asdict(Options()).items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=type(default), default=default)
+    options = Options(**vars(parser.parse_args()))
+    if unknown := set(options.arms.split(",")) - ARMS.keys():
+        parser.error(f"unknown arms {sorted(unknown)}; there are {list(ARMS)}")
+    return options
+
+
+def main() -> None:
+    options = parse_args()
+    rows = []
+    print(HEAD, flush=True)
+    for repeat in range(options.repeats):
+        schedule = schedule_of(Options(**{**asdict(options), "seed": options.seed + repeat}))
+        for arm in options.arms.split(","):
+            row = asyncio.run(measure(arm, options, schedule))
+            rows.append({"repeat": repeat, **row})
+            print(line(row), flush=True)
+    if options.json:
+        document = {
+            "benchmark": "kv_pressure", **facts(), "config": asdict(options), "rows": rows
+        }  # fmt: skip
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

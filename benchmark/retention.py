@@ -1,0 +1,196 @@
+"""Long calls on a running engine: memory and time per turn over age, bounded and not.
+
+    python -m benchmark.retention --turns 60 --json out.json
+
+Callers talk in turn, over SGLang's own API of a thinker. With a bound, a session keeps its first
+tokens and a window of the last ones; without, everything. Both arms run in one engine, one after
+the other. Cost of a cut is the scheduler's own time in it, tensors launched but not waited for.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import time
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from benchmark.load.provenance import facts
+from sglang_live.bridge.feed_types import RetainSession
+from sglang_live.models.demo.build import build
+from sglang_live.models.demo.location import DemoSize
+from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.supervisor import Supervisor, free_port, loopback_address, new_run_dir
+
+POLICIES = ("urgency", "pacing", "truncate", "retention")
+ARMS = ("everything", "bounded")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One flag per field; lengths in tokens."""
+
+    calls: int = 4
+    turns: int = 60
+    heard: int = 50
+    said: int = 20
+    sink: int = 32
+    window: int = 512
+    slack: int = 128
+    page: int = 16
+    seed: int = 1
+    json: str = ""
+
+
+@asynccontextmanager
+async def thinker(run_dir: Path, page: int):
+    checkpoint = run_dir / "endless"
+    build(checkpoint, DemoSize(thinker_end_logit=0.0))
+    spec = StageSpec(
+        stage="thinker",
+        replica=0,
+        model_path=str(checkpoint),
+        cache_dir=str(run_dir),
+        address=loopback_address(run_dir, "thinker", 0),
+        same_host=True,
+        run_dir=str(run_dir),
+        served_name="demo",
+        native_port=free_port(),
+        policies=POLICIES,
+        engine_args={"page_size": page},
+    )
+    supervisor = Supervisor([spec], log_dir=run_dir)
+    try:
+        await supervisor.start()
+        yield supervisor.replicas[0]
+    finally:
+        await supervisor.stop()
+
+
+class Call:
+    def __init__(self, name: str, replica, client: httpx.AsyncClient, options: Options):
+        self._name, self._client, self._options = name, client, options
+        self._url = f"http://127.0.0.1:{replica.spec.native_port}"
+        self._rng = random.Random(f"{options.seed} {name}")
+
+    async def open(self, feed: FeedSocket | None) -> None:
+        body = {"capacity_of_str_len": 1 << 40, "session_id": self._name, "streaming": True}
+        (await self._client.post(f"{self._url}/open_session", json=body)).raise_for_status()
+        if feed is not None:
+            o = self._options
+            feed.send(RetainSession(self._name, o.sink, o.window, o.slack, unasked=True))
+            await asyncio.sleep(0.1)
+
+    async def turn(self) -> float:
+        """Returns: seconds."""
+        body = {
+            "input_ids": [self._rng.randrange(10, 200) for _ in range(self._options.heard)],
+            "session_params": {"id": self._name},
+            "sampling_params": {
+                "max_new_tokens": self._options.said,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
+        }
+        began_s = time.monotonic()
+        (await self._client.post(f"{self._url}/generate", json=body)).raise_for_status()
+        return time.monotonic() - began_s
+
+    async def close(self) -> None:
+        body = {"session_id": self._name}
+        (await self._client.post(f"{self._url}/close_session", json=body)).raise_for_status()
+
+
+async def load_of(replica) -> dict[str, float]:
+    await asyncio.sleep(0.8)  # the scheduler reports twice a second
+    return (await replica.client.ping(10.0)).load
+
+
+async def measure(arm: str, replica, options: Options) -> dict:
+    feed = FeedSocket(replica.spec.socket_path("inbox")) if arm == "bounded" else None
+    before = await load_of(replica)
+    ages: list[dict[str, float]] = []
+    async with httpx.AsyncClient(timeout=120) as client:
+        calls = [Call(f"{arm}-{n}", replica, client, options) for n in range(options.calls)]
+        for call in calls:
+            await call.open(feed)
+        for turn in range(options.turns):
+            seconds = [await call.turn() for call in calls]
+            if (turn + 1) % max(1, options.turns // 12) == 0:
+                used = (await load_of(replica))["kv_tokens_used"] - before["kv_tokens_used"]
+                ages.append(
+                    {
+                        "turn": turn + 1,
+                        "tokens_talked": (turn + 1) * (options.heard + options.said),
+                        "kv_tokens_per_call": used / options.calls,
+                        "turn_ms": 1000 * float(np.median(seconds)),
+                    }
+                )
+        after = await load_of(replica)
+        for call in calls:
+            await call.close()
+    spent = {name: after[name] - before.get(name, 0.0) for name in after}
+    n_cuts = spent["policy_sessions_cut"] + spent["policy_sessions_cut_running"]
+    return {
+        "arm": arm,
+        "ages": ages,
+        "cuts": n_cuts,
+        "cut_ms": 1000 * spent["policy_cut_s"] / n_cuts if n_cuts else 0.0,
+        "tokens_cut": spent["policy_tokens_cut"],
+        "rebases": spent["policy_sessions_rebased"],
+    }
+
+
+async def run(options: Options) -> list[dict]:
+    run_dir, rows = new_run_dir(), []
+    try:
+        async with thinker(run_dir, options.page) as replica:
+            for arm in ARMS:
+                rows.append(await measure(arm, replica, options))
+                _print(rows[-1])
+    finally:
+        shutil.rmtree(run_dir, ignore_errors=True)
+    return rows
+
+
+def _print(row: dict) -> None:
+    print(
+        f"{row['arm']}: {row['cuts']:.0f} cuts of {row['cut_ms']:.2f} ms, "
+        f"{row['rebases']:.0f} rebases"
+    )
+    for age in row["ages"]:
+        print(
+            f"  turn {age['turn']:4d}  talked {age['tokens_talked']:6d} tokens  "
+            f"held {age['kv_tokens_per_call']:7.0f}  a turn takes {age['turn_ms']:6.0f} ms",
+            flush=True,
+        )
+
+
+def parse_args() -> Options:
+    parser = argparse.ArgumentParser(
+        prog="benchmark.retention",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for name, default in asdict(Options()).items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=type(default), default=default)
+    return Options(**vars(parser.parse_args()))
+
+
+def main() -> None:
+    options = parse_args()
+    rows = asyncio.run(run(options))
+    if options.json:
+        document = {"benchmark": "retention", **facts(), "config": asdict(options), "rows": rows}
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""KV of sessions in host memory, through SGLang's HiCache: what is copied stays until it is wrong.
+
+A session's KV is copied from where its own begins, behind what the radix tree holds for it, and
+later only what is new. So a turn costs the link its own tokens, and who gives memory back on the
+device gives back a copy. Transfers run on HiCache's streams and end through its queues of
+acknowledgements, which all ranks drain alike.
+Owner: one HostCopies per session cache.
+"""
+
+import itertools
+import time
+from dataclasses import dataclass, field
+
+import torch
+from sglang.srt.managers.cache_controller import CacheOperation, HiCacheAck, device_module
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+from sglang.srt.utils.common import ceil_align
+
+from sglang_live.bridge.kv_record import LiveKvInfo
+from sglang_live.bridge.rounds import LinkRate
+from sglang_live.kv.link import Link, LinkConfig
+from sglang_live.kv.retention import Cut
+
+# Copies without a device have no launch to speak of.
+_WITHIN_ONE_MEMORY = LinkConfig(min_bytes=1 << 14)
+
+
+@dataclass(slots=True, eq=False)
+class HostCopy:
+    """A session's tokens [begin, end), begin at the start of a page.
+
+    slots: int64 [whole pages], host slots of the tokens from begin on.
+    busy: transfers from or to them that SGLang has not acknowledged.
+    written: the latest write's event; None: it is over.
+    gone: nobody wants it; its memory is freed when it is not busy.
+    """
+
+    begin: int
+    end: int
+    slots: torch.Tensor
+    busy: set[int] = field(default_factory=set)
+    written: object | None = None
+    gone: bool = False
+
+
+class HostCopies:
+    """
+    Attributes:
+        to_host, to_device: measured.
+        counts: since the start.
+    """
+
+    def __init__(self, cache: UnifiedRadixCache):
+        self._cache = cache
+        config = LinkConfig() if device_module is torch.cuda else _WITHIN_ONE_MEMORY
+        self.to_host, self.to_device = Link(config), Link(config)
+        self.counts = dict.fromkeys(
+            ("tokens_written", "tokens_loaded", "tokens_preloaded", "reload_s", "writes_host_full"),
+            0.0,
+        )
+        self.reset()
+
+    def reset(self) -> None:
+        """SGLang has emptied the host's pool."""
+        self._copies: dict[str, HostCopy] = {}
+        self._writes: dict[int, HostCopy] = {}
+        self._loads: dict[int, HostCopy] = {}
+        self._on_path: set[int] = set()  # loads that a prefill waits for
+        # SGLang's own transfers have the numbers of tree nodes.
+        self._ids = itertools.count(-1000, -1)
+
+    def of(self, session_id: str) -> HostCopy | None:
+        return self._copies.get(session_id)
+
+    @property
+    def tokens(self) -> int:
+        return sum(copy.end - copy.begin for copy in self._copies.values())
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self._controller.mem_pool_host.anchor_entry.host_pool.size_per_token
+
+    def rate(self) -> LinkRate:
+        """Before the first measured transfer to the device, those to the host tell."""
+        known = self.to_device.bytes_per_s or self.to_host.bytes_per_s
+        return LinkRate(known, self.to_device.latency_s)
+
+    # --- device to host ---
+
+    def write(self, session_id: str, kv: LiveKvInfo) -> bool:
+        """Copy what is not there yet. False: the host is full, and nothing was changed.
+
+        Whoever frees or overwrites the session's device slots then must wait for `written`.
+        """
+        copy = self._copies.get(session_id)
+        if copy is not None and copy.begin > kv.cache_protected_len:
+            self.forget(session_id)
+            copy = None
+        if copy is None:
+            begin = kv.cache_protected_len
+            copy = HostCopy(begin, begin, torch.empty(0, dtype=torch.int64))
+        end = kv.kv_committed_len
+        if end <= copy.end:
+            return True
+        n_slots = ceil_align(end - copy.begin, self._page_size)
+        fresh = self._host_slots(n_slots - len(copy.slots))
+        if fresh is None:
+            self.counts["writes_host_full"] += 1
+            return False
+        copy.slots = torch.cat([copy.slots, fresh])
+        # The last page was not full: it is written once more.
+        start = copy.end - (copy.end - copy.begin) % self._page_size
+        row = self._cache.req_to_token_pool.req_to_token[kv.req_pool_idx]
+        device = self._whole_pages(row[start:end].to(torch.int64))
+        self._submit_write(copy, copy.slots[start - copy.begin :], device)
+        self.counts["tokens_written"] += end - copy.end
+        copy.end = end
+        self._copies[session_id] = copy
+        return True
+
+    def _host_slots(self, n: int) -> torch.Tensor | None:
+        if n <= 0:
+            return torch.empty(0, dtype=torch.int64)
+        pool = self._cache.host_pool_group
+        if (missing := n - pool.available_size()) > 0:
+            self._cache.evict_host(missing)
+        return pool.alloc(n)
+
+    def _whole_pages(self, device_slots: torch.Tensor) -> torch.Tensor:
+        return self._cache._pad_retraction_indices(device_slots, self._page_size)
+
+    def _submit_write(self, copy: HostCopy, host: torch.Tensor, device: torch.Tensor) -> None:
+        controller, transfer = self._controller, next(self._ids)
+        if controller.load_fence_stream is not None:
+            # A request may be retracted, and its session give way, while its step still runs.
+            stream = controller.l2_transfer_engine.device_to_host_stream
+            stream.wait_stream(controller.load_fence_stream)
+        controller.write_queue.append(CacheOperation(host, device, node_id=transfer))
+        began_s = time.monotonic()
+        controller.start_writing()
+        ack = controller.ack_write_queue[-1]
+        if not ack.timing_enabled:  # then it is over, too
+            self.to_host.finished(ack.num_bytes, time.monotonic() - began_s)
+        copy.busy.add(transfer)
+        copy.written = ack.finish_event
+        self._writes[transfer] = copy
+
+    # --- host to device ---
+
+    def load(self, copy: HostCopy, begin: int, end: int) -> torch.Tensor | None:
+        """Queue tokens [begin, end) for SGLang's next prefill, which waits for them layer by layer.
+
+        Returns: int64 device slots, whole pages from begin on; None: no memory.
+        """
+        host = self._slots(copy, begin, end)
+        self._after_writing(copy)
+        transfer = next(self._ids)
+        device = self._controller.load(host_indices=host, node_id=transfer)
+        if device is not None:
+            copy.busy.add(transfer)
+            self._loads[transfer] = copy
+            self._on_path.add(transfer)
+            self.counts["tokens_loaded"] += end - begin
+        return device
+
+    def preload(self, copy: HostCopy, begin: int, end: int, device: torch.Tensor):
+        """Start to bring tokens [begin, end) to these device slots. Returns: its finish event."""
+        controller, engine = self._controller, self._controller.l2_transfer_engine
+        host = self._slots(copy, begin, end)
+        self._after_writing(copy)
+        if controller.load_fence_stream is not None:
+            # The slots may still be written by the forward pass of whoever had them.
+            engine.host_to_device_stream.wait_stream(controller.load_fence_stream)
+        transfer = next(self._ids)
+        operation = CacheOperation(host, device, node_id=transfer)
+        began_s = time.monotonic()
+        completion = engine.submit_host_to_device(
+            controller._l2_load_transfers(*controller._move_op_indices(operation)),
+            transfer_layer_id_max=controller.transfer_layer_id_max,
+        )
+        n_bytes = controller._transfer_num_bytes(operation)
+        if not completion.timing_enabled:
+            self.to_device.finished(n_bytes, time.monotonic() - began_s)
+        controller.ack_load_queue.append(
+            HiCacheAck(
+                start_event=completion.start_event,
+                finish_event=completion.finish_event,
+                node_ids=[transfer],
+                num_tokens=len(device),
+                timing_enabled=completion.timing_enabled,
+                num_tokens_by_pool=controller._num_tokens_by_pool(operation),
+                num_bytes=n_bytes,
+            )
+        )
+        copy.busy.add(transfer)
+        self._loads[transfer] = copy
+        self.counts["tokens_preloaded"] += end - begin
+        return completion.finish_event
+
+    def _slots(self, copy: HostCopy, begin: int, end: int) -> torch.Tensor:
+        stop = ceil_align(end - copy.begin, self._page_size)
+        return copy.slots[begin - copy.begin : stop]
+
+    def _after_writing(self, copy: HostCopy) -> None:
+        if copy.written is not None:
+            stream = self._controller.l2_transfer_engine.host_to_device_stream
+            stream.wait_event(copy.written)
+
+    # --- the session changes ---
+
+    def forget(self, session_id: str) -> None:
+        """It is closed, or its KV is not what it was."""
+        copy = self._copies.pop(session_id, None)
+        if copy is not None:
+            copy.gone = True
+            self._free_if_gone(copy)
+
+    def truncate(self, session_id: str, n_tokens: int) -> None:
+        """The session ends there now."""
+        copy = self._copies.get(session_id)
+        if copy is None or copy.end <= n_tokens:
+            return
+        if n_tokens <= copy.begin or copy.busy:
+            self.forget(session_id)
+            return
+        copy.end = n_tokens
+        self._keep(copy, torch.arange(ceil_align(n_tokens - copy.begin, self._page_size)))
+
+    def cut(self, session_id: str, cut: Cut) -> None:
+        """The session loses these whole pages; what follows moves up."""
+        copy = self._copies.get(session_id)
+        if copy is None or copy.end <= cut.begin:
+            return
+        if copy.busy or copy.begin > cut.end:
+            self.forget(session_id)
+            return
+        stays = torch.ones(len(copy.slots), dtype=torch.bool)
+        stays[max(0, cut.begin - copy.begin) : cut.end - copy.begin] = False
+        copy.end = max(copy.end - cut.n_tokens, cut.begin)
+        copy.begin = min(copy.begin, cut.begin)
+        self._keep(copy, stays.nonzero().flatten())
+
+    def _keep(self, copy: HostCopy, which: torch.Tensor) -> None:
+        goes = torch.ones(len(copy.slots), dtype=torch.bool)
+        goes[which] = False
+        if bool(goes.any()):
+            self._cache.host_pool_group.free(copy.slots[goes])
+        copy.slots = copy.slots[which]
+
+    # --- SGLang acknowledges ---
+
+    def acknowledged(self, transfer: int) -> bool:
+        """False: it is none of ours."""
+        copy = self._writes.pop(transfer, None)
+        if copy is not None and copy.busy.isdisjoint(self._writes.keys() - {transfer}):
+            copy.written = None
+        if copy is None and (copy := self._loads.pop(transfer, None)) is None:
+            return False
+        copy.busy.discard(transfer)
+        self._on_path.discard(transfer)
+        self._free_if_gone(copy)
+        return True
+
+    def all_written(self) -> None:
+        """SGLang has waited for every write in its queue, and emptied it."""
+        pending = {i for ack in self._controller.ack_write_queue for i in ack.node_ids}
+        for transfer in [i for i in self._writes if i not in pending]:
+            self.acknowledged(transfer)
+
+    def measure(self, ack: HiCacheAck, link: Link) -> None:
+        """On a device its events know how long a transfer took. To be called before its end is
+        acknowledged."""
+        if not ack.timing_enabled or not ack.num_bytes:
+            return
+        seconds = ack.start_event.elapsed_time(ack.finish_event) / 1000
+        link.finished(ack.num_bytes, seconds)
+        if any(i in self._on_path for i in ack.node_ids):
+            self.counts["reload_s"] += seconds
+
+    def _free_if_gone(self, copy: HostCopy) -> None:
+        if copy.gone and not copy.busy and len(copy.slots):
+            self._cache.host_pool_group.free(copy.slots)
+            copy.slots = copy.slots[:0]
+
+    @property
+    def _controller(self):
+        return self._cache.cache_controller
+
+    @property
+    def _page_size(self) -> int:
+        return self._cache.page_size
+
+
+def wait_for(event) -> None:
+    """What is launched from now on runs after it; on a device nobody else waits."""
+    event.wait(device_module.current_stream())

@@ -1,0 +1,11 @@
+"""Sessions whose KV can be cut, in SGLang's list of radix caches."""
+
+TARGET = "sglang.srt.mem_cache.registry._RADIX_CACHE_REGISTRY"
+KIND = "item"
+SIGNATURE = None
+WHY = "SGLang's sessions keep every token until they end, and die at the context limit"
+DROP_WHEN = "SGLang's streaming sessions can drop tokens between a sink and a window"
+STAGES = ("thinker",)
+CPU_ONLY = False
+WITH_POLICIES = True
+HOOK = "sglang_live.bridge.radix_cache:REGISTRY_ITEM"

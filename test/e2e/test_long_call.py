@@ -1,0 +1,54 @@
+"""A call that outgrows its window goes on, and its client is told what the model has forgotten."""
+
+import pytest
+
+from test.e2e.conftest import wait_until
+from test.e2e.socket_client import NO_VAD, clip_24k, connected
+
+pytestmark = [pytest.mark.e2e]
+
+LIMIT = 200
+SMALL = {
+    "type": "retention_ratio",
+    "retention_ratio": 0.7,
+    "token_limits": {"post_instructions": LIMIT},
+}
+
+
+async def test_a_long_call_forgets_its_beginning_and_says_so(server):
+    async with connected(server.ws) as socket:
+        updated = await socket.session(**NO_VAD, truncation=SMALL)
+        assert updated["session"]["truncation"] == SMALL
+        first = (await socket.ask("my name is Ann", max_output_tokens=20))["response"]
+        for n in range(12):
+            if n % 4 == 0:
+                done = await socket.say(clip_24k("sp_jfk.flac", 2.0), max_output_tokens=20)
+            else:
+                done = await socket.ask(f"question {n} of many", max_output_tokens=20)
+            assert done["response"]["status"] == "completed" or done["response"]["status_details"]
+            assert done["response"]["usage"]["input_tokens"] < LIMIT + 60
+        deleted = [e["item_id"] for e in socket.events if e["type"] == "conversation.item.deleted"]
+        added = [e["item"]["id"] for e in socket.events if e["type"] == "conversation.item.added"]
+        assert first["output"][0]["id"] in deleted
+        assert deleted == added[: len(deleted)], "the oldest leave first"
+        assert 0 < len(added) - len(deleted) < 12
+        wait_until(lambda: server.stage_load("thinker", "policy_tokens_cut") > LIMIT, 5, "cuts")
+        assert server.stage_load("thinker", "kv_tokens_used") < LIMIT + 100
+
+
+async def test_a_window_can_be_given_up_in_the_middle_of_a_call(server):
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD, truncation=SMALL)
+        for n in range(6):
+            await socket.ask(f"question {n} of many", max_output_tokens=30)
+        n_deleted = len([e for e in socket.events if e["type"] == "conversation.item.deleted"])
+        assert n_deleted
+        await socket.session(truncation="disabled")
+        usage = []
+        for n in range(6):
+            done = await socket.ask(f"question {n} of many", max_output_tokens=30)
+            usage.append(done["response"]["usage"]["input_tokens"])
+        assert usage == sorted(usage) and usage[-1] > LIMIT
+        assert n_deleted == len(
+            [e for e in socket.events if e["type"] == "conversation.item.deleted"]
+        )

@@ -1,0 +1,61 @@
+"""A thinker whose pool is too small for its sessions, over SGLang's own API."""
+
+import asyncio
+
+import httpx
+import torch
+
+from sglang_live.stages.engine_host import FeedSocket
+from test.engine.conftest import Stages
+from test.engine.reference import Reference
+
+
+class Pool:
+    """A thinker with a small pool, over SGLang's own API."""
+
+    def __init__(self, stages: Stages):
+        self.stages = stages
+        spec = stages.replica("thinker").spec
+        self.url = f"http://127.0.0.1:{spec.native_port}"
+        self.feed = FeedSocket(spec.socket_path("inbox"))
+
+    async def post(self, path: str, body: dict, timeout_s: float = 60.0) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=timeout_s) as client:
+            answer = await client.post(f"{self.url}{path}", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    async def open(self, name: str) -> None:
+        body = {"capacity_of_str_len": 1 << 40, "session_id": name, "streaming": True}
+        await self.post("/open_session", body)
+
+    async def close(self, name: str) -> None:
+        await self.post("/close_session", {"session_id": name})
+
+    async def say(self, name: str, ids: list[int], n: int, timeout_s: float = 60.0) -> list[tuple]:
+        """Reply tokens with their log-probabilities."""
+        body = {
+            "input_ids": ids,
+            "session_params": {"id": name},
+            "sampling_params": {"max_new_tokens": n, "temperature": 0, "ignore_eos": True},
+            "return_logprob": True,
+        }
+        answer = (await self.post("/generate", body, timeout_s)).json()
+        return [(t, logprob) for logprob, t, _ in answer["meta_info"]["output_token_logprobs"]]
+
+    async def load(self, name: str) -> float:
+        await asyncio.sleep(0.7)
+        ready = await self.stages.replica("thinker").client.ping(5.0)
+        return ready.load[name]
+
+
+def check(reference: Reference, ids: list[int], said: list[tuple[int, float]]) -> None:
+    """Every reply token is the likeliest, and as likely as the engine said."""
+    if not said:
+        return
+    logprobs = reference.logprobs({"input_ids": torch.tensor([ids])}, 0, [0] * len(ids))
+    at = torch.tensor([position for position, _ in said])
+    told = torch.tensor([logprob for _, logprob in said])
+    got = torch.tensor(ids)[at]
+    torch.testing.assert_close(logprobs[at - 1, got], told, atol=1e-5, rtol=0)
+    assert (logprobs[at - 1].argmax(-1) == got).all()

@@ -1,0 +1,181 @@
+"""More calls than fit: idle sessions give memory back, and say later what they would have said."""
+
+import asyncio
+import random
+
+import pytest
+import pytest_asyncio
+import torch
+
+from test.engine.conftest import running_stages
+from test.engine.small_pool import Pool, check
+from test.engine.turns import greedy_turn, reply_of, think, user
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+POOL_TOKENS = 320
+SYSTEM = "You are a kind assistant."
+
+
+async def pool_of(checkpoint, cache, policies, page: int, overlap: bool):
+    args = {
+        "page_size": page,
+        "max_total_tokens": POOL_TOKENS,
+        "disable_overlap_schedule": not overlap,
+        "max_running_requests": 16,
+    }
+    return running_stages(checkpoint, cache, args, policies=policies)
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="session",
+    params=[(1, True), (16, False)],
+    ids=["page-1", "page-16-no-overlap"],
+)
+async def pool(request, endless_checkpoint, tmp_path_factory):
+    page, overlap = request.param
+    cache = tmp_path_factory.mktemp("full-pool")
+    policies = ("urgency", "pacing", "truncate", "retention", "nextuse")
+    async with await pool_of(endless_checkpoint, cache, policies, page, overlap) as stages:
+        yield Pool(stages)
+
+
+async def test_stock_sessions_block_a_third_for_good(endless_checkpoint, tmp_path_factory):
+    """What SGLang does by itself: no error, no progress."""
+    cache = tmp_path_factory.mktemp("stock-pool")
+    async with await pool_of(endless_checkpoint, cache, ("truncate",), 1, True) as stages:
+        pool = Pool(stages)
+        for name in ("one", "two", "three"):
+            await pool.open(name)
+        await pool.say("one", list(range(20, 140)), 20)
+        await pool.say("two", list(range(140, 260)), 20)
+        third = asyncio.create_task(pool.say("three", list(range(300, 400)), 20))
+        await asyncio.sleep(5)
+        assert not third.done()
+        await pool.close("one")
+        assert len(await third) == 20
+
+
+async def test_idle_sessions_make_room_and_go_on_as_if_they_had_not(pool, reference):
+    rng = random.Random(3)
+    names = [f"call-{n}" for n in range(6)]
+    heard: dict[str, list[int]] = {name: [] for name in names}
+    said: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+    for name in names:
+        await pool.open(name)
+    for _ in range(30):
+        name = rng.choice(names)
+        if len(heard[name]) > 200:
+            continue
+        new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 50))]
+        reply = await pool.say(name, new, rng.randrange(2, 20))
+        heard[name] += new
+        for token, logprob in reply:
+            said[name].append((len(heard[name]), logprob))
+            heard[name].append(token)
+    assert sum(map(len, heard.values())) > 2 * POOL_TOKENS
+    assert await pool.load("policy_tokens_given_back") > POOL_TOKENS
+    for name in names:
+        check(reference, heard[name], said[name])
+        await pool.close(name)
+    assert await pool.load("kv_tokens_used") == 0
+    assert await pool.load("policy_tokens_idle") == 0
+
+
+async def test_many_at_once_all_end(pool):
+    """More requests of sessions than fit wait for each other, not for ever."""
+
+    async def call(n: int) -> int:
+        rng, name = random.Random(n), f"crowd-{n}"
+        await pool.open(name)
+        n_said = 0
+        for _ in range(4):
+            new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 40))]
+            n_said += len(await pool.say(name, new, rng.randrange(2, 16), timeout_s=120))
+        await pool.close(name)
+        return n_said
+
+    assert all(await asyncio.gather(*(call(n) for n in range(12))))
+    assert await pool.load("kv_tokens_used") == 0
+
+
+async def test_clips_that_were_given_back_are_heard_again(pool, speech):
+    """Also their states for the talker: only those of the new clip go with the new turn."""
+    calls = []
+    for n in range(4):
+        history = [user(speech[20_000 * n :][:24_000])]
+        links = pool.stages.links(f"spoken-{n}")
+        turn = greedy_turn(*history, system=SYSTEM, n_tokens=12)
+        done = await think(links, turn)
+        calls.append((links, [*history, reply_of(turn, done)]))
+    for n, (links, history) in enumerate(calls):
+        history += [user(speech[5_000 + 9_000 * n :][:16_000])]
+        turn = greedy_turn(*history, system=SYSTEM, n_tokens=12)
+        again = await think(links, turn)
+        assert not again.rebuilt
+        fresh_links = pool.stages.links("")
+        fresh = await think(fresh_links, greedy_turn(*history, system=SYSTEM, n_tokens=12))
+        assert again.ids == fresh.ids
+        states = [links.thinker.segments[item.key].states for item in (history[0], history[2])]
+        others = [fresh_links.thinker.segments[i.key].states for i in (history[0], history[2])]
+        for own, other in zip(states, others, strict=True):
+            torch.testing.assert_close(
+                torch.from_numpy(own), torch.from_numpy(other), atol=1e-4, rtol=1e-4
+            )
+    for links, _ in calls:
+        links.close()
+    assert await pool.load("policy_tokens_given_back") > 0
+
+
+async def test_sessions_hold_the_same_instructions_once(pool):
+    header = list(range(300, 380))
+    for name in ("first", "second"):
+        await pool.open(name)
+        body = {
+            "input_ids": header,
+            "session_params": {"id": name},
+            "sampling_params": {"max_new_tokens": 0, "temperature": 0},
+        }
+        meta = (await pool.post("/generate", body)).json()["meta_info"]
+    # A request computes its last token in any case.
+    assert meta["cached_tokens"] >= 64
+    await pool.say("first", [20, 21, 22], 2)
+    await pool.say("second", [30, 31, 32], 2)
+    assert await pool.load("kv_tokens_used") <= len(header)
+    for name in ("first", "second"):
+        await pool.close(name)
+    assert await pool.load("kv_tokens_used") == 0
+
+
+async def plain(pool, ids: list[int]) -> int:
+    """A request of no session. Returns: how many of its tokens the tree had."""
+    body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2, "temperature": 0}}
+    answer = (await pool.post("/generate", body)).json()
+    return answer["meta_info"]["cached_tokens"]
+
+
+async def test_prompts_and_sessions_give_way_in_one_order(pool):
+    """What was not used for longest goes first, whichever it is."""
+    await pool.post("/flush_cache", {})
+    prompt, other = list(range(20, 120)), list(range(120, 190))
+    await pool.open("old")
+    await pool.say("old", list(range(30, 130)), 4)
+    await asyncio.sleep(1.0)
+    await plain(pool, prompt)
+    given_back = await pool.load("policy_tokens_given_back")
+    await plain(pool, [*other, *other])
+    assert await pool.load("policy_tokens_given_back") > given_back
+    assert await plain(pool, prompt) >= 96
+    await pool.close("old")
+
+    await pool.post("/flush_cache", {})
+    await plain(pool, prompt)
+    await asyncio.sleep(1.0)
+    await pool.open("new")
+    await pool.say("new", list(range(30, 130)), 4)
+    given_back = await pool.load("policy_tokens_given_back")
+    await plain(pool, [*other, *other])
+    assert await pool.load("policy_tokens_given_back") == given_back
+    assert await plain(pool, prompt) < 96
+    await pool.close("new")

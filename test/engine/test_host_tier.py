@@ -1,0 +1,166 @@
+"""Idle sessions on the host: they come back as they were, whenever they are asked for."""
+
+import asyncio
+import random
+
+import pytest
+import pytest_asyncio
+
+from sglang_live.bridge.feed_types import SpeechStart, TruncateSession
+from test.engine.bounded_calls import SINK, Call, Engine
+from test.engine.conftest import running_stages
+from test.engine.small_pool import Pool, check
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+POOL_TOKENS = 1024
+POLICIES = ("urgency", "pacing", "truncate", "retention", "nextuse", "preload")
+HOST = {"enable_hierarchical_cache": True, "hicache_ratio": 4.0}
+# Slow enough that a hundred tokens of the demo model take some rounds.
+SLOW_LINK = {"SGLANG_LIVE_MODELLED_LINK": "0.01:2000"}
+VARIANTS = {"page-1": (1, True, {}), "page-16-no-overlap-slow-link": (16, False, SLOW_LINK)}
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=VARIANTS.values(), ids=VARIANTS.keys()
+)
+async def stages(request, endless_checkpoint, tmp_path_factory):
+    page, overlap, link = request.param
+    args = {
+        "page_size": page,
+        "max_total_tokens": POOL_TOKENS,
+        "disable_overlap_schedule": not overlap,
+        "max_running_requests": 64,
+    }
+    running = running_stages(
+        endless_checkpoint,
+        tmp_path_factory.mktemp("host-tier"),
+        args,
+        policies=POLICIES,
+        thinker_args=HOST,
+        thinker_environment={"SGLANG_LIVE_POISON_FREED_KV": "1", **link},
+    )
+    async with running as found:
+        found.page = page
+        yield found
+
+
+@pytest.fixture
+def pool(stages) -> Pool:
+    return Pool(stages)
+
+
+async def nothing_is_left(pool: Pool) -> None:
+    assert await pool.load("kv_tokens_used") == 0
+    assert await pool.load("policy_tokens_idle") == 0
+    assert await pool.load("policy_tokens_on_host") == 0
+
+
+async def test_sessions_come_back_from_the_host_as_they_were(pool, reference):
+    """With speech starts at any moment before the request, cuts to what was heard, and closes."""
+    rng = random.Random(7)
+    names = [f"call-{n}" for n in range(16)]
+    heard: dict[str, list[int]] = {name: [] for name in names}
+    said: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
+    lost = await pool.load("policy_tokens_lost")
+    for name in names:
+        await pool.open(name)
+    for _ in range(160):
+        name = rng.choice(names)
+        if rng.random() < 0.15 and said[name]:
+            # The newest token is computed by the next request.
+            kept = rng.randrange(said[name][0][0], len(heard[name]))
+            del heard[name][kept:]
+            said[name] = [(at, logprob) for at, logprob in said[name] if at < kept]
+            pool.feed.send(TruncateSession(name, kept))
+            await asyncio.sleep(0.2)  # it travels on another socket than the request
+        if len(heard[name]) > 180:
+            await pool.close(name)
+            check(reference, heard[name], said[name])
+            heard[name], said[name] = [], []
+            await pool.open(name)
+        if rng.random() < 0.5:
+            pool.feed.send(SpeechStart(name))
+            await asyncio.sleep(rng.choice((0.0, 0.01, 0.05, 0.2)))
+        new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 50))]
+        reply = await pool.say(name, new, rng.randrange(2, 20))
+        heard[name] += new
+        for token, logprob in reply:
+            said[name].append((len(heard[name]), logprob))
+            heard[name].append(token)
+    assert await pool.load("policy_tokens_given_back") > POOL_TOKENS
+    assert await pool.load("policy_tokens_lost") == lost
+    assert await pool.load("policy_loads") > 0
+    assert await pool.load("policy_preloads") > 0
+    for name in names:
+        check(reference, heard[name], said[name])
+        await pool.close(name)
+    await nothing_is_left(pool)
+
+
+async def test_bounded_sessions_move_between_tiers_while_they_are_cut(stages, pool, reference):
+    engine = Engine(stages, stages.page)
+    rng = random.Random(11)
+    calls = [Call(engine, f"bounded-{n}") for n in range(14)]
+    for call in calls:
+        await call.open()
+    for n in range(120):
+        call = calls[n] if n < len(calls) else rng.choice(calls)
+        n_new = rng.randrange(1, 60) if call.ids else SINK
+        if rng.random() < 0.5:
+            engine.feed.send(SpeechStart(call.name))
+            await asyncio.sleep(rng.choice((0.0, 0.02, 0.1)))
+        await call.turn([rng.randrange(10, 200) for _ in range(n_new)], rng.randrange(1, 30))
+    assert sum(call.n_cut for call in calls) > POOL_TOKENS
+    for call in calls:
+        call.check(reference)
+        await call.close()
+    await nothing_is_left(pool)
+
+
+async def test_a_crowd_shares_the_pool_and_the_host(pool, reference):
+    """All at once, with speech starts between: every call is answered, and rightly."""
+
+    async def call(n: int) -> None:
+        rng, name = random.Random(n), f"crowd-{n}"
+        heard: list[int] = []
+        said: list[tuple[int, float]] = []
+        await pool.open(name)
+        for _ in range(4):
+            if rng.random() < 0.5:
+                pool.feed.send(SpeechStart(name))
+                await asyncio.sleep(rng.random() / 10)
+            new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 30))]
+            reply = await pool.say(name, new, rng.randrange(2, 12), timeout_s=180)
+            heard += new
+            for token, logprob in reply:
+                said.append((len(heard), logprob))
+                heard.append(token)
+        check(reference, heard, said)
+        await pool.close(name)
+
+    await asyncio.gather(*(call(n) for n in range(30)))
+    await nothing_is_left(pool)
+
+
+async def test_a_full_host_costs_a_prefill_and_nothing_else(pool, reference):
+    names = [f"many-{n}" for n in range(60)]
+    said: dict[str, list] = {}
+    lost = await pool.load("policy_tokens_lost")
+    for n, name in enumerate(names):
+        await pool.open(name)
+        prompt = [10 + (n + i) % 180 for i in range(100)]
+        said[name] = [prompt, await pool.say(name, prompt, 4)]
+    assert await pool.load("policy_tokens_lost") > lost
+    assert await pool.load("policy_writes_host_full") > 0
+    for name in (*names[:3], *names[-3:]):
+        prompt, reply = said[name]
+        heard = prompt + [token for token, _ in reply]
+        more = await pool.say(name, [20, 30, 40], 4)
+        told = [(len(prompt) + i, logprob) for i, (_, logprob) in enumerate(reply)]
+        heard += [20, 30, 40]
+        told += [(len(heard) + i, logprob) for i, (_, logprob) in enumerate(more)]
+        check(reference, heard + [token for token, _ in more], told)
+    for name in names:
+        await pool.close(name)
+    await nothing_is_left(pool)

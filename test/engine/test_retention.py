@@ -1,0 +1,161 @@
+"""Sessions that keep a sink and a window say what a model says that sees no more than these.
+
+The reference computes a whole conversation in one pass, each token with the sight it had.
+What a session has dropped is overwritten with NaN, so that nobody reads it unnoticed.
+"""
+
+import asyncio
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+
+from sglang_live.kv.retention import RetentionConfig
+from sglang_live.orchestrator.history import AudioPart, HistoryItem
+from test.engine.bounded_calls import SINK, SLACK, WINDOW, Engine, a_call
+from test.engine.conftest import running_stages
+from test.engine.reference import AUDIO, Reference
+from test.engine.turns import greedy_turn, reply_of, think, user
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+POLICIES = ("urgency", "pacing", "truncate", "retention")
+SYSTEM = "You are a kind assistant."
+LONGEST_TURN = 100
+
+
+@dataclass(frozen=True)
+class Variant:
+    page: int = 1
+    overlap: bool = True
+    chunk: int = 512
+
+
+VARIANTS = {
+    "page-1": Variant(),
+    "page-16-no-overlap": Variant(page=16, overlap=False),
+    "page-16-chunks": Variant(page=16, chunk=32),
+}
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=VARIANTS.values(), ids=VARIANTS.keys()
+)
+async def bounded(request, endless_checkpoint, tmp_path_factory):
+    variant = request.param
+    args = {
+        "page_size": variant.page,
+        "disable_overlap_schedule": not variant.overlap,
+        "chunked_prefill_size": variant.chunk,
+    }
+    cache = tmp_path_factory.mktemp("retention")
+    poison = {"SGLANG_LIVE_POISON_FREED_KV": "1"}
+    stages = running_stages(
+        endless_checkpoint, cache, args, policies=POLICIES, thinker_environment=poison
+    )
+    async with stages as running:
+        yield Engine(running, variant.page)
+
+
+async def test_a_long_call_is_heard_as_through_a_window(bounded, reference):
+    call = await a_call(bounded, "long", seed=1, n_turns=60)
+    assert call.n_cut > 20 * WINDOW
+    call.check(reference)
+    assert await bounded.load("kv_tokens_used") <= SINK + WINDOW + 60 + 30 + 2 * bounded.page
+    await call.close()
+
+
+async def test_sessions_of_all_ages_share_batches_with_plain_requests(bounded, reference):
+    async def plain(seed: int) -> None:
+        ids = [random.Random(seed).randrange(10, 200) for _ in range(40)]
+        body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 30, "temperature": 0}}
+        await bounded.post("/generate", body)
+
+    # Some begin with more than their sink, which the radix tree then holds.
+    calls = [
+        a_call(bounded, f"mixed-{n}", seed=n, n_turns=4 + 6 * n, n_first=SINK + 33 * (n % 2))
+        for n in range(4)
+    ]
+    done = await asyncio.gather(*calls, *(plain(seed) for seed in range(8)))
+    for call in done[:4]:
+        call.check(reference)
+        await call.close()
+    assert await bounded.load("kv_tokens_used") == 0
+
+
+class SpokenCall:
+    """A call through the stage: clips and text in, replies of some tokens out."""
+
+    def __init__(self, engine: Engine, reference: Reference, name: str):
+        self.engine, self.reference = engine, reference
+        self.links = engine.stages.links(name)
+        self.history: list[HistoryItem] = []
+        self.ids: list[int] = []
+        self.seen_from: list[int] = []
+        self.features: list[dict] = []
+        self.replies: list[tuple[int, list[int]]] = []  # where they begin, and their ids
+        self.gone: list[str] = []
+        self.n_cut = 0
+
+    async def turn(self, item: HistoryItem, clips: list[np.ndarray], n_reply: int) -> None:
+        if not self.ids:
+            self._take_in(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>", [])
+            self.sink = -(-len(self.ids) // self.engine.page) * self.engine.page
+        content = "".join(AUDIO if isinstance(p, AudioPart) else p.text for p in item.parts)
+        if not self.history:
+            self.base = await self.engine.load("policy_tokens_cut")
+        turn = replace(
+            greedy_turn(*self.history, item, system=SYSTEM, n_tokens=n_reply),
+            retention=RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK),
+        )
+        done = await think(self.links, turn)
+        assert not done.rebuilt
+        assert done.n_prompt <= self.sink + WINDOW + LONGEST_TURN + 2 * self.engine.page
+        self._take_in(f"user\n{content}<|im_end|>\n<|im_start|>assistant\n", clips)
+        self.replies.append((len(self.ids), done.ids))
+        self.ids += done.ids
+        self._see(len(self.ids) - 1)
+        self.history += [item, reply_of(turn, done)]
+        self.n_cut = round(await self.engine.load("policy_tokens_cut") - self.base)
+        self.history = [item for item in self.history if item.key not in done.gone]
+        self.gone += done.gone
+        self._take_in("<|im_end|>\n<|im_start|>", [], seen=False)
+
+    def _take_in(self, text: str, clips: list[np.ndarray], seen: bool = True) -> None:
+        inputs = self.reference.inputs(text, clips)
+        self.ids += inputs["input_ids"][0].tolist()
+        if clips:
+            self.features.append(inputs)
+        if seen:
+            self._see(len(self.ids))
+
+    def _see(self, n_tokens: int) -> None:
+        seen_from = self.sink + self.n_cut if self.n_cut else 0
+        self.seen_from += [seen_from] * (n_tokens - len(self.seen_from))
+
+    def check(self) -> None:
+        rows = self.seen_from + [self.seen_from[-1]] * (len(self.ids) - len(self.seen_from))
+        inputs = {"input_ids": torch.tensor([self.ids]), "clips": self.features}
+        best = self.reference.logprobs(inputs, self.sink, rows).argmax(-1)
+        for begin, ids in self.replies:
+            assert best[begin - 1 : begin - 1 + len(ids)].tolist() == ids
+
+
+async def test_a_spoken_call_forgets_whole_clips(bounded, reference, speech):
+    rng = random.Random(5)
+    call = SpokenCall(bounded, reference, "spoken")
+    items = []
+    for n in range(24):
+        start, n_samples = rng.randrange(100_000), rng.randrange(8_000, 40_000)
+        clip = speech[start : start + n_samples]
+        items.append(user(clip) if n % 3 else user("why", clip) if n % 2 else user("go on"))
+        clips = [p.pcm for p in items[-1].parts if isinstance(p, AudioPart)]
+        # So short that no cut falls into a reply, which would be at a token nobody can foretell.
+        await call.turn(items[-1], clips, n_reply=2)
+    assert call.n_cut > 3 * WINDOW
+    assert items[0].key in call.gone and items[-1].key not in call.gone
+    call.check()
+    call.links.close()
