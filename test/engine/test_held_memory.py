@@ -50,10 +50,10 @@ async def codes(links, turn, listening: asyncio.Event | None = None) -> np.ndarr
 
 async def _listen(speech, listening: asyncio.Event | None) -> None:
     while listening is not None and not listening.is_set():
-        speech.report(0.0, False, 0.0)
+        speech.report(0.0, False, 0.5)
         await asyncio.sleep(0.02)
     while True:
-        speech.report(1000.0, False, 0.0)
+        speech.report(1000.0, False, 0.5)
         await asyncio.sleep(0.02)
 
 
