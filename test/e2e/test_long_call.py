@@ -41,9 +41,10 @@ async def test_a_window_can_be_given_up_in_the_middle_of_a_call(server):
         await socket.session(**NO_VAD, truncation=SMALL)
         for n in range(6):
             await socket.ask(f"question {n} of many", max_output_tokens=30)
+        await socket.session(truncation="disabled")
+        # Only now: what a turn forgets is told after its response.done.
         n_deleted = len([e for e in socket.events if e["type"] == "conversation.item.deleted"])
         assert n_deleted
-        await socket.session(truncation="disabled")
         usage = []
         for n in range(6):
             done = await socket.ask(f"question {n} of many", max_output_tokens=30)
