@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 N_FRAMES = 80
 # Room for one whole reply and not quite for three that wait at their beginning.
 POOL_TOKENS = 190
+# Callers who never interrupt would not be held before the pool is full.
+INTERRUPTS = 0.37
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -50,10 +52,10 @@ async def codes(links, turn, listening: asyncio.Event | None = None) -> np.ndarr
 
 async def _listen(speech, listening: asyncio.Event | None) -> None:
     while listening is not None and not listening.is_set():
-        speech.report(0.0, False, 0.5)
+        speech.report(0.0, False, INTERRUPTS)
         await asyncio.sleep(0.02)
     while True:
-        speech.report(1000.0, False, 0.5)
+        speech.report(1000.0, False, INTERRUPTS)
         await asyncio.sleep(0.02)
 
 
