@@ -234,7 +234,11 @@ async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
         "errors": [error for call in calls for error in call.errors],
         "pool_tokens": pool_tokens,
         "wall_s": wall_s,
-        "ttft_ms": {f"p{p}": float(np.percentile(ttft_ms, p)) for p in (50, 90, 99)},
+        # P99 of fewer than a hundred turns would be the slowest of them.
+        "ttft_ms": {
+            f"p{p}": float(np.percentile(ttft_ms, p)) if p < 99 or len(ttft_ms) >= 100 else None
+            for p in (50, 90, 99)
+        },
         "held_tokens": sum(call.held for call in calls),
         "recomputed_tokens": sum(call.computed for call in calls),
         **{name: load.get(f"policy_{name}", 0.0) for name in _COUNTERS},
@@ -248,7 +252,7 @@ def line(row: dict) -> str:
     hidden = f"{row['tokens_preloaded'] / moved:6.1%}" if moved else "   n/a"
     return (
         f"{row['arm']:10s} {row['turns']:5d} {ttft['p50']:8.0f} {ttft['p90']:8.0f} "
-        f"{ttft['p99']:8.0f} {row['recomputed_tokens']:10.0f} {row['loads']:6.0f} "
+        f"{'n/a' if ttft['p99'] is None else format(ttft['p99'], '.0f'):>8s} {row['recomputed_tokens']:10.0f} {row['loads']:6.0f} "
         f"{1000 * row['reload_s']:10.0f} {hidden} {row['tokens_lost']:7.0f}"
     )
 
