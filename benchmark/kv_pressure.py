@@ -250,9 +250,10 @@ def line(row: dict) -> str:
     ttft = row["ttft_ms"]
     moved = row["tokens_loaded"] + row["tokens_preloaded"]
     hidden = f"{row['tokens_preloaded'] / moved:6.1%}" if moved else "   n/a"
+    slowest = "n/a" if ttft["p99"] is None else f"{ttft['p99']:.0f}"
     return (
         f"{row['arm']:10s} {row['turns']:5d} {ttft['p50']:8.0f} {ttft['p90']:8.0f} "
-        f"{'n/a' if ttft['p99'] is None else format(ttft['p99'], '.0f'):>8s} {row['recomputed_tokens']:10.0f} {row['loads']:6.0f} "
+        f"{slowest:>8s} {row['recomputed_tokens']:10.0f} {row['loads']:6.0f} "
         f"{1000 * row['reload_s']:10.0f} {hidden} {row['tokens_lost']:7.0f}"
     )
 
