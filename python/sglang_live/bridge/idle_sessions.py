@@ -3,7 +3,7 @@
 SGLang pins a session's KV until it closes. Here the KV of a session without a request counts as
 evictable, like the radix tree's. When memory is short, who is expected to speak last gives way
 first, from the end of its KV: what is missing at its next request is computed anew, the beginning
-stays. Who has begun to speak gives way to nobody.
+stays. Who has begun to speak gives way last.
 Owner: one IdleSessions per session cache; equal on all ranks, because all it hears is broadcast.
 """
 
@@ -11,7 +11,7 @@ import math
 
 from sglang_live.bridge.feed_types import Outlook
 from sglang_live.kv.next_use import NextUse
-from sglang_live.kv.victim_index import Candidate, VictimIndex
+from sglang_live.kv.victim_index import Candidate, Victim, VictimIndex
 
 # Who speaks will need its KV when it is done: 1.2 % of stretches of speech last longer (AMI corpus,
 # meeting ES2014c). A cough must not keep it for ever.
@@ -28,11 +28,13 @@ class IdleSessions:
         self._next_use = NextUse()
         self._speaking_until_s: dict[str, float] = {}
         self.now_s = 0.0
-        self.counts = {"sessions_gave_way": 0.0, "tokens_given_back": 0.0}
+        self.counts = dict.fromkeys(
+            ("sessions_gave_way", "protected_gave_way", "tokens_given_back"), 0.0
+        )
 
     @property
     def tokens(self) -> int:
-        return self._index.evictable_tokens
+        return self._index.evictable_tokens + self._index.protected_tokens
 
     def tick(self, now_s: float) -> None:
         """A round begins."""
@@ -104,9 +106,24 @@ class IdleSessions:
         later_than_s: only those that are needed after that.
         """
         victims = self._index.victims(n_tokens, self.now_s, later_than_s=later_than_s)
+        missing = n_tokens - sum(victim.n_tokens for victim in victims)
+        if missing > 0 and later_than_s == -math.inf:
+            victims += self._victims_among_protected(missing)
         self.counts["sessions_gave_way"] += len(victims)
         self.counts["tokens_given_back"] += sum(victim.n_tokens for victim in victims)
         return [(victim.key, victim.n_tokens) for victim in victims]
+
+    def _victims_among_protected(self, n_tokens: int) -> list[Victim]:
+        """A request that can run now is worth more than one that will come."""
+        protected = self._index.protected()
+        for session_id, _ in protected:
+            self._index.unprotect(session_id)
+        victims = self._index.victims(n_tokens, self.now_s)
+        for session_id, until_s in protected:
+            if session_id in self._index:
+                self._index.protect(session_id, until_s)
+        self.counts["protected_gave_way"] += len(victims)
+        return victims
 
     def report(self) -> dict[str, float]:
         return {

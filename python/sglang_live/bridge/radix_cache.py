@@ -109,7 +109,9 @@ class LiveRadixCache(UnifiedRadixCache):
             missing -= freed
             assert freed > 0  # or this would never end
         if missing > 0:
-            take_from_tree(missing)
+            missing -= take_from_tree(missing)
+        if missing > 0:
+            result.num_tokens_evicted += self.session.give_back(missing)
         return result
 
     # --- the host ---

@@ -162,6 +162,11 @@ class VictimIndex:
         if entry is not None and entry.until_s is not None:
             self._set_protection(entry, None)
 
+    def protected(self) -> list[tuple[Hashable, float]]:
+        """Keys and until when, in the order in which they came. Looks at every key."""
+        entries = [entry for entry in self._entries.values() if entry.until_s is not None]
+        return [(entry.key, entry.until_s) for entry in entries]
+
     def peek(self, now_s: float) -> Candidate | None:
         """Who is next."""
         self._expire(now_s)

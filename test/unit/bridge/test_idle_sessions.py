@@ -62,25 +62,41 @@ def test_a_workloads_gaps_stand_in_for_a_callers_own(idle):
     assert idle.give_back(64) == [("unknown", 64)]
 
 
-def test_who_speaks_gives_way_to_nobody_until_answered(idle):
+def test_who_speaks_gives_way_last_until_answered(idle):
     idle.put("speaks", 64)
     idle.expect(outlook("speaks", 30.0))
     idle.speaks("speaks")
-    assert idle.tokens == 0 and idle.give_back(64) == []
     idle.remove("speaks")  # its request is looked at, and does not fit yet
     idle.put("speaks", 64)
-    assert idle.tokens == 0
+    idle.put("listens", 64)
+    idle.expect(outlook("listens", 1.0))
+    assert idle.give_back(64) == [("listens", 64)]
     idle.remove("speaks")  # its request runs, and ends
     idle.answered("speaks")
     idle.put("speaks", 80)
-    assert idle.tokens == 80
+    idle.put("listens", 64)
+    assert idle.give_back(80) == [("speaks", 80)]
+
+
+def test_nobody_waits_for_those_who_speak(idle):
+    for session in ("one", "two"):
+        idle.put(session, 64)
+        idle.speaks(session)
+    idle.expect(outlook("two", 30.0))
+    assert idle.tokens == 128
+    assert idle.first() is None
+    assert idle.give_back(70, later_than_s=0.0) == []
+    assert idle.give_back(70) == [("two", 64), ("one", 16)]
+    assert idle.tokens == 48 and idle.first() is None  # the rest is protected as before
+    assert idle.report()["protected_gave_way"] == 2
 
 
 def test_speech_that_leads_to_nothing_protects_for_a_while_only(idle):
     idle.put("coughed", 64)
     idle.speaks("coughed")
+    assert idle.first() is None
     idle.tick(100.0 + SPEAKING_S + 0.1)
-    assert idle.tokens == 64
+    assert idle.first().key == "coughed"
 
 
 def test_a_closed_session_is_forgotten(idle):
