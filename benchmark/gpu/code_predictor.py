@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmark.gpu.findings import Findings
 from benchmark.gpu.measuring import exact_float32, median_ms
-from sglang_live.models.qwen3_omni.code_predictor import TOP_K, CodePredictor
-from sglang_live.models.qwen3_omni.talker_state import frame_noise
+from sglang_live.models.qwen3_omni.code_predictor import CodePredictor
+from sglang_live.models.qwen3_omni.sampling_noise import draws_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +105,15 @@ def measure(model: CodePredictor, options: Options, device: torch.device) -> lis
     for batch in options.batches:
         inputs = [x.to(device, model.cos.dtype) for x in _inputs(options, batch, seed=0)]
         streams = torch.arange(batch, device=device)
-        draws = torch.zeros(batch, dtype=torch.bool, device=device)
+        none_greedy = torch.zeros(batch, dtype=torch.bool, device=device)
 
         def greedy(inputs=inputs) -> Tensor:
             return model(*inputs, None, None)[0]
 
-        def sampled(inputs=inputs, streams=streams, draws=draws) -> Tensor:
+        def sampled(inputs=inputs, streams=streams, none_greedy=none_greedy) -> Tensor:
             # As served: the noise is part of the frame's cost.
-            noise = frame_noise(streams, streams, model.n_steps, TOP_K)
-            return model(*inputs, draws, noise)[0]
+            draws = draws_of(streams, streams, model.n_steps)
+            return model(*inputs, none_greedy, draws)[0]
 
         for mode, call in (("greedy", greedy), ("sampled", sampled)):
             row = {"batch": batch, "mode": mode}

@@ -11,11 +11,8 @@ import math
 
 from sglang_live.bridge.feed_types import Outlook
 from sglang_live.kv.next_use import NextUse
+from sglang_live.kv.preload import PROTECTED_S
 from sglang_live.kv.victim_index import Candidate, Victim, VictimIndex
-
-# Who speaks will need its KV when it is done: 1.2 % of stretches of speech last longer (AMI corpus,
-# meeting ES2014c). A cough must not keep it for ever.
-SPEAKING_S = 10.0
 
 
 class IdleSessions:
@@ -71,7 +68,7 @@ class IdleSessions:
 
     def speaks(self, session_id: str) -> None:
         """Its caller has begun: a request will follow."""
-        until_s = self._speaking_until_s[session_id] = self.now_s + SPEAKING_S
+        until_s = self._speaking_until_s[session_id] = self.now_s + PROTECTED_S
         if session_id in self._index:
             self._index.protect(session_id, until_s)
 

@@ -11,6 +11,7 @@ import math
 
 from sglang_live.bridge.rounds import LinkRate
 from sglang_live.kv.preload import (
+    PROTECTED_S,
     REMAINING_SPEECH_S,
     Admit,
     PreloadConfig,
@@ -92,7 +93,7 @@ class Preloads:
         if not self._sessions.tier.has_row_to_spare(session_id):
             self._count("preloads_without_room")
             return
-        until_s = now_s + self._config.warm_s
+        until_s = now_s + PROTECTED_S
         self._sessions.idle.protect(session_id, until_s)
         self._make_room(view.n_tokens, view.needed_at_s)
         if self._sessions.tier.preload(session_id):

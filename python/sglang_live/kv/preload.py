@@ -13,6 +13,10 @@ from typing import Literal
 # 2.3, 2.4, 2.3, 2.4 and 2.4 s on average: an exponential distribution, which remembers nothing.
 REMAINING_SPEECH_S = 2.3
 
+# KV that waits for its caller to finish speaking is protected so long: of those stretches 1.2 %
+# last longer, and a cough must not keep it for ever.
+PROTECTED_S = 10.0
+
 SkipReason = Literal["nothing", "link_unmeasured", "too_late", "over_cap", "cap", "memory", "queue"]
 WaitReason = Literal["cap", "memory", "queue"]
 
@@ -26,15 +30,12 @@ class PreloadConfig:
     max_wait_s: pressure that lasts longer is not transient.
     max_protected_share: of the pool's tokens, for all KV that was preloaded and not used yet.
         Live work must find victims, and a fifth is enough for the callers who speak at once.
-    warm_s: preloaded KV is protected for so long after its transfer, unless it is used before:
-        1.2 % of the stretches of speech last longer than this.
     """
 
     safety: float = 1.5
     retry_s: float = 0.05
     max_wait_s: float = 0.5
     max_protected_share: float = 0.2
-    warm_s: float = 10.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.safety < float("inf"):
@@ -43,9 +44,8 @@ class PreloadConfig:
             raise ValueError(f"max_protected_share is a share, got {self.max_protected_share}")
         if not 0 < self.retry_s < float("inf"):
             raise ValueError(f"retry_s must be positive, got {self.retry_s}")
-        for name in ("max_wait_s", "warm_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.max_wait_s < float("inf"):
+            raise ValueError(f"max_wait_s must not be negative, got {self.max_wait_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 import pytest
 
 from sglang_live.bridge.feed_types import Outlook
-from sglang_live.bridge.idle_sessions import SPEAKING_S, IdleSessions
+from sglang_live.bridge.idle_sessions import IdleSessions
+from sglang_live.kv.preload import PROTECTED_S
 
 PAGE = 16
 
@@ -95,7 +96,7 @@ def test_speech_that_leads_to_nothing_protects_for_a_while_only(idle):
     idle.put("coughed", 64)
     idle.speaks("coughed")
     assert idle.first() is None
-    idle.tick(100.0 + SPEAKING_S + 0.1)
+    idle.tick(100.0 + PROTECTED_S + 0.1)
     assert idle.first().key == "coughed"
 
 

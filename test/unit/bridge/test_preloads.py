@@ -7,16 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_live.bridge.feed_types import Outlook
-from sglang_live.bridge.idle_sessions import SPEAKING_S, IdleSessions
+from sglang_live.bridge.idle_sessions import IdleSessions
 from sglang_live.bridge.preloads import Preloads
 from sglang_live.bridge.rounds import LinkRate
-from sglang_live.kv.preload import PreloadConfig
+from sglang_live.kv.preload import PROTECTED_S, PreloadConfig
 
 START_S = 100.0
 POOL_TOKENS = 1000  # of them at most 200 are preloaded and unused, and 50 are kept free
 BYTES_PER_TOKEN = 1000
 FAST = LinkRate(1e9, 0.0)
-CONFIG = PreloadConfig(retry_s=0.05, max_wait_s=0.5, max_protected_share=0.2, warm_s=10.0)
+CONFIG = PreloadConfig(retry_s=0.05, max_wait_s=0.5, max_protected_share=0.2)
 
 
 class FakeAllocator:
@@ -150,12 +150,10 @@ def test_who_speaks_gets_its_kv_back_and_keeps_it_until_used(sessions):
     sessions.speaks("a")
     assert sessions.tier.brought == ["a"]
     sessions.idle.answered("a")  # who spoke is not protected for that any more
-    sessions.run(CONFIG.warm_s - 0.1)
-    sessions.give_back(100)
-    assert sessions.on_device["a"] == 100
+    sessions.run(PROTECTED_S - 0.1)
+    assert sessions.idle.first() is None
     sessions.run(0.2)
-    sessions.give_back(100)
-    assert sessions.on_device["a"] == 0
+    assert sessions.idle.first().key == "a"
 
 
 def test_speech_protects_longer_than_a_preload(sessions):
@@ -163,9 +161,8 @@ def test_speech_protects_longer_than_a_preload(sessions):
     sessions.speaks("a")
     sessions.run(5)
     sessions.speaks("a")
-    sessions.run(SPEAKING_S - 0.1)  # a preload is protected from its transfer on
-    sessions.give_back(100)
-    assert sessions.on_device["a"] == 100
+    sessions.run(PROTECTED_S - 0.1)  # a preload is protected from its transfer on
+    assert sessions.idle.first() is None
 
 
 @pytest.mark.parametrize(
@@ -267,7 +264,7 @@ def test_only_so_much_is_preloaded_and_not_used_yet(sessions, ends):
         sessions.on_host(name, 150)
     sessions.speaks("a")
     if ends == "in vain":
-        sessions.run(CONFIG.warm_s - 0.2)
+        sessions.run(PROTECTED_S - 0.2)
     sessions.speaks("b")
     sessions.run(0.1)
     assert sessions.tier.brought == ["a"]

@@ -9,8 +9,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration as Upstream,
 )
 
-from sglang_live.models.qwen3_omni.code_predictor import TOP_K, TOP_P, CodePredictor, _choose
-from sglang_live.models.qwen3_omni.talker_state import frame_noise
+from sglang_live.models.qwen3_omni.code_predictor import TOP_K, TOP_P, CodePredictor
+from sglang_live.models.qwen3_omni.sampling_noise import draws_of
 from sglang_live.models.qwen3_omni.talker_weights import load_predictor_weight
 
 HIDDEN, VOCAB, N_STEPS = 32, 90, 7
@@ -59,8 +59,8 @@ def inputs(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return past_hidden, first_embed
 
 
-def noise_for(n: int, width: int = TOP_K) -> torch.Tensor:
-    return frame_noise(torch.arange(n), torch.zeros(n, dtype=torch.int64), N_STEPS, width)
+def draws_for(n: int, n_steps: int = N_STEPS) -> torch.Tensor:
+    return draws_of(torch.arange(n), torch.zeros(n, dtype=torch.int64), n_steps)
 
 
 def test_an_unknown_weight_is_given_back_by_a_name_no_parameter_has(ours):
@@ -95,16 +95,16 @@ def test_the_sum_of_embeddings_is_that_of_transformers(ours, upstream):
 @pytest.mark.parametrize("is_greedy", [True, False], ids=["greedy", "sampled"])
 def test_a_batch_gives_the_codes_of_its_streams_one_by_one(ours, is_greedy):
     past_hidden, first_embed = inputs(9)
-    noise = None if is_greedy else noise_for(9)
+    draws = None if is_greedy else draws_for(9)
     greedy = None if is_greedy else torch.zeros(9, dtype=torch.bool)
-    codes, embed_sum = ours(past_hidden, first_embed, greedy, noise)
+    codes, embed_sum = ours(past_hidden, first_embed, greedy, draws)
     for n in range(9):
         one = slice(n, n + 1)
         alone, its_sum = ours(
             past_hidden[one],
             first_embed[one],
             None if greedy is None else greedy[one],
-            None if noise is None else noise[one],
+            None if draws is None else draws[one],
         )
         assert alone.tolist() == codes[one].tolist()
         torch.testing.assert_close(its_sum, embed_sum[one])
@@ -114,9 +114,9 @@ def test_a_batch_gives_the_codes_of_its_streams_one_by_one(ours, is_greedy):
 def test_greedy_and_sampled_streams_share_a_batch(ours):
     past_hidden, first_embed = inputs(8)
     greedy = torch.arange(8) % 2 == 0
-    mixed, _ = ours(past_hidden, first_embed, greedy, noise_for(8))
+    mixed, _ = ours(past_hidden, first_embed, greedy, draws_for(8))
     all_greedy, _ = ours(past_hidden, first_embed, None, None)
-    all_sampled, _ = ours(past_hidden, first_embed, ~greedy & greedy, noise_for(8))
+    all_sampled, _ = ours(past_hidden, first_embed, ~greedy & greedy, draws_for(8))
     assert mixed[greedy].tolist() == all_greedy[greedy].tolist()
     assert mixed[~greedy].tolist() == all_sampled[~greedy].tolist()
     assert mixed[~greedy].tolist() != all_greedy[~greedy].tolist()
@@ -124,11 +124,10 @@ def test_greedy_and_sampled_streams_share_a_batch(ours):
 
 @pytest.mark.parametrize("vocab", [20, 90, 2048])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 8.0])
-def test_sampled_codes_never_leave_top_k_and_top_p(vocab, spread):
+def test_sampled_codes_never_leave_top_k_and_top_p(ours, vocab, spread):
     n = 400
     logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(3)) * spread
-    noise = frame_noise(torch.arange(n), torch.zeros(n, dtype=torch.int64), 1, TOP_K)[:, 0]
-    codes = _choose(logits.expand(n, -1), None, noise)
+    codes = ours.choose(logits.expand(n, -1), None, draws_for(n, 1)[:, 0])
     best = logits[0].argsort(descending=True)[:TOP_K]
     mass = logits[0, best].softmax(0)
     n_kept = int((mass.cumsum(0) - mass < TOP_P).sum())
@@ -137,10 +136,21 @@ def test_sampled_codes_never_leave_top_k_and_top_p(vocab, spread):
     assert len(codes.unique()) <= n_kept
 
 
-def test_sampled_codes_follow_the_probabilities_that_are_left():
+def test_sampled_codes_follow_the_probabilities_that_are_left(ours):
     n = 40_000
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])  # the nucleus is the first two
-    noise = frame_noise(torch.arange(n), torch.zeros(n, dtype=torch.int64), 1, TOP_K)[:, 0]
-    codes = _choose(probabilities.log().expand(n, -1), None, noise)
+    codes = ours.choose(probabilities.log().expand(n, -1), None, draws_for(n, 1)[:, 0])
     share = torch.bincount(codes, minlength=4) / n
     torch.testing.assert_close(share, torch.tensor([0.625, 0.375, 0.0, 0.0]), atol=0.01, rtol=0.0)
+
+
+def test_a_code_is_drawn_again_though_the_candidates_change_ranks(ours):
+    """As where KV was computed anew: the last bits of the logits differ."""
+    n = 4_000
+    logits = torch.randn(n, 2048, generator=torch.Generator().manual_seed(3)) * 0.3
+    nearly = logits + torch.randn(n, 2048, generator=torch.Generator().manual_seed(4)) * 1e-5
+    draw = draws_for(n, 1)[:, 0]
+    ranks = [x.topk(TOP_K).indices for x in (logits, nearly)]
+    assert (ranks[0] != ranks[1]).any(dim=1).float().mean() > 0.05, "the case must not be trivial"
+    n_other = int((ours.choose(logits, None, draw) != ours.choose(nearly, None, draw)).sum())
+    assert n_other <= 1

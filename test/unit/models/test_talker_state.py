@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream, frame_noise
+from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream
 
 PAD, HIDDEN, N_RESIDUAL, MAX_FRAMES = 9, 4, 3, 16
 
@@ -125,54 +123,3 @@ def test_a_frame_has_text_until_the_words_run_out_and_always_after_the_end():
     assert [one.has_text_for(frame) for frame in range(4)] == [True, True, False, False]
     one.text_done = True
     assert all(one.has_text_for(frame) for frame in range(4))
-
-
-# --- noise ---
-
-seeds = st.integers(-(2**63), 2**63 - 1)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(seeds, st.integers(0, 4095)), min_size=1, max_size=6))
-def test_noise_of_a_stream_does_not_depend_on_who_shares_its_batch(streams):
-    seed, frame = (torch.tensor(values) for values in zip(*streams, strict=True))
-    together = frame_noise(seed, frame, 3, 8)
-    for n in range(len(streams)):
-        alone = frame_noise(seed[n : n + 1], frame[n : n + 1], 3, 8)
-        assert torch.equal(together[n : n + 1], alone)
-    assert together.isfinite().all()
-    assert together.dtype == torch.float32
-
-
-def many(n_frames: int = 300, seed: int = 5) -> torch.Tensor:
-    """[n_frames, 15, 50] noise of one stream."""
-    frame = torch.arange(n_frames)
-    return frame_noise(torch.full_like(frame, seed), frame, 15, 50)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2**56 - 1])
-def test_noise_is_distributed_as_gumbel(seed):
-    noise = many(seed=seed)
-    assert noise.mean().item() == pytest.approx(0.5772, abs=0.01)
-    assert noise.var().item() == pytest.approx(1.6449, abs=0.02)
-    # Uniform again through the distribution function: every tenth holds a tenth.
-    share = torch.histc(torch.exp(-torch.exp(-noise)), bins=10, min=0, max=1) / noise.numel()
-    torch.testing.assert_close(share, torch.full((10,), 0.1), atol=0.003, rtol=0)
-
-
-def test_neighbouring_frames_seeds_steps_and_lanes_are_unrelated():
-    noise = many()
-    pairs = [
-        (noise[1:], noise[:-1]),
-        (noise[:, 1:], noise[:, :-1]),
-        (noise[..., 1:], noise[..., :-1]),
-        (noise, many(seed=6)),
-    ]
-    for one, other in pairs:
-        together = torch.corrcoef(torch.stack((one.flatten(), other.flatten())))
-        assert abs(together[0, 1].item()) < 0.01
-
-
-def test_no_two_frames_of_a_long_reply_share_their_noise():
-    first = many(n_frames=4096)[:, 0, :2]
-    assert len(first.unique(dim=0)) == 4096

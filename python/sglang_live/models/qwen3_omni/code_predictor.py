@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sglang_live.models.qwen3_omni.sampling_noise import GumbelTable
+
 # Fixed in the reference (transformers, talker.prepare_inputs_for_generation).
 TOP_K = 50
 TOP_P = 0.8
@@ -32,6 +34,7 @@ class CodePredictor(nn.Module):
             _Layer(config, self.head_dim) for _ in range(config["num_hidden_layers"])
         )
         self.norm = nn.RMSNorm(hidden, eps=config["rms_norm_eps"])
+        self.gumbel = GumbelTable()
         self.codec_embedding = nn.Parameter(torch.empty(self.n_steps, vocab, hidden))
         self.lm_head = nn.Parameter(torch.empty(self.n_steps, vocab, hidden))
         rope = config.get("rope_parameters") or {}
@@ -49,7 +52,7 @@ class CodePredictor(nn.Module):
         self.sin = angle.sin().to(device, dtype)
 
     def forward(
-        self, past_hidden: Tensor, first_embed: Tensor, greedy: Tensor | None, noise: Tensor | None
+        self, past_hidden: Tensor, first_embed: Tensor, greedy: Tensor | None, draws: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Predict the residual codes of one frame for every stream.
 
@@ -57,7 +60,7 @@ class CodePredictor(nn.Module):
             past_hidden: [n, hidden], the talker's normalised hidden state that chose code 0.
             first_embed: [n, hidden], the talker's embedding of code 0.
             greedy: [n] bool, streams that take the argmax; None when all do.
-            noise: [n, n_steps, TOP_K] Gumbel noise for the others; None when all are greedy.
+            draws: [n, n_steps] of `draws_of`, for the others; None when all are greedy.
         Returns:
             codes [n, n_steps] int64, and the sum of their embeddings [n, hidden].
         """
@@ -72,7 +75,7 @@ class CodePredictor(nn.Module):
                 x = layer(x, cos, sin, cache, at)
             at += width
             logits = F.linear(self.norm(x[:, -1]), self.lm_head[step])
-            code = _choose(logits, greedy, None if noise is None else noise[:, step])
+            code = self.choose(logits, greedy, None if draws is None else draws[:, step])
             embed = F.embedding(code, self.codec_embedding[step])
             codes.append(code)
             embed_sum = embed_sum + embed
@@ -84,19 +87,19 @@ class CodePredictor(nn.Module):
         group = torch.arange(self.n_steps, device=codes.device)
         return self.codec_embedding[group, codes].sum(dim=1)
 
-
-def _choose(logits: Tensor, greedy: Tensor | None, noise: Tensor | None) -> Tensor:
-    if noise is None:
-        return logits.argmax(dim=-1)
-    top, index = logits.float().topk(min(TOP_K, logits.shape[-1]), dim=-1)
-    # Nucleus in descending order: keep a token while the mass before it is below TOP_P.
-    mass = top.softmax(dim=-1)
-    before = mass.cumsum(dim=-1) - mass
-    perturbed = (top + noise[:, : top.shape[-1]]).masked_fill(before >= TOP_P, -torch.inf)
-    pick = perturbed.argmax(dim=-1, keepdim=True)
-    if greedy is not None:
-        pick = pick.masked_fill(greedy.unsqueeze(1), 0)
-    return index.gather(1, pick).squeeze(1)
+    def choose(self, logits: Tensor, greedy: Tensor | None, draw: Tensor | None) -> Tensor:
+        """Codes [n] from logits [n, vocab]; greedy and draw as in forward(), of one step."""
+        if draw is None:
+            return logits.argmax(dim=-1)
+        top, ids = logits.float().topk(min(TOP_K, logits.shape[-1]), dim=-1)
+        # Nucleus in descending order: keep a token while the mass before it is below TOP_P.
+        mass = top.softmax(dim=-1)
+        before = mass.cumsum(dim=-1) - mass
+        perturbed = (top + self.gumbel(draw, ids)).masked_fill(before >= TOP_P, -torch.inf)
+        pick = perturbed.argmax(dim=-1, keepdim=True)
+        if greedy is not None:
+            pick = pick.masked_fill(greedy.unsqueeze(1), 0)
+        return ids.gather(1, pick).squeeze(1)
 
 
 class _Layer(nn.Module):

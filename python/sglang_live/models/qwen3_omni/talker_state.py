@@ -114,24 +114,3 @@ class TalkerRows:
             codes = self.codes[stream.row, : stream.n_frames].clone()
             stream.saved = (codes, self.past_hidden[stream.row].clone())
         stream.row = None
-
-
-def frame_noise(seed: Tensor, frame: Tensor, n_steps: int, width: int) -> Tensor:
-    """Gumbel noise that depends on stream and frame alone, not on who shares the batch.
-
-    Args:
-        seed: [n] int64 per stream.
-        frame: [n] int64 frame index.
-    Returns:
-        [n, n_steps, width] float32.
-    Source: counter-based generation with the splitmix64 mixer (Steele et al., OOPSLA 2014).
-    """
-    lane = torch.arange(n_steps * width, device=seed.device, dtype=torch.int64)
-    x = (seed * 0x1000003 + frame).unsqueeze(1) * 0x9E3779B97F4A7C1 + lane * 0xBF58476D1CE4E5B
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        # int64 shifts are arithmetic: mask the copies of the sign bit away.
-        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
-    x = x ^ ((x >> 31) & ((1 << 33) - 1))
-    uniform = ((x >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
-    gumbel = -torch.log(-torch.log(uniform.clamp(1e-15, 1 - 1e-15)))
-    return gumbel.float().view(len(seed), n_steps, width)

@@ -26,8 +26,9 @@ from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer
 from torch import Tensor, nn
 
 from sglang_live.models.qwen3_omni.code_predictor import TOP_K, CodePredictor
+from sglang_live.models.qwen3_omni.sampling_noise import draws_of
 from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
-from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream, frame_noise
+from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream
 from sglang_live.models.qwen3_omni.talker_weights import load_talker_weights
 from sglang_live.telemetry.forward_log import ForwardLog
 
@@ -212,8 +213,9 @@ class Qwen3OmniTalker(nn.Module):
         if self._all_greedy(greedy):
             return
         frame = (seq_lens - state.prompt_len[rows]).clamp(min=0)
-        noise = frame_noise(state.seed[rows] ^ CODE0_SALT, frame, 1, TOP_K)[:, 0]
+        draw = draws_of(state.seed[rows] ^ CODE0_SALT, frame, 1)[:, 0]
         top, ids = logits.float().topk(TOP_K, dim=-1)
+        noise = self.code_predictor.gumbel(draw, ids)
         score = top / state.temperature[rows].unsqueeze(1) + noise
         pick = ids.gather(1, score.argmax(dim=-1, keepdim=True))
         only = torch.full_like(logits, -torch.inf).scatter_(1, pick, 0.0)
@@ -225,10 +227,10 @@ class Qwen3OmniTalker(nn.Module):
         frame = (seq_lens - 1 - state.prompt_len[rows]).clamp(0, state.max_frames - 1)
         first = self.model.embed_tokens(code0)
         greedy = state.greedy[rows]
-        noise = None
+        draws = None
         if not self._all_greedy(greedy):
-            noise = frame_noise(state.seed[rows], frame, self.code_predictor.n_steps, TOP_K)
-        codes, residual = self.code_predictor(state.past_hidden[rows], first, greedy, noise)
+            draws = draws_of(state.seed[rows], frame, self.code_predictor.n_steps)
+        codes, residual = self.code_predictor(state.past_hidden[rows], first, greedy, draws)
         state.codes[rows, frame] = codes.to(torch.int16)
         state.seen[rows, code0] = True
         self.frame_codes = torch.cat((code0.unsqueeze(1), codes), dim=1)
@@ -296,13 +298,13 @@ class Qwen3OmniTalker(nn.Module):
         frame = torch.arange(first, len(out), device=out.device) + (prefix - stream.prompt_len)
         if int(frame[-1]) >= stream.n_frames:
             # The newest frame had only its code 0 when the stream was retracted.
-            noise = None
+            draws = None
             if not stream.greedy:
                 seed = torch.tensor([stream.seed], device=out.device)
-                noise = frame_noise(seed, frame[-1:], self.code_predictor.n_steps, TOP_K)
+                draws = draws_of(seed, frame[-1:], self.code_predictor.n_steps)
             first_embed = self.model.embed_tokens(ids[-1:])
             past_hidden = state.past_hidden[row : row + 1]
-            codes, _ = self.code_predictor(past_hidden, first_embed, None, noise)
+            codes, _ = self.code_predictor(past_hidden, first_embed, None, draws)
             state.codes[row, frame[-1]] = codes[0].to(torch.int16)
             stream.n_frames = int(frame[-1]) + 1
         state.seen[row, ids[first:]] = True

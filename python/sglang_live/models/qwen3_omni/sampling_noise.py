@@ -1,0 +1,48 @@
+"""Gumbel noise by stream, frame, step and id: what a stream draws is its own affair.
+
+It does not depend on who shares the batch, and it belongs to an id, not to the id's rank among the
+candidates: where KV is computed anew, two candidates that are all but equal change ranks.
+"""
+
+import torch
+from torch import Tensor, nn
+
+# Entries of the table. A draw reads as many neighbours as there are ids; of two draws whose starts
+# are equal, one in so many is.
+TABLE_SIZE = 1 << 20
+
+
+def draws_of(seed: Tensor, frame: Tensor, n_steps: int) -> Tensor:
+    """Where in the table the steps of a frame begin to read.
+
+    Args:
+        seed: [n] int64 per stream.
+        frame: [n] int64 frame index.
+    Returns:
+        [n, n_steps] int64.
+    """
+    step = torch.arange(n_steps, device=seed.device, dtype=torch.int64)
+    x = (seed * 0x1000003 + frame).unsqueeze(1) * 0x9E3779B97F4A7C1 + step * 0xBF58476D1CE4E5B
+    return _mixed(x) & (TABLE_SIZE - 1)
+
+
+class GumbelTable(nn.Module):
+    """4 MiB of noise, the same everywhere."""
+
+    def __init__(self):
+        super().__init__()
+        uniform = ((_mixed(torch.arange(TABLE_SIZE)) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+        gumbel = -torch.log(-torch.log(uniform.clamp(1e-15, 1 - 1e-15)))
+        self.register_buffer("table", gumbel.float(), persistent=False)
+
+    def forward(self, draw: Tensor, ids: Tensor) -> Tensor:
+        """draw: [n] of `draws_of`; ids: [n, k] candidates. Returns [n, k] float32."""
+        return self.table[(draw.unsqueeze(1) + ids) & (TABLE_SIZE - 1)]
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Counter-based random 64-bit numbers: splitmix64 (Steele et al., OOPSLA 2014)."""
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
+        # int64 shifts are arithmetic: mask the copies of the sign bit away.
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
