@@ -289,10 +289,27 @@ class LiveScheduler(Scheduler):
         finally:
             self.chunked_prefill_size = own_chunk
         self.waiting_queue.extend(later)
+        if plan.batch_to_run is None:
+            self._give_way_to_waiting(plan.running_batch)
         if self.rounds is not None and plan.batch_to_run is not None:
             for req in plan.batch_to_run.reqs:
                 self.rounds.table.admit(req.rid, self.rounds.now_s)
         return plan
+
+    def _give_way_to_waiting(self, running_batch: ScheduleBatch) -> None:
+        """Nobody could be admitted. Whoever is far ahead of its listener gives way to a request
+        that is not: what sits out would hold its memory for as long as it takes to be heard.
+        """
+        if self.rounds is None or not self.held or not self.req_to_token_pool.available_size():
+            return
+        if all(self.rounds.is_ahead(req.rid) for req in self.waiting_queue):
+            return
+        spare = [h for rid, h in self.held.items() if self.rounds.is_ahead(rid)]
+        spare = [held for held in spare if self._can_retract(held)]
+        if spare:
+            farthest = max(spare, key=lambda held: self.rounds.ahead_s(held.req.rid))
+            self._retract_held(farthest.req, len(running_batch.reqs))
+            running_batch.batch_is_full = False
 
     def _admission_order(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
         """The queue as it is tried in this round, and those that wait for another one."""
@@ -318,18 +335,20 @@ class LiveScheduler(Scheduler):
         spare = [h for h in self.held.values() if self._can_retract(h)]
         spare.sort(key=lambda held: len(held.req.output_ids))
         while spare and not batch.check_decode_mem():
-            req = spare.pop().req
-            del self.held[req.rid]
-            self._counts["held_gave_way"] += 1
-            release_req(
-                req=req,
-                remaing_req_count=len(batch.reqs),
-                req_to_token_pool=self.req_to_token_pool,
-                token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
-                tree_cache=self.tree_cache,
-                hisparse_coordinator=None,
-            )
-            self._add_request_to_queue(req, is_retracted=True)
+            self._retract_held(spare.pop().req, len(batch.reqs))
+
+    def _retract_held(self, req: Req, n_running: int) -> None:
+        del self.held[req.rid]
+        self._counts["held_gave_way"] += 1
+        release_req(
+            req=req,
+            remaing_req_count=n_running,
+            req_to_token_pool=self.req_to_token_pool,
+            token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
+            tree_cache=self.tree_cache,
+            hisparse_coordinator=None,
+        )
+        self._add_request_to_queue(req, is_retracted=True)
 
     def _can_retract(self, held: Held) -> bool:
         if held.step_in_flight or held.req.finished():

@@ -194,6 +194,16 @@ class Rounds:
             return False
         return bool(self._last.sits_out[slot])
 
+    def is_ahead(self, rid: str) -> bool:
+        """Whether its listener has enough for a while."""
+        slot = self.table.slot(rid)
+        if slot is None or self._last is None or slot >= len(self._last.urgency):
+            return False
+        return self._last.urgency[slot] == U2
+
+    def ahead_s(self, rid: str) -> float:
+        return self.table.ahead_s(rid, self.now_s)
+
     def anyone_leaves(self) -> bool:
         """Whether the decision may take a stream out of the running batch."""
         return self._last is not None and bool(self._last.sits_out.any())
