@@ -17,10 +17,8 @@ Without a device, tiers are one memory and copies cost nothing; --link models on
 
 import argparse
 import asyncio
-import contextlib
 import json
 import random
-import shutil
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,12 +36,9 @@ from benchmark.kv.workload import (
     plan,
 )
 from benchmark.load.provenance import facts
+from benchmark.thinker import load_of, thinker
 from sglang_live.bridge.feed_types import Outlook, SpeechStart
-from sglang_live.models.demo.build import build
-from sglang_live.models.demo.location import DemoSize
 from sglang_live.stages.engine_host import FeedSocket
-from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.supervisor import Supervisor, free_port, loopback_address, new_run_dir
 
 _BASE = ("urgency", "pacing", "truncate", "retention", "nextuse")
 ARMS = {"recompute": _BASE, "lru": _BASE, "nextuse": _BASE, "preload": (*_BASE, "preload")}
@@ -62,7 +57,6 @@ _COUNTERS = (
     "preloads_skipped_queue",
     "preloads_skipped_cap",
     "preloads_skipped_memory",
-    "preloads_skipped_over_cap",
     "victims_by_estimate",
     "victims_by_lru",
 )
@@ -112,10 +106,7 @@ def schedule_of(options: Options) -> Schedule:
     return plan(chains, load_utterances(), gaps_of("voice"), spec)
 
 
-@contextlib.asynccontextmanager
-async def thinker(arm: str, run_dir: Path, pool_tokens: int, options: Options):
-    checkpoint = run_dir / "endless"
-    build(checkpoint, DemoSize(thinker_end_logit=0.0))
+def engine_args(arm: str, pool_tokens: int, options: Options) -> dict:
     args = {
         "page_size": options.page,
         "max_total_tokens": pool_tokens,
@@ -123,26 +114,7 @@ async def thinker(arm: str, run_dir: Path, pool_tokens: int, options: Options):
     }
     if arm != "recompute":
         args |= {"enable_hierarchical_cache": True, "hicache_ratio": 4.0}
-    spec = StageSpec(
-        stage="thinker",
-        replica=0,
-        model_path=str(checkpoint),
-        cache_dir=str(run_dir),
-        address=loopback_address(run_dir, "thinker", 0),
-        same_host=True,
-        run_dir=str(run_dir),
-        served_name="demo",
-        native_port=free_port(),
-        policies=ARMS[arm],
-        engine_args=args,
-        environment={"SGLANG_LIVE_MODELLED_LINK": options.link} if options.link else {},
-    )
-    supervisor = Supervisor([spec], log_dir=run_dir)
-    try:
-        await supervisor.start()
-        yield supervisor.replicas[0]
-    finally:
-        await supervisor.stop()
+    return args
 
 
 class Callers:
@@ -208,25 +180,21 @@ class Callers:
 
 
 async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
-    run_dir = new_run_dir()
     pool_tokens = schedule.pool_tokens(options.pool_share, options.page)
-    try:
-        async with (
-            thinker(arm, run_dir, pool_tokens, options) as replica,
-            httpx.AsyncClient(timeout=180, limits=httpx.Limits(max_connections=None)) as client,
-        ):
-            by_session: dict[int, list[Access]] = {}
-            for access in schedule.accesses:
-                by_session.setdefault(access.session, []).append(access)
-            callers, began_s = Callers(arm, replica, client), time.monotonic()
-            calls = await asyncio.gather(
-                *(callers.converse(accesses, began_s) for accesses in by_session.values())
-            )
-            wall_s = time.monotonic() - began_s
-            await asyncio.sleep(1.0)  # the scheduler reports twice a second
-            load = (await replica.client.ping(10.0)).load
-    finally:
-        shutil.rmtree(run_dir, ignore_errors=True)
+    environment = {"SGLANG_LIVE_MODELLED_LINK": options.link} if options.link else {}
+    async with (
+        thinker(ARMS[arm], engine_args(arm, pool_tokens, options), environment) as replica,
+        httpx.AsyncClient(timeout=180, limits=httpx.Limits(max_connections=None)) as client,
+    ):
+        by_session: dict[int, list[Access]] = {}
+        for access in schedule.accesses:
+            by_session.setdefault(access.session, []).append(access)
+        callers, began_s = Callers(arm, replica, client), time.monotonic()
+        calls = await asyncio.gather(
+            *(callers.converse(accesses, began_s) for accesses in by_session.values())
+        )
+        wall_s = time.monotonic() - began_s
+        load = await load_of(replica)
     ttft_ms = np.array([ms for call in calls for ms in call.ttft_ms])
     return {
         "arm": arm,

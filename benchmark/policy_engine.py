@@ -12,20 +12,15 @@ import argparse
 import asyncio
 import json
 import random
-import shutil
 import time
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 
 from benchmark.load.provenance import facts
+from benchmark.thinker import load_of, spent, thinker
 from sglang_live.bridge.feed_types import THINK_PREFIX, Progress
-from sglang_live.models.demo.build import build
-from sglang_live.models.demo.location import DemoSize
 from sglang_live.stages.engine_host import FeedSocket
-from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.supervisor import Supervisor, free_port, loopback_address, new_run_dir
 
 POLICIES = ("urgency", "pacing", "truncate")
 PROGRESS_EVERY_S = 0.05
@@ -37,34 +32,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=150, help="per reply (default: %(default)s)")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
-
-
-@asynccontextmanager
-async def thinker(run_dir: Path, n_most: int):
-    checkpoint = run_dir / "endless"
-    # Replies that do not end by themselves: every point runs as many steps.
-    build(checkpoint, DemoSize(thinker_end_logit=0.0))
-    spec = StageSpec(
-        stage="thinker",
-        replica=0,
-        model_path=str(checkpoint),
-        cache_dir=str(run_dir),
-        address=loopback_address(run_dir, "thinker", 0),
-        same_host=True,
-        run_dir=str(run_dir),
-        served_name="demo",
-        native_port=free_port(),
-        policies=POLICIES,
-        engine_args={"max_running_requests": n_most + 8},
-        # Or SGLang would set aside room for thousands of tokens of every reply.
-        environment={"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "64"},
-    )
-    supervisor = Supervisor([spec], log_dir=run_dir)
-    try:
-        await supervisor.start()
-        yield supervisor.replicas[0]
-    finally:
-        await supervisor.stop()
 
 
 async def listen(feed: FeedSocket, rids: list[str]) -> None:
@@ -79,17 +46,11 @@ async def listen(feed: FeedSocket, rids: list[str]) -> None:
         await asyncio.sleep(PROGRESS_EVERY_S)
 
 
-async def totals(replica) -> dict[str, float]:
-    await asyncio.sleep(1.0)  # the scheduler reports twice a second
-    ready = await replica.client.ping(10.0)
-    return {k.removeprefix("policy_"): v for k, v in ready.load.items() if k.startswith("policy_")}
-
-
 async def measure(replica, n_streams: int, n_tokens: int) -> dict[str, float]:
     feed = FeedSocket(replica.spec.socket_path("inbox"))
     url = f"http://127.0.0.1:{replica.spec.native_port}/generate"
     rids = [f"{THINK_PREFIX}{n_streams:06d}-{i:06d}" for i in range(n_streams)]
-    before = await totals(replica)
+    before = await load_of(replica)
     async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as client:
         listening = asyncio.create_task(listen(feed, rids))
         try:
@@ -100,16 +61,16 @@ async def measure(replica, n_streams: int, n_tokens: int) -> dict[str, float]:
             listening.cancel()
     for answer in answers:
         answer.raise_for_status()
-    after = await totals(replica)
-    spent = {name: after[name] - before.get(name, 0.0) for name in after}
+    after = await load_of(replica)
+    grown, round_ms = spent(before, after), after["policy_round_ms"]
     return {
         "n_streams": n_streams,
-        "rounds": spent["rounds"],
-        "decide_ms_per_round": 1000 * spent["decide_s"] / spent["rounds"],
-        "share_of_rounds": spent["decide_s"] / (spent["rounds"] * after["round_ms"] / 1000),
-        "round_ms": after["round_ms"],
-        "holds": spent["holds"],
-        "returns": spent["returns"],
+        "rounds": grown["rounds"],
+        "decide_ms_per_round": 1000 * grown["decide_s"] / grown["rounds"],
+        "share_of_rounds": grown["decide_s"] / (grown["rounds"] * round_ms / 1000),
+        "round_ms": round_ms,
+        "holds": grown["holds"],
+        "returns": grown["returns"],
     }
 
 
@@ -122,15 +83,14 @@ def _request(rid: str, n: int, n_tokens: int) -> dict:
 
 
 async def run(points: list[int], n_tokens: int) -> list[dict[str, float]]:
-    run_dir = new_run_dir()
     rows = []
-    try:
-        async with thinker(run_dir, max(points)) as replica:
-            for n_streams in points:
-                rows.append(await measure(replica, n_streams, n_tokens))
-                print(_line(rows[-1]), flush=True)
-    finally:
-        shutil.rmtree(run_dir, ignore_errors=True)
+    # Or SGLang would set aside room for thousands of tokens of every reply.
+    estimate = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "64"}
+    rows_of_engine = {"max_running_requests": max(points) + 8}
+    async with thinker(POLICIES, rows_of_engine, estimate) as replica:
+        for n_streams in points:
+            rows.append(await measure(replica, n_streams, n_tokens))
+            print(_line(rows[-1]), flush=True)
     return rows
 
 

@@ -11,9 +11,7 @@ import argparse
 import asyncio
 import json
 import random
-import shutil
 import time
-from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,12 +19,9 @@ import httpx
 import numpy as np
 
 from benchmark.load.provenance import facts
+from benchmark.thinker import load_of, spent, thinker
 from sglang_live.bridge.feed_types import RetainSession
-from sglang_live.models.demo.build import build
-from sglang_live.models.demo.location import DemoSize
 from sglang_live.stages.engine_host import FeedSocket
-from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.supervisor import Supervisor, free_port, loopback_address, new_run_dir
 
 POLICIES = ("urgency", "pacing", "truncate", "retention")
 ARMS = ("everything", "bounded")
@@ -46,31 +41,6 @@ class Options:
     page: int = 16
     seed: int = 1
     json: str = ""
-
-
-@asynccontextmanager
-async def thinker(run_dir: Path, page: int):
-    checkpoint = run_dir / "endless"
-    build(checkpoint, DemoSize(thinker_end_logit=0.0))
-    spec = StageSpec(
-        stage="thinker",
-        replica=0,
-        model_path=str(checkpoint),
-        cache_dir=str(run_dir),
-        address=loopback_address(run_dir, "thinker", 0),
-        same_host=True,
-        run_dir=str(run_dir),
-        served_name="demo",
-        native_port=free_port(),
-        policies=POLICIES,
-        engine_args={"page_size": page},
-    )
-    supervisor = Supervisor([spec], log_dir=run_dir)
-    try:
-        await supervisor.start()
-        yield supervisor.replicas[0]
-    finally:
-        await supervisor.stop()
 
 
 class Call:
@@ -107,11 +77,6 @@ class Call:
         (await self._client.post(f"{self._url}/close_session", json=body)).raise_for_status()
 
 
-async def load_of(replica) -> dict[str, float]:
-    await asyncio.sleep(0.8)  # the scheduler reports twice a second
-    return (await replica.client.ping(10.0)).load
-
-
 async def measure(arm: str, replica, options: Options) -> dict:
     feed = FeedSocket(replica.spec.socket_path("inbox")) if arm == "bounded" else None
     before = await load_of(replica)
@@ -135,27 +100,24 @@ async def measure(arm: str, replica, options: Options) -> dict:
         after = await load_of(replica)
         for call in calls:
             await call.close()
-    spent = {name: after[name] - before.get(name, 0.0) for name in after}
-    n_cuts = spent["policy_sessions_cut"] + spent["policy_sessions_cut_running"]
+    grown = spent(before, after)
+    n_cuts = grown["sessions_cut"] + grown["sessions_cut_running"]
     return {
         "arm": arm,
         "ages": ages,
         "cuts": n_cuts,
-        "cut_ms": 1000 * spent["policy_cut_s"] / n_cuts if n_cuts else 0.0,
-        "tokens_cut": spent["policy_tokens_cut"],
-        "rebases": spent["policy_sessions_rebased"],
+        "cut_ms": 1000 * grown["cut_s"] / n_cuts if n_cuts else 0.0,
+        "tokens_cut": grown["tokens_cut"],
+        "rebases": grown["sessions_rebased"],
     }
 
 
 async def run(options: Options) -> list[dict]:
-    run_dir, rows = new_run_dir(), []
-    try:
-        async with thinker(run_dir, options.page) as replica:
-            for arm in ARMS:
-                rows.append(await measure(arm, replica, options))
-                _print(rows[-1])
-    finally:
-        shutil.rmtree(run_dir, ignore_errors=True)
+    rows = []
+    async with thinker(POLICIES, {"page_size": options.page}) as replica:
+        for arm in ARMS:
+            rows.append(await measure(arm, replica, options))
+            _print(rows[-1])
     return rows
 
 

@@ -21,13 +21,15 @@ def newest(results: Path, benchmark: str) -> dict | None:
     return next(iter(documents(results, benchmark)), None)
 
 
-def loads(results: Path) -> list[tuple[str, dict]]:
-    """The newest load of each kind and number of callers, with what it was."""
-    kinds: dict[tuple, dict] = {}
+def loads(results: Path) -> dict[str, list[tuple[dict, list[dict]]]]:
+    """By kind of load: for each number of callers the newest document, and its points."""
+    kinds: dict[str, dict[int, tuple[dict, list[dict]]]] = {}
     for document in documents(results, "voice_load"):
-        callers = tuple(sorted(document["config"].get("sessions", ())))
-        kinds.setdefault((_kind(document), callers), document)
-    return [(kind, document) for (kind, _), document in sorted(kinds.items(), key=lambda k: k[0])]
+        by_callers = kinds.setdefault(_kind(document), {})
+        for callers in {point["sessions"] for point in document["points"]} - by_callers.keys():
+            points = [p for p in document["points"] if p["sessions"] == callers]
+            by_callers[callers] = document, points
+    return {kind: [kinds[kind][n] for n in sorted(kinds[kind])] for kind in sorted(kinds)}
 
 
 def _kind(document: dict) -> str:
@@ -42,25 +44,27 @@ def _kind(document: dict) -> str:
     return "Conversations without interruptions"
 
 
-def load_table(document: dict) -> list[str]:
+def load_table(measured: list[tuple[dict, list[dict]]]) -> list[str]:
     """One line per point and arm."""
     lines = [
         "| callers | policies | TTFP after end of turn, P50 / P90 | without a gap over 100 ms "
-        "| waste | turns/s | n |",
-        "|---|---|---|---|---|---|---|",
+        "| waste | stops within, P95 | turns/s | n |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for point in document["points"]:
-        own, waste = point["ttfp_after_detection_ms"], point.get("waste")
-        cells = (
-            str(point["sessions"]),
-            f"`{point['policies']}`",
-            f"{_one(own['p50'], '{:.0f}')} / {_one(own['p90'])}",
-            _share(point["continuity"]),
-            _share(waste),
-            f"{turns_per_s(document, point):.2f}",
-            str(own["n"]),
-        )
-        lines.append(f"| {' | '.join(cells)} |")
+    for document, points in measured:
+        for point in points:
+            own = point["ttfp_after_detection_ms"]
+            cells = (
+                str(point["sessions"]),
+                f"`{point['policies']}`",
+                f"{_one(own['p50'], '{:.0f}')} / {_one(own['p90'])}",
+                _share(point["continuity"]),
+                _share(point.get("waste")),
+                _one(point.get("stop_latency_ms", {}).get("p95")),
+                f"{turns_per_s(document, point):.2f}",
+                str(own["n"]),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -91,9 +95,11 @@ def server_rows(document: dict) -> list[str]:
 def section(results: Path) -> str:
     parts: list[str] = []
     rows: list[str] = []
-    for kind, document in loads(results):
-        device = f"{document['device']}, commit {document['git_commit'][:9]}"
-        parts += [f"{kind} ({device}):", "", *load_table(document), ""]
+    for kind, measured in loads(results).items():
+        devices = dict.fromkeys(document["device"] for document, _ in measured)
+        commits = dict.fromkeys(document["git_commit"][:9] for document, _ in measured)
+        where = f"{', '.join(devices)}, commit {', '.join(commits)}"
+        parts += [f"{kind} ({where}):", "", *load_table(measured), ""]
     if load := newest(results, "voice_load"):
         rows += server_rows(load)
     if turn := newest(results, "turn_cost"):

@@ -10,7 +10,7 @@ usage: scripts/gpu_check.sh [--device cuda|cpu] [--out DIR] [--commit HASH] [CHE
   --device   cuda (default), cuda:N, or cpu: itself with itself, slow at these sizes
   --out      folder of the JSON documents (default: benchmark/results)
   --commit   recorded in them, where the checkout has no git history
-  CHECK      code_predictor code2wav page_copy talker server (default: all)
+  CHECK      code_predictor code2wav page_copy write_back talker server (default: all)
 
 Environment: PYTHON chooses the interpreter (default: .venv's if there is one, else python3).
 Sizes are options of a single check: python -m benchmark.gpu CHECK --help
@@ -19,7 +19,7 @@ TEXT
 }
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-CHECKS=(code_predictor code2wav page_copy talker server)
+CHECKS=(code_predictor code2wav page_copy write_back talker server)
 CHECK_TIMEOUT_S=900
 CANNOT_RUN=77
 

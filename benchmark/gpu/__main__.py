@@ -24,6 +24,7 @@ CHECKS = {
     "code_predictor": ("torch", "numpy", "sglang_live"),
     "code2wav": ("torch", "numpy", "safetensors", "transformers", "sglang_live"),
     "page_copy": ("torch",),
+    "write_back": ("torch", "sglang"),
     "talker": ("torch", "numpy", "transformers", "msgspec", "zmq", "psutil", "sglang_live"),
     "server": (),
 }

@@ -1,10 +1,10 @@
-"""`python -m sglang_live.report FILE.json`: draw a session timeline or a voice_load document."""
+"""`python -m sglang_live.report FILE.json`: draw a session timeline, or what a benchmark found."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from sglang_live.report.documents import DocumentError, Timeline, read
+from sglang_live.report.documents import DocumentError, LoadDocument, Timeline, read
 
 NO_MATPLOTLIB = (
     "drawing needs matplotlib: run scripts/setup.sh --bench, or pip install 'sglang-live[bench]'"
@@ -29,10 +29,10 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(NO_MATPLOTLIB)
     matplotlib.use("Agg")
     # Only now, because they import matplotlib themselves.
-    from sglang_live.report import load_figure, timeline_figure
+    from sglang_live.report import kv_figure, load_figure, timeline_figure
 
-    drawing = timeline_figure if isinstance(document, Timeline) else load_figure
-    drawing.save(document, out)
+    figures = {Timeline: timeline_figure, LoadDocument: load_figure}
+    figures.get(type(document), kv_figure).save(document, out)
     print(f"wrote {out}")
     return 0
 
@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sglang_live.report",
-        description="Draw a session timeline, or the document of benchmark.voice_load; "
-        "which of the two it is shows in the file. Exit code 2: it cannot be drawn.",
+        description="Draw a session timeline, or the document of benchmark.voice_load, "
+        "kv_pressure or retention; which it is shows in the file. Exit code 2: it cannot be drawn.",
     )
     parser.add_argument("document", type=Path, metavar="FILE.json")
     parser.add_argument(

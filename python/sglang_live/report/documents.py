@@ -1,7 +1,7 @@
-"""The two kinds of document, told apart by what is in them, and checked.
+"""The kinds of document, told apart by what is in them, and checked.
 
 A timeline: what the server keeps of a session (python/sglang_live/interaction/timeline.py).
-A load: what `python -m benchmark.voice_load --json` writes.
+The others: what `python -m benchmark.NAME --json` writes, of voice_load, kv_pressure, retention.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, Self
 
 
 class DocumentError(ValueError):
-    """The file is neither kind of document, or a broken one."""
+    """The file is no kind of document that can be drawn, or a broken one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +90,49 @@ class LoadDocument:
         return any(point.get("rate_rps") for points in self.arms.values() for point in points)
 
 
+@dataclass(frozen=True, slots=True)
+class KvPressure:
+    """Rows of benchmark.kv_pressure, by arm in the order of the file."""
+
+    facts: dict[str, Any]
+    arms: dict[str, list[dict[str, Any]]]
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Self:
+        arms: dict[str, list[dict[str, Any]]] = {}
+        for row in document["rows"]:
+            if row["ttft_all_ms"]:
+                arms.setdefault(row["arm"], []).append(row)
+        if not arms:
+            raise DocumentError("the document has no turns")
+        return cls({k: v for k, v in document.items() if k != "rows"}, arms)
+
+
+@dataclass(frozen=True, slots=True)
+class KvAges:
+    """What benchmark.retention saw of calls as they grew older, by arm."""
+
+    facts: dict[str, Any]
+    arms: dict[str, list[dict[str, Any]]]
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Self:
+        arms = {row["arm"]: row["ages"] for row in document["rows"] if row["ages"]}
+        if not arms:
+            raise DocumentError("the document has no ages")
+        return cls({k: v for k, v in document.items() if k != "rows"}, arms)
+
+
+Document = Timeline | LoadDocument | KvPressure | KvAges
+_BENCHMARKS = {"voice_load": LoadDocument, "kv_pressure": KvPressure, "retention": KvAges}
+
+
 def place(point: dict[str, Any]) -> float:
     """Where a point lies on the axis of load."""
     return point.get("rate_rps") or point["sessions"]
 
 
-def read(path: Path) -> Timeline | LoadDocument:
+def read(path: Path) -> Document:
     """Raises DocumentError, which says what is wrong with the file."""
     try:
         document = json.loads(path.read_text())
@@ -107,8 +144,10 @@ def read(path: Path) -> Timeline | LoadDocument:
     try:
         if "events" in known and "session" in known:
             return Timeline.of(known)
-        if known.get("benchmark") == "voice_load":
-            return LoadDocument.of(known)
+        if (kind := _BENCHMARKS.get(known.get("benchmark"))) is not None:
+            return kind.of(known)
     except (KeyError, TypeError, AttributeError) as error:
         raise DocumentError(f"{path} is a broken document: {error!r}") from error
-    raise DocumentError(f"{path} is neither a session's timeline nor a voice_load document")
+    raise DocumentError(
+        f"{path} is neither a session's timeline nor a document of {', '.join(_BENCHMARKS)}"
+    )

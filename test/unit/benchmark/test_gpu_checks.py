@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmark.gpu import __main__ as command
-from benchmark.gpu import code2wav, code_predictor, page_copy, server, talker
+from benchmark.gpu import code2wav, code_predictor, page_copy, server, talker, write_back
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.gpu.measuring import exact_float32
 
@@ -126,6 +126,11 @@ def test_pages_return_intact_in_both_layouts():
     assert {row["layout"] for row in rows} == {"one copy", "whole", "by_layer"}
     assert {row["page_tokens"] for row in rows} == {None, 2, 4}
     assert all(row["gb_per_s"] > 0 for row in rows)
+
+
+def test_transfers_of_sglang_need_a_device():
+    with pytest.raises(CannotRunError):
+        write_back.run(write_back.Options(), "cpu", seed=1)
 
 
 def test_a_page_that_is_damaged_on_the_way_is_noticed():

@@ -64,7 +64,7 @@ def load(date: str, config: dict, **point) -> dict:
 
 def test_what_was_not_measured_often_enough_is_not_printed_as_a_number(tmp_path):
     write(tmp_path, "voice_load_cpu.json", **load("2026-01-01", {}))
-    assert "| 4 | `all` | n/a / n/a | n/a | n/a | 0.17 | 3 |" in section(tmp_path)
+    assert "| 4 | `all` | n/a / n/a | n/a | n/a | n/a | 0.17 | 3 |" in section(tmp_path)
 
 
 def test_every_kind_of_load_has_its_newest_table(tmp_path):
@@ -82,8 +82,25 @@ def test_every_kind_of_load_has_its_newest_table(tmp_path):
     assert "| 6.1 % |" in text and "50.0 %" not in text
 
 
+def test_one_table_has_all_numbers_of_callers_of_a_kind(tmp_path):
+    few = load("2026-01-01", {}, continuity=0.99)
+    many = load("2026-01-02", {}, sessions=12, stop_latency_ms={"p95": 161.2})
+    many["runs"][0]["sessions"] = 12
+    again = load("2026-01-03", {}, continuity=0.5)
+    again["git_commit"] = "fedcba987654"
+    write(tmp_path, "voice_load_a.json", **few)
+    write(tmp_path, "voice_load_b.json", **many)
+    write(tmp_path, "voice_load_c.json", **again)
+    text = section(tmp_path)
+    assert (
+        text.count("Conversations without interruptions (cpu, commit fedcba987, 012345678):") == 1
+    )
+    assert text.index("| 4 | `all` | n/a / n/a | 50.0 % |") < text.index("| 12 | `all` |")
+    assert "| 161 ms |" in text and "99.0 %" not in text
+
+
 def test_shares_and_times_are_rounded(tmp_path):
     own = {"p50": 268.4, "p90": 739.2, "n": 36}
     document = load("2026-01-01", {}, ttfp_after_detection_ms=own, continuity=0.958)
     write(tmp_path, "voice_load_cpu.json", **document)
-    assert "| 4 | `all` | 268 / 739 ms | 95.8 % | n/a | 0.17 | 36 |" in section(tmp_path)
+    assert "| 4 | `all` | 268 / 739 ms | 95.8 % | n/a | n/a | 0.17 | 36 |" in section(tmp_path)

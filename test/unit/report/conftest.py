@@ -67,6 +67,57 @@ def load() -> dict:
 
 
 @pytest.fixture
+def kv_pressure() -> dict:
+    def row(arm: str, repeat: int, recomputed: int, loaded: int, preloaded: int) -> dict:
+        return {
+            "arm": arm,
+            "repeat": repeat,
+            "ttft_all_ms": [20.0, 35.0, 180.0],
+            "recomputed_tokens": recomputed,
+            "tokens_loaded": loaded,
+            "tokens_preloaded": preloaded,
+            "loads": loaded / 100,
+            "reload_s": loaded / 1e4,
+        }
+
+    return {
+        "benchmark": "kv_pressure",
+        "device": "cpu: test, 2 cores",
+        "git_commit": "0123456789abcdef",
+        "date": "2026-11-22T10:00:00+00:00",
+        "config": {"sessions": 24, "link": "0.02:200"},
+        "rows": [
+            row("lru", 0, 0, 3000, 0),
+            row("preload", 0, 10, 400, 2500),
+            row("lru", 1, 0, 2600, 0),
+        ],
+    }
+
+
+@pytest.fixture
+def retention() -> dict:
+    def ages(window: int) -> list[dict]:
+        return [
+            {
+                "turn": n,
+                "tokens_talked": 70 * n,
+                "kv_tokens_per_call": min(70 * n, window),
+                "turn_ms": 50.0 + n,
+            }
+            for n in (5, 10, 15)
+        ]
+
+    return {
+        "benchmark": "retention",
+        "config": {"calls": 4},
+        "rows": [
+            {"arm": "everything", "ages": ages(10_000)},
+            {"arm": "bounded", "ages": ages(500)},
+        ],
+    }
+
+
+@pytest.fixture
 def written(tmp_path):
     """Write a document; returns its path."""
 

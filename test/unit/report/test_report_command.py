@@ -77,7 +77,36 @@ def test_what_was_not_measured_is_said(load, written):
     assert "not measured" in drawn(written(load), ".svg").read_text()
 
 
-@pytest.mark.parametrize(("name", "size"), [("timeline", (1350, 1110)), ("load", (1650, 1230))])
+def test_kv_pressure_shows_waits_tokens_and_loads(kv_pressure, written):
+    text = drawn(written(kv_pressure), ".svg").read_text()
+    for label in (
+        "KV pressure: 24 calls",
+        ">lru<",
+        ">preload<",
+        "turns that waited no longer (%)",
+        "came back unseen",
+        "computed anew",
+        ">56 loads<",
+        "modelled link 0.02:200",
+    ):
+        assert label in text, label
+
+
+def test_long_calls_show_memory_and_time_over_age(retention, written):
+    text = drawn(written(retention), ".svg").read_text()
+    for label in ("Long calls: 4 calls", ">bounded<", ">everything<", "tokens of KV"):
+        assert label in text, label
+
+
+SIZES = {
+    "timeline": (1350, 1110),
+    "load": (1650, 1230),
+    "kv_pressure": (1650, 660),
+    "retention": (1350, 660),
+}
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES.items())
 def test_a_png_is_large_enough_to_read(request, written, name, size):
     out = drawn(written(request.getfixturevalue(name)), ".png")
     with Image.open(out) as picture:
@@ -103,6 +132,8 @@ def test_the_kind_of_document_shows_in_it(timeline, load, written):
         ({"session": "s", "events": []}, "no events"),
         ({"session": "s", "events": [{"event": "held"}]}, "broken document"),
         ({"benchmark": "voice_load", "points": []}, "no points"),
+        ({"benchmark": "kv_pressure", "rows": []}, "no turns"),
+        ({"benchmark": "retention", "rows": [{"arm": "bounded", "ages": []}]}, "no ages"),
         ({"benchmark": "voice_load", "points": [{"sessions": 1}]}, "broken document"),
     ],
 )

@@ -1,0 +1,68 @@
+"""One thinker stage by itself, for benchmarks that play the gateway's part."""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator
+
+from sglang_live.models.demo.build import build
+from sglang_live.models.demo.location import DemoSize
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.supervisor import (
+    Replica,
+    Supervisor,
+    free_port,
+    loopback_address,
+    new_run_dir,
+)
+
+# The scheduler reports twice a second.
+_REPORTED_S = 1.0
+
+
+@contextlib.asynccontextmanager
+async def thinker(
+    policies: tuple[str, ...],
+    engine_args: dict | None = None,
+    environment: dict[str, str] | None = None,
+) -> AsyncIterator[Replica]:
+    """Its own engine, of the demo model with replies that do not end by themselves: every run
+    of a workload makes as many tokens. SGLang's API is on `spec.native_port`.
+    """
+    run_dir = new_run_dir()
+    checkpoint = run_dir / "endless"
+    build(checkpoint, DemoSize(thinker_end_logit=0.0))
+    spec = StageSpec(
+        stage="thinker",
+        replica=0,
+        model_path=str(checkpoint),
+        cache_dir=str(run_dir),
+        address=loopback_address(run_dir, "thinker", 0),
+        same_host=True,
+        run_dir=str(run_dir),
+        served_name="demo",
+        native_port=free_port(),
+        policies=policies,
+        engine_args=engine_args or {},
+        environment=environment or {},
+    )
+    supervisor = Supervisor([spec], log_dir=run_dir)
+    try:
+        await supervisor.start()
+        yield supervisor.replicas[0]
+    finally:
+        await supervisor.stop()
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+async def load_of(replica: Replica) -> dict[str, float]:
+    """What the stage reports of itself, up to date."""
+    await asyncio.sleep(_REPORTED_S)
+    return (await replica.client.ping(10.0)).load
+
+
+def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """By how much each total grew. The policies' names come without their prefix."""
+    return {
+        name.removeprefix("policy_"): total - before.get(name, 0.0) for name, total in after.items()
+    }
