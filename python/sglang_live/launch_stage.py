@@ -15,8 +15,10 @@ from pathlib import Path
 from sglang_live.config import (
     POLICIES_HELP,
     STAGES,
+    add_storage_arguments,
     default_cache_dir,
     parse_policies,
+    parse_storage,
     split_arguments,
 )
 from sglang_live.errors import BadInputError, LiveError
@@ -34,12 +36,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--cache-dir", default=default_cache_dir())
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--live-policies", default="all", help=f"{POLICIES_HELP}; as the server's")
+    add_storage_arguments(parser)
     own, rest = parser.parse_known_args(argv)
     try:
         prefixed, engine_args = split_arguments(rest)
         if any(prefixed.values()):
             raise BadInputError("one stage needs no prefix: write --NAME, not --STAGE.NAME")
         policies = parse_policies(own.live_policies)
+        if own.session_storage is not None and own.stage != "thinker":
+            raise BadInputError("session-storage is the thinker's")
+        storage = parse_storage(own, policies, engine_args)
         checkpoint = resolve_checkpoint(own.model_path, Path(own.cache_dir))
     except LiveError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -58,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
         device=own.device,
         engine_args=engine_args,
         policies=policies,
+        session_storage=storage.to_env() if storage is not None else "",
     )
     # The stage's runtime takes this process over: signals and exit codes are its own.
     environment = {**os.environ, SPEC_ENV: spec.to_env()}

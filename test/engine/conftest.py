@@ -25,7 +25,18 @@ from sglang_live.stages.supervisor import (
 )
 from test.engine.reference import Reference
 
+STAGES = ("thinker", "talker", "vocoder")
 DATA = Path(__file__).parents[1] / "data" / "audio"
+
+
+@dataclass
+class ThinkerAlone:
+    """The links of a session where no other stage runs."""
+
+    thinker: ThinkerLink
+
+    def close(self) -> None:
+        self.thinker.close()
 
 
 @dataclass
@@ -38,10 +49,13 @@ class Stages:
     def replica(self, stage: str) -> Replica:
         return next(r for r in self.supervisor.replicas if r.spec.stage == stage)
 
-    def links(self, session_id: str) -> StageLinks:
+    def links(self, session_id: str) -> "StageLinks | ThinkerAlone":
         segments: dict = {}
+        thinker = ThinkerLink(self.replica("thinker"), session_id, segments)
+        if len(self.supervisor.replicas) == 1:
+            return ThinkerAlone(thinker)
         return StageLinks(
-            ThinkerLink(self.replica("thinker"), session_id, segments),
+            thinker,
             TalkerLink(self.replica("talker"), session_id, segments),
             VocoderLink(self.replica("vocoder"), session_id),
         )
@@ -56,8 +70,14 @@ async def running_stages(
     thinker_environment: dict | None = None,
     policies: tuple[str, ...] = (),
     thinker_args: dict | None = None,
+    session_storage: str = "",
+    names: tuple[str, ...] = STAGES,
 ) -> AsyncIterator[Stages]:
-    """engine_args: of thinker and talker; thinker_args: of the thinker, beside them."""
+    """
+    names: of the stages to start. Each takes some seconds.
+    engine_args: of thinker and talker; thinker_args: of the thinker, beside them.
+    session_storage: of the thinker, "<bytes>:<directory>".
+    """
     run_dir = new_run_dir()
     both = engine_args or {}
     args = {"thinker": both | (thinker_args or {}), "talker": both, "vocoder": {}}
@@ -76,8 +96,9 @@ async def running_stages(
             native_port=free_port() if stage == "thinker" and policies else 0,
             engine_args=args[stage],
             environment=environments.get(stage) or {},
+            session_storage=session_storage if stage == "thinker" else "",
         )
-        for stage in ("thinker", "talker", "vocoder")
+        for stage in names
     ]
     supervisor = Supervisor(specs, log_dir=cache)
     try:

@@ -24,7 +24,7 @@ async def pool_of(checkpoint, cache, policies, page: int, overlap: bool):
         "disable_overlap_schedule": not overlap,
         "max_running_requests": 16,
     }
-    return running_stages(checkpoint, cache, args, policies=policies)
+    return running_stages(checkpoint, cache, args, policies=policies, names=("thinker",))
 
 
 @pytest_asyncio.fixture(

@@ -39,6 +39,7 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
         policies=POLICIES,
         thinker_args=HOST,
         thinker_environment={"SGLANG_LIVE_POISON_FREED_KV": "1", **link},
+        names=("thinker",),
     )
     async with running as found:
         found.page = page
@@ -143,16 +144,51 @@ async def test_a_crowd_shares_the_pool_and_the_host(pool, reference):
     await nothing_is_left(pool)
 
 
+async def test_a_request_aborted_while_it_waits_leaves_its_session_as_it_was(pool, reference):
+    """Upstream's session refuses every later turn, and never closes."""
+    await pool.open("waits")
+    heard: list[int] = []
+    said: list[tuple[int, float]] = []
+
+    async def turn(new: list[int]) -> None:
+        heard.extend(new)
+        for token, logprob in await pool.say("waits", new, 4):
+            said.append((len(heard), logprob))
+            heard.append(token)
+
+    await turn([10 + i for i in range(40)])
+    await pool.open("takes-all")
+    running = asyncio.create_task(pool.say("takes-all", [50] * 400, 500, timeout_s=180))
+    body = {
+        "rid": "in-the-queue",
+        "input_ids": [60] * 300,
+        "session_params": {"id": "waits"},
+        "sampling_params": {"max_new_tokens": 4, "temperature": 0},
+    }
+    waiting = asyncio.create_task(pool.post("/generate", body))
+    async with asyncio.timeout(20):
+        while await pool.load("requests_waiting") == 0:
+            pass
+    await pool.post("/abort_request", {"rid": "in-the-queue"})
+    aborted = (await waiting).json()
+    assert aborted["meta_info"]["finish_reason"]["type"] == "abort"
+    await running
+    await turn([20, 30, 40])
+    check(reference, heard, said)
+    for name in ("waits", "takes-all"):
+        await pool.close(name)
+    await nothing_is_left(pool)
+
+
 async def test_a_full_host_costs_a_prefill_and_nothing_else(pool, reference):
     names = [f"many-{n}" for n in range(60)]
     said: dict[str, list] = {}
-    lost = await pool.load("policy_tokens_lost")
+    lost = await pool.load("policy_dropped_tokens_lost")
     for n, name in enumerate(names):
         await pool.open(name)
         prompt = [10 + (n + i) % 180 for i in range(100)]
         said[name] = [prompt, await pool.say(name, prompt, 4)]
-    assert await pool.load("policy_tokens_lost") > lost
-    assert await pool.load("policy_writes_host_full") > 0
+    assert await pool.load("policy_dropped_tokens_lost") > lost
     for name in (*names[:3], *names[-3:]):
         prompt, reply = said[name]
         heard = prompt + [token for token, _ in reply]

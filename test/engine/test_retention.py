@@ -54,7 +54,12 @@ async def bounded(request, endless_checkpoint, tmp_path_factory):
     cache = tmp_path_factory.mktemp("retention")
     poison = {"SGLANG_LIVE_POISON_FREED_KV": "1"}
     stages = running_stages(
-        endless_checkpoint, cache, args, policies=POLICIES, thinker_environment=poison
+        endless_checkpoint,
+        cache,
+        args,
+        policies=POLICIES,
+        thinker_environment=poison,
+        names=("thinker",),
     )
     async with stages as running:
         yield Engine(running, variant.page)

@@ -9,6 +9,7 @@ Owner: one HostCopies per session cache.
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -52,6 +53,8 @@ class HostCopies:
 
     def __init__(self, cache: UnifiedRadixCache):
         self._cache = cache
+        # (session_id, n_slots): other sessions are to make room for this one.
+        self.make_room: Callable[[str, int], None] = lambda session_id, n_slots: None
         config = LinkConfig() if device_module is torch.cuda else _WITHIN_ONE_MEMORY
         self.to_host, self.to_device = Link(config), Link(config)
         self.counts = dict.fromkeys(
@@ -77,8 +80,17 @@ class HostCopies:
         return sum(copy.end - copy.begin for copy in self._copies.values())
 
     @property
+    def pool(self):
+        """SGLang's, of KV in host memory."""
+        return self._controller.mem_pool_host.anchor_entry.host_pool
+
+    @property
+    def n_free_slots(self) -> int:
+        return self._cache.host_pool_group.available_size()
+
+    @property
     def bytes_per_token(self) -> int:
-        return self._controller.mem_pool_host.anchor_entry.host_pool.size_per_token
+        return self.pool.size_per_token
 
     def rate(self) -> LinkRate:
         """Before the first measured transfer to the device, those to the host tell."""
@@ -102,14 +114,14 @@ class HostCopies:
         end = kv.kv_committed_len
         if end <= copy.end:
             return True
-        n_slots = ceil_align(end - copy.begin, self._page_size)
-        fresh = self._host_slots(n_slots - len(copy.slots))
+        n_slots = ceil_align(end - copy.begin, self.page_size)
+        fresh = self.take_slots(session_id, n_slots - len(copy.slots))
         if fresh is None:
             self.counts["writes_host_full"] += 1
             return False
         copy.slots = torch.cat([copy.slots, fresh])
         # The last page was not full: it is written once more.
-        start = copy.end - (copy.end - copy.begin) % self._page_size
+        start = copy.end - (copy.end - copy.begin) % self.page_size
         row = self._cache.req_to_token_pool.req_to_token[kv.req_pool_idx]
         device = self._whole_pages(row[start:end].to(torch.int64))
         self._submit_write(copy, copy.slots[start - copy.begin :], device)
@@ -118,19 +130,30 @@ class HostCopies:
         self._copies[session_id] = copy
         return True
 
-    def _host_slots(self, n: int) -> torch.Tensor | None:
+    def take_slots(self, session_id: str, n: int) -> torch.Tensor | None:
+        """Of the host, for that session; None: it is full."""
         if n <= 0:
             return torch.empty(0, dtype=torch.int64)
         pool = self._cache.host_pool_group
         if (missing := n - pool.available_size()) > 0:
             self._cache.evict_host(missing)
+        if (missing := n - pool.available_size()) > 0:
+            self.make_room(session_id, missing)
         return pool.alloc(n)
 
+    def free_slots(self, slots: torch.Tensor) -> None:
+        if len(slots):
+            self._cache.host_pool_group.free(slots)
+
+    def new_number(self) -> int:
+        """Of a transfer."""
+        return next(self._ids)
+
     def _whole_pages(self, device_slots: torch.Tensor) -> torch.Tensor:
-        return self._cache._pad_retraction_indices(device_slots, self._page_size)
+        return self._cache._pad_retraction_indices(device_slots, self.page_size)
 
     def _submit_write(self, copy: HostCopy, host: torch.Tensor, device: torch.Tensor) -> None:
-        controller, transfer = self._controller, next(self._ids)
+        controller, transfer = self._controller, self.new_number()
         if controller.load_fence_stream is not None:
             # A request may be retracted, and its session give way, while its step still runs.
             stream = controller.l2_transfer_engine.device_to_host_stream
@@ -154,7 +177,7 @@ class HostCopies:
         """
         host = self._slots(copy, begin, end)
         self._after_writing(copy)
-        transfer = next(self._ids)
+        transfer = self.new_number()
         device = self._controller.load(host_indices=host, node_id=transfer)
         if device is not None:
             copy.busy.add(transfer)
@@ -171,7 +194,7 @@ class HostCopies:
         if controller.load_fence_stream is not None:
             # The slots may still be written by the forward pass of whoever had them.
             engine.host_to_device_stream.wait_stream(controller.load_fence_stream)
-        transfer = next(self._ids)
+        transfer = self.new_number()
         operation = CacheOperation(host, device, node_id=transfer)
         began_s = time.monotonic()
         completion = engine.submit_host_to_device(
@@ -198,7 +221,7 @@ class HostCopies:
         return completion.finish_event
 
     def _slots(self, copy: HostCopy, begin: int, end: int) -> torch.Tensor:
-        stop = ceil_align(end - copy.begin, self._page_size)
+        stop = ceil_align(end - copy.begin, self.page_size)
         return copy.slots[begin - copy.begin : stop]
 
     def _after_writing(self, copy: HostCopy) -> None:
@@ -213,7 +236,7 @@ class HostCopies:
         copy = self._copies.pop(session_id, None)
         if copy is not None:
             copy.gone = True
-            self._free_if_gone(copy)
+            self.free_if_gone(copy)
 
     def truncate(self, session_id: str, n_tokens: int) -> None:
         """The session ends there now."""
@@ -224,7 +247,7 @@ class HostCopies:
             self.forget(session_id)
             return
         copy.end = n_tokens
-        self._keep(copy, torch.arange(ceil_align(n_tokens - copy.begin, self._page_size)))
+        self._keep(copy, torch.arange(ceil_align(n_tokens - copy.begin, self.page_size)))
 
     def cut(self, session_id: str, cut: Cut) -> None:
         """The session loses these whole pages; what follows moves up."""
@@ -243,9 +266,21 @@ class HostCopies:
     def _keep(self, copy: HostCopy, which: torch.Tensor) -> None:
         goes = torch.ones(len(copy.slots), dtype=torch.bool)
         goes[which] = False
-        if bool(goes.any()):
-            self._cache.host_pool_group.free(copy.slots[goes])
+        self.free_slots(copy.slots[goes])
         copy.slots = copy.slots[which]
+
+    # --- the host's memory is short ---
+
+    def shorten(self, session_id: str, end: int) -> None:
+        """Its tokens from there on, the start of a page, are not here any more."""
+        copy = self._copies[session_id]
+        copy.end = end
+        self._keep(copy, torch.arange(end - copy.begin))
+
+    def lengthen(self, session_id: str, slots: torch.Tensor, end: int) -> None:
+        """Its tokens from the end of the copy to this one are in these slots."""
+        copy = self._copies[session_id]
+        copy.slots, copy.end = torch.cat([copy.slots, slots]), end
 
     # --- SGLang acknowledges ---
 
@@ -258,7 +293,7 @@ class HostCopies:
             return False
         copy.busy.discard(transfer)
         self._on_path.discard(transfer)
-        self._free_if_gone(copy)
+        self.free_if_gone(copy)
         return True
 
     def all_written(self) -> None:
@@ -277,9 +312,9 @@ class HostCopies:
         if any(i in self._on_path for i in ack.node_ids):
             self.counts["reload_s"] += seconds
 
-    def _free_if_gone(self, copy: HostCopy) -> None:
-        if copy.gone and not copy.busy and len(copy.slots):
-            self._cache.host_pool_group.free(copy.slots)
+    def free_if_gone(self, copy: HostCopy) -> None:
+        if copy.gone and not copy.busy:
+            self.free_slots(copy.slots)
             copy.slots = copy.slots[:0]
 
     @property
@@ -287,7 +322,7 @@ class HostCopies:
         return self._cache.cache_controller
 
     @property
-    def _page_size(self) -> int:
+    def page_size(self) -> int:
         return self._cache.page_size
 
 

@@ -41,9 +41,8 @@ class IdleSessions:
     def put(self, session_id: str, n_tokens: int) -> None:
         """It has no request now, and n_tokens of its own behind what the tree holds for it."""
         self._rank(session_id, n_tokens)
-        until_s = self._speaking_until_s.get(session_id, self.now_s)
-        if until_s > self.now_s and session_id in self._index:
-            self._index.protect(session_id, until_s)
+        if self.is_speaking(session_id) and session_id in self._index:
+            self._index.protect(session_id, self._speaking_until_s[session_id])
 
     def remove(self, session_id: str) -> None:
         self._index.remove(session_id)
@@ -71,6 +70,9 @@ class IdleSessions:
         until_s = self._speaking_until_s[session_id] = self.now_s + PROTECTED_S
         if session_id in self._index:
             self._index.protect(session_id, until_s)
+
+    def is_speaking(self, session_id: str) -> bool:
+        return self._speaking_until_s.get(session_id, self.now_s) > self.now_s
 
     def _rank(self, session_id: str, n_tokens: int) -> None:
         expected_s = self._next_use.expected(session_id)

@@ -14,6 +14,8 @@ INBOX_ENV = "SGLANG_LIVE_INBOX"
 OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
 # Comma list of the policies that are on; empty or absent: SGLang's own scheduling.
 POLICIES_ENV = "SGLANG_LIVE_POLICIES"
+# "<bytes>:<directory>"; empty or absent: session KV has host memory at most.
+STORAGE_ENV = "SGLANG_LIVE_SESSION_STORAGE"
 # Name of our radix cache in SGLang's registry.
 RADIX_BACKEND = "sglang_live"
 

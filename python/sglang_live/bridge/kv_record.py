@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 
+import torch
 from sglang.srt.managers.schedule_batch import ReqKvInfo
 from sglang.srt.session.streaming_session import _VirtualNode
 
@@ -9,10 +10,12 @@ from sglang.srt.session.streaming_session import _VirtualNode
 class LiveKvInfo(ReqKvInfo):
     """A session's KV record.
 
+    parked: device slots of what the tree holds for the session, while it has no row.
     sink_tokens, n_cut: the session has dropped n_cut tokens behind its first sink_tokens, so its
         token at place p >= sink_tokens has position p + n_cut.
     """
 
+    parked: torch.Tensor | None = None
     sink_tokens: int = 0
     n_cut: int = 0
 

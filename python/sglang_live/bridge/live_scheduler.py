@@ -1,104 +1,35 @@
 """SGLang's scheduler with a listener in mind: streams may sit out rounds and come back.
 
-In: feed messages of the stage, on SGLang's own request broadcast; decisions of bridge/rounds.py.
-Out: what SGLang's loop runs. Without policies and with nobody to sit out, every round is
-SGLang's own. Subclassed by the talker's scheduler; the thinker's engine runs it as it is.
+In: decisions of bridge/rounds.py. Out: what SGLang's loop runs. Without policies and with nobody
+to sit out, every round is SGLang's own. Subclassed by the talker's scheduler; the thinker's engine
+runs it as it is.
 """
 
-import time
-from collections import OrderedDict
-
-import zmq
-from sglang.srt.managers.io_struct import OpenSessionReqInput, OpenSessionReqOutput
 from sglang.srt.managers.schedule_batch import (
-    FINISH_ABORT,
     NextBatchPlan,
     Req,
     ScheduleBatch,
     release_req,
 )
-from sglang.srt.managers.scheduler import Scheduler
-from sglang.utils import TypeBasedDispatcher
 
-from sglang_live.bridge.feed_types import (
-    SPEAK_PREFIX,
-    THINK_PREFIX,
-    EndReply,
-    Outlook,
-    PolicyReport,
-    Progress,
-    RetainSession,
-    SpeechStart,
-    Truncated,
-    TruncateSession,
-)
+from sglang_live.bridge.control_channel import ControlChannel
+from sglang_live.bridge.feed_types import SPEAK_PREFIX, THINK_PREFIX
 from sglang_live.bridge.held import Held, ReqsView, decode_batch_of
-from sglang_live.bridge.inbox import (
-    INBOX_ENV,
-    OUTBOX_ENV,
-    RADIX_BACKEND,
-    Inbox,
-    Outbox,
-    address_from_env,
-    policies_from_env,
-)
-from sglang_live.bridge.retention import Retention
-from sglang_live.bridge.rounds import LinkRate, Pool, RoundStamp, rounds_of
-from sglang_live.bridge.session_truncate import n_computed, streaming_sessions, truncate_session
+from sglang_live.bridge.rounds import Pool
+from sglang_live.bridge.session_truncate import n_computed, streaming_sessions
 
 # How long a round may wait for input when every stream sits out. Messages end the wait at once.
 IDLE_WAIT_MS = 20
-REPORT_EVERY_S = 0.5
-# An EndReply may overtake its request, which travels on another socket; how many are remembered.
-_MAX_EARLY_ENDS = 4096
 
 
-class LiveScheduler(Scheduler):
+class LiveScheduler(ControlChannel):
     # --- setting up ---
-
-    def init_ipc_channels(self, port_args) -> None:
-        super().init_ipc_channels(port_args)
-        self.inbox: Inbox | None = None
-        self.outbox: Outbox | None = None
-        self._news = zmq.Poller()
-        if self.ipc_channels.recv_from_tokenizer is not None:  # rank 0 only
-            self.inbox = Inbox(address_from_env(INBOX_ENV))
-            self.outbox = Outbox(address_from_env(OUTBOX_ENV))
-            self._news.register(self.inbox.socket, zmq.POLLIN)
-            self._news.register(self.ipc_channels.recv_from_tokenizer, zmq.POLLIN)
-
-    def init_idle_sleeper(self) -> None:
-        super().init_idle_sleeper()
-        if self.idle_sleeper is not None and self.inbox is not None:
-            self.idle_sleeper.poller.register(self.inbox.socket, zmq.POLLIN)
 
     def init_running_status(self) -> None:
         super().init_running_status()
         if not self.spec_algorithm.is_none() or self.server_args.enable_dp_attention:
             raise RuntimeError("live streams need SGLang without speculation and DP attention")
         self.held: dict[str, Held] = {}
-        self._early_ends: OrderedDict[str, None] = OrderedDict()
-        self._next_report_s, self._reported = 0.0, {}
-        self._counts = dict.fromkeys(
-            ("held_gave_way", "ended", "truncated", "truncations_refused", "speech_starts"), 0.0
-        )
-        self.rounds = rounds_of(policies_from_env(), self.server_args.chunked_prefill_size)
-        is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND
-        self.retention = Retention(self) if is_bounded else None
-
-    def init_request_dispatcher(self) -> None:
-        super().init_request_dispatcher()
-        self._request_dispatcher += TypeBasedDispatcher(
-            [
-                (RoundStamp, self._on_stamp),
-                (Progress, self._on_progress),
-                (EndReply, self._on_end_reply),
-                (TruncateSession, self._on_truncate),
-                (RetainSession, self._on_retain),
-                (SpeechStart, self._on_speech_start),
-                (Outlook, self._on_outlook),
-            ]
-        )
 
     def init_pool_stats_observer(self) -> None:
         super().init_pool_stats_observer()
@@ -120,71 +51,6 @@ class LiveScheduler(Scheduler):
         if not self.held:
             return self.running_batch
         return ReqsView([*self.running_batch.reqs, *(h.req for h in self.held.values())])
-
-    # --- facts from the stage ---
-
-    def _poll_timeout_aborts(self) -> list:
-        # Called on rank 0 only; what it returns is broadcast with the requests of the round.
-        feeds = self.inbox.drain() if self.inbox is not None else []
-        if self.rounds is not None or self.retention is not None:
-            rate = self.retention.link_rate() if self.retention is not None else LinkRate(None, 0.0)
-            feeds = [RoundStamp(time.monotonic(), rate), *feeds]
-        return [*feeds, *super()._poll_timeout_aborts()]
-
-    def _on_stamp(self, stamp: RoundStamp) -> None:
-        if self.rounds is not None:
-            self.rounds.stamp(stamp)
-        if self.retention is not None:
-            self.retention.stamp(stamp)
-
-    def _on_progress(self, news: Progress) -> None:
-        if self.rounds is not None:
-            self.rounds.progress(news)
-
-    def _on_end_reply(self, end: EndReply) -> None:
-        live = [*self.waiting_queue, *self.collect_inflight_reqs()]
-        if self.chunked_req is not None:
-            live.append(self.chunked_req)
-        reqs = {req for req in live if req.rid == end.rid}
-        if not reqs:
-            self._early_ends[end.rid] = None
-            while len(self._early_ends) > _MAX_EARLY_ENDS:
-                self._early_ends.popitem(last=False)
-        for req in reqs:
-            self._end(req)
-
-    def _end(self, req: Req) -> None:
-        """Finish where it is. A limit on length is a finish that keeps a session's KV."""
-        self._counts["ended"] += 1
-        if not isinstance(req.to_finish, FINISH_ABORT):
-            req.sampling_params.max_new_tokens = len(req.output_ids)
-
-    def _on_truncate(self, cut: TruncateSession) -> None:
-        n_tokens = truncate_session(self, cut.session, cut.n_tokens)
-        self._counts["truncated" if n_tokens >= 0 else "truncations_refused"] += 1
-        if self.outbox is not None:
-            self.outbox.send(Truncated(cut.session, n_tokens))
-
-    def _on_retain(self, order: RetainSession) -> None:
-        if self.retention is None:
-            return
-        retained = self.retention.retain(order)
-        if order.answer and self.outbox is not None:
-            self.outbox.send(retained)
-
-    def open_session(self, recv_req: OpenSessionReqInput) -> OpenSessionReqOutput | None:
-        if self.retention is not None:
-            self.retention.forget_closed()
-        return super().open_session(recv_req)
-
-    def _on_speech_start(self, start: SpeechStart) -> None:
-        self._counts["speech_starts"] += 1
-        if self.retention is not None:
-            self.retention.speaks(start)
-
-    def _on_outlook(self, outlook: Outlook) -> None:
-        if self.retention is not None:
-            self.retention.expect(outlook)
 
     # --- who sits out ---
 
@@ -241,6 +107,7 @@ class LiveScheduler(Scheduler):
     def get_next_batch_to_run(self, running_batch, last_batch) -> NextBatchPlan:
         if self.retention is not None:
             self.retention.settle()
+            self._make_rows()
         if self.rounds is not None:
             self.rounds.decide(
                 self._pool(),
@@ -250,7 +117,7 @@ class LiveScheduler(Scheduler):
                 ],
             )
         if self.rounds is not None or self.retention is not None:
-            self._report()
+            self.report()
         if self.held:
             running_batch = self._resume(running_batch)
         plan = super().get_next_batch_to_run(running_batch, last_batch)
@@ -259,6 +126,17 @@ class LiveScheduler(Scheduler):
         if plan.batch_to_run is None and self.held and last_batch is None:
             self._wait_for_news()
         return plan
+
+    def _make_rows(self) -> None:
+        """A session keeps its row while it is idle; without a free one SGLang admits nobody."""
+        n_free = self.req_to_token_pool.available_size()
+        if n_free >= len(self.waiting_queue) or not self._sessions_give_back():
+            return
+        sessions = self.tree_cache.session
+        ids = [req.session.session_id if req.session else None for req in self.waiting_queue]
+        n_needed = max(1, sum(not sessions.has_row(session_id) for session_id in ids))
+        if n_needed > n_free:
+            sessions.give_back_rows(n_needed - n_free)
 
     def _wait_for_news(self) -> None:
         limit_s = IDLE_WAIT_MS / 1000
@@ -273,6 +151,9 @@ class LiveScheduler(Scheduler):
             # come free: of a session that was closed, or whose caller said nothing after all.
             running_batch.batch_is_full = False
         queue, later = self._admission_order(self.waiting_queue)
+        if self.retention is not None:
+            queue, coming = self.retention.ready(queue)
+            later = coming + later
         budget = self.rounds.prefill_budget() if self.rounds is not None else None
         if budget == 0:
             # A prefill that is half-way is parked: upstream stashed its last chunk already.
@@ -385,9 +266,9 @@ class LiveScheduler(Scheduler):
         return super().handle_generate_request(recv_req, **kwargs)
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
-        if req.rid in self._early_ends:
-            del self._early_ends[req.rid]
-            self._end(req)
+        self._end_if_told(req)
+        if self.retention is not None:
+            self.retention.arrives(req)
         if self.rounds is not None:
             self.rounds.table.wait(
                 req.rid,
@@ -417,6 +298,9 @@ class LiveScheduler(Scheduler):
 
     # --- everybody who counts live requests ---
 
+    def _totals(self) -> dict[str, float]:
+        return super()._totals() | {"held_now": float(len(self.held))}
+
     def collect_inflight_reqs(self) -> set[Req]:
         return super().collect_inflight_reqs() | {held.req for held in self.held.values()}
 
@@ -441,22 +325,8 @@ class LiveScheduler(Scheduler):
             if self.rounds is not None:
                 self.rounds.table.keep_only(set())
             # The loop may sleep now: what happened last would stay unsaid.
-            self._report(at_once=True)
+            self.report(at_once=True)
         return super().on_idle()
-
-    def _report(self, at_once: bool = False) -> None:
-        # Rank 0 alone reports, so it may look at its own clock.
-        if self.outbox is None or (not at_once and time.monotonic() < self._next_report_s):
-            return
-        totals = {**self._counts, "held_now": float(len(self.held))}
-        if self.rounds is not None:
-            totals |= self.rounds.report()
-        if self.retention is not None:
-            totals |= self.retention.report()
-        self._next_report_s = time.monotonic() + REPORT_EVERY_S
-        if totals != self._reported:
-            self._reported = totals
-            self.outbox.send(PolicyReport(totals))
 
 
 def _must_end(req: Req) -> bool:

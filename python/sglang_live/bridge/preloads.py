@@ -95,7 +95,8 @@ class Preloads:
             return
         until_s = now_s + PROTECTED_S
         self._sessions.idle.protect(session_id, until_s)
-        self._make_room(view.n_tokens, view.needed_at_s)
+        with self._sessions.tier.keeping(session_id):
+            self._make_room(view.n_tokens, view.needed_at_s)
         if self._sessions.tier.preload(session_id):
             self._warm[session_id] = (until_s, view.n_tokens)
             self._sessions.resized(session_id)

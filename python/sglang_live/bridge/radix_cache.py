@@ -24,6 +24,7 @@ from sglang_live.bridge.preloads import Preloads
 from sglang_live.bridge.session_cache import LiveSession
 from sglang_live.bridge.session_rebase import Rebase
 from sglang_live.bridge.session_tier import SessionTier
+from sglang_live.bridge.stored_tails import storage_from_env
 from sglang_live.kv.tree_age import TreeAge
 
 
@@ -123,8 +124,7 @@ class LiveRadixCache(UnifiedRadixCache):
 
     def check_hicache_events(self) -> None:
         super().check_hicache_events()
-        if self.session.tier is not None:
-            self.session.tier.write_back()
+        self.session.look_after_tiers()
 
     def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
         super().writing_check(write_back=write_back, finish_count=finish_count)
@@ -173,7 +173,7 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
             controller = cache.cache_controller
             if (link := link_from_env(controller.io_backend)) is not None:
                 controller.l2_transfer_engine = link
-            cache.session.tier = SessionTier(cache.session)
+            cache.session.tier = SessionTier(cache.session, storage_from_env())
             if "preload" in policies:
                 cache.session.preloads = Preloads(cache.session)
     kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()

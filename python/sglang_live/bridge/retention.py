@@ -43,6 +43,8 @@ class Retention:
         sessions, session_id = self._sessions, outlook.session
         if sessions.idle is not None:
             sessions.idle.expect(outlook)
+        if sessions.tier is not None:
+            sessions.tier.expect(session_id)
         if sessions.preloads is not None:
             needed_s = sessions.idle.expected_s(session_id)
             sessions.preloads.expect(session_id, sessions.idle.now_s, needed_s)
@@ -52,7 +54,21 @@ class Retention:
         if sessions.idle is not None:
             sessions.idle.speaks(start.session)
         if sessions.preloads is not None:
+            sessions.tier.fetch(start.session)
             sessions.preloads.speaks(start.session, sessions.idle.now_s)
+
+    def arrives(self, req: Req) -> None:
+        """A request joins the queue."""
+        if self._sessions.tier is not None and req.session is not None:
+            self._sessions.tier.fetch(req.session.session_id)
+
+    def ready(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
+        """Those that can begin, and those whose KV is on its way out of storage."""
+        tier = self._sessions.tier
+        if tier is None or not tier.fetches_any:
+            return waiting, []
+        coming = [r for r in waiting if r.session and tier.is_fetching(r.session.session_id)]
+        return [req for req in waiting if req not in coming], coming
 
     def retain(self, order: RetainSession) -> Retained:
         self._configs.pop(order.session, None)

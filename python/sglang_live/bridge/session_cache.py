@@ -169,13 +169,13 @@ class LiveSession(StreamingSession):
             req.session = None
             return None
         slot.restore_to_req(req)
-        node, device = slot.virtual_node, self.req_to_token_pool.device
+        node = slot.virtual_node
         return MatchResult(
-            device_indices=torch.empty(0, dtype=torch.int64, device=device),
+            device_indices=slot.kv.parked,
             last_device_node=node,
             last_host_node=node,
             best_match_node=node,
-            cache_protected_len=0,
+            cache_protected_len=len(slot.kv.parked),
         )
 
     def try_cache_unfinished_req(self, req: Req, chunked: bool = False, **kwargs) -> bool:
@@ -227,6 +227,15 @@ class LiveSession(StreamingSession):
         held = super().session_held_tokens(active_pool_idxs)
         return held if self.idle is None else held - self.idle.tokens
 
+    def look_after_tiers(self) -> None:
+        """Once a round."""
+        if self.tier is None:
+            return
+        for session_id in self.tier.settle():
+            if self.preloads is not None and self.idle.is_speaking(session_id):
+                self.preloads.speaks(session_id, self.idle.now_s)
+        self.tier.write_back()
+
     def give_back(self, n_tokens: int, later_than_s: float = -math.inf) -> int:
         """Free so much of idle sessions, if there is so much. Returns what was freed.
 
@@ -239,26 +248,48 @@ class LiveSession(StreamingSession):
             if self.tier is not None:
                 self.tier.save(session_id, slot, kept)
             self._free_tail(slot.kv, kept)
-            if kept == 0:
-                self.req_to_token_pool.free(slot)
+            if kept == slot.kv.cache_protected_len:
+                self.park(slot)
             if self.preloads is not None:
                 self.preloads.expect(session_id, self.idle.now_s, self.idle.expected_s(session_id))
             freed += n_victim
         return freed
 
+    def park(self, slot: SessionSlot) -> None:
+        """It has nothing of its own on the device: its row serves somebody else meanwhile."""
+        row = self.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]
+        slot.kv.parked = row[: slot.kv.cache_protected_len].to(torch.int64)
+        self.req_to_token_pool.free(slot)
+
+    def has_row(self, session_id: str) -> bool:
+        slot = self.slots.get(session_id)
+        return slot is not None and slot.kv.holds_kv
+
+    def give_back_rows(self, n_rows: int) -> None:
+        """Of idle sessions: of those with nothing else to give, then of who is expected last."""
+        for slot in self.slots.values():
+            if n_rows > 0 and self._holds_a_row_alone(slot):
+                self.park(slot)
+                n_rows -= 1
+        while n_rows > 0 and (last := self.idle.first()) is not None:
+            self.give_back(last.n_tokens)
+            n_rows -= 1
+
+    def _holds_a_row_alone(self, slot: SessionSlot) -> bool:
+        node, kv = slot.virtual_node, slot.kv
+        is_idle = isinstance(node, Place) and not node.n_pins
+        return is_idle and kv.holds_kv and kv.kv_allocated_len == kv.cache_protected_len
+
     # --- tokens of a session are about to go, or to change, where they lie ---
 
     def is_cut(self, session_id: str, cut: Cut) -> None:
         if self.tier is not None:
-            self.tier.is_changing(session_id)
-            self.tier.copies.cut(session_id, cut)
+            self.tier.cut(session_id, cut)
 
     def is_truncated(self, session_id: str, n_tokens: int) -> None:
         if self.tier is not None:
-            self.tier.is_changing(session_id)
-            self.tier.copies.truncate(session_id, n_tokens)
+            self.tier.truncate(session_id, n_tokens)
 
     def is_changed(self, session_id: str) -> None:
         if self.tier is not None:
-            self.tier.is_changing(session_id)
-            self.tier.copies.forget(session_id)
+            self.tier.discard(session_id)

@@ -2,8 +2,13 @@
 
 Out: in the background while memory is short, or at once when a session gives way before its turn
 came. Back: with the prefill of the next request, layer by layer, or ahead of it (preloads.py).
+What the host is short of goes on to storage, if there is some, and comes back to the host when its
+caller speaks.
 Owner: one SessionTier per session cache, if the engine has a HiCache.
 """
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from sglang.srt.managers.schedule_batch import Req
@@ -12,7 +17,11 @@ from sglang.srt.session.streaming_session import SessionSlot
 from sglang.srt.utils.common import ceil_align
 
 from sglang_live.bridge.host_copies import HostCopies, HostCopy, wait_for
-from sglang_live.bridge.kv_record import Place
+from sglang_live.bridge.host_room import HostRoom
+from sglang_live.bridge.kv_record import LiveKvInfo, Place
+from sglang_live.bridge.stored_tails import StoredTails
+from sglang_live.kv.page_file import PageFile
+from sglang_live.kv.retention import Cut
 
 # Background copies begin when less of the device's KV is free or idle prompts. Half: whoever is
 # evicted an instant later has been copied by then, and calls that fit are not copied for nothing.
@@ -27,19 +36,34 @@ class SessionTier:
     """
     Args:
         sessions: the LiveSession whose slots these are.
+        open_storage: makes the file for what the host is short of, given a page's size in bytes;
+            None: there is none.
     """
 
-    def __init__(self, sessions):
+    def __init__(self, sessions, open_storage: Callable[[int], PageFile] | None = None):
         self._sessions = sessions
         self.copies = HostCopies(sessions.inner)
+        self.stored: StoredTails | None = None
+        if open_storage is not None:
+            file = open_storage(self.copies.bytes_per_token * self._page_size)
+            self.stored = StoredTails(self.copies, file, self._least_of_all_ranks)
+        self._room = HostRoom(sessions, self.copies, self.stored)
         self._to_copy: dict[str, None] = {}  # idle sessions with KV that is on the device alone
         self._arriving: dict[str, object] = {}  # finish events of preloads nobody has waited for
         self.counts = dict.fromkeys(
             ("tokens_lost", "evictions_waited", "loads", "loads_refused", "preloads"), 0.0
         )
 
+    def _least_of_all_ranks(self, numbers: list[int]) -> list[int]:
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        self._sessions.inner._all_reduce(tensor, torch.distributed.ReduceOp.MIN)
+        return tensor.tolist()
+
     def reset(self) -> None:
+        if self.stored is not None:
+            self.stored.reset()
         self.copies.reset()
+        self._room.reset()
         self._to_copy.clear()
         self._arriving.clear()
 
@@ -51,6 +75,7 @@ class SessionTier:
 
     def write_back(self) -> None:
         """Once a round."""
+        self._room.store_some()
         if not self._to_copy or self._free_share() >= WRITE_BACK_BELOW:
             return
         for session_id in list(self._to_copy)[:_MAX_WRITES_PER_ROUND]:
@@ -58,16 +83,20 @@ class SessionTier:
             slot = self._sessions.slots.get(session_id)
             if slot is None or not slot.kv.holds_kv or _is_pinned(slot):
                 continue  # it is put here again when it is idle again
-            self.copies.write(session_id, slot.kv)
+            self._write(session_id, slot.kv)
+
+    def _write(self, session_id: str, kv: LiveKvInfo) -> bool:
+        is_written = self.copies.write(session_id, kv)
+        self._room.used(session_id)
+        return is_written
 
     def save(self, session_id: str, slot: SessionSlot, n_kept: int) -> None:
         """Before the session gives back its device slots behind n_kept."""
         self._to_copy.pop(session_id, None)
         self._wait_for_arrival(session_id)
-        if not self.copies.write(session_id, slot.kv):
-            copy = self.copies.of(session_id)
-            on_host = copy.end if copy is not None else 0
-            self.counts["tokens_lost"] += slot.kv.kv_committed_len - max(n_kept, on_host)
+        if not self._write(session_id, slot.kv):
+            n_safe = self.end_of(session_id, n_kept)
+            self.counts["tokens_lost"] += max(0, slot.kv.kv_committed_len - n_safe)
         self._wait_for_write(session_id)
 
     def _wait_for_write(self, session_id: str) -> None:
@@ -83,13 +112,59 @@ class SessionTier:
         if copy is not None and copy.written is not None:
             wait_for(copy.written)
 
-    def forget(self, session_id: str) -> None:
-        """It is closed."""
+    def truncate(self, session_id: str, n_tokens: int) -> None:
+        """The session is about to end there."""
+        self.is_changing(session_id)
+        self.copies.truncate(session_id, n_tokens)
+        if self.stored is not None:
+            self.stored.truncated(session_id, n_tokens)
+        self._room.changed(session_id)
+
+    def cut(self, session_id: str, cut: Cut) -> None:
+        """The session is about to lose these whole pages."""
+        self.is_changing(session_id)
+        self.copies.cut(session_id, cut)
+        if self.stored is not None:
+            self.stored.cut(session_id, cut)
+        self._room.changed(session_id)
+
+    def discard(self, session_id: str) -> None:
+        """The session's KV is about to be other than it was."""
         self.is_changing(session_id)
         self.copies.forget(session_id)
+        self._room.changed(session_id)
+
+    def forget(self, session_id: str) -> None:
+        """It is closed."""
+        self.discard(session_id)
         self._to_copy.pop(session_id, None)
 
     # --- back ---
+
+    def expect(self, session_id: str) -> None:
+        """When its caller will speak is known better now."""
+        self._room.changed(session_id)
+
+    def fetch(self, session_id: str) -> None:
+        """Its caller speaks, or its request is there: what is in storage is to be on the host."""
+        if self.stored is not None:
+            self.stored.fetch(session_id, self._sessions.idle.now_s)
+            self._room.changed(session_id)
+
+    @property
+    def fetches_any(self) -> bool:
+        return self.stored is not None and self.stored.n_fetching > 0
+
+    def is_fetching(self, session_id: str) -> bool:
+        """And a request should wait for it."""
+        return self.stored.is_fetching(session_id, self._sessions.idle.now_s)
+
+    def settle(self) -> list[str]:
+        """Once a round. Returns: sessions of which more is on the host now, perhaps."""
+        changed = [] if self.stored is None else self.stored.settle()
+        for session_id in changed:
+            self._room.changed(session_id)
+        return changed
 
     def with_host_hit(self, session_id: str, result: MatchResult, n_key: int) -> MatchResult:
         """A match on the device, with what the host has behind it. n_key: tokens of the request."""
@@ -109,8 +184,11 @@ class SessionTier:
 
     def end_of(self, session_id: str, n_device: int) -> int:
         """Where KV ends that is somewhere, for a session with so much on the device."""
-        copy = self._behind(session_id, n_device)
-        return n_device if copy is None else copy.end
+        copy = self.copies.of(session_id)
+        if copy is None or n_device < copy.begin or n_device % self._page_size:
+            return n_device
+        stored_end = None if self.stored is None else self.stored.end_of(session_id)
+        return max(n_device, stored_end or copy.end)
 
     def load_back(self, req: Req) -> tuple[torch.Tensor, object]:
         """All that with_host_hit() promised, or nothing. Returns: its device slots, the node."""
@@ -122,7 +200,8 @@ class SessionTier:
         device = None
         copy = self._behind(session_id, begin)
         if copy is not None and end <= copy.end and self._has_row(slot):
-            self._make_room(ceil_align(end - begin, self._page_size))
+            with self.keeping(session_id):
+                self._make_room(ceil_align(end - begin, self._page_size))
             device = self.copies.load(copy, begin, end)
         if device is None:
             self.counts["loads_refused"] += 1
@@ -131,6 +210,10 @@ class SessionTier:
         self.counts["loads"] += 1
         self._attach(slot, begin, end, device)
         return device[: end - begin], req.last_node
+
+    def keeping(self, session_id: str) -> AbstractContextManager[None]:
+        """What is on the host stays there, whatever happens meanwhile."""
+        return self._room.keeping(session_id)
 
     def tokens_to_preload(self, session_id: str) -> int:
         """Whole pages that are on the host alone; 0 if the session is not idle."""
@@ -179,11 +262,13 @@ class SessionTier:
         if rows is None:
             return False
         slot.kv.req_pool_idx = rows[0]
+        row = self._sessions.req_to_token_pool.req_to_token[rows[0]]
+        row[: len(slot.kv.parked)] = slot.kv.parked.to(row.dtype)
         return True
 
     def _drop_empty_row(self, slot: SessionSlot) -> None:
-        if slot.kv.holds_kv and slot.kv.kv_allocated_len == 0:
-            self._sessions.req_to_token_pool.free(slot)
+        if slot.kv.holds_kv and slot.kv.kv_allocated_len == slot.kv.cache_protected_len:
+            self._sessions.park(slot)
 
     def _make_room(self, n_slots: int) -> None:
         missing = n_slots - self._sessions.token_to_kv_pool_allocator.available_size()
@@ -198,7 +283,13 @@ class SessionTier:
     # --- for reports ---
 
     def report(self) -> dict[str, float]:
-        return {**self.counts, **self.copies.counts, "tokens_on_host": float(self.copies.tokens)}
+        return {
+            **self.counts,
+            **self.copies.counts,
+            **self._room.counts,
+            "tokens_on_host": float(self.copies.tokens),
+            **(self.stored.report() if self.stored is not None else {}),
+        }
 
     def _free_share(self) -> float:
         inner = self._sessions.inner

@@ -17,7 +17,7 @@ REMAINING_SPEECH_S = 2.3
 # last longer, and a cough must not keep it for ever.
 PROTECTED_S = 10.0
 
-SkipReason = Literal["nothing", "link_unmeasured", "too_late", "over_cap", "cap", "memory", "queue"]
+SkipReason = Literal["nothing", "link_unmeasured", "too_late", "cap", "memory", "queue"]
 WaitReason = Literal["cap", "memory", "queue"]
 
 
@@ -61,7 +61,7 @@ class PreloadView:
         latency_s: fixed cost of a transfer.
         queued_bytes: already waiting or under way on that link.
         protected_tokens: preloaded for other sessions and not used yet, or still on their way.
-        cap_tokens: most of these there may be.
+        cap_tokens: most of these there may be; a single session may be longer.
         free_tokens: in the pool, beyond what live work keeps in reserve.
         later_tokens: evictable and used later than this, up to n_tokens;
             VictimIndex.later_tokens().
@@ -110,8 +110,6 @@ def judge(view: PreloadView, config: PreloadConfig) -> Admit | Wait | Skip:
     if view.bytes_per_s is None:
         # Loads of the normal path measure the link; a preload need not be the first.
         return Skip("link_unmeasured")
-    if view.n_tokens > view.cap_tokens:
-        return Skip("over_cap")
     alone_s = view.latency_s + view.n_bytes / view.bytes_per_s
     cost_s = alone_s + view.queued_bytes / view.bytes_per_s
     if view.now_s > view.needed_at_s - config.safety * alone_s:
@@ -119,7 +117,7 @@ def judge(view: PreloadView, config: PreloadConfig) -> Admit | Wait | Skip:
     if view.now_s > view.needed_at_s - config.safety * cost_s:
         # What is queued may be cancelled, or done sooner than is safe to expect.
         return _wait(view, config, alone_s, "queue")
-    if view.protected_tokens + view.n_tokens > view.cap_tokens:
+    if view.protected_tokens and view.protected_tokens + view.n_tokens > view.cap_tokens:
         return _wait(view, config, cost_s, "cap")
     evict_tokens = max(0, view.n_tokens - max(0, view.free_tokens))
     if evict_tokens > view.later_tokens:

@@ -13,7 +13,7 @@ import time
 from typing import Protocol
 
 from sglang_live.bridge import platform_cpu
-from sglang_live.bridge.inbox import POLICIES_ENV
+from sglang_live.bridge.inbox import POLICIES_ENV, STORAGE_ENV
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Outlook, Ready
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # Thinker, talker and vocoder work at the same time, on a machine without a GPU on the same cores.
 N_COMPUTING = 3
+# There the gateway listens and sends on the same cores. It takes little, but must be on time.
+COMPUTING_NICE = 5
 
 
 class Stage(Protocol):
@@ -103,6 +105,7 @@ def main() -> None:
     # For the engine's own processes, which inherit them.
     os.environ[STAGE_ENV] = spec.stage
     os.environ[POLICIES_ENV] = ",".join(spec.policies)
+    os.environ[STORAGE_ENV] = spec.session_storage
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s"
     )
@@ -110,6 +113,7 @@ def main() -> None:
     if platform_cpu.is_active():
         import torch
 
+        os.nice(COMPUTING_NICE)
         torch.set_num_threads(1)
         platform_cpu.share_cores(N_COMPUTING)
     try:

@@ -17,6 +17,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine_args: SGLang server arguments (thinker, talker) or VocoderConfig fields.
     environment: added to the process's own.
     policies: those that are on; empty: SGLang's own scheduling.
+    session_storage: "<bytes>:<directory>", for KV that a thinker's host memory has no room for.
     remote: somebody else starts it, on another host; we only connect.
     """
 
@@ -33,6 +34,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     engine_args: dict[str, Any] = {}
     environment: dict[str, str] = {}
     policies: tuple[str, ...] = ()
+    session_storage: str = ""
     remote: bool = False
 
     @property

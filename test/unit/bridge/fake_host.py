@@ -15,8 +15,10 @@ FREED = -1
 class FakePool:
     """Slots of whole pages, and what they hold; what is freed is overwritten at once."""
 
+    size_per_token = BYTES_PER_TOKEN
+
     def __init__(self, n_slots: int, page: int):
-        self.page, self.n_slots = page, n_slots
+        self.page, self.n_slots, self.size = page, n_slots, n_slots
         self.values = torch.full((n_slots + page,), FREED)
         self._free_pages = list(range(1, n_slots // page + 1))
         self.in_transfer: dict[int, set[int]] = {}  # slots, until SGLang has acknowledged
@@ -40,6 +42,14 @@ class FakePool:
             assert not busy & set(slots.tolist()), "freed while busy"
         self.values[slots] = FREED
         self._free_pages += pages
+
+    # As SGLang's pools in host memory give pages to storage, and take them.
+
+    def get_data_page(self, slot: int, flat: bool) -> torch.Tensor:
+        return self.values[slot : slot + self.page].clone()
+
+    def set_from_flat_data_page(self, slot: int, page: torch.Tensor) -> None:
+        self.values[slot : slot + self.page] = page
 
 
 class FakeStream:
@@ -111,8 +121,7 @@ class FakeController:
     def __init__(self, host: FakePool, device: FakePool):
         self._host, self._device = host, device
         self.load_fence_stream = FakeStream()
-        per_token = SimpleNamespace(size_per_token=BYTES_PER_TOKEN)
-        self.mem_pool_host = SimpleNamespace(anchor_entry=SimpleNamespace(host_pool=per_token))
+        self.mem_pool_host = SimpleNamespace(anchor_entry=SimpleNamespace(host_pool=host))
         self.l2_transfer_engine = FakeEngine(host, device)
         self.write_queue: list[CacheOperation] = []
         self.load_queue: list[CacheOperation] = []

@@ -68,8 +68,10 @@ def test_pressure_that_may_pass_is_waited_out_but_not_for_long(pressure, reason)
     assert judged(**pressure, now_s=100.5) == Skip(reason)
 
 
-def test_more_than_the_cap_alone_is_never_waited_for():
-    assert judged(n_tokens=4001) == Skip("over_cap")
+def test_a_session_that_is_longer_than_the_cap_comes_back_alone():
+    long = {"n_tokens": 4001, "free_tokens": 4001}
+    assert judged(**long) == Admit(0, 100.1)
+    assert judged(**long, protected_tokens=1) == Wait(100.05, "cap")
 
 
 def test_a_wait_ends_when_it_would_be_too_late():
@@ -89,7 +91,7 @@ def views() -> st.SearchStrategy[PreloadView]:
         bytes_per_s=st.floats(5e9, 1e11),
         latency_s=st.floats(0, 0.1),
         queued_bytes=st.integers(0, 10**10),
-        protected_tokens=st.integers(0, 2000),
+        protected_tokens=st.integers(0, 2000) | st.just(0),
         cap_tokens=st.integers(1800, 4000),
         free_tokens=st.integers(0, 2000),
         later_tokens=st.integers(0, 2000),
@@ -102,7 +104,8 @@ def test_what_is_admitted_is_in_time_under_the_cap_and_has_room(view):
     verdict = judge(view, CONFIG)
     if isinstance(verdict, Admit):
         assert verdict.done_at_s <= view.needed_at_s
-        assert view.protected_tokens + view.n_tokens <= view.cap_tokens
+        is_alone = not view.protected_tokens
+        assert is_alone or view.protected_tokens + view.n_tokens <= view.cap_tokens
         assert verdict.evict_tokens <= view.later_tokens
         assert verdict.evict_tokens + view.free_tokens >= view.n_tokens
 

@@ -1,0 +1,114 @@
+"""What is read is what was written, or it is said that it is not."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sglang_live.kv.page_file import PageFile
+
+PAGE = 64
+N_PLACES = 6
+
+
+def page(value: int) -> np.ndarray:
+    return np.full(PAGE, value, np.uint8)
+
+
+@pytest.fixture
+def file(tmp_path):
+    file = PageFile(tmp_path, PAGE, N_PLACES * PAGE + 1)
+    yield file
+    file.close()
+
+
+def read(file: PageFile, place: int) -> np.ndarray | None:
+    into = np.zeros(PAGE, np.uint8)
+    return into if file.read(place, into) else None
+
+
+def test_it_has_no_name_in_its_folder(file, tmp_path):
+    file.write(file.take(1)[0], page(1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_there_are_so_many_places_and_no_more(file):
+    assert file.n_free == N_PLACES
+    assert file.take(N_PLACES + 1) is None
+    places = file.take(N_PLACES)
+    assert sorted(places) == list(range(N_PLACES))
+    assert file.take(1) is None
+    file.give_back(places[2:4])
+    assert sorted(file.take(2)) == sorted(places[2:4])
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut short"])
+def test_damage_is_seen(file, damage):
+    places = file.take(2)
+    for place in places:
+        file.write(place, page(7))
+    fd = file._file.fileno()
+    if damage == "a bit":
+        os.pwrite(fd, bytes([6]), places[1] * PAGE + 13)
+    else:
+        os.ftruncate(fd, places[1] * PAGE + 13)
+    assert read(file, places[0]).tolist() == page(7).tolist()
+    assert read(file, places[1]) is None
+
+
+def test_room_for_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no room"):
+        PageFile(tmp_path, PAGE, PAGE - 1)
+    with pytest.raises(OSError):
+        PageFile(tmp_path / "absent", PAGE, PAGE)
+
+
+class Places(RuleBasedStateMachine):
+    """Pages by place, as they should be."""
+
+    def __init__(self):
+        super().__init__()
+        self.file = PageFile(".", PAGE, N_PLACES * PAGE)
+        self.taken: set[int] = set()
+        self.written: dict[int, int] = {}
+
+    @rule(n=st.integers(1, 3))
+    def take(self, n):
+        places = self.file.take(n)
+        if places is None:
+            assert n > N_PLACES - len(self.taken)
+            return
+        assert len(places) == len(set(places)) == n
+        assert not self.taken & set(places)
+        self.taken |= set(places)
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data(), value=st.integers(0, 255))
+    def write(self, data, value):
+        place = data.draw(st.sampled_from(sorted(self.taken)))
+        self.file.write(place, page(value))
+        self.written[place] = value
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def give_back(self, data):
+        place = data.draw(st.sampled_from(sorted(self.taken)))
+        self.file.give_back([place])
+        self.taken.discard(place)
+        self.written.pop(place, None)
+
+    @invariant()
+    def all_is_there(self):
+        assert self.file.n_free == N_PLACES - len(self.taken)
+        for place, value in self.written.items():
+            assert read(self.file, place).tolist() == page(value).tolist()
+
+    def teardown(self):
+        self.file.close()
+
+
+TestPlaces = Places.TestCase
+TestPlaces.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
