@@ -49,6 +49,7 @@ setup(
     install_requires=[
         "aiohttp",
         "fastapi",
+        "jsonschema>=4.20",
         "msgspec",
         "numpy",
         "onnxruntime>=1.20",

@@ -7,6 +7,7 @@ sets a field of VocoderConfig. `--STAGE.replicas N` starts N processes of a stag
 """
 
 import argparse
+import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ ORDERS = ("urgency", "deadline", "fcfs")
 POLICIES_HELP = "`off`, `all`, or a comma list"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RETENTION = RetentionConfig()
+_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,28 @@ class StageConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStorage:
+    """Room on a disk for the KV of callers who will not speak soon."""
+
+    directory: Path
+    n_bytes: int
+
+    def __post_init__(self) -> None:
+        if not self.directory.is_dir():
+            raise BadInputError(f"session-storage: there is no directory {self.directory}")
+        if self.n_bytes < 1:
+            raise BadInputError("session-storage-gib must be positive")
+
+    def to_env(self) -> str:
+        return f"{self.n_bytes}:{self.directory.resolve()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """retention: what sessions keep of long conversations; None: everything."""
+    """
+    retention: what sessions keep of long conversations; None: everything.
+    session_storage: of each thinker; None: their host memory is all there is.
+    """
 
     model_path: str
     served_model_name: str
@@ -62,11 +84,13 @@ class ServerConfig:
     port: int = 30000
     policies: tuple[str, ...] = ()
     retention: RetentionConfig | None = None
+    session_storage: SessionStorage | None = None
     api_keys: tuple[str, ...] = ()
     allow_anonymous: bool = False
     allow_local_media: bool = False
     allow_private_media_urls: bool = False
     max_sessions: int = 64
+    max_sessions_per_key: int | None = None
     cache_dir: Path = Path.home() / ".cache" / "sglang_live"
     log_dir: Path | None = None
     timeline_dir: Path | None = None
@@ -77,6 +101,8 @@ class ServerConfig:
             raise BadInputError(f"port {self.port} is out of range")
         if self.max_sessions < 1:
             raise BadInputError(f"max-sessions must be at least 1, got {self.max_sessions}")
+        if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:
+            raise BadInputError("max-sessions-per-key must be at least 1")
         if not all(key.strip() for key in self.api_keys):
             raise BadInputError("an API key is empty")
         if self.host not in LOOPBACK and not self.api_keys and not self.allow_anonymous:
@@ -101,6 +127,7 @@ def parse(argv: list[str]) -> ServerConfig:
         replicas, device = args.pop("replicas", len(connect) or 1), args.pop("device", "cuda:0")
         stages[stage] = StageConfig(replicas=replicas, device=device, connect=connect, args=args)
     policies, retention = parse_policies(own.live_policies), _retention(own)
+    storage = parse_storage(own, policies, stages["thinker"].args)
     return ServerConfig(
         model_path=own.model_path,
         served_model_name=own.served_model_name or Path(own.model_path).resolve().name,
@@ -108,11 +135,13 @@ def parse(argv: list[str]) -> ServerConfig:
         port=own.port,
         policies=policies,
         retention=retention if "retention" in policies else None,
+        session_storage=storage,
         api_keys=tuple(keys),
         allow_anonymous=own.allow_anonymous,
         allow_local_media=own.allow_local_media,
         allow_private_media_urls=own.allow_private_media_urls,
         max_sessions=own.max_sessions,
+        max_sessions_per_key=own.max_sessions_per_key,
         cache_dir=Path(own.cache_dir),
         log_dir=Path(own.log_dir) if own.log_dir else None,
         timeline_dir=Path(own.timeline_dir) if own.timeline_dir else None,
@@ -149,6 +178,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="how far it may grow beyond both before it is cut back",
     )
+    add_storage_arguments(p)
     p.add_argument("--api-key", action="append", help="accepted key; may be given several times")
     p.add_argument("--allow-anonymous", action="store_true", help="serve non-loopback without key")
     p.add_argument("--allow-local-media", action="store_true", help="requests may name files")
@@ -156,12 +186,41 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-private-media-urls", action="store_true", help="requests may name private URLs"
     )
     p.add_argument("--max-sessions", type=int, default=64, help="callers at once")
+    p.add_argument("--max-sessions-per-key", type=int, help="of them, by one key (default: all)")
     p.add_argument(
         "--cache-dir", default=default_cache_dir(), help="derived files (env SGLANG_LIVE_CACHE)"
     )
     p.add_argument("--log-dir", help="stage logs go to files here instead of stderr")
     p.add_argument("--timeline-dir", help="a timeline of every session goes to a file here")
     return p
+
+
+def add_storage_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--session-storage",
+        metavar="DIR",
+        help="KV that a thinker's host memory has no room for goes to a file here",
+    )
+    parser.add_argument(
+        "--session-storage-gib", type=float, default=16.0, help="how long that file may get"
+    )
+
+
+def parse_storage(
+    own: argparse.Namespace, policies: tuple[str, ...], thinker_args: dict[str, Any]
+) -> SessionStorage | None:
+    """Raises BadInputError, also where there is no host memory that could overflow."""
+    if own.session_storage is None:
+        return None
+    if "nextuse" not in policies or not thinker_args.get("enable_hierarchical_cache"):
+        raise BadInputError(
+            "session-storage holds what host memory has no room for: it needs the policy nextuse "
+            "and --thinker.enable-hierarchical-cache"
+        )
+    if not math.isfinite(own.session_storage_gib):
+        raise BadInputError("session-storage-gib must be a number of GiB")
+    n_bytes = int(own.session_storage_gib * _GIB)
+    return SessionStorage(directory=Path(own.session_storage), n_bytes=n_bytes)
 
 
 def _retention(own: argparse.Namespace) -> RetentionConfig | None:

@@ -73,6 +73,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
         )
         gateway = GatewayConfig(
             api_keys=config.api_keys,
+            max_sessions_per_key=config.max_sessions_per_key,
             allow_local_media=config.allow_local_media,
             allow_private_media_urls=config.allow_private_media_urls,
             timeline_dir=config.timeline_dir,
@@ -150,9 +151,15 @@ def _specs(
                     native_port=native_port if (stage, replica) == ("thinker", 0) else 0,
                     engine_args=_engine_args(stage, settings.args, config.max_sessions),
                     policies=config.policies,
+                    session_storage=_storage(stage, config),
                 )
             )
     return specs
+
+
+def _storage(stage: str, config: ServerConfig) -> str:
+    is_used = stage == "thinker" and config.session_storage is not None
+    return config.session_storage.to_env() if is_used else ""
 
 
 def _engine_args(stage: str, args: dict, max_sessions: int) -> dict:

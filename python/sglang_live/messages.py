@@ -121,6 +121,7 @@ class Think(Message, frozen=True, tag=True):
     session_id: "" for a job that leaves no trace. max_tokens: 0 prefills without a reply.
     window_tokens: of the session's KV, kept behind its sink; None: all of it (kv/retention.py).
     sink_tokens: None: the instructions and the markup around them.
+    functions, must_call: see orchestrator Tools.
     """
 
     session_id: str
@@ -134,6 +135,19 @@ class Think(Message, frozen=True, tag=True):
     window_tokens: int | None = None
     sink_tokens: int | None = None
     slack_tokens: int = 1
+    functions: list[str] = []
+    must_call: str | None = None
+
+
+class Read(Message, frozen=True, tag=True):
+    """Reply with this text, word for word, to the message `key`, which has the same words.
+
+    As with Think a UserSegment, TextTokens and ThinkDone follow; nothing is computed.
+    """
+
+    text: str
+    key: str
+    timeout_s: float
 
 
 class UserSegment(Message, frozen=True, tag=True):
@@ -148,15 +162,16 @@ class UserSegment(Message, frozen=True, tag=True):
 
 
 class TextTokens(Message, frozen=True, tag=True):
-    """ids: new reply tokens without the end token; text: what they add to the transcript."""
+    """ids: new reply tokens that are to be spoken; text: what they add to the transcript."""
 
     ids: list[int]
     text: str
 
 
 class ThinkDone(Message, frozen=True, tag=True):
-    """finish: "stop", "length" or "interrupted". ids: the whole reply.
+    """finish: "stop", "length" or "interrupted". ids: the whole reply, calls included.
 
+    text: what was to be spoken. calls: what the model wrote as calls of functions.
     gone: keys of items of which nothing is left in the session's window.
     """
 
@@ -168,6 +183,7 @@ class ThinkDone(Message, frozen=True, tag=True):
     n_cached: int
     rebuilt: bool
     gone: list[str] = []
+    calls: list[str] = []
 
 
 class BoundNative(Message, frozen=True, tag=True):
@@ -267,6 +283,7 @@ AnyMessage = (
     | CallerSpeaks
     | Outlook
     | Think
+    | Read
     | UserSegment
     | TextTokens
     | ThinkDone

@@ -170,6 +170,17 @@ def test_orders_exclude_each_other(text):
 # --- what sessions keep ---
 
 
+HOST_TIER = ("--thinker.enable-hierarchical-cache",)
+
+
+def test_what_the_host_has_no_room_for_goes_where_it_is_told(tmp_path):
+    assert parsed(*HOST_TIER).session_storage is None
+    flags = ["--session-storage", str(tmp_path), "--session-storage-gib", "0.5"]
+    storage = parsed(*HOST_TIER, *flags).session_storage
+    assert (storage.directory, storage.n_bytes) == (tmp_path, 1 << 29)
+    assert storage.to_env() == f"{1 << 29}:{tmp_path}"
+
+
 def test_a_session_keeps_its_instructions_and_a_window_unless_told_otherwise():
     assert parsed().retention == RetentionConfig()
     flags = ["--retention-window", "4096", "--retention-sink", "100", "--retention-slack", "1"]
@@ -210,6 +221,20 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
         (["--retention-window", "-1"], "retention-window must be at least 0, got -1"),
         (["--retention-sink", "0"], "retention-sink must be at least 1, got 0"),
         (["--retention-slack", "0"], "retention-slack must be at least 1, got 0"),
+        (["--session-storage", "."], "needs the policy nextuse and --thinker.enable-hierarchical"),
+        (
+            [*HOST_TIER, "--live-policies", "urgency", "--session-storage", "."],
+            "needs the policy nextuse",
+        ),
+        ([*HOST_TIER, "--session-storage", "./absent"], "there is no directory absent"),
+        (
+            [*HOST_TIER, "--session-storage", ".", "--session-storage-gib", "0"],
+            "session-storage-gib must be positive",
+        ),
+        (
+            [*HOST_TIER, "--session-storage", ".", "--session-storage-gib", "nan"],
+            "session-storage-gib must be a number",
+        ),
         (
             ["--live-policies", "off", "--retention-slack", "0", "--retention-window", "0"],
             "retention-slack must be at least 1, got 0",

@@ -1,32 +1,33 @@
 """The gateway as one ASGI application.
 
-In: an Orchestrator. Out: /v1/realtime, /v1/models, /health, /metrics, the page, and SGLang's
-own HTTP API behind a guard.
+In: an Orchestrator. Out: /v1/realtime, /v1/audio/speech, /v1/models, /health, /metrics, the page,
+and SGLang's own HTTP API behind a guard.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import WebSocketRoute
 
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.client_secrets import ClientSecrets
+from sglang_live.gateway.client_secrets_route import ClientSecretsRoute
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import Health
 from sglang_live.gateway.native_proxy import ROUTES, NativeProxy, error_response
+from sglang_live.gateway.page import add_page
 from sglang_live.gateway.realtime_route import RealtimeRoute, unauthorized
 from sglang_live.gateway.services import RealtimeServices
+from sglang_live.gateway.speech_route import SpeechRoute
 from sglang_live.interaction.silero import SileroModel, SpeechModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
-
-_PAGE = Path(__file__).parent / "web" / "index.html"
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -71,9 +72,20 @@ def build_app(
             await proxy.close()
 
     app = FastAPI(title="sglang_live", lifespan=lifespan, openapi_url=None)
-    app.router.routes.append(WebSocketRoute("/v1/realtime", RealtimeRoute(services, keys).__call__))
+    secrets = ClientSecrets()
+    realtime = RealtimeRoute(services, keys, secrets)
+    app.router.routes.append(WebSocketRoute("/v1/realtime", realtime.__call__))
+    app.add_route(
+        "/v1/realtime/client_secrets",
+        _guarded(keys, ClientSecretsRoute(services, keys, secrets).__call__),
+        methods=["POST"],
+    )
+    app.add_route(
+        "/v1/audio/speech", _guarded(keys, SpeechRoute(orchestrator).__call__), methods=["POST"]
+    )
     _add_models(app, keys, orchestrator)
     _add_operations(app, health, metrics)
+    add_page(app)
     if proxy:
         for route, methods in ROUTES.items():
             app.add_route(route, _guarded(keys, proxy.__call__), methods=list(methods))
@@ -110,12 +122,8 @@ def _add_operations(app: FastAPI, health: Callable[[], Health], metrics: Gateway
     async def show_metrics(_request: Request) -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def show_page(_request: Request) -> Response:
-        return FileResponse(_PAGE, media_type="text/html")
-
     app.add_route("/health", show_health, methods=["GET"])
     app.add_route("/metrics", show_metrics, methods=["GET"])
-    app.add_route("/", show_page, methods=["GET"])
 
 
 def _guarded(keys: Keys, endpoint: Endpoint) -> Endpoint:

@@ -29,12 +29,13 @@ from sglang_live.gateway.realtime_events import (
     PlaybackAck,
     ResponseCancel,
     ResponseCreate,
+    SessionForm,
     SessionUpdate,
 )
 from sglang_live.gateway.response_plan import plan_response
 from sglang_live.gateway.responses import Responses
 from sglang_live.gateway.services import RealtimeServices
-from sglang_live.gateway.session_config import initial_config, update_config
+from sglang_live.gateway.session_config import first_config, update_config
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.orchestrator.session import VoiceSession
@@ -43,11 +44,18 @@ log = logging.getLogger(__name__)
 
 
 class Call:
-    def __init__(self, session: VoiceSession, outbox: Outbox, services: RealtimeServices):
+    """preset: what the session is to be from the beginning, beside the server's defaults."""
+
+    def __init__(
+        self,
+        session: VoiceSession,
+        outbox: Outbox,
+        services: RealtimeServices,
+        preset: SessionForm | None = None,
+    ):
         orchestrator, config = services.orchestrator, services.config
-        default_voice = orchestrator.voices[0] if orchestrator.voices else "default"
-        self._defaults = initial_config(orchestrator.model_name, default_voice, config)
-        self._config = self._defaults
+        self._defaults = first_config(orchestrator, config, None)
+        self._config = first_config(orchestrator, config, preset)
         self._session_id = session.session_id
         self._emit = emit = outbox.emit
         self._services = services

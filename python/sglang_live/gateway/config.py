@@ -18,6 +18,7 @@ class GatewayConfig:
     """What the gateway accepts, keeps and refuses.
 
     api_keys: accepted keys; empty means that everybody may connect.
+    max_sessions_per_key: calls that one key, and the secrets made with it, may have at once.
     max_append_bytes: audio in one event, after base64.
     max_input_audio_s: audio that may wait for a commit.
     send_buffer_bytes: events a client has not read yet; beyond it the connection is dropped.
@@ -34,6 +35,7 @@ class GatewayConfig:
     """
 
     api_keys: tuple[str, ...] = ()
+    max_sessions_per_key: int | None = None
     max_frame_bytes: int = MAX_FRAME_BYTES
     max_append_bytes: int = 15 * _MIB
     max_input_audio_s: float = 600.0
@@ -53,6 +55,8 @@ class GatewayConfig:
     def __post_init__(self):
         if any(not key or key != key.strip() for key in self.api_keys):
             raise ValueError("api_keys must not be empty or have spaces around them")
+        if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:
+            raise ValueError("max_sessions_per_key must be positive")
         positive = (
             "max_frame_bytes",
             "max_append_bytes",

@@ -3,12 +3,17 @@
 In: ItemForm. Out: Item, or ClientEventError with the path of the bad field.
 """
 
-import json
-
 from sglang_live.gateway.audio_codec import WireFormat, decode_base64, decode_clip
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.items import AudioContent, FunctionItem, Item, MessageItem, TextContent
+from sglang_live.gateway.items import (
+    AudioContent,
+    FunctionItem,
+    Item,
+    MessageItem,
+    TextContent,
+    call_in_words,
+)
 from sglang_live.gateway.realtime_events import (
     ContentForm,
     FunctionCallForm,
@@ -78,12 +83,7 @@ def _function_call(item_id: str, form: FunctionCallForm) -> FunctionItem:
         "call_id": form.call_id or new_id("call"),
         "arguments": form.arguments,
     }
-    # The form in which models of the Hermes line (Qwen) write a call; they must recognise it
-    # as something they said themselves.
-    name = json.dumps(form.name, ensure_ascii=False)
-    call = f'{{"name": {name}, "arguments": {form.arguments or "{}"}}}'
-    text = f"<tool_call>\n{call}\n</tool_call>"
-    history = HistoryItem(key=new_id("key"), role="assistant", parts=(TextPart(text),))
+    history = call_in_words(form.name, form.arguments)
     return FunctionItem(item_id, "function_call", fields, history)
 
 

@@ -3,6 +3,7 @@
 Owner: the Conversation that holds the item. Only replies change (gateway/reply_item.py).
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -94,6 +95,14 @@ class MessageItem(Item):
     @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.content)
+
+
+def call_in_words(name: str, arguments: str) -> HistoryItem:
+    """A call in the form in which models of the Hermes line (Qwen) write it: they must recognise
+    it as something they said themselves."""
+    call = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments or "{}"}}}'
+    text = f"<tool_call>\n{call}\n</tool_call>"
+    return HistoryItem(key=new_id("key"), role="assistant", parts=(TextPart(text),))
 
 
 class FunctionItem(Item):

@@ -15,7 +15,12 @@ from sglang_live.gateway.call import Call
 from sglang_live.gateway.event_error import ClientEventError, error_body, internal_error
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.outbox import Outbox
-from sglang_live.gateway.realtime_events import AnyClientEvent, event_id_of, parse_client_event
+from sglang_live.gateway.realtime_events import (
+    AnyClientEvent,
+    SessionForm,
+    event_id_of,
+    parse_client_event,
+)
 from sglang_live.gateway.services import RealtimeServices
 from sglang_live.orchestrator.session import VoiceSession
 
@@ -42,8 +47,11 @@ class Wire(Protocol):
 
 
 class RealtimeConnection:
-    def __init__(self, wire: Wire, services: RealtimeServices):
+    """preset: what the session is to be from the beginning."""
+
+    def __init__(self, wire: Wire, services: RealtimeServices, preset: SessionForm | None = None):
         self.session_id = new_id("sess")
+        self._preset = preset
         self._wire = wire
         self._services = services
         self._metrics = services.metrics
@@ -81,7 +89,7 @@ class RealtimeConnection:
         await self._close(code, error.code)
 
     async def _serve(self, session: VoiceSession, sender: asyncio.Task[None]) -> None:
-        call = Call(session, self._outbox, self._services)
+        call = Call(session, self._outbox, self._services, self._preset)
         call.greet()
         reader = asyncio.create_task(self._read(call))
         overflow = asyncio.create_task(self._outbox.overflowed.wait())

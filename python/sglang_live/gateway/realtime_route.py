@@ -4,20 +4,34 @@ In: a WebSocket handshake. Out: a served RealtimeConnection, or a refusal a clie
 """
 
 import logging
+from collections import Counter
 from typing import Any
 
 import orjson
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sglang_live.errors import ModelNotFoundError
-from sglang_live.gateway.auth import Keys, choose_subprotocol
+from sglang_live.errors import LiveError, ModelNotFoundError
+from sglang_live.gateway.auth import Keys, choose_subprotocol, offered_keys
+from sglang_live.gateway.client_secrets import ClientSecrets
 from sglang_live.gateway.event_error import ClientEventError, error_body
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.realtime import CLOSE_POLICY_VIOLATION, RealtimeConnection
+from sglang_live.gateway.realtime import (
+    CLOSE_POLICY_VIOLATION,
+    CLOSE_TRY_AGAIN_LATER,
+    RealtimeConnection,
+)
+from sglang_live.gateway.realtime_events import SessionForm
 from sglang_live.gateway.services import RealtimeServices
 
 log = logging.getLogger(__name__)
+
+
+class KeyLimitError(LiveError):
+    """This key has as many calls as it may have at once."""
+
+    code = "rate_limit_exceeded"
+    http_status = 429
 
 
 class SocketWire:
@@ -41,28 +55,41 @@ class SocketWire:
 
 
 class RealtimeRoute:
-    def __init__(self, services: RealtimeServices, keys: Keys):
-        self._services = services
-        self._keys = keys
+    def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
+        self._services, self._keys, self._secrets = services, keys, secrets
+        self._open: Counter[str] = Counter()  # sessions by key
 
     async def __call__(self, socket: WebSocket) -> None:
         offered = socket.scope.get("subprotocols", [])
-        if not self._keys.allow(socket.headers, offered):
+        secret = self._secrets.find(offered_keys(socket.headers, offered))
+        if secret is None and not self._keys.allow(socket.headers, offered):
             await self._deny(socket)
             return
+        owner = secret.owner if secret else self._keys.owner(socket.headers, offered)
         await socket.accept(choose_subprotocol(offered))
-        refusal = self._refusal(socket)
+        refusal = self._refusal(socket, owner)
         try:
             if refusal:
                 self._services.metrics.sessions_refused.labels(refusal["code"]).inc()
                 await _refuse(socket, refusal)
             else:
-                await RealtimeConnection(SocketWire(socket), self._services).run()
+                await self._serve(socket, owner, secret.session if secret else None)
         except WebSocketDisconnect:
             pass  # gone before it was told why
 
-    def _refusal(self, socket: WebSocket) -> dict[str, Any] | None:
+    async def _serve(self, socket: WebSocket, owner: str, preset: SessionForm | None) -> None:
+        self._open[owner] += 1
+        try:
+            await RealtimeConnection(SocketWire(socket), self._services, preset).run()
+        finally:
+            self._open[owner] -= 1
+            self._open += Counter()  # who has none left is not remembered
+
+    def _refusal(self, socket: WebSocket, owner: str) -> dict[str, Any] | None:
         known = self._services.orchestrator.model_name
+        limit = self._services.config.max_sessions_per_key
+        if limit is not None and self._open[owner] >= limit:
+            return error_body(KeyLimitError(f"This key has {limit} calls open, its limit."))
         if socket.query_params.get("intent") == "transcription":
             error = ClientEventError(
                 "Transcription-only sessions are not supported.",
@@ -99,4 +126,6 @@ def unauthorized() -> JSONResponse:
 async def _refuse(socket: WebSocket, error: dict[str, Any]) -> None:
     event = {"type": "error", "event_id": new_id("event"), "error": {**error, "event_id": None}}
     await socket.send_text(orjson.dumps(event).decode())
-    await socket.close(CLOSE_POLICY_VIOLATION, error["code"])
+    later = error["code"] == KeyLimitError.code
+    code = CLOSE_TRY_AGAIN_LATER if later else CLOSE_POLICY_VIOLATION
+    await socket.close(code, error["code"])

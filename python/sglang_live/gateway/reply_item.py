@@ -145,7 +145,7 @@ class ReplyItem(Item):
         n_frames = self._end.n_frames or (0 if self.stopped else round(self.made_ms / _FRAME_MS))
         return heard_tokens(
             end_ms / 1000,
-            n_tokens=len(ids),
+            n_tokens=self._marks[-1][0] if self._end.calls else len(ids),  # calls are not spoken
             n_frames=n_frames,
             spoken=self._end.spoken,
             frames_per_token=self.frames_per_token,

@@ -5,13 +5,14 @@ Owner: one ResponseWriter per response. Synchronous: when cancel() returns, resp
 out and nothing about this response can follow it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio_codec import WireEncoder, encode_base64
+from sglang_live.gateway.call_item import CallItem
 from sglang_live.gateway.conversation import ROOT, Conversation
 from sglang_live.gateway.event_error import error_body
 from sglang_live.gateway.ids import new_id
@@ -19,6 +20,7 @@ from sglang_live.gateway.items import Item, Status
 from sglang_live.gateway.outbox import Emit
 from sglang_live.gateway.reply_item import ReplyItem
 from sglang_live.gateway.session_config import SessionConfig
+from sglang_live.gateway.tool_calls import ToolCall
 from sglang_live.interaction.heard import PRIOR_FRAMES_PER_TOKEN
 from sglang_live.orchestrator.history import TurnDone, Usage
 
@@ -70,6 +72,7 @@ class ResponseWriter:
         self._frames_per_token = frames_per_token
         self._encoder = WireEncoder(plan.config.output_format)
         self.item: ReplyItem | None = None
+        self._calls: list[CallItem] = []
         self._after_id: str | None = None
         self.status = "in_progress"
         self.reason: str | None = None
@@ -108,11 +111,12 @@ class ResponseWriter:
         if not self.done and self._plan.config.output_modalities == ("audio",):
             self._send_frames(self._encoder.push(pcm))
 
-    def complete(self, end: TurnDone) -> None:
+    def complete(self, end: TurnDone, calls: Sequence[ToolCall] = ()) -> None:
+        """calls: that the model made behind what it said."""
         if self.done:
             return
         assert end.status != "interrupted"  # whoever interrupts a turn ends its response first
-        if end.reply.parts or end.reply.token_ids:
+        if not calls and (end.reply.parts or end.reply.token_ids):
             # Also when nothing was sent: the model's session holds this reply.
             self._open_item()
         if self.item and self.item.modality == "audio":
@@ -120,7 +124,7 @@ class ResponseWriter:
         details = None
         if end.status == "incomplete":
             details = {"type": "incomplete", "reason": end.reason}
-        self._finish(end.status, end.reason, details, end)
+        self._finish(end.status, end.reason, details, end, calls)
 
     def learn(self, end: TurnDone) -> None:
         """A response that was ended early: what its turn generated."""
@@ -181,11 +185,37 @@ class ResponseWriter:
         reason: str | None,
         details: dict[str, Any] | None,
         end: TurnDone | None = None,
+        calls: Sequence[ToolCall] = (),
     ) -> None:
         if self.item:
             self._close_item(self.item, status, end)
+        for call in calls:
+            self._call(call, end)
         self.status, self.reason = status, reason
         self._emit("response.done", response=self._response(details, end))
+
+    def _call(self, call: ToolCall, end: TurnDone) -> None:
+        carrier = self.item or (self._calls[0] if self._calls else None)
+        item = CallItem(call, end.reply, carrier)
+        address = self._item_address(index=len(self._output()))
+        before_id = self._calls[-1].id if self._calls else self.item and self.item.id
+        self._calls.append(item)
+        self._emit("response.output_item.added", item=item.to_wire(), **address)
+        if self._plan.in_conversation:
+            before = self._conversation.insert(item, before_id or self._after_id)
+            self._emit("conversation.item.added", previous_item_id=before, item=item.to_wire())
+        told = {**address, "item_id": item.id, "call_id": item.call_id}
+        kind = "response.function_call_arguments"
+        self._emit(f"{kind}.delta", delta=call.arguments, **told)
+        self._emit(f"{kind}.done", arguments=call.arguments, name=call.name, **told)
+        item.status = "completed"
+        self._emit("response.output_item.done", item=item.to_wire(), **address)
+        if self._plan.in_conversation:
+            before = self._conversation.id_before(item)
+            self._emit("conversation.item.done", previous_item_id=before, item=item.to_wire())
+
+    def _output(self) -> list[Item]:
+        return [*([self.item] if self.item else []), *self._calls]
 
     def _close_item(self, item: ReplyItem, status: str, end: TurnDone | None) -> None:
         if end:
@@ -204,8 +234,8 @@ class ResponseWriter:
             before = self._conversation.id_before(item)
             self._emit("conversation.item.done", previous_item_id=before, item=item.to_wire())
 
-    def _item_address(self) -> dict[str, Any]:
-        return {"response_id": self._plan.response_id, "output_index": 0}
+    def _item_address(self, index: int = 0) -> dict[str, Any]:
+        return {"response_id": self._plan.response_id, "output_index": index}
 
     def _part_address(self, item: ReplyItem) -> dict[str, Any]:
         return {**self._item_address(), "item_id": item.id, "content_index": 0}
@@ -220,7 +250,7 @@ class ResponseWriter:
             "object": "realtime.response",
             "status": self.status,
             "status_details": details,
-            "output": [self.item.to_wire()] if self.item else [],
+            "output": [item.to_wire() for item in self._output()],
             "conversation_id": self._conversation.id if plan.in_conversation else None,
             "output_modalities": list(config.output_modalities),
             "max_output_tokens": config.max_output_tokens or "inf",

@@ -12,6 +12,7 @@ from sglang_live.gateway.items import Item
 from sglang_live.gateway.realtime_events import ItemReference, ResponseForm
 from sglang_live.gateway.response import ResponsePlan
 from sglang_live.gateway.session_config import SessionConfig, common_changes, output_changes
+from sglang_live.gateway.tool_calls import check_tools
 
 _MAX_METADATA_KEYS = 16
 
@@ -45,8 +46,10 @@ def plan_response(
     if form.audio and form.audio.output:
         path = "response.audio.output"
         changes |= output_changes(form.audio.output, config, path=path)
+    config = replace(config, **changes)
+    check_tools(config.tools, config.tool_choice, path="response")
     return ResponsePlan(
-        config=replace(config, **changes),
+        config=config,
         decided_at_s=now_s,
         context=_context(form, config, conversation, max_audio_bytes),
         in_conversation=form.conversation != "none",

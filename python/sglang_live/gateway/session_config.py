@@ -22,8 +22,10 @@ from sglang_live.gateway.realtime_events import (
     TranscriptionForm,
     VoiceRef,
 )
+from sglang_live.gateway.tool_calls import check_tools
 from sglang_live.gateway.truncation import Truncation, choose_truncation
 from sglang_live.gateway.turn_detection import TurnDetection, merge_turn_detection
+from sglang_live.orchestrator.session import Orchestrator
 
 MAX_OUTPUT_TOKENS = 4096
 _TOOL_CHOICES = ("auto", "none", "required")
@@ -82,6 +84,21 @@ class SessionConfig:
         }
 
 
+def first_config(
+    orchestrator: Orchestrator, gateway: GatewayConfig, preset: SessionForm | None
+) -> SessionConfig:
+    """Of a new session. preset: what its client secret was made with.
+
+    Raises:
+        ClientEventError: with the path of the first bad value.
+    """
+    default_voice = orchestrator.voices[0] if orchestrator.voices else "default"
+    config = initial_config(orchestrator.model_name, default_voice, gateway)
+    if preset is None:
+        return config
+    return update_config(config, preset, defaults=config, voice_locked=False)
+
+
 def initial_config(model: str, default_voice: str, gateway: GatewayConfig) -> SessionConfig:
     return SessionConfig(
         model=model,
@@ -127,7 +144,9 @@ def update_config(
             code="cannot_update_voice",
             param="session.audio.output.voice",
         )
-    return replace(current, **changes)
+    config = replace(current, **changes)
+    check_tools(config.tools, config.tool_choice, path="session")
+    return config
 
 
 def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import internal_error
 from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
+from sglang_live.gateway.tool_calls import MalformedCallError, read_call, tools_of
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.orchestrator.history import (
     OUTPUT_RATE_HZ,
@@ -176,10 +177,26 @@ class Turns:
         else:
             for mark, at_s in end.trace.items():
                 self.metrics.turn_marks_s.labels(mark).observe(at_s)
-            run.writer.complete(end)
+            self._complete(run, end)
         if not _is_stateless(run.plan):
             self.items.let_go(end.gone, lane=run.plan.response_id)
         self.settle(run)
+
+    def _complete(self, run: Run, end: TurnDone) -> None:
+        calls, fault = [], None
+        for text in end.calls:
+            try:
+                calls.append(read_call(text, run.plan.config.tools))
+            except MalformedCallError as error:
+                log.warning("tool_call_malformed response=%s: %s", run.plan.response_id, error)
+                fault = error
+        self.metrics.tool_calls.labels("made").inc(len(calls))
+        self.metrics.tool_calls.labels("malformed").inc(len(end.calls) - len(calls))
+        if fault and not calls and run.writer.item is None:
+            # Nothing was said and nothing is called: silence would be no answer.
+            run.writer.fail(fault)
+        else:
+            run.writer.complete(end, calls)
 
     def _request(self, plan: ResponsePlan) -> TurnRequest:
         config = plan.config
@@ -198,6 +215,7 @@ class Turns:
             temperature=config.temperature,
             stateless=_is_stateless(plan),
             retention=None if _is_stateless(plan) else config.truncation.retention,
+            tools=tools_of(config.tools, config.tool_choice),
         )
 
 

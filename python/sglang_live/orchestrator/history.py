@@ -51,6 +51,18 @@ class HistoryItem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """Functions that the reply may call.
+
+    functions: as JSON text, one each, in the form of OpenAI's chat API.
+    must_call: the reply is a call, of the function with this name; "": of any. None: it may be.
+    """
+
+    functions: tuple[str, ...] = ()
+    must_call: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
     """Ask for one reply.
 
@@ -58,6 +70,8 @@ class TurnRequest:
     temperature: None means the model's own default; 0 is greedy for thinker and talker.
     stateless: do not touch the session's KV (out-of-band responses).
     retention: how much of its KV the session keeps; None: all.
+    script: what to say, word for word, to a history of one message in writing; None: what the
+        model thinks of.
     """
 
     turn_id: str
@@ -70,6 +84,8 @@ class TurnRequest:
     seed: int | None = None
     stateless: bool = False
     retention: RetentionConfig | None = None
+    tools: Tools = Tools()
+    script: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +120,8 @@ class TurnDone:
     reply: the history item to append, with the token ids the session now holds. An item with a
     new key and the first of these ids makes the session forget the rest, not the whole reply.
     n_frames: codec frames the reply's audio has, so far as it was generated.
+    calls: what the model wrote as calls of functions, as it wrote them, behind what it said. No
+        audio, no transcript. Empty for an interrupted turn: what nobody waits for is not called.
     spoken: the audio is complete: the talker came to its end.
     gone: keys of history items of which nothing is left in the session; leave them out from now on.
     trace: seconds since the turn began, by mark name (see telemetry/trace.py).
@@ -114,6 +132,7 @@ class TurnDone:
     reply: HistoryItem
     usage: Usage
     n_frames: int = 0
+    calls: tuple[str, ...] = ()
     spoken: bool = True
     gone: tuple[str, ...] = ()
     trace: dict[str, float] = field(default_factory=dict)

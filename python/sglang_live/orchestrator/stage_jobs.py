@@ -12,6 +12,7 @@ from sglang_live.messages import (
     EndReply,
     Pcm,
     Progress,
+    Read,
     Speak,
     SpeakDone,
     SpeakText,
@@ -95,7 +96,7 @@ class Thought:
         self._job.post(Progress(self._job.job_id, spoken_s, flowing, interrupts))
 
     async def _tokens_once(self) -> AsyncIterator[TextTokens]:
-        await self._ask()
+        await (self._ask() if self._turn.script is None else self._recite())
         events = self._job.events(ThinkDone, silence_limit_s=THINKER_SILENCE_LIMIT_S)
         async for message, frames in events:
             match message:
@@ -109,6 +110,11 @@ class Thought:
                 case ThinkDone():
                     self.done = message
                     self._known.add(self.reply_key)
+
+    async def _recite(self) -> None:
+        [read] = self._turn.history
+        job = self._job
+        await job.begin(Read(job.job_id, self._turn.script, read.key, JOB_TIMEOUT_S))
 
     async def _ask(self) -> None:
         turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
@@ -127,6 +133,8 @@ class Thought:
                 window_tokens=kept.window_tokens if kept else None,
                 sink_tokens=kept.sink_tokens if kept else None,
                 slack_tokens=kept.slack_tokens if kept else 1,
+                functions=list(turn.tools.functions),
+                must_call=turn.tools.must_call,
             ),
             tensors,
         )

@@ -71,7 +71,10 @@ async def run_turn(
                 yield event
         trace.mark("turn_done")
         done = _turn_done(turn, thought, speech, trace)
-        yield replace(done, status="interrupted", reason=None) if steering.interrupted else done
+        if steering.interrupted:
+            # What nobody waits for any more is not called either.
+            done = replace(done, status="interrupted", reason=None, calls=())
+        yield done
 
 
 def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnTrace) -> TurnDone:
@@ -94,6 +97,7 @@ def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnT
             output_audio_tokens=speech.n_frames,
         ),
         n_frames=speech.n_frames,
+        calls=tuple(done.calls),
         spoken=speech.ended or not turn.wants_audio,
         gone=tuple(done.gone),
         trace=dict(trace.marks),

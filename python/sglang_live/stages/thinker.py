@@ -25,6 +25,7 @@ from sglang_live.messages import (
     NativeBounded,
     Outlook,
     Progress,
+    Read,
     TextTokens,
     Think,
     ThinkDone,
@@ -34,6 +35,7 @@ from sglang_live.messages import (
 )
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.qwen3_omni.tool_prompt import ReplyParts
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
 from sglang_live.stages.audio_states import AudioStates
 from sglang_live.stages.connectors import wire
@@ -123,6 +125,8 @@ class ThinkerStage:
     async def run(self, job: ServedJob) -> None:
         if isinstance(job.opener, BoundNative):
             return await self._bound_native(job, job.opener)
+        if isinstance(job.opener, Read):
+            return await self._recite(job, job.opener)
         request: Think = job.opener
         session_id = request.session_id or f"once-{request.job_id}"
         try:
@@ -164,6 +168,24 @@ class ThinkerStage:
         if not await self._feed.bound_native(order):
             raise DeadlineError("the engine has not confirmed the bound")
         await job.send(NativeBounded(job.job_id))
+
+    async def _recite(self, job: ServedJob, read: Read) -> None:
+        heard = HistoryItem(key=read.key, role="user", parts=(TextPart(read.text),))
+        segment = self.prompt.segment_ids(heard, [])
+        await job.send(UserSegment(job.job_id, read.key, segment))
+        ids = self.prompt.words(read.text)
+        await job.send(TextTokens(job.job_id, ids, read.text))
+        done = ThinkDone(
+            job.job_id,
+            finish="stop",
+            ids=ids,
+            text=read.text,
+            n_prompt=0,
+            n_audio=0,
+            n_cached=0,
+            rebuilt=False,
+        )
+        await job.send(done)
 
     def _engine_session(self, session_id: str) -> str | None:
         session = self._sessions.get(session_id)
@@ -210,12 +232,13 @@ class ThinkerStage:
                 job.job_id,
                 finish="interrupted" if state.ending and reply.finish != "stop" else reply.finish,
                 ids=reply.ids,
-                text=reply.text,
+                text=reply.parts.spoken,
                 n_prompt=state.n_prompt,
                 n_audio=reply.n_audio,
                 n_cached=state.n_cached,
                 rebuilt=state.rebuilt,
                 gone=gone,
+                calls=reply.parts.calls(),
             )
         )
 
@@ -237,15 +260,16 @@ class ThinkerStage:
         state: TurnState,
     ) -> "_Reply":
         turn = session.think(
-            instructions=request.instructions,
+            instructions=self.prompt.with_functions(request.instructions, request.functions),
             history=history,
             reply_key=request.reply_key,
             sampling=self._sampling(request),
             end_ids=self.model.end_of_turn_ids,
             state=state,
             retention=_retention(request) if self._bounds else None,
+            opening=self.prompt.opening(request.must_call),
         )
-        reply = _Reply(job, self.model.end_of_turn_ids)
+        reply = _Reply(job, self.model.end_of_turn_ids, self.prompt.call_begin_id())
         taken_in: list[HistoryItem] = []
         clips: list[np.ndarray] = []
         async with aclosing(turn) as events:
@@ -332,17 +356,22 @@ class _Reply:
     finish: "" until it came to an end. n_audio: tokens of audio that it was asked with.
     """
 
-    def __init__(self, job: ServedJob, end_ids: tuple[int, ...]):
+    def __init__(self, job: ServedJob, end_ids: tuple[int, ...], call_begin_id: int | None):
         self._job, self._end_ids = job, end_ids
         self.ids: list[int] = []
-        self.text, self.finish, self.n_audio = "", "", 0
+        self.parts = ReplyParts(call_begin_id)
+        self.finish, self.n_audio = "", 0
+        self._n_sent, self._sent = 0, ""
 
     async def take(self, event: Generated) -> None:
-        ids = event.ids
+        ids, parts = event.ids, self.parts
         if ids and ids[-1] in self._end_ids:
             ids = ids[:-1]
-        new_ids, new_text = ids[len(self.ids) :], event.text[len(self.text) :]
-        self.ids, self.text = ids, event.text
-        self.finish = event.finish or self.finish
+        self.ids, self.finish = ids, event.finish or self.finish
+        parts.take(ids, event.text)
+        if event.finish is not None:
+            parts.end(ids, event.text)
+        new_ids, new_text = ids[self._n_sent : parts.n_spoken], parts.spoken[len(self._sent) :]
         if new_ids or new_text:
+            self._n_sent, self._sent = max(self._n_sent, parts.n_spoken), self._sent + new_text
             await self._job.send(TextTokens(self._job.job_id, new_ids, new_text))

@@ -15,7 +15,14 @@ import soundfile as sf
 
 from sglang_live.bridge.feed_types import THINK_PREFIX, RetainSession
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.models.qwen3_omni.prompt import Append, ChatPrompt, Piece
+from sglang_live.models.qwen3_omni.prompt import (
+    NO_OPENING,
+    Append,
+    ChatPrompt,
+    Opening,
+    Piece,
+    Words,
+)
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem
 from sglang_live.stages.engine_host import EngineHost
 from sglang_live.stages.thinker_feed import ThinkerFeed
@@ -78,8 +85,11 @@ class ThinkerSession:
         end_ids: tuple[int, ...],
         state: TurnState,
         retention: RetentionConfig | None = None,
+        opening: Opening = NO_OPENING,
     ) -> AsyncIterator[Started | Prefilled | Generated]:
         """Bring the session up to `history` and generate a reply; none if it is ended before.
+
+        What is Generated begins with the opening.
 
         Closing the iterator early, or an error, loses the session's KV: SGLang has no way to keep
         an aborted request's. The next turn then rebuilds it. `end_reply` keeps it.
@@ -91,7 +101,8 @@ class ThinkerSession:
         yield Started(new)
         end, self._places = self.n_tokens + self.prompt.n_tokens(self.tail, iter(())), []
         pieces = self._pieces(new)
-        appends = self.prompt.appends([*pieces, *self.prompt.ask()])
+        ask = [*self.prompt.ask(), Words(opening.token_ids)]
+        appends = self.prompt.appends([*pieces, *ask])
         reply_ids: list[int] | None = None
         completed = False
         try:
@@ -99,9 +110,10 @@ class ThinkerSession:
                 yield await self._prefill(append, state)
             if not state.ending:
                 async for event in self._generate(appends[-1], sampling, state):
-                    yield event
                     if isinstance(event, Generated):
-                        reply_ids = event.ids
+                        reply_ids = [*opening.token_ids, *event.ids]
+                        event = Generated(reply_ids, opening.text + event.text, event.finish)
+                    yield event
             else:
                 # The same appends but for the markup that asks; the next turn needs their KV.
                 for append in self.prompt.appends(pieces)[len(appends) - 1 :]:

@@ -31,6 +31,7 @@ class GatewayMetrics:
         self.turns = self._counter(
             "turns", "Responses ended, by status and reason.", "status", "reason"
         )
+        self.tool_calls = self._counter("tool_calls", "Functions called, by outcome.", "outcome")
         self.errors = self._counter("errors", "Error events sent, by code.", "code")
         self.clients_dropped = self._counter(
             "clients_dropped", "Connections ended by the server, by reason.", "reason"

@@ -10,6 +10,11 @@ from itertools import groupby
 from typing import Protocol
 
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.qwen3_omni.tool_prompt import (
+    CALL_BEGIN,
+    instructions_with,
+    opening_of,
+)
 from sglang_live.orchestrator.history import AudioPart, HistoryItem
 
 AUDIO_PLACE = "<|audio_start|><|audio_pad|><|audio_end|>"
@@ -41,6 +46,17 @@ class Clip:
 
 
 Piece = Markup | Words | Clip
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first tokens of a reply that the model does not choose."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+
+
+NO_OPENING = Opening()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +92,22 @@ class ChatPrompt:
     def ask(self) -> list[Piece]:
         """Opens the reply."""
         return [Markup("assistant\n")]
+
+    def with_functions(self, instructions: str, functions: list[str]) -> str:
+        """Instructions that also tell of functions, JSON text each."""
+        return instructions_with(self._tokenizer, instructions, functions)
+
+    def opening(self, must_call: str | None) -> Opening:
+        """What the reply begins with before the model goes on. must_call: see Tools."""
+        if must_call is None:
+            return NO_OPENING
+        text = opening_of(must_call)
+        return Opening(tuple(self.markup_ids(text)), text)
+
+    def call_begin_id(self) -> int | None:
+        """The token that begins a call; None: it takes several."""
+        ids = self.markup_ids(CALL_BEGIN)
+        return ids[0] if len(ids) == 1 else None
 
     def close_reply(self, *, model_wrote_end: bool) -> list[Piece]:
         """What stands between a reply and the next item."""
@@ -164,9 +196,12 @@ class ChatPrompt:
                     pieces.append(self._words(text))
         return pieces
 
+    def words(self, text: str) -> list[int]:
+        """Token ids of users' text: never special tokens of ours."""
+        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
     def _words(self, text: str) -> Words:
-        ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-        return Words(tuple(ids))
+        return Words(tuple(self.words(text)))
 
     def markup_ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)

@@ -1,0 +1,35 @@
+"""The page at `/`: talk to the server from a browser. Everything it needs comes from here."""
+
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+
+_PACKAGE = Path(__file__).parents[1]
+_WEB = _PACKAGE / "gateway" / "web"
+_CLIP = _PACKAGE / "assets" / "speech.flac"
+_HEADERS = {
+    # Nothing from elsewhere is loaded, and nobody frames a page that may use a microphone.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
+    "connect-src 'self' ws: wss:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def add_page(app: FastAPI) -> None:
+    """Open without a key: it asks for one when the server wants it."""
+
+    async def page(_request: Request) -> Response:
+        return FileResponse(_WEB / "index.html", media_type="text/html", headers=_HEADERS)
+
+    async def clip(_request: Request) -> Response:
+        return FileResponse(_CLIP, media_type="audio/flac")
+
+    app.add_route("/", page, methods=["GET"])
+    app.add_route("/page/speech.flac", clip, methods=["GET"])
+    app.router.routes.append(Mount("/page", StaticFiles(directory=_WEB)))

@@ -1,0 +1,144 @@
+"""POST /v1/audio/speech: a text, spoken by the talker as it stands.
+
+In: OpenAI's request. Out: audio while it is made, as a file or as server-sent events.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Literal
+
+import msgspec
+import orjson
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from sglang_live.errors import BadInputError, LiveError, ModelNotFoundError
+from sglang_live.gateway.audio_codec import encode_base64
+from sglang_live.gateway.audio_files import FORMATS, Encoder
+from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.realtime_events import VoiceRef
+from sglang_live.orchestrator.history import (
+    AudioDelta,
+    HistoryItem,
+    TextPart,
+    TurnDone,
+    TurnRequest,
+)
+from sglang_live.orchestrator.session import Orchestrator
+
+log = logging.getLogger(__name__)
+
+_MAX_CHARACTERS = 4096
+_MAX_BODY_BYTES = 1 << 16
+
+
+class SpeechForm(Struct):
+    """speed: 1 alone. instructions: accepted, no effect: the talker takes none."""
+
+    input: Annotated[str, Meta(min_length=1, max_length=_MAX_CHARACTERS)]
+    voice: str | VoiceRef | None = None
+    model: str | None = None
+    response_format: str = "mp3"
+    stream_format: Literal["audio", "sse"] = "audio"
+    speed: float = 1.0
+    instructions: str | None = None
+
+
+class SpeechRoute:
+    def __init__(self, orchestrator: Orchestrator):
+        self._orchestrator = orchestrator
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            form = self._read(await request.body())
+            media_type, encoder = FORMATS[form.response_format]
+            audio = self._speak(form)
+            # What fails before there is a sound is told as an error, not as a broken file.
+            first = await anext(audio, b"")
+        except LiveError as error:
+            headers = {}
+            if error.retry_after_s is not None:
+                headers["Retry-After"] = str(round(error.retry_after_s))
+            return JSONResponse({"error": error_body(error)}, error.http_status, headers)
+        data = _file(first, audio, encoder())
+        if form.stream_format == "sse":
+            data, media_type = _events(data), "text/event-stream"
+        return StreamingResponse(data, media_type=media_type)
+
+    def _read(self, body: bytes) -> SpeechForm:
+        if len(body) > _MAX_BODY_BYTES:
+            raise BadInputError(f"A request of {len(body)} bytes is too large.")
+        try:
+            form = msgspec.json.decode(body, type=SpeechForm)
+        except msgspec.MsgspecError as error:
+            raise BadInputError(f"Invalid request: {error}.") from None
+        if not form.input.strip():
+            raise BadInputError("There is nothing to say in 'input'.")
+        if form.response_format not in FORMATS:
+            raise BadInputError(
+                f"Unknown response_format {form.response_format!r}: {', '.join(FORMATS)}."
+            )
+        if form.speed != 1.0:
+            raise BadInputError("Only speed 1 is supported.")
+        known = self._orchestrator.model_name
+        if form.model not in (None, known):
+            raise ModelNotFoundError(
+                f"The model '{form.model}' does not exist. Available models: {known}."
+            )
+        return form
+
+    async def _speak(self, form: SpeechForm) -> AsyncIterator[bytes]:
+        """int16 at OUTPUT_RATE_HZ, as it comes."""
+        session = await self._orchestrator.open_session(new_id("speech"))
+        try:
+            async with aclosing(session.respond(self._turn(form))) as events:
+                async for event in events:
+                    match event:
+                        case AudioDelta():
+                            yield event.pcm
+                        case TurnDone():
+                            return
+        finally:
+            await session.close()
+
+    def _turn(self, form: SpeechForm) -> TurnRequest:
+        voice = form.voice.id if isinstance(form.voice, VoiceRef) else form.voice
+        voices = self._orchestrator.voices
+        if voice not in voices and voices:
+            voice = voices[0]  # as in the realtime protocol: clients name voices of others
+        read = HistoryItem(key=new_id("key"), role="user", parts=(TextPart(form.input),))
+        return TurnRequest(
+            turn_id=new_id("speech"),
+            instructions="",
+            history=(read,),
+            voice=voice or "",
+            stateless=True,
+            script=form.input,
+        )
+
+
+async def _file(
+    first: bytes, audio: AsyncIterator[bytes], encoder: Encoder
+) -> AsyncIterator[bytes]:
+    async with aclosing(audio):
+        if data := encoder.push(first):
+            yield data
+        async for pcm in audio:
+            if data := encoder.push(pcm):
+                yield data
+    if data := encoder.finish():
+        yield data
+
+
+async def _events(file: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async with aclosing(file):
+        async for piece in file:
+            yield _event("speech.audio.delta", audio=encode_base64(piece))
+    yield _event("speech.audio.done")
+
+
+def _event(kind: str, **fields: str) -> bytes:
+    return b"data: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"

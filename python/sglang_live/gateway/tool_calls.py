@@ -1,0 +1,96 @@
+"""Functions of a session: what the model is told of them, and its calls checked.
+
+In: tools as clients give them; calls as the model wrote them. Out: Tools for a turn; ToolCalls.
+What is no call is never spoken and never passed on: it is counted.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from jsonschema import SchemaError
+from jsonschema.validators import validator_for
+
+from sglang_live.errors import LiveError
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.orchestrator.history import Tools
+
+
+class MalformedCallError(LiveError):
+    """The model wanted to call a function, but what it wrote is no call of one it has."""
+
+    code = "malformed_tool_call"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """arguments: JSON text of an object that fits the function's parameters."""
+
+    name: str
+    arguments: str
+
+
+def tools_of(tools: tuple[dict[str, Any], ...], choice: str | dict[str, Any]) -> Tools:
+    """What a turn is asked with. choice: as the protocol's tool_choice, checked."""
+    if choice == "none" or not tools:
+        return Tools()
+    keys = ("name", "description", "parameters")
+    shown = [{key: tool[key] for key in keys if key in tool} for tool in tools]
+    must_call = "" if choice == "required" else None
+    if isinstance(choice, dict):
+        must_call = choice["name"]
+    functions = tuple(orjson.dumps(tool).decode() for tool in shown)
+    return Tools(functions=functions, must_call=must_call)
+
+
+def check_tools(tools: tuple[dict[str, Any], ...], choice: Any, *, path: str) -> None:
+    """Raises ClientEventError: parameters are no JSON schema, or the choice is none of them."""
+    for index, tool in enumerate(tools):
+        schema = tool.get("parameters") or {}
+        try:
+            validator_for(schema).check_schema(schema)
+        except SchemaError as error:
+            raise ClientEventError(
+                f"Not a JSON schema: {error.message}",
+                param=f"{path}.tools[{index}].parameters",
+            ) from None
+    if isinstance(choice, dict) and choice["name"] not in {tool["name"] for tool in tools}:
+        raise ClientEventError(
+            f"There is no function {choice['name']!r}.", param=f"{path}.tool_choice"
+        )
+
+
+def read_call(text: str, tools: tuple[dict[str, Any], ...]) -> ToolCall:
+    """
+    Args:
+        text: what stands between the tags of a call.
+    Raises:
+        MalformedCallError: it says what is wrong.
+    """
+    try:
+        call = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise MalformedCallError(f"A call is not JSON: {error}.") from None
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        raise MalformedCallError("A call has no name.")
+    tool = next((tool for tool in tools if tool["name"] == call["name"]), None)
+    if tool is None:
+        raise MalformedCallError(f"There is no function {call['name']!r}.")
+    arguments = _arguments(call)
+    schema = tool.get("parameters") or {}
+    fault = next(validator_for(schema)(schema).iter_errors(arguments), None)
+    if fault is not None:
+        raise MalformedCallError(f"Arguments of {tool['name']}: {fault.message}")
+    return ToolCall(tool["name"], orjson.dumps(arguments).decode())
+
+
+def _arguments(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = call.get("arguments") or {}
+    if isinstance(arguments, str):  # some models write them as text within the text
+        try:
+            arguments = orjson.loads(arguments)
+        except orjson.JSONDecodeError as error:
+            raise MalformedCallError(f"Arguments are not JSON: {error}.") from None
+    if not isinstance(arguments, dict):
+        raise MalformedCallError("Arguments are not an object.")
+    return arguments

@@ -1,0 +1,335 @@
+// The page: one call to /v1/realtime, and what becomes of it.
+
+import { CallAudio, RATE_HZ, fromBase64, toBase64 } from "./audio.js";
+import { Gauges } from "./gauges.js";
+import { Reply, Wave } from "./replies.js";
+
+const ACK_EVERY_MS = 500;
+const SILENCE_MS = 500; // of the server's turn detection, as the page asks for it
+const CLIP = "/page/speech.flac";
+
+const $ = (id) => document.getElementById(id);
+const show = (id, text) => {
+  if ($(id).textContent !== text) $(id).textContent = text;
+};
+const wave = new Wave($("wave"));
+let key = null;
+let call = null;
+
+class Call {
+  constructor() {
+    this.audio = new CallAudio({
+      onBlock: (samples) => this.said(samples),
+      onPlayed: (itemId, samples) => this.heard(itemId, samples),
+    });
+    this.replies = new Map(); // by item
+    this.lines = new Map(); // of the transcript, by item
+    this.gauges = new Gauges(show);
+    this.saidSamples = 0;
+    this.ready = false;
+    this.askedAtMs = null; // when the caller had finished, for the time to the first sound
+    this.speakingSinceMs = null;
+  }
+
+  async open() {
+    await this.audio.open();
+    const scheme = location.protocol === "https:" ? "wss" : "ws";
+    const protocols = key ? ["realtime", `openai-insecure-api-key.${key}`] : ["realtime"];
+    this.socket = new WebSocket(`${scheme}://${location.host}/v1/realtime`, protocols);
+    this.socket.addEventListener("message", ({ data }) => this.on(JSON.parse(data)));
+    this.socket.addEventListener("close", ({ code, reason }) => {
+      if (this.isUp) hangUp(reason || (code === 1000 ? "not connected" : `connection lost (${code})`));
+    });
+    await new Promise((done, fail) => {
+      this.socket.addEventListener("open", done);
+      this.socket.addEventListener("error", () => fail(new Error("the server does not answer")));
+    });
+    this.isUp = true;
+    this.gauges.start();
+    this.acks = setInterval(() => this.ack(), ACK_EVERY_MS);
+  }
+
+  async close() {
+    this.isUp = false;
+    clearInterval(this.acks);
+    this.gauges.stop();
+    this.socket?.close();
+    await this.audio.close();
+  }
+
+  send(type, fields = {}) {
+    if (this.socket.readyState === WebSocket.OPEN) {
+      this.socket.send(JSON.stringify({ type, ...fields }));
+    }
+  }
+
+  // --- what the caller says ---
+
+  said(samples) {
+    if (!this.ready) return;
+    if (!this.saidSamples) this.beganMs = performance.now() - (1000 * samples.length) / RATE_HZ;
+    this.saidSamples += samples.length;
+    this.send("input_audio_buffer.append", { audio: toBase64(samples) });
+  }
+
+  type(text) {
+    this.stop();
+    this.askedAtMs = performance.now();
+    const content = [{ type: "input_text", text }];
+    this.send("conversation.item.create", { item: { type: "message", role: "user", content } });
+    this.send("response.create");
+  }
+
+  // What is being said is not wanted any more.
+  stop() {
+    if (this.answering) this.send("response.cancel");
+    this.cut();
+  }
+
+  // --- what the caller hears ---
+
+  heard(itemId, samples) {
+    const reply = this.replies.get(itemId);
+    if (!reply || reply.cutAt !== null) return;
+    if (!reply.played && this.askedAtMs !== null) {
+      const latencyMs = (this.audio.context.outputLatency || 0) * 1000;
+      show("ttfp", `${Math.round(performance.now() - this.askedAtMs + latencyMs)} ms`);
+      this.askedAtMs = null;
+    }
+    reply.played = samples;
+  }
+
+  ack() {
+    const reply = wave.reply;
+    if (!reply || reply.cutAt !== null || reply.playedMs === reply.ackedMs) return;
+    reply.ackedMs = reply.playedMs;
+    this.send("playback.ack", { item_id: reply.itemId, audio_end_ms: reply.playedMs });
+  }
+
+  // Drop what was not heard yet, and say so.
+  cut() {
+    this.audio.cut();
+    for (const reply of this.replies.values()) {
+      if (reply.cutAt !== null || reply.played >= reply.received) continue;
+      reply.cut();
+      const at = { item_id: reply.itemId, content_index: 0, audio_end_ms: reply.playedMs };
+      this.send("conversation.item.truncate", at);
+      const note = `heard ${reply.heardS.toFixed(1)} s of it`;
+      this.lines.get(reply.itemId)?.append(element("span", "note", ` — interrupted, ${note}`));
+    }
+  }
+
+  // --- what the server says ---
+
+  on(event) {
+    const handler = HANDLERS[event.type];
+    if (handler) handler.call(this, event);
+  }
+
+  line(itemId, who) {
+    if (!this.lines.has(itemId)) this.lines.set(itemId, addLine(who));
+    return this.lines.get(itemId);
+  }
+}
+
+const HANDLERS = {
+  "session.created"(event) {
+    const format = { type: "audio/pcm", rate: RATE_HZ };
+    const detection = { type: "server_vad", silence_duration_ms: SILENCE_MS };
+    this.send("session.update", {
+      session: {
+        type: "realtime",
+        output_modalities: ["audio"],
+        audio: { input: { format, turn_detection: detection }, output: { format } },
+      },
+    });
+    show("status", `connected to ${event.session.model}`);
+  },
+
+  "session.updated"() {
+    this.ready = true;
+  },
+
+  "input_audio_buffer.speech_started"(event) {
+    this.cut();
+    this.speakingSinceMs = event.audio_start_ms;
+    show("status", "listening");
+  },
+
+  "input_audio_buffer.speech_stopped"(event) {
+    const seconds = (event.audio_end_ms - SILENCE_MS - this.speakingSinceMs) / 1000;
+    this.line(event.item_id, "you").append(`spoke for ${Math.max(0, seconds).toFixed(1)} s`);
+    this.askedAtMs = this.beganMs + event.audio_end_ms - SILENCE_MS;
+  },
+
+  "conversation.item.added"({ item }) {
+    const text = item.content?.find((part) => part.type === "input_text")?.text;
+    if (item.role === "user" && text) this.line(item.id, "you").append(text);
+  },
+
+  "conversation.item.input_audio_transcription.completed"(event) {
+    this.line(event.item_id, "you").append(`: ${event.transcript}`);
+  },
+
+  "response.created"() {
+    this.answering = true;
+    $("stop").disabled = false;
+    show("status", "answering");
+  },
+
+  "response.output_audio.delta"(event) {
+    let reply = this.replies.get(event.item_id);
+    if (!reply) {
+      reply = wave.reply = new Reply(event.item_id);
+      this.replies.set(event.item_id, reply);
+    }
+    const samples = fromBase64(event.delta);
+    reply.take(samples);
+    if (reply.cutAt === null) this.audio.play(event.item_id, samples);
+  },
+
+  "response.output_audio_transcript.delta"(event) {
+    this.line(event.item_id, "model").append(event.delta);
+    $("transcript").scrollTop = $("transcript").scrollHeight;
+  },
+
+  "response.done"({ response }) {
+    this.answering = false;
+    show("status", "connected");
+    const error = response.status_details?.error;
+    if (response.status === "failed") addLine("server").append(element("span", "error", error?.message ?? "failed"));
+  },
+
+  error({ error }) {
+    addLine("server").append(element("span", "error", error.message));
+  },
+};
+
+function element(tag, className, text) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.textContent = text;
+  return made;
+}
+
+function addLine(who) {
+  const line = document.createElement("li");
+  line.append(element("span", "who", who));
+  $("transcript").append(line);
+  $("transcript").scrollTop = $("transcript").scrollHeight;
+  return line;
+}
+
+// --- the call as a whole ---
+
+async function connect() {
+  if (call) return;
+  const fresh = (call = new Call());
+  show("status", "connecting");
+  try {
+    if (!(await keyFits())) {
+      call = null;
+      return;
+    }
+    await fresh.open();
+    $("talk").textContent = "Hang up";
+    $("talk").classList.remove("primary");
+    $("mute").disabled = false;
+  } catch (error) {
+    await hangUp(error.message);
+    throw error;
+  }
+}
+
+async function keyFits() {
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const answer = await fetch("/v1/models", { headers });
+  $("key-form").hidden = answer.status !== 401;
+  if (answer.status === 401) {
+    show("status", key ? "the server does not know this key" : "a key, please");
+    $("key").focus();
+  }
+  return answer.status !== 401;
+}
+
+async function hangUp(why = "not connected") {
+  const ended = call;
+  call = null;
+  show("status", why);
+  $("talk").textContent = "Talk";
+  $("talk").classList.add("primary");
+  $("mute").disabled = true;
+  $("mute").setAttribute("aria-pressed", "false");
+  $("stop").disabled = true;
+  await ended?.close();
+}
+
+// Buttons may fail for reasons that their user should read.
+function press(id, kind, action) {
+  $(id).addEventListener(kind, async (event) => {
+    event.preventDefault();
+    try {
+      await action();
+    } catch (error) {
+      show("status", error.message);
+    }
+  });
+}
+
+press("talk", "click", async () => {
+  if (call) return hangUp();
+  await connect();
+  try {
+    await call?.audio.useMicrophone();
+  } catch (error) {
+    addLine("page").append(element("span", "note", `no microphone (${error.message}): say the recorded sentence, or type`));
+  }
+});
+
+press("mute", "click", () => {
+  call.audio.muted = !call.audio.muted;
+  $("mute").setAttribute("aria-pressed", String(call.audio.muted));
+});
+
+press("clip", "click", async () => {
+  await connect();
+  $("clip").disabled = true;
+  try {
+    await call?.audio.say(CLIP);
+  } finally {
+    $("clip").disabled = false;
+  }
+});
+
+press("stop", "click", () => call?.stop());
+
+press("text-form", "submit", async () => {
+  await connect();
+  if (!call) return;
+  call.type($("text").value);
+  $("text").value = "";
+});
+
+press("key-form", "submit", async () => {
+  key = $("key").value;
+  $("key-form").hidden = true;
+  await connect();
+});
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") call?.stop();
+});
+
+function frame() {
+  wave.draw();
+  const reply = wave.reply;
+  if (reply) {
+    const parts = { heard: reply.heardS, buffered: reply.bufferedS, discarded: reply.discardedS };
+    for (const [name, seconds] of Object.entries(parts)) show(name, `${seconds.toFixed(1)} s`);
+    show("buffer", `${reply.bufferedS.toFixed(1)} s`);
+    const told = Object.entries(parts).map(([name, s]) => `${name} ${Math.round(s)} s`).join(", ");
+    if ($("wave").getAttribute("aria-label") !== told) $("wave").setAttribute("aria-label", told);
+  }
+  requestAnimationFrame(frame);
+}
+requestAnimationFrame(frame);

@@ -1,0 +1,70 @@
+// The audio of a call: microphone or recording in, answers out. 24 kHz throughout.
+
+export const RATE_HZ = 24000;
+
+export class CallAudio {
+  // onBlock(Int16Array): 20 ms of what is said. onPlayed(name, samples): how much of it was heard.
+  constructor({ onBlock, onPlayed }) {
+    this.onBlock = onBlock;
+    this.onPlayed = onPlayed;
+    this.muted = false;
+  }
+
+  async open() {
+    this.context = new AudioContext({ latencyHint: "interactive" });
+    await this.context.audioWorklet.addModule("/page/worklets.js");
+    this.capture = new AudioWorkletNode(this.context, "capture", { numberOfOutputs: 1 });
+    this.capture.port.onmessage = ({ data }) => {
+      if (this.muted) data.fill(0);
+      this.onBlock(data);
+    };
+    // Nothing is heard of it, but only what leads somewhere runs.
+    this.silence = new GainNode(this.context, { gain: 0 });
+    this.capture.connect(this.silence).connect(this.context.destination);
+    this.player = new AudioWorkletNode(this.context, "player", { outputChannelCount: [1] });
+    this.player.port.onmessage = ({ data }) => this.onPlayed(data.name, data.samples);
+    this.player.connect(this.context.destination);
+    await this.context.resume();
+  }
+
+  async useMicrophone() {
+    if (!navigator.mediaDevices) throw new Error("this page may not use a microphone without https");
+    this.stream = await navigator.mediaDevices.getUserMedia({
+      audio: { echoCancellation: true, noiseSuppression: true, autoGainControl: true },
+    });
+    this.context.createMediaStreamSource(this.stream).connect(this.capture);
+  }
+
+  // Say a recording as if it were spoken. Resolves when it has been said.
+  async say(url) {
+    this.recording ??= await this.context.decodeAudioData(await (await fetch(url)).arrayBuffer());
+    const source = new AudioBufferSourceNode(this.context, { buffer: this.recording });
+    const ended = new Promise((done) => source.addEventListener("ended", done));
+    source.connect(this.capture);
+    source.start();
+    await ended;
+  }
+
+  play(name, samples) {
+    this.player.port.postMessage({ name, samples }, [samples.buffer]);
+  }
+
+  cut() {
+    this.player.port.postMessage("cut");
+  }
+
+  async close() {
+    for (const track of this.stream?.getTracks() ?? []) track.stop();
+    await this.context?.close();
+  }
+}
+
+export function toBase64(int16) {
+  return btoa(String.fromCharCode(...new Uint8Array(int16.buffer)));
+}
+
+export function fromBase64(text) {
+  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const int16 = new Int16Array(bytes.buffer);
+  return Float32Array.from(int16, (value) => value / 32768);
+}

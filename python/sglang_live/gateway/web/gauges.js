@@ -1,0 +1,65 @@
+// What the server says of itself in /metrics, for people.
+
+const EVERY_MS = 2000;
+const CLASSES = ["u0", "u1", "u2"];
+
+export class Gauges {
+  // show(name, text): puts a text where the page has that name.
+  constructor(show) {
+    this.show = show;
+    this.before = null;
+  }
+
+  start() {
+    this.timer = setInterval(() => this.read(), EVERY_MS);
+    this.read();
+  }
+
+  stop() {
+    clearInterval(this.timer);
+  }
+
+  async read() {
+    let text;
+    try {
+      const answer = await fetch("/metrics");
+      if (!answer.ok) return;
+      text = await answer.text();
+    } catch {
+      this.show("sessions", "no answer");
+      return;
+    }
+    const now = parse(text);
+    this.show("sessions", String(now.sessions));
+    this.show("urgency", urgencyOf(this.before, now));
+    this.show("kv", `${now.kv.join(", ")} tokens`);
+    this.before = now;
+  }
+}
+
+// What of it is shown. Streams of thinker and talker are counted together.
+export function parse(text) {
+  const found = { sessions: 0, kv: [0, 0, 0], seconds: { u0: 0, u1: 0, u2: 0 } };
+  const tiers = ["kv_tokens_used", "policy_tokens_on_host", "policy_tokens_in_storage"];
+  for (const line of text.split("\n")) {
+    if (line.startsWith("#")) continue;
+    const value = Number(line.slice(line.lastIndexOf(" ") + 1));
+    if (line.startsWith("sglang_live_gateway_sessions_open ")) found.sessions = value;
+    if (!line.startsWith("sglang_live_stage_load{")) continue;
+    const what = /what="([^"]*)"/.exec(line)?.[1];
+    const tier = tiers.indexOf(what);
+    if (tier >= 0 && line.includes('stage="thinker"')) found.kv[tier] += value;
+    for (const name of CLASSES) {
+      if (what === `policy_${name}_s`) found.seconds[name] += value;
+    }
+  }
+  return found;
+}
+
+function urgencyOf(before, now) {
+  if (!before) return "–";
+  const spent = CLASSES.map((name) => now.seconds[name] - before.seconds[name]);
+  const all = spent.reduce((sum, seconds) => sum + seconds, 0);
+  if (all <= 0) return "nobody";
+  return CLASSES.map((name, i) => `${name.toUpperCase()} ${Math.round((100 * spent[i]) / all)} %`).join(", ");
+}

@@ -1,0 +1,87 @@
+"""How Qwen is told of functions, and how it calls them: JSON between two tags.
+
+The checkpoint's own chat template says how it was trained to be told. Where it knows nothing of
+functions, they are named in words of ours, and called in the same form.
+"""
+
+import json
+
+CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
+_SYSTEM, _END = "<|im_start|>system\n", "<|im_end|>"
+
+
+def instructions_with(tokenizer, instructions: str, functions: list[str]) -> str:
+    """The content of the system message.
+
+    Args:
+        functions: JSON text of each, as in OpenAI's chat API.
+    """
+    if not functions:
+        return instructions
+    tools = [{"type": "function", "function": json.loads(text)} for text in functions]
+    message = {"role": "system", "content": instructions}
+    rendered = tokenizer.apply_chat_template([message], tools=tools, tokenize=False)
+    _, _, content = rendered.partition(_SYSTEM)
+    content, _, _ = content.partition(_END)
+    if all(tool["function"]["name"] in content for tool in tools) and CALL_BEGIN in content:
+        return content
+    return f"{instructions}\n\n{_in_our_words(functions)}".lstrip()
+
+
+def _in_our_words(functions: list[str]) -> str:
+    lines = "\n".join(functions)
+    form = '{"name": NAME, "arguments": OBJECT}'
+    return (
+        f"These functions can be called:\n{lines}\n"
+        f"To call one, answer with {CALL_BEGIN}{form}{CALL_END} and nothing else."
+    )
+
+
+def opening_of(must_call: str) -> str:
+    """With what a reply begins that is a call. must_call: the function's name; "": any."""
+    if not must_call:
+        return f'{CALL_BEGIN}\n{{"name": '
+    name = json.dumps(must_call, ensure_ascii=False)
+    return f'{CALL_BEGIN}\n{{"name": {name}, "arguments": '
+
+
+class ReplyParts:
+    """What of a growing reply is speech, and what is calls. After the first call all is calls.
+
+    Attributes:
+        n_spoken: tokens of the reply, from its first, that are to be spoken.
+        spoken: their text.
+    """
+
+    def __init__(self, begin_id: int | None):
+        """begin_id: the token that CALL_BEGIN is; None: it is several."""
+        self._begin_id = begin_id
+        self.n_spoken, self.spoken, self._calls = 0, "", ""
+
+    def take(self, ids: list[int], text: str) -> None:
+        """All of the reply so far."""
+        at = text.find(CALL_BEGIN)
+        if at >= 0:
+            self.spoken, self._calls = text[:at].rstrip(), text[at:]
+            if self._begin_id in ids:
+                self.n_spoken = ids.index(self._begin_id)
+        elif not _may_begin_a_call(text):
+            self.n_spoken, self.spoken = len(ids), text
+
+    def end(self, ids: list[int], text: str) -> None:
+        """No more will come: what might have begun a call was speech."""
+        if CALL_BEGIN not in text:
+            self.n_spoken, self.spoken = len(ids), text
+
+    def calls(self) -> list[str]:
+        """The text between the tags of each call; the last one may lack its end."""
+        found = []
+        for part in self._calls.split(CALL_BEGIN)[1:]:
+            content, _, _ = part.partition(CALL_END)
+            found.append(content.strip())
+        return found
+
+
+def _may_begin_a_call(text: str) -> bool:
+    tail = text[-len(CALL_BEGIN) + 1 :]
+    return any(CALL_BEGIN.startswith(tail[i:]) for i in range(len(tail)))

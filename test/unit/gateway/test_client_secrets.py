@@ -1,0 +1,132 @@
+"""Secrets that open calls for a while, and limits of a key."""
+
+import httpx
+import pytest
+from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.websockets import WebSocketDisconnect
+
+from sglang_live.errors import CapacityError
+from sglang_live.gateway import client_secrets
+from sglang_live.gateway.app import build_app
+from sglang_live.gateway.client_secrets import ClientSecretForm, ClientSecrets, ExpiryForm
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.health import Health
+
+from .fakes import FakeOrchestrator, LoudnessModel
+
+ROUTE = "/v1/realtime/client_secrets"
+BEARER = {"Authorization": "Bearer k"}
+
+
+def app(**config):
+    return build_app(
+        FakeOrchestrator(),
+        config=GatewayConfig(**{"api_keys": ("k", "other"), **config}),
+        native_url=None,
+        health=lambda: Health({"thinker": "serving"}),
+        speech_model=LoudnessModel(),
+    )
+
+
+@pytest.fixture
+def server():
+    with TestClient(app()) as client:
+        yield client
+
+
+def secret_of(client: TestClient, **body) -> str:
+    answer = client.post(ROUTE, json=body, headers=BEARER)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["value"]
+
+
+def calling(client: TestClient, key: str):
+    protocols = ["realtime", f"openai-insecure-api-key.{key}"]
+    return client.websocket_connect("/v1/realtime", subprotocols=protocols)
+
+
+def test_a_secret_opens_calls_with_its_settings(server):
+    value = secret_of(server, session={"type": "realtime", "instructions": "Be kind."})
+    assert value.startswith("ek_")
+    for _ in range(2):
+        with calling(server, value) as call:
+            assert call.receive_json()["session"]["instructions"] == "Be kind."
+    by_header = {"Authorization": f"Bearer {value}"}
+    with server.websocket_connect("/v1/realtime", headers=by_header) as call:
+        assert call.receive_json()["type"] == "session.created"
+
+
+def test_a_secret_is_good_for_nothing_else(server):
+    headers = {"Authorization": f"Bearer {secret_of(server)}"}
+    assert server.get("/v1/models", headers=headers).status_code == 401
+    assert server.post(ROUTE, json={}, headers=headers).status_code == 401
+    assert server.post(ROUTE, json={}).status_code == 401
+
+
+def test_what_was_never_a_secret_is_none(server):
+    with pytest.raises(WebSocketDenialResponse), calling(server, "ek_guess"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"expires_after": {"seconds": 5}}, "seconds"),
+        ({"expires_after": {"anchor": "never"}}, "anchor"),
+        ({"session": {"type": "realtime", "output_modalities": ["smell"]}}, "output_modalities"),
+        ({"session": {"type": "transcription"}}, "transcription"),
+        ({"session": 7}, "session"),
+    ],
+)
+def test_a_session_that_cannot_be_is_told_to_who_can_change_it(server, body, message):
+    answer = server.post(ROUTE, json=body, headers=BEARER)
+    assert answer.status_code == 400
+    assert message in str(answer.json()["error"])
+
+
+def test_it_expires():
+    now = [1000.0]
+    secrets = ClientSecrets(lambda: now[0])
+    form = ClientSecretForm(expires_after=ExpiryForm(seconds=30))
+    secret = secrets.make(form, owner="k")
+    assert secret.expires_at_s == 1030.0
+    now[0] = 1029.0
+    assert secrets.find(["x", secret.value]) is secret
+    now[0] = 1030.0
+    assert secrets.find([secret.value]) is None
+
+
+def test_they_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(client_secrets, "_MOST", 2)
+    now = [0.0]
+    secrets = ClientSecrets(lambda: now[0])
+    for _ in range(2):
+        secrets.make(ClientSecretForm(), owner="k")
+    with pytest.raises(CapacityError):
+        secrets.make(ClientSecretForm(), owner="k")
+    now[0] = 601.0
+    secrets.make(ClientSecretForm(), owner="k")
+
+
+def test_a_key_has_so_many_calls_and_no_more():
+    with TestClient(app(max_sessions_per_key=2)) as client:
+        value = secret_of(client)
+        with calling(client, "k") as one, calling(client, value) as two:
+            for call in (one, two):
+                assert call.receive_json()["type"] == "session.created"
+            with calling(client, "k") as refused:
+                assert refused.receive_json()["error"]["code"] == "rate_limit_exceeded"
+                with pytest.raises(WebSocketDisconnect) as closed:
+                    refused.receive_json()
+                assert closed.value.code == 1013
+            with calling(client, "other") as other:
+                assert other.receive_json()["type"] == "session.created"
+        with calling(client, "k") as again:
+            assert again.receive_json()["type"] == "session.created"
+
+
+async def test_without_keys_secrets_still_carry_settings():
+    transport = httpx.ASGITransport(app(api_keys=()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        answer = await http.post(ROUTE, json={"session": {"type": "realtime"}})
+    assert answer.json()["session"]["type"] == "realtime"

@@ -1,0 +1,119 @@
+"""Text to speech over plain HTTP."""
+
+import base64
+import io
+import json
+
+import httpx
+import numpy as np
+import pytest
+import soundfile as sf
+
+from sglang_live.errors import StageUnavailableError
+from sglang_live.gateway.app import build_app
+from sglang_live.gateway.audio_files import FORMATS
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.health import Health
+from sglang_live.orchestrator.history import OUTPUT_RATE_HZ, AudioDelta
+
+from .fakes import MODEL, FakeOrchestrator, LoudnessModel, done, full, tone
+
+
+def client(orchestrator: FakeOrchestrator, **config) -> httpx.AsyncClient:
+    app = build_app(
+        orchestrator,
+        config=GatewayConfig(**config),
+        native_url=None,
+        health=lambda: Health({"thinker": "serving"}),
+        speech_model=LoudnessModel(),
+    )
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+
+
+def speaks(seconds: float = 1.0) -> FakeOrchestrator:
+    n_pieces = round(seconds / 0.08)
+    return FakeOrchestrator([[*(AudioDelta(tone(80)) for _ in range(n_pieces)), done("Hello.")]])
+
+
+async def ask(orchestrator: FakeOrchestrator, **body) -> httpx.Response:
+    body = {"input": "Hello.", "voice": "bob", "model": MODEL, **body}
+    return await client(orchestrator).post("/v1/audio/speech", json=body)
+
+
+def heard(data: bytes, name: str) -> np.ndarray:
+    if name == "pcm":
+        return np.frombuffer(data, "<i2") / 32768
+    if name == "wav":
+        assert data[:4] == b"RIFF"
+        return np.frombuffer(data[44:], "<i2") / 32768
+    with sf.SoundFile(io.BytesIO(data)) as file:
+        assert file.samplerate == OUTPUT_RATE_HZ
+        return file.read(60 * OUTPUT_RATE_HZ)  # how long it is a file that grew cannot say
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_text_is_spoken_in_every_format(name):
+    orchestrator = speaks(1.2)
+    answer = await ask(orchestrator, response_format=name)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == FORMATS[name][0]
+    samples = heard(answer.content, name)
+    assert len(samples) / OUTPUT_RATE_HZ == pytest.approx(1.2, abs=0.15)
+    # The tone that was spoken, and its pitch.
+    middle = samples[len(samples) // 4 : 3 * len(samples) // 4]
+    spectrum = np.abs(np.fft.rfft(middle))
+    peak_hz = spectrum.argmax() * OUTPUT_RATE_HZ / len(middle)
+    assert peak_hz == pytest.approx(300, abs=10)
+    assert np.abs(middle).max() == pytest.approx(8000 / 32768, rel=0.2)
+
+
+async def test_the_talker_reads_what_is_written():
+    orchestrator = speaks()
+    await ask(orchestrator, input="Read me.")
+    [turn] = orchestrator.turns
+    assert (turn.script, turn.voice, turn.stateless) == ("Read me.", "bob", True)
+    [item] = turn.history
+    assert (item.role, item.parts[0].text) == ("user", "Read me.")
+    assert orchestrator.session.n_closed == 1
+
+
+async def test_events_carry_the_same_audio():
+    answer = await ask(speaks(), response_format="pcm", stream_format="sse")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    assert [e["type"] for e in events[-2:]] == ["speech.audio.delta", "speech.audio.done"]
+    audio = b"".join(base64.b64decode(e["audio"]) for e in events[:-1])
+    assert audio == tone(80) * 12
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"input": ""}, 400, "input"),
+        ({"input": "  "}, 400, "nothing to say"),
+        ({"input": "x" * 4097}, 400, "4096"),
+        ({"response_format": "aac"}, 400, "mp3, opus, flac, wav, pcm"),
+        ({"speed": 2}, 400, "speed"),
+        ({"model": "tts-1"}, 404, MODEL),
+    ],
+)
+async def test_what_cannot_be_is_refused(body, status, message):
+    orchestrator = speaks()
+    answer = await ask(orchestrator, **body)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+    assert orchestrator.sessions == []
+
+
+async def test_a_full_or_broken_server_says_so():
+    busy = FakeOrchestrator(refuse_with=full())
+    answer = await ask(busy)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    failing = FakeOrchestrator([[StageUnavailableError("talker/0 is down")]])
+    answer = await ask(failing)
+    assert answer.json()["error"]["code"] == "stage_unavailable"
+    assert failing.session.n_closed == 1
+
+
+async def test_a_key_is_needed_where_there_are_keys():
+    http = client(speaks(), api_keys=("k",))
+    assert (await http.post("/v1/audio/speech", json={"input": "x"})).status_code == 401

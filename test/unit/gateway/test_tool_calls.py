@@ -1,0 +1,202 @@
+"""Functions: what the model is told, what becomes of its calls, and of what is none."""
+
+import json
+
+import pytest
+
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.tool_calls import (
+    MalformedCallError,
+    ToolCall,
+    check_tools,
+    read_call,
+    tools_of,
+)
+from sglang_live.orchestrator.history import (
+    AudioDelta,
+    HistoryItem,
+    TextPart,
+    Tools,
+    TranscriptDelta,
+)
+
+from .fakes import FakeOrchestrator, connected, done, services, spoken, tone, types
+
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "description": "Weather of a town.",
+    "parameters": {
+        "type": "object",
+        "properties": {"town": {"type": "string"}},
+        "required": ["town"],
+    },
+}
+CALL = '{"name": "weather", "arguments": {"town": "Rome"}}'
+
+
+# --- what the model is told ---
+
+
+def test_tools_are_told_as_the_chat_api_has_them():
+    tools = tools_of((WEATHER,), "auto")
+    [told] = map(json.loads, tools.functions)
+    assert told == {key: WEATHER[key] for key in ("name", "description", "parameters")}
+    assert tools.must_call is None
+
+
+def test_a_choice_says_what_the_reply_must_be():
+    assert tools_of((WEATHER,), "none") == tools_of((), "required") == Tools()
+    assert tools_of((WEATHER,), "required").must_call == ""
+    choice = {"type": "function", "name": "weather"}
+    assert tools_of((WEATHER,), choice).must_call == "weather"
+
+
+def test_what_is_no_schema_and_who_is_not_there_is_refused():
+    bad = {**WEATHER, "parameters": {"type": "objekt"}}
+    with pytest.raises(ClientEventError) as refused:
+        check_tools((WEATHER, bad), "auto", path="session")
+    assert refused.value.param == "session.tools[1].parameters"
+    with pytest.raises(ClientEventError) as refused:
+        check_tools((WEATHER,), {"type": "function", "name": "time"}, path="response")
+    assert refused.value.param == "response.tool_choice"
+
+
+# --- what the model writes ---
+
+
+def test_a_call_that_fits_is_read():
+    assert read_call(CALL, (WEATHER,)) == ToolCall("weather", '{"town":"Rome"}')
+    as_text = json.dumps({"name": "weather", "arguments": '{"town": "Rome"}'})
+    assert read_call(as_text, (WEATHER,)).arguments == '{"town":"Rome"}'
+    free = {"type": "function", "name": "stop"}
+    assert read_call('{"name": "stop"}', (free,)) == ToolCall("stop", "{}")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not JSON"),
+        ('{"name": "weather", "arguments": {"town": "Ro', "not JSON"),
+        ("[]", "no name"),
+        ('{"name": 7}', "no name"),
+        ('{"name": "time", "arguments": {}}', "no function 'time'"),
+        ('{"name": "weather", "arguments": {}}', "'town' is a required property"),
+        ('{"name": "weather", "arguments": {"town": 7}}', "is not of type 'string'"),
+        ('{"name": "weather", "arguments": [1]}', "not an object"),
+        ('{"name": "weather", "arguments": "{"}', "not JSON"),
+    ],
+)
+def test_what_is_no_call_is_recognised(text, why):
+    with pytest.raises(MalformedCallError, match=why):
+        read_call(text, (WEATHER,))
+
+
+# --- in a session ---
+
+
+def reply_with(text: str) -> HistoryItem:
+    parts = (TextPart(text),)
+    return HistoryItem(key="reply", role="assistant", parts=parts, token_ids=(1, 2, 3, 4))
+
+
+async def test_a_call_is_an_item_of_its_own_and_its_output_continues_the_conversation():
+    called = [done(reply=reply_with(""), calls=(CALL,))]
+    orchestrator = FakeOrchestrator([called, spoken("It rains.")])
+    async with connected(orchestrator) as caller:
+        caller.update(tools=[WEATHER])
+        await caller.expect("session.updated")
+        caller.send("response.create")
+        events = await caller.until("response.done")
+        assert types(events) == [
+            "response.created",
+            "response.output_item.added",
+            "conversation.item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+            "conversation.item.done",
+            "response.done",
+        ]
+        assert events[2]["item"]["arguments"] == ""
+        [item] = events[-1]["response"]["output"]
+        assert (item["type"], item["name"], item["status"]) == (
+            "function_call",
+            "weather",
+            "completed",
+        )
+        assert json.loads(item["arguments"]) == {"town": "Rome"}
+        assert len(item["call_id"]) <= 32
+        output = {"type": "function_call_output", "call_id": item["call_id"], "output": "rain"}
+        caller.send("conversation.item.create", item=output)
+        caller.send("response.create")
+        await caller.until("response.done")
+        asked = orchestrator.turns[-1]
+        assert [(seen.role, seen.token_ids) for seen in asked.history] == [
+            ("assistant", (1, 2, 3, 4)),
+            ("tool", None),
+        ]
+        assert json.loads(asked.tools.functions[0])["name"] == "weather"
+
+
+async def test_words_before_a_call_are_a_message_before_it():
+    words = TranscriptDelta("One moment.", 2)
+    steps = [words, done(reply=reply_with("One moment."), calls=(CALL, CALL))]
+    orchestrator = FakeOrchestrator([steps])
+    async with connected(orchestrator) as caller:
+        caller.update(output_modalities=["text"], tools=[WEATHER])
+        caller.send("response.create")
+        events = await caller.until("response.done")
+        output = events[-1]["response"]["output"]
+        assert [item["type"] for item in output] == ["message", "function_call", "function_call"]
+        ended = [event for event in events if event["type"] == "response.output_item.done"]
+        assert [event["output_index"] for event in ended] == [0, 1, 2]
+        follows = [e for e in events if e["type"] == "conversation.item.done"]
+        assert [e["previous_item_id"] for e in follows] == [None, output[0]["id"], output[1]["id"]]
+        caller.send("response.create")
+        await caller.until("response.done")
+        # One reply of the model, though three items show it.
+        assert [seen.token_ids for seen in orchestrator.turns[-1].history] == [(1, 2, 3, 4)]
+
+
+async def test_a_call_outlives_the_words_before_it():
+    """Its caller cut them off, and the model must know what it called."""
+    orchestrator = FakeOrchestrator(
+        [[TranscriptDelta("One moment.", 2), AudioDelta(tone(400)),
+          done(reply=reply_with("One moment."), calls=(CALL,), n_frames=5)]]
+    )  # fmt: skip
+    async with connected(orchestrator) as caller:
+        caller.update(tools=[WEATHER])
+        caller.send("response.create")
+        events = await caller.until("response.done")
+        message = events[-1]["response"]["output"][0]["id"]
+        caller.send("conversation.item.truncate", item_id=message, content_index=0, audio_end_ms=0)
+        caller.send("response.create")
+        await caller.until("response.done")
+        [seen] = orchestrator.turns[-1].history
+        assert "<tool_call>" in seen.parts[0].text and "Rome" in seen.parts[0].text
+
+
+async def test_a_malformed_call_is_an_error_and_not_silence():
+    orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=("{",))]])
+    shared = services(orchestrator)
+    async with connected(orchestrator, shared) as caller:
+        caller.update(tools=[WEATHER])
+        caller.send("response.create")
+        ended = (await caller.find("response.done"))["response"]
+        assert ended["status"] == "failed"
+        assert ended["status_details"]["error"]["code"] == "malformed_tool_call"
+        assert ended["output"] == []
+    name = "sglang_live_gateway_tool_calls_total"
+    count = shared.metrics.registry.get_sample_value(name, {"outcome": "malformed"})
+    assert count == 1
+
+
+async def test_words_are_answer_enough_beside_a_malformed_call():
+    steps = [TranscriptDelta("Hello.", 2), done(reply=reply_with("Hello."), calls=("{",))]
+    async with connected(FakeOrchestrator([steps])) as caller:
+        caller.update(output_modalities=["text"], tools=[WEATHER])
+        caller.send("response.create")
+        ended = (await caller.find("response.done"))["response"]
+        assert ended["status"] == "completed"
+        assert [item["type"] for item in ended["output"]] == ["message"]

@@ -1,0 +1,94 @@
+"""How a Qwen model is told of functions, and what of its reply is speech."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_live.models.qwen3_omni.tool_prompt import ReplyParts, instructions_with, opening_of
+
+WEATHER = json.dumps({"name": "weather", "parameters": {"type": "object"}})
+
+
+class FakeTokenizer:
+    """knows: whether its chat template has a place for functions."""
+
+    def __init__(self, knows: bool):
+        self.knows = knows
+
+    def apply_chat_template(self, messages, tools, tokenize):
+        assert not tokenize
+        text = messages[0]["content"]
+        if self.knows:
+            text += f" You may use <tool_call>: {json.dumps(tools)}"
+        return f"<|im_start|>system\n{text}<|im_end|>\n<|im_start|>user\n"
+
+
+def test_the_checkpoint_says_how_it_is_told():
+    text = instructions_with(FakeTokenizer(True), "Be brief.", [WEATHER])
+    assert text.startswith("Be brief. You may use <tool_call>")
+    assert '"weather"' in text and "<|im" not in text
+
+
+def test_a_template_without_a_place_for_functions_gets_them_in_words_of_ours():
+    text = instructions_with(FakeTokenizer(False), "Be brief.", [WEATHER])
+    assert text.startswith("Be brief.\n\n")
+    assert WEATHER in text and "<tool_call>" in text
+    assert instructions_with(FakeTokenizer(False), "", [WEATHER])[0].isalpha()
+
+
+def test_without_functions_instructions_stay_as_they_are():
+    assert instructions_with(FakeTokenizer(True), "Be brief.", []) == "Be brief."
+
+
+def test_a_call_that_must_be_is_begun_for_the_model():
+    assert opening_of("weather") == '<tool_call>\n{"name": "weather", "arguments": '
+    assert opening_of("") == '<tool_call>\n{"name": '
+
+
+REPLY = 'One moment. <tool_call>\n{"name": "weather"}\n</tool_call><tool_call>{"name": "time"}'
+
+
+@pytest.mark.parametrize("begin_id", [60, None], ids=["one token", "several"])
+def test_what_stands_before_the_first_call_is_spoken_and_nothing_else(begin_id):
+    """A token a character; of the tag, if it is one token, one."""
+    parts, text, ids = ReplyParts(begin_id), "", []
+    at = REPLY.index("<tool_call>")
+    for n, character in enumerate(REPLY):
+        text += character
+        if begin_id is None or n < at:
+            ids.append(ord(character))
+        elif n == at + len("<tool_call>") - 1:
+            ids.append(begin_id)
+        parts.take(ids, text)
+        assert "One moment. ".startswith(parts.spoken)
+        assert "<" not in parts.spoken
+    parts.end(ids, text)
+    assert parts.spoken == "One moment."
+    assert parts.n_spoken == at
+    assert parts.calls() == ['{"name": "weather"}', '{"name": "time"}']
+
+
+def test_what_only_looked_like_a_call_is_spoken_in_the_end():
+    parts = ReplyParts(None)
+    parts.take([1, 2], "a <")
+    assert (parts.n_spoken, parts.spoken) == (0, "")
+    parts.take([1, 2, 3], "a < b")
+    assert (parts.n_spoken, parts.spoken) == (3, "a < b")
+    parts.take([1, 2, 3, 4], "a < b <tool")
+    parts.end([1, 2, 3, 4], "a < b <tool")
+    assert (parts.n_spoken, parts.spoken) == (4, "a < b <tool")
+    assert parts.calls() == []
+
+
+@given(st.text(alphabet="<tolcal_>/ x", max_size=60))
+def test_speech_grows_and_never_holds_the_tag(text):
+    parts, before = ReplyParts(None), ""
+    for n in range(1, len(text) + 1):
+        parts.take(list(range(n)), text[:n])
+        assert "<tool_call>" not in parts.spoken
+        assert parts.spoken.startswith(before.rstrip())
+        before = parts.spoken
+    parts.end(list(range(len(text))), text)
+    assert parts.spoken or parts.calls() or not text.strip()
