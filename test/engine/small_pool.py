@@ -1,6 +1,8 @@
 """A thinker whose pool is too small for its sessions, over SGLang's own API."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import httpx
 import torch
@@ -42,6 +44,26 @@ class Pool:
         }
         answer = (await self.post("/generate", body, timeout_s)).json()
         return [(t, logprob) for logprob, t, _ in answer["meta_info"]["output_token_logprobs"]]
+
+    @contextlib.asynccontextmanager
+    async def saying(self, name: str, ids: list[int], n: int) -> AsyncIterator[None]:
+        """From the first token of a reply to its last, if that is later than the block's end."""
+        body = {
+            "input_ids": ids,
+            "session_params": {"id": name},
+            "sampling_params": {"max_new_tokens": n, "temperature": 0, "ignore_eos": True},
+            "stream": True,
+        }
+        async with (
+            httpx.AsyncClient(timeout=180) as client,
+            client.stream("POST", f"{self.url}/generate", json=body) as answer,
+        ):
+            assert answer.status_code == 200
+            events = answer.aiter_lines()
+            assert "error" not in await anext(events)
+            yield
+            async for _ in events:
+                pass
 
     async def load(self, name: str) -> float:
         await asyncio.sleep(0.7)

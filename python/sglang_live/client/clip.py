@@ -16,6 +16,10 @@ FRAME_BYTES = round(SAMPLE_RATE_HZ * FRAME_S) * BYTES_PER_SAMPLE
 # Speech fades out; below this much under the loudest frame it is breath and room.
 SPEECH_RANGE_DB = 35.0
 
+# Speech begins where it stands out from the room for as long as a phoneme lasts.
+ONSET_OVER_ROOM_DB = 10.0
+ONSET_FRAMES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -63,12 +67,27 @@ def speech_frames(pcm: bytes) -> int:
     of the clip's peak level (RMS of its loudest frame). A silent clip ends with its last
     frame.
     """
-    return max((i + 1 for i in _spoken(pcm)), default=0)
+    levels = _frame_levels(pcm)
+    floor = max(levels, default=0.0) * _gain(-SPEECH_RANGE_DB)
+    return max((i + 1 for i, level in enumerate(levels) if level >= floor), default=0)
 
 
 def frames_before_speech(pcm: bytes) -> int:
-    """Number of frames before the first one within 35 dB of the loudest: the onset."""
-    return min(_spoken(pcm), default=0)
+    """Number of frames before the onset of speech.
+
+    The onset is the first of three frames within 35 dB of the loudest that are also 10 dB
+    above the room, which is what the quietest tenth of the frames holds. Where nothing
+    stands out by 10 dB, as in a tone, what is within 10 dB of the loudest counts. A clip
+    shorter than that begins at once.
+    """
+    levels = np.array(_frame_levels(pcm))
+    if len(levels) < ONSET_FRAMES:
+        return 0
+    peak, room = levels.max(), np.percentile(levels, 10, method="lower")
+    over_room = min(room * _gain(ONSET_OVER_ROOM_DB), peak * _gain(-ONSET_OVER_ROOM_DB))
+    speaks = levels >= max(peak * _gain(-SPEECH_RANGE_DB), over_room)
+    lasting = np.lib.stride_tricks.sliding_window_view(speaks, ONSET_FRAMES).all(axis=1)
+    return int(lasting.argmax())
 
 
 def measure_level(pcm: bytes) -> Level:
@@ -85,10 +104,12 @@ def write_wav(path: Path, pcm: bytes) -> None:
         file.writeframes(pcm)
 
 
-def _spoken(pcm: bytes) -> list[int]:
-    levels = [_rms(np.frombuffer(frame, "<i2")) for frame in frames(pcm)]
-    floor = max(levels, default=0.0) * 10 ** (-SPEECH_RANGE_DB / 20)
-    return [i for i, level in enumerate(levels) if level >= floor]
+def _frame_levels(pcm: bytes) -> list[float]:
+    return [_rms(np.frombuffer(frame, "<i2")) for frame in frames(pcm)]
+
+
+def _gain(db: float) -> float:
+    return 10 ** (db / 20)
 
 
 def _rms(samples: np.ndarray) -> float:

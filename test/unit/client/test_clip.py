@@ -21,6 +21,26 @@ def test_a_silent_clip_ends_with_its_last_frame():
     assert clip.speech_frames(b"") == 0
 
 
+@pytest.mark.parametrize("room_amplitude", [0, 20, 300, 1500])
+def test_speech_begins_where_it_stands_out_from_the_room(room_amplitude):
+    rng = np.random.default_rng(0)
+    samples = np.frombuffer(bytes(10 * clip.FRAME_BYTES) + tone(0.4, 16000), "<i2")
+    noise = rng.normal(0, room_amplitude, len(samples))
+    noisy = (samples + noise).clip(-32768, 32767).astype("<i2").tobytes()
+    assert clip.frames_before_speech(noisy) == 10
+
+
+def test_a_click_is_no_onset():
+    click, pause = tone(0.04, 8000), bytes(5 * clip.FRAME_BYTES)
+    assert clip.frames_before_speech(pause + click + pause + tone(0.4, 16000)) == 12
+
+
+@pytest.mark.parametrize("n_frames", [0, 1, 2, 3, 20])
+def test_what_has_no_onset_begins_at_once(n_frames):
+    assert clip.frames_before_speech(bytes(n_frames * clip.FRAME_BYTES)) == 0
+    assert clip.frames_before_speech(tone(n_frames * clip.FRAME_S, 16000)) == 0
+
+
 def test_the_last_frame_is_filled_up_so_that_the_pace_stays_20_ms():
     cut = clip.frames(bytes(clip.FRAME_BYTES + 10))
     assert [len(frame) for frame in cut] == [clip.FRAME_BYTES] * 2
