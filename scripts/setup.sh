@@ -113,6 +113,8 @@ step_packages() {
 step_cuda() {
     rm -f "$(site_packages)/$SITE_PTH"
     pip_install --editable '.[cuda]'
+    # Its model file alone; see requirements/cpu_no_deps.txt.
+    pip_install --no-deps "$(grep '^pipecat-ai==' requirements/cpu_no_deps.txt)"
 }
 
 step_project() {

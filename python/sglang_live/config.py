@@ -91,6 +91,7 @@ class ServerConfig:
     allow_private_media_urls: bool = False
     max_sessions: int = 64
     max_sessions_per_key: int | None = None
+    max_answers_per_minute: int | None = None
     cache_dir: Path = Path.home() / ".cache" / "sglang_live"
     log_dir: Path | None = None
     timeline_dir: Path | None = None
@@ -103,6 +104,8 @@ class ServerConfig:
             raise BadInputError(f"max-sessions must be at least 1, got {self.max_sessions}")
         if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:
             raise BadInputError("max-sessions-per-key must be at least 1")
+        if self.max_answers_per_minute is not None and self.max_answers_per_minute < 1:
+            raise BadInputError("max-answers-per-minute must be at least 1")
         if not all(key.strip() for key in self.api_keys):
             raise BadInputError("an API key is empty")
         if self.host not in LOOPBACK and not self.api_keys and not self.allow_anonymous:
@@ -142,6 +145,7 @@ def parse(argv: list[str]) -> ServerConfig:
         allow_private_media_urls=own.allow_private_media_urls,
         max_sessions=own.max_sessions,
         max_sessions_per_key=own.max_sessions_per_key,
+        max_answers_per_minute=own.max_answers_per_minute,
         cache_dir=Path(own.cache_dir),
         log_dir=Path(own.log_dir) if own.log_dir else None,
         timeline_dir=Path(own.timeline_dir) if own.timeline_dir else None,
@@ -187,6 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--max-sessions", type=int, default=64, help="callers at once")
     p.add_argument("--max-sessions-per-key", type=int, help="of them, by one key (default: all)")
+    p.add_argument("--max-answers-per-minute", type=int, help="by one key (default: no limit)")
     p.add_argument(
         "--cache-dir", default=default_cache_dir(), help="derived files (env SGLANG_LIVE_CACHE)"
     )

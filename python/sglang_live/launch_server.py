@@ -1,6 +1,7 @@
 """Composition root: `python -m sglang_live.launch_server --model-path demo`."""
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
@@ -18,6 +19,7 @@ from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import SERVING, Health
+from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.models.demo.location import CACHE_ENV, default_directory
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.live import LiveOrchestrator
@@ -74,6 +76,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
         gateway = GatewayConfig(
             api_keys=config.api_keys,
             max_sessions_per_key=config.max_sessions_per_key,
+            max_answers_per_minute=config.max_answers_per_minute,
             allow_local_media=config.allow_local_media,
             allow_private_media_urls=config.allow_private_media_urls,
             timeline_dir=config.timeline_dir,
@@ -87,6 +90,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
             native_url=native_url,
             health=lambda: _health(supervisor),
             metrics=metrics,
+            endpoint_model=_endpoint_model(),
         )
         server = uvicorn.Server(
             uvicorn.Config(
@@ -102,6 +106,8 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
         print(
             f"serving {config.served_model_name} on http://{config.host}:{config.port}", flush=True
         )
+        gc.collect()
+        gc.freeze()  # see EngineHost.freeze
         # uvicorn raises the signal that stopped it once more, which would end us before the stages.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
@@ -199,6 +205,14 @@ def _announce(replica: Replica, what: str) -> None:
         print(f"stage {replica.spec.name} ready in {replica.ready.startup_s:.1f} s", flush=True)
     else:
         log.error("stage %s %s", replica.spec.name, what)
+
+
+def _endpoint_model() -> SmartTurnModel | None:
+    path = installed_model_path()
+    if path is None:
+        print("no endpoint model: with semantic_vad silence alone ends turns", flush=True)
+        return None
+    return SmartTurnModel(path)
 
 
 def _health(supervisor: Supervisor) -> Health:

@@ -1,7 +1,7 @@
 """The gateway as one ASGI application.
 
-In: an Orchestrator. Out: /v1/realtime, /v1/audio/speech, /v1/models, /health, /metrics, the page,
-and SGLang's own HTTP API behind a guard.
+In: an Orchestrator. Out: /v1/realtime, /v1/audio/*, /v1/chat/completions, /v1/models, /health,
+/metrics, the page, and SGLang's own HTTP API behind a guard.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,15 +16,20 @@ from starlette.routing import WebSocketRoute
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.chat_route import ChatRoute
 from sglang_live.gateway.client_secrets import ClientSecrets
 from sglang_live.gateway.client_secrets_route import ClientSecretsRoute
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import Health
-from sglang_live.gateway.native_proxy import ROUTES, NativeProxy, error_response
+from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.native_proxy import ANSWERING, ROUTES, NativeProxy
 from sglang_live.gateway.page import add_page
+from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
 from sglang_live.gateway.realtime_route import RealtimeRoute, unauthorized
 from sglang_live.gateway.services import RealtimeServices
 from sglang_live.gateway.speech_route import SpeechRoute
+from sglang_live.gateway.transcription_route import TranscriptionRoute
+from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -40,6 +45,7 @@ def build_app(
     health: Callable[[], Health],
     metrics: GatewayMetrics | None = None,
     speech_model: SpeechModel | None = None,
+    endpoint_model: EndpointModel | None = None,
     clock: Clock | None = None,
 ) -> FastAPI:
     """Put the gateway together.
@@ -49,6 +55,7 @@ def build_app(
         health: asked on each GET /health; must not block.
         metrics: for /metrics; by default on a registry of its own.
         speech_model: by default Silero, loaded now and shared by all callers.
+        endpoint_model: for semantic_vad; without it silence alone ends turns.
     Raises:
         FileNotFoundError: if the default speech model is not installed.
     """
@@ -57,6 +64,7 @@ def build_app(
         orchestrator=orchestrator,
         config=config,
         speech_model=speech_model or SileroModel(),
+        endpoint_model=endpoint_model,
         clock=clock or MonotonicClock(),
         metrics=metrics,
     )
@@ -68,6 +76,8 @@ def build_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
+        if services.turn_ends:
+            services.turn_ends.close()
         if proxy:
             await proxy.close()
 
@@ -80,15 +90,24 @@ def build_app(
         _guarded(keys, ClientSecretsRoute(services, keys, secrets).__call__),
         methods=["POST"],
     )
-    app.add_route(
-        "/v1/audio/speech", _guarded(keys, SpeechRoute(orchestrator).__call__), methods=["POST"]
-    )
+    answering = {
+        "/v1/audio/speech": SpeechRoute(orchestrator),
+        "/v1/audio/transcriptions": TranscriptionRoute(orchestrator, config),
+        "/v1/chat/completions": ChatRoute(
+            orchestrator, config, metrics, written=proxy.pass_on if proxy else None
+        ),
+    }
+    for path, route in answering.items():
+        endpoint = _limited(keys, services.rate_limits, route.__call__)
+        app.add_route(path, _guarded(keys, endpoint), methods=["POST"])
     _add_models(app, keys, orchestrator)
     _add_operations(app, health, metrics)
     add_page(app)
     if proxy:
-        for route, methods in ROUTES.items():
-            app.add_route(route, _guarded(keys, proxy.__call__), methods=list(methods))
+        limited = _limited(keys, services.rate_limits, proxy.__call__)
+        for path, methods in ROUTES.items():
+            endpoint = limited if path in ANSWERING else proxy.__call__
+            app.add_route(path, _guarded(keys, endpoint), methods=list(methods))
     return app
 
 
@@ -133,3 +152,14 @@ def _guarded(keys: Keys, endpoint: Endpoint) -> Endpoint:
         return await endpoint(request)
 
     return checked
+
+
+def _limited(keys: Keys, limits: RateLimits, endpoint: Endpoint) -> Endpoint:
+    async def counted(request: Request) -> Response:
+        try:
+            limits.take(keys.owner(request.headers))
+        except RateLimitError as error:
+            return error_response(error)
+        return await endpoint(request)
+
+    return counted

@@ -9,7 +9,9 @@ caller's audio, SessionMonitor what happened.
 import asyncio
 import logging
 import time
+from functools import partial
 
+from sglang_live.gateway.auth import ANYBODY
 from sglang_live.gateway.caller_turns import CallerTurns
 from sglang_live.gateway.conversation import Conversation
 from sglang_live.gateway.conversation_events import ConversationEvents
@@ -36,6 +38,7 @@ from sglang_live.gateway.response_plan import plan_response
 from sglang_live.gateway.responses import Responses
 from sglang_live.gateway.services import RealtimeServices
 from sglang_live.gateway.session_config import first_config, update_config
+from sglang_live.gateway.user_transcripts import UserTranscripts
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.orchestrator.session import VoiceSession
@@ -44,7 +47,10 @@ log = logging.getLogger(__name__)
 
 
 class Call:
-    """preset: what the session is to be from the beginning, beside the server's defaults."""
+    """
+    preset: what the session is to be from the beginning, beside the server's defaults.
+    owner: whose answers these are, for limits.
+    """
 
     def __init__(
         self,
@@ -52,6 +58,7 @@ class Call:
         outbox: Outbox,
         services: RealtimeServices,
         preset: SessionForm | None = None,
+        owner: str = ANYBODY,
     ):
         orchestrator, config = services.orchestrator, services.config
         self._defaults = first_config(orchestrator, config, None)
@@ -83,15 +90,21 @@ class Call:
             clock=services.clock,
             metrics=services.metrics,
             max_side_responses=config.max_side_responses,
+            may_ask=partial(services.rate_limits.take, owner),
+        )
+        self._transcripts = UserTranscripts(
+            session, emit, services.metrics, may_work=self._responses.nobody_waits
         )
         self._turns = CallerTurns(
             config=self._config,
             gateway=config,
             items=self._items,
             responses=self._responses,
+            transcripts=self._transcripts,
             monitor=self._monitor,
             emit=emit,
             speech_model=services.speech_model,
+            turn_ends=services.turn_ends,
             clock=services.clock,
             metrics=services.metrics,
         )
@@ -133,6 +146,7 @@ class Call:
     async def close(self) -> None:
         """Cancel what runs and wait, within bounds, until it has let go of the session."""
         self._turns.close()
+        await self._transcripts.close()
         await self._responses.close()
         self._monitor.close()
         if folder := self._services.config.timeline_dir:

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_live.clock import Clock
-from sglang_live.errors import StageUnavailableError
 from sglang_live.gateway.audio_codec import WireDecoder, decode_base64
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.conversation_events import ConversationEvents
-from sglang_live.gateway.event_error import error_body
 from sglang_live.gateway.idle_timer import IdleTimer
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.items import AudioContent, MessageItem
@@ -24,6 +22,9 @@ from sglang_live.gateway.realtime_events import AudioAppend
 from sglang_live.gateway.response import ResponsePlan
 from sglang_live.gateway.responses import Responses
 from sglang_live.gateway.session_config import SessionConfig
+from sglang_live.gateway.turn_detection import TurnDetection
+from sglang_live.gateway.turn_ends import TurnEnds, settings_of
+from sglang_live.gateway.user_transcripts import UserTranscripts
 from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
@@ -33,9 +34,11 @@ from sglang_live.interaction.vad import (
     SpeechDetector,
     SpeechDismissed,
     SpeechEvent,
+    SpeechPaused,
     SpeechStarted,
     SpeechStopped,
     SpeechSuspected,
+    VadSettings,
 )
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -48,15 +51,20 @@ _PIECE_MS = 1000
 
 @dataclass(eq=False)
 class CallerTurns:
-    """config: the session's settings; replaced by configure()."""
+    """
+    config: the session's settings; replaced by configure().
+    turn_ends: for semantic_vad; None: silence alone ends turns.
+    """
 
     config: SessionConfig
     gateway: GatewayConfig
     items: ConversationEvents
     responses: Responses
+    transcripts: UserTranscripts
     monitor: SessionMonitor
     emit: Emit
     speech_model: SpeechModel
+    turn_ends: TurnEnds | None
     clock: Clock
     metrics: GatewayMetrics
 
@@ -83,11 +91,15 @@ class CallerTurns:
             self._idle.disarm()
             self._barge_in.withdraw()
         elif self._detector is None:
-            settings = config.turn_detection.vad
+            settings = self._vad_settings(config.turn_detection)
             start = self._buffer.end_sample
             self._detector = SpeechDetector(self.speech_model, settings, start_sample=start)
         else:
-            self._detector.settings = config.turn_detection.vad
+            self._detector.settings = self._vad_settings(config.turn_detection)
+
+    def _vad_settings(self, detection: TurnDetection) -> VadSettings:
+        by_model = detection.kind == "semantic_vad" and self.turn_ends is not None
+        return settings_of(detection) if by_model else detection.vad
 
     async def append(self, event: AudioAppend) -> None:
         """Raises ClientEventError, or BufferFullError when nothing else would free the buffer."""
@@ -165,6 +177,8 @@ class CallerTurns:
                 self._barge_in.dismiss()
             case SpeechStarted():
                 self._on_started(event)
+            case SpeechPaused():
+                self._on_paused(event)
             case SpeechStopped():
                 self._on_stopped(event)
 
@@ -190,6 +204,18 @@ class CallerTurns:
         else:
             self._barge_in.withdraw()
 
+    def _on_paused(self, pause: SpeechPaused) -> None:
+        detector, detection = self._detector, self.config.turn_detection
+        assert detector is not None and detection is not None and self.turn_ends is not None
+        until = pause.at_ms * SAMPLES_PER_MS
+        said = self._buffer.peek(self._turn_start_ms * SAMPLES_PER_MS, until)
+
+        def end() -> None:
+            if self._detector is detector and (stopped := detector.stop_at(pause)):
+                self._on_stopped(stopped)
+
+        self.turn_ends.ask(said, detection, lambda: detector.is_in(pause), end)
+
     def _on_stopped(self, event: SpeechStopped) -> None:
         assert self.config.turn_detection is not None
         self._emit_stopped(event)
@@ -214,15 +240,7 @@ class CallerTurns:
         self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)
         self.items.add(item)
         if self.config.transcription is not None:
-            # The model hears audio as it is; there is no recogniser beside it. Clients that
-            # asked for a transcript wait for one of two events, and this is the true one.
-            error = error_body(StageUnavailableError("Input transcription is not available."))
-            self.emit(
-                "conversation.item.input_audio_transcription.failed",
-                item_id=item.id,
-                content_index=0,
-                error=error,
-            )
+            self.transcripts.ask(item, audio, self.config.transcription)
 
     def _answer(self, speech_end_ms: int | None = None) -> None:
         plan = ResponsePlan(

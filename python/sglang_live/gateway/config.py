@@ -19,6 +19,7 @@ class GatewayConfig:
 
     api_keys: accepted keys; empty means that everybody may connect.
     max_sessions_per_key: calls that one key, and the secrets made with it, may have at once.
+    max_answers_per_minute: that one key, and the secrets made with it, may ask for.
     max_append_bytes: audio in one event, after base64.
     max_input_audio_s: audio that may wait for a commit.
     send_buffer_bytes: events a client has not read yet; beyond it the connection is dropped.
@@ -36,6 +37,7 @@ class GatewayConfig:
 
     api_keys: tuple[str, ...] = ()
     max_sessions_per_key: int | None = None
+    max_answers_per_minute: int | None = None
     max_frame_bytes: int = MAX_FRAME_BYTES
     max_append_bytes: int = 15 * _MIB
     max_input_audio_s: float = 600.0
@@ -57,6 +59,8 @@ class GatewayConfig:
             raise ValueError("api_keys must not be empty or have spaces around them")
         if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:
             raise ValueError("max_sessions_per_key must be positive")
+        if self.max_answers_per_minute is not None and self.max_answers_per_minute < 1:
+            raise ValueError("max_answers_per_minute must be positive")
         positive = (
             "max_frame_bytes",
             "max_append_bytes",

@@ -4,7 +4,7 @@ Owner: the Conversation that holds the item. Only replies change (gateway/reply_
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -91,6 +91,13 @@ class MessageItem(Item):
 
     def history(self) -> HistoryItem | None:
         return self._history
+
+    def transcribed(self, text: str) -> None:
+        """What its audio says. The model goes on hearing the audio."""
+        self.content = tuple(
+            replace(part, transcript=text) if isinstance(part, AudioContent) else part
+            for part in self.content
+        )
 
     @property
     def size_bytes(self) -> int:

@@ -18,7 +18,8 @@ from yarl import URL
 
 from sglang_live.errors import BadInputError, LiveError, ModelNotFoundError, StageUnavailableError
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.http_body import read_body
+from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.media_guard import MediaGuard
 from sglang_live.gateway.native_retention import take_retention
 from sglang_live.kv.retention import RetentionConfig
@@ -45,6 +46,8 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     "/close_session": ("GET", "POST"),
     "/abort_request": ("POST",),
 }
+# Those by which a model answers: they count as answers.
+ANSWERING = ("/generate", "/v1/chat/completions", "/v1/completions")
 _MODEL_ROUTES = ("/v1/chat/completions", "/v1/completions")
 _UNNAMED_MODEL = "default"  # what SGLang takes for the model it has
 # RFC 9110 section 7.6.1, and what the client library sets itself.
@@ -67,11 +70,6 @@ _NOT_FORWARDED = frozenset(
 )
 
 
-class BodyTooLargeError(BadInputError):
-    code = "request_too_large"
-    http_status = 413
-
-
 class NativeProxy:
     def __init__(
         self,
@@ -92,14 +90,21 @@ class NativeProxy:
             await self._client.close()
 
     async def __call__(self, request: Request) -> Response:
-        route = request.url.path
         try:
-            body, retention = await self._checked_body(request)
+            raw = await read_body(request, self._config.max_body_bytes)
         except LiveError as error:
-            self._metrics.proxied.labels(route, str(error.http_status)).inc()
-            return error_response(error)
+            return self._refused(request, error)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
+        return await self.pass_on(request, raw)
+
+    async def pass_on(self, request: Request, raw: bytes) -> Response:
+        """raw: the request's body, which was read already."""
+        route = request.url.path
+        try:
+            body, retention = await self._checked_body(request, raw)
+        except LiveError as error:
+            return self._refused(request, error)
         headers = _forwarded(request.headers)
         headers["accept-encoding"] = "identity"  # bytes are passed on as they come
         if body:
@@ -116,14 +121,14 @@ class NativeProxy:
             return answer
         return _Relay(upstream, route, self._metrics)
 
-    async def _checked_body(self, request: Request) -> tuple[bytes, RetentionConfig | None]:
-        """Read, check and rewrite the body: what is sent on is exactly what was checked."""
-        raw = bytearray()
-        async for chunk in request.stream():
-            raw += chunk
-            if len(raw) > self._config.max_body_bytes:
-                limit = self._config.max_body_bytes
-                raise BodyTooLargeError(f"The body may have at most {limit} bytes.")
+    def _refused(self, request: Request, error: LiveError) -> Response:
+        self._metrics.proxied.labels(request.url.path, str(error.http_status)).inc()
+        return error_response(error)
+
+    async def _checked_body(
+        self, request: Request, raw: bytes
+    ) -> tuple[bytes, RetentionConfig | None]:
+        """Check and rewrite the body: what is sent on is exactly what was checked."""
         if not raw:
             return b"", None
         try:
@@ -237,13 +242,6 @@ class _Relay(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             response.close()
-
-
-def error_response(error: LiveError) -> JSONResponse:
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    return JSONResponse({"error": error_body(error)}, error.http_status, headers)
 
 
 def _unreachable(route: str, error: Exception) -> JSONResponse:

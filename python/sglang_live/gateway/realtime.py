@@ -11,6 +11,7 @@ import logging
 from typing import Protocol
 
 from sglang_live.errors import LiveError
+from sglang_live.gateway.auth import ANYBODY
 from sglang_live.gateway.call import Call
 from sglang_live.gateway.event_error import ClientEventError, error_body, internal_error
 from sglang_live.gateway.ids import new_id
@@ -47,9 +48,16 @@ class Wire(Protocol):
 
 
 class RealtimeConnection:
-    """preset: what the session is to be from the beginning."""
+    """preset: what the session is to be from the beginning. owner: of the key it came with."""
 
-    def __init__(self, wire: Wire, services: RealtimeServices, preset: SessionForm | None = None):
+    def __init__(
+        self,
+        wire: Wire,
+        services: RealtimeServices,
+        preset: SessionForm | None = None,
+        owner: str = ANYBODY,
+    ):
+        self._owner = owner
         self.session_id = new_id("sess")
         self._preset = preset
         self._wire = wire
@@ -89,7 +97,7 @@ class RealtimeConnection:
         await self._close(code, error.code)
 
     async def _serve(self, session: VoiceSession, sender: asyncio.Task[None]) -> None:
-        call = Call(session, self._outbox, self._services, self._preset)
+        call = Call(session, self._outbox, self._services, self._preset, self._owner)
         call.greet()
         reader = asyncio.create_task(self._read(call))
         overflow = asyncio.create_task(self._outbox.overflowed.wait())

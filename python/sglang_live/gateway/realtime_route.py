@@ -11,11 +11,12 @@ import orjson
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sglang_live.errors import LiveError, ModelNotFoundError
+from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.auth import Keys, choose_subprotocol, offered_keys
 from sglang_live.gateway.client_secrets import ClientSecrets
 from sglang_live.gateway.event_error import ClientEventError, error_body
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.rate_limits import RateLimitError
 from sglang_live.gateway.realtime import (
     CLOSE_POLICY_VIOLATION,
     CLOSE_TRY_AGAIN_LATER,
@@ -25,13 +26,6 @@ from sglang_live.gateway.realtime_events import SessionForm
 from sglang_live.gateway.services import RealtimeServices
 
 log = logging.getLogger(__name__)
-
-
-class KeyLimitError(LiveError):
-    """This key has as many calls as it may have at once."""
-
-    code = "rate_limit_exceeded"
-    http_status = 429
 
 
 class SocketWire:
@@ -80,7 +74,7 @@ class RealtimeRoute:
     async def _serve(self, socket: WebSocket, owner: str, preset: SessionForm | None) -> None:
         self._open[owner] += 1
         try:
-            await RealtimeConnection(SocketWire(socket), self._services, preset).run()
+            await RealtimeConnection(SocketWire(socket), self._services, preset, owner).run()
         finally:
             self._open[owner] -= 1
             self._open += Counter()  # who has none left is not remembered
@@ -89,7 +83,7 @@ class RealtimeRoute:
         known = self._services.orchestrator.model_name
         limit = self._services.config.max_sessions_per_key
         if limit is not None and self._open[owner] >= limit:
-            return error_body(KeyLimitError(f"This key has {limit} calls open, its limit."))
+            return error_body(RateLimitError(f"This key has {limit} calls open, its limit."))
         if socket.query_params.get("intent") == "transcription":
             error = ClientEventError(
                 "Transcription-only sessions are not supported.",
@@ -126,6 +120,6 @@ def unauthorized() -> JSONResponse:
 async def _refuse(socket: WebSocket, error: dict[str, Any]) -> None:
     event = {"type": "error", "event_id": new_id("event"), "error": {**error, "event_id": None}}
     await socket.send_text(orjson.dumps(event).decode())
-    later = error["code"] == KeyLimitError.code
+    later = error["code"] == RateLimitError.code
     code = CLOSE_TRY_AGAIN_LATER if later else CLOSE_POLICY_VIOLATION
     await socket.close(code, error["code"])

@@ -5,6 +5,7 @@ Owner: one Responses per connection. Ending a response is immediate for the clie
 cancel() or interrupt() returns, response.done is out.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.outbox import Outbox
 from sglang_live.gateway.playout import Answer, Playout
+from sglang_live.gateway.rate_limits import RateLimitError, Standing
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
 from sglang_live.gateway.turns import Run, Turns
 from sglang_live.interaction.monitor import SessionMonitor
@@ -25,8 +27,10 @@ class Responses:
     """Who is answering, and what waits.
 
     voices: names the model knows; the first is the default.
+    may_ask: counts one more answer, and says how many are left; raises RateLimitError.
     on_done: told how many seconds of a finished reply the caller still has to hear.
     has_spoken: some audio went out in this session.
+    nobody_waits: set while no answer in the conversation is still without a sound.
     """
 
     session: VoiceSession
@@ -38,10 +42,13 @@ class Responses:
     clock: Clock
     metrics: GatewayMetrics
     max_side_responses: int
+    may_ask: Callable[[], Standing | None]
     on_done: Callable[[float], None] = lambda playout_left_s: None
     has_spoken: bool = False
 
     def __post_init__(self):
+        self.nobody_waits = asyncio.Event()
+        self.nobody_waits.set()
         self._main: Run | None = None
         self._side: dict[str, Run] = {}
         self._queued: ResponsePlan | None = None
@@ -66,7 +73,11 @@ class Responses:
         return self.playout.audible
 
     def create(self, plan: ResponsePlan) -> None:
-        """Raises ClientEventError if the conversation, or the side, is busy."""
+        """
+        Raises:
+            ClientEventError: the conversation, or the side, is busy.
+            RateLimitError: there were too many answers.
+        """
         if plan.in_conversation and self._main:
             raise ClientEventError(
                 "Conversation already has an active response in progress: "
@@ -79,14 +90,14 @@ class Responses:
                 f"At most {self.max_side_responses} responses outside the conversation at once.",
                 code="too_many_responses",
             )
-        self._start(plan)
+        self._start(plan, self.may_ask())
 
     def create_when_idle(self, plan: ResponsePlan) -> None:
         """Answer a spoken turn. With interrupt_response off, an older answer may still run."""
         if self._main:
             self._queued = plan
         else:
-            self._start(plan)
+            self._answer(plan)
 
     def cancel(self, response_id: str | None) -> None:
         """Raises ClientEventError if there is nothing to cancel."""
@@ -123,7 +134,17 @@ class Responses:
                 self._settle(run)
         await self._turns.close()
 
-    def _start(self, plan: ResponsePlan) -> None:
+    def _answer(self, plan: ResponsePlan) -> None:
+        """Nobody asked in so many words, so nobody would read an error: the answer fails."""
+        try:
+            self._start(plan, self.may_ask())
+        except RateLimitError as error:
+            writer = ResponseWriter(plan, self.items.conversation, self.outbox.emit)
+            writer.create()
+            writer.fail(error)
+            self.metrics.turns.labels(writer.status, writer.reason).inc()
+
+    def _start(self, plan: ResponsePlan, left: Standing | None) -> None:
         writer = ResponseWriter(
             plan,
             self.items.conversation,
@@ -136,11 +157,14 @@ class Responses:
             run.answer = Answer(self.monitor.response_created(plan.response_id), writer)
             self.playout.add(run.answer)
             self._main = run
+            self.nobody_waits.clear()
         else:
             self._side[plan.response_id] = run
         self._turns.start(run)
         self.metrics.responses_active.inc()
         writer.create()
+        if left is not None:
+            self.outbox.emit("rate_limits.updated", rate_limits=left.to_wire())
 
     def _cancel(self, run: Run, reason: str) -> None:
         self.playout.discard(run.plan.response_id)
@@ -161,18 +185,20 @@ class Responses:
             self._side.pop(run.plan.response_id, None)
             return
         self._main = None
+        self.nobody_waits.set()
         self.monitor.response_done(run.answer.reply, run.writer.status)
         self.playout.check_all_sent(run.answer)
         self.on_done(self._playout_left_s(run))
         if self._queued:
             plan, self._queued = self._queued, None
-            self._start(plan)
+            self._answer(plan)
 
     def _on_audio_sent(self, run: Run, duration_s: float) -> None:
         if not run.sounded:
             run.sounded = self.has_spoken = True
             self._observe_ttfp(run.plan)
         if run.answer:
+            self.nobody_waits.set()
             self.playout.sent(run.answer, duration_s)
 
     def _observe_ttfp(self, plan: ResponsePlan) -> None:

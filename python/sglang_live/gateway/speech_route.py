@@ -12,12 +12,13 @@ import msgspec
 import orjson
 from msgspec import Meta, Struct
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from sglang_live.errors import BadInputError, LiveError, ModelNotFoundError
 from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS, Encoder
-from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.http_body import read_body
+from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime_events import VoiceRef
 from sglang_live.orchestrator.history import (
@@ -53,24 +54,19 @@ class SpeechRoute:
 
     async def __call__(self, request: Request) -> Response:
         try:
-            form = self._read(await request.body())
+            form = self._read(await read_body(request, _MAX_BODY_BYTES))
             media_type, encoder = FORMATS[form.response_format]
             audio = self._speak(form)
             # What fails before there is a sound is told as an error, not as a broken file.
             first = await anext(audio, b"")
         except LiveError as error:
-            headers = {}
-            if error.retry_after_s is not None:
-                headers["Retry-After"] = str(round(error.retry_after_s))
-            return JSONResponse({"error": error_body(error)}, error.http_status, headers)
+            return error_response(error)
         data = _file(first, audio, encoder())
         if form.stream_format == "sse":
             data, media_type = _events(data), "text/event-stream"
         return StreamingResponse(data, media_type=media_type)
 
     def _read(self, body: bytes) -> SpeechForm:
-        if len(body) > _MAX_BODY_BYTES:
-            raise BadInputError(f"A request of {len(body)} bytes is too large.")
         try:
             form = msgspec.json.decode(body, type=SpeechForm)
         except msgspec.MsgspecError as error:

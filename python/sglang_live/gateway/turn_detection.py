@@ -13,8 +13,8 @@ from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.realtime_events import TurnDetectionForm
 from sglang_live.interaction.vad import VadSettings
 
-# semantic_vad asks for patience, not for a number. Without a model that judges whether a
-# sentence is finished, silence alone has to decide.
+# semantic_vad asks for patience, not for a number. Without a model that judges whether a turn is
+# complete (gateway/turn_ends.py), silence alone has to decide.
 _SILENCE_MS_BY_EAGERNESS = {"low": 1200, "medium": 700, "auto": 700, "high": 400}
 _FLAGS = ("create_response", "interrupt_response")
 _SERVER_VAD_NUMBERS = ("threshold", "prefix_padding_ms", "silence_duration_ms")

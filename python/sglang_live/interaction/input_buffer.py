@@ -67,6 +67,12 @@ class InputBuffer:
         self.discard_before(self._start + last)
         return AudioPart(np.frombuffer(cut, np.int16))
 
+    def peek(self, start_sample: int, end_sample: int) -> np.ndarray:
+        """[n] int16 of what is held of [start_sample, end_sample); it stays."""
+        first = max(start_sample - self._start, 0) * _BYTES_PER_SAMPLE
+        last = max(end_sample - self._start, 0) * _BYTES_PER_SAMPLE
+        return np.frombuffer(bytes(self._pcm[first:last]), np.int16)
+
     def check_commit(self, pending_samples: int = 0) -> None:
         """Check that a commit of everything would be long enough.
 

@@ -1,7 +1,8 @@
 """Where speech starts and stops in one caller's audio, as OpenAI's server_vad defines it.
 
 In: 16 kHz int16 audio in pieces of any length. Out: SpeechStarted, SpeechStopped; while an
-answer is audible, SpeechSuspected before them, and SpeechDismissed when it came to nothing.
+answer is audible, SpeechSuspected before them, and SpeechDismissed when it came to nothing;
+SpeechPaused where somebody else may say that the turn is over.
 Owner: one SpeechDetector per caller.
 Time is audio received, never wall clock: a client may send faster or slower than real time.
 """
@@ -32,6 +33,7 @@ class VadSettings:
     """
     min_speech_ms: voiced time before a turn starts, so that clicks and coughs do not.
     confirm_ms: the same while an answer is audible, where a cough costs more: an answer.
+    pause_ms: of silence after which SpeechPaused is told; None: never.
     """
 
     threshold: float = 0.5
@@ -39,6 +41,7 @@ class VadSettings:
     silence_duration_ms: int = 500
     min_speech_ms: int = 96
     confirm_ms: int = 250
+    pause_ms: int | None = None
 
     def __post_init__(self):
         if not 0 <= self.threshold <= 1:
@@ -79,7 +82,15 @@ class SpeechStopped:
     speech_end_ms: int
 
 
-SpeechEvent = SpeechSuspected | SpeechDismissed | SpeechStarted | SpeechStopped
+@dataclass(frozen=True, slots=True)
+class SpeechPaused:
+    """The caller has been silent for pause_ms; once for each silence."""
+
+    at_ms: int
+    speech_end_ms: int
+
+
+SpeechEvent = SpeechSuspected | SpeechDismissed | SpeechStarted | SpeechPaused | SpeechStopped
 
 
 class SpeechDetector:
@@ -123,6 +134,15 @@ class SpeechDetector:
         """End the turn here, whatever the caller does."""
         assert self._speaking
         return self._stop(self._position)
+
+    def stop_at(self, pause: SpeechPaused) -> SpeechStopped | None:
+        """End the turn in this pause; None if the caller has gone on, or the turn is over."""
+        return self._stop(self._position) if self.is_in(pause) else None
+
+    def is_in(self, pause: SpeechPaused) -> bool:
+        """The caller has said nothing since; may be asked from another thread."""
+        last_ms = self._speech_end // SAMPLES_PER_MS
+        return self._speaking and self._paused and last_ms == pause.speech_end_ms
 
     def _score(self, n_windows: int) -> np.ndarray:
         taken = n_windows * WINDOW_SAMPLES
@@ -180,22 +200,33 @@ class SpeechDetector:
         self._leave_speech()
         return dismissed
 
-    def _step_speaking(self, voiced: bool, silent: bool) -> SpeechStopped | None:
+    def _step_speaking(self, voiced: bool, silent: bool) -> SpeechStopped | SpeechPaused | None:
         if voiced:
             self._speech_end = self._position
-            self._in_silence = False
+            self._in_silence = self._paused = False
         elif silent and not self._in_silence:
             self._in_silence = True
             self._speech_end = self._position - WINDOW_SAMPLES
         if not self._in_silence:
             return None
         end = self._speech_end + self.settings.silence_duration_ms * SAMPLES_PER_MS
-        return self._stop(end) if self._position >= end else None
+        if self._position >= end:
+            return self._stop(end)
+        return self._pause()
+
+    def _pause(self) -> SpeechPaused | None:
+        pause_ms = self.settings.pause_ms
+        if pause_ms is None or self._paused:
+            return None
+        if self._position < self._speech_end + pause_ms * SAMPLES_PER_MS:
+            return None
+        self._paused = True
+        return SpeechPaused(self._position // SAMPLES_PER_MS, self._speech_end // SAMPLES_PER_MS)
 
     def _start(self, onset: int) -> SpeechStarted:
         self._speaking = True
         self._suspected = False
-        self._in_silence = False
+        self._in_silence = self._paused = False
         padded = onset - self.settings.prefix_padding_ms * SAMPLES_PER_MS
         return SpeechStarted(
             at_ms=-(-max(padded, self._floor) // SAMPLES_PER_MS),
@@ -213,7 +244,7 @@ class SpeechDetector:
     def _leave_speech(self) -> None:
         self._speaking = False
         self._suspected = False
-        self._in_silence = False
+        self._in_silence = self._paused = False
         self._onset: int | None = None
         self._voiced_samples = 0
         self._speech_end = self._position

@@ -93,6 +93,14 @@ class EngineHost:
             last = chunk
         return last
 
+    async def freeze(self) -> None:
+        """Take what was loaded out of Python's garbage collection, in all the engine's processes.
+
+        A full collection looks at some 600,000 objects of imported modules, for 0.4 s on a CPU
+        core, and nobody hears a new sound meanwhile. Call it after a warm-up.
+        """
+        await self.engine.tokenizer_manager.freeze_gc()
+
     def load(self) -> dict[str, float]:
         """Gauges of the engine; what the scheduler published last (at once when it is idle)."""
         load = self.engine.tokenizer_manager.load_snapshot_reader.read(0)

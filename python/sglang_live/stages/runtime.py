@@ -5,6 +5,7 @@ through the plugin entry point the seams of this stage.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -65,6 +66,9 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
 
 async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
     await stage.start()
+    # Once now instead of in the middle of a call; see EngineHost.freeze.
+    gc.collect()
+    gc.freeze()
     startup_s = time.monotonic() - began_s
 
     def ready() -> Ready:

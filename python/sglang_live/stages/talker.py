@@ -90,6 +90,7 @@ class TalkerStage:
     async def start(self) -> None:
         self._reader = asyncio.create_task(self._read_reports(), name="read reports")
         await self._warm_up()
+        await self.host.freeze()
 
     async def _warm_up(self) -> None:
         """A few frames for nobody: the first request loads what is lazy."""

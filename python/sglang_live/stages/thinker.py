@@ -102,6 +102,7 @@ class ThinkerStage:
     async def start(self) -> None:
         self._reader = asyncio.create_task(self._read_reports(), name="read reports")
         await self._warm_up()
+        await self.host.freeze()
         if self.spec.native_port:
             await self.host.serve_http(self.spec.native_port)
 

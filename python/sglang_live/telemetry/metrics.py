@@ -31,6 +31,15 @@ class GatewayMetrics:
         self.turns = self._counter(
             "turns", "Responses ended, by status and reason.", "status", "reason"
         )
+        self.transcripts = self._counter(
+            "transcripts", "Callers' turns written down, by outcome.", "outcome"
+        )
+        self.turn_end_verdicts = self._counter(
+            "turn_end_verdicts", "Pauses shown to the endpoint model, by verdict.", "verdict"
+        )
+        self.turn_end_verdict_s = self._histogram(
+            "turn_end_verdict_seconds", "How long a pause waited for its verdict.", _STOP_BUCKETS_S
+        )
         self.tool_calls = self._counter("tool_calls", "Functions called, by outcome.", "outcome")
         self.errors = self._counter("errors", "Error events sent, by code.", "code")
         self.clients_dropped = self._counter(

@@ -258,17 +258,6 @@ async def test_an_hour_of_conversation_drops_its_oldest_items_and_says_so():
         assert len(orchestrator.turns[0].history) == 2
 
 
-async def test_a_transcript_that_cannot_be_made_is_reported_as_failed():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.update(audio={"input": {"transcription": {"model": "whisper-1"}}})
-        caller.append(tone(500) + SILENCE_1S)
-        kind = "conversation.item.input_audio_transcription.failed"
-        events = await caller.until(kind)
-        assert events[-1]["item_id"] == events[-2]["item"]["id"]
-        assert events[-1]["error"]["code"] == "stage_unavailable"
-        await caller.until("response.done")
-
-
 async def test_ttfp_from_speech_end_includes_the_silence_that_ended_the_turn():
     clock = SimClock()
     orchestrator = FakeOrchestrator()

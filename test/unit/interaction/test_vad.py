@@ -10,6 +10,7 @@ from sglang_live.interaction.silero import CONTEXT_SAMPLES, WINDOW_SAMPLES, Sile
 from sglang_live.interaction.vad import (
     SpeechDetector,
     SpeechDismissed,
+    SpeechPaused,
     SpeechStarted,
     SpeechStopped,
     SpeechSuspected,
@@ -283,3 +284,25 @@ def test_real_speech_over_an_answer_is_confirmed_within_half_a_second(silero, na
     events = detector.feed(np.concatenate((np.zeros(RATE_HZ // 2, np.int16), clip[:RATE_HZ])))
     kinds = [type(event) for event in events]
     assert kinds[:2] == [SpeechSuspected, SpeechStarted]
+
+
+# --- pauses ---
+
+
+def test_a_pause_is_told_once_and_the_turn_goes_on():
+    settings = VadSettings(silence_duration_ms=2000, pause_ms=200)
+    model = ScriptedModel([0.9] * 10 + [0.0] * 20 + [0.9] * 5 + [0.0] * 20)
+    detector = SpeechDetector(model, settings)
+    events = detector.feed(np.zeros(55 * WINDOW_SAMPLES, np.int16))
+    assert [type(event) for event in events] == [SpeechStarted, SpeechPaused, SpeechPaused]
+    first, second = events[1:]
+    assert first.at_ms - first.speech_end_ms == pytest.approx(200, abs=WINDOW_MS)
+    assert not detector.is_in(first) and detector.is_in(second)
+    assert detector.stop_at(first) is None
+    stopped = detector.stop_at(second)
+    assert stopped.speech_end_ms == second.speech_end_ms
+    assert not detector.speaking and detector.stop_at(second) is None
+
+
+def test_without_a_wish_for_pauses_there_are_none():
+    assert [type(event) for event in run([0.9] * 10 + [0.0] * 12)] == [SpeechStarted]

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 from transformers import GenerationConfig
-from transformers.models.qwen3_omni_moe import Qwen3OmniMoeConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeForConditionalGeneration,
 )
 
+from sglang_live.models.demo.architecture import config_of
 from sglang_live.models.demo.location import DemoSize, default_directory
 from sglang_live.models.demo.tokenizer import (
     SPECIAL_TOKENS,
@@ -51,7 +51,7 @@ def ensure_built(size: DemoSize | None = None) -> Path:
 
 def build(directory: Path, size: DemoSize) -> None:
     tokenizer = build_tokenizer()
-    model = _random_model(_config(tokenizer, size), size)
+    model = _random_model(config_of(tokenizer, size), size)
     _speak_words_only(model, tokenizer)
     _mark_endings(model, size)
     _level_voice(model, size)
@@ -61,128 +61,6 @@ def build(directory: Path, size: DemoSize) -> None:
     # The end is a matter of chance here; a reply should not end before it has begun.
     sampling = {"temperature": 0.9, "top_k": 50, "min_new_tokens": 8}
     GenerationConfig(eos_token_id=end, do_sample=True, **sampling).save_pretrained(directory)
-
-
-def _config(tokenizer, size: DemoSize) -> Qwen3OmniMoeConfig:
-    token_id = tokenizer.convert_tokens_to_ids
-    head_dim = 16
-    rope = {
-        "rope_type": "default",
-        "rope_theta": 1e6,
-        "mrope_section": [4, 2, 2],
-        "mrope_interleaved": True,
-    }
-    text = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": size.hidden,
-        "intermediate_size": 2 * size.hidden,
-        "num_hidden_layers": size.thinker_layers,
-        "num_attention_heads": size.hidden // head_dim,
-        "num_key_value_heads": size.hidden // head_dim // 2,
-        "head_dim": head_dim,
-        "moe_intermediate_size": size.hidden // 2,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "max_position_embeddings": 32_768,
-        "rope_parameters": rope,
-    }
-    media = {
-        "audio_token_id": token_id("<|audio_pad|>"),
-        "image_token_id": token_id("<|image_pad|>"),
-        "video_token_id": token_id("<|video_pad|>"),
-        "vision_start_token_id": token_id("<|vision_start|>"),
-        "audio_start_token_id": token_id("<|audio_start|>"),
-    }
-    thinker = {
-        "text_config": text,
-        # n_window as published: encoder windows decide which audio chunks are exact.
-        "audio_config": {
-            "d_model": 32,
-            "encoder_layers": 2,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 64,
-            "output_dim": size.hidden,
-            "num_mel_bins": 128,
-            "downsample_hidden_size": 16,
-            "n_window": 50,
-            "n_window_infer": 800,
-            "conv_chunksize": 500,
-        },
-        # Three deepstack layers: the runtime assumes that number.
-        "vision_config": {
-            "depth": 3,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 2,
-            "out_hidden_size": size.hidden,
-            "num_position_embeddings": 64,
-            "deepstack_visual_indexes": [0, 1, 2],
-        },
-        "vision_end_token_id": token_id("<|vision_end|>"),
-        "audio_end_token_id": token_id("<|audio_end|>"),
-        "user_token_id": token_id("user"),
-        "pad_token_id": tokenizer.pad_token_id,
-        **media,
-    }
-    talker = {
-        "text_config": {
-            **text,
-            "vocab_size": 3072,
-            "num_hidden_layers": size.talker_layers,
-            "shared_expert_intermediate_size": size.hidden // 2,
-        },
-        "code_predictor_config": {
-            "vocab_size": 2048,
-            "hidden_size": size.hidden,
-            "intermediate_size": 2 * size.hidden,
-            "num_hidden_layers": size.predictor_layers,
-            "num_attention_heads": size.hidden // head_dim,
-            "num_key_value_heads": size.hidden // head_dim // 2,
-            "head_dim": head_dim,
-            "num_code_groups": 16,
-        },
-        "num_code_groups": 16,
-        "thinker_hidden_size": size.hidden,
-        "accept_hidden_layer": size.thinker_layers // 2,
-        "spatial_merge_size": 2,
-        "codec_eos_token_id": 2150,
-        "codec_nothink_id": 2155,
-        "codec_think_bos_id": 2156,
-        "codec_think_eos_id": 2157,
-        "codec_pad_id": 2148,
-        "codec_bos_id": 2149,
-        "speaker_id": {"chelsie": 2301, "ethan": 2302, "aiden": 2303},
-        **media,
-    }
-    code2wav = {
-        "hidden_size": size.codec_hidden,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "intermediate_size": 2 * size.codec_hidden,
-        "codebook_size": 2048,
-        "num_quantizers": 16,
-        "decoder_dim": size.decoder_dim,
-        "upsample_rates": [8, 5, 4, 3],
-        "upsampling_ratios": [2, 2],
-        "sliding_window": 72,
-    }
-    config = Qwen3OmniMoeConfig(
-        thinker_config=thinker,
-        talker_config=talker,
-        code2wav_config=code2wav,
-        enable_audio_output=True,
-        im_start_token_id=token_id("<|im_start|>"),
-        im_end_token_id=token_id("<|im_end|>"),
-        tts_pad_token_id=token_id("<tts_pad>"),
-        tts_bos_token_id=token_id("<tts_text_bos>"),
-        tts_eos_token_id=token_id("<tts_text_eod>"),
-        system_token_id=token_id("system"),
-        user_token_id=token_id("user"),
-        assistant_token_id=token_id("assistant"),
-    )
-    config.architectures = ["Qwen3OmniMoeForConditionalGeneration"]
-    return config
 
 
 @torch.no_grad()

@@ -13,14 +13,20 @@ CACHE_ENV = "SGLANG_LIVE_CACHE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSize:
-    """Width and depth of the three parts; heads of 16 channels each."""
+    """Width and depth of the parts. The audio encoder's heads have 16 channels."""
 
     hidden: int = 64
+    head_dim: int = 16
+    encoder_hidden: int = 32
+    encoder_layers: int = 2
+    encoder_channels: int = 16
     thinker_layers: int = 4
     talker_layers: int = 2
     predictor_layers: int = 2
     codec_hidden: int = 64
     decoder_dim: int = 64
+    codebook_size: int = 2048
+    codec_window: int = 72
     seed: int = 20260101
     # Logits of the end tokens over a constant channel; the rest are about N(0, 1).
     thinker_end_logit: float = 2.2

@@ -42,8 +42,8 @@ CHAT_TEMPLATE = """\
 {% endif -%}"""
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE over the bundled corpus; training is deterministic."""
+def build_tokenizer(corpus: str | None = None) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over a text, or over the bundled one; training is deterministic."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -53,7 +53,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    corpus = resources.files("sglang_live.models.demo").joinpath("corpus.txt").read_text()
+    if corpus is None:
+        corpus = resources.files("sglang_live.models.demo").joinpath("corpus.txt").read_text()
     # The role names must become single tokens, as in Qwen's vocabulary: repeat them.
     bpe.train_from_iterator([corpus, "system\nuser\nassistant\n" * 200], trainer)
     tokenizer = PreTrainedTokenizerFast(

@@ -1,0 +1,66 @@
+"""How many answers a key may ask for in a minute.
+
+In: an owner's wish for one more. Out: how much is left, or RateLimitError.
+Owner: one RateLimits per process; calls and HTTP requests of a key count together.
+"""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+from sglang_live.clock import Clock
+from sglang_live.errors import LiveError
+
+_WINDOW_S = 60.0
+
+
+class RateLimitError(LiveError):
+    code = "rate_limit_exceeded"
+    http_status = 429
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """limit and remaining: answers a minute. reset_s: until all of them are free again."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+
+    def to_wire(self) -> list[dict]:
+        return [
+            {
+                "name": "requests",
+                "limit": self.limit,
+                "remaining": self.remaining,
+                "reset_seconds": round(self.reset_s, 3),
+            }
+        ]
+
+
+class RateLimits:
+    """per_minute: None: as many as they like."""
+
+    def __init__(self, per_minute: int | None, clock: Clock):
+        self._limit, self._clock = per_minute, clock
+        self._asked: defaultdict[str, deque[float]] = defaultdict(deque)
+
+    def take(self, owner: str) -> Standing | None:
+        """Count one more answer of this owner.
+
+        Returns: None without a limit.
+        Raises:
+            RateLimitError: there were as many in the last minute; this one is not counted.
+        """
+        if self._limit is None:
+            return None
+        now_s, asked = self._clock.now_s(), self._asked[owner]
+        while asked and asked[0] <= now_s - _WINDOW_S:
+            asked.popleft()
+        if len(asked) >= self._limit:
+            wait_s = asked[0] + _WINDOW_S - now_s
+            raise RateLimitError(
+                f"This key may ask for {self._limit} answers a minute: wait {wait_s:.1f} s.",
+                retry_after_s=wait_s,
+            )
+        asked.append(now_s)
+        return Standing(self._limit, self._limit - len(asked), asked[-1] + _WINDOW_S - now_s)

@@ -1,0 +1,163 @@
+"""POST /v1/audio/transcriptions: a file, written down by the thinker.
+
+In: OpenAI's multipart form. Out: the text, whole or as server-sent events.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import orjson
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from sglang_live.errors import BadInputError, LiveError, ModelNotFoundError
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.transcription import transcribe
+from sglang_live.gateway.uploads import read_audio
+from sglang_live.orchestrator.history import AudioPart, Usage
+from sglang_live.orchestrator.session import Orchestrator
+
+# verbose_json, srt and vtt tell when each word was said, which the model does not know.
+_FORMATS = ("json", "text")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    audio: AudioPart
+    language: str | None
+    hint: str | None
+    temperature: float
+    plain: bool
+    streamed: bool
+
+
+class TranscriptionRoute:
+    def __init__(self, orchestrator: Orchestrator, config: GatewayConfig):
+        self._orchestrator, self._config = orchestrator, config
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            wish = await self._read(request)
+            pieces = self._write_down(wish)
+            if wish.streamed:
+                # What fails before there is a word is told as an error.
+                first = await anext(pieces)
+                return StreamingResponse(_events(first, pieces), media_type="text/event-stream")
+            return _whole(wish, [piece async for piece in pieces])
+        except LiveError as error:
+            return error_response(error)
+
+    async def _read(self, request: Request) -> _Wish:
+        limit = self._config.max_body_bytes
+        if int(request.headers.get("content-length") or 0) > limit:
+            raise BadInputError(f"A request may have {limit} bytes.")
+        try:
+            # One part above all is the file; the others are words.
+            async with request.form(max_files=1, max_fields=32) as form:
+                return await self._wish(form)
+        except MultiPartException as error:
+            raise BadInputError(f"Invalid form: {error.message}") from None
+
+    async def _wish(self, form: FormData) -> _Wish:
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise BadInputError("The form needs a 'file'.")
+        known = self._orchestrator.model_name
+        if (model := _word(form, "model")) not in (None, known):
+            raise ModelNotFoundError(
+                f"The model '{model}' does not exist. Available models: {known}."
+            )
+        shape = _word(form, "response_format") or "json"
+        if shape not in _FORMATS:
+            raise BadInputError(f"Unknown response_format {shape!r}: {', '.join(_FORMATS)}.")
+        # Bounded by the form itself: the parser has spooled it to disk.
+        data = await file.read(self._config.max_body_bytes + 1)
+        if len(data) > self._config.max_body_bytes:
+            raise BadInputError(f"A file may have {self._config.max_body_bytes} bytes.")
+        return _Wish(
+            audio=await asyncio.to_thread(read_audio, data, max_s=self._config.max_input_audio_s),
+            language=_word(form, "language"),
+            hint=_word(form, "prompt"),
+            temperature=_temperature(form),
+            plain=shape == "text",
+            streamed=_word(form, "stream") in ("true", "True", "1"),
+        )
+
+    async def _write_down(self, wish: _Wish) -> AsyncIterator[str | Usage]:
+        session = await self._orchestrator.open_session(new_id("text"))
+        try:
+            made = transcribe(
+                session,
+                wish.audio,
+                language=wish.language,
+                hint=wish.hint,
+                temperature=wish.temperature,
+            )
+            async with aclosing(made):
+                async for piece in made:
+                    yield piece
+        finally:
+            await session.close()
+
+
+def _whole(wish: _Wish, pieces: list[str | Usage]) -> Response:
+    text = "".join(piece for piece in pieces if isinstance(piece, str)).strip()
+    if wish.plain:
+        return PlainTextResponse(text + "\n")
+    [usage] = [piece for piece in pieces if isinstance(piece, Usage)]
+    return JSONResponse({"text": text, "usage": _cost(usage)})
+
+
+async def _events(first: str | Usage, rest: AsyncIterator[str | Usage]) -> AsyncIterator[bytes]:
+    text = ""
+    async with aclosing(rest):
+        piece = first
+        while isinstance(piece, str):
+            text += piece
+            yield _event("transcript.text.delta", delta=piece)
+            piece = await anext(rest)
+    yield _event("transcript.text.done", text=text.strip(), usage=_cost(piece))
+
+
+def _event(kind: str, **fields) -> bytes:
+    return b"data: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+
+
+def _cost(usage: Usage) -> dict:
+    n_in = usage.input_text_tokens + usage.input_audio_tokens
+    return {
+        "type": "tokens",
+        "input_tokens": n_in,
+        "input_token_details": {
+            "text_tokens": usage.input_text_tokens,
+            "audio_tokens": usage.input_audio_tokens,
+        },
+        "output_tokens": usage.output_text_tokens,
+        "total_tokens": n_in + usage.output_text_tokens,
+    }
+
+
+def _word(form: FormData, name: str) -> str | None:
+    value = form.get(name)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise BadInputError(f"'{name}' must be text.")
+    return value
+
+
+def _temperature(form: FormData) -> float:
+    text = _word(form, "temperature")
+    try:
+        value = float(text or 0)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 2:
+        raise BadInputError(f"temperature must be 0 to 2, got {text!r}.")
+    return value

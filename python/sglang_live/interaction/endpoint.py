@@ -1,0 +1,106 @@
+"""Whether a caller has finished, or only stops to think: a model that listens to the voice.
+
+In: the last seconds of a turn, up to a pause. Out: the probability that the turn is complete.
+Owner: one SmartTurnModel per process, shared by all callers; it keeps nothing of them.
+"""
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from sglang_live.orchestrator.history import INPUT_RATE_HZ
+
+# It hears the last eight seconds; shorter audio has silence before it.
+HEARD_SAMPLES = 8 * INPUT_RATE_HZ
+
+_FFT, _HOP, _N_MELS = 400, 160, 80
+_FLOOR, _RANGE = 1e-10, 8.0
+
+
+class EndpointModel(Protocol):
+    def completeness(self, pcm: np.ndarray) -> float:
+        """
+        Args:
+            pcm: [n] int16 at INPUT_RATE_HZ, from the turn's beginning to a pause.
+        Returns:
+            0 to 1; blocks for some tens of ms; may be called from any thread.
+        """
+        ...
+
+
+class SmartTurnModel:
+    """Pipecat's Smart Turn v3 through onnxruntime on one thread.
+
+    A Whisper encoder with a classifier on top, trained on people who stop and people who pause,
+    in 23 languages. BSD-2-Clause; github.com/pipecat-ai/smart-turn.
+    """
+
+    def __init__(self, model_path: Path):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(
+            str(model_path), options, providers=["CPUExecutionProvider"]
+        )
+
+    def completeness(self, pcm: np.ndarray) -> float:
+        features = log_mel(pcm[-HEARD_SAMPLES:])
+        [out] = self._session.run(None, {"input_features": features[None]})
+        return float(np.asarray(out).reshape(-1)[0])
+
+
+def installed_model_path() -> Path | None:
+    """The network that the pipecat-ai package carries, which is not imported; None without it."""
+    spec = importlib.util.find_spec("pipecat")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    folder = Path(spec.submodule_search_locations[0]) / "audio" / "turn" / "smart_turn" / "data"
+    return max(folder.glob("smart-turn-v3*cpu.onnx"), default=None)
+
+
+def log_mel(pcm: np.ndarray) -> np.ndarray:
+    """Whisper's features of the last eight seconds: [80, 800] float32.
+
+    The samples are brought to mean 0 and variance 1 first, as the model was trained.
+    """
+    wave = np.zeros(HEARD_SAMPLES, np.float32)
+    if len(pcm):
+        wave[-len(pcm) :] = pcm.astype(np.float32) / 32768
+    wave = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)
+    padded = np.pad(wave, _FFT // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, _FFT)[::_HOP][:-1]
+    window = np.hanning(_FFT + 1)[:-1].astype(np.float32)
+    power = np.abs(np.fft.rfft(frames * window)) ** 2
+    mel = np.log10(np.maximum(_mel_filters() @ power.T, _FLOOR))
+    mel = np.maximum(mel, mel.max() - _RANGE)
+    return ((mel + 4) / 4).astype(np.float32)
+
+
+@cache
+def _mel_filters() -> np.ndarray:
+    """[80, 201]: Slaney's triangles of equal area, 0 to 8 kHz."""
+    edges = _slaney_hz(np.linspace(0, _slaney_mel(INPUT_RATE_HZ / 2), _N_MELS + 2))
+    hz = np.linspace(0, INPUT_RATE_HZ / 2, _FFT // 2 + 1)
+    below, centre, above = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    slopes = np.minimum((hz - below) / (centre - below), (above - hz) / (above - centre))
+    return np.maximum(slopes, 0) * 2 / (above - below)
+
+
+# Slaney's scale: even up to 1 kHz, then by equal factors.
+_LINEAR_HZ, _KNEE_HZ, _KNEE_MEL, _STEP = 200 / 3, 1000.0, 15.0, np.log(6.4) / 27
+
+
+def _slaney_mel(hz: float) -> float:
+    if hz < _KNEE_HZ:
+        return hz / _LINEAR_HZ
+    return _KNEE_MEL + np.log(hz / _KNEE_HZ) / _STEP
+
+
+def _slaney_hz(mel: np.ndarray) -> np.ndarray:
+    above = _KNEE_HZ * np.exp(_STEP * (mel - _KNEE_MEL))
+    return np.where(mel < _KNEE_MEL, mel * _LINEAR_HZ, above)

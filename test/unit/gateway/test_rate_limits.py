@@ -1,0 +1,106 @@
+"""How many answers a key may ask for in a minute."""
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_live.clock import SimClock
+from sglang_live.gateway.app import build_app
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.health import Health
+from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
+
+from .fakes import FakeOrchestrator, LoudnessModel, connected, services, tone, types
+
+SILENCE_1S = bytes(48_000)
+
+
+@given(st.integers(1, 5), st.lists(st.floats(0, 40), max_size=60))
+def test_no_minute_has_more_answers_than_the_limit(limit, pauses):
+    clock = SimClock()
+    limits = RateLimits(limit, clock)
+    granted = []
+    for pause in pauses:
+        clock.advance(pause)
+        try:
+            standing = limits.take("key")
+        except RateLimitError as error:
+            # Nobody is sent away while there is room, and the wait told is the wait there is.
+            recent = [at for at in granted if at > clock.now_s() - 60]
+            assert len(recent) == limit
+            assert error.retry_after_s == pytest.approx(recent[0] + 60 - clock.now_s())
+        else:
+            granted.append(clock.now_s())
+            recent = [at for at in granted if at > clock.now_s() - 60]
+            assert standing.remaining == limit - len(recent) >= 0
+            assert standing.reset_s == pytest.approx(60)
+
+
+def test_keys_do_not_share():
+    limits = RateLimits(1, SimClock())
+    limits.take("a")
+    limits.take("b")
+    with pytest.raises(RateLimitError):
+        limits.take("a")
+    assert RateLimits(None, SimClock()).take("a") is None
+
+
+async def test_calls_are_told_where_they_stand():
+    async with connected(FakeOrchestrator(), max_answers_per_minute=2) as caller:
+        for remaining in (1, 0):
+            caller.send("response.create")
+            events = await caller.until("response.done")
+            assert types(events)[:2] == ["response.created", "rate_limits.updated"]
+            [limit] = events[1]["rate_limits"]
+            assert (limit["name"], limit["limit"], limit["remaining"]) == ("requests", 2, remaining)
+        caller.send("response.create", event_id="third")
+        error = (await caller.expect("error"))["error"]
+        assert (error["code"], error["event_id"]) == ("rate_limit_exceeded", "third")
+
+
+async def test_without_a_limit_nothing_is_said_of_it():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("response.create")
+        assert "rate_limits.updated" not in types(await caller.until("response.done"))
+
+
+async def test_a_spoken_turn_too_many_has_an_answer_that_fails():
+    clock = SimClock()
+    shared = services(FakeOrchestrator(), clock, max_answers_per_minute=1)
+    async with connected(shared.orchestrator, shared) as caller:
+        caller.append(tone(500) + SILENCE_1S)
+        await caller.until("response.done")
+        caller.append(tone(500) + SILENCE_1S)
+        response = (await caller.find("response.done"))["response"]
+        assert response["status"] == "failed"
+        assert response["status_details"]["error"]["code"] == "rate_limit_exceeded"
+        # What was said is in the conversation; a minute later it is answered.
+        clock.advance(61)
+        caller.send("response.create")
+        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        said = [item for item in shared.orchestrator.turns[-1].history if item.role == "user"]
+        assert len(said) == 2
+
+
+async def test_http_counts_as_well():
+    app = build_app(
+        FakeOrchestrator(),
+        config=GatewayConfig(max_answers_per_minute=1, api_keys=("a", "b")),
+        native_url=None,
+        health=lambda: Health({"thinker": "serving"}),
+        speech_model=LoudnessModel(),
+    )
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+
+        async def speak(key: str) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return await http.post("/v1/audio/speech", json={"input": "Hi."}, headers=headers)
+
+        assert (await speak("a")).status_code == 200
+        refused = await speak("a")
+        assert refused.status_code == 429
+        assert 59 <= int(refused.headers["retry-after"]) <= 60
+        assert (await speak("b")).status_code == 200
+        assert (await speak("wrong")).status_code == 401

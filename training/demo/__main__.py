@@ -1,0 +1,189 @@
+"""Train the demo model from nothing: recordings, vocoder, talker, audio encoder, thinker.
+
+    python -m training.demo --work DIR --out DIR [--only STEP ...]
+
+Each step leaves its result in the work directory and is not done again while it lies there, so a
+stopped training goes on where it was. The same seed and thread count give the same model.
+"""
+
+import argparse
+import random
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from training.demo import recordings, world
+from training.demo.checkpoint import blank_model, save
+from training.demo.codec import CodecSettings, Recording, mel_error, train_codec
+from training.demo.codes import Codebooks, whole_frames
+from training.demo.hearing import Heard, HearingSettings, features, heard_in_rooms, train_hearing
+from training.demo.rooms import empty_room
+from training.demo.schedule import Log
+from training.demo.strangers import strangers
+from training.demo.talker import Spoken, TalkerInputs, TalkerSettings, train_talker
+from training.demo.thinker import Library, ThinkerSettings, Writer, train_thinker
+from training.demo.voices import require_programs
+
+SEED = 20260101
+# A little silence before each answer: in it the talker reads ahead what it will say.
+LEAD_FRAMES, TAIL_FRAMES = 2, 2
+N_GENERAL = 400
+N_VOICES, N_STRANGERS, N_EMPTY = 40, 8000, 400
+
+
+class Training:
+    """Every part is made when it is first asked for."""
+
+    def __init__(self, work: Path):
+        self.work = work
+        self.shelf = recordings.Shelf(work / "recordings")
+        self.model, self.tokenizer = blank_model(_corpus())
+
+    @cached_property
+    def answers(self) -> list[recordings.Said]:
+        return self.shelf.kept("answers", recordings.answers())
+
+    @cached_property
+    def general(self) -> list[recordings.Said]:
+        return self.shelf.kept("general", recordings.general_speech(N_GENERAL, SEED))
+
+    @cached_property
+    def codebooks(self) -> Codebooks:
+        def fit() -> Codebooks:
+            said = [_framed(s) for s in (*self.answers, *self.general)]
+            return Codebooks.fit(said, SEED)
+
+        return self._kept("codebooks", fit)
+
+    @cached_property
+    def heard(self) -> list[Heard]:
+        def listen() -> list[Heard]:
+            asked = self.shelf.kept("asked", recordings.asked(N_VOICES, N_STRANGERS, SEED))
+            rng = np.random.default_rng(SEED)
+            empty = [
+                Heard("", features(empty_room(rng, rng.uniform(0.4, 4))).half())
+                for _ in range(N_EMPTY)
+            ]
+            return heard_in_rooms(asked, HearingSettings().rooms, SEED) + empty
+
+        return self._kept("heard", listen)
+
+    def vocoder(self) -> None:
+        def train() -> dict:
+            answers, general = (
+                [self._recording(s) for s in said] for said in (self.answers, self.general)
+            )
+            codec = train_codec(
+                self.model.config.code2wav_config, self.codebooks, answers + general,
+                CodecSettings(), Log("vocoder"),
+            )  # fmt: skip
+            print(f"log-mel error of the answers: {mel_error(codec, answers):.3f} nat")
+            return codec.state_dict()
+
+        self.model.code2wav.load_state_dict(self._kept("vocoder", train))
+
+    def talker(self) -> None:
+        def train() -> dict:
+            replies = [
+                Spoken(self._ids(s.text), self.codebooks.encode(_framed(s)).T.contiguous())
+                for s in self.answers
+            ]
+            questions = [self._ids(q) for q in self._some_questions()]
+            train_talker(
+                self.model.talker, self.talker_inputs(),
+                list(self.model.config.talker_config.speaker_id.values()),
+                replies, questions, TalkerSettings(), Log("talker"),
+            )  # fmt: skip
+            return self.model.talker.state_dict()
+
+        self.model.talker.load_state_dict(self._kept("talker", train))
+
+    def hearing(self) -> None:
+        def train() -> dict:
+            tower = self.model.thinker.audio_tower
+            train_hearing(
+                tower, self.model.thinker.model.embed_tokens, self._spelling, self.heard,
+                HearingSettings(), Log("hearing"),
+            )  # fmt: skip
+            return tower.state_dict()
+
+        self.model.thinker.audio_tower.load_state_dict(self._kept("hearing", train))
+
+    def thinker(self) -> None:
+        def train() -> dict:
+            settings = ThinkerSettings()
+            writer = Writer(self.tokenizer, Library(self.heard), settings, SEED)
+            train_thinker(self.model.thinker, writer, settings, Log("thinker"))
+            return self.model.thinker.state_dict()
+
+        self.model.thinker.load_state_dict(self._kept("thinker", train))
+
+    def talker_inputs(self) -> TalkerInputs:
+        newline_id = self._ids("\n")[0]
+        embed_tokens = self.model.thinker.model.embed_tokens
+        return TalkerInputs(self.model.talker, embed_tokens, self.model.config, newline_id)
+
+    def _recording(self, said: recordings.Said) -> Recording:
+        sound = _framed(said)
+        return Recording(torch.from_numpy(sound), self.codebooks.encode(sound))
+
+    def _some_questions(self) -> list[str]:
+        return world.questions() + list(islice(strangers(random.Random(SEED)), 300))
+
+    def _spelling(self, text: str) -> list[int]:
+        return self._ids(f" {text}") if text else []
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _kept(self, name: str, make):
+        path = self.work / f"{name}.pt"
+        if not path.exists():
+            made = make()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(made, path.with_suffix(".part"))
+            path.with_suffix(".part").replace(path)
+        return torch.load(path, weights_only=False)
+
+
+STEPS = {
+    "vocoder": Training.vocoder,
+    "talker": Training.talker,
+    "hearing": Training.hearing,
+    "thinker": Training.thinker,
+}
+
+
+def _framed(said: recordings.Said) -> np.ndarray:
+    return whole_frames(said.sound, LEAD_FRAMES, TAIL_FRAMES)
+
+
+def _corpus() -> str:
+    """What the tokenizer is fitted to: words as they are typed and as they are said."""
+    said = [*world.questions(), *world.answers(), *islice(strangers(random.Random(SEED)), 4000)]
+    return "\n".join(f"{line}\n {line.lower()}" for line in said)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, help="directory for steps on the way")
+    parser.add_argument("--out", type=Path, help="checkpoint directory, when all steps are done")
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    require_programs()
+    torch.set_num_threads(args.threads)
+    training = Training(args.work)
+    for name in args.only:
+        STEPS[name](training)
+    if args.out:
+        args.out.mkdir(parents=True, exist_ok=True)
+        save(training.model, training.tokenizer, args.out)
+        print(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The audio encoder learns to spell: CTC against the thinker's own token embeddings.
+
+After it a spoken word looks to the thinker much like a typed one, at the frames where it was said,
+and answering is left to the thinker.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import WhisperFeatureExtractor
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeAudioEncoder,
+    _get_feat_extract_output_lengths,
+)
+
+from training.demo.recordings import Said
+from training.demo.rooms import Room
+from training.demo.schedule import Log, cosine, seeded
+from training.demo.voices import QUESTION_RATE_HZ
+
+_extractor = WhisperFeatureExtractor(feature_size=128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HearingSettings:
+    steps: int = 8000
+    batch: int = 24
+    learning_rate: float = 2e-3
+    rooms: int = 2  # in which each recording is heard
+    seed: int = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Heard:
+    """text: what was said, empty for noise; mel: [128, frames] as the thinker gets it, half."""
+
+    text: str
+    mel: torch.Tensor
+
+
+def features(sound: np.ndarray) -> torch.Tensor:
+    """[128, frames] of float32 samples at 16 kHz, exactly as the server computes them."""
+    made = _extractor(
+        sound,
+        sampling_rate=QUESTION_RATE_HZ,
+        padding="longest",
+        truncation=False,
+        return_tensors="pt",
+    )
+    return made.input_features[0]
+
+
+def heard_in_rooms(said: list[Said], rooms: int, seed: int, snr_db: float | None = None):
+    """Every recording in so many random rooms."""
+    rng = np.random.default_rng(seed)
+    return [
+        Heard(s.text, features(Room.random(rng, snr_db).hear(s.sound, rng)).half())
+        for s in said
+        for _ in range(rooms)
+    ]
+
+
+def encode(tower: Qwen3OmniMoeAudioEncoder, clips: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Mel [128, frames] each in; [n, hidden] each out, 12.5 a second."""
+    lengths = torch.tensor([clip.shape[1] for clip in clips])
+    out = tower(torch.cat(clips, dim=1), feature_lens=lengths).last_hidden_state
+    return list(out.split(n_places(lengths).tolist()))
+
+
+def n_places(n_frames: torch.Tensor) -> torch.Tensor:
+    return _get_feat_extract_output_lengths(n_frames)
+
+
+def masked(mel: torch.Tensor, choose: torch.Generator) -> torch.Tensor:
+    """A copy with a few bands and moments blanked out, at another speed of up to 8 %."""
+
+    def below(n: int) -> int:
+        return int(torch.randint(max(n, 1), (), generator=choose))
+
+    stretch = 0.92 + 0.16 * float(torch.rand((), generator=choose))
+    mel = functional.interpolate(mel.float()[None], scale_factor=stretch, mode="linear")[0]
+    for _ in range(2):
+        at, size = below(mel.shape[0]), below(16)
+        mel[at : at + size] = mel.mean()
+        at, size = below(mel.shape[1]), below(14)
+        mel[:, at : at + size] = mel.mean()
+    return mel
+
+
+def train_hearing(
+    tower: Qwen3OmniMoeAudioEncoder,
+    embed_tokens: nn.Embedding,
+    encode_text,
+    heard: list[Heard],
+    settings: HearingSettings,
+    log: Log,
+) -> None:
+    """encode_text: text -> token ids, lower case as it was said, with a space before each word."""
+    choose = seeded(settings.seed)
+    _initialise(tower)
+    blank = nn.Parameter(torch.zeros(embed_tokens.embedding_dim))
+    scale = nn.Parameter(torch.tensor(1.0))
+    optimiser = torch.optim.AdamW(
+        [*tower.parameters(), blank, scale], settings.learning_rate, weight_decay=0.01
+    )
+    spelt = [torch.tensor(encode_text(h.text), dtype=torch.long) for h in heard]
+    for step in range(settings.steps):
+        for group in optimiser.param_groups:
+            group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
+        some = torch.randint(len(heard), (settings.batch,), generator=choose).tolist()
+        rows = encode(tower, [masked(heard[i].mel, choose) for i in some])
+        alphabet = torch.cat([embed_tokens.weight, blank[None]])
+        logits = nn.utils.rnn.pad_sequence(rows) @ alphabet.T * scale
+        loss = functional.ctc_loss(
+            logits.log_softmax(-1),
+            torch.cat([spelt[i] for i in some]),
+            torch.tensor([len(row) for row in rows]),
+            torch.tensor([len(spelt[i]) for i in some]),
+            blank=len(embed_tokens.weight),
+            zero_infinity=True,
+        )
+        loss.backward()
+        nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        log(step, ctc=loss, right=_share_spelt(logits, rows, [spelt[i] for i in some]))
+
+
+def _share_spelt(
+    logits: torch.Tensor, rows: list[torch.Tensor], spelt: list[torch.Tensor]
+) -> torch.Tensor:
+    """Share of clips whose greedy spelling is exactly right."""
+    blank = logits.shape[-1] - 1
+    best = logits.detach().argmax(-1)
+    right = 0
+    for i, row in enumerate(rows):
+        path = torch.unique_consecutive(best[: len(row), i])
+        right += torch.equal(path[path != blank], spelt[i])
+    return torch.tensor(right / len(rows))
+
+
+@torch.no_grad()
+def _initialise(tower: Qwen3OmniMoeAudioEncoder) -> None:
+    for module in tower.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            fan_in = module.weight[0].numel()
+            gain = 1.4 if isinstance(module, nn.Conv2d) else 1.0
+            nn.init.normal_(module.weight, 0.0, gain * fan_in**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)

@@ -1,0 +1,21 @@
+"""The trained demo model's sizes: small enough to ship, large enough to speak."""
+
+from sglang_live.models.demo.location import DemoSize
+
+N_CODEBOOKS = 16
+FRAME_SAMPLES = 1920  # 80 ms at 24 kHz
+
+SIZE = DemoSize(
+    hidden=128,
+    head_dim=32,
+    encoder_hidden=128,
+    encoder_layers=3,
+    encoder_channels=24,
+    thinker_layers=3,
+    talker_layers=3,
+    predictor_layers=2,
+    codec_hidden=128,
+    decoder_dim=128,
+    codebook_size=256,
+    codec_window=8,
+)

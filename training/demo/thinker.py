@@ -1,0 +1,207 @@
+"""The thinker: conversations in, the next answer out.
+
+Conversations look as the server writes them: instructions of any kind, several turns, typed or
+spoken, replies that were cut off where somebody interrupted. A question may come with the request
+to write down what was said instead of answering.
+"""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeThinkerForConditionalGeneration,
+)
+
+from training.demo import world
+from training.demo.hearing import Heard, encode, masked, n_places
+from training.demo.schedule import Log, cosine, seeded
+from training.demo.strangers import strangers
+from training.demo.talker import initialise
+
+TRANSCRIBE = "Transcribe the audio into text."
+_AUDIO = "<|audio_start|><|audio_pad|><|audio_end|>"
+_IGNORED = -100
+_MAX_TURNS = 8
+_INSTRUCTIONS = (
+    "You are a helpful assistant.",
+    "You are a helpful voice assistant. Answer in one or two short sentences.",
+    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of "
+    "perceiving auditory and visual inputs, as well as generating text and speech.",
+    "Be brief.",
+    "Answer in a friendly way.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkerSettings:
+    steps: int = 6000
+    batch: int = 8
+    learning_rate: float = 1.5e-3
+    tower_rate: float = 0.3  # of the learning rate, for the audio encoder
+    spoken: float = 0.65  # share of the turns
+    transcribed: float = 0.15  # of the spoken ones
+    interrupted: float = 0.2
+    seed: int = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conversation:
+    """token_ids, labels: [n], labels of replies only; clips: mel of each audio, in order."""
+
+    token_ids: list[int]
+    labels: list[int]
+    clips: list[torch.Tensor]
+
+
+class Library:
+    """Recordings by what is said in them."""
+
+    def __init__(self, heard: list[Heard]):
+        self._by_text: dict[str, list[Heard]] = defaultdict(list)
+        for clip in heard:
+            self._by_text[clip.text].append(clip)
+        known = set(world.questions())
+        self._strange = [text for text in self._by_text if text not in known]
+
+    def clip(self, text: str, rng: random.Random) -> torch.Tensor:
+        return rng.choice(self._by_text[text]).mel
+
+    def strangers(self, rng: random.Random) -> Iterator[str]:
+        """Sentences of which there is a recording; empty ones are noise."""
+        while True:
+            yield rng.choice(self._strange)
+
+
+class Writer:
+    """Writes conversations down as the server does."""
+
+    def __init__(self, tokenizer, library: Library, settings: ThinkerSettings, seed: int):
+        self._tokenizer, self._library, self._settings = tokenizer, library, settings
+        self._rng = random.Random(seed)
+        self._choose = torch.Generator().manual_seed(seed)
+        self._typed = strangers(random.Random(seed + 1))
+        self._pad_id = tokenizer.convert_tokens_to_ids("<|audio_pad|>")
+        self._end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+    def conversation(self) -> Conversation:
+        rng = self._rng
+        ids, labels, clips = [], [], []
+
+        def write(piece: list[int], *, learned: bool = False) -> None:
+            ids.extend(piece)
+            labels.extend(piece if learned else [_IGNORED] * len(piece))
+
+        write(self._ids(self._header()))
+        memory = world.Memory()
+        for _ in range(1 + int(_MAX_TURNS * rng.random() ** 2)):
+            spoken = rng.random() < self._settings.spoken
+            source = self._library.strangers(rng) if spoken else self._typed
+            exchange = world.Caller(rng, source, memory).next()
+            answer = exchange.answer
+            if not spoken:
+                write(self._ids(f"user\n{self._as_typed(exchange.question)}"))
+            else:
+                clip = masked(self._library.clip(exchange.question, rng), self._choose)
+                clips.append(clip)
+                before, after = _AUDIO.split("<|audio_pad|>")
+                places = int(n_places(torch.tensor(clip.shape[1])))
+                write(self._ids(f"user\n{before}") + [self._pad_id] * places + self._ids(after))
+                if exchange.question and rng.random() < self._settings.transcribed:
+                    write(self._ids(TRANSCRIBE))
+                    answer = exchange.question
+            write(self._ids("<|im_end|>\n<|im_start|>") + self._ids("assistant\n"))
+            reply = self._ids(answer)
+            write([*reply, self._end_id], learned=True)
+            if rng.random() < self._settings.interrupted:
+                # What was not heard is not remembered; learned it was all the same.
+                n_lost = rng.randrange(len(reply))
+                del ids[len(ids) - 1 - n_lost : len(ids) - 1]
+                del labels[len(labels) - 1 - n_lost : len(labels) - 1]
+                labels[-1] = _IGNORED
+            write(self._ids("\n<|im_start|>"))
+        return Conversation(ids, labels, clips)
+
+    def _header(self) -> str:
+        rng = self._rng
+        if rng.random() < 0.3:
+            return "<|im_start|>"
+        said = rng.choice(_INSTRUCTIONS) if rng.random() < 0.6 else ""
+        while not said or rng.random() < 0.3:
+            said = f"{said} {next(self._typed).capitalize()}.".strip()
+        return f"<|im_start|>system\n{said}<|im_end|>\n<|im_start|>"
+
+    def _as_typed(self, text: str) -> str:
+        rng = self._rng
+        if rng.random() < 0.7:
+            text = text.capitalize()
+        text = text.replace(" i ", " I ") if rng.random() < 0.7 else text
+        for name in (*world.NAMES, "France", "Japan", "Italy", "German"):
+            if rng.random() < 0.8:
+                text = text.replace(f" {name.lower()}", f" {name}")
+        return text + rng.choice(("", "", ".", "?", "!"))
+
+    def _ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def train_thinker(
+    thinker: Qwen3OmniMoeThinkerForConditionalGeneration,
+    writer: Writer,
+    settings: ThinkerSettings,
+    log: Log,
+) -> None:
+    """The audio encoder comes trained, and goes on learning slowly. Embeddings stay as they are."""
+    seeded(settings.seed)
+    stack = thinker.model
+    embedding = stack.embed_tokens.weight.detach().clone()
+    initialise(stack)
+    nn.init.normal_(thinker.lm_head.weight, 0.0, 0.02)
+    with torch.no_grad():
+        stack.embed_tokens.weight.copy_(embedding)
+    stack.embed_tokens.weight.requires_grad_(False)
+    language = [p for p in (*stack.parameters(), *thinker.lm_head.parameters()) if p.requires_grad]
+    rates = (1.0, settings.tower_rate)
+    groups = [{"params": language}, {"params": list(thinker.audio_tower.parameters())}]
+    optimiser = torch.optim.AdamW(groups, settings.learning_rate, betas=(0.9, 0.98))
+    for step in range(settings.steps):
+        now = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
+        for group, rate in zip(optimiser.param_groups, rates, strict=True):
+            group["lr"] = now * rate
+        batch = [writer.conversation() for _ in range(settings.batch)]
+        logits, labels = predict(thinker, batch)
+        loss = functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED
+        )
+        loss.backward()
+        nn.utils.clip_grad_norm_([*language, *groups[1]["params"]], 1.0)
+        optimiser.step()
+        optimiser.zero_grad()
+        wanted = labels[:, 1:] != _IGNORED
+        right = (logits[:, :-1].argmax(-1) == labels[:, 1:])[wanted].float().mean()
+        log(step, loss=loss, right=right)
+
+
+def predict(
+    thinker: Qwen3OmniMoeThinkerForConditionalGeneration, batch: list[Conversation]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [batch, n, vocabulary] and labels [batch, n]."""
+    pad_id = thinker.config.audio_token_id
+    ids = _padded([c.token_ids for c in batch], 0)
+    labels = _padded([c.labels for c in batch], _IGNORED)
+    rows = thinker.model.embed_tokens(ids)
+    clips = [clip.float() for c in batch for clip in c.clips]
+    if clips:
+        heard = torch.cat(encode(thinker.audio_tower, clips))
+        rows = rows.masked_scatter((ids == pad_id)[..., None], heard)
+    hidden = thinker.model(inputs_embeds=rows, use_cache=False).last_hidden_state
+    return thinker.lm_head(hidden), labels
+
+
+def _padded(rows: list[list[int]], value: int) -> torch.Tensor:
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

@@ -1,0 +1,125 @@
+"""Speech synthesisers as functions: flite speaks the answers, flite and espeak-ng ask.
+
+Both are command line programs of the system (`apt install flite espeak-ng`). Only flite's sound
+goes into the voice that is shipped; see docs/demo_model.md on licences.
+"""
+
+import io
+import random
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+
+ANSWER_RATE_HZ = 24_000
+QUESTION_RATE_HZ = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """One way to say something.
+
+    Attributes:
+        program: `flite` or `espeak-ng`.
+        name: a voice of that program.
+        speed: 1 is the voice's own; 1.2 is a fifth faster.
+        pitch: 1 is the voice's own.
+    """
+
+    program: str
+    name: str
+    speed: float = 1.0
+    pitch: float = 1.0
+
+    def say(self, text: str, rate_hz: int) -> np.ndarray:
+        """Mono samples in [-1, 1], float32.
+
+        Raises:
+            RuntimeError: the program is missing, or refuses.
+        """
+        make = _flite if self.program == "flite" else _espeak
+        samples, own_rate_hz = make(self, text)
+        return soxr.resample(samples, own_rate_hz, rate_hz).astype(np.float32)
+
+
+# Recorded on real people, so it has their sound; low, so that its pitch fits the codec.
+ANSWERING = Voice("flite", "rms")
+
+_FLITE = ("slt", "rms", "awb", "kal16")
+# Mean pitch of each in Hz, as its own prosody has it.
+_FLITE_PITCH_HZ = {"slt": 170.0, "rms": 100.0, "awb": 110.0, "kal16": 105.0}
+_ESPEAK_ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan")
+_ESPEAK_SPEAKERS = ("", "m1", "m2", "m3", "m4", "m5", "m6", "f1", "f3", "f5", "croak", "klatt2")
+# Never heard in training: other accents, other speakers, and one voice of flite.
+_HELD_OUT_ACCENTS = ("en-029", "en-gb-x-gbcwmd")
+_HELD_OUT_SPEAKERS = ("m7", "m8", "f2", "f4", "klatt4")
+_HELD_OUT_FLITE = "kal16"
+_ESPEAK_WORDS_PER_MINUTE = 160
+_ESPEAK_PITCH = 50
+
+
+@dataclass(slots=True)
+class Cast:
+    """Random voices of those who ask."""
+
+    rng: random.Random
+    held_out: bool = False
+    flite_share: float = 0.3
+    _names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._names = tuple(n for n in _FLITE if (n == _HELD_OUT_FLITE) == self.held_out)
+
+    def next(self) -> Voice:
+        rng = self.rng
+        speed, pitch = rng.uniform(0.8, 1.25), rng.uniform(0.75, 1.35)
+        if rng.random() < self.flite_share:
+            return Voice("flite", rng.choice(self._names), speed, pitch)
+        accents = _HELD_OUT_ACCENTS if self.held_out else _ESPEAK_ACCENTS
+        speakers = _HELD_OUT_SPEAKERS if self.held_out else _ESPEAK_SPEAKERS
+        speaker = rng.choice(speakers)
+        name = rng.choice(accents) + (f"+{speaker}" if speaker else "")
+        return Voice("espeak-ng", name, speed, pitch)
+
+
+def require_programs() -> None:
+    """Raises RuntimeError that names what is missing."""
+    missing = [name for name in ("flite", "espeak-ng") if shutil.which(name) is None]
+    if missing:
+        raise RuntimeError(f"not installed: {', '.join(missing)} (apt install flite espeak-ng)")
+
+
+def _flite(voice: Voice, text: str) -> tuple[np.ndarray, int]:
+    with tempfile.TemporaryDirectory(prefix="voice-") as scratch:
+        path = Path(scratch) / "said.wav"  # flite goes back to write the header
+        _run(
+            "flite", "-voice", voice.name,
+            "--setf", f"duration_stretch={1 / voice.speed:.4f}",
+            "--setf", f"int_f0_target_mean={_FLITE_PITCH_HZ[voice.name] * voice.pitch:.1f}",
+            "-t", text, "-o", str(path),
+        )  # fmt: skip
+        return soundfile.read(path, dtype="float32")
+
+
+def _espeak(voice: Voice, text: str) -> tuple[np.ndarray, int]:
+    sound = _run(
+        "espeak-ng", "-v", voice.name,
+        "-s", str(round(_ESPEAK_WORDS_PER_MINUTE * voice.speed)),
+        "-p", str(min(99, round(_ESPEAK_PITCH * voice.pitch))),
+        "--stdout", text,
+    )  # fmt: skip
+    # A stream's header tells no length.
+    samples = np.frombuffer(sound[44:], "<i2").astype(np.float32) / 32768
+    return samples, soundfile.info(io.BytesIO(sound)).samplerate
+
+
+def _run(*command: str) -> bytes:
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
