@@ -6,6 +6,8 @@ VoiceDone or Failed. BoundNative opens one, too, because it needs an answer: Nat
 Tensors are not in the message: a TensorRef says where they are (see connectors/wire.py).
 """
 
+from typing import get_args
+
 import msgspec
 
 
@@ -300,6 +302,9 @@ AnyMessage = (
     | Pcm
     | VoiceDone
 )
+
+# Messages that open a job: those that say how long it may take.
+OPENERS = tuple(kind for kind in get_args(AnyMessage) if "timeout_s" in kind.__struct_fields__)
 
 # Messages that count against a job's window; the rest must always get through.
 STREAMED = (TextTokens, CodecFrames, Pcm, SpeakText, VoiceFrames)

@@ -10,9 +10,9 @@ import zmq.asyncio
 
 from sglang_live.errors import DeadlineError, LiveError
 from sglang_live.messages import (
+    OPENERS,
     STREAMED,
     AnyMessage,
-    BoundNative,
     CallerSpeaks,
     Cancel,
     CloseSession,
@@ -21,16 +21,11 @@ from sglang_live.messages import (
     Outlook,
     Ping,
     Ready,
-    Speak,
-    Think,
-    Voice,
 )
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
 
 log = logging.getLogger(__name__)
-
-OPENERS = (Think, Speak, Voice, BoundNative)
 
 
 class ServedJob:

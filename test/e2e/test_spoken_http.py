@@ -1,0 +1,116 @@
+"""Speech over plain HTTP and in programs, with the engines behind it."""
+
+import base64
+import io
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import sglang as sgl
+import soundfile as sf
+
+from sglang_live.lang import LiveEndpoint, listen, sound_iter, sound_of, speak
+from test.e2e.conftest import DATA
+from test.e2e.socket_client import clip_24k, connected
+
+pytestmark = [pytest.mark.e2e]
+
+SPEECH = DATA / "sp_librivox_0880.flac"
+KIND = "conversation.item.input_audio_transcription."
+
+
+def level_db(samples: np.ndarray) -> float:
+    return float(20 * np.log10(np.sqrt(np.mean(np.square(samples.astype(float))))))
+
+
+@pytest.fixture(scope="module")
+def client(server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def test_a_text_is_read_aloud(client):
+    answer = client.audio.speech.create(
+        model="demo", voice="ethan", input="Good morning to you.", response_format="wav"
+    )
+    samples, rate_hz = sf.read(io.BytesIO(answer.content))
+    assert rate_hz == 24_000 and len(samples) > 12_000
+    assert -40 < level_db(samples) < -10
+
+
+def test_a_question_is_heard_and_answered_aloud(client):
+    audio = {"data": base64.b64encode(SPEECH.read_bytes()).decode(), "format": "flac"}
+    messages = [{"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}]
+    answer = client.chat.completions.create(
+        model="demo",
+        messages=messages,
+        modalities=["text", "audio"],
+        audio={"voice": "ethan", "format": "wav"},
+    )
+    said = answer.choices[0].message.audio
+    samples, _ = sf.read(io.BytesIO(base64.b64decode(said.data)))
+    assert said.transcript and -40 < level_db(samples) < -10
+    used = answer.usage
+    assert used.prompt_tokens_details.audio_tokens > 30
+    # A codec frame is 80 ms.
+    assert used.completion_tokens_details.audio_tokens == pytest.approx(len(samples) / 1920, abs=1)
+
+
+def test_a_file_is_written_down_whole_and_in_pieces(client):
+    whole = client.audio.transcriptions.create(model="demo", file=SPEECH)
+    pieces = list(client.audio.transcriptions.create(model="demo", file=SPEECH, stream=True))
+    # Greedy, so both are the same.
+    assert whole.text and whole.text == pieces[-1].text
+    assert "".join(piece.delta for piece in pieces[:-1]).strip() == whole.text
+
+
+async def test_a_caller_reads_what_the_model_heard(server):
+    async with connected(server.ws) as socket:
+        wish = {"model": "any", "language": "en"}
+        await socket.session(audio={"input": {"transcription": wish}})
+        voice, silence = clip_24k(SPEECH.name), np.zeros(24_000, "<i2")
+        await socket.append(np.concatenate([voice, silence]), step=480)
+        written = await socket.until(KIND + "completed")
+        await socket.until("response.done")
+    assert written["transcript"]
+    kinds = [event["type"] for event in socket.events]
+    assert kinds.index("response.output_audio.delta") < kinds.index(KIND + "delta")
+
+
+async def test_a_model_ends_the_turn_before_silence_would(server):
+    """The recording is an excerpt: where it pauses, it does not sound complete, or it does."""
+    async with connected(server.ws) as socket:
+        detection = {"type": "semantic_vad", "eagerness": "high"}
+        await socket.session(audio={"input": {"turn_detection": detection}})
+        voice, silence = clip_24k("sp_jfk.flac"), np.zeros(3 * 24_000, "<i2")
+        await socket.append(np.concatenate([voice, silence]), step=480)
+        await socket.until("response.done")
+    verdicts = httpx.get(f"{server.http}/metrics").text
+    judged = [line for line in verdicts.splitlines() if "turn_end_verdicts_total{" in line]
+    assert judged and not any('"failed"' in line for line in judged)
+
+
+@sgl.function
+def converse(s, clip):
+    s += sgl.system("Be brief.")
+    s += sgl.user(listen(clip))
+    s += sgl.assistant(speak("answer", voice="ethan", max_new_tokens=16))
+    s += sgl.user("In writing?")
+    s += sgl.assistant(sgl.gen("written", max_tokens=8))
+
+
+def test_a_program_listens_speaks_and_writes(server):
+    state = converse.run(clip=SPEECH, backend=LiveEndpoint(server.http))
+    assert state["answer"] and state["written"]
+    assert -40 < level_db(sound_of(state, "answer") / 32768) < -10
+
+
+def test_a_program_has_the_sound_while_it_is_made(server):
+    state = converse.run(clip=SPEECH, backend=LiveEndpoint(server.http), stream=True)
+    pieces = list(sound_iter(state, "answer"))
+    assert len(pieces) > 2
+    np.testing.assert_array_equal(np.concatenate(pieces), sound_of(state, "answer"))
+
+
+def test_nothing_is_left_of_it(server):
+    server.wait_until_free()
