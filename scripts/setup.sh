@@ -19,6 +19,7 @@ TEXT
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
+CLIENTS=$ROOT/.venv-clients
 STATE=$VENV/setup # one stamp and one log per step
 SITE_PTH=zz_sglang_live_torchvision.pth
 cd "$ROOT"
@@ -27,7 +28,7 @@ device=auto
 extras=()
 while (($#)); do
     case $1 in
-    --test) extras+=(test) ;;
+    --test) extras+=(test clients) ;;
     --bench) extras+=(bench) ;;
     --device)
         device=${2:-}
@@ -133,6 +134,15 @@ step_test() {
     pip_install --requirement requirements/test.txt
 }
 
+step_clients() {
+    # Other people's clients have requirements of their own, some against SGLang's.
+    rm -rf "$CLIENTS"
+    "$VENV/bin/python" -m venv "$CLIENTS"
+    "$CLIENTS/bin/python" -m pip install --no-input --disable-pip-version-check --no-compile \
+        --requirement docs/examples/requirements.txt
+    npm install --prefix docs/examples --no-audit --no-fund --no-package-lock
+}
+
 step_bench() {
     pip_install --requirement requirements/bench.txt
 }
@@ -146,6 +156,7 @@ declare -A title=(
     [project]="sglang_live, editable"
     [bytecode]="bytecode, for faster starts"
     [test]="test tools"
+    [clients]="clients of other people, for the examples"
     [bench]="benchmark tools"
 )
 
@@ -158,7 +169,7 @@ steps+=("${extras[@]}")
 
 # Anything that decides what is installed, and where: the editable install holds paths.
 fingerprint=$({
-    cat requirements/*.txt setup.py pyproject.toml scripts/setup.sh
+    cat requirements/*.txt docs/examples/requirements.txt docs/examples/package.json setup.py pyproject.toml scripts/setup.sh
     echo "$device $ROOT"
 } | sha256sum | cut -d' ' -f1)
 

@@ -86,6 +86,8 @@ class ServerConfig:
     retention: RetentionConfig | None = None
     session_storage: SessionStorage | None = None
     api_keys: tuple[str, ...] = ()
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
     allow_anonymous: bool = False
     allow_local_media: bool = False
     allow_private_media_urls: bool = False
@@ -106,6 +108,11 @@ class ServerConfig:
             raise BadInputError("max-sessions-per-key must be at least 1")
         if self.max_answers_per_minute is not None and self.max_answers_per_minute < 1:
             raise BadInputError("max-answers-per-minute must be at least 1")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise BadInputError("--ssl-keyfile without --ssl-certfile")
+        for file in (self.ssl_certfile, self.ssl_keyfile):
+            if file and not file.is_file():
+                raise BadInputError(f"there is no file {file}")
         if not all(key.strip() for key in self.api_keys):
             raise BadInputError("an API key is empty")
         if self.host not in LOOPBACK and not self.api_keys and not self.allow_anonymous:
@@ -140,6 +147,8 @@ def parse(argv: list[str]) -> ServerConfig:
         retention=retention if "retention" in policies else None,
         session_storage=storage,
         api_keys=tuple(keys),
+        ssl_certfile=Path(own.ssl_certfile) if own.ssl_certfile else None,
+        ssl_keyfile=Path(own.ssl_keyfile) if own.ssl_keyfile else None,
         allow_anonymous=own.allow_anonymous,
         allow_local_media=own.allow_local_media,
         allow_private_media_urls=own.allow_private_media_urls,
@@ -184,6 +193,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_storage_arguments(p)
     p.add_argument("--api-key", action="append", help="accepted key; may be given several times")
+    p.add_argument("--ssl-certfile", help="serve https and wss with this certificate (PEM)")
+    p.add_argument("--ssl-keyfile", help="its private key, if that is another file")
     p.add_argument("--allow-anonymous", action="store_true", help="serve non-loopback without key")
     p.add_argument("--allow-local-media", action="store_true", help="requests may name files")
     p.add_argument(

@@ -98,14 +98,16 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
                 host=config.host,
                 port=config.port,
                 log_level="warning",
+                ssl_certfile=config.ssl_certfile,
+                ssl_keyfile=config.ssl_keyfile,
                 ws_max_size=gateway.max_frame_bytes,
                 ws_per_message_deflate=False,  # audio in base64: all cost, little gain
                 timeout_graceful_shutdown=5,
             )
         )
-        print(
-            f"serving {config.served_model_name} on http://{config.host}:{config.port}", flush=True
-        )
+        scheme = "https" if config.ssl_certfile else "http"
+        url = f"{scheme}://{config.host}:{config.port}"
+        print(f"serving {config.served_model_name} on {url}", flush=True)
         gc.collect()
         gc.freeze()  # see EngineHost.freeze
         # uvicorn raises the signal that stopped it once more, which would end us before the stages.

@@ -24,7 +24,7 @@ from training.demo.rooms import empty_room
 from training.demo.schedule import Log
 from training.demo.strangers import strangers
 from training.demo.talker import Spoken, TalkerInputs, TalkerSettings, train_talker
-from training.demo.thinker import Library, ThinkerSettings, Writer, train_thinker
+from training.demo.thinker import TRANSCRIBE, Library, ThinkerSettings, Writer, train_thinker
 from training.demo.voices import require_programs
 
 SEED = 20260101
@@ -53,7 +53,7 @@ class Training:
     @cached_property
     def codebooks(self) -> Codebooks:
         def fit() -> Codebooks:
-            said = [_framed(s) for s in (*self.answers, *self.general)]
+            said = [framed(s) for s in (*self.answers, *self.general)]
             return Codebooks.fit(said, SEED)
 
         return self._kept("codebooks", fit)
@@ -88,10 +88,10 @@ class Training:
     def talker(self) -> None:
         def train() -> dict:
             replies = [
-                Spoken(self._ids(s.text), self.codebooks.encode(_framed(s)).T.contiguous())
+                Spoken(self.ids(s.text), self.codebooks.encode(framed(s)).T.contiguous())
                 for s in self.answers
             ]
-            questions = [self._ids(q) for q in self._some_questions()]
+            questions = [self.ids(q) for q in self._some_questions()]
             train_talker(
                 self.model.talker, self.talker_inputs(),
                 list(self.model.config.talker_config.speaker_id.values()),
@@ -122,21 +122,21 @@ class Training:
         self.model.thinker.load_state_dict(self._kept("thinker", train))
 
     def talker_inputs(self) -> TalkerInputs:
-        newline_id = self._ids("\n")[0]
+        newline_id = self.ids("\n")[0]
         embed_tokens = self.model.thinker.model.embed_tokens
         return TalkerInputs(self.model.talker, embed_tokens, self.model.config, newline_id)
 
     def _recording(self, said: recordings.Said) -> Recording:
-        sound = _framed(said)
+        sound = framed(said)
         return Recording(torch.from_numpy(sound), self.codebooks.encode(sound))
 
     def _some_questions(self) -> list[str]:
         return world.questions() + list(islice(strangers(random.Random(SEED)), 300))
 
     def _spelling(self, text: str) -> list[int]:
-        return self._ids(f" {text}") if text else []
+        return self.ids(f" {text}") if text else []
 
-    def _ids(self, text: str) -> list[int]:
+    def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _kept(self, name: str, make):
@@ -157,14 +157,20 @@ STEPS = {
 }
 
 
-def _framed(said: recordings.Said) -> np.ndarray:
+def framed(said: recordings.Said) -> np.ndarray:
     return whole_frames(said.sound, LEAD_FRAMES, TAIL_FRAMES)
 
 
 def _corpus() -> str:
-    """What the tokenizer is fitted to: words as they are typed and as they are said."""
-    said = [*world.questions(), *world.answers(), *islice(strangers(random.Random(SEED)), 4000)]
-    return "\n".join(f"{line}\n {line.lower()}" for line in said)
+    """What the tokenizer is fitted to: words as they are typed and as they are said.
+
+    Every word should be one token: the talker gets one with each frame, and must not wait for the
+    rest of a word that it is to speak. So this world's own sentences come often.
+    """
+    own = [*world.questions(), *world.answers(), TRANSCRIBE]
+    typed = [f"{line.capitalize()}?\n {line.lower()}\n{line}" for line in own]
+    strange = [f" {line}" for line in islice(strangers(random.Random(SEED)), 4000)]
+    return "\n".join(typed * 40 + strange)
 
 
 def main() -> None:

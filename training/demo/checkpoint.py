@@ -22,7 +22,7 @@ def blank_model(corpus: str) -> tuple[Qwen3OmniMoeForConditionalGeneration, obje
     So the thinker's parts and the talker can be trained apart, and still mean the same words.
     """
     seeded(SIZE.seed)
-    tokenizer = build_tokenizer(corpus)
+    tokenizer = build_tokenizer(SIZE.vocab, corpus)
     model = Qwen3OmniMoeForConditionalGeneration(config_of(tokenizer, SIZE)).float()
     noise = torch.Generator().manual_seed(SIZE.seed)
     with torch.no_grad():

@@ -21,6 +21,9 @@ from training.demo.rooms import Room
 from training.demo.schedule import Log, cosine, seeded
 from training.demo.voices import QUESTION_RATE_HZ
 
+# A token that no text has (`<|endoftext|>`): at frames where no word ends.
+BLANK_ID = 0
+
 _extractor = WhisperFeatureExtractor(feature_size=128)
 
 
@@ -101,45 +104,37 @@ def train_hearing(
     """encode_text: text -> token ids, lower case as it was said, with a space before each word."""
     choose = seeded(settings.seed)
     _initialise(tower)
-    blank = nn.Parameter(torch.zeros(embed_tokens.embedding_dim))
-    scale = nn.Parameter(torch.tensor(1.0))
-    optimiser = torch.optim.AdamW(
-        [*tower.parameters(), blank, scale], settings.learning_rate, weight_decay=0.01
-    )
+    optimiser = torch.optim.AdamW(tower.parameters(), settings.learning_rate, weight_decay=0.01)
     spelt = [torch.tensor(encode_text(h.text), dtype=torch.long) for h in heard]
     for step in range(settings.steps):
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
         some = torch.randint(len(heard), (settings.batch,), generator=choose).tolist()
         rows = encode(tower, [masked(heard[i].mel, choose) for i in some])
-        alphabet = torch.cat([embed_tokens.weight, blank[None]])
-        logits = nn.utils.rnn.pad_sequence(rows) @ alphabet.T * scale
+        logits = nn.utils.rnn.pad_sequence(rows) @ embed_tokens.weight.T
         loss = functional.ctc_loss(
             logits.log_softmax(-1),
             torch.cat([spelt[i] for i in some]),
             torch.tensor([len(row) for row in rows]),
             torch.tensor([len(spelt[i]) for i in some]),
-            blank=len(embed_tokens.weight),
+            blank=BLANK_ID,
             zero_infinity=True,
         )
         loss.backward()
         nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
         optimiser.step()
         optimiser.zero_grad()
-        log(step, ctc=loss, right=_share_spelt(logits, rows, [spelt[i] for i in some]))
+        right = [
+            spell(row.detach(), embed_tokens) == spelt[i].tolist()
+            for row, i in zip(rows, some, strict=True)
+        ]
+        log(step, ctc=loss, right=torch.tensor(right).float().mean())
 
 
-def _share_spelt(
-    logits: torch.Tensor, rows: list[torch.Tensor], spelt: list[torch.Tensor]
-) -> torch.Tensor:
-    """Share of clips whose greedy spelling is exactly right."""
-    blank = logits.shape[-1] - 1
-    best = logits.detach().argmax(-1)
-    right = 0
-    for i, row in enumerate(rows):
-        path = torch.unique_consecutive(best[: len(row), i])
-        right += torch.equal(path[path != blank], spelt[i])
-    return torch.tensor(right / len(rows))
+def spell(row: torch.Tensor, embed_tokens: nn.Embedding) -> list[int]:
+    """Token ids that the encoder alone hears in its output [n, hidden], greedily."""
+    path = torch.unique_consecutive((row @ embed_tokens.weight.T).argmax(-1))
+    return path[path != BLANK_ID].tolist()
 
 
 @torch.no_grad()

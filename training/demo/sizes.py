@@ -6,6 +6,7 @@ N_CODEBOOKS = 16
 FRAME_SAMPLES = 1920  # 80 ms at 24 kHz
 
 SIZE = DemoSize(
+    vocab=2048,
     hidden=128,
     head_dim=32,
     encoder_hidden=128,

@@ -11,7 +11,7 @@ from sglang_live.models.demo.tokenizer import SPECIAL_TOKENS, build_tokenizer
 from sglang_live.models.qwen3_omni.prompt import AUDIO_PLACE, Append, ChatPrompt, Piece
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
 
-TOKENIZER = build_tokenizer()
+TOKENIZER = build_tokenizer(1024)
 SPECIAL_IDS = set(TOKENIZER.convert_tokens_to_ids(SPECIAL_TOKENS))
 PAD_ID = TOKENIZER.convert_tokens_to_ids("<|audio_pad|>")
 PROMPT = ChatPrompt(SimpleNamespace(audio_pad_id=PAD_ID), TOKENIZER)

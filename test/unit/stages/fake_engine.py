@@ -7,7 +7,7 @@ from sglang_live.bridge.feed_types import Retained, RetainSession
 from sglang_live.models.demo.tokenizer import build_tokenizer
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 
-TOKENIZER = build_tokenizer()
+TOKENIZER = build_tokenizer(1024)
 END_ID = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 PAD_ID = TOKENIZER.convert_tokens_to_ids("<|audio_pad|>")
 PROMPT = ChatPrompt(SimpleNamespace(audio_pad_id=PAD_ID), TOKENIZER)

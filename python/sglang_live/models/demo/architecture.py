@@ -3,7 +3,6 @@
 from transformers.models.qwen3_omni_moe import Qwen3OmniMoeConfig
 
 from sglang_live.models.demo.location import DemoSize
-from sglang_live.models.demo.tokenizer import VOCAB_SIZE
 
 
 def config_of(tokenizer, size: DemoSize) -> Qwen3OmniMoeConfig:
@@ -17,7 +16,7 @@ def config_of(tokenizer, size: DemoSize) -> Qwen3OmniMoeConfig:
         "mrope_interleaved": True,
     }
     text = {
-        "vocab_size": VOCAB_SIZE,
+        "vocab_size": size.vocab,
         "hidden_size": size.hidden,
         "intermediate_size": 2 * size.hidden,
         "num_hidden_layers": size.thinker_layers,

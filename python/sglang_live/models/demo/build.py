@@ -25,7 +25,6 @@ from sglang_live.models.demo.architecture import config_of
 from sglang_live.models.demo.location import DemoSize, default_directory
 from sglang_live.models.demo.tokenizer import (
     SPECIAL_TOKENS,
-    VOCAB_SIZE,
     build_tokenizer,
     save_processor,
 )
@@ -50,7 +49,7 @@ def ensure_built(size: DemoSize | None = None) -> Path:
 
 
 def build(directory: Path, size: DemoSize) -> None:
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(size.vocab)
     model = _random_model(config_of(tokenizer, size), size)
     _speak_words_only(model, tokenizer)
     _mark_endings(model, size)
@@ -84,9 +83,10 @@ def _random_model(config, size: DemoSize) -> Qwen3OmniMoeForConditionalGeneratio
 @torch.no_grad()
 def _speak_words_only(model: Qwen3OmniMoeForConditionalGeneration, tokenizer) -> None:
     """Every token but whole words gets logit 0, which practically never wins."""
+    n_tokens = model.config.thinker_config.text_config.vocab_size
     words = [
         token_id
-        for token_id, token in enumerate(tokenizer.convert_ids_to_tokens(range(VOCAB_SIZE)))
+        for token_id, token in enumerate(tokenizer.convert_ids_to_tokens(range(n_tokens)))
         if token is not None and token[0] == "Ġ" and len(token) > 3 and token[1:].isalpha()
     ]
     head = model.thinker.lm_head.weight
@@ -122,7 +122,7 @@ def _mark_endings(model: Qwen3OmniMoeForConditionalGeneration, size: DemoSize) -
     gate.linear_fc2.weight[0, 0] = 1.0
 
     noise = torch.Generator().manual_seed(size.seed)
-    ids = torch.randint(len(SPECIAL_TOKENS), VOCAB_SIZE, (1, 200), generator=noise)
+    ids = torch.randint(len(SPECIAL_TOKENS), size.vocab, (1, 200), generator=noise)
     hidden = thinker.model(input_ids=ids).last_hidden_state
     _end_reads_channel(
         thinker.lm_head.weight, config.im_end_token_id, hidden, size.thinker_end_logit

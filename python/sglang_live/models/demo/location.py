@@ -15,6 +15,7 @@ CACHE_ENV = "SGLANG_LIVE_CACHE"
 class DemoSize:
     """Width and depth of the parts. The audio encoder's heads have 16 channels."""
 
+    vocab: int = 1024
     hidden: int = 64
     head_dim: int = 16
     encoder_hidden: int = 32

@@ -12,7 +12,6 @@ from transformers import (
 )
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessor
 
-VOCAB_SIZE = 1024
 SPECIAL_TOKENS = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -42,13 +41,13 @@ CHAT_TEMPLATE = """\
 {% endif -%}"""
 
 
-def build_tokenizer(corpus: str | None = None) -> PreTrainedTokenizerFast:
+def build_tokenizer(vocab_size: int, corpus: str | None = None) -> PreTrainedTokenizerFast:
     """Byte-level BPE over a text, or over the bundled one; training is deterministic."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         special_tokens=SPECIAL_TOKENS,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -1,0 +1,123 @@
+"""The examples in docs/examples/: other people's clients, as they are, against the whole server."""
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from test.e2e.conftest import DATA
+
+pytestmark = [pytest.mark.e2e]
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+SPEECH = DATA / "sp_librivox_0880.flac"
+
+
+async def run(*command: str | Path, cwd: Path, **environment: str) -> str:
+    """What it printed; fails if it failed, or takes longer than a minute."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=cwd,
+        env={"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(cwd), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(60):
+            out, _ = await process.communicate()
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+    text = out.decode()
+    assert process.returncode == 0, text
+    return text
+
+
+def example(name: str, url: str, *args: str | Path) -> list[str | Path]:
+    assert PYTHON.exists(), "scripts/setup.sh --test makes it"
+    return [PYTHON, EXAMPLES / name, "--url", url, *args]
+
+
+def seconds_of_sound(text: str) -> list[float]:
+    return [float(line.split(" s of sound")[0].split()[-1]) for line in text.splitlines()
+            if " s of sound" in line]  # fmt: skip
+
+
+async def test_openais_sdk_blocking(server, tmp_path):
+    text = await run(*example("openai_typed.py", server.http, "How are you?"), cwd=tmp_path)
+    assert "completed" in text
+    assert (tmp_path / "answer.wav").stat().st_size > 24_000
+
+
+async def test_openais_sdk_hears_writes_down_and_is_interrupted(server, tmp_path):
+    command = example("openai_voice.py", server.http, SPEECH, "--interrupt-after", "0.3")
+    text = await run(*command, cwd=tmp_path)
+    assert "you: " in text
+    # A short answer may be over before it could be interrupted.
+    assert "answer: cancelled" in text or text.count("answer: completed") == 2
+    assert seconds_of_sound(text)[0] > 0.3
+
+
+@pytest.mark.parametrize("name", ["openai_agents_voice.py", "pipecat_voice.py"])
+async def test_clients_that_want_a_socket(server, tmp_path, name):
+    url = server.http.replace("http", "ws")
+    text = await run(*example(name, url, SPEECH), cwd=tmp_path)
+    assert all(seconds > 0.3 for seconds in seconds_of_sound(text)), text
+    assert seconds_of_sound(text)
+
+
+async def test_livekit(server, tmp_path):
+    text = await run(*example("livekit_voice.py", server.http, SPEECH), cwd=tmp_path)
+    assert seconds_of_sound(text)[0] > 0.3
+
+
+async def test_openais_sdk_for_javascript(server, tmp_path):
+    """It speaks TLS only, so there is some in front of the server."""
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-keyout", key, "-out", certificate, "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    script = tmp_path / "openai_typed.mjs"
+    shutil.copy(EXAMPLES / script.name, script)
+    (tmp_path / "node_modules").symlink_to(EXAMPLES / "node_modules")
+    async with tls_in_front(server.port, certificate, key) as port:
+        trust = {"NODE_EXTRA_CA_CERTS": str(certificate)}
+        command = ("node", script, f"https://127.0.0.1:{port}", "How are you?")
+        text = await run(*command, cwd=tmp_path, **trust)
+    assert "completed" in text
+    assert seconds_of_sound(text)[0] > 0.3
+
+
+@asynccontextmanager
+async def tls_in_front(port: int, certificate: Path, key: Path) -> AsyncIterator[int]:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_server = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, to_server[1]), pump(to_server[0], writer))
+
+    front = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with front:
+        yield front.sockets[0].getsockname()[1]
+
+
+def test_nothing_is_left_of_them(server):
+    server.wait_until_free()
