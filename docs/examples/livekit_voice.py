@@ -85,7 +85,7 @@ async def converse(args: argparse.Namespace) -> None:
     session.output.audio = loudspeaker
     await session.start(Agent(instructions="Be brief."))
     try:
-        await asyncio.wait_for(loudspeaker.ended.wait(), 60)
+        await asyncio.wait_for(loudspeaker.ended.wait(), 100)
     finally:
         await session.aclose()
         await model.aclose()

@@ -21,7 +21,7 @@ SPEECH = DATA / "sp_librivox_0880.flac"
 
 
 async def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """What it printed; fails if it failed, or takes longer than a minute."""
+    """What it printed; fails if it failed, or takes longer than two minutes."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=cwd,
@@ -30,7 +30,7 @@ async def run(*command: str | Path, cwd: Path, **environment: str) -> str:
         stderr=subprocess.STDOUT,
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             out, _ = await process.communicate()
     finally:
         with suppress(ProcessLookupError):
