@@ -21,7 +21,7 @@ from training.demo.codec import CodecSettings, Recording, mel_error, train_codec
 from training.demo.codes import Codebooks, whole_frames
 from training.demo.hearing import Heard, HearingSettings, features, heard_in_rooms, train_hearing
 from training.demo.rooms import empty_room
-from training.demo.schedule import Log
+from training.demo.schedule import Course, Log
 from training.demo.strangers import strangers
 from training.demo.talker import Spoken, TalkerInputs, TalkerSettings, train_talker
 from training.demo.thinker import TRANSCRIBE, Library, ThinkerSettings, Writer, train_thinker
@@ -78,7 +78,7 @@ class Training:
             )
             codec = train_codec(
                 self.model.config.code2wav_config, self.codebooks, answers + general,
-                CodecSettings(), Log("vocoder"),
+                CodecSettings(), Log("vocoder"), self._course("vocoder"),
             )  # fmt: skip
             print(f"log-mel error of the answers: {mel_error(codec, answers):.3f} nat")
             return codec.state_dict()
@@ -95,7 +95,7 @@ class Training:
             train_talker(
                 self.model.talker, self.talker_inputs(),
                 list(self.model.config.talker_config.speaker_id.values()),
-                replies, questions, TalkerSettings(), Log("talker"),
+                replies, questions, TalkerSettings(), Log("talker"), self._course("talker"),
             )  # fmt: skip
             return self.model.talker.state_dict()
 
@@ -106,7 +106,7 @@ class Training:
             tower = self.model.thinker.audio_tower
             train_hearing(
                 tower, self.model.thinker.model.embed_tokens, self._spelling, self.heard,
-                HearingSettings(), Log("hearing"),
+                HearingSettings(), Log("hearing"), self._course("hearing"),
             )  # fmt: skip
             return tower.state_dict()
 
@@ -116,7 +116,9 @@ class Training:
         def train() -> dict:
             settings = ThinkerSettings()
             writer = Writer(self.tokenizer, Library(self.heard), settings, SEED)
-            train_thinker(self.model.thinker, writer, settings, Log("thinker"))
+            train_thinker(
+                self.model.thinker, writer, settings, Log("thinker"), self._course("thinker")
+            )
             return self.model.thinker.state_dict()
 
         self.model.thinker.load_state_dict(self._kept("thinker", train))
@@ -138,6 +140,10 @@ class Training:
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _course(self, name: str) -> Course:
+        self.work.mkdir(parents=True, exist_ok=True)
+        return Course(self.work / f"{name}.course")
 
     def _kept(self, name: str, make):
         path = self.work / f"{name}.pt"

@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from training.demo.codes import Codebooks, log_mel
-from training.demo.schedule import Log, cosine, seeded
+from training.demo.schedule import Course, Log, cosine, seeded
 from training.demo.sizes import FRAME_SAMPLES
 
 _WINDOWS = (256, 512, 1024, 2048)
@@ -36,7 +36,12 @@ class Recording:
 
 
 def train_codec(
-    config, codebooks: Codebooks, recordings: list[Recording], settings: CodecSettings, log: Log
+    config,
+    codebooks: Codebooks,
+    recordings: list[Recording],
+    settings: CodecSettings,
+    log: Log,
+    course: Course,
 ) -> Qwen3OmniMoeCode2Wav:
     """Recordings are drawn by their length, crops evenly within them."""
     choose = seeded(settings.seed)
@@ -47,7 +52,7 @@ def train_codec(
     )
     fitting = [r for r in recordings if r.codes.shape[1] >= _CROP_FRAMES]
     weights = torch.tensor([float(r.codes.shape[1]) for r in fitting])
-    for step in range(settings.steps):
+    for step in course.steps(settings.steps, codec, optimiser, choose):
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=50)
         codes, sound = _crops(fitting, weights, settings.batch, choose)

@@ -18,7 +18,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from training.demo.recordings import Said
 from training.demo.rooms import Room
-from training.demo.schedule import Log, cosine, seeded
+from training.demo.schedule import Course, Log, cosine, seeded
 from training.demo.voices import QUESTION_RATE_HZ
 
 # A token that no text has (`<|endoftext|>`): at frames where no word ends.
@@ -100,13 +100,14 @@ def train_hearing(
     heard: list[Heard],
     settings: HearingSettings,
     log: Log,
+    course: Course,
 ) -> None:
     """encode_text: text -> token ids, lower case as it was said, with a space before each word."""
     choose = seeded(settings.seed)
     _initialise(tower)
     optimiser = torch.optim.AdamW(tower.parameters(), settings.learning_rate, weight_decay=0.01)
     spelt = [torch.tensor(encode_text(h.text), dtype=torch.long) for h in heard]
-    for step in range(settings.steps):
+    for step in course.steps(settings.steps, tower, optimiser, choose):
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
         some = torch.randint(len(heard), (settings.batch,), generator=choose).tolist()

@@ -1,13 +1,18 @@
-"""What all trainings share: seeds, a learning rate's course, a log."""
+"""What all trainings share: seeds, a learning rate's course, a log, going on after a stop."""
 
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from torch import nn
 
 _EVERY = 100
+_SAVED_EVERY = 500
+_SEEDS_APART = 1_000_003
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -40,3 +45,49 @@ class Log:
                 flush=True,
             )
             self._values.clear()
+
+
+@dataclass(slots=True)
+class Course:
+    """The steps of a training, which goes on where it was when it is started again.
+
+    path: a file for what is needed for that; None: begin anew each time.
+    """
+
+    path: Path | None = None
+
+    def steps(
+        self,
+        n: int,
+        module: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        choose: torch.Generator,
+    ) -> Iterator[int]:
+        """Numbers of the steps that are left.
+
+        What `choose` draws depends on its first seed and the step alone, so a training that was
+        stopped ends where one that was not would have.
+        """
+        begin, seed = 0, choose.initial_seed()
+        if self.path and self.path.exists():
+            state = torch.load(self.path, weights_only=False)
+            begin = state["step"]
+            module.load_state_dict(state["module"])
+            optimiser.load_state_dict(state["optimiser"])
+        for step in range(begin, n):
+            choose.manual_seed(seed + _SEEDS_APART * step)
+            yield step
+            if self.path and (step + 1) % _SAVED_EVERY == 0 and step + 1 < n:
+                self._save(step + 1, module, optimiser)
+        if self.path:
+            self.path.unlink(missing_ok=True)
+
+    def _save(self, step: int, module: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+        state = {
+            "step": step,
+            "module": module.state_dict(),
+            "optimiser": optimiser.state_dict(),
+        }
+        part = self.path.with_suffix(".saving")
+        torch.save(state, part)
+        part.replace(self.path)

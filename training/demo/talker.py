@@ -16,7 +16,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerForConditionalGeneration,
 )
 
-from training.demo.schedule import Log, cosine, seeded
+from training.demo.schedule import Course, Log, cosine, seeded
 from training.demo.sizes import N_CODEBOOKS
 
 _IGNORED = -100
@@ -123,6 +123,7 @@ def train_talker(
     questions: list[list[int]],
     settings: TalkerSettings,
     log: Log,
+    course: Course,
 ) -> None:
     """questions: what users may have written before, as token ids."""
     choose = seeded(settings.seed)
@@ -130,11 +131,11 @@ def train_talker(
     optimiser = torch.optim.AdamW(
         talker.parameters(), settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
-    batches = _Batches(replies, settings.batch, choose)
-    for step in range(settings.steps):
+    for step in course.steps(settings.steps, talker, optimiser, choose):
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=100)
-        rows, targets, starts, batch = [], [], [], next(batches)
+        rows, targets, starts = [], [], []
+        batch = _batch(replies, settings.batch, choose)
         for reply in batch:
             context = _context(inputs, questions, choose)
             row, target = _sequence(inputs, context, speaker_ids, reply, settings, choose)
@@ -210,22 +211,14 @@ def initialise(module: nn.Module) -> None:
         nn.init.normal_(weight, 0.0, 0.3 if embeds else weight.shape[-1] ** -0.5)
 
 
-class _Batches:
-    """Replies of similar length together, so that little is padded; every reply once a round."""
-
-    def __init__(self, replies: list[Spoken], n: int, choose: torch.Generator):
-        self._replies, self._n, self._choose = replies, n, choose
-        self._round: list[list[Spoken]] = []
-
-    def __next__(self) -> list[Spoken]:
-        if not self._round:
-            jitter = torch.rand(len(self._replies), generator=self._choose) * 0.3
-            lengths = torch.tensor([len(r.codes) for r in self._replies]) * (1 + jitter)
-            order = lengths.argsort().tolist()
-            groups = [order[i : i + self._n] for i in range(0, len(order), self._n)]
-            for i in torch.randperm(len(groups), generator=self._choose).tolist():
-                self._round.append([self._replies[j] for j in groups[i]])
-        return self._round.pop()
+def _batch(replies: list[Spoken], n: int, choose: torch.Generator) -> list[Spoken]:
+    """Replies of similar length, so that little is padded."""
+    jitter = 1 + 0.3 * torch.rand(len(replies), generator=choose)
+    lengths = torch.tensor([len(reply.codes) for reply in replies]) * jitter
+    order = lengths.argsort().tolist()
+    groups = [order[i : i + n] for i in range(0, len(order), n)]
+    chosen = groups[int(torch.randint(len(groups), (), generator=choose))]
+    return [replies[i] for i in chosen]
 
 
 def _context(

@@ -19,7 +19,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from training.demo import world
 from training.demo.hearing import Heard, encode, masked, n_places
-from training.demo.schedule import Log, cosine, seeded
+from training.demo.schedule import Course, Log, cosine, seeded
 from training.demo.strangers import strangers
 from training.demo.talker import initialise
 
@@ -82,11 +82,16 @@ class Writer:
 
     def __init__(self, tokenizer, library: Library, settings: ThinkerSettings, seed: int):
         self._tokenizer, self._library, self._settings = tokenizer, library, settings
-        self._rng = random.Random(seed)
-        self._choose = torch.Generator().manual_seed(seed)
-        self._typed = strangers(random.Random(seed + 1))
+        self._seed = seed
+        self.choose = torch.Generator().manual_seed(seed)
+        self.begin(0)
         self._pad_id = tokenizer.convert_tokens_to_ids("<|audio_pad|>")
         self._end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+    def begin(self, step: int) -> None:
+        """What follows depends on this number and the seed alone."""
+        self._rng = random.Random(f"{self._seed}/{step}")
+        self._typed = strangers(random.Random(f"{self._seed}/{step}/typed"))
 
     def conversation(self) -> Conversation:
         rng = self._rng
@@ -106,7 +111,7 @@ class Writer:
             if not spoken:
                 write(self._ids(f"user\n{self._as_typed(exchange.question)}"))
             else:
-                clip = masked(self._library.clip(exchange.question, rng), self._choose)
+                clip = masked(self._library.clip(exchange.question, rng), self.choose)
                 clips.append(clip)
                 before, after = _AUDIO.split("<|audio_pad|>")
                 places = int(n_places(torch.tensor(clip.shape[1])))
@@ -154,6 +159,7 @@ def train_thinker(
     writer: Writer,
     settings: ThinkerSettings,
     log: Log,
+    course: Course,
 ) -> None:
     """The audio encoder comes trained, and goes on learning slowly. Embeddings stay as they are."""
     seeded(settings.seed)
@@ -168,10 +174,11 @@ def train_thinker(
     rates = (1.0, settings.tower_rate)
     groups = [{"params": language}, {"params": list(thinker.audio_tower.parameters())}]
     optimiser = torch.optim.AdamW(groups, settings.learning_rate, betas=(0.9, 0.98))
-    for step in range(settings.steps):
+    for step in course.steps(settings.steps, thinker, optimiser, writer.choose):
         now = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
             group["lr"] = now * rate
+        writer.begin(step)
         batch = [writer.conversation() for _ in range(settings.batch)]
         logits, labels = predict(thinker, batch)
         loss = functional.cross_entropy(
