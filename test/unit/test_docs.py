@@ -11,13 +11,13 @@ PACKAGE = ROOT / "python" / "sglang_live"
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = [
     path
-    for folder in ("python", "benchmark", "scripts")
+    for folder in ("python", "benchmark", "training", "scripts")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in (".py", ".sh")
 ]
 _FILE = re.compile(r"(?<![\w./$~{-])[\w][\w./-]*\.(?:py|sh|md|svg|txt|html|flac)\b")
 _FOLDER = re.compile(r"`([\w.][\w./-]*/)`")
-_MODULE = re.compile(r"python -m ((?:sglang_live|benchmark)[\w.]*)")
+_MODULE = re.compile(r"python -m ((?:sglang_live|benchmark|training)[\w.]*)")
 _FLAG = re.compile(r"(?<![\w-])--(?:(?:thinker|talker|vocoder|STAGE)\.)?([a-z][a-z0-9-]+)")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
