@@ -25,6 +25,7 @@ from sglang_live.clock import MonotonicClock
 
 CLIPS = Path(__file__).parent / "workloads" / "clips"
 WARM_UP_S = 2.0
+N_RSS = 10
 # Between the end of a clip and the next one, besides the reply: detection and a breath.
 PAUSE_S = 1.5
 # With a larger share of late frames the machine was short of CPU for callers and server.
@@ -33,17 +34,22 @@ LATE_LIMIT = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """deflate: offer WebSocket compression, as the websockets package does by default."""
+    """
+    frames_per_message: of 20 ms each, as browsers and phones send more than one at once.
+    deflate: offer WebSocket compression, as the websockets package does by default.
+    """
 
     sessions: int = 8
     seconds: float = 20.0
     repeats: int = 1
     reply_s: float = 3.0
+    frames_per_message: int = 1
     deflate: bool = True
 
     def __post_init__(self):
-        if min(self.sessions, self.repeats) < 1 or min(self.seconds, self.reply_s) <= 0:
-            raise ValueError("sessions, seconds, repeats and reply_s must be positive")
+        counts = (self.sessions, self.repeats, self.frames_per_message)
+        if min(counts) < 1 or min(self.seconds, self.reply_s) <= 0:
+            raise ValueError("all numbers must be positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,8 @@ class Cost:
 
     audio_s: of all sessions together, sent to the server while it was measured.
     cpu_ms_per_s: CPU time of the server process per second of one session.
+    lag_ms: of the server's event loop: P50, P99 and the worst.
+    rss_mb: memory of the server process, at equal intervals from beginning to end.
     """
 
     arm: str
@@ -62,26 +70,35 @@ class Cost:
     delta_bytes: int
     n_responses: int
     late_share: float
+    lag_ms: list[float]
+    rss_mb: list[float]
 
 
 async def measure(arm: str, server: ServerProcess, options: Options) -> Cost:
     clock = MonotonicClock()
     compression = "deflate" if options.deflate else None
-    callers = Callers(server.url, _periods(options), compression, clock)
+    message_s = options.frames_per_message * clip.FRAME_S
+    callers = Callers(server.url, _periods(options), message_s, compression, clock)
     calling = asyncio.create_task(callers.run())
     try:
         await _sleep(WARM_UP_S, calling)
+        await asyncio.to_thread(server.lag_ms)  # of the beginning, when all connect at once
         callers.reset()
-        before_s = server.cpu_s()
-        await _sleep(options.seconds, calling)
+        before_s, rss_mb = server.cpu_s(), [server.rss_mb()]
+        for _ in range(N_RSS):
+            await _sleep(options.seconds / N_RSS, calling)
+            rss_mb.append(server.rss_mb())
         cpu_s, traffic = server.cpu_s() - before_s, callers.traffic
+        lag_ms = await asyncio.to_thread(server.lag_ms)
     finally:
         calling.cancel()
         await asyncio.gather(calling, return_exceptions=True)
-    return _cost(arm, cpu_s, traffic)
+    return _cost(arm, cpu_s, traffic, lag_ms, rss_mb)
 
 
-def _cost(arm: str, cpu_s: float, traffic: Traffic) -> Cost:
+def _cost(
+    arm: str, cpu_s: float, traffic: Traffic, lag_ms: list[float], rss_mb: list[float]
+) -> Cost:
     return Cost(
         arm=arm,
         cpu_s=round(cpu_s, 3),
@@ -90,7 +107,9 @@ def _cost(arm: str, cpu_s: float, traffic: Traffic) -> Cost:
         n_deltas=traffic.n_deltas,
         delta_bytes=traffic.delta_bytes,
         n_responses=traffic.events["response.done"],
-        late_share=round(traffic.late / traffic.frames_sent, 4),
+        late_share=round(traffic.late / traffic.sent, 4),
+        lag_ms=lag_ms,
+        rss_mb=[round(mb, 1) for mb in rss_mb],
     )
 
 
@@ -124,12 +143,16 @@ def ratio(costs: list[Cost]) -> float:
 
 
 def table(costs: list[Cost]) -> str:
-    lines = ["arm      CPU s  session s  CPU ms per session s  deltas  delta MB  responses  late"]
+    lines = [
+        "arm      CPU s  session s  CPU ms per session s  deltas  delta MB  responses  late  "
+        "loop lag P50/P99/max ms  memory MB"
+    ]
     for cost in costs:
+        lag = "/".join(f"{ms:.1f}" for ms in cost.lag_ms)
         lines.append(
             f"{cost.arm:7}  {cost.cpu_s:5.2f}  {cost.audio_s:9.1f}  {cost.cpu_ms_per_s:20.2f}  "
             f"{cost.n_deltas:6d}  {cost.delta_bytes / 1e6:8.2f}  {cost.n_responses:9d}  "
-            f"{cost.late_share:4.1%}"
+            f"{cost.late_share:4.1%}  {lag:>23}  {cost.rss_mb[0]:.0f} to {cost.rss_mb[-1]:.0f}"
         )
     lines.append(f"gateway / echo: {ratio(costs):.2f}")
     if any(cost.late_share > LATE_LIMIT for cost in costs):
@@ -139,7 +162,10 @@ def table(costs: list[Cost]) -> str:
 
 def _periods(options: Options) -> list[list[str]]:
     clips = sorted(CLIPS.glob("*.flac"))
-    periods = [period(clip.load_pcm(path), options.reply_s + PAUSE_S) for path in clips]
+    periods = [
+        period(clip.load_pcm(path), options.reply_s + PAUSE_S, options.frames_per_message)
+        for path in clips
+    ]
     return [periods[i % len(periods)] for i in range(options.sessions)]
 
 

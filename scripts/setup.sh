@@ -28,7 +28,7 @@ device=auto
 extras=()
 while (($#)); do
     case $1 in
-    --test) extras+=(test clients) ;;
+    --test) extras+=(test browser clients) ;;
     --bench) extras+=(bench) ;;
     --device)
         device=${2:-}
@@ -134,6 +134,19 @@ step_test() {
     pip_install --requirement requirements/test.txt
 }
 
+find_browser() {
+    command -v chromium || command -v chromium-browser || command -v google-chrome
+}
+
+step_browser() {
+    find_browser && return
+    local as_root=()
+    if ((EUID)); then as_root=(sudo); fi
+    "${as_root[@]}" apt-get update
+    "${as_root[@]}" apt-get install --yes --no-install-recommends chromium
+    find_browser
+}
+
 step_clients() {
     # Other people's clients have requirements of their own, some against SGLang's.
     rm -rf "$CLIENTS"
@@ -156,6 +169,7 @@ declare -A title=(
     [project]="sglang_live, editable"
     [bytecode]="bytecode, for faster starts"
     [test]="test tools"
+    [browser]="Chromium, for tests of the page"
     [clients]="clients of other people, for the examples"
     [bench]="benchmark tools"
 )

@@ -11,31 +11,31 @@ import orjson
 from websockets.asyncio.client import ClientConnection, connect
 
 from sglang_live.client import clip
-from sglang_live.client.microphone import LATE_FRAME_S, SILENCE_MESSAGE, append_message
+from sglang_live.client.microphone import LATE_FRAME_S
+from sglang_live.client.utterance import append_message, silence_message
 from sglang_live.clock import Clock
 
 
-def period(pcm: bytes, quiet_s: float) -> list[str]:
-    """The append events of a clip and the silence after it, one per 20 ms."""
-    said = [append_message(frame) for frame in clip.frames(pcm)]
-    return said + [SILENCE_MESSAGE] * round(quiet_s / clip.FRAME_S)
+def period(pcm: bytes, quiet_s: float, frames_per_message: int = 1) -> list[str]:
+    """The append events of a clip and the silence after it, of so many frames of 20 ms."""
+    said = [append_message(frames) for frames in clip.frames(pcm, frames_per_message)]
+    n_quiet = round(quiet_s / clip.FRAME_S / frames_per_message)
+    return said + [silence_message(frames_per_message)] * n_quiet
 
 
 @dataclass(slots=True)
 class Traffic:
     """What went over all sockets while it was counted.
 
-    events: from the server, by type. late: frames sent more than 50 ms behind real time.
+    sent: appends. late: of those, more than 50 ms behind real time.
+    events: from the server, by type.
     """
 
-    frames_sent: int = 0
+    audio_s: float = 0.0
+    sent: int = 0
     late: int = 0
     delta_bytes: int = 0
     events: Counter = field(default_factory=Counter)
-
-    @property
-    def audio_s(self) -> float:
-        return self.frames_sent * clip.FRAME_S
 
     @property
     def n_deltas(self) -> int:
@@ -45,8 +45,15 @@ class Traffic:
 class Callers:
     """All sessions of an arm. `traffic` counts from the last reset on."""
 
-    def __init__(self, url: str, periods: list[list[str]], compression: str | None, clock: Clock):
-        self._url, self._periods = url, periods
+    def __init__(
+        self,
+        url: str,
+        periods: list[list[str]],
+        message_s: float,
+        compression: str | None,
+        clock: Clock,
+    ):
+        self._url, self._periods, self._message_s = url, periods, message_s
         self._compression, self._clock = compression, clock
         self.traffic = Traffic()
 
@@ -69,16 +76,17 @@ class Callers:
 
     async def _speak(self, socket: ClientConnection, i: int) -> None:
         messages = self._periods[i]
-        # Callers are spread over a period, and within a frame's time.
+        # Callers are spread over a period, and within a message's time.
         at = i * len(messages) // len(self._periods)
-        due_s = self._clock.now_s() + clip.FRAME_S * i / len(self._periods)
+        due_s = self._clock.now_s() + self._message_s * i / len(self._periods)
         while True:
             await self._clock.sleep(due_s - self._clock.now_s())
-            self.traffic.frames_sent += 1
+            self.traffic.sent += 1
+            self.traffic.audio_s += self._message_s
             self.traffic.late += self._clock.now_s() - due_s > LATE_FRAME_S
             await socket.send(messages[at % len(messages)])
             at += 1
-            due_s += clip.FRAME_S
+            due_s += self._message_s
 
     async def _listen(self, socket: ClientConnection) -> None:
         async for text in socket:

@@ -1,5 +1,6 @@
 """A server process of the comparison: started, asked for its CPU time, stopped."""
 
+import json
 import os
 import queue
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Self
+from urllib.request import urlopen
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -28,7 +30,8 @@ class ServerProcess:
             self._command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
         )
         try:
-            self.url = f"ws://127.0.0.1:{self._port()}/v1/realtime"
+            self._address = f"127.0.0.1:{self._port()}"
+            self.url = f"ws://{self._address}/v1/realtime"
         except BaseException:
             self.__exit__()
             raise
@@ -50,6 +53,16 @@ class ServerProcess:
         fields = stat.rpartition(")")[2].split()
         user_ticks, system_ticks = int(fields[11]), int(fields[12])
         return (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
+
+    def rss_mb(self) -> float:
+        """Memory it has in use."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def lag_ms(self) -> list[float]:
+        """P50, P99 and the worst lag of its event loop since the last call."""
+        with urlopen(f"http://{self._address}/lag", timeout=START_TIMEOUT_S) as answer:
+            return json.load(answer)
 
     def _port(self) -> int:
         # Reading a pipe cannot time out, waiting for a thread that reads it can.

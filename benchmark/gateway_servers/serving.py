@@ -1,10 +1,15 @@
 """How both servers are served: as launch_server serves the gateway, on a port of the OS."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 from sglang_live.client import clip
 from sglang_live.gateway.config import MAX_FRAME_BYTES
@@ -19,12 +24,49 @@ def speech(n_bytes: int) -> bytes:
     return (pcm * (n_bytes // len(pcm) + 1))[:n_bytes]
 
 
-def serve(app: ASGIApp) -> None:
-    """Serve until SIGTERM; the first line on stdout is the port."""
+class LoopLag:
+    """How much later than asked for the event loop wakes somebody."""
+
+    PERIOD_S = 0.010
+
+    def __init__(self):
+        self._lags_s: list[float] = []
+
+    async def show(self, _request: Request) -> JSONResponse:
+        """P50, P99 and the worst since the last time, in ms."""
+        lags_s, self._lags_s = self._lags_s or [0.0], []
+        figures = [*np.percentile(lags_s, (50, 99)), max(lags_s)]
+        return JSONResponse([round(1e3 * float(lag_s), 2) for lag_s in figures])
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + self.PERIOD_S
+            await asyncio.sleep(self.PERIOD_S)
+            self._lags_s.append(loop.time() - due_s)
+
+
+def serve(app: FastAPI) -> None:
+    """Serve until SIGTERM; the first line on stdout is the port. GET /lag tells the loop's lag."""
+    lag = LoopLag()
+    app.add_route("/lag", lag.show)
     config = uvicorn.Config(
         app, host="127.0.0.1", port=0, log_level="warning", ws_max_size=MAX_FRAME_BYTES
     )
-    asyncio.run(_Server(config).serve())
+
+    async def run() -> None:
+        async with lag.watched():
+            await _Server(config).serve()
+
+    asyncio.run(run())
 
 
 class _Server(uvicorn.Server):

@@ -1,4 +1,4 @@
-"""A bare Realtime client for tests: sends events, collects what comes back."""
+"""A bare Realtime client for tests: sends events, collects what comes back, and checks it."""
 
 import asyncio
 import base64
@@ -14,6 +14,7 @@ import soxr
 import websockets
 
 from test.e2e.conftest import DATA
+from test.protocol import ServerEvents
 
 TURN_TIMEOUT_S = 60
 
@@ -22,6 +23,7 @@ class Socket:
     def __init__(self, connection):
         self.connection = connection
         self.events: list[dict] = []
+        self._seen = ServerEvents()
 
     async def send(self, kind: str, **fields) -> None:
         await self.connection.send(json.dumps({"type": kind, **fields}))
@@ -46,6 +48,7 @@ class Socket:
             async with asyncio.timeout(timeout_s):
                 while True:
                     event = json.loads(await self.connection.recv())
+                    self._seen.see(event)
                     self.events.append(event)
                     if event["type"] in kinds:
                         return event

@@ -1,7 +1,7 @@
 """The gateway as one ASGI application.
 
 In: an Orchestrator. Out: /v1/realtime, /v1/audio/*, /v1/chat/completions, /v1/models, /health,
-/metrics, the page, and SGLang's own HTTP API behind a guard.
+/metrics, /openapi.json, the page, and SGLang's own HTTP API behind a guard.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +15,7 @@ from starlette.routing import WebSocketRoute
 
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError
+from sglang_live.gateway import openapi
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.chat_route import ChatRoute
 from sglang_live.gateway.client_secrets import ClientSecrets
@@ -22,6 +23,7 @@ from sglang_live.gateway.client_secrets_route import ClientSecretsRoute
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import Health
 from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native_proxy import ANSWERING, ROUTES, NativeProxy
 from sglang_live.gateway.page import add_page
 from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
@@ -31,6 +33,7 @@ from sglang_live.gateway.speech_route import SpeechRoute
 from sglang_live.gateway.transcription_route import TranscriptionRoute
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
+from sglang_live.interaction.speech_scorer import SpeechScorer
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -63,7 +66,7 @@ def build_app(
     services = RealtimeServices(
         orchestrator=orchestrator,
         config=config,
-        speech_model=speech_model or SileroModel(),
+        speech_scorer=SpeechScorer(speech_model or SileroModel()),
         endpoint_model=endpoint_model,
         clock=clock or MonotonicClock(),
         metrics=metrics,
@@ -76,8 +79,7 @@ def build_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        if services.turn_ends:
-            services.turn_ends.close()
+        services.close()
         if proxy:
             await proxy.close()
 
@@ -101,6 +103,7 @@ def build_app(
         endpoint = _limited(keys, services.rate_limits, route.__call__)
         app.add_route(path, _guarded(keys, endpoint), methods=["POST"])
     _add_models(app, keys, orchestrator)
+    _add_description(app, keys)
     _add_operations(app, health, metrics)
     add_page(app)
     if proxy:
@@ -119,14 +122,23 @@ def _add_models(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def one_model(request: Request) -> Response:
-        asked = request.path_params["model"]
-        if asked == name:
-            return JSONResponse(model)
-        message = f"The model '{asked}' does not exist. Available models: {name}."
-        return error_response(ModelNotFoundError(message))
+        try:
+            check_model(orchestrator, request.path_params["model"])
+        except ModelNotFoundError as error:
+            return error_response(error)
+        return JSONResponse(model)
 
     app.add_route("/v1/models", _guarded(keys, models), methods=["GET"])
     app.add_route("/v1/models/{model:path}", _guarded(keys, one_model), methods=["GET"])
+
+
+def _add_description(app: FastAPI, keys: Keys) -> None:
+    description = openapi.document()
+
+    async def describe(_request: Request) -> Response:
+        return JSONResponse(description)
+
+    app.add_route("/openapi.json", _guarded(keys, describe), methods=["GET"])
 
 
 def _add_operations(app: FastAPI, health: Callable[[], Health], metrics: GatewayMetrics) -> None:

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.items import call_in_words
+from sglang_live.gateway.realtime_events import VoiceRef, voice_name
 from sglang_live.gateway.tool_calls import check_tools
 from sglang_live.gateway.uploads import read_audio
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
@@ -22,7 +23,7 @@ MAX_TOKENS = 4096
 class AudioOptions(Struct):
     """voice: as in the realtime protocol, other names speak with the model's first voice."""
 
-    voice: Any = None
+    voice: str | VoiceRef | None = None
     format: Literal["wav", "mp3", "flac", "opus", "pcm16"] = "wav"
 
 
@@ -93,6 +94,10 @@ class ChatForm(Struct):
     @property
     def wants_audio(self) -> bool:
         return "audio" in self.modalities
+
+    @property
+    def voice(self) -> str | None:
+        return voice_name(self.audio.voice) if self.audio else None
 
     @property
     def limit(self) -> int | None:

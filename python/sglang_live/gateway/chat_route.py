@@ -16,7 +16,7 @@ import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from sglang_live.errors import LiveError, ModelNotFoundError
+from sglang_live.errors import LiveError
 from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS
 from sglang_live.gateway.chat_forms import ChatForm, history_of, read_chat
@@ -24,6 +24,7 @@ from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.http_body import read_body
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.model import brief_session, check_model, voice_of
 from sglang_live.gateway.tool_calls import MalformedCallError, read_call, tools_of
 from sglang_live.orchestrator.history import (
     AudioDelta,
@@ -101,11 +102,7 @@ class ChatRoute:
             return Response(status_code=499)  # nobody reads it
 
     def _turn(self, form: ChatForm) -> TurnRequest:
-        known = self._orchestrator.model_name
-        if form.model not in (None, known):
-            raise ModelNotFoundError(
-                f"The model '{form.model}' does not exist. Available models: {known}."
-            )
+        check_model(self._orchestrator, form.model)
         instructions, history = history_of(
             form.messages, self._said_before.texts(), max_audio_s=self._config.max_input_audio_s
         )
@@ -113,7 +110,7 @@ class ChatRoute:
             turn_id=new_id("chat"),
             instructions=instructions or self._config.default_instructions,
             history=history,
-            voice=self._voice(form),
+            voice=voice_of(self._orchestrator.voices, form.voice),
             wants_audio=form.wants_audio,
             max_output_tokens=form.limit,
             temperature=form.temperature,
@@ -122,21 +119,13 @@ class ChatRoute:
             tools=tools_of(form.functions(), form.choice()),
         )
 
-    def _voice(self, form: ChatForm) -> str:
-        voice = form.audio.voice if form.audio else None
-        if isinstance(voice, dict):
-            voice = voice.get("id")
-        voices = self._orchestrator.voices
-        return voice if voice in voices else (voices[0] if voices else "")
-
     async def _events(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
-        session = await self._orchestrator.open_session(turn.turn_id)
-        try:
-            async with aclosing(session.respond(turn)) as events:
-                async for event in events:
-                    yield event
-        finally:
-            await session.close()
+        async with (
+            brief_session(self._orchestrator, turn.turn_id) as session,
+            aclosing(session.respond(turn)) as events,
+        ):
+            async for event in events:
+                yield event
 
     def _whole(self, answer: "_Answer") -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}

@@ -7,7 +7,8 @@ from starlette.responses import JSONResponse, Response
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.client_secrets import ClientSecretForm, ClientSecrets
-from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.http_body import read_body
+from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.services import RealtimeServices
 from sglang_live.gateway.session_config import first_config
@@ -23,12 +24,12 @@ class ClientSecretsRoute:
 
     async def __call__(self, request: Request) -> Response:
         try:
-            form = _read(await request.body())
+            form = _read(await read_body(request, _MAX_BODY_BYTES))
             # What a session cannot be is told now, to those who can change it.
             config = first_config(self._services.orchestrator, self._services.config, form.session)
             secret = self._secrets.make(form, self._keys.owner(request.headers))
         except LiveError as error:
-            return JSONResponse({"error": error_body(error)}, error.http_status)
+            return error_response(error)
         return JSONResponse(
             {
                 "value": secret.value,
@@ -39,8 +40,6 @@ class ClientSecretsRoute:
 
 
 def _read(body: bytes) -> ClientSecretForm:
-    if len(body) > _MAX_BODY_BYTES:
-        raise BadInputError(f"A request of {len(body)} bytes is too large.")
     try:
         return msgspec.json.decode(body or b"{}", type=ClientSecretForm)
     except msgspec.MsgspecError as error:

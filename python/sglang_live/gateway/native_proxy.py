@@ -16,11 +16,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from sglang_live.errors import BadInputError, LiveError, ModelNotFoundError, StageUnavailableError
+from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.http_body import read_body
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.media_guard import MediaGuard
+from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native_retention import take_retention
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.session import Orchestrator
@@ -145,11 +146,8 @@ class NativeProxy:
 
     def _check_model(self, body: object) -> None:
         model = body.get("model") if isinstance(body, dict) else None
-        known = self._orchestrator.model_name
-        if model not in (None, _UNNAMED_MODEL, known):
-            raise ModelNotFoundError(
-                f"The model '{model}' does not exist. Available models: {known}."
-            )
+        if model != _UNNAMED_MODEL:
+            check_model(self._orchestrator, model)
 
     async def _open_bounded(self, upstream, retention: RetentionConfig) -> Response:
         """Open a session and bound it, and only then say so.

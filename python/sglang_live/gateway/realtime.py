@@ -8,7 +8,7 @@ interrupt.
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Any, Protocol
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import ANYBODY
@@ -92,8 +92,7 @@ class RealtimeConnection:
         self._emit_error(error, None)
         self._outbox.close()
         await asyncio.wait({sender}, timeout=_CLOSE_GRACE_S)
-        sender.cancel()
-        await asyncio.gather(sender, return_exceptions=True)
+        await _end(sender)
         await self._close(code, error.code)
 
     async def _serve(self, session: VoiceSession, sender: asyncio.Task[None]) -> None:
@@ -107,8 +106,7 @@ class RealtimeConnection:
             for task in (reader, sender, overflow):
                 task.cancel()
             await call.close()
-            # The socket's own errors: how it ended does not matter any more.
-            await asyncio.gather(reader, sender, overflow, return_exceptions=True)
+            await _end(reader, sender, overflow)
         if self._outbox.overflowed.is_set():
             self._metrics.clients_dropped.labels("slow_reader").inc()
             log.warning("client_dropped session=%s reason=slow_reader", self.session_id)
@@ -159,6 +157,17 @@ class RealtimeConnection:
             await asyncio.wait_for(self._wire.close(code, reason), _CLOSE_GRACE_S)
         except Exception as error:  # whatever the socket says, there is nobody left to tell
             log.debug("close_failed session=%s error=%r", self.session_id, error)
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    """Errors of the socket are among how they end, and do not matter any more."""
+    for task in tasks:
+        task.cancel()
+    # Not gather(): it replaces the reason for which we are cancelled ourselves, if we are.
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen
 
 
 def _readable_event_id(frame: str | bytes, error: LiveError) -> str | None:

@@ -45,6 +45,10 @@ class VoiceRef(Struct):
     id: str
 
 
+def voice_name(voice: str | VoiceRef | None) -> str | None:
+    return voice.id if isinstance(voice, VoiceRef) else voice
+
+
 class AudioInputForm(Struct):
     format: FormatForm | UnsetType | None = UNSET
     transcription: TranscriptionForm | UnsetType | None = UNSET

@@ -16,6 +16,7 @@ from sglang_live.gateway.auth import Keys, choose_subprotocol, offered_keys
 from sglang_live.gateway.client_secrets import ClientSecrets
 from sglang_live.gateway.event_error import ClientEventError, error_body
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.model import check_model
 from sglang_live.gateway.rate_limits import RateLimitError
 from sglang_live.gateway.realtime import (
     CLOSE_POLICY_VIOLATION,
@@ -80,7 +81,6 @@ class RealtimeRoute:
             self._open += Counter()  # who has none left is not remembered
 
     def _refusal(self, socket: WebSocket, owner: str) -> dict[str, Any] | None:
-        known = self._services.orchestrator.model_name
         limit = self._services.config.max_sessions_per_key
         if limit is not None and self._open[owner] >= limit:
             return error_body(RateLimitError(f"This key has {limit} calls open, its limit."))
@@ -91,12 +91,11 @@ class RealtimeRoute:
                 param="intent",
             )
             return error_body(error)
-        # Without a name the client takes what there is.
-        model = socket.query_params.get("model", known)
-        if model == known:
-            return None
-        message = f"The model '{model}' does not exist. Available models: {known}."
-        return {**error_body(ModelNotFoundError(message)), "param": "model"}
+        try:
+            check_model(self._services.orchestrator, socket.query_params.get("model"))
+        except ModelNotFoundError as error:
+            return {**error_body(error), "param": "model"}
+        return None
 
     async def _deny(self, socket: WebSocket) -> None:
         self._services.metrics.sessions_refused.labels("invalid_api_key").inc()

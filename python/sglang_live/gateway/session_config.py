@@ -20,7 +20,7 @@ from sglang_live.gateway.realtime_events import (
     FormatForm,
     SessionForm,
     TranscriptionForm,
-    VoiceRef,
+    voice_name,
 )
 from sglang_live.gateway.tool_calls import check_tools
 from sglang_live.gateway.truncation import Truncation, choose_truncation
@@ -175,8 +175,7 @@ def output_changes(form: AudioOutputForm, defaults: SessionConfig, *, path: str)
     if form.format is not UNSET:
         changes["output_format"] = _format(form.format, f"{path}.format")
     if form.voice is not UNSET:
-        voice = form.voice.id if isinstance(form.voice, VoiceRef) else form.voice
-        changes["voice"] = voice or defaults.voice
+        changes["voice"] = voice_name(form.voice) or defaults.voice
     return changes
 
 

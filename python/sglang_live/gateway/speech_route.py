@@ -14,13 +14,14 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from sglang_live.errors import BadInputError, LiveError, ModelNotFoundError
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS, Encoder
 from sglang_live.gateway.http_body import read_body
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.realtime_events import VoiceRef
+from sglang_live.gateway.model import brief_session, check_model, voice_of
+from sglang_live.gateway.realtime_events import VoiceRef, voice_name
 from sglang_live.orchestrator.history import (
     AudioDelta,
     HistoryItem,
@@ -79,38 +80,30 @@ class SpeechRoute:
             )
         if form.speed != 1.0:
             raise BadInputError("Only speed 1 is supported.")
-        known = self._orchestrator.model_name
-        if form.model not in (None, known):
-            raise ModelNotFoundError(
-                f"The model '{form.model}' does not exist. Available models: {known}."
-            )
+        check_model(self._orchestrator, form.model)
         return form
 
     async def _speak(self, form: SpeechForm) -> AsyncIterator[bytes]:
         """int16 at OUTPUT_RATE_HZ, as it comes."""
-        session = await self._orchestrator.open_session(new_id("speech"))
-        try:
-            async with aclosing(session.respond(self._turn(form))) as events:
-                async for event in events:
-                    match event:
-                        case AudioDelta():
-                            yield event.pcm
-                        case TurnDone():
-                            return
-        finally:
-            await session.close()
+        turn = self._turn(form)
+        async with (
+            brief_session(self._orchestrator, turn.turn_id) as session,
+            aclosing(session.respond(turn)) as events,
+        ):
+            async for event in events:
+                match event:
+                    case AudioDelta():
+                        yield event.pcm
+                    case TurnDone():
+                        return
 
     def _turn(self, form: SpeechForm) -> TurnRequest:
-        voice = form.voice.id if isinstance(form.voice, VoiceRef) else form.voice
-        voices = self._orchestrator.voices
-        if voice not in voices and voices:
-            voice = voices[0]  # as in the realtime protocol: clients name voices of others
         read = HistoryItem(key=new_id("key"), role="user", parts=(TextPart(form.input),))
         return TurnRequest(
             turn_id=new_id("speech"),
             instructions="",
             history=(read,),
-            voice=voice or "",
+            voice=voice_of(self._orchestrator.voices, voice_name(form.voice)),
             stateless=True,
             script=form.input,
         )

@@ -14,17 +14,18 @@ from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from sglang_live.errors import BadInputError, LiveError, ModelNotFoundError
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.model import brief_session, check_model
 from sglang_live.gateway.transcription import transcribe
 from sglang_live.gateway.uploads import read_audio
 from sglang_live.orchestrator.history import AudioPart, Usage
 from sglang_live.orchestrator.session import Orchestrator
 
 # verbose_json, srt and vtt tell when each word was said, which the model does not know.
-_FORMATS = ("json", "text")
+FORMATS = ("json", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,10 @@ class TranscriptionRoute:
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise BadInputError("The form needs a 'file'.")
-        known = self._orchestrator.model_name
-        if (model := _word(form, "model")) not in (None, known):
-            raise ModelNotFoundError(
-                f"The model '{model}' does not exist. Available models: {known}."
-            )
+        check_model(self._orchestrator, _word(form, "model"))
         shape = _word(form, "response_format") or "json"
-        if shape not in _FORMATS:
-            raise BadInputError(f"Unknown response_format {shape!r}: {', '.join(_FORMATS)}.")
+        if shape not in FORMATS:
+            raise BadInputError(f"Unknown response_format {shape!r}: {', '.join(FORMATS)}.")
         # Bounded by the form itself: the parser has spooled it to disk.
         data = await file.read(self._config.max_body_bytes + 1)
         if len(data) > self._config.max_body_bytes:
@@ -90,8 +87,7 @@ class TranscriptionRoute:
         )
 
     async def _write_down(self, wish: _Wish) -> AsyncIterator[str | Usage]:
-        session = await self._orchestrator.open_session(new_id("text"))
-        try:
+        async with brief_session(self._orchestrator, new_id("text")) as session:
             made = transcribe(
                 session,
                 wish.audio,
@@ -102,8 +98,6 @@ class TranscriptionRoute:
             async with aclosing(made):
                 async for piece in made:
                     yield piece
-        finally:
-            await session.close()
 
 
 def _whole(wish: _Wish, pieces: list[str | Usage]) -> Response:

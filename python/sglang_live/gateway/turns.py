@@ -14,6 +14,7 @@ from sglang_live.clock import Clock
 from sglang_live.errors import DeadlineError, LiveError, StageFailedError
 from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import internal_error
+from sglang_live.gateway.model import voice_of
 from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
 from sglang_live.gateway.tool_calls import MalformedCallError, read_call, tools_of
@@ -204,12 +205,11 @@ class Turns:
             history = self.items.conversation.history()
         else:
             history = tuple(seen for item in plan.context if (seen := item.history()))
-        known = config.voice in self.voices or not self.voices
         return TurnRequest(
             turn_id=plan.response_id,
             instructions=config.instructions,
             history=history,
-            voice=config.voice if known else self.voices[0],
+            voice=voice_of(self.voices, config.voice),
             wants_audio=config.output_modalities == ("audio",),
             max_output_tokens=config.max_output_tokens,
             temperature=config.temperature,

@@ -27,6 +27,8 @@ def cost(arm: str, cpu_s: float, audio_s: float, late_share: float = 0.0) -> Cos
         delta_bytes=100,
         n_responses=1,
         late_share=late_share,
+        lag_ms=[0.1, 1.0, 5.0],
+        rss_mb=[100.0, 101.0],
     )
 
 
@@ -75,6 +77,7 @@ def test_a_period_is_the_clip_and_then_silence_in_frames_of_20_ms():
     messages = period(b"\1" * (2 * clip.FRAME_BYTES), quiet_s=0.1)
     assert len(messages) == 2 + 5
     assert messages[0] == messages[1] != messages[2] == messages[-1]
+    assert len(period(b"\1" * (4 * clip.FRAME_BYTES), quiet_s=0.2, frames_per_message=2)) == 2 + 5
 
 
 def test_the_ratio_is_of_cpu_per_second_of_session_over_all_repeats():

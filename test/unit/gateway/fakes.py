@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import CapacityError
+from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.health import Health
 from sglang_live.gateway.realtime import RealtimeConnection
 from sglang_live.gateway.services import RealtimeServices
-from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechState
+from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechModel
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import (
     OUTPUT_RATE_HZ,
@@ -31,8 +34,7 @@ from sglang_live.orchestrator.history import (
     Usage,
 )
 from sglang_live.telemetry.metrics import GatewayMetrics
-
-from . import sdk_schema
+from test.protocol import ServerEvents
 
 MODEL = "fake-omni"
 _PATIENCE_S = 5.0
@@ -216,23 +218,29 @@ def full() -> CapacityError:
 class LoudnessModel:
     """A speech model for tests of the protocol: loud is speech, quiet is not."""
 
-    def initial_state(self) -> SpeechState:
-        return SpeechState(np.zeros(1), np.zeros(1))
-
-    def probabilities(
-        self, windows: np.ndarray, state: SpeechState
-    ) -> tuple[np.ndarray, SpeechState]:
+    def score(self, windows: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         loud = np.abs(windows[:, CONTEXT_SAMPLES:]).mean(axis=1) > 0.05
-        return np.where(loud, 0.95, 0.01).astype(np.float32), state
+        return np.where(loud, 0.95, 0.01).astype(np.float32), states
+
+
+class FakeScorer:
+    """Scores by loudness, at once, in the caller's own task."""
+
+    async def score(self, windows: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return LoudnessModel().score(windows, state)
+
+    def close(self) -> None:
+        """It has no thread."""
 
 
 class MemoryWire:
-    """The socket of a client in the same process.
+    """The socket of a client in the same process, a strict one: it checks every event.
 
     audio_left: after so many audio packets the client stops reading, by clearing `readable`.
     """
 
     def __init__(self):
+        self.seen = ServerEvents()
         self.audio_left: int | None = None
         self.incoming: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self.outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -247,8 +255,7 @@ class MemoryWire:
     async def send(self, frame: str) -> None:
         await self.readable.wait()
         event = json.loads(frame)
-        # Every event of every test: a strict client must be able to read it.
-        sdk_schema.check(event)
+        self.seen.see(event)
         assert len(frame) < _SMALLEST_CLIENT_FRAME_BYTES
         self.frames.append(frame)
         self.outgoing.put_nowait(event)
@@ -318,13 +325,31 @@ class Caller:
         return (await self.until("session.updated"))[:-1]
 
 
+def app_of(
+    orchestrator: FakeOrchestrator,
+    *,
+    stages: dict[str, str] | None = None,
+    native_url: str | None = None,
+    speech_model: SpeechModel | None = None,
+    **config: Any,
+) -> FastAPI:
+    stages = {"thinker": "serving"} if stages is None else stages
+    return build_app(
+        orchestrator,
+        config=GatewayConfig(**config),
+        native_url=native_url,
+        health=lambda: Health(stages),
+        speech_model=speech_model or LoudnessModel(),
+    )
+
+
 def services(
     orchestrator: FakeOrchestrator, clock: Clock | None = None, **config: Any
 ) -> RealtimeServices:
     return RealtimeServices(
         orchestrator=orchestrator,
         config=GatewayConfig(**config),
-        speech_model=LoudnessModel(),
+        speech_scorer=FakeScorer(),
         clock=clock or MonotonicClock(),
         metrics=GatewayMetrics(CollectorRegistry()),
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sglang_live.gateway.caller_turns import CallerTurns
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.realtime_events import parse_client_event
+from test.protocol.malformed import malformed_events
 
 from .fakes import FakeOrchestrator, connected, types
 
@@ -60,6 +61,21 @@ async def test_errors_repeat_the_clients_event_id(frame, event_id):
     async with connected(FakeOrchestrator()) as caller:
         caller.send_raw(frame)
         assert (await caller.expect("error"))["error"]["event_id"] == event_id
+
+
+@pytest.mark.parametrize("event", malformed_events(), ids=json.dumps)
+async def test_a_malformed_event_is_one_error_and_changes_nothing(event):
+    async with connected(FakeOrchestrator()) as caller:
+        caller.turn_detection(None)
+        before = await caller.find("session.updated")
+        caller.send_raw(json.dumps(event))
+        caller.send("session.update", session={"type": "realtime"})
+        error, after = await caller.expect("error"), await caller.expect("session.updated")
+        assert error["error"]["type"] == "invalid_request_error"
+        assert error["error"]["event_id"] == event["event_id"]
+        assert error["error"]["message"] and error["error"]["code"]
+        assert after["session"] == before["session"]
+        assert caller.wire.outgoing.empty()
 
 
 async def test_a_frame_beyond_the_limit_is_an_error_and_not_read():

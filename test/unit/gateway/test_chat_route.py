@@ -11,12 +11,9 @@ import soundfile as sf
 from openai import AsyncOpenAI
 
 from sglang_live.errors import StageUnavailableError
-from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.health import Health
 from sglang_live.orchestrator.history import OUTPUT_RATE_HZ, AudioPart, TextPart, TranscriptDelta
 
-from .fakes import MODEL, FakeOrchestrator, LoudnessModel, done, full, spoken, tone
+from .fakes import MODEL, FakeOrchestrator, app_of, done, full, spoken, tone
 from .live_server import listening
 
 PATH = "/v1/chat/completions"
@@ -33,16 +30,6 @@ WEATHER = {
     },
 }
 CALL = '{"name": "weather", "arguments": {"town": "Rome"}}'
-
-
-def app_of(orchestrator: FakeOrchestrator, **config):
-    return build_app(
-        orchestrator,
-        config=GatewayConfig(**config),
-        native_url=None,
-        health=lambda: Health({"thinker": "serving"}),
-        speech_model=LoudnessModel(),
-    )
 
 
 async def ask(orchestrator: FakeOrchestrator, *messages: dict, **fields) -> httpx.Response:

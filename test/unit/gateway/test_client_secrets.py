@@ -7,25 +7,16 @@ from starlette.websockets import WebSocketDisconnect
 
 from sglang_live.errors import CapacityError
 from sglang_live.gateway import client_secrets
-from sglang_live.gateway.app import build_app
 from sglang_live.gateway.client_secrets import ClientSecretForm, ClientSecrets, ExpiryForm
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.health import Health
 
-from .fakes import FakeOrchestrator, LoudnessModel
+from .fakes import FakeOrchestrator, app_of
 
 ROUTE = "/v1/realtime/client_secrets"
 BEARER = {"Authorization": "Bearer k"}
 
 
 def app(**config):
-    return build_app(
-        FakeOrchestrator(),
-        config=GatewayConfig(**{"api_keys": ("k", "other"), **config}),
-        native_url=None,
-        health=lambda: Health({"thinker": "serving"}),
-        speech_model=LoudnessModel(),
-    )
+    return app_of(FakeOrchestrator(), **{"api_keys": ("k", "other"), **config})
 
 
 @pytest.fixture

@@ -3,22 +3,14 @@
 import httpx
 import pytest
 
-from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.health import Health
 from sglang_live.interaction.vad import VadSettings
 
-from .fakes import MODEL, FakeOrchestrator, LoudnessModel
+from .fakes import MODEL, FakeOrchestrator, app_of
 
 
 def client(stages=None, **config) -> httpx.AsyncClient:
-    app = build_app(
-        FakeOrchestrator(),
-        config=GatewayConfig(**config),
-        native_url=None,
-        health=lambda: Health(stages if stages is not None else {"thinker": "serving"}),
-        speech_model=LoudnessModel(),
-    )
+    app = app_of(FakeOrchestrator(), stages=stages, **config)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,45 +10,34 @@ import pytest
 import sglang as sgl
 import soundfile as sf
 
-from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.health import Health
 from sglang_live.lang import LiveEndpoint, listen, sound_iter, sound_of, speak
 from sglang_live.orchestrator.history import AudioPart
 
-from .fakes import FakeOrchestrator, LoudnessModel, spoken, tone
+from .fakes import FakeOrchestrator, app_of, spoken, tone
 from .live_server import listening
+
+_PATIENCE_S = 10.0
 
 
 @contextmanager
 def serving(orchestrator: FakeOrchestrator):
-    """The gateway in a thread of its own: programs block."""
-    app = build_app(
-        orchestrator,
-        config=GatewayConfig(),
-        native_url=None,
-        health=lambda: Health({"thinker": "serving"}),
-        speech_model=LoudnessModel(),
-    )
-    ready, address = threading.Event(), []
+    """The gateway in a thread of its own, for programs block: its address and its loop."""
+    began: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
-        async with listening(app) as found:
-            address.append(found)
+        async with listening(app_of(orchestrator)) as address:
             stop = asyncio.Event()
-            address.append(stop)
-            address.append(asyncio.get_running_loop())
-            ready.set()
+            began.set_result((address, asyncio.get_running_loop(), stop))
             await stop.wait()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    assert ready.wait(10)
+    address, loop, stop = began.result(_PATIENCE_S)
     try:
-        yield f"http://{address[0]}"
+        yield f"http://{address}", loop
     finally:
-        address[2].call_soon_threadsafe(address[1].set)
-        thread.join(10)
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(_PATIENCE_S)
         assert not thread.is_alive()
 
 
@@ -62,7 +52,7 @@ def ask(s, clip):
 
 def test_a_program_listens_and_speaks():
     orchestrator = FakeOrchestrator([spoken("It rains.", 400), spoken("Still.", 160)])
-    with serving(orchestrator) as url:
+    with serving(orchestrator) as (url, _):
         state = ask.run(clip=np.zeros(8000, np.int16), backend=LiveEndpoint(url))
         assert (state["answer"], state["more"]) == ("It rains.", "Still.")
         assert sound_of(state, "answer").tobytes() == tone(80) * 5
@@ -80,13 +70,12 @@ def test_sound_comes_while_it_is_made():
     gate = asyncio.Event()
     script = spoken("It rains.", 400)
     orchestrator = FakeOrchestrator([[*script[:4], gate, *script[4:]], spoken("Still.", 80)])
-    with serving(orchestrator) as url:
+    with serving(orchestrator) as (url, loop):
         state = ask.run(clip=np.zeros(8000, np.int16), backend=LiveEndpoint(url), stream=True)
         pieces = sound_iter(state, "answer")
         begun = next(pieces)
         assert not gate.is_set()
-        # Set from the server's own loop: asyncio's events belong to one.
-        gate._loop.call_soon_threadsafe(gate.set)
+        loop.call_soon_threadsafe(gate.set)
         rest = list(pieces)
         assert np.concatenate([begun, *rest]).tobytes() == tone(80) * 5
         assert "".join(state.text_iter("more")) == "Still."

@@ -13,28 +13,16 @@ from openai import AsyncOpenAI
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
-from sglang_live.gateway.health import Health
+from sglang_live.gateway.config import MAX_FRAME_BYTES
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.orchestrator.history import AudioDelta, AudioPart
+from test.protocol import schema
 
-from . import sdk_schema
-from .fakes import MODEL, FakeOrchestrator, LoudnessModel, full, spoken, tone
+from .fakes import MODEL, FakeOrchestrator, app_of, full, spoken, tone
 from .live_server import listening
 
 SPEECH = Path(__file__).parents[2] / "data" / "audio" / "sp_librivox_0880.flac"
 _PATIENCE_S = 10.0
-
-
-def app_of(orchestrator, speech_model=None, **config):
-    return build_app(
-        orchestrator,
-        config=GatewayConfig(**config),
-        native_url=None,
-        health=lambda: Health({"thinker": "serving"}),
-        speech_model=speech_model or LoudnessModel(),
-    )
 
 
 def url(address: str, model: str = MODEL) -> str:
@@ -50,7 +38,7 @@ async def until(socket, event_type: str) -> list[dict]:
     async with asyncio.timeout(_PATIENCE_S):
         while not events or events[-1]["type"] != event_type:
             events.append(json.loads(await socket.recv()))
-            sdk_schema.check(events[-1])
+            schema.check(events[-1])
     return events
 
 
@@ -60,7 +48,7 @@ async def test_a_person_speaks_and_is_answered():
     pcm_24k = soxr.resample(pcm, rate_hz, 24_000).astype("<i2")
     audio = bytes(24_000) + pcm_24k.tobytes() + bytes(96_000)
     async with (
-        listening(app_of(orchestrator, SileroModel())) as address,
+        listening(app_of(orchestrator, speech_model=SileroModel())) as address,
         connect(url(address)) as socket,
     ):
         for at in range(0, len(audio), 4800):

@@ -12,13 +12,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sglang_live.errors import StageFailedError
-from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.health import Health
 from sglang_live.gateway.native_proxy import ROUTES
 from sglang_live.kv.retention import RetentionConfig
 
-from .fakes import MODEL, FakeOrchestrator, LoudnessModel
+from .fakes import MODEL, FakeOrchestrator, app_of
 from .live_server import listening
 
 _PATIENCE_S = 5.0
@@ -101,13 +98,8 @@ class FakeSglang:
 async def proxied(orchestrator: FakeOrchestrator | None = None, **config):
     sglang = FakeSglang()
     async with listening(sglang.app) as upstream:
-        app = build_app(
-            orchestrator or FakeOrchestrator(),
-            config=GatewayConfig(**config),
-            native_url=f"http://{upstream}/",
-            health=lambda: Health({"thinker": "serving"}),
-            speech_model=LoudnessModel(),
-        )
+        orchestrator = orchestrator or FakeOrchestrator()
+        app = app_of(orchestrator, native_url=f"http://{upstream}/", **config)
         async with (
             listening(app) as address,
             httpx.AsyncClient(base_url=f"http://{address}", timeout=_PATIENCE_S) as http,
@@ -324,13 +316,7 @@ async def test_a_session_whose_client_hung_up_is_bounded_all_the_same():
 
 
 async def test_an_upstream_that_is_down_is_a_503_with_a_reason():
-    app = build_app(
-        FakeOrchestrator(),
-        config=GatewayConfig(retention=_SERVER),
-        native_url="http://127.0.0.1:9",
-        health=lambda: Health({}),
-        speech_model=LoudnessModel(),
-    )
+    app = app_of(FakeOrchestrator(), native_url="http://127.0.0.1:9", retention=_SERVER)
     async with (
         listening(app) as address,
         httpx.AsyncClient(base_url=f"http://{address}") as http,

@@ -6,12 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.clock import SimClock
-from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.health import Health
 from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
 
-from .fakes import FakeOrchestrator, LoudnessModel, connected, services, tone, types
+from .fakes import FakeOrchestrator, app_of, connected, services, tone, types
 
 SILENCE_1S = bytes(48_000)
 
@@ -84,13 +81,7 @@ async def test_a_spoken_turn_too_many_has_an_answer_that_fails():
 
 
 async def test_http_counts_as_well():
-    app = build_app(
-        FakeOrchestrator(),
-        config=GatewayConfig(max_answers_per_minute=1, api_keys=("a", "b")),
-        native_url=None,
-        health=lambda: Health({"thinker": "serving"}),
-        speech_model=LoudnessModel(),
-    )
+    app = app_of(FakeOrchestrator(), max_answers_per_minute=1, api_keys=("a", "b"))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
 

@@ -10,24 +10,15 @@ import pytest
 import soundfile as sf
 
 from sglang_live.errors import StageUnavailableError
-from sglang_live.gateway.app import build_app
 from sglang_live.gateway.audio_files import FORMATS
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.health import Health
 from sglang_live.orchestrator.history import OUTPUT_RATE_HZ, AudioDelta
 
-from .fakes import MODEL, FakeOrchestrator, LoudnessModel, done, full, tone
+from .fakes import MODEL, FakeOrchestrator, app_of, done, full, tone
 
 
 def client(orchestrator: FakeOrchestrator, **config) -> httpx.AsyncClient:
-    app = build_app(
-        orchestrator,
-        config=GatewayConfig(**config),
-        native_url=None,
-        health=lambda: Health({"thinker": "serving"}),
-        speech_model=LoudnessModel(),
-    )
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+    transport = httpx.ASGITransport(app_of(orchestrator, **config))
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
 
 def speaks(seconds: float = 1.0) -> FakeOrchestrator:

@@ -11,25 +11,12 @@ import soundfile as sf
 from openai import AsyncOpenAI
 
 from sglang_live.errors import StageUnavailableError
-from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.health import Health
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, TranscriptDelta
 
-from .fakes import MODEL, FakeOrchestrator, LoudnessModel, done, full
+from .fakes import MODEL, FakeOrchestrator, app_of, done, full
 from .live_server import listening
 
 PATH = "/v1/audio/transcriptions"
-
-
-def app_of(orchestrator: FakeOrchestrator, **config):
-    return build_app(
-        orchestrator,
-        config=GatewayConfig(**config),
-        native_url=None,
-        health=lambda: Health({"thinker": "serving"}),
-        speech_model=LoudnessModel(),
-    )
 
 
 def file_of(seconds: float = 0.5, rate_hz: int = 44_100, kind: str = "WAV", channels: int = 2):

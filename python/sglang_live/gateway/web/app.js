@@ -135,12 +135,13 @@ class Call {
 const HANDLERS = {
   "session.created"(event) {
     const format = { type: "audio/pcm", rate: RATE_HZ };
+    const transcription = { model: event.session.model };
     const detection = { type: "server_vad", silence_duration_ms: SILENCE_MS };
     this.send("session.update", {
       session: {
         type: "realtime",
         output_modalities: ["audio"],
-        audio: { input: { format, turn_detection: detection }, output: { format } },
+        audio: { input: { format, turn_detection: detection, transcription }, output: { format } },
       },
     });
     show("status", `connected to ${event.session.model}`);

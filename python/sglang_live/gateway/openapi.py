@@ -1,0 +1,102 @@
+"""GET /openapi.json: what the gateway's own HTTP routes take and give, for tools and for people.
+
+Made of the forms that requests are read into. SGLang's own routes are documented by SGLang.
+"""
+
+from typing import Any
+
+import msgspec
+
+from sglang_live.gateway.audio_files import FORMATS
+from sglang_live.gateway.chat_forms import ChatForm
+from sglang_live.gateway.client_secrets import ClientSecretForm
+from sglang_live.gateway.speech_route import SpeechForm
+from sglang_live.gateway.transcription_route import FORMATS as TEXT_FORMATS
+
+_REFERENCE = "#/components/schemas/{name}"
+_FORMS = (SpeechForm, ChatForm, ClientSecretForm)
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["type", "code", "message", "param"],
+            "properties": {
+                "type": {"type": "string"},
+                "code": {"type": ["string", "null"]},
+                "message": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_REFUSALS = {
+    400: "The request is wrong; the message says where.",
+    401: "There is no such key.",
+    404: "There is no such model.",
+    413: "The request is too large.",
+    429: "This key has used up its answers of this minute.",
+    500: "A stage failed.",
+    503: "The server is full, or a stage is down.",
+    504: "A stage took too long.",
+}
+_JSON, _EVENTS = "application/json", "text/event-stream"
+_UPLOAD = {
+    "type": "object",
+    "required": ["file"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "model": {"type": "string"},
+        "language": {"type": "string"},
+        "prompt": {"type": "string"},
+        "response_format": {"enum": list(TEXT_FORMATS)},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+        "stream": {"type": "boolean"},
+    },
+}
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    forms, components = msgspec.json.schema_components(_FORMS, ref_template=_REFERENCE)
+    speech, chat, secret = ({_JSON: {"schema": form}} for form in forms)
+    sounds = [media_type for media_type, _ in FORMATS.values()]
+    upload = {"multipart/form-data": {"schema": _UPLOAD}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "sglang_live", "version": "1"},
+        "paths": {
+            "/v1/audio/speech": _post("A text, spoken as it stands.", speech, *sounds, _EVENTS),
+            "/v1/audio/transcriptions": _post(
+                "A recording, written down.", upload, _JSON, "text/plain", _EVENTS
+            ),
+            "/v1/chat/completions": _post("An answer, spoken or written.", chat, _JSON, _EVENTS),
+            "/v1/realtime/client_secrets": _post("A key for one browser.", secret, _JSON),
+            "/v1/models": _get("The model that is served.", _JSON),
+            "/health": _get("Whether every stage serves.", _JSON),
+            "/metrics": _get("Prometheus metrics.", "text/plain"),
+        },
+        "components": {
+            "schemas": {**components, "Error": _ERROR},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}, {}],
+    }
+
+
+def _post(summary: str, content: dict[str, Any], *answers: str) -> dict[str, Any]:
+    body = {"required": True, "content": content}
+    return {"post": {"summary": summary, "requestBody": body, "responses": _responses(*answers)}}
+
+
+def _get(summary: str, *answers: str) -> dict[str, Any]:
+    return {"get": {"summary": summary, "responses": _responses(*answers)}}
+
+
+def _responses(*answers: str) -> dict[str, Any]:
+    error = {_JSON: {"schema": {"$ref": _REFERENCE.format(name="Error")}}}
+    refusals = {
+        str(status): {"description": what, "content": error} for status, what in _REFUSALS.items()
+    }
+    return {"200": {"description": "Done.", "content": {x: {} for x in answers}}, **refusals}

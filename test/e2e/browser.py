@@ -1,0 +1,113 @@
+"""The page in Chromium, with a microphone that plays a recording once and is silent then."""
+
+import asyncio
+import shutil
+import time
+import wave
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from playwright.async_api import Page, async_playwright
+
+from test.e2e.socket_client import clip_24k
+
+_PATIENCE_S = 60.0
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_FLAGS = (
+    "--use-fake-ui-for-media-stream",
+    "--use-fake-device-for-media-stream",
+    "--autoplay-policy=no-user-gesture-required",
+    # A browser of tests asks nobody else for anything.
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--no-first-run",
+)
+
+
+def microphone(path: Path, recording: str, before_s: float = 1.0) -> Path:
+    """Write what the microphone will hear."""
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 24_000, 0, "NONE", ""))
+        file.writeframes(np.zeros(round(24_000 * before_s), "<i2").tobytes())
+        file.writeframes(clip_24k(recording).tobytes())
+        file.writeframes(np.zeros(24_000, "<i2").tobytes())
+    return path
+
+
+@dataclass
+class Visit:
+    """complaints: what the browser's console would show in red. asked: addresses it went to."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    async def text(self, selector: str) -> str:
+        return await self.page.inner_text(selector)
+
+    async def seconds(self, what: str) -> float:
+        """heard, buffered or discarded of the last answer."""
+        return float((await self.text(f"#{what}")).split()[0])
+
+    async def lines(self, who: str) -> list[str]:
+        lines = self.page.locator("#transcript li", has=self.page.locator(f".who:text-is('{who}')"))
+        return await lines.all_inner_texts()
+
+    async def until(self, claim: Callable[[], Awaitable[bool]], what: str) -> None:
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while not await claim():
+            status = await self.text("#status")
+            assert time.monotonic() < deadline_s, f"never: {what} ({status}, {self.complaints})"
+            await asyncio.sleep(0.05)
+
+    async def is_heard(self) -> bool:
+        return await self.seconds("heard") > 0.2 and await self.seconds("buffered") > 0
+
+    async def is_over(self) -> bool:
+        """The last answer was heard to its end, and nobody is busy."""
+        return await self.seconds("buffered") == 0 and await self.text("#status") == "connected"
+
+    async def interrupt(self, attempts: int = 8) -> None:
+        """Say the page's recording over an answer. One that is too short for it is replaced."""
+        for _ in range(attempts):
+            await self.until(self.is_heard, "an answer is heard")
+            n_answers = len(await self.lines("model"))
+            await self.page.click("#clip")
+            await self.page.wait_for_selector("#clip:enabled")
+            answers = await self.lines("model")
+            if any("interrupted" in line for line in answers[:n_answers]):
+                return
+        raise AssertionError("all answers were too short to be interrupted")
+
+
+@asynccontextmanager
+async def visit(url: str, sound: Path | None = None, **context) -> AsyncIterator[Visit]:
+    """
+    Args:
+        sound: what the microphone hears (WAV); None: there is no microphone.
+        context: of the browser, as Playwright has it: viewport, color_scheme and so on.
+    """
+    chromium = next(filter(None, map(shutil.which, _NAMES)), None)
+    assert chromium, f"none of {', '.join(_NAMES)} is installed: scripts/setup.sh --test does it"
+    flags = [*_FLAGS, f"--use-file-for-fake-audio-capture={sound}%noloop"] if sound else []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium, args=flags)
+        try:
+            page = await browser.new_page(**context)
+            found = Visit(page)
+            page.on(
+                "console",
+                lambda said: said.type == "error" and found.complaints.append(said.text),
+            )
+            page.on("pageerror", lambda error: found.complaints.append(str(error)))
+            page.on("request", lambda request: found.asked.append(request.url))
+            page.on("websocket", lambda socket: found.asked.append(socket.url))
+            await page.goto(url)
+            yield found
+        finally:
+            await browser.close()

@@ -1,0 +1,150 @@
+"""The page, as somebody with a browser meets it."""
+
+import re
+
+import pytest
+
+from test.e2e.browser import microphone, visit
+from test.unit.gateway.fakes import FakeOrchestrator, app_of, spoken
+from test.unit.gateway.live_server import listening
+
+pytestmark = [pytest.mark.e2e]
+
+PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
+# WCAG 2.2, success criterion 2.5.8, asks for 24; thumbs like 44.
+_LEAST_TARGET_PX = 44
+
+
+async def test_a_call_of_three_turns_with_an_interruption(server, tmp_path):
+    sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac")
+    async with visit(server.http, sound) as caller:
+        await caller.page.click("#talk")
+        await caller.until(caller.is_heard, "the microphone's question is answered")
+        first_sound = await caller.text("#ttfp")
+        await caller.interrupt()
+        await caller.until(caller.is_over, "the answer to the interruption is over")
+        n_answers = len(await caller.lines("model"))
+        await caller.page.fill("#text", "And a typed question?")
+        await caller.page.press("#text", "Enter")
+
+        async def answered() -> bool:
+            return len(await caller.lines("model")) > n_answers and await caller.is_over()
+
+        await caller.until(answered, "the typed question is answered")
+        you, model = await caller.lines("you"), await caller.lines("model")
+        urgency, callers = await caller.text("#urgency"), await caller.text("#sessions")
+        server_lines = await caller.lines("server")
+        await caller.page.click("#talk")
+        assert await caller.text("#status") == "not connected"
+    assert re.fullmatch(r"\d+ ms", first_sound)
+    assert re.search(r"spoke for \d+\.\d s", you[0])
+    assert "And a typed question?" in you[-1]
+    assert all(len(line) > len("model ") for line in model)
+    cut = [line for line in model if "interrupted, heard" in line]
+    assert cut and 0.2 <= float(re.search(r"heard ([\d.]+) s", cut[0])[1]) < 60
+    assert (callers, server_lines) == ("1", [])
+    assert "U0" in urgency or urgency == "nobody"
+    assert caller.complaints == []
+    own = (server.http, server.ws, "data:")
+    assert [address for address in caller.asked if not address.startswith(own)] == []
+    server.wait_until_free()
+
+
+async def test_who_has_no_microphone_says_the_recording(server):
+    async with visit(server.http) as caller:
+        await caller.page.click("#talk")
+        await caller.page.wait_for_selector("#transcript .note")
+        assert "no microphone" in await caller.text("#transcript")
+        await caller.page.click("#clip")
+        await caller.until(caller.is_heard, "the recording is answered")
+        await caller.page.keyboard.press("Escape")
+
+        async def stopped() -> bool:
+            return await caller.seconds("discarded") > 0 or await caller.is_over()
+
+        await caller.until(stopped, "Escape ends the answer")
+        assert caller.complaints == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_a_phone_shows_all_of_it(scheme):
+    async with (
+        listening(app_of(FakeOrchestrator([spoken("Yes.", 800)]))) as address,
+        visit(f"http://{address}/", color_scheme=scheme, **PHONE) as caller,
+    ):
+        page = caller.page
+        await page.fill("#text", "Is anybody there?")
+        await page.tap("#text-form button")
+        await caller.until(caller.is_over, "the answer is over")
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        for button in await page.locator("button:visible, input:visible").all():
+            box = await button.bounding_box()
+            assert box["height"] >= _LEAST_TARGET_PX, await button.get_attribute("id")
+        assert await _least_contrast(page) >= 4.5  # WCAG 2.2, success criterion 1.4.3
+        assert caller.complaints == []
+
+
+async def test_everything_is_reached_by_keyboard_and_has_a_name():
+    async with (
+        listening(app_of(FakeOrchestrator())) as address,
+        visit(f"http://{address}/") as caller,
+    ):
+        page, reached = caller.page, []
+        for _ in range(12):
+            await page.keyboard.press("Tab")
+            reached.append(await page.evaluate("document.activeElement.id"))
+        assert [name for name in reached if name][:4] == ["talk", "clip", "text", "transcript"]
+        for name in ("Talk", "Mute", "Say a recorded sentence", "Stop the answer", "Send"):
+            assert await page.get_by_role("button", name=name, exact=True).count() == 1
+        assert await page.get_by_label("Or type").count() == 1
+        assert await page.get_by_role("log").count() == 1
+
+
+async def test_a_server_with_keys_asks_for_one():
+    async with (
+        listening(app_of(FakeOrchestrator([spoken("Yes.", 800)]), api_keys=("right",))) as address,
+        visit(f"http://{address}/") as caller,
+    ):
+        page = caller.page
+        await page.click("#talk")
+        for key in ("wrong", "right"):
+            await page.wait_for_selector("#key-form:visible")
+            await page.fill("#key", key)
+            await page.press("#key", "Enter")
+        await caller.until(caller.is_over, "the call is up")
+        await page.fill("#text", "Is anybody there?")
+        await page.press("#text", "Enter")
+        await caller.until(caller.is_heard, "there is an answer")
+        # The browser reports refusals of the key itself; there is nothing else.
+        assert all("401" in complaint for complaint in caller.complaints)
+
+
+async def _least_contrast(page) -> float:
+    """The least ratio of any text to what is behind it, as WCAG 2.2 defines it."""
+    return await page.evaluate(
+        """() => {
+          const light = (colour) => {
+            const [r, g, b] = colour.match(/[\\d.]+/g).map((x) => x / 255)
+              .map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+            return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+          };
+          const behind = (node) => {
+            for (; node; node = node.parentElement) {
+              const colour = getComputedStyle(node).backgroundColor;
+              if (!/, 0\\)$/.test(colour)) return colour;
+            }
+            return "rgb(255, 255, 255)";
+          };
+          let least = 21;
+          const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+          while (walker.nextNode()) {
+            const node = walker.currentNode.parentElement;
+            const unseen = node.closest(":disabled, .visually-hidden");
+            if (unseen || !walker.currentNode.data.trim()) continue;
+            const pair = [getComputedStyle(node).color, behind(node)].map(light);
+            const ratio = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+            least = Math.min(least, ratio);
+          }
+          return least;
+        }"""
+    )

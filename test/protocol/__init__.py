@@ -1,0 +1,17 @@
+"""What a client of the realtime protocol relies on, as checks for whoever receives events."""
+
+from typing import Any
+
+from test.protocol import schema
+from test.protocol.order import EventOrder
+
+
+class ServerEvents:
+    """Sees the events of one connection, in order. Raises AssertionError or ValidationError."""
+
+    def __init__(self):
+        self._order = EventOrder()
+
+    def see(self, event: dict[str, Any]) -> None:
+        schema.check(event)
+        self._order.see(event)
