@@ -59,7 +59,12 @@ def serve(app: FastAPI) -> None:
     lag = LoopLag()
     app.add_route("/lag", lag.show)
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_level="warning", ws_max_size=MAX_FRAME_BYTES
+        app,
+        host="127.0.0.1",
+        port=0,
+        log_level="warning",
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_per_message_deflate=False,
     )
 
     async def run() -> None:

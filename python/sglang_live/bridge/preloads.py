@@ -22,6 +22,8 @@ from sglang_live.kv.preload import (
 
 # Of the pool: what requests that run take between two looks must not be given away.
 _RESERVE_SHARE = 0.05
+# Before playback ends there is time to wait until others have made room.
+_AHEAD_S = 1.0
 
 
 class Preloads:
@@ -49,7 +51,7 @@ class Preloads:
     def expect(self, session_id: str, now_s: float, needed_at_s: float | None) -> None:
         """Nobody speaks, but by then its caller will have. None: nobody knows.
 
-        Looked at in time for the transfer, and for a wait until others have made room.
+        Looked at in time for the transfer, and for a wait.
         """
         n_tokens = self._sessions.tier.tokens_to_preload(session_id)
         if needed_at_s is None or n_tokens == 0 or self.rate.bytes_per_s is None:
@@ -58,7 +60,7 @@ class Preloads:
         if asked_at_s <= now_s:
             return  # it waits for memory already, perhaps because its caller speaks
         cost_s = n_tokens * self._sessions.tier.copies.bytes_per_token / self.rate.bytes_per_s
-        look_s = needed_at_s - self._config.safety * cost_s - 2 * self._config.max_wait_s
+        look_s = needed_at_s - self._config.safety * cost_s - _AHEAD_S
         self._ask(session_id, max(now_s, look_s), max(now_s, look_s), needed_at_s)
 
     def forget(self, session_id: str) -> None:
@@ -106,13 +108,12 @@ class Preloads:
 
     def _view(self, session_id: str, ask: tuple[int, float, float], now_s: float) -> PreloadView:
         sessions, tier = self._sessions, self._sessions.tier
-        _, asked_at_s, needed_at_s = ask
+        _, _, needed_at_s = ask
         n_tokens = tier.tokens_to_preload(session_id)
         allocator = sessions.token_to_kv_pool_allocator
         free = allocator.available_size() + sessions.inner.tree_evictable_size()
         return PreloadView(
             now_s=now_s,
-            asked_at_s=asked_at_s,
             needed_at_s=needed_at_s,
             n_tokens=n_tokens,
             n_bytes=n_tokens * tier.copies.bytes_per_token,

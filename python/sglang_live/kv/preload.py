@@ -27,15 +27,14 @@ class PreloadConfig:
     safety: the transfer must fit this often into the time until its need. Loads of live work go
         ahead of it on the link, and speech ends sooner than expected more often than not.
     retry_s: between two looks at a preload that waits; some rounds of the engine.
-    max_wait_s: pressure that lasts longer is not transient.
     max_protected_share: of the pool's tokens, for all KV that was preloaded and not used yet.
-        Live work must find victims, and a fifth is enough for the callers who speak at once.
+        Callers speak a third of the time, and what those hold who speak at once is needed within
+        seconds anyway; the rest is left for live work to find victims in.
     """
 
     safety: float = 1.5
     retry_s: float = 0.05
-    max_wait_s: float = 0.5
-    max_protected_share: float = 0.2
+    max_protected_share: float = 0.4
 
     def __post_init__(self) -> None:
         if not 1 <= self.safety < float("inf"):
@@ -44,8 +43,6 @@ class PreloadConfig:
             raise ValueError(f"max_protected_share is a share, got {self.max_protected_share}")
         if not 0 < self.retry_s < float("inf"):
             raise ValueError(f"retry_s must be positive, got {self.retry_s}")
-        if not 0 <= self.max_wait_s < float("inf"):
-            raise ValueError(f"max_wait_s must not be negative, got {self.max_wait_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +50,6 @@ class PreloadView:
     """One session's KV on the host, and what stands in its way.
 
     Attributes:
-        asked_at_s: of the trigger.
         needed_at_s: when prefill is expected to begin. Estimated once, at the trigger: otherwise
             a wait would postpone its own end.
         n_tokens, n_bytes: to bring back.
@@ -68,7 +64,6 @@ class PreloadView:
     """
 
     now_s: float
-    asked_at_s: float
     needed_at_s: float
     n_tokens: int
     n_bytes: int
@@ -128,9 +123,6 @@ def judge(view: PreloadView, config: PreloadConfig) -> Admit | Wait | Skip:
 def _wait(
     view: PreloadView, config: PreloadConfig, cost_s: float, reason: WaitReason
 ) -> Wait | Skip:
-    last_s = min(
-        view.needed_at_s - config.safety * cost_s,
-        view.asked_at_s + config.max_wait_s,
-    )
+    last_s = view.needed_at_s - config.safety * cost_s
     until_s = min(view.now_s + config.retry_s, last_s)
     return Wait(until_s, reason) if until_s > view.now_s else Skip(reason)

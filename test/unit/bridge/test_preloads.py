@@ -11,13 +11,13 @@ from sglang_live.bridge.feed_types import Outlook
 from sglang_live.bridge.idle_sessions import IdleSessions
 from sglang_live.bridge.preloads import Preloads
 from sglang_live.bridge.rounds import LinkRate
-from sglang_live.kv.preload import PROTECTED_S, PreloadConfig
+from sglang_live.kv.preload import PROTECTED_S, REMAINING_SPEECH_S, PreloadConfig
 
 START_S = 100.0
 POOL_TOKENS = 1000  # of them at most 200 are preloaded and unused, and 50 are kept free
 BYTES_PER_TOKEN = 1000
 FAST = LinkRate(1e9, 0.0)
-CONFIG = PreloadConfig(retry_s=0.05, max_wait_s=0.5, max_protected_share=0.2)
+CONFIG = PreloadConfig(retry_s=0.05, max_protected_share=0.2)
 
 
 class FakeAllocator:
@@ -217,7 +217,7 @@ def test_nobody_gives_way_who_is_needed_before(sessions):
     sessions.plays("soon", 0.0)
     sessions.on_host("a", 100)
     sessions.speaks("a")
-    sessions.run(1)
+    sessions.run(REMAINING_SPEECH_S)
     assert sessions.on_device["soon"] == 1000
     assert sessions.skipped == {"preloads_skipped_memory": 1}
 
