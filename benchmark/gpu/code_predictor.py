@@ -74,7 +74,7 @@ def build(options: Options, seed: int) -> CodePredictor:
         if weight.dim() > 1:
             scale = 1.0 if "embedding" in name else weight.shape[-1] ** -0.5
             weight.copy_(torch.randn(weight.shape, generator=noise) * scale)
-    model.build_rope(torch.device("cpu"), torch.float32)
+    model.prepare()
     return model
 
 
@@ -103,7 +103,7 @@ def compare(
 def measure(model: CodePredictor, options: Options, device: torch.device) -> list[dict[str, Any]]:
     rows = []
     for batch in options.batches:
-        inputs = [x.to(device, model.cos.dtype) for x in _inputs(options, batch, seed=0)]
+        inputs = [x.to(device, model.lm_head.dtype) for x in _inputs(options, batch, seed=0)]
         streams = torch.arange(batch, device=device)
         none_greedy = torch.zeros(batch, dtype=torch.bool, device=device)
 
@@ -142,7 +142,7 @@ def captured(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
 
 def _placed(model: CodePredictor, device: torch.device, dtype: torch.dtype) -> CodePredictor:
     placed = copy.deepcopy(model).to(device, dtype)
-    placed.build_rope(device, dtype)  # from float32, not rounded twice
+    placed.prepare()
     return placed
 
 

@@ -9,7 +9,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration as Upstream,
 )
 
-from sglang_live.models.qwen3_omni.code_predictor import TOP_K, TOP_P, CodePredictor
+from sglang_live.models.qwen3_omni.code_predictor import TOP_K, TOP_P, CodePredictor, traced
 from sglang_live.models.qwen3_omni.sampling_noise import draws_of
 from sglang_live.models.qwen3_omni.talker_weights import load_predictor_weight
 
@@ -49,8 +49,13 @@ def ours(upstream) -> CodePredictor:
         target = load_predictor_weight(predictor, params, f"code_predictor.{name}", weight)
         assert target in params, name
     assert not any(weight.isnan().any() for weight in params.values())
-    predictor.build_rope(torch.device("cpu"), torch.float32)
+    predictor.prepare()
     return predictor
+
+
+@pytest.fixture(scope="module")
+def run(ours):
+    return traced(ours)
 
 
 def inputs(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,3 +159,23 @@ def test_a_code_is_drawn_again_though_the_candidates_change_ranks(ours):
     assert (ranks[0] != ranks[1]).any(dim=1).float().mean() > 0.05, "the case must not be trivial"
     n_other = int((ours.choose(logits, None, draw) != ours.choose(nearly, None, draw)).sum())
     assert n_other <= 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_a_traced_one_gives_the_same_codes_for_any_number_of_streams(ours, run, n):
+    past_hidden, first_embed = inputs(n, seed=n)
+    mixed = torch.arange(n) % 2 == 0
+    for greedy, draws in ((None, None), (mixed, draws_for(n)), (mixed & ~mixed, draws_for(n))):
+        codes, embed_sum = run(past_hidden, first_embed, greedy, draws)
+        expected, its_sum = ours(past_hidden, first_embed, greedy, draws)
+        assert codes.tolist() == expected.tolist()
+        torch.testing.assert_close(embed_sum, its_sum)
+
+
+@torch.no_grad()
+def test_preparing_again_changes_nothing(ours):
+    before, _ = ours(*inputs(5), None, None)
+    ours.prepare()
+    after, _ = ours(*inputs(5), None, None)
+    assert after.tolist() == before.tolist()

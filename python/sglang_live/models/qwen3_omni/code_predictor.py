@@ -4,6 +4,8 @@ Same arithmetic as transformers' Qwen3OmniMoeTalkerCodePredictorModelForConditio
 loop, its KV cache and the sampling run without a generation framework, batched over streams.
 """
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,17 +41,28 @@ class CodePredictor(nn.Module):
         self.lm_head = nn.Parameter(torch.empty(self.n_steps, vocab, hidden))
         rope = config.get("rope_parameters") or {}
         self._rope_theta = rope.get("rope_theta") or config["rope_theta"]
-        self.register_buffer("cos", torch.empty(0), persistent=False)
-        self.register_buffer("sin", torch.empty(0), persistent=False)
+        self._eps = config["rms_norm_eps"]
 
-    def build_rope(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Tables for the n_steps + 1 positions of a frame, computed in float32."""
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Make ready what forward() uses, once the weights are loaded and where they stay.
+
+        The weights of norms move into the matrices that follow them: few and large operations
+        are what a frame of so many small steps wants, on every device.
+        """
+        self.lm_head.mul_(self.norm.weight)
+        self.norm.weight.fill_(1)
+        cos, sin = self._rope()
+        for layer in self.layers:
+            layer.prepare(cos, sin)
+
+    def _rope(self) -> tuple[Tensor, Tensor]:
+        """Tables for the n_steps + 1 positions of a frame, [n_steps + 1, head_dim] float32."""
         exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
         positions = torch.arange(self.n_steps + 1, dtype=torch.float32)
         angle = torch.outer(positions, self._rope_theta**-exponent)
-        angle = torch.cat((angle, angle), dim=-1)
-        self.cos = angle.cos().to(device, dtype)
-        self.sin = angle.sin().to(device, dtype)
+        angle = torch.cat((angle, angle), dim=-1).to(self.lm_head.device)
+        return angle.cos(), angle.sin()
 
     def forward(
         self, past_hidden: Tensor, first_embed: Tensor, greedy: Tensor | None, draws: Tensor | None
@@ -64,22 +77,18 @@ class CodePredictor(nn.Module):
         Returns:
             codes [n, n_steps] int64, and the sum of their embeddings [n, hidden].
         """
-        n = past_hidden.shape[0]
-        caches = [layer.new_cache(n, self.n_steps + 1, past_hidden) for layer in self.layers]
-        x = torch.stack((past_hidden, first_embed), dim=1)
-        codes, embed_sum, at = [], torch.zeros_like(first_embed), 0
+        caches = [layer.new_cache(self.n_steps + 1, past_hidden) for layer in self.layers]
+        x = torch.stack((past_hidden, first_embed), dim=1).flatten(0, 1)
+        codes, embed_sum, width, at = [], torch.zeros_like(first_embed), 2, 0
         for step in range(self.n_steps):
-            width = x.shape[1]
-            cos, sin = self.cos[at : at + width], self.sin[at : at + width]
             for layer, cache in zip(self.layers, caches, strict=True):
-                x = layer(x, cos, sin, cache, at)
+                x = layer(x, cache, at, width)
             at += width
-            logits = F.linear(self.norm(x[:, -1]), self.lm_head[step])
+            logits = F.linear(_unit(x[width - 1 :: width], self._eps), self.lm_head[step])
             code = self.choose(logits, greedy, None if draws is None else draws[:, step])
-            embed = F.embedding(code, self.codec_embedding[step])
+            x, width = F.embedding(code, self.codec_embedding[step]), 1
             codes.append(code)
-            embed_sum = embed_sum + embed
-            x = embed.unsqueeze(1)
+            embed_sum = embed_sum + x
         return torch.stack(codes, dim=1), embed_sum
 
     def embed_frames(self, codes: Tensor) -> Tensor:
@@ -102,6 +111,50 @@ class CodePredictor(nn.Module):
         return ids.gather(1, pick).squeeze(1)
 
 
+def traced(predictor: CodePredictor) -> Callable[..., tuple[Tensor, Tensor]]:
+    """`predictor` as a function of the same arguments that runs without Python.
+
+    On a CPU a frame of a thousand small operations costs more in Python than in arithmetic; there
+    this is what a captured graph is on a GPU. What is changed in the predictor later, it does not
+    see. Takes about a second.
+    """
+    like = predictor.lm_head
+    hidden = like.new_zeros(2, like.shape[-1])
+    greedy = torch.zeros(2, dtype=torch.bool, device=like.device)
+    draws = torch.zeros(2, predictor.n_steps, dtype=torch.int64, device=like.device)
+    with torch.no_grad():
+        sampled = _frozen(predictor, (hidden, hidden, greedy, draws))
+        all_greedy = _frozen(_Greedy(predictor).eval(), (hidden, hidden))
+
+    def predict(
+        past_hidden: Tensor, first_embed: Tensor, greedy: Tensor | None, draws: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        if draws is None:
+            return all_greedy(past_hidden, first_embed)
+        return sampled(past_hidden, first_embed, greedy, draws)
+
+    return predict
+
+
+class _Greedy(nn.Module):
+    def __init__(self, predictor: CodePredictor):
+        super().__init__()
+        self.predictor = predictor
+
+    def forward(self, past_hidden: Tensor, first_embed: Tensor) -> tuple[Tensor, Tensor]:
+        return self.predictor(past_hidden, first_embed, None, None)
+
+
+def _frozen(module: nn.Module, example: tuple[Tensor, ...]) -> torch.jit.ScriptModule:
+    with warnings.catch_warnings():
+        # The size of the vocabulary becomes a constant, which it is.
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        made = torch.jit.freeze(torch.jit.trace(module.eval(), example, check_trace=False))
+    for _ in range(2):
+        made(*example)  # its first calls optimise it
+    return made
+
+
 class _Layer(nn.Module):
     def __init__(self, config: dict[str, Any], head_dim: int):
         super().__init__()
@@ -110,6 +163,7 @@ class _Layer(nn.Module):
         self.kv_heads = config["num_key_value_heads"]
         self.head_dim = head_dim
         eps, bias = config["rms_norm_eps"], config.get("attention_bias", False)
+        self._eps = eps
         n_qkv = (self.heads + 2 * self.kv_heads) * head_dim
         self.qkv_proj = nn.Linear(hidden, n_qkv, bias=bias)
         self.o_proj = nn.Linear(self.heads * head_dim, hidden, bias=bias)
@@ -119,29 +173,53 @@ class _Layer(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=False)
         self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.register_buffer("cos", torch.empty(0), persistent=False)
+        self.register_buffer("sin", torch.empty(0), persistent=False)
 
-    def new_cache(self, n: int, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (n, self.kv_heads, length, self.head_dim)
-        return like.new_empty(shape), like.new_empty(shape)
+    def prepare(self, cos: Tensor, sin: Tensor) -> None:
+        """cos, sin: [positions, head_dim] float32. Tables get the heads' norms, too."""
+        for norm, follower in (
+            (self.input_layernorm, self.qkv_proj),
+            (self.post_attention_layernorm, self.gate_up_proj),
+        ):
+            follower.weight.mul_(norm.weight)
+            norm.weight.fill_(1)
+        norms = [self.q_norm.weight] * self.heads + [self.k_norm.weight] * self.kv_heads
+        scale = torch.stack(norms).float()
+        low, high = scale.chunk(2, dim=-1)
+        dtype = self.qkv_proj.weight.dtype
+        # A half of the head is turned against the other: sin has the sign and the other's weight.
+        self.cos = (cos.unsqueeze(1) * scale).to(dtype)
+        self.sin = (sin.unsqueeze(1) * torch.cat((-high, low), dim=-1)).to(dtype)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache, at: int) -> Tensor:
-        n, width, _ = x.shape
-        qkv = self.qkv_proj(self.input_layernorm(x)).view(n, width, -1, self.head_dim)
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
-        q = _rotate(self.q_norm(q).transpose(1, 2), cos, sin)
-        keys, values = cache
-        keys[:, :, at : at + width] = _rotate(self.k_norm(k).transpose(1, 2), cos, sin)
-        values[:, :, at : at + width] = v.transpose(1, 2)
-        end = at + width
+    def new_cache(self, length: int, like: Tensor) -> Tensor:
+        """[n, length, keys and values, head_dim]"""
+        return like.new_empty(like.shape[0], length, 2 * self.kv_heads, self.head_dim)
+
+    def forward(self, x: Tensor, cache: Tensor, at: int, width: int) -> Tensor:
+        """x: [n * width, hidden], the positions from `at` on of every stream."""
+        n, n_qk, end = cache.shape[0], self.heads + self.kv_heads, at + width
+        qkv = F.linear(_unit(x, self._eps), self.qkv_proj.weight, self.qkv_proj.bias)
+        qkv = qkv.view(n, width, -1, self.head_dim)
+        qk = _unit(qkv[:, :, :n_qk], self._eps)
+        low, high = qk.chunk(2, dim=-1)
+        swapped = torch.cat((high, low), dim=-1)
+        qk = torch.addcmul(qk * self.cos[at:end], swapped, self.sin[at:end])
+        cache[:, at:end, : self.kv_heads] = qk[:, :, self.heads :]
+        cache[:, at:end, self.kv_heads :] = qkv[:, :, n_qk:]
+        keys, values = cache[:, :end].transpose(1, 2).chunk(2, dim=1)
+        queries = qk[:, :, : self.heads].transpose(1, 2)
         # Only the first call has two positions and needs the causal mask.
         mixed = F.scaled_dot_product_attention(
-            q, keys[:, :, :end], values[:, :, :end], is_causal=width > 1, enable_gqa=True
+            queries, keys, values, is_causal=width > 1, enable_gqa=True
         )
-        x = x + self.o_proj(mixed.transpose(1, 2).reshape(n, width, -1))
-        gate, up = self.gate_up_proj(self.post_attention_layernorm(x)).chunk(2, dim=-1)
-        return x + self.down_proj(F.silu(gate) * up)
+        mixed = mixed.transpose(1, 2).reshape(n * width, -1)
+        x = x + F.linear(mixed, self.o_proj.weight, self.o_proj.bias)
+        gate, up = F.linear(_unit(x, self._eps), self.gate_up_proj.weight).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, self.down_proj.weight)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    low, high = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-high, low), dim=-1) * sin
+def _unit(x: Tensor, eps: float) -> Tensor:
+    """RMS norm without weights, over the last dimension."""
+    scale = torch.rsqrt(x.float().square().mean(dim=-1, keepdim=True) + eps)
+    return (x * scale).to(x.dtype)

@@ -25,7 +25,7 @@ from sglang.srt.models.qwen2_moe import Qwen2MoeModel
 from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer
 from torch import Tensor, nn
 
-from sglang_live.models.qwen3_omni.code_predictor import TOP_K, CodePredictor
+from sglang_live.models.qwen3_omni.code_predictor import TOP_K, CodePredictor, traced
 from sglang_live.models.qwen3_omni.sampling_noise import draws_of
 from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
 from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream
@@ -126,6 +126,7 @@ class Qwen3OmniTalker(nn.Module):
         )
         self.codec_head = ParallelLMHead(config.vocab_size, config.hidden_size)
         self.code_predictor = CodePredictor(talker["code_predictor_config"])
+        self._predict_codes = self.code_predictor.forward
         widths = (talker["thinker_hidden_size"], config.intermediate_size, config.hidden_size)
         self.text_projection = _Projection(*widths)
         self.hidden_projection = _Projection(*widths)
@@ -230,7 +231,7 @@ class Qwen3OmniTalker(nn.Module):
         draws = None
         if not self._all_greedy(greedy):
             draws = draws_of(state.seed[rows], frame, self.code_predictor.n_steps)
-        codes, residual = self.code_predictor(state.past_hidden[rows], first, greedy, draws)
+        codes, residual = self._predict_codes(state.past_hidden[rows], first, greedy, draws)
         state.codes[rows, frame] = codes.to(torch.int16)
         state.seen[rows, code0] = True
         self.frame_codes = torch.cat((code0.unsqueeze(1), codes), dim=1)
@@ -333,7 +334,9 @@ class Qwen3OmniTalker(nn.Module):
         for part in torch.arange(self.ids.text_vocab).split(8192):
             rows = embedding[part].to(weight.device, weight.dtype)
             self.text_table[part] = self.text_projection(rows).to(self.text_table.dtype)
-        self.code_predictor.build_rope(weight.device, weight.dtype)
+        self.code_predictor.prepare()
+        if weight.device.type == "cpu":
+            self._predict_codes = traced(self.code_predictor)
         # Before CUDA graphs are captured: they must see the tensors that steps will use.
         self._allocate_rows(self.config.live_rows, self.config.live_max_frames)
 
