@@ -33,7 +33,6 @@ from sglang_live.gateway.speech_route import SpeechRoute
 from sglang_live.gateway.transcription_route import TranscriptionRoute
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
-from sglang_live.interaction.speech_scorer import SpeechScorer
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -66,7 +65,7 @@ def build_app(
     services = RealtimeServices(
         orchestrator=orchestrator,
         config=config,
-        speech_scorer=SpeechScorer(speech_model or SileroModel()),
+        speech_model=speech_model or SileroModel(),
         endpoint_model=endpoint_model,
         clock=clock or MonotonicClock(),
         metrics=metrics,

@@ -103,7 +103,7 @@ class Call:
             transcripts=self._transcripts,
             monitor=self._monitor,
             emit=emit,
-            speech_scorer=services.speech_scorer,
+            speech_model=services.speech_model,
             turn_ends=services.turn_ends,
             clock=services.clock,
             metrics=services.metrics,

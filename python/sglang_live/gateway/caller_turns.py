@@ -28,7 +28,7 @@ from sglang_live.gateway.user_transcripts import UserTranscripts
 from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
-from sglang_live.interaction.speech_scorer import SpeechScorer
+from sglang_live.interaction.silero import SpeechModel
 from sglang_live.interaction.vad import (
     SAMPLES_PER_MS,
     SpeechDetector,
@@ -63,7 +63,7 @@ class CallerTurns:
     transcripts: UserTranscripts
     monitor: SessionMonitor
     emit: Emit
-    speech_scorer: SpeechScorer
+    speech_model: SpeechModel
     turn_ends: TurnEnds | None
     clock: Clock
     metrics: GatewayMetrics
@@ -82,10 +82,7 @@ class CallerTurns:
     def configure(self, config: SessionConfig) -> None:
         """Follow the session's settings, from the next sample on."""
         if config.input_format != self._decoder.form:
-            rest = self._decoder.finish()
-            self._buffer.append(rest)
-            if self._detector:
-                self._detector.hold(rest)
+            self._take(self._decoder.finish())
             self._decoder = WireDecoder(config.input_format)
         self.config = config
         if config.turn_detection is None:
@@ -96,7 +93,7 @@ class CallerTurns:
         elif self._detector is None:
             settings = self._vad_settings(config.turn_detection)
             start = self._buffer.end_sample
-            self._detector = SpeechDetector(self.speech_scorer, settings, start_sample=start)
+            self._detector = SpeechDetector(self.speech_model, settings, start_sample=start)
         else:
             self._detector.settings = self._vad_settings(config.turn_detection)
 
@@ -115,7 +112,7 @@ class CallerTurns:
         for start in range(0, len(raw), piece_bytes):
             if start:
                 await asyncio.sleep(0)
-            await self._take(self._decoder.push(raw[start : start + piece_bytes]))
+            self._take(self._decoder.push(raw[start : start + piece_bytes]))
 
     def commit(self) -> None:
         """End the turn because the client says so; the answer is the client's to ask for.
@@ -150,13 +147,13 @@ class CallerTurns:
         detector.reset(self._buffer.end_sample)
         self._barge_in.withdraw()
 
-    async def _take(self, pcm: np.ndarray) -> None:
+    def _take(self, pcm: np.ndarray) -> None:
         self._buffer.append(pcm)
         detection = self.config.turn_detection
         if self._detector is None or detection is None:
             return
         self._detector.confirming = detection.interrupt_response and self.responses.audible
-        for event in await self._detector.feed(pcm):
+        for event in self._detector.feed(pcm):
             self._on_speech(event)
         if self._buffer.excess_samples:
             self._shed()

@@ -8,7 +8,7 @@ from sglang_live.gateway.rate_limits import RateLimits
 from sglang_live.gateway.turn_ends import TurnEnds
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.habits import Callers
-from sglang_live.interaction.speech_scorer import SpeechScorer
+from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -19,7 +19,7 @@ class RealtimeServices:
 
     orchestrator: Orchestrator
     config: GatewayConfig
-    speech_scorer: SpeechScorer
+    speech_model: SpeechModel
     endpoint_model: EndpointModel | None = None
     clock: Clock
     metrics: GatewayMetrics
@@ -33,6 +33,5 @@ class RealtimeServices:
         self.turn_ends = TurnEnds(model, self.clock, self.metrics) if model else None
 
     def close(self) -> None:
-        self.speech_scorer.close()
         if self.turn_ends:
             self.turn_ends.close()

@@ -1,10 +1,11 @@
 """The Silero VAD network: windows of audio in, probability of speech out.
 
-In: overlapping 16 kHz windows, one of each caller. Out: a probability each, and the next states.
+In: overlapping 16 kHz windows of one caller. Out: one probability per window, the next state.
 Owner: one SileroModel per process, shared by all callers; the recurrent state is the caller's.
 """
 
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -12,22 +13,32 @@ import numpy as np
 
 WINDOW_SAMPLES = 512
 CONTEXT_SAMPLES = 64
-STATE_SHAPE = (2, 128)
-_RATE = np.array(16_000, np.int64)
-# The graph that takes one window of many callers per call.
-_MODEL_FILE = "silero_vad_16k_op15.onnx"
+_STATE_SHAPE = (1, 1, 128)
+# The graph that takes a run of windows per call: same output as one window per call, half the time.
+_MODEL_FILE = "silero_vad_16k_sequence.onnx"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpeechState:
+    """Recurrent state after the last window; h and c: [1, 1, 128] float32."""
+
+    h: np.ndarray
+    c: np.ndarray
 
 
 class SpeechModel(Protocol):
-    def score(self, windows: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Score one window of each of n callers.
+    def initial_state(self) -> SpeechState: ...
+
+    def probabilities(
+        self, windows: np.ndarray, state: SpeechState
+    ) -> tuple[np.ndarray, SpeechState]:
+        """Score consecutive windows.
 
         Args:
             windows: [n, CONTEXT_SAMPLES + WINDOW_SAMPLES] float32 in [-1, 1]; each begins with
-                the last CONTEXT_SAMPLES of the caller's window before.
-            states: [2, n, 128] float32, after the window before; zeros at first.
+                the last CONTEXT_SAMPLES of the one before.
         Returns:
-            [n] float32 probabilities of speech, and the states after these windows.
+            [n] float32 probabilities of speech, and the state after the last window.
         """
         ...
 
@@ -46,10 +57,16 @@ class SileroModel:
             str(model_path or bundled_model_path()), options, providers=["CPUExecutionProvider"]
         )
 
-    def score(self, windows: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        inputs = {"input": windows, "state": states, "sr": _RATE}
-        probabilities, states = self._session.run(("output", "stateN"), inputs)
-        return probabilities[:, 0], states
+    def initial_state(self) -> SpeechState:
+        zeros = np.zeros(_STATE_SHAPE, np.float32)
+        return SpeechState(zeros, zeros)
+
+    def probabilities(
+        self, windows: np.ndarray, state: SpeechState
+    ) -> tuple[np.ndarray, SpeechState]:
+        inputs = {"input": windows, "h": state.h, "c": state.c}
+        probabilities, h, c = self._session.run(("speech_probs", "hn", "cn"), inputs)
+        return probabilities, SpeechState(h, c)
 
 
 def bundled_model_path() -> Path:
@@ -65,5 +82,5 @@ def bundled_model_path() -> Path:
         raise FileNotFoundError("silero-vad is not installed")
     path = Path(spec.submodule_search_locations[0]) / "data" / _MODEL_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"silero-vad has no {_MODEL_FILE}; need version 6 or later")
+        raise FileNotFoundError(f"silero-vad has no {_MODEL_FILE}; need version 6.2 or later")
     return path

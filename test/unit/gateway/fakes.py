@@ -20,7 +20,7 @@ from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import Health
 from sglang_live.gateway.realtime import RealtimeConnection
 from sglang_live.gateway.services import RealtimeServices
-from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechModel
+from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechModel, SpeechState
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import (
     OUTPUT_RATE_HZ,
@@ -218,19 +218,14 @@ def full() -> CapacityError:
 class LoudnessModel:
     """A speech model for tests of the protocol: loud is speech, quiet is not."""
 
-    def score(self, windows: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def initial_state(self) -> SpeechState:
+        return SpeechState(np.zeros(1), np.zeros(1))
+
+    def probabilities(
+        self, windows: np.ndarray, state: SpeechState
+    ) -> tuple[np.ndarray, SpeechState]:
         loud = np.abs(windows[:, CONTEXT_SAMPLES:]).mean(axis=1) > 0.05
-        return np.where(loud, 0.95, 0.01).astype(np.float32), states
-
-
-class FakeScorer:
-    """Scores by loudness, at once, in the caller's own task."""
-
-    async def score(self, windows: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return LoudnessModel().score(windows, state)
-
-    def close(self) -> None:
-        """It has no thread."""
+        return np.where(loud, 0.95, 0.01).astype(np.float32), state
 
 
 class MemoryWire:
@@ -349,7 +344,7 @@ def services(
     return RealtimeServices(
         orchestrator=orchestrator,
         config=GatewayConfig(**config),
-        speech_scorer=FakeScorer(),
+        speech_model=LoudnessModel(),
         clock=clock or MonotonicClock(),
         metrics=GatewayMetrics(CollectorRegistry()),
     )

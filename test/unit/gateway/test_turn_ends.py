@@ -39,7 +39,7 @@ def listening(endpoint: FakeEndpoint | None) -> RealtimeServices:
     return RealtimeServices(
         orchestrator=base.orchestrator,
         config=base.config,
-        speech_scorer=base.speech_scorer,
+        speech_model=base.speech_model,
         endpoint_model=endpoint,
         clock=base.clock,
         metrics=base.metrics,

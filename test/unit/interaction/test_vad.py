@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from sglang_live.interaction.silero import CONTEXT_SAMPLES, WINDOW_SAMPLES, SileroModel
-from sglang_live.interaction.speech_scorer import SpeechScorer
+from sglang_live.interaction.silero import CONTEXT_SAMPLES, WINDOW_SAMPLES, SileroModel, SpeechState
 from sglang_live.interaction.vad import (
     SpeechDetector,
     SpeechDismissed,
@@ -24,97 +23,100 @@ WINDOW_MS = 32
 RATE_HZ = 16_000
 
 
-class ScriptedScorer:
+class ScriptedModel:
     """Gives the probabilities it was told to, one per window."""
 
     def __init__(self, probabilities):
         self.probabilities_left = list(probabilities)
         self.windows = []
 
-    async def score(self, windows, state):
+    def initial_state(self):
+        return SpeechState(np.zeros(1), np.zeros(1))
+
+    def probabilities(self, windows, state):
         self.windows += list(windows)
         taken = [self.probabilities_left.pop(0) for _ in windows]
         return np.array(taken, np.float32), state
 
 
-async def run(probabilities, settings=None, pieces=None):
-    scorer = ScriptedScorer(probabilities)
-    detector = SpeechDetector(scorer, settings or VadSettings())
+def run(probabilities, settings=None, pieces=None):
+    model = ScriptedModel(probabilities)
+    detector = SpeechDetector(model, settings or VadSettings())
     n_samples = len(probabilities) * WINDOW_SAMPLES
     events = []
     for size in pieces or [n_samples]:
-        events += await detector.feed(np.zeros(size, np.int16))
+        events += detector.feed(np.zeros(size, np.int16))
     return events
 
 
-async def test_a_turn_spans_from_the_padded_onset_to_the_end_of_the_silence():
+def test_a_turn_spans_from_the_padded_onset_to_the_end_of_the_silence():
     script = [0.0] * 20 + [0.9] * 10 + [0.0] * 20
-    started, stopped = await run(script)
+    started, stopped = run(script)
     onset_ms = 20 * WINDOW_MS
     assert started == SpeechStarted(at_ms=onset_ms - 300, onset_ms=onset_ms)
     assert stopped == SpeechStopped(at_ms=30 * WINDOW_MS + 500, speech_end_ms=30 * WINDOW_MS)
 
 
-async def test_the_padding_reaches_neither_before_the_stream_nor_into_the_turn_before():
+def test_the_padding_reaches_neither_before_the_stream_nor_into_the_turn_before():
     settings = VadSettings(silence_duration_ms=64)
     script = [0.9] * 5 + [0.0] * 3 + [0.9] * 5
-    first, stopped, second = await run(script, settings)
+    first, stopped, second = run(script, settings)
     assert first.at_ms == 0
     assert second.at_ms == stopped.at_ms
 
 
 @pytest.mark.parametrize("n_voiced", [1, 2])
-async def test_less_than_the_minimum_of_speech_starts_nothing(n_voiced):
-    assert await run(([0.0] * 5 + [0.9] * n_voiced) * 10 + [0.0] * 5) == []
+def test_less_than_the_minimum_of_speech_starts_nothing(n_voiced):
+    assert run(([0.0] * 5 + [0.9] * n_voiced) * 10 + [0.0] * 5) == []
 
 
-async def test_a_soft_syllable_within_the_hysteresis_band_does_not_end_the_turn():
+def test_a_soft_syllable_within_the_hysteresis_band_does_not_end_the_turn():
     # 0.4 is below the threshold of 0.5, but not by 0.15.
-    assert len(await run([0.9] * 5 + [0.4] * 60)) == 1
-    assert len(await run([0.9] * 5 + [0.34] * 60)) == 2
+    assert len(run([0.9] * 5 + [0.4] * 60)) == 1
+    assert len(run([0.9] * 5 + [0.34] * 60)) == 2
 
 
-async def test_a_pause_shorter_than_the_silence_keeps_one_turn():
+def test_a_pause_shorter_than_the_silence_keeps_one_turn():
     script = [0.9] * 5 + [0.0] * 15 + [0.9] * 5 + [0.0] * 16
-    assert [type(event) for event in await run(script)] == [SpeechStarted, SpeechStopped]
+    assert [type(event) for event in run(script)] == [SpeechStarted, SpeechStopped]
 
 
-async def test_half_voiced_noise_does_not_move_the_onset_back():
+def test_half_voiced_noise_does_not_move_the_onset_back():
     # Single voiced windows far apart are not the beginning of what comes later.
     script = [0.9, 0.4, 0.4, 0.4] * 10 + [0.9] * 5
-    (started,) = await run(script)
+    (started,) = run(script)
     assert started.onset_ms == 40 * WINDOW_MS
 
 
 @pytest.mark.parametrize("size", [1, 100, 511, 512, 513, 5000])
-async def test_the_size_of_the_pieces_does_not_matter(size):
+def test_the_size_of_the_pieces_does_not_matter(size):
     script = [0.0] * 7 + [0.8] * 9 + [0.0] * 30
     total = len(script) * WINDOW_SAMPLES
     pieces = [size] * (total // size) + [total % size]
-    assert await run(script, pieces=pieces) == await run(script)
+    assert run(script, pieces=pieces) == run(script)
 
 
-async def test_windows_carry_the_end_of_the_one_before():
-    scorer = ScriptedScorer([0.0] * 4)
-    detector = SpeechDetector(scorer, VadSettings())
+def test_windows_carry_the_end_of_the_one_before():
+    model = ScriptedModel([0.0] * 4)
+    detector = SpeechDetector(model, VadSettings())
     pcm = np.arange(4 * WINDOW_SAMPLES).astype(np.int16)
     for piece in np.split(pcm, [300, 700, 1500]):
-        await detector.feed(piece)
+        detector.feed(piece)
     with_silence = np.concatenate((np.zeros(CONTEXT_SAMPLES, np.int16), pcm)) / 32768
-    for index, window in enumerate(scorer.windows):
+    for index, window in enumerate(model.windows):
         at = index * WINDOW_SAMPLES
         expected = with_silence[at : at + CONTEXT_SAMPLES + WINDOW_SAMPLES]
         assert np.allclose(window, expected)
 
 
-async def test_time_goes_on_across_a_reset():
-    scorer = ScriptedScorer([0.9] * 20)
-    detector = SpeechDetector(scorer, VadSettings())
-    await detector.feed(np.zeros(5 * WINDOW_SAMPLES, np.int16))
+def test_time_goes_on_across_a_reset():
+    model = ScriptedModel([0.9] * 20)
+    detector = SpeechDetector(model, VadSettings())
+    detector.feed(np.zeros(5 * WINDOW_SAMPLES, np.int16))
     assert detector.speaking
     detector.reset(RATE_HZ)
     assert not detector.speaking
-    (started,) = await detector.feed(np.zeros(5 * WINDOW_SAMPLES, np.int16))
+    (started,) = detector.feed(np.zeros(5 * WINDOW_SAMPLES, np.int16))
     assert started == SpeechStarted(at_ms=1000, onset_ms=1000)
 
 
@@ -131,9 +133,7 @@ def test_settings_outside_their_range_are_refused():
 
 @pytest.fixture(scope="module")
 def silero():
-    scorer = SpeechScorer(SileroModel())
-    yield scorer
-    scorer.close()
+    return SileroModel()
 
 
 def load(name):
@@ -149,20 +149,18 @@ def onset_sample(pcm):
     return int(np.argmax(loudness > loudness.max() / 5)) * 160
 
 
-async def detect(scorer, pcm, settings=None, piece=320):
-    detector = SpeechDetector(scorer, settings or VadSettings())
-    return [
-        e for at in range(0, len(pcm), piece) for e in await detector.feed(pcm[at : at + piece])
-    ]
+def detect(model, pcm, settings=None, piece=320):
+    detector = SpeechDetector(model, settings or VadSettings())
+    return [e for at in range(0, len(pcm), piece) for e in detector.feed(pcm[at : at + piece])]
 
 
 @pytest.mark.parametrize("name", SPEECH)
 @pytest.mark.parametrize("lead_ms", [0, 500, 1017])
-async def test_real_speech_is_found_within_200_ms_of_its_onset(silero, name, lead_ms):
+def test_real_speech_is_found_within_200_ms_of_its_onset(silero, name, lead_ms):
     clip = load(name)
     clip = clip[onset_sample(clip) :]
     pcm = np.concatenate((np.zeros(lead_ms * 16, np.int16), clip, np.zeros(RATE_HZ, np.int16)))
-    events = await detect(silero, pcm)
+    events = detect(silero, pcm)
     assert isinstance(events[0], SpeechStarted)
     assert abs(events[0].onset_ms - lead_ms) <= 200
     assert events[0].at_ms == max(0, events[0].onset_ms - 300)
@@ -172,13 +170,13 @@ async def test_real_speech_is_found_within_200_ms_of_its_onset(silero, name, lea
 
 
 @pytest.mark.parametrize("name", SPEECH)
-async def test_quieter_or_noisier_speech_is_still_found(silero, name):
+def test_quieter_or_noisier_speech_is_still_found(silero, name):
     rng = np.random.default_rng(0)
     clip = load(name).astype(float)
     level = np.sqrt((clip**2).mean())
     for gain, noise in ((0.1, 0.0), (1.0, 0.1)):
         pcm = clip * gain + rng.normal(0, noise * level * gain, len(clip)) + 0.5
-        assert await detect(silero, np.clip(pcm, -32768, 32767).astype(np.int16))
+        assert detect(silero, np.clip(pcm, -32768, 32767).astype(np.int16))
 
 
 def silences():
@@ -199,91 +197,91 @@ def silences():
 
 
 @pytest.mark.parametrize("name", sorted(silences()))
-async def test_silence_noise_and_clicks_never_start_a_turn(silero, name):
+def test_silence_noise_and_clicks_never_start_a_turn(silero, name):
     pcm = silences()[name].astype(np.int16)
-    assert await detect(silero, pcm) == []
-    assert await detect(silero, pcm, VadSettings(threshold=0.3)) == []
+    assert detect(silero, pcm) == []
+    assert detect(silero, pcm, VadSettings(threshold=0.3)) == []
 
 
-async def test_loud_animals_do_not_start_a_turn(silero):
-    assert await detect(silero, load("no_humpback_6s")) == []
+def test_loud_animals_do_not_start_a_turn(silero):
+    assert detect(silero, load("no_humpback_6s")) == []
 
 
-async def test_callers_that_share_the_model_do_not_hear_each_other(silero):
+def test_callers_that_share_the_model_do_not_hear_each_other(silero):
     one, other = load("sp_librivox_0880"), load("no_humpback_6s")[: 3 * RATE_HZ]
-    alone = await detect(silero, one)
+    alone = detect(silero, one)
     first = SpeechDetector(silero, VadSettings())
     second = SpeechDetector(silero, VadSettings())
     mixed = []
     for at in range(0, len(one), 320):
-        mixed += await first.feed(one[at : at + 320])
-        assert await second.feed(other[at : at + 320]) == []
+        mixed += first.feed(one[at : at + 320])
+        assert second.feed(other[at : at + 320]) == []
     assert mixed == alone
 
 
-async def run_confirming(probabilities, **settings):
-    scorer = ScriptedScorer(probabilities)
-    detector = SpeechDetector(scorer, VadSettings(**settings))
+def run_confirming(probabilities, **settings):
+    model = ScriptedModel(probabilities)
+    detector = SpeechDetector(model, VadSettings(**settings))
     detector.confirming = True
-    return await detector.feed(np.zeros(len(probabilities) * WINDOW_SAMPLES, np.int16)), detector
+    return detector.feed(np.zeros(len(probabilities) * WINDOW_SAMPLES, np.int16)), detector
 
 
-async def test_while_confirming_a_voice_is_suspected_first_and_started_when_it_lasts():
-    events, detector = await run_confirming([0.0] * 10 + [0.9] * 7)
+def test_while_confirming_a_voice_is_suspected_first_and_started_when_it_lasts():
+    events, detector = run_confirming([0.0] * 10 + [0.9] * 7)
     onset_ms = 10 * WINDOW_MS
     assert events == [SpeechSuspected(onset_ms)]
     assert not detector.speaking
-    detector._scorer.probabilities_left = [0.9]
-    started = await detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))
+    detector._model.probabilities_left = [0.9]
+    started = detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))
     # The turn begins where the voice began, not where it was confirmed.
     assert started == [SpeechStarted(at_ms=onset_ms - 300, onset_ms=onset_ms)]
     assert detector.speaking
 
 
-async def test_a_voice_that_ceases_before_it_is_confirmed_is_dismissed():
-    events, detector = await run_confirming([0.0] * 10 + [0.9] * 5 + [0.0] * 7)
+def test_a_voice_that_ceases_before_it_is_confirmed_is_dismissed():
+    events, detector = run_confirming([0.0] * 10 + [0.9] * 5 + [0.0] * 7)
     assert events == [SpeechSuspected(320), SpeechDismissed(320, 480)]
-    detector._scorer.probabilities_left = [0.9] * 3
-    assert await detector.feed(np.zeros(3 * WINDOW_SAMPLES, np.int16)) == [SpeechSuspected(22 * 32)]
+    detector._model.probabilities_left = [0.9] * 3
+    assert detector.feed(np.zeros(3 * WINDOW_SAMPLES, np.int16)) == [SpeechSuspected(22 * 32)]
 
 
-async def test_a_pause_within_a_word_does_not_dismiss_and_does_not_count_as_voice():
+def test_a_pause_within_a_word_does_not_dismiss_and_does_not_count_as_voice():
     script = [0.9] * 4 + [0.0] * 5 + [0.9] * 3
-    events, detector = await run_confirming(script)
+    events, detector = run_confirming(script)
     assert events == [SpeechSuspected(0)]
-    detector._scorer.probabilities_left = [0.9]
-    (started,) = await detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))
+    detector._model.probabilities_left = [0.9]
+    (started,) = detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))
     assert started == SpeechStarted(at_ms=0, onset_ms=0)
 
 
 @pytest.mark.parametrize("confirm_ms", [0, 96])
-async def test_a_window_no_longer_than_the_minimum_of_speech_is_none(confirm_ms):
-    events, _ = await run_confirming([0.9] * 5, confirm_ms=confirm_ms)
+def test_a_window_no_longer_than_the_minimum_of_speech_is_none(confirm_ms):
+    events, _ = run_confirming([0.9] * 5, confirm_ms=confirm_ms)
     assert [type(event) for event in events] == [SpeechStarted]
 
 
-async def test_a_suspicion_becomes_a_start_when_there_is_nothing_left_to_protect():
-    events, detector = await run_confirming([0.9] * 4)
+def test_a_suspicion_becomes_a_start_when_there_is_nothing_left_to_protect():
+    events, detector = run_confirming([0.9] * 4)
     assert events == [SpeechSuspected(0)]
     detector.confirming = False
-    detector._scorer.probabilities_left = [0.9]
-    assert isinstance((await detector.feed(np.zeros(WINDOW_SAMPLES, np.int16)))[0], SpeechStarted)
+    detector._model.probabilities_left = [0.9]
+    assert isinstance(detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))[0], SpeechStarted)
 
 
-async def test_a_reset_forgets_a_suspicion():
-    _, detector = await run_confirming([0.9] * 4)
+def test_a_reset_forgets_a_suspicion():
+    _, detector = run_confirming([0.9] * 4)
     detector.reset(4 * WINDOW_SAMPLES)
-    detector._scorer.probabilities_left = [0.0] * 10
-    assert await detector.feed(np.zeros(10 * WINDOW_SAMPLES, np.int16)) == []
+    detector._model.probabilities_left = [0.0] * 10
+    assert detector.feed(np.zeros(10 * WINDOW_SAMPLES, np.int16)) == []
 
 
 @pytest.mark.parametrize("name", SPEECH)
-async def test_real_speech_over_an_answer_is_confirmed_within_half_a_second(silero, name):
+def test_real_speech_over_an_answer_is_confirmed_within_half_a_second(silero, name):
     clip = load(name)
     clip = clip[onset_sample(clip) :]
     detector = SpeechDetector(silero, VadSettings())
     detector.confirming = True
-    events = await detector.feed(np.concatenate((np.zeros(RATE_HZ // 2, np.int16), clip[:RATE_HZ])))
+    events = detector.feed(np.concatenate((np.zeros(RATE_HZ // 2, np.int16), clip[:RATE_HZ])))
     kinds = [type(event) for event in events]
     assert kinds[:2] == [SpeechSuspected, SpeechStarted]
 
@@ -291,11 +289,11 @@ async def test_real_speech_over_an_answer_is_confirmed_within_half_a_second(sile
 # --- pauses ---
 
 
-async def test_a_pause_is_told_once_and_the_turn_goes_on():
+def test_a_pause_is_told_once_and_the_turn_goes_on():
     settings = VadSettings(silence_duration_ms=2000, pause_ms=200)
-    scorer = ScriptedScorer([0.9] * 10 + [0.0] * 20 + [0.9] * 5 + [0.0] * 20)
-    detector = SpeechDetector(scorer, settings)
-    events = await detector.feed(np.zeros(55 * WINDOW_SAMPLES, np.int16))
+    model = ScriptedModel([0.9] * 10 + [0.0] * 20 + [0.9] * 5 + [0.0] * 20)
+    detector = SpeechDetector(model, settings)
+    events = detector.feed(np.zeros(55 * WINDOW_SAMPLES, np.int16))
     assert [type(event) for event in events] == [SpeechStarted, SpeechPaused, SpeechPaused]
     first, second = events[1:]
     assert first.at_ms - first.speech_end_ms == pytest.approx(200, abs=WINDOW_MS)
@@ -306,5 +304,5 @@ async def test_a_pause_is_told_once_and_the_turn_goes_on():
     assert not detector.speaking and detector.stop_at(second) is None
 
 
-async def test_without_a_wish_for_pauses_there_are_none():
-    assert [type(event) for event in await run([0.9] * 10 + [0.0] * 12)] == [SpeechStarted]
+def test_without_a_wish_for_pauses_there_are_none():
+    assert [type(event) for event in run([0.9] * 10 + [0.0] * 12)] == [SpeechStarted]
