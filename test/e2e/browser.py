@@ -72,15 +72,25 @@ class Visit:
         """The last answer was heard to its end, and nobody is busy."""
         return await self.seconds("buffered") == 0 and await self.text("#status") == "connected"
 
+    async def answered(self, n_before: int) -> None:
+        """Until there is an answer more than there were."""
+
+        async def is_answered() -> bool:
+            return len(await self.lines("model")) > n_before
+
+        await self.until(is_answered, "an answer begins")
+
     async def interrupt(self, attempts: int = 8) -> None:
-        """Say the page's recording over an answer. One that is too short for it is replaced."""
+        """Say the page's recording over an answer, and hear the next one begin.
+
+        An answer that is too short to be spoken over is replaced.
+        """
         for _ in range(attempts):
             await self.until(self.is_heard, "an answer is heard")
             n_answers = len(await self.lines("model"))
             await self.page.click("#clip")
-            await self.page.wait_for_selector("#clip:enabled")
-            answers = await self.lines("model")
-            if any("interrupted" in line for line in answers[:n_answers]):
+            await self.answered(n_answers)
+            if any("interrupted" in line for line in await self.lines("model")):
                 return
         raise AssertionError("all answers were too short to be interrupted")
 

@@ -26,11 +26,8 @@ async def test_a_call_of_three_turns_with_an_interruption(server, tmp_path):
         n_answers = len(await caller.lines("model"))
         await caller.page.fill("#text", "And a typed question?")
         await caller.page.press("#text", "Enter")
-
-        async def answered() -> bool:
-            return len(await caller.lines("model")) > n_answers and await caller.is_over()
-
-        await caller.until(answered, "the typed question is answered")
+        await caller.answered(n_answers)
+        await caller.until(caller.is_over, "the answer to the typed question is over")
         you, model = await caller.lines("you"), await caller.lines("model")
         urgency, callers = await caller.text("#urgency"), await caller.text("#sessions")
         server_lines = await caller.lines("server")
@@ -111,7 +108,7 @@ async def test_a_server_with_keys_asks_for_one():
             await page.wait_for_selector("#key-form:visible")
             await page.fill("#key", key)
             await page.press("#key", "Enter")
-        await caller.until(caller.is_over, "the call is up")
+        await page.wait_for_selector("#status:text('connected to')")
         await page.fill("#text", "Is anybody there?")
         await page.press("#text", "Enter")
         await caller.until(caller.is_heard, "there is an answer")

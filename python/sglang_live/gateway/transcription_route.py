@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import orjson
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
@@ -62,8 +62,8 @@ class TranscriptionRoute:
             # One part above all is the file; the others are words.
             async with request.form(max_files=1, max_fields=32) as form:
                 return await self._wish(form)
-        except MultiPartException as error:
-            raise BadInputError(f"Invalid form: {error.message}") from None
+        except HTTPException as error:  # what Starlette makes of a form that it cannot read
+            raise BadInputError(f"Invalid form: {error.detail}") from None
 
     async def _wish(self, form: FormData) -> _Wish:
         file = form.get("file")
