@@ -52,7 +52,8 @@ async def test_malformed_events_get_one_error_each_and_the_call_goes_on(server):
         before = await socket.session(**NO_VAD)
         for event in events:
             await socket.connection.send(json.dumps(event))
-        after = await socket.session()
+        await socket.send("session.update", session={"type": "realtime"})
+        after = await socket.until("session.updated")
         told = [e["error"]["event_id"] for e in socket.events if e["type"] == "error"]
         assert told == [event["event_id"] for event in events]
         assert after["session"] == before["session"]

@@ -28,6 +28,12 @@ from sglang_live.gateway.turn_detection import TurnDetection, merge_turn_detecti
 from sglang_live.orchestrator.session import Orchestrator
 
 MAX_OUTPUT_TOKENS = 4096
+_TRANSCRIBERS = (
+    "whisper-1",
+    "gpt-4o-mini-transcribe",
+    "gpt-4o-transcribe",
+    "gpt-4o-transcribe-diarize",
+)
 _TOOL_CHOICES = ("auto", "none", "required")
 _MODALITIES = (("audio",), ("text",))
 _ECHO_DEPTH = 8  # levels of JSON around a tool in session.updated, with a margin
@@ -198,8 +204,10 @@ def _input_changes(
 def _transcription(form: TranscriptionForm | None) -> dict[str, str | None] | None:
     if form is None:
         return None
-    # A key with null stops some clients, and so does any key besides these three.
-    values = {"model": form.model, "language": form.language, "prompt": form.prompt}
+    # A key with null stops some clients, and so do any key besides these three and any model
+    # that the protocol does not name; whatever is asked for, it is the thinker that writes.
+    model = form.model if form.model in _TRANSCRIBERS else None
+    values = {"model": model, "language": form.language, "prompt": form.prompt}
     return {name: value for name, value in values.items() if value is not None}
 
 

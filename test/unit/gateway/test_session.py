@@ -130,6 +130,14 @@ async def test_what_clients_always_send_is_accepted_and_echoed_in_the_strict_for
         assert session["audio"]["input"]["transcription"] == {"model": "whisper-1"}
 
 
+async def test_a_transcriber_that_strict_clients_do_not_know_is_not_named_to_them():
+    async with connected(FakeOrchestrator()) as caller:
+        wish = {"model": "our-own", "language": "de"}
+        caller.update(audio={"input": {"transcription": wish}})
+        session = (await caller.expect("session.updated"))["session"]
+        assert session["audio"]["input"]["transcription"] == {"language": "de"}
+
+
 async def test_an_unknown_voice_speaks_with_the_models_default_voice():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as caller:
