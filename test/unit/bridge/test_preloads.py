@@ -217,8 +217,18 @@ def test_nobody_gives_way_who_is_needed_before(sessions):
     sessions.plays("soon", 0.0)
     sessions.on_host("a", 100)
     sessions.speaks("a")
-    sessions.run(REMAINING_SPEECH_S)
+    sessions.run(1.9)
     assert sessions.on_device["soon"] == 1000
+    sessions.run(0.2)  # it should have spoken by now, and has not
+    assert sessions.tier.brought == ["a"]
+
+
+def test_where_all_memory_is_in_use_the_prefill_loads(sessions):
+    sessions.on_host("a", 100)
+    sessions.token_to_kv_pool_allocator.n_free = 0
+    sessions.speaks("a")
+    sessions.run(REMAINING_SPEECH_S)
+    assert sessions.tier.brought == []
     assert sessions.skipped == {"preloads_skipped_memory": 1}
 
 
