@@ -86,7 +86,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Look again at until_s; never after the moment from which it could not be in time."""
+    """Look again at until_s, which is in time."""
 
     until_s: float
     reason: WaitReason
@@ -123,6 +123,6 @@ def judge(view: PreloadView, config: PreloadConfig) -> Admit | Wait | Skip:
 def _wait(
     view: PreloadView, config: PreloadConfig, cost_s: float, reason: WaitReason
 ) -> Wait | Skip:
-    last_s = view.needed_at_s - config.safety * cost_s
-    until_s = min(view.now_s + config.retry_s, last_s)
-    return Wait(until_s, reason) if until_s > view.now_s else Skip(reason)
+    until_s = view.now_s + config.retry_s
+    in_time = until_s <= view.needed_at_s - config.safety * cost_s
+    return Wait(until_s, reason) if in_time else Skip(reason)
