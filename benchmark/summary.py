@@ -6,6 +6,8 @@ python -m benchmark.summary            rewrites README.md between its markers
 import json
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
@@ -83,6 +85,52 @@ def _heard_out_s(turn: dict) -> float:
     return max(turn["end_s"], began_s + turn["audio_s"] + sum(turn["gaps_ms"]) / 1000)
 
 
+def pressure_table(document: dict) -> list[str]:
+    """More calls than the KV pool holds: one line per arm, over all repeats."""
+    lines = [
+        "| arm | time to first token, P50 / P90 / P99 | computed anew | loads that a prefill "
+        "waited for | in all | came back unseen | n |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for arm in dict.fromkeys(row["arm"] for row in document["rows"]):
+        rows = [row for row in document["rows"] if row["arm"] == arm]
+        waits_ms = [ms for row in rows for ms in row["ttft_all_ms"]]
+        slowest = _one(float(np.percentile(waits_ms, 99)) if len(waits_ms) >= 100 else None)
+        early, late = (sum(row[f"tokens_{how}"] for row in rows) for how in ("preloaded", "loaded"))
+        cells = (
+            f"`{arm}`",
+            f"{np.percentile(waits_ms, 50):.0f} / {np.percentile(waits_ms, 90):.0f} / {slowest}",
+            f"{sum(row['recomputed_tokens'] for row in rows):.0f} tokens",
+            f"{sum(row['loads'] for row in rows):.0f}",
+            _one(1000 * sum(row["reload_s"] for row in rows)),
+            _share(early / (early + late) if early + late else None),
+            str(len(waits_ms)),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def kv_rows(results: Path) -> list[str]:
+    rows = []
+    if document := newest(results, "retention"):
+        arms = {row["arm"]: row for row in document["rows"]}
+        last = {arm: row["ages"][-1] for arm, row in arms.items()}
+        held = {arm: f"{age['kv_tokens_per_call']:.0f}" for arm, age in last.items()}
+        rows.append(
+            _row(
+                f"KV of a call after {last['bounded']['tokens_talked']} tokens",
+                f"{held['bounded']} tokens with a bound, {held['everything']} without; "
+                f"a cut takes {arms['bounded']['cut_ms']:.2f} ms",
+            )
+        )
+    if document := newest(results, "eviction"):
+        picks = [row for row in document["rows"] if row["what"] == "index pick"]
+        largest = max(picks, key=lambda row: (row["n_pages"], row["average_ms"]))
+        what = f"choosing who gives KV back, of {largest['n_pages']} pages"
+        rows.append(_row(what, f"{1000 * largest['average_ms']:.1f} us on average"))
+    return rows
+
+
 def server_rows(document: dict) -> list[str]:
     starts = [run["server_start_s"] for run in document["runs"]]
     rss = max(point["peak_rss_mib"] for point in document["points"])
@@ -100,6 +148,12 @@ def section(results: Path) -> str:
         commits = dict.fromkeys(document["git_commit"][:9] for document, _ in measured)
         where = f"{', '.join(devices)}, commit {', '.join(commits)}"
         parts += [f"{kind} ({where}):", "", *load_table(measured), ""]
+    if pressure := newest(results, "kv_pressure"):
+        calls = pressure["config"]["sessions"]
+        where = f"{pressure['device']}, commit {pressure['git_commit'][:9]}"
+        what = f"More calls than the KV pool holds: {calls}, a modelled link to host memory"
+        parts += [f"{what} ({where}):", "", *pressure_table(pressure), ""]
+    rows += kv_rows(results)
     if load := newest(results, "voice_load"):
         rows += server_rows(load)
     if turn := newest(results, "turn_cost"):
@@ -109,7 +163,7 @@ def section(results: Path) -> str:
         costs = {arm["arm"]: arm["cpu_ms_per_s"] for arm in gateway["arms"]}
         text = f"{costs['gateway']:.0f} ms, bare echo server {costs['echo']:.0f} ms"
         rows.append(_row("gateway CPU per second of one session", text))
-    if not rows:
+    if not parts and not rows:
         return "Nothing has been measured yet."
     note = (
         "Callers run on the same cores as the server. Documents and every single turn: "

@@ -12,6 +12,7 @@ import json
 import random
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ class Tree:
         self._options, self._random = options, random.Random(options.seed)
         own = options.length - options.shared
         self._cache = cache_of(core, options.shared + (n_prompts + 1) * own)
-        self._prompts: list[array] = []
+        self._prompts: deque[array] = deque(maxlen=max(1, n_prompts // 2))  # surely in the tree
         for _ in range(n_prompts):
             self.insert()()
 
@@ -86,7 +87,7 @@ class Tree:
         return array("q", [*range(self._options.shared), *ids])
 
     def match(self) -> Callable[[], None]:
-        key = RadixKey(self._random.choice(self._prompts[-len(self._prompts) // 2 :]))
+        key = RadixKey(self._random.choice(self._prompts))
         params = MatchPrefixParams(key=key)
 
         def step() -> None:

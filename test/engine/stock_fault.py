@@ -1,6 +1,6 @@
-"""Stock SGLang, without any seam of ours, through the fault that session_rejects_cleanly mends.
+"""Stock SGLang, without any seam of ours, through faults that seams mend.
 
-Run as a program: `python -m test.engine.stock_fault CHECKPOINT`. Prints one JSON line.
+Run as a program: `python -m test.engine.stock_fault FAULT CHECKPOINT`. Prints one JSON line.
 """
 
 import asyncio
@@ -9,28 +9,43 @@ import os
 import sys
 
 
-async def third_turn_beside_a_running_one(engine) -> dict:
-    session = engine.tokenizer_manager
+class Session:
+    """A streaming session of an engine."""
 
-    async def turn(first_id: int, n_tokens: int) -> dict | str:
+    def __init__(self, engine, session_id: str):
+        self._engine, self._id = engine, session_id
+
+    @classmethod
+    async def open(cls, engine) -> "Session":
+        from sglang.srt.managers.io_struct import OpenSessionReqInput
+
+        request = OpenSessionReqInput(capacity_of_str_len=1 << 20, streaming=True)
+        return cls(engine, await engine.tokenizer_manager.open_session(request, None))
+
+    async def turn(self, first_id: int, n_tokens: int, rid: str | None = None) -> dict | str:
+        """Its answer, or why there is none."""
         try:
-            return await engine.async_generate(
+            return await self._engine.async_generate(
                 input_ids=list(range(first_id, first_id + 20)),
-                sampling_params={"max_new_tokens": n_tokens, "temperature": 0, "ignore_eos": True},
-                session_params={"id": session_id},
+                sampling_params=_sampling(n_tokens),
+                session_params={"id": self._id},
+                rid=rid,
             )
         except ValueError as error:
             return str(error)
 
-    from sglang.srt.managers.io_struct import OpenSessionReqInput
 
-    request = OpenSessionReqInput(capacity_of_str_len=1 << 20, streaming=True)
-    session_id = await session.open_session(request, None)
-    await turn(100, 4)
-    running = asyncio.create_task(turn(200, 400))
+def _sampling(n_tokens: int) -> dict:
+    return {"max_new_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
+
+
+async def third_turn_beside_a_running_one(engine) -> dict:
+    session = await Session.open(engine)
+    await session.turn(100, 4)
+    running = asyncio.create_task(session.turn(200, 400))
     await asyncio.sleep(0.3)
-    second = await turn(300, 4)
-    third = await turn(400, 4)
+    second = await session.turn(300, 4)
+    third = await session.turn(400, 4)
     running.cancel()
     return {
         "second_refused": isinstance(second, str),
@@ -38,12 +53,39 @@ async def third_turn_beside_a_running_one(engine) -> dict:
     }
 
 
+async def abort_of_a_waiting_turn(engine) -> dict:
+    session = await Session.open(engine)
+    await session.turn(100, 4)
+    others = [
+        asyncio.create_task(
+            engine.async_generate(
+                input_ids=[50 + n] * 10, sampling_params=_sampling(3000), rid=f"other-{n}"
+            )
+        )
+        for n in range(MAX_RUNNING)
+    ]
+    await asyncio.sleep(0.5)
+    waiting = asyncio.create_task(session.turn(200, 4, rid="waiting"))
+    while not waiting.done():  # an abort that comes before its request does nothing
+        engine.tokenizer_manager.abort_request(rid="waiting")
+        await asyncio.sleep(0.05)
+    for n in range(MAX_RUNNING):
+        engine.tokenizer_manager.abort_request(rid=f"other-{n}")
+    await asyncio.wait(others)
+    answer = await session.turn(300, 4)
+    return {"aborted": isinstance(waiting.result(), dict), "later_turn": str(answer)}
+
+
+FAULTS = {"third-turn": third_turn_beside_a_running_one, "abort": abort_of_a_waiting_turn}
+MAX_RUNNING = 2
+
+
 def main() -> None:
     import sglang as sgl
 
     os.environ.pop("SGLANG_LIVE_STAGE", None)
     engine = sgl.Engine(
-        model_path=sys.argv[1],
+        model_path=sys.argv[2],
         device="cpu",
         attention_backend="torch_native",
         dtype="float32",
@@ -51,10 +93,10 @@ def main() -> None:
         enable_multimodal=True,
         enable_streaming_session=True,
         max_total_tokens=8192,
-        max_running_requests=8,
+        max_running_requests=MAX_RUNNING,
         log_level="error",
     )
-    result = engine.loop.run_until_complete(third_turn_beside_a_running_one(engine))
+    result = engine.loop.run_until_complete(FAULTS[sys.argv[1]](engine))
     print(json.dumps(result), flush=True)
     # The pools are not to be trusted any more: no orderly end.
     engine.shutdown()

@@ -3,18 +3,31 @@
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_stock_still_admits_a_third_turn_beside_a_running_one(endless_checkpoint):
+async def seen(fault: str, checkpoint: Path) -> dict:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "test.engine.stock_fault", str(endless_checkpoint)),
+        *(sys.executable, "-m", "test.engine.stock_fault", fault, str(checkpoint)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
     out, _ = await asyncio.wait_for(process.communicate(), 180)
-    seen = json.loads(next(line for line in out.splitlines() if line.startswith(b"{")))
-    assert seen == {"second_refused": True, "third_admitted": True}
+    return json.loads(next(line for line in out.splitlines() if line.startswith(b"{")))
+
+
+async def test_stock_still_admits_a_third_turn_beside_a_running_one(endless_checkpoint):
+    """session_rejects_cleanly mends it."""
+    told = await seen("third-turn", endless_checkpoint)
+    assert told == {"second_refused": True, "third_admitted": True}
+
+
+async def test_stock_still_refuses_every_turn_after_a_waiting_one_was_aborted(endless_checkpoint):
+    """session_waiting_abort mends it (test_host_tier.py)."""
+    told = await seen("abort", endless_checkpoint)
+    assert told["aborted"]
+    assert "already has an active request" in told["later_turn"]

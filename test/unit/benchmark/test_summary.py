@@ -104,3 +104,40 @@ def test_shares_and_times_are_rounded(tmp_path):
     document = load("2026-01-01", {}, ttfp_after_detection_ms=own, continuity=0.958)
     write(tmp_path, "voice_load_cpu.json", **document)
     assert "| 4 | `all` | 268 / 739 ms | 95.8 % | n/a | n/a | 0.17 | 36 |" in section(tmp_path)
+
+
+def test_kv_under_pressure_is_told_by_arm_over_all_repeats(tmp_path):
+    rows = [
+        {
+            "arm": arm,
+            "repeat": repeat,
+            "ttft_all_ms": [10.0 * repeat + ms for ms in range(60)],
+            "recomputed_tokens": 0,
+            "loads": 2,
+            "reload_s": 0.02,
+            "tokens_preloaded": early,
+            "tokens_loaded": late,
+        }
+        for repeat in range(2)
+        for arm, early, late in (("lru", 0, 50), ("preload", 95, 5))
+    ]
+    facts = {"date": "2026-01-02", "device": "cpu", "git_commit": "0123456789ab"}
+    write(tmp_path, "kv_pressure_a.json", config={"sessions": 24}, rows=rows, **facts)
+    text = section(tmp_path)
+    assert "| `preload` | 34 / 58 / 68 ms | 0 tokens | 4 | 40 ms | 95.0 % | 120 |" in text
+    assert "| `lru` |" in text and "| 0.0 % | 120 |" in text
+
+
+def test_bounds_and_choices_are_told_in_a_row_each(tmp_path):
+    age = {"tokens_talked": 6000, "turn_ms": 20.0}
+    rows = [
+        {"arm": "everything", "cut_ms": 0.0, "ages": [{**age, "kv_tokens_per_call": 6000.0}]},
+        {"arm": "bounded", "cut_ms": 1.25, "ages": [{**age, "kv_tokens_per_call": 600.0}]},
+    ]
+    write(tmp_path, "retention_a.json", date="2026-01-02", rows=rows)
+    pick = {"what": "index pick", "n_pages": 1000, "average_ms": 0.004}
+    slower = {"what": "loop scan", "n_pages": 9000, "average_ms": 9.0}
+    write(tmp_path, "eviction_a.json", date="2026-01-02", rows=[pick, slower])
+    text = section(tmp_path)
+    assert "600 tokens with a bound, 6000 without; a cut takes 1.25 ms" in text
+    assert "of 1000 pages | 4.0 us on average" in text
