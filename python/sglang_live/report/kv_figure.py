@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from sglang_live.report import look
 from sglang_live.report.documents import KvAges, KvPressure
@@ -38,6 +39,9 @@ def draw_pressure(document: KvPressure) -> Figure:
         xscale="log",
         ylim=(0, 101),
     )
+    waits.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    waits.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    waits.xaxis.set_minor_formatter(NullFormatter())
     _stack(tokens, document)
     _bars(path, document)
     figure.suptitle(_title("KV pressure", document.facts), x=0.01, ha="left", fontsize=13)
