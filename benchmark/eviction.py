@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark.load.provenance import facts
+from benchmark.load.provenance import config_of, facts
 from sglang_live.kv.victim_index import VictimIndex
 
 PAGE_TOKENS = 16
@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> None:
             "benchmark": "eviction",
             **facts(),
             "numpy_version": np.__version__,
-            "options": {k: v for k, v in asdict(options).items() if k != "json"},
+            "options": config_of(options),
             "rows": [asdict(row) for row in rows],
         }
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")

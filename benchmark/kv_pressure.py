@@ -35,7 +35,7 @@ from benchmark.kv.workload import (
     load_utterances,
     plan,
 )
-from benchmark.load.provenance import facts
+from benchmark.load.provenance import config_of, facts
 from benchmark.thinker import load_of, thinker
 from sglang_live.bridge.feed_types import Outlook, SpeechStart
 from sglang_live.stages.engine_host import FeedSocket
@@ -259,7 +259,7 @@ def main() -> None:
             print(line(row), flush=True)
     if options.json:
         document = {
-            "benchmark": "kv_pressure", **facts(), "config": asdict(options), "rows": rows
+            "benchmark": "kv_pressure", **facts(), "config": config_of(options), "rows": rows
         }  # fmt: skip
         Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from benchmark.load.provenance import facts
+from benchmark.load.provenance import config_of, facts
 from benchmark.thinker import load_of, spent, thinker
 from sglang_live.bridge.feed_types import RetainSession
 from sglang_live.stages.engine_host import FeedSocket
@@ -150,7 +150,7 @@ def main() -> None:
     options = parse_args()
     rows = asyncio.run(run(options))
     if options.json:
-        document = {"benchmark": "retention", **facts(), "config": asdict(options), "rows": rows}
+        document = {"benchmark": "retention", **facts(), "config": config_of(options), "rows": rows}
         Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
 
 

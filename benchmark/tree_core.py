@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from benchmark.load.provenance import facts
+from benchmark.load.provenance import config_of, facts
 
 CORES = ("python", "rust")
 STEPS = ("match", "evict", "insert")
@@ -146,7 +146,7 @@ def main() -> None:
             figures = "".join(f"{row[f'{step}_us']:13.1f}" for step in STEPS)
             print(f"{core:8s} {n_prompts:8d}{figures}", flush=True)
     if options.json:
-        document = {"benchmark": "tree_core", **facts(), "config": asdict(options), "rows": rows}
+        document = {"benchmark": "tree_core", **facts(), "config": config_of(options), "rows": rows}
         Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -29,7 +29,7 @@ from benchmark.kv.workload import (
     load_utterances,
     plan,
 )
-from benchmark.load.provenance import facts
+from benchmark.load.provenance import config_of, facts
 
 LRU, NEXT_USE, OPEN_END, BELADY = "LRU", "next-use", "Belady, no end", "Belady"
 POLICIES = (LRU, NEXT_USE, OPEN_END, BELADY)
@@ -211,7 +211,7 @@ def main() -> None:
             "benchmark": "kv_judge",
             **facts(),
             "numpy_version": np.__version__,
-            "options": {k: v for k, v in asdict(options).items() if k != "json"},
+            "options": config_of(options),
             "rows": [asdict(row) for row in rows],
         }
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ def facts() -> dict[str, Any]:
         "python_version": platform.python_version(),
         "device": _device(),
     }
+
+
+def config_of(options) -> dict[str, Any]:
+    """A dataclass of flags, but for where the result went."""
+    return {name: value for name, value in asdict(options).items() if name != "json"}
 
 
 def _device() -> str:
