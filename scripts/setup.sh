@@ -7,7 +7,7 @@ usage() {
     cat <<'TEXT'
 usage: scripts/setup.sh [--test] [--bench] [--device auto|cpu|cuda]
 
-  --test     also install what scripts/test.sh needs
+  --test     also install what scripts/test.sh needs, Chromium among it (apt-get, if there is none)
   --bench    also install what benchmark/ needs
   --device   auto (default) takes cuda where nvidia-smi lists a GPU
 

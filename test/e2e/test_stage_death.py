@@ -1,5 +1,7 @@
 """kill -9 of a stage: running turns fail clearly, the stage returns, the next turn works."""
 
+import asyncio
+
 import pytest
 
 from test.e2e.conftest import wait_until
@@ -28,7 +30,8 @@ async def test_a_killed_stage_fails_its_turns_and_comes_back(server, stage):
         assert failed["response"]["status"] == "failed"
         assert failed["response"]["status_details"]["error"]["code"] == "stage_unavailable"
         assert not server.is_healthy()
-        wait_until(server.is_healthy, RESTART_S, f"{stage} restarted")
+        # In a thread: a client that answers no pings meanwhile is hung up on.
+        await asyncio.to_thread(wait_until, server.is_healthy, RESTART_S, f"{stage} restarted")
         # The same call goes on; what the stage knew of it is prefilled anew.
         again = await socket.ask("and now")
         assert again["response"]["status"] == "completed"

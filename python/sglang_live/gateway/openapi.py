@@ -42,6 +42,7 @@ _REFUSALS = {
     504: "A stage took too long.",
 }
 _JSON, _EVENTS = "application/json", "text/event-stream"
+_DOWN = {"503": {"description": "Some stage does not.", "content": {_JSON: {}}}}
 _UPLOAD = {
     "type": "object",
     "required": ["file"],
@@ -73,9 +74,9 @@ def document() -> dict[str, Any]:
             ),
             "/v1/chat/completions": _post("An answer, spoken or written.", chat, _JSON, _EVENTS),
             "/v1/realtime/client_secrets": _post("A key for one browser.", secret, _JSON),
-            "/v1/models": _get("The model that is served.", _JSON),
-            "/health": _get("Whether every stage serves.", _JSON),
-            "/metrics": _get("Prometheus metrics.", "text/plain"),
+            "/v1/models": _get("The model that is served.", _JSON, _refusals(401)),
+            "/health": _get("Whether every stage serves.", _JSON, _DOWN),
+            "/metrics": _get("Prometheus metrics.", "text/plain", {}),
         },
         "components": {
             "schemas": {**components, "Error": _ERROR},
@@ -86,17 +87,21 @@ def document() -> dict[str, Any]:
 
 
 def _post(summary: str, content: dict[str, Any], *answers: str) -> dict[str, Any]:
+    responses = {**_done(*answers), **_refusals(*_REFUSALS)}
     body = {"required": True, "content": content}
-    return {"post": {"summary": summary, "requestBody": body, "responses": _responses(*answers)}}
+    return {"post": {"summary": summary, "requestBody": body, "responses": responses}}
 
 
-def _get(summary: str, *answers: str) -> dict[str, Any]:
-    return {"get": {"summary": summary, "responses": _responses(*answers)}}
+def _get(summary: str, answer: str, others: dict[str, Any]) -> dict[str, Any]:
+    return {"get": {"summary": summary, "responses": {**_done(answer), **others}}}
 
 
-def _responses(*answers: str) -> dict[str, Any]:
+def _done(*answers: str) -> dict[str, Any]:
+    return {"200": {"description": "Done.", "content": {answer: {} for answer in answers}}}
+
+
+def _refusals(*statuses: int) -> dict[str, Any]:
     error = {_JSON: {"schema": {"$ref": _REFERENCE.format(name="Error")}}}
-    refusals = {
-        str(status): {"description": what, "content": error} for status, what in _REFUSALS.items()
+    return {
+        str(status): {"description": _REFUSALS[status], "content": error} for status in statuses
     }
-    return {"200": {"description": "Done.", "content": {x: {} for x in answers}}, **refusals}

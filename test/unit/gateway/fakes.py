@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
 
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import CapacityError
@@ -236,6 +237,7 @@ class MemoryWire:
 
     def __init__(self):
         self.seen = ServerEvents()
+        self.faults: list[Exception] = []
         self.audio_left: int | None = None
         self.incoming: asyncio.Queue[str | bytes | None] = asyncio.Queue()
         self.outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -250,7 +252,11 @@ class MemoryWire:
     async def send(self, frame: str) -> None:
         await self.readable.wait()
         event = json.loads(frame)
-        self.seen.see(event)
+        try:
+            self.seen.see(event)
+        except (AssertionError, ValidationError) as fault:
+            self.faults.append(fault)  # what is raised here, the server takes for the socket's
+            raise
         assert len(frame) < _SMALLEST_CLIENT_FRAME_BYTES
         self.frames.append(frame)
         self.outgoing.put_nowait(event)
@@ -364,6 +370,7 @@ async def connected(
     caller.send_raw(None)
     async with asyncio.timeout(_PATIENCE_S):
         await serving
+    assert not wire.faults
     assert orchestrator.session.running == 0
     assert orchestrator.session.n_closed == 1
 
