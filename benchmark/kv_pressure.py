@@ -57,6 +57,9 @@ _COUNTERS = (
     "preloads_skipped_queue",
     "preloads_skipped_cap",
     "preloads_skipped_memory",
+    "preloads_overtaken_queue",
+    "preloads_overtaken_cap",
+    "preloads_overtaken_memory",
     "victims_by_estimate",
     "victims_by_lru",
 )

@@ -219,6 +219,7 @@ class Speak(Message, frozen=True, tag=True):
     """Start speaking: user segments of the whole call, then the reply's first token.
 
     segments holds those of `segment_keys` that the stage may not have yet.
+    window_frames: of a long reply's KV, kept behind its prompt; None: all of it.
     """
 
     session_id: str
@@ -229,6 +230,8 @@ class Speak(Message, frozen=True, tag=True):
     temperature: float | None
     seed: int
     timeout_s: float
+    window_frames: int | None = None
+    slack_frames: int = 1
 
 
 class SpeakText(Message, frozen=True, tag=True):

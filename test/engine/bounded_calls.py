@@ -19,7 +19,8 @@ SINK, WINDOW, SLACK = 12, 64, 1
 class Engine:
     """The thinker's engine over SGLang's own API, and the control channel into it."""
 
-    def __init__(self, stages: Stages, page: int):
+    def __init__(self, stages: Stages, page: int, retracts: bool = False):
+        self.retracts = retracts
         spec = stages.replica("thinker").spec
         self.stages, self.page = stages, page
         self.url = f"http://127.0.0.1:{spec.native_port}"

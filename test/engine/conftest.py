@@ -40,6 +40,18 @@ class ThinkerAlone:
 
 
 @dataclass
+class SpeechLinks:
+    """The links of a session where nobody makes sound of the codes."""
+
+    thinker: ThinkerLink
+    talker: TalkerLink
+
+    def close(self) -> None:
+        self.thinker.close()
+        self.talker.close()
+
+
+@dataclass
 class Stages:
     """Running stages of one variant."""
 
@@ -49,16 +61,16 @@ class Stages:
     def replica(self, stage: str) -> Replica:
         return next(r for r in self.supervisor.replicas if r.spec.stage == stage)
 
-    def links(self, session_id: str) -> "StageLinks | ThinkerAlone":
+    def links(self, session_id: str) -> "StageLinks | SpeechLinks | ThinkerAlone":
         segments: dict = {}
+        names = {replica.spec.stage for replica in self.supervisor.replicas}
         thinker = ThinkerLink(self.replica("thinker"), session_id, segments)
-        if len(self.supervisor.replicas) == 1:
+        if "talker" not in names:
             return ThinkerAlone(thinker)
-        return StageLinks(
-            thinker,
-            TalkerLink(self.replica("talker"), session_id, segments),
-            VocoderLink(self.replica("vocoder"), session_id),
-        )
+        talker = TalkerLink(self.replica("talker"), session_id, segments)
+        if "vocoder" not in names:
+            return SpeechLinks(thinker, talker)
+        return StageLinks(thinker, talker, VocoderLink(self.replica("vocoder"), session_id))
 
 
 @contextlib.asynccontextmanager

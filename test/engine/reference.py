@@ -1,5 +1,6 @@
 """transformers' own Qwen3-Omni on the same weights: what the stages must reproduce, greedily."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,14 +74,22 @@ class Reference:
         return torch.log_softmax(thinker.lm_head(states[0]).float(), dim=-1)
 
     @torch.no_grad()
-    def speak(self, inputs: dict, n_tokens: int, n_frames: int) -> tuple[list[int], np.ndarray]:
+    def speak(
+        self,
+        inputs: dict,
+        n_tokens: int,
+        n_frames: int,
+        sight: Callable[[int, int], tuple[int, int]] | None = None,
+    ) -> tuple[list[int], np.ndarray]:
         """Reply ids and the codes [n_frames, 16] of its speech.
 
         The reference drops the last reply token, which usually is the end token.
+        sight: prompt's length and frame -> (sink, seen_from): the frame sees what is before `sink`,
+            and from seen_from to itself. None: it sees everything.
         """
         talker, captured = self.model.talker, {}
         predictor = talker.code_predictor
-        talk, predict = talker.generate, predictor.generate
+        talk, predict, step = talker.generate, predictor.generate, talker.model.forward
 
         def greedy_predict(**kwargs):
             kwargs |= {"do_sample": False, "top_k": None, "top_p": None}
@@ -90,7 +99,20 @@ class Reference:
             captured["result"] = talk(**kwargs)
             return captured["result"]
 
+        def step_with_sight(**kwargs):
+            place = kwargs["past_key_values"].get_seq_length()
+            if kwargs["inputs_embeds"].shape[1] > 1:
+                captured["n_prompt"] = kwargs["inputs_embeds"].shape[1]
+            elif sight is not None:
+                n_prompt, at = captured["n_prompt"], torch.arange(place + 1)
+                sink, seen_from = sight(n_prompt, place - n_prompt)
+                hidden = (at >= sink) & (at < seen_from)
+                mask = torch.zeros(place + 1).masked_fill(hidden, torch.finfo(torch.float32).min)
+                kwargs["attention_mask"] = mask[None, None, None]
+            return step(**kwargs)
+
         talker.generate, predictor.generate = capture, greedy_predict
+        talker.model.forward = step_with_sight
         try:
             sequence, _ = self.model.generate(
                 **inputs,
@@ -105,7 +127,7 @@ class Reference:
                 talker_temperature=None,
             )
         finally:
-            talker.generate, predictor.generate = talk, predict
+            talker.generate, predictor.generate, talker.model.forward = talk, predict, step
         states = captured["result"].hidden_states
         codes = torch.stack([h[-1] for h in states if h[-1] is not None], dim=1)[0]
         n_prompt = inputs["input_ids"].shape[1]

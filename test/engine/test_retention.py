@@ -32,13 +32,16 @@ class Variant:
     page: int = 1
     overlap: bool = True
     chunk: int = 512
+    retracts: bool = False
 
 
 VARIANTS = {
     "page-1": Variant(),
     "page-16-no-overlap": Variant(page=16, overlap=False),
-    "page-16-chunks": Variant(page=16, chunk=32),
+    "page-16-chunks-retractions": Variant(page=16, chunk=32, retracts=True),
 }
+# Every few rounds somebody among several is retracted, so that turns lose their row many times.
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
 
 
 @pytest_asyncio.fixture(
@@ -52,17 +55,17 @@ async def bounded(request, endless_checkpoint, tmp_path_factory):
         "chunked_prefill_size": variant.chunk,
     }
     cache = tmp_path_factory.mktemp("retention")
-    poison = {"SGLANG_LIVE_POISON_FREED_KV": "1"}
+    environment = {"SGLANG_LIVE_POISON_FREED_KV": "1", **(RETRACT if variant.retracts else {})}
     stages = running_stages(
         endless_checkpoint,
         cache,
         args,
         policies=POLICIES,
-        thinker_environment=poison,
+        thinker_environment=environment,
         names=("thinker",),
     )
     async with stages as running:
-        yield Engine(running, variant.page)
+        yield Engine(running, variant.page, variant.retracts)
 
 
 async def test_a_long_call_is_heard_as_through_a_window(bounded, reference):
@@ -89,6 +92,9 @@ async def test_sessions_of_all_ages_share_batches_with_plain_requests(bounded, r
         call.check(reference)
         await call.close()
     assert await bounded.load("kv_tokens_used") == 0
+    # Far more often than there are requests: some lost their row twice and more.
+    n_requests = sum(4 + 6 * n for n in range(4)) + 8
+    assert (await bounded.load("policy_retracted") > 2 * n_requests) == bounded.retracts
 
 
 class SpokenCall:

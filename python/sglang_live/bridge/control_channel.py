@@ -65,7 +65,15 @@ class ControlChannel(Scheduler):
         self._early_ends: OrderedDict[str, None] = OrderedDict()
         self._next_report_s, self._reported = 0.0, {}
         self._counts = dict.fromkeys(
-            ("held_gave_way", "ended", "truncated", "truncations_refused", "speech_starts"), 0.0
+            (
+                "held_gave_way",
+                "retracted",
+                "ended",
+                "truncated",
+                "truncations_refused",
+                "speech_starts",
+            ),
+            0.0,
         )
         self.rounds = rounds_of(policies_from_env(), self.server_args.chunked_prefill_size)
         is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND

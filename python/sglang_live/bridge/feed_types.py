@@ -19,6 +19,8 @@ class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
 
     temperature: of code 0, unless greedy; it is sampled in the model, from seed and frame alone.
     audio_at: prompt positions of thinker states; audio: their float32 rows, row-major.
+    window_frames, slack_frames: what a long reply keeps of its newest frames beside its prompt, and
+        how far it may grow beyond; 0: all of them (bridge/reply_bounds.py).
     """
 
     rid: str
@@ -29,6 +31,8 @@ class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     penalty: float = 1.0
     audio_at: list[int] = []
     audio: bytes = b""
+    window_frames: int = 0
+    slack_frames: int = 1
 
 
 class TalkerText(msgspec.Struct, frozen=True, tag="text"):

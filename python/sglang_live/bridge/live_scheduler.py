@@ -267,6 +267,7 @@ class LiveScheduler(ControlChannel):
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         self._end_if_told(req)
+        self._counts["retracted"] += is_retracted
         if self.retention is not None:
             self.retention.arrives(req)
         if self.rounds is not None:

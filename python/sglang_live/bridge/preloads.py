@@ -7,7 +7,7 @@ Owner: one Preloads per session cache, if the engine has a HiCache. LiveServe se
 
 import heapq
 import itertools
-import math
+from dataclasses import dataclass
 
 from sglang_live.bridge.rounds import LinkRate
 from sglang_live.kv.preload import (
@@ -26,6 +26,16 @@ _RESERVE_SHARE = 0.05
 _AHEAD_S = 1.0
 
 
+@dataclass(slots=True)
+class _Ask:
+    """For one session's KV. waits_for: why the last look at it said that it should wait."""
+
+    number: int
+    asked_at_s: float
+    needed_at_s: float
+    waits_for: str = ""
+
+
 class Preloads:
     """
     Args:
@@ -34,8 +44,7 @@ class Preloads:
 
     def __init__(self, sessions, config: PreloadConfig | None = None):
         self._sessions, self._config = sessions, config or PreloadConfig()
-        # By session: (number of the ask, when it was asked, when its KV is needed).
-        self._asks: dict[str, tuple[int, float, float]] = {}
+        self._asks: dict[str, _Ask] = {}
         self._looks: list[tuple[float, int, str]] = []  # a heap; stale entries have other numbers
         self._numbers = itertools.count()
         # Preloaded and not used yet, by session: (until when it is kept, tokens).
@@ -56,8 +65,8 @@ class Preloads:
         n_tokens = self._sessions.tier.tokens_to_preload(session_id)
         if needed_at_s is None or n_tokens == 0 or self.rate.bytes_per_s is None:
             return
-        _, asked_at_s, _ = self._asks.get(session_id, (0, math.inf, 0.0))
-        if asked_at_s <= now_s:
+        ask = self._asks.get(session_id)
+        if ask is not None and ask.asked_at_s <= now_s:
             return  # it waits for memory already, perhaps because its caller speaks
         cost_s = n_tokens * self._sessions.tier.copies.bytes_per_token / self.rate.bytes_per_s
         look_s = needed_at_s - self._config.safety * cost_s - _AHEAD_S
@@ -65,7 +74,9 @@ class Preloads:
 
     def forget(self, session_id: str) -> None:
         """Its request is there, or it is closed."""
-        self._asks.pop(session_id, None)
+        ask = self._asks.pop(session_id, None)
+        if ask is not None and ask.waits_for:
+            self._count(f"preloads_overtaken_{ask.waits_for}")
         self._warm.pop(session_id, None)
 
     def tick(self, now_s: float, rate: LinkRate) -> None:
@@ -74,19 +85,20 @@ class Preloads:
         while self._looks and self._looks[0][0] <= now_s:
             _, number, session_id = heapq.heappop(self._looks)
             ask = self._asks.get(session_id)
-            if ask is not None and ask[0] == number:
+            if ask is not None and ask.number == number:
                 self._look(session_id, ask, now_s)
 
     def _ask(self, session_id: str, look_s: float, asked_at_s: float, needed_at_s: float) -> None:
         number = next(self._numbers)
-        self._asks[session_id] = (number, asked_at_s, needed_at_s)
+        self._asks[session_id] = _Ask(number, asked_at_s, needed_at_s)
         heapq.heappush(self._looks, (look_s, number, session_id))
 
-    def _look(self, session_id: str, ask: tuple[int, float, float], now_s: float) -> None:
-        view = self._view(session_id, ask, now_s)
+    def _look(self, session_id: str, ask: _Ask, now_s: float) -> None:
+        view = self._view(session_id, ask.needed_at_s, now_s)
         verdict = judge(view, self._config)
         if isinstance(verdict, Wait):
-            heapq.heappush(self._looks, (verdict.until_s, ask[0], session_id))
+            ask.waits_for = verdict.reason
+            heapq.heappush(self._looks, (verdict.until_s, ask.number, session_id))
             return
         del self._asks[session_id]
         if not isinstance(verdict, Admit):
@@ -106,9 +118,10 @@ class Preloads:
         else:
             self._count("preloads_without_room")
 
-    def _view(self, session_id: str, ask: tuple[int, float, float], now_s: float) -> PreloadView:
-        sessions, tier = self._sessions, self._sessions.tier
-        _, _, needed_at_s = ask
+    def _view(self, session_id: str, needed_at_s: float, now_s: float) -> PreloadView:
+        sessions, tier, config = self._sessions, self._sessions.tier, self._config
+        speaks = sessions.idle.is_speaking(session_id)
+        share = config.max_protected_share if speaks else config.max_expected_share
         n_tokens = tier.tokens_to_preload(session_id)
         allocator = sessions.token_to_kv_pool_allocator
         free = allocator.available_size() + sessions.inner.tree_evictable_size()
@@ -121,7 +134,7 @@ class Preloads:
             latency_s=self.rate.latency_s,
             queued_bytes=0,
             protected_tokens=self._warm_tokens(now_s),
-            cap_tokens=int(self._config.max_protected_share * allocator.size),
+            cap_tokens=int(share * allocator.size),
             free_tokens=free - int(_RESERVE_SHARE * allocator.size),
             later_tokens=sessions.idle.later_tokens(needed_at_s, n_tokens),
         )

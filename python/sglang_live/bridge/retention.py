@@ -6,11 +6,11 @@ Owner: one Retention per scheduler; equal on all ranks, because all it hears is 
 
 import time
 
-import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 from sglang_live.bridge.feed_types import Outlook, Retained, RetainSession, SpeechStart
 from sglang_live.bridge.rounds import LinkRate, RoundStamp
+from sglang_live.bridge.row_cut import shorten
 from sglang_live.bridge.session_cache import LiveSession
 from sglang_live.bridge.session_tokens import length_of
 from sglang_live.kv.retention import Cut, RetentionConfig
@@ -118,8 +118,11 @@ class Retention:
                 continue
             began_s = time.perf_counter()
             if (cut := self._sessions.cuts.cut_running(req, config)) is not None:
-                _shorten(batch, index, cut.n_tokens)
+                shorten(batch, index, cut.n_tokens)
+                batch.multimodal_inputs = [r.multimodal_inputs for r in batch.reqs]
                 self._count(cut, "sessions_cut_running", began_s)
+                if self._scheduler.rounds is not None:
+                    self._scheduler.rounds.table.shrank(req.rid, cut.n_tokens)
 
     def report(self) -> dict[str, float]:
         idle, tier = self._sessions.idle, self._sessions.tier
@@ -168,15 +171,3 @@ class Retention:
             sink_tokens=slot.kv.sink_tokens,
             n_cut=slot.kv.n_cut,
         )
-
-
-def _shorten(batch: ScheduleBatch, index: int, n_tokens: int) -> None:
-    """New tensors and lists: with overlap the step in flight still reads the old ones."""
-    less = torch.zeros_like(batch.seq_lens_cpu)
-    less[index] = n_tokens
-    batch.seq_lens_cpu = batch.seq_lens_cpu - less
-    less = less.to(batch.seq_lens.device, non_blocking=True)
-    batch.seq_lens = batch.seq_lens - less.to(batch.seq_lens.dtype)
-    batch.orig_seq_lens = batch.orig_seq_lens - less.to(batch.orig_seq_lens.dtype)
-    batch.seq_lens_sum = None
-    batch.multimodal_inputs = [req.multimodal_inputs for req in batch.reqs]

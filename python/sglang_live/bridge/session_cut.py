@@ -1,9 +1,7 @@
 """Cuts: whole pages leave the middle of a session, on the device, on the host, in its tokens."""
 
 import logging
-import os
 
-import torch
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -12,6 +10,7 @@ from sglang.srt.session.streaming_session import SessionSlot
 
 from sglang_live.bridge.kv_record import LiveKvInfo
 from sglang_live.bridge.media_cut import cut_media, media_spans
+from sglang_live.bridge.row_cut import cut_row
 from sglang_live.bridge.session_rebase import Rebase
 from sglang_live.bridge.session_tokens import (
     confirm_lengths,
@@ -22,9 +21,6 @@ from sglang_live.bridge.session_tokens import (
 from sglang_live.kv.retention import Cut, RetentionConfig, cut_of
 
 log = logging.getLogger(__name__)
-
-# For tests: what has left a session is overwritten, so that nobody can read it unnoticed.
-POISON_ENV = "SGLANG_LIVE_POISON_FREED_KV"
 
 
 class SessionCuts:
@@ -40,7 +36,6 @@ class SessionCuts:
     def __init__(self, sessions):
         self._sessions = sessions
         self.n_rebased = 0
-        self._poison = bool(os.environ.get(POISON_ENV))
 
     def cut(self, session: Session, config: RetentionConfig) -> Cut | None:
         """Drop what lies between sink and window. None: nothing does, or it cannot be dropped now.
@@ -117,27 +112,10 @@ class SessionCuts:
         own_from = max(kv.cache_protected_len, cut.begin)
         kv.cache_protected_len = min(kv.cache_protected_len, cut.begin)
         self._sessions.is_cut(req.session.session_id, cut)
-        self._cut_row(kv, cut, own_from)
+        cut_row(self._sessions, kv, cut, own_from)
         cut_tokens(req, cut)
         req.multimodal_inputs = cut_media(req.multimodal_inputs, cut, n_tokens)
         kv.sink_tokens, kv.n_cut = cut.begin, kv.n_cut + cut.n_tokens
-
-    def _cut_row(self, kv: LiveKvInfo, cut: Cut, own_from: int) -> None:
-        row = self._sessions.req_to_token_pool.req_to_token[kv.req_pool_idx]
-        if self._poison:
-            self._overwrite(row[own_from : cut.end])
-        self._sessions.free_kv_row(kv, [(own_from, cut.end)])
-        # Whole pages, so the last one moves to its end.
-        end = -(-kv.kv_allocated_len // self._sessions.page_size) * self._sessions.page_size
-        row[cut.begin : cut.begin + end - cut.end] = row[cut.end : end].clone()
-        kv.kv_committed_len -= cut.n_tokens
-        kv.kv_allocated_len -= cut.n_tokens
-
-    def _overwrite(self, slots: torch.Tensor) -> None:
-        pool = self._sessions.token_to_kv_pool_allocator.get_kvcache()
-        for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
-            pool.get_key_buffer(layer)[slots.long()] = float("nan")
-            pool.get_value_buffer(layer)[slots.long()] = float("nan")
 
     def _hand_over_prefix(self, slot: SessionSlot, req: Req, begin: int) -> bool:
         """Let go of the tree's nodes behind `begin`; the session's first prompt is in the tree.

@@ -87,13 +87,13 @@ class StreamTable:
                 self._columns[name][slot] = 0.0
             self._columns["interrupts"][slot] = FIRST_INTERRUPTS
             self._columns["urgency"][slot] = NO_CLASS
+            self._columns["prompt_tokens"][slot] = prompt_tokens
             self._columns["arrived_s"][slot] = now_s
         row = {
             "waiting": True,
             "held": False,
             "managed": managed,
             "since_s": now_s,
-            "prompt_tokens": prompt_tokens,
             "prefill_tokens": prefill_tokens,
         }
         for name, value in row.items():
@@ -112,6 +112,11 @@ class StreamTable:
 
     def resume(self, rid: str, now_s: float) -> None:
         self._set_held(rid, False, now_s)
+
+    def shrank(self, rid: str, n_tokens: int) -> None:
+        """Some of its KV was dropped, though it goes on."""
+        if (slot := self._slot.get(rid)) is not None:
+            self._columns["prompt_tokens"][slot] -= n_tokens
 
     def leave(self, rid: str) -> None:
         slot = self._slot.pop(rid, None)

@@ -17,6 +17,7 @@ from sglang_live.bridge.feed_types import (
 )
 from sglang_live.bridge.inbox import OUTBOX_ENV, Outbox, address_from_env
 from sglang_live.bridge.live_scheduler import LiveScheduler
+from sglang_live.bridge.reply_bounds import ReplyBounds
 from sglang_live.bridge.talker_feed import stream_of
 
 
@@ -29,6 +30,7 @@ class TalkerScheduler(LiveScheduler):
         self.unfinished_text: set[str] = set()
         runner: ModelRunner = self.tp_worker.model_runner
         self.model = runner.model
+        self.bounds = ReplyBounds(self, self.model.streams)
         n_rows = self.req_to_token_pool.req_to_token.shape[0]
         if n_rows > len(self.model.rows.prompt_len):
             raise RuntimeError(
@@ -54,6 +56,7 @@ class TalkerScheduler(LiveScheduler):
     def _on_prompt(self, prompt: TalkerPrompt) -> None:
         self.model.streams[prompt.rid] = stream_of(prompt)
         self.unfinished_text.add(prompt.rid)
+        self.bounds.announce(prompt)
 
     def _on_text(self, text: TalkerText) -> None:
         stream = self.model.streams.get(text.rid)
@@ -66,6 +69,7 @@ class TalkerScheduler(LiveScheduler):
     def _on_forget(self, forget: TalkerForget) -> None:
         self.model.streams.pop(forget.rid, None)
         self.unfinished_text.discard(forget.rid)
+        self.bounds.forget(forget.rid)
 
     # --- the gate ---
 
@@ -76,13 +80,14 @@ class TalkerScheduler(LiveScheduler):
         if req.rid not in self.unfinished_text:
             return False
         # KV beyond the prompt counts the frames already launched, also while a step is in flight.
-        frame = req.kv.kv_committed_len - len(req.origin_input_ids)
-        return frame >= 0 and not self.model.streams[req.rid].has_text_for(frame)
+        stream, place = self.model.streams[req.rid], req.kv.kv_committed_len
+        return place >= stream.prompt_len and not stream.has_text_for(stream.frame_at(place))
 
     def _admission_order(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
         # The request may overtake its announcement, which travels on another socket.
         early = [req for req in waiting if self._is_unannounced(req)]
         ready = [req for req in waiting if not self._is_unannounced(req)] if early else waiting
+        self.bounds.limit(ready)
         queue, later = super()._admission_order(ready)
         return queue, later + early
 
@@ -91,25 +96,37 @@ class TalkerScheduler(LiveScheduler):
 
     # --- rows of the model ---
 
+    def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
+        self.bounds.bound(batch)
+        return super().update_running_batch(batch)
+
     def run_batch(self, batch: ScheduleBatch, *args, **kwargs):
         is_extend = batch.forward_mode.is_extend()
-        for req, seq_len in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
-            stream = self.model.streams.get(req.rid)
-            if stream is None:
-                continue
-            if stream.row != req.kv.req_pool_idx:
-                self.model.rows.bind(stream, req.kv.req_pool_idx)
-            else:
-                self.model.rows.write_text(stream)
-            stream.mid_prefill = req is batch.chunked_req
-            if not is_extend:
-                stream.n_frames = seq_len - stream.prompt_len
+        # With overlap the step in flight still reads the rows: their news come behind it.
+        with self.forward_stream_ctx:
+            for req, seq_len in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
+                stream = self.model.streams.get(req.rid)
+                if stream is None:
+                    continue
+                if stream.row != req.kv.req_pool_idx:
+                    self.model.rows.bind(stream, req.kv.req_pool_idx)
+                else:
+                    self.model.rows.refresh(stream)
+                stream.mid_prefill = req is batch.chunked_req
+                if not is_extend:
+                    stream.n_frames = stream.frame_at(seq_len - 1) + 1
         return super().run_batch(batch, *args, **kwargs)
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         stream = self.model.streams.get(req.rid)
         if is_retracted and stream is not None:
-            self.model.rows.unbind(stream)
+            with self.forward_stream_ctx:
+                self.model.rows.unbind(stream)
             # Code 0 does not determine a frame's KV: never match another reply's frames.
             req.extra_key = f"{req.extra_key or ''}{req.rid}"
         super()._add_request_to_queue(req, is_retracted)
+
+    # --- what goes out ---
+
+    def _totals(self) -> dict[str, float]:
+        return super()._totals() | self.bounds.totals

@@ -30,17 +30,21 @@ class PreloadConfig:
     max_protected_share: of the pool's tokens, for all KV that was preloaded and not used yet.
         Callers speak a third of the time, and what those hold who speak at once is needed within
         seconds anyway; the rest is left for live work to find victims in.
+    max_expected_share: so much of it for callers who have not begun to speak. They may stay silent
+        for long, and would be in the way of those who have begun.
     """
 
     safety: float = 1.5
     retry_s: float = 0.05
     max_protected_share: float = 0.4
+    max_expected_share: float = 0.2
 
     def __post_init__(self) -> None:
         if not 1 <= self.safety < float("inf"):
             raise ValueError(f"safety must be at least 1, got {self.safety}")
-        if not 0 <= self.max_protected_share <= 1:
-            raise ValueError(f"max_protected_share is a share, got {self.max_protected_share}")
+        for name in ("max_protected_share", "max_expected_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is a share, got {getattr(self, name)}")
         if not 0 < self.retry_s < float("inf"):
             raise ValueError(f"retry_s must be positive, got {self.retry_s}")
 

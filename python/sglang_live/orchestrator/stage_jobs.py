@@ -35,8 +35,8 @@ from sglang_live.orchestrator.history import AudioPart, HistoryItem, TurnRequest
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.client import Job
 
-# No job may outlive this; a caller has hung up long before.
-JOB_TIMEOUT_S = 600.0
+# No job may outlive this; the longest reply, heard to its end, takes 22 minutes.
+JOB_TIMEOUT_S = 3600.0
 # A thinker that writes nothing for so long is stuck behind a full KV pool; nobody waits longer.
 THINKER_SILENCE_LIMIT_S = 30.0
 
@@ -208,7 +208,7 @@ class Speech:
             raise
 
     async def _begin(self, first_id: int) -> None:
-        turn, tensors = self._turn, self._job.tensors()
+        turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
         new = [key for key in self._keys if key not in self._known]
         await self._job.begin(
             Speak(
@@ -221,6 +221,9 @@ class Speech:
                 temperature=turn.temperature,
                 seed=turn.seed if turn.seed is not None else _seed_of(turn.turn_id),
                 timeout_s=JOB_TIMEOUT_S,
+                # Speech and what the thinker hears come at the same 12.5 per second.
+                window_frames=kept.window_tokens if kept else None,
+                slack_frames=kept.slack_tokens if kept else 1,
             ),
             tensors,
         )

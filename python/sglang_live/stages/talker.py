@@ -40,7 +40,8 @@ from sglang_live.stages.thinker import EXTERNAL_MODELS, ItemsMissingError
 # Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
 TEMPERATURE = 0.9
 REPETITION_PENALTY = 1.05
-MAX_FRAMES = 4096
+# Four frames a token are usual, and replies have 4096 tokens at most: 22 minutes.
+MAX_FRAMES = 16_384
 MAX_RUNNING = 32
 
 
@@ -82,6 +83,7 @@ class TalkerStage:
         self._segments: dict[str, dict[str, Segment]] = defaultdict(dict)
         self._frames: dict[str, FrameQueue] = {}
         self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
+        self._bounds = "retention" in spec.policies
         self._totals, self._n_frames = PolicyTotals(), 0
         self._notes = NoteRoutes()
         self._warm_up_rid = SPEAK_PREFIX + uuid.uuid4().hex
@@ -119,6 +121,8 @@ class TalkerStage:
                 penalty=REPETITION_PENALTY,
                 audio_at=states_at,
                 audio=b"" if states is None else states.tobytes(),
+                window_frames=(request.window_frames or 0) if self._bounds else 0,
+                slack_frames=request.slack_frames,
             )
         )
         feeding = asyncio.create_task(self._listen(job, rid))
@@ -127,7 +131,8 @@ class TalkerStage:
             generating = self._generate(rid, prompt)
             last = await result_beside(generating, feeding, sending)
             # Token n completes frame n-1; the end token, or the last one allowed, has none.
-            await frames.expect(last["meta_info"]["completion_tokens"] - 1)
+            # All that were streamed: the engine's own count leaves out what a long reply dropped.
+            await frames.expect(len(last["output_ids"]) - 1)
             await sending
         finally:
             for task in (feeding, sending):

@@ -14,10 +14,11 @@ from sglang_live.bridge.rounds import LinkRate
 from sglang_live.kv.preload import PROTECTED_S, REMAINING_SPEECH_S, PreloadConfig
 
 START_S = 100.0
-POOL_TOKENS = 1000  # of them at most 200 are preloaded and unused, and 50 are kept free
+# Of them at most 200 are preloaded and unused, 110 before anybody speaks, and 50 are kept free.
+POOL_TOKENS = 1000
 BYTES_PER_TOKEN = 1000
 FAST = LinkRate(1e9, 0.0)
-CONFIG = PreloadConfig(retry_s=0.05, max_protected_share=0.2)
+CONFIG = PreloadConfig(retry_s=0.05, max_protected_share=0.2, max_expected_share=0.11)
 
 
 class FakeAllocator:
@@ -258,7 +259,19 @@ def test_a_request_ends_the_wait(sessions):
     sessions.asks("a")
     sessions.token_to_kv_pool_allocator.n_free = POOL_TOKENS
     sessions.run(1)
-    assert sessions.tier.brought == [] and sessions.skipped == {}
+    assert sessions.tier.brought == []
+    assert sessions.skipped == {"preloads_overtaken_memory": 1}
+
+
+def test_who_may_speak_is_not_in_the_way_of_who_does(sessions):
+    for name in ("may-a", "may-b", "does"):
+        sessions.on_host(name, 80)
+    sessions.plays("may-a", 0.0)
+    sessions.plays("may-b", 0.0)
+    sessions.run(1.1)
+    assert sessions.tier.brought == ["may-a"]
+    sessions.speaks("does")
+    assert sessions.tier.brought == ["may-a", "does"]
 
 
 def test_without_a_row_nothing_comes_back(sessions):

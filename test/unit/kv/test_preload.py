@@ -130,7 +130,7 @@ def test_waiting_comes_to_an_end(view):
     raise AssertionError("still waiting")
 
 
-@pytest.mark.parametrize("bad", [{"safety": 0.9}, {"retry_s": 0.0}, {"max_protected_share": 1.1}])
+@pytest.mark.parametrize("bad", [{"safety": 0.9}, {"retry_s": 0.0}, {"max_expected_share": 1.1}])
 def test_bad_constants_are_refused(bad):
     with pytest.raises(ValueError):
         PreloadConfig(**bad)

@@ -123,3 +123,29 @@ def test_a_frame_has_text_until_the_words_run_out_and_always_after_the_end():
     assert [one.has_text_for(frame) for frame in range(4)] == [True, True, False, False]
     one.text_done = True
     assert all(one.has_text_for(frame) for frame in range(4))
+
+
+def test_frames_are_counted_on_behind_what_a_long_reply_has_dropped(rows):
+    one = stream()
+    rows.bind(one, 1)
+    assert [one.frame_at(place) for place in (12, 15, 16, 40)] == [0, 3, 4, 28]
+    one.drop(sink=16, n_frames=20)
+    one.drop(sink=16, n_frames=8)
+    assert [one.frame_at(place) for place in (12, 15, 16, 40)] == [0, 3, 32, 56]
+    assert [one.dropped_before(place) for place in (15, 16)] == [0, 28]
+    assert rows.n_dropped[1] == 0
+    rows.refresh(one)
+    assert rows.n_dropped.tolist() == [0, 28, 0, 0]
+
+
+def test_a_stream_comes_back_knowing_what_it_dropped_and_said_before(rows):
+    one = stream()
+    rows.bind(one, 1)
+    rows.seen[1, 5] = True
+    one.drop(sink=16, n_frames=20)
+    rows.unbind(one)
+    rows.bind(stream("tenant"), 1)
+    assert (rows.n_dropped[1], rows.seen[1].any()) == (0, False)
+    rows.bind(one, 3)
+    assert rows.n_dropped[3] == 20
+    assert rows.seen[3].nonzero().tolist() == [[5]]

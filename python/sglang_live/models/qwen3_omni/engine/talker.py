@@ -168,8 +168,10 @@ class Qwen3OmniTalker(nn.Module):
         rows = forward_batch.req_pool_indices
         is_decode = forward_batch.forward_mode.is_decode()
         if is_decode:
+            positions = positions + self.rows.n_dropped[rows]
             embeds = self._complete_frames(input_ids, rows, forward_batch.seq_lens)
         else:
+            positions = self._logical_positions(positions, forward_batch)
             self.frame_codes = None
             embeds = self._embed_extend(input_ids, forward_batch)
             if forward_batch.forward_mode.is_extend():
@@ -183,6 +185,20 @@ class Qwen3OmniTalker(nn.Module):
         self._penalise(output.next_token_logits, rows)
         self._sample(output.next_token_logits, rows, forward_batch.seq_lens)
         return output
+
+    def _logical_positions(self, positions: Tensor, forward_batch) -> Tensor:
+        """Of a prefill: long replies that were retracted have dropped some before."""
+        if not forward_batch.forward_mode.is_extend():
+            return positions
+        at = 0
+        for rid, prefix, n in _chunks(forward_batch):
+            stream = self.streams.get(rid)
+            if stream is not None and stream.dropped_before(prefix + n - 1):
+                first = max(stream.sink - prefix, 0)
+                positions = positions.clone()
+                positions[at + first : at + n] += stream.n_dropped
+            at += n
+        return positions
 
     def _keep_last_hidden(self, hidden: Tensor, forward_batch) -> None:
         """After a prefill. A retracted stream still needs its old state until the last chunk."""
@@ -213,7 +229,7 @@ class Qwen3OmniTalker(nn.Module):
         greedy = state.greedy[rows]
         if self._all_greedy(greedy):
             return
-        frame = (seq_lens - state.prompt_len[rows]).clamp(min=0)
+        frame = (seq_lens - state.prompt_len[rows] + state.n_dropped[rows]).clamp(min=0)
         draw = draws_of(state.seed[rows] ^ CODE0_SALT, frame, 1)[:, 0]
         top, ids = logits.float().topk(TOP_K, dim=-1)
         noise = self.code_predictor.gumbel(draw, ids)
@@ -225,7 +241,8 @@ class Qwen3OmniTalker(nn.Module):
     def _complete_frames(self, code0: Tensor, rows: Tensor, seq_lens: Tensor) -> Tensor:
         """Embeddings [n, hidden] of the frames that the previous step began."""
         state = self.rows
-        frame = (seq_lens - 1 - state.prompt_len[rows]).clamp(0, state.max_frames - 1)
+        frame = seq_lens - 1 - state.prompt_len[rows] + state.n_dropped[rows]
+        frame = frame.clamp(0, state.max_frames - 1)
         first = self.model.embed_tokens(code0)
         greedy = state.greedy[rows]
         draws = None
@@ -296,7 +313,8 @@ class Qwen3OmniTalker(nn.Module):
         if first >= len(out):
             return
         state, row = self.rows, stream.row
-        frame = torch.arange(first, len(out), device=out.device) + (prefix - stream.prompt_len)
+        frame = [stream.frame_at(prefix + i) for i in range(first, len(out))]
+        frame = torch.tensor(frame, device=out.device)
         if int(frame[-1]) >= stream.n_frames:
             # The newest frame had only its code 0 when the stream was retracted.
             draws = None
@@ -322,7 +340,7 @@ class Qwen3OmniTalker(nn.Module):
         for i, (rid, prefix, n) in enumerate(_chunks(forward_batch)):
             stream = self.streams.get(rid)
             if stream is not None and prefix + n > stream.prompt_len:
-                frame = prefix + n - 1 - stream.prompt_len
+                frame = stream.frame_at(prefix + n - 1)
                 codes[i, 0] = input_ids[at + n - 1]
                 codes[i, 1:] = self.rows.codes[stream.row, frame].long()
             at += n

@@ -1,0 +1,126 @@
+"""A reply that goes on and on keeps its prompt and a window of its speech, in whatever pool.
+
+The reference's frames see as much as ours. What a reply has dropped is overwritten with NaN.
+"""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from sglang_live.kv.retention import RetentionConfig
+from test.engine.conftest import running_stages
+from test.engine.reference import AUDIO, chat
+from test.engine.test_holds import total
+from test.engine.turns import greedy_turn, speak, think, user
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+WINDOW, SLACK = 24, 8
+N_FRAMES = 240
+POLICIES = ("urgency", "pacing", "truncate", "retention")
+POISON = {"SGLANG_LIVE_POISON_FREED_KV": "1"}
+# (page size, overlap)
+VARIANTS = {"page-1": (1, True), "page-16-no-overlap": (16, False)}
+NAMES = ("thinker", "talker")
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=VARIANTS.values(), ids=VARIANTS.keys()
+)
+async def bounded(request, endless_checkpoint, tmp_path_factory):
+    """The stages, and their page size."""
+    page, overlap = request.param
+    args = {"page_size": page, "disable_overlap_schedule": not overlap}
+    cache = tmp_path_factory.mktemp("long")
+    stages = running_stages(
+        endless_checkpoint,
+        cache,
+        args,
+        talker_environment=POISON,
+        policies=POLICIES,
+        names=NAMES,
+    )
+    async with stages as running:
+        yield running, page
+
+
+class Sight:
+    """What each frame of a bounded reply sees. Frames must be asked for in order."""
+
+    def __init__(self, page: int):
+        self.page, self.n_dropped = page, 0
+
+    def __call__(self, n_prompt: int, frame: int) -> tuple[int, int]:
+        page = self.page
+        sink = -(-n_prompt // page) * page
+        resident = n_prompt + frame - self.n_dropped
+        if resident > n_prompt + WINDOW + SLACK + 2 * page:
+            self.n_dropped += (resident - WINDOW) // page * page - sink
+        return sink, sink + self.n_dropped
+
+
+async def test_long_replies_are_spoken_as_through_a_window(bounded, reference, speech):
+    stages, page = bounded
+    retention = RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK)
+    jobs = []
+    for n in range(2):
+        clip, sight = speech[8_000 * n : 8_000 * n + 24_000 + 1_600 * n], Sight(page)
+        inputs = reference.inputs(chat("", ("user", AUDIO)), [clip])
+        reply_ids, codes = reference.speak(inputs, 12 + 3 * n, N_FRAMES, sight)
+        assert sight.n_dropped > N_FRAMES - 2 * (WINDOW + SLACK + 2 * page)
+        links = stages.links(f"long-{n}")
+        turn = greedy_turn(user(clip), system="", n_tokens=len(reply_ids))
+        assert (await think(links, turn)).ids == reply_ids
+        jobs.append((links, replace(turn, retention=retention), reply_ids, codes))
+    heard = await asyncio.gather(
+        *(
+            speak(links, turn, ids[:-1], N_FRAMES, start_after_s=0.3 * n)
+            for n, (links, turn, ids, _) in enumerate(jobs)
+        )
+    )
+    for (links, _, _, codes), got in zip(jobs, heard, strict=True):
+        links.close()
+        np.testing.assert_array_equal(got, codes[:N_FRAMES])
+    n_cut = await total(stages, "talker", "policy_frames_cut")
+    assert n_cut >= 2 * (N_FRAMES - 2 * (WINDOW + SLACK + 2 * page))
+    assert await total(stages, "talker", "kv_tokens_used") == 0
+
+
+POOL_TOKENS = 140
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cramped(endless_checkpoint, tmp_path_factory):
+    """No room for two bounded replies, nor for one that is not."""
+    cache = tmp_path_factory.mktemp("long_cramped")
+    args = {"max_total_tokens": POOL_TOKENS}
+    # Or SGLang would set aside room for all of a reply, and admit one at a time.
+    environment = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8", **POISON}
+    stages = running_stages(
+        endless_checkpoint, cache, args, environment, policies=POLICIES, names=NAMES
+    )
+    async with stages as running:
+        yield running
+
+
+async def test_replies_longer_than_the_pool_are_spoken_side_by_side(cramped):
+    retention = RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK)
+    jobs = []
+    for n in range(3):
+        turn = greedy_turn(user(f"tell me {n}"), system="", n_tokens=4)
+        links = cramped.links(f"side-{n}")
+        await think(links, turn)
+        jobs.append((links, replace(turn, temperature=None, seed=n, retention=retention)))
+    heard = await asyncio.gather(
+        *(speak(links, turn, list(range(20, 60)), N_FRAMES) for links, turn in jobs)
+    )
+    for (links, _), codes in zip(jobs, heard, strict=True):
+        links.close()
+        assert codes.shape == (N_FRAMES, 16)
+        # Sampled speech does not stand still; NaN that was read would make it.
+        assert len(np.unique(codes[-WINDOW:, 0])) > WINDOW // 4
+    assert await total(cramped, "talker", "policy_retracted") > 0
+    assert await total(cramped, "talker", "kv_tokens_used") == 0
