@@ -65,6 +65,9 @@ class FakeSession:
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
         """Nobody schedules by it."""
 
+    def report_underrun(self, silent_s: float) -> None:
+        """Everybody is let in."""
+
     def report_speech(self) -> None:
         """Nobody prepares for it."""
 

@@ -26,6 +26,7 @@ POLICIES = (
     "retention",
     "nextuse",
     "preload",
+    "admission",
 )
 # Orders of admission; at most one. Without any, requests are served as they come.
 ORDERS = ("urgency", "deadline", "fcfs")
@@ -76,6 +77,7 @@ class ServerConfig:
     """
     retention: what sessions keep of long conversations; None: everything.
     session_storage: of each thinker; None: their host memory is all there is.
+    first_audio_s: what `admission` lets a turn take to its first audio.
     """
 
     model_path: str
@@ -92,6 +94,7 @@ class ServerConfig:
     allow_local_media: bool = False
     allow_private_media_urls: bool = False
     max_sessions: int = 64
+    first_audio_s: float = 1.0
     max_sessions_per_key: int | None = None
     max_answers_per_minute: int | None = None
     cache_dir: Path = Path.home() / ".cache" / "sglang_live"
@@ -104,6 +107,8 @@ class ServerConfig:
             raise BadInputError(f"port {self.port} is out of range")
         if self.max_sessions < 1:
             raise BadInputError(f"max-sessions must be at least 1, got {self.max_sessions}")
+        if not 0 < self.first_audio_s < math.inf:
+            raise BadInputError("admission-first-audio-ms must be positive")
         if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:
             raise BadInputError("max-sessions-per-key must be at least 1")
         if self.max_answers_per_minute is not None and self.max_answers_per_minute < 1:
@@ -153,6 +158,7 @@ def parse(argv: list[str]) -> ServerConfig:
         allow_local_media=own.allow_local_media,
         allow_private_media_urls=own.allow_private_media_urls,
         max_sessions=own.max_sessions,
+        first_audio_s=own.admission_first_audio_ms / 1000,
         max_sessions_per_key=own.max_sessions_per_key,
         max_answers_per_minute=own.max_answers_per_minute,
         cache_dir=Path(own.cache_dir),
@@ -200,7 +206,14 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--allow-private-media-urls", action="store_true", help="requests may name private URLs"
     )
-    p.add_argument("--max-sessions", type=int, default=64, help="callers at once")
+    p.add_argument("--max-sessions", type=int, default=64, help="callers at once, at most")
+    p.add_argument(
+        "--admission-first-audio-ms",
+        type=float,
+        default=1000.0,
+        metavar="MS",
+        help="fewer callers while more than one turn in ten takes longer to its first audio",
+    )
     p.add_argument("--max-sessions-per-key", type=int, help="of them, by one key (default: all)")
     p.add_argument("--max-answers-per-minute", type=int, help="by one key (default: no limit)")
     p.add_argument(

@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import STAGES, ServerConfig, parse
 from sglang_live.errors import BadInputError, LiveError
@@ -31,6 +32,7 @@ from sglang_live.stages.supervisor import (
     loopback_address,
     new_run_dir,
 )
+from sglang_live.telemetry.capacity_metrics import CapacityCollector
 from sglang_live.telemetry.metrics import GatewayMetrics
 from sglang_live.telemetry.stage_metrics import StageCollector
 
@@ -65,13 +67,15 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
     )
     try:
         await _start_or_interrupt(supervisor)
+        clock = MonotonicClock()
+        capacity = CapacityControl(_capacity(config), clock, lambda: _pools(supervisor))
         orchestrator = LiveOrchestrator(
             supervisor,
             model_name=config.served_model_name,
             voices=model.voices,
-            max_sessions=config.max_sessions,
+            capacity=capacity,
             policies=config.policies,
-            clock=MonotonicClock(),
+            clock=clock,
         )
         gateway = GatewayConfig(
             api_keys=config.api_keys,
@@ -84,6 +88,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
         )
         metrics = GatewayMetrics(CollectorRegistry())
         metrics.registry.register(StageCollector(lambda: supervisor.replicas))
+        metrics.registry.register(CapacityCollector(capacity.report))
         app = build_app(
             orchestrator,
             config=gateway,
@@ -215,6 +220,25 @@ def _endpoint_model() -> SmartTurnModel | None:
         print("no endpoint model: with semantic_vad silence alone ends turns", flush=True)
         return None
     return SmartTurnModel(path)
+
+
+def _capacity(config: ServerConfig) -> CapacityConfig:
+    return CapacityConfig(
+        max_sessions=config.max_sessions,
+        adapts="admission" in config.policies,
+        first_packet_s=config.first_audio_s,
+    )
+
+
+def _pools(supervisor: Supervisor) -> dict[str, float]:
+    """Shares of the KV pools in use, by stage; the fullest of its replicas."""
+    pools: dict[str, float] = {}
+    for replica in supervisor.replicas:
+        load = replica.ready.load if replica.ready else {}
+        if total := load.get("kv_tokens_total"):
+            share = load["kv_tokens_used"] / total
+            pools[replica.spec.stage] = max(share, pools.get(replica.spec.stage, 0.0))
+    return pools
 
 
 def _health(supervisor: Supervisor) -> Health:

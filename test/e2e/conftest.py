@@ -106,6 +106,8 @@ def server(tmp_path_factory) -> Iterator[Server]:
     port = free_port()
     command = [sys.executable, "-m", "sglang_live.launch_server", "--model-path", "demo"]
     command += ["--port", str(port), "--log-dir", str(log_dir), "--max-sessions", "16"]
+    # However slow this machine is at the moment, nobody is to be turned away for it.
+    command += ["--admission-first-audio-ms", "60000"]
     with (log_dir / "server.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     running = Server(process, port, log_dir)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sglang_live import config as config_module
-from sglang_live.config import ServerConfig, StageConfig, parse
+from sglang_live.config import POLICIES, ServerConfig, StageConfig, parse
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
 
@@ -144,7 +144,7 @@ def test_an_empty_key_is_no_key(key, monkeypatch):
     ("text", "expected"),
     [
         ("off", ()),
-        ("all", ("urgency", "pacing", "truncate", "headstart", "retention", "nextuse", "preload")),
+        ("all", POLICIES),
         ("pacing", ("pacing",)),
         ("pacing, urgency,", ("pacing", "urgency")),
         ("deadline,truncate", ("deadline", "truncate")),
@@ -208,6 +208,8 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
+        (["--admission-first-audio-ms", "0"], "must be positive"),
+        (["--admission-first-audio-ms", "nan"], "must be positive"),
         (["--speaker.tp", "2"], r"no stage is called 'speaker'.*thinker.*talker.*vocoder"),
         (["--Thinker.tp", "2"], "no stage is called 'Thinker'"),
         (["--.tp", "2"], "no stage is called ''"),

@@ -1,7 +1,7 @@
 """The gateway as one ASGI application.
 
-In: an Orchestrator. Out: /v1/realtime, /v1/audio/*, /v1/chat/completions, /v1/models, /health,
-/metrics, /openapi.json, the page, and SGLang's own HTTP API behind a guard.
+In: an Orchestrator. Out: /v1/realtime, /v1/audio/*, /v1/chat/completions, /v1/models,
+/v1/capacity, /health, /metrics, /openapi.json, the page, and SGLang's own HTTP API behind a guard.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +17,7 @@ from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway import openapi
 from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.capacity_body import capacity_body
 from sglang_live.gateway.chat_route import ChatRoute
 from sglang_live.gateway.client_secrets import ClientSecrets
 from sglang_live.gateway.client_secrets_route import ClientSecretsRoute
@@ -102,6 +103,7 @@ def build_app(
         endpoint = _limited(keys, services.rate_limits, route.__call__)
         app.add_route(path, _guarded(keys, endpoint), methods=["POST"])
     _add_models(app, keys, orchestrator)
+    _add_capacity(app, keys, orchestrator)
     _add_description(app, keys)
     _add_operations(app, health, metrics)
     add_page(app)
@@ -129,6 +131,13 @@ def _add_models(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:
 
     app.add_route("/v1/models", _guarded(keys, models), methods=["GET"])
     app.add_route("/v1/models/{model:path}", _guarded(keys, one_model), methods=["GET"])
+
+
+def _add_capacity(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:
+    async def capacity(_request: Request) -> Response:
+        return JSONResponse(capacity_body(orchestrator.capacity_now()))
+
+    app.add_route("/v1/capacity", _guarded(keys, capacity), methods=["GET"])
 
 
 def _add_description(app: FastAPI, keys: Keys) -> None:

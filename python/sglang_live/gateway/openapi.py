@@ -75,6 +75,7 @@ def document() -> dict[str, Any]:
             "/v1/chat/completions": _post("An answer, spoken or written.", chat, _JSON, _EVENTS),
             "/v1/realtime/client_secrets": _post("A key for one browser.", secret, _JSON),
             "/v1/models": _get("The model that is served.", _JSON, _refusals(401)),
+            "/v1/capacity": _get("How many more callers may come.", _JSON, _refusals(401)),
             "/health": _get("Whether every stage serves.", _JSON, _DOWN),
             "/metrics": _get("Prometheus metrics.", "text/plain", {}),
         },

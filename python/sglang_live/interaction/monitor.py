@@ -156,6 +156,7 @@ class SessionMonitor:
             silent_s = playback.underrun_s - silent_s
             self._metrics.underruns.inc()
             self._metrics.underrun_s.inc(silent_s)
+            self._session.report_underrun(silent_s)
             self._note("underrun", reply, silent_s=silent_s)
         if now_s - reply.logged_s >= _SENT_EVERY_S:
             self._note_sent(reply, now_s)

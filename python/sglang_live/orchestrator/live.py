@@ -4,11 +4,12 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from sglang_live.capacity.control import Capacity, CapacityControl
 from sglang_live.clock import Clock
-from sglang_live.errors import BadInputError, CapacityError, StageUnavailableError
+from sglang_live.errors import BadInputError, StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.head_start import HeadStarts
-from sglang_live.orchestrator.history import TurnDone, TurnEvent, TurnRequest
+from sglang_live.orchestrator.history import AudioDelta, TurnDone, TurnEvent, TurnRequest
 from sglang_live.orchestrator.links import NativeLink, StageLinks
 from sglang_live.orchestrator.stage_jobs import OnNote
 from sglang_live.orchestrator.steering import Steering
@@ -50,14 +51,21 @@ class LiveSession:
         steering = Steering(self._owner.policies, self._owner.clock, self._interrupts, watcher)
         if not turn.stateless:
             self._steering = steering
+        capacity = self._owner.capacity
+        first_packet = capacity.first_packet_due() if turn.wants_audio else None
         try:
             async with aclosing(run_turn(turn, links, trace, steering)) as events:
                 async for event in events:
+                    if first_packet is not None and isinstance(event, AudioDelta):
+                        capacity.came(first_packet)
+                        first_packet = None
                     if isinstance(event, TurnDone):
                         self._log_done(event, trace)
                         self._let_go_of(steering)
                     yield event
         finally:
+            if first_packet is not None:
+                capacity.gone(first_packet)
             self._let_go_of(steering)
             if not turn.stateless:
                 self._busy = False
@@ -73,6 +81,9 @@ class LiveSession:
         self._interrupts = interrupts
         if self._steering is not None:
             self._steering.heard(heard_s, playing, interrupts)
+
+    def report_underrun(self, silent_s: float) -> None:
+        self._owner.capacity.gap(silent_s)
 
     def report_speech(self) -> None:
         if self._owner.policies:
@@ -107,14 +118,15 @@ class LiveOrchestrator:
         *,
         model_name: str,
         voices: tuple[str, ...],
-        max_sessions: int,
+        capacity: CapacityControl,
         policies: tuple[str, ...] = (),
         clock: Clock,
     ):
         self.model_name, self.voices, self.clock = model_name, voices, clock
+        self.capacity = capacity
         self.policies = policies
         self.head_starts = HeadStarts(clock) if "headstart" in policies else None
-        self._supervisor, self._max_sessions = supervisor, max_sessions
+        self._supervisor = supervisor
         self._sessions: dict[str, LiveSession] = {}
 
     @property
@@ -124,11 +136,8 @@ class LiveOrchestrator:
     async def open_session(self, session_id: str) -> LiveSession:
         if session_id in self._sessions:
             raise BadInputError(f"session {session_id} exists already")
-        if len(self._sessions) >= self._max_sessions:
-            raise CapacityError(
-                f"{len(self._sessions)} of {self._max_sessions} sessions", retry_after_s=5
-            )
         replicas = {stage: self._least_loaded(stage) for stage in STAGES}
+        self.capacity.take()
         for replica in replicas.values():
             replica.sessions.add(session_id)
         session = LiveSession(self, session_id, replicas)
@@ -139,8 +148,12 @@ class LiveOrchestrator:
         [replica] = [r for r in self._supervisor.replicas if r.spec.native_port]
         await NativeLink(replica, session_id).bound(retention)
 
+    def capacity_now(self) -> Capacity:
+        return self.capacity.report()
+
     def release(self, session: LiveSession) -> None:
-        self._sessions.pop(session.session_id, None)
+        if self._sessions.pop(session.session_id, None) is not None:
+            self.capacity.give_back()
         for replica in self._supervisor.replicas:
             replica.sessions.discard(session.session_id)
 

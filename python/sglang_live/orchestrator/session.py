@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from sglang_live.capacity.control import Capacity
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import TurnEvent, TurnRequest
 
@@ -43,6 +44,10 @@ class VoiceSession(Protocol):
         """
         ...
 
+    def report_underrun(self, silent_s: float) -> None:
+        """The listener had nothing to hear for so long, in the middle of an answer."""
+        ...
+
     def report_speech(self) -> None:
         """The caller has begun to speak. Never blocks."""
         ...
@@ -69,6 +74,10 @@ class Orchestrator(Protocol):
 
     async def open_session(self, session_id: str) -> VoiceSession:
         """Raises CapacityError when full, StageUnavailableError while a stage is down."""
+        ...
+
+    def capacity_now(self) -> Capacity:
+        """How many more sessions may come."""
         ...
 
     async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:

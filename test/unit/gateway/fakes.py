@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
+from sglang_live.capacity.control import Capacity
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import CapacityError
 from sglang_live.gateway.app import build_app
@@ -90,7 +92,7 @@ def reply_of(text: str) -> HistoryItem:
 class FakeSession:
     """
     on_interrupt: what an interrupted turn still does; None: the policy is off.
-    playback: what was reported of it. n_speech: how often speech was reported.
+    playback, underruns_s: what was reported of it. n_speech: how often speech was reported.
     """
 
     session_id: str
@@ -99,6 +101,7 @@ class FakeSession:
     wind_down: asyncio.Event | None = None
     on_interrupt: list[Step] | None = None
     playback: list[tuple[float, bool, float]] = field(default_factory=list)
+    underruns_s: list[float] = field(default_factory=list)
     n_speech: int = 0
     n_interrupted: int = 0
     running: int = 0
@@ -161,6 +164,9 @@ class FakeSession:
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
         self.playback.append((heard_s, playing, interrupts))
 
+    def report_underrun(self, silent_s: float) -> None:
+        self.underruns_s.append(silent_s)
+
     def report_speech(self) -> None:
         self.n_speech += 1
 
@@ -188,6 +194,10 @@ class FakeOrchestrator:
     sessions: list[FakeSession] = field(default_factory=list)
     native_bounds: dict[str, RetentionConfig] = field(default_factory=dict)
     may_bound: asyncio.Event | None = None
+
+    def capacity_now(self) -> Capacity:
+        pools = {"thinker": (0.25, math.inf), "talker": (0.5, 12.3456)}
+        return Capacity(n_sessions=1, limit=4, n_more=0, why="full soon", share=0.5, pools=pools)
 
     async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
         if self.refuse_with:

@@ -39,6 +39,20 @@ async def test_models_lists_the_one_model_and_names_it_when_another_is_asked_for
     assert MODEL in missing.json()["error"]["message"]
 
 
+async def test_capacity_says_how_many_more_may_come_and_why_not_more():
+    assert (await client().get("/v1/capacity")).json() == {
+        "object": "capacity",
+        "sessions": {"open": 1, "limit": 4, "more": 0},
+        "reason": "full soon",
+        "budget_share": 0.5,
+        "kv": {
+            "thinker": {"share": 0.25, "saturates_in_s": None},
+            "talker": {"share": 0.5, "saturates_in_s": 12.346},
+        },
+    }
+    assert (await client(api_keys=("k",)).get("/v1/capacity")).status_code == 401
+
+
 async def test_keys_guard_the_api_but_not_the_operations_routes():
     http = client(api_keys=("k",))
     assert (await http.get("/v1/models")).status_code == 401

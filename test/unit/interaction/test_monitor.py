@@ -20,11 +20,15 @@ class Stages:
 
     def __init__(self):
         self.playback = []
+        self.underruns = []
         self.n_speech = 0
         self.outlooks = []
 
     def report_playback(self, heard_s, playing, interrupts):
         self.playback.append((round(heard_s, 3), playing, round(interrupts, 3)))
+
+    def report_underrun(self, silent_s):
+        self.underruns.append(round(silent_s, 3))
 
     def watch(self, on_note):
         self.on_note = on_note
@@ -192,6 +196,7 @@ async def test_a_listener_who_waited_is_counted(world):
     world.monitor.sent(reply, 0.2)
     assert world.value("underruns_total") == 1
     assert world.value("underrun_seconds_total") == pytest.approx(0.5)
+    assert world.stages.underruns == [0.5]
     assert world.events("underrun")[0]["silent_s"] == 0.5
 
 

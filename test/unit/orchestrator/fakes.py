@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import SimClock
 from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.messages import (
@@ -304,7 +305,10 @@ class FakeWorld:
             self,
             model_name="fake",
             voices=("ethan",),
-            max_sessions=max_sessions,
+            capacity=CapacityControl(
+                CapacityConfig(max_sessions=max_sessions, adapts="admission" in policies),
+                self.clock,
+            ),
             policies=policies,
             clock=self.clock,
         )

@@ -1,6 +1,7 @@
 """Sessions: how many, on which replicas, and what closing one does."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -174,3 +175,35 @@ async def test_without_its_thinker_no_native_session_is_bounded(world):
         await bounding
     with pytest.raises(StageUnavailableError):
         await world.orchestrator.bound_native("native", BOUND)
+
+
+async def test_admission_learns_from_first_packets(world_of):
+    world = await world_of(policies=("admission",))
+    capacity, clock = world.orchestrator.capacity, world.clock
+    assert capacity.report().share is None
+    session = await world.orchestrator.open_session("caller")
+    await done(session, ask("spoken", user("u1", "hi")))
+    clock.advance(60)
+    assert capacity.report().share == 0.0  # the clock stood still
+    await done(session, replace(ask("written", user("u2", "hi")), wants_audio=False))
+    events = session.respond(ask("left", user("u3", "hi")))
+    await anext(events)
+    await events.aclose()
+    clock.advance(60)
+    late = capacity.report().share
+    assert late == 0.0  # nothing is due any more
+    session.report_underrun(0.3)
+    clock.advance(60)
+    assert capacity.report().share == pytest.approx(3.0)
+    assert world.orchestrator.capacity_now().n_sessions == 1
+    await session.close()
+    await session.close()
+    assert world.orchestrator.capacity_now().n_sessions == 0
+
+
+async def test_a_session_that_finds_no_stage_takes_no_room(world_of):
+    world = await world_of(max_sessions=1)
+    await world.process(world.talker).stop()
+    with pytest.raises(StageUnavailableError):
+        await world.orchestrator.open_session("caller")
+    assert world.orchestrator.capacity_now().n_sessions == 0

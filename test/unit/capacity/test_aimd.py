@@ -1,0 +1,107 @@
+"""The limit rises while there is slack, falls when there is none, and rests where it ends."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_live.capacity.aimd import Aimd, AimdConfig
+
+
+def test_it_rises_by_half_of_the_slack_that_is_left():
+    aimd = Aimd(AimdConfig(first=40))
+    aimd.window(0.5, n_sessions=40)
+    assert aimd.limit == 50
+    aimd.window(0.9, n_sessions=50)
+    assert aimd.limit == 52
+    aimd.window(0.99, n_sessions=52)
+    assert aimd.limit == 53
+
+
+@pytest.mark.parametrize("share", [0.1, None])
+def test_it_stays_while_it_is_not_reached(share):
+    aimd = Aimd(AimdConfig(first=40))
+    aimd.window(share, n_sessions=39)
+    assert aimd.limit == 40
+
+
+def test_where_nothing_was_due_it_rises_one_by_one():
+    aimd = Aimd(AimdConfig(first=40))
+    aimd.window(None, n_sessions=40)
+    assert aimd.limit == 41
+
+
+def test_it_falls_below_the_sessions_that_were_too_many():
+    aimd = Aimd(AimdConfig(first=40))
+    aimd.window(1.1, n_sessions=30)
+    assert aimd.limit == 27
+    aimd.window(3.0, n_sessions=29)  # they are still there
+    assert aimd.limit == 27
+    aimd.window(1.1, n_sessions=27)
+    assert aimd.limit == 24
+
+
+def test_once_slack_ran_out_it_rises_one_by_one():
+    aimd = Aimd(AimdConfig(first=40))
+    aimd.window(1.1, n_sessions=40)
+    aimd.window(0.1, n_sessions=36)
+    assert aimd.limit == 37
+
+
+def test_one_caller_alone_is_never_too_many():
+    aimd = Aimd(AimdConfig(first=4))
+    aimd.window(9.0, n_sessions=1)
+    assert aimd.limit == 4
+    aimd.window(9.0, n_sessions=2)
+    assert aimd.limit == 1
+
+
+def test_where_there_are_few_one_more_is_tried_seldom():
+    aimd = Aimd(AimdConfig(first=4, probe=20))
+    aimd.window(1.1, n_sessions=4)
+    limits = []
+    for _ in range(12):
+        aimd.window(0.1, n_sessions=aimd.limit)
+        limits.append(aimd.limit)
+    assert limits == [3] * 6 + [4] * 5 + [5]
+
+
+@given(st.lists(st.tuples(st.none() | st.floats(0, 50), st.integers(0, 100))))
+def test_somebody_may_always_come(windows):
+    aimd = Aimd()
+    for share, n_sessions in windows:
+        aimd.window(share, n_sessions)
+        assert aimd.limit >= 1
+
+
+@pytest.mark.parametrize("most", [6, 25, 60, 200])
+@pytest.mark.parametrize("curve", ["straight", "queue"])
+def test_a_ramp_comes_to_rest_near_the_most_that_can_be_served(most, curve):
+    """512 callers at 8 a second, as in Metronome; each stays for two minutes on average."""
+    rng, aimd, ends = random.Random(1), Aimd(AimdConfig(first=4)), []
+    peak, late = 0, []
+    for window in range(400):
+        now_s = 5.0 * window
+        ends = [end_s for end_s in ends if end_s > now_s]
+        for _ in range(40):
+            if len(ends) < aimd.limit:
+                ends.append(now_s + rng.expovariate(1 / 120))
+        n = len(ends)
+        share = n / (most + 0.5)
+        if curve == "queue":
+            share = 0.2 / max(0.05, 1 - 0.8 * share)
+        aimd.window(share * rng.uniform(0.97, 1.03), n)
+        peak = max(peak, n)
+        if window > 100:
+            late.append(n)
+    assert peak <= 1.1 * most + 1
+    assert 0.9 * most - 1 <= sum(late) / len(late) <= 1.05 * most + 1
+
+
+@pytest.mark.parametrize(
+    "bad", [{"target": 0.0}, {"first": 0}, {"increase": 0}, {"probe": 0}, {"decrease": 1.0}]
+)
+def test_settings_that_cannot_be_are_refused(bad):
+    with pytest.raises(ValueError):
+        AimdConfig(**bad)

@@ -1,0 +1,142 @@
+"""Who is let in, who is not, and what is said about it."""
+
+import math
+
+import pytest
+
+from sglang_live.capacity.aimd import AimdConfig
+from sglang_live.capacity.control import CapacityConfig, CapacityControl
+from sglang_live.clock import SimClock
+from sglang_live.errors import CapacityError
+
+
+class Server:
+    def __init__(self, **config):
+        settings = {"max_sessions": 8, "first_packet_s": 0.5, "aimd": AimdConfig(first=4), **config}
+        self.clock, self.pools = SimClock(), {}
+        self.control = CapacityControl(
+            CapacityConfig(**settings), self.clock, lambda: dict(self.pools)
+        )
+
+    def let_in(self, n: int) -> None:
+        for _ in range(n):
+            self.control.take()
+
+    def turns(self, seconds: float, n: int = 10) -> None:
+        """A window of so many, each of which takes so long to its first packet."""
+        due = [self.control.first_packet_due() for _ in range(n)]
+        self.clock.advance(seconds)
+        for beat in due:
+            self.control.came(beat)
+        self.clock.advance(5.0)
+        self.control.report()
+
+
+@pytest.fixture
+def server() -> Server:
+    server = Server()
+    server.control.report()
+    return server
+
+
+def test_so_many_are_let_in_and_the_next_is_told_when_to_try_again(server):
+    server.let_in(4)
+    with pytest.raises(CapacityError, match="4 sessions, and 4 can be served in time") as caught:
+        server.control.take()
+    assert caught.value.retry_after_s > 0
+    server.control.give_back()
+    server.control.take()
+    assert server.control.report().n_sessions == 4
+
+
+def test_turns_in_time_make_room(server):
+    server.let_in(4)
+    server.turns(0.1)
+    now = server.control.report()
+    assert (now.limit, now.n_more, now.why) == (5, 1, "")
+    assert now.share == pytest.approx(0.2)
+
+
+def test_late_turns_take_it(server):
+    server.let_in(3)
+    server.turns(0.6)
+    assert server.control.report().limit == 2
+    assert server.control.report().n_more == 0
+
+
+def test_gaps_in_answers_count_as_late(server):
+    server.let_in(3)
+    for _ in range(10):
+        server.control.gap(0.15)
+    server.turns(0.1)
+    assert server.control.report().limit == 2
+
+
+def test_a_server_that_answers_nobody_lets_nobody_in(server):
+    server.let_in(4)
+    for _ in range(10):
+        server.control.first_packet_due()
+    server.clock.advance(5.0)
+    assert server.control.report().limit == 3
+
+
+def test_turns_that_were_given_up_are_not_late(server):
+    server.let_in(4)
+    for beat in [server.control.first_packet_due() for _ in range(10)]:
+        server.control.gone(beat)
+    server.clock.advance(5.0)
+    assert server.control.report().limit == 5
+
+
+def test_there_are_never_more_than_the_most():
+    server = Server(max_sessions=4)
+    server.let_in(4)
+    server.turns(0.1)
+    with pytest.raises(CapacityError, match="4 of 4 sessions"):
+        server.control.take()
+
+
+def test_without_the_policy_the_most_is_all():
+    server = Server(adapts=False)
+    server.pools["thinker"] = 1.0
+    server.let_in(3)
+    server.turns(30.0)
+    server.let_in(5)
+    with pytest.raises(CapacityError, match="8 of 8 sessions"):
+        server.control.take()
+
+
+def test_a_full_pool_has_room_for_nobody(server):
+    server.pools["talker"] = 0.96
+    server.clock.advance(2.0)
+    with pytest.raises(CapacityError, match="talker's KV pool is 96 % full"):
+        server.control.take()
+    server.pools["talker"] = 0.5
+    server.clock.advance(2.0)
+    server.control.take()
+
+
+def test_nor_has_one_that_will_be(server):
+    server.let_in(1)
+    for n in range(30):
+        server.pools["thinker"] = 0.1 + 0.02 * n
+        server.clock.advance(2.0)
+        now = server.control.report()
+        if now.pools["thinker"][1] < 60:
+            break
+    # A second session fills it in half the time.
+    assert now.n_more == 0 and "thinker's KV pool would be full in" in now.why
+    assert now.pools["thinker"][0] == pytest.approx(server.pools["thinker"])
+
+
+def test_what_is_known_of_pools_is_told(server):
+    server.pools["thinker"] = 0.25
+    assert server.control.report().pools == {}  # looked at every two seconds
+    server.clock.advance(2.0)
+    assert server.control.report().pools == {"thinker": (0.25, math.inf)}
+
+
+@pytest.mark.parametrize("bad", [{"max_sessions": 0}, {"first_packet_s": 0.0}])
+def test_settings_that_cannot_be_are_refused(bad):
+    with pytest.raises(ValueError):
+        CapacityConfig(**{"max_sessions": 1, **bad})

@@ -1,0 +1,62 @@
+"""Pools that fill are foreseen, pools that only go up and down are not feared."""
+
+import math
+import random
+
+import pytest
+
+from sglang_live.capacity.forecast import PoolForecast
+
+
+def seen(shares, n_sessions=lambda now_s: 10) -> PoolForecast:
+    """shares: by time in seconds, seen every two."""
+    forecast = PoolForecast()
+    for now_s, share in shares:
+        forecast.saw(now_s, share, n_sessions(now_s))
+    return forecast
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_a_pool_that_fills_is_foreseen_within_some_percent(noise):
+    rng = random.Random(1)
+    forecast = seen((t, 0.1 + 0.004 * t + rng.uniform(-noise, noise)) for t in range(0, 100, 2))
+    assert forecast.saturates_in_s() == pytest.approx((0.9 - 0.004 * 98) / 0.004, rel=0.1)
+
+
+def test_more_sessions_fill_it_sooner():
+    forecast = seen((t, 0.1 + 0.001 * t) for t in range(0, 60, 2))
+    assert forecast.rate == pytest.approx(0.0001)
+    assert forecast.saturates_in_s(20) == pytest.approx(forecast.saturates_in_s(10) / 2)
+    assert forecast.saturates_in_s(0) == math.inf
+
+
+def test_sessions_that_come_meanwhile_do_not_bend_the_line():
+    share, shares = 0.0, []
+    for t in range(0, 60, 2):
+        shares.append((t, share))
+        share += 2 * (1 + t // 10) * 0.0005
+    forecast = seen(shares, n_sessions=lambda now_s: 1 + now_s // 10)
+    assert forecast.rate == pytest.approx(0.0005)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_turns_that_begin_and_end_are_no_growth(seed):
+    rng = random.Random(seed)
+    forecast = seen((t, 0.5 + rng.uniform(-0.2, 0.2)) for t in range(0, 60, 2))
+    assert forecast.saturates_in_s() > 60
+
+
+def test_bounded_sessions_stop_growing():
+    forecast = seen((t, min(0.5, 0.02 * t)) for t in range(0, 200, 2))
+    assert forecast.saturates_in_s() == math.inf
+    assert forecast.share == 0.5
+
+
+def test_a_full_pool_is_full_now():
+    forecast = seen((t, 1.0) for t in range(0, 60, 2))
+    assert forecast.saturates_in_s() == 0.0
+
+
+def test_a_few_looks_tell_nothing():
+    forecast = seen((t, 0.1 * t) for t in range(0, 8, 2))
+    assert forecast.saturates_in_s() == math.inf
