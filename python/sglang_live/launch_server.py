@@ -24,11 +24,11 @@ from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_pat
 from sglang_live.models.demo.location import CACHE_ENV, default_directory
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.live import LiveOrchestrator
+from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import (
     Replica,
     Supervisor,
-    free_port,
     loopback_address,
     new_run_dir,
 )

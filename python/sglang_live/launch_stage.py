@@ -23,8 +23,9 @@ from sglang_live.config import (
 )
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.launch_server import resolve_checkpoint
+from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
-from sglang_live.stages.supervisor import free_port, new_run_dir
+from sglang_live.stages.supervisor import new_run_dir
 
 
 def main(argv: list[str] | None = None) -> int:

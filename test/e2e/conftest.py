@@ -1,19 +1,18 @@
 """The whole server as a user starts it, once for all tests of this folder."""
 
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+
+from sglang_live.stages.ports import free_port
 
 START_TIMEOUT_S = 180
 # What callers hold in the stages; all zero once they have gone. Cached prefixes count as free.
@@ -82,15 +81,6 @@ class Server:
             if f'"stage":"{stage}"' in spec:
                 return child
         raise LookupError(stage)
-
-
-def free_port() -> int:
-    # Until the stages are up nobody listens there, so it is none that the system gives away.
-    for port in random.sample(range(20_000, 30_000), 100):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise LookupError("no free port")
 
 
 def wait_until(claim, timeout_s: float, what: str) -> None:

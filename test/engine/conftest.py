@@ -15,11 +15,11 @@ from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
+from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import (
     Replica,
     Supervisor,
-    free_port,
     loopback_address,
     new_run_dir,
 )

@@ -14,6 +14,7 @@ import zmq.asyncio
 from sglang_live.bridge import platform_cpu, seams
 from sglang_live.bridge.feed_types import Report
 from sglang_live.errors import StageFailedError
+from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ def default_engine_args(device: str) -> dict[str, Any]:
         "log_level": "warning",
         # An idle stage must not burn a core: others share the machine.
         "sleep_on_idle": True,
+        # SGLang would take one that the system may give away before the scheduler listens on it.
+        "nccl_port": free_port(),
     }
     if platform_cpu.is_active():
         args |= {

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -248,12 +247,6 @@ def loopback_address(run_dir: Path, stage: str, replica: int) -> str:
 def new_run_dir() -> Path:
     # Short, because a Unix socket's path may have 107 characters at most.
     return Path(tempfile.mkdtemp(prefix="sgl-live-"))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _kill_session(leader_pid: int) -> None:

@@ -9,7 +9,7 @@ from sglang_live.messages import Outlook, Ready
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.connectors.server import ServedJob, StageServer
-from sglang_live.stages.supervisor import free_port
+from sglang_live.stages.ports import free_port
 
 PATIENCE_S = 5.0  # how long a test waits for what must happen
 
