@@ -95,16 +95,13 @@ class LoadConfig:
                     yield Run(repeat, sessions, policies, rate_rps)
 
     def server_args_for(self, run: Run) -> tuple[str, ...]:
-        """With room for all callers, however late it is with them, unless the flags were given."""
-        args = self.server_args
-        if not any(arg.startswith("--admission-first-audio-ms") for arg in args):
-            args = (*args, "--admission-first-audio-ms=1e9")
+        """With room for all callers, unless the flag was given."""
         # A storm's sessions may still be there when the next ones come.
         at_once = run.sessions + (2 * self.storm.sessions if self.storm else 0)
         given = any(arg.startswith("--max-sessions") for arg in self.server_args)
         if given or at_once <= _SERVER_SESSIONS:
-            return args
-        return (*args, f"--max-sessions={at_once}")
+            return self.server_args
+        return (*self.server_args, f"--max-sessions={at_once}")
 
     def _check_arms(self) -> None:
         if not self.policies or not all(self.policies):

@@ -13,6 +13,8 @@ import urllib.request
 from pathlib import Path
 from typing import Self
 
+from sglang_live.config import POLICIES
+
 HEALTH_POLL_S = 0.25
 TERM_GRACE_S = 15.0
 LOG_TAIL_LINES = 30
@@ -30,10 +32,13 @@ def free_port() -> int:
 
 
 def command(model_path: str, policies: str, port: int, server_args: tuple[str, ...]) -> list[str]:
-    """The launch command of an arm. `all` is the server's default, so it adds no flag."""
+    """The launch command of an arm. `all` are all policies but `admission`: who may come is the
+    workload's to say.
+    """
     module = [sys.executable, "-m", "sglang_live.launch_server"]
     place = ["--model-path", model_path, "--host", "127.0.0.1", "--port", str(port)]
-    arm = [] if policies == "all" else ["--live-policies", policies.replace("+", ",")]
+    names = ",".join(name for name in POLICIES if name != "admission")
+    arm = ["--live-policies", names if policies == "all" else policies.replace("+", ",")]
     return [*module, *place, *arm, *server_args]
 
 

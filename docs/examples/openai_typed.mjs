@@ -1,13 +1,16 @@
 // OpenAI's SDK for JavaScript: a typed question, a spoken answer in answer.pcm (24 kHz, int16).
 //
 //   npm install openai ws
-//   node openai_typed.mjs http://127.0.0.1:30000 "How are you?"
+//   node openai_typed.mjs https://your-server:30000 "How are you?"
+//
+// This SDK speaks wss only, so the server needs --ssl-certfile; Node trusts a certificate of your
+// own if NODE_EXTRA_CA_CERTS names its file.
 
 import { writeFileSync } from "node:fs";
 import OpenAI from "openai";
 import { OpenAIRealtimeWS } from "openai/realtime/ws";
 
-const [url = "http://127.0.0.1:30000", question = "How are you?"] = process.argv.slice(2);
+const [url = "https://127.0.0.1:30000", question = "How are you?"] = process.argv.slice(2);
 const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: process.env.API_KEY ?? "none" });
 const model = (await client.models.list()).data[0].id;
 const call = new OpenAIRealtimeWS({ model }, client);

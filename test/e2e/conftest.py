@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from sglang_live.config import POLICIES
 from sglang_live.stages.ports import free_port
 
 START_TIMEOUT_S = 180
@@ -97,7 +98,7 @@ def server(tmp_path_factory) -> Iterator[Server]:
     command = [sys.executable, "-m", "sglang_live.launch_server", "--model-path", "demo"]
     command += ["--port", str(port), "--log-dir", str(log_dir), "--max-sessions", "16"]
     # However slow this machine is at the moment, nobody is to be turned away for it.
-    command += ["--admission-first-audio-ms", "60000"]
+    command += ["--live-policies", ",".join(p for p in POLICIES if p != "admission")]
     with (log_dir / "server.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     running = Server(process, port, log_dir)

@@ -94,11 +94,17 @@ POOL_TOKENS = 140
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def cramped(endless_checkpoint, tmp_path_factory):
-    """No room for two bounded replies, nor for one that is not."""
+    """Hardly room for three bounded replies, and none for one that is not. They also give way as
+    if there were less."""
     cache = tmp_path_factory.mktemp("long_cramped")
     args = {"max_total_tokens": POOL_TOKENS}
-    # Or SGLang would set aside room for all of a reply, and admit one at a time.
-    environment = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8", **POISON}
+    environment = {
+        # Or SGLang would set aside room for all of a reply, and admit one at a time.
+        "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8",
+        "SGLANG_TEST_RETRACT": "1",
+        "SGLANG_TEST_RETRACT_INTERVAL": "23",
+        **POISON,
+    }
     stages = running_stages(
         endless_checkpoint, cache, args, environment, policies=POLICIES, names=NAMES
     )

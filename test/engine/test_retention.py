@@ -37,11 +37,11 @@ class Variant:
 
 VARIANTS = {
     "page-1": Variant(),
-    "page-16-no-overlap": Variant(page=16, overlap=False),
-    "page-16-chunks-retractions": Variant(page=16, chunk=32, retracts=True),
+    "page-16-chunks": Variant(page=16, chunk=32),
+    "page-16-no-overlap-retractions": Variant(page=16, overlap=False, retracts=True),
 }
-# Every few rounds somebody among several is retracted, so that turns lose their row many times.
-RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "3"}
+# Every other round somebody among several is retracted: turns lose their row again and again.
+RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "2"}
 
 
 @pytest_asyncio.fixture(
@@ -92,9 +92,9 @@ async def test_sessions_of_all_ages_share_batches_with_plain_requests(bounded, r
         call.check(reference)
         await call.close()
     assert await bounded.load("kv_tokens_used") == 0
-    # Far more often than there are requests: some lost their row twice and more.
+    # More often than there are requests: some lost their row twice.
     n_requests = sum(4 + 6 * n for n in range(4)) + 8
-    assert (await bounded.load("policy_retracted") > 2 * n_requests) == bounded.retracts
+    assert (await bounded.load("policy_retracted") > n_requests) == bounded.retracts
 
 
 class SpokenCall:

@@ -75,7 +75,9 @@ class ControlChannel(Scheduler):
             ),
             0.0,
         )
-        self.rounds = rounds_of(policies_from_env(), self.server_args.chunked_prefill_size)
+        policies = policies_from_env()
+        self._reports = bool(policies)
+        self.rounds = rounds_of(policies, self.server_args.chunked_prefill_size)
         is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND
         self.retention = Retention(self) if is_bounded else None
 

@@ -116,7 +116,7 @@ class LiveScheduler(ControlChannel):
                     rid for rid, h in self.held.items() if h.step_in_flight or self._gated(h.req)
                 ],
             )
-        if self.rounds is not None or self.retention is not None:
+        if self._reports:
             self.report()
         if self.held:
             running_batch = self._resume(running_batch)

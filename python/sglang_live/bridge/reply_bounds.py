@@ -52,7 +52,7 @@ class ReplyBounds:
     def bound(self, batch: ScheduleBatch) -> None:
         for index, req in enumerate(batch.reqs if self._configs else ()):
             config = self._configs.get(req.rid)
-            if config is None or not self._is_over(req, config):
+            if config is None or req.finished() or not self._is_over(req, config):
                 continue
             cut = cut_of(
                 n_tokens=req.kv.kv_committed_len,
@@ -78,6 +78,7 @@ class ReplyBounds:
         return req.kv.kv_committed_len > bound + 2 * self._page_size
 
     def _drop(self, req: Req, cut: Cut) -> None:
+        assert req.kv.cache_protected_len <= cut.begin  # what the tree holds is the prompt's
         cut_row(self._scheduler.tree_cache, req.kv, cut, cut.begin)
         _drop_outputs(req, cut)
         self._streams[req.rid].drop(cut.begin, cut.n_tokens)
@@ -91,7 +92,8 @@ class ReplyBounds:
         config, stream = self._configs[req.rid], self._streams[req.rid]
         # It is cut before it comes to this.
         most = config.window_tokens + config.slack_tokens + 3 * self._page_size + 8
-        left = self._scheduler.model.rows.max_frames - stream.n_dropped
+        n_positions = self._scheduler.model_config.context_len - 1 - stream.prompt_len
+        left = min(self._scheduler.model.rows.max_frames, n_positions) - stream.n_dropped
         req.sampling_params.max_new_tokens = min(most, left, self._limits[req.rid])
 
 

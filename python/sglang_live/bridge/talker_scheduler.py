@@ -4,8 +4,11 @@ That gate is part of the model (the input of the step does not exist yet), not a
 there with all policies off, and then the only thing that is added to SGLang's loop.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.session.streaming_session import StreamingSession
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_live.bridge.codes_observer import CodesObserver
@@ -18,6 +21,7 @@ from sglang_live.bridge.feed_types import (
 from sglang_live.bridge.inbox import OUTBOX_ENV, Outbox, address_from_env
 from sglang_live.bridge.live_scheduler import LiveScheduler
 from sglang_live.bridge.reply_bounds import ReplyBounds
+from sglang_live.bridge.reply_cache import ReplyCache
 from sglang_live.bridge.talker_feed import stream_of
 
 
@@ -31,6 +35,8 @@ class TalkerScheduler(LiveScheduler):
         runner: ModelRunner = self.tp_worker.model_runner
         self.model = runner.model
         self.bounds = ReplyBounds(self, self.model.streams)
+        if isinstance(getattr(self.tree_cache, "session", None), StreamingSession):
+            self.tree_cache.session = ReplyCache(self.tree_cache)
         n_rows = self.req_to_token_pool.req_to_token.shape[0]
         if n_rows > len(self.model.rows.prompt_len):
             raise RuntimeError(
@@ -102,8 +108,7 @@ class TalkerScheduler(LiveScheduler):
 
     def run_batch(self, batch: ScheduleBatch, *args, **kwargs):
         is_extend = batch.forward_mode.is_extend()
-        # With overlap the step in flight still reads the rows: their news come behind it.
-        with self.forward_stream_ctx:
+        with self._behind_the_step_in_flight():
             for req, seq_len in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
                 stream = self.model.streams.get(req.rid)
                 if stream is None:
@@ -117,10 +122,14 @@ class TalkerScheduler(LiveScheduler):
                     stream.n_frames = stream.frame_at(seq_len - 1) + 1
         return super().run_batch(batch, *args, **kwargs)
 
+    def _behind_the_step_in_flight(self) -> AbstractContextManager:
+        """With overlap it still reads the rows, on a stream of its own."""
+        return self.forward_stream_ctx if self.enable_overlap else nullcontext()
+
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         stream = self.model.streams.get(req.rid)
         if is_retracted and stream is not None:
-            with self.forward_stream_ctx:
+            with self._behind_the_step_in_flight():
                 self.model.rows.unbind(stream)
             # Code 0 does not determine a frame's KV: never match another reply's frames.
             req.extra_key = f"{req.extra_key or ''}{req.rid}"

@@ -24,8 +24,8 @@ from sglang_live.policy.protection import prefill_budget
 from sglang_live.policy.view import U1, U2, Round, StageView
 
 ORDERS = ("urgency", "deadline", "fcfs")
-# Matters of turns, not of rounds: they are accepted here and do nothing.
-OF_TURNS = ("truncate", "headstart", "retention", "nextuse", "preload")
+# Matters of turns and callers, not of rounds: they are accepted here and do nothing.
+OF_TURNS = ("truncate", "headstart", "retention", "nextuse", "preload", "admission")
 NAMES = (*ORDERS, "pacing", *OF_TURNS)
 
 

@@ -73,14 +73,11 @@ def test_every_rate_is_a_point():
 
 
 def test_the_server_is_given_room_for_all_callers():
-    config, everybody = (
-        LoadConfig(storm=StormSpec(10, 10.0, 30.0)),
-        "--admission-first-audio-ms=1e9",
-    )
-    assert config.server_args_for(Run(0, 44, "off")) == (everybody,)
-    assert config.server_args_for(Run(0, 60, "off")) == (everybody, "--max-sessions=80")
-    args = ("--max-sessions=10", "--admission-first-audio-ms=500")
-    assert LoadConfig(server_args=args).server_args_for(Run(0, 100, "off")) == args
+    config = LoadConfig(storm=StormSpec(10, 10.0, 30.0))
+    assert config.server_args_for(Run(0, 44, "off")) == ()
+    assert config.server_args_for(Run(0, 60, "off")) == ("--max-sessions=80",)
+    given = LoadConfig(server_args=("--max-sessions=10",))
+    assert given.server_args_for(Run(0, 100, "off")) == ("--max-sessions=10",)
 
 
 def test_how_callers_interrupt_is_chosen_by_flags():

@@ -44,6 +44,7 @@ class TalkerStream:
     saved: "SavedRow | None" = None
     row: int | None = None
     n_text_written: int = 0
+    n_dropped_written: int = 0
 
     def has_text_for(self, frame: int) -> bool:
         return self.text_done or frame < len(self.text_ids)
@@ -110,7 +111,7 @@ class TalkerRows:
     def bind(self, stream: TalkerStream, row: int) -> None:
         """Give a stream its row: at first prefill, and again after a retraction."""
         self.prompt_len[row] = stream.prompt_len
-        self.n_dropped[row] = stream.n_dropped
+        self.n_dropped[row] = stream.n_dropped_written = stream.n_dropped
         self.seed[row] = stream.seed
         self.greedy[row] = stream.greedy
         self.penalty[row] = stream.penalty
@@ -127,16 +128,18 @@ class TalkerRows:
     def refresh(self, stream: TalkerStream) -> None:
         """Take over what has changed since the last step."""
         self.write_text(stream)
-        if stream.n_dropped:
-            self.n_dropped[stream.row] = stream.n_dropped
+        if stream.n_dropped != stream.n_dropped_written:
+            self.n_dropped[stream.row] = stream.n_dropped_written = stream.n_dropped
 
     def write_text(self, stream: TalkerStream) -> None:
         """Copy text that came since the last call."""
         known, new = stream.n_text_written, stream.text_ids[stream.n_text_written :]
         if stream.row is None or not new:
             return
-        ids = torch.tensor(new, dtype=torch.int32)
-        self.text_ids[stream.row, known : known + len(new)] = ids.to(self.text_ids.device)
+        table = self.text_ids
+        # From pinned memory: any other copy would wait for what the device is doing.
+        ids = torch.tensor(new, dtype=torch.int32, pin_memory=table.is_cuda)
+        table[stream.row, known : known + len(new)] = ids.to(table.device, non_blocking=True)
         stream.n_text_written = len(stream.text_ids)
 
     def unbind(self, stream: TalkerStream) -> None:
