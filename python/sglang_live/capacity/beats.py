@@ -1,8 +1,8 @@
 """Beats of the service: moments at which something is due, and what share of its budget each took.
 
-A turn's first packet is one, a frame of a duplex session another. A beat that is due and does not
-come counts by its age: an engine that stalls is late with everybody, and must not look fast because
-nothing arrives that could be timed. An empty one never came at all.
+A turn's first packet is one, its flow without gaps another; a frame of a duplex session will be. A
+beat that is due and does not come counts by its age: an engine that stalls is late with everybody,
+and must not look fast because nothing arrives that could be timed. An empty one never came at all.
 """
 
 import itertools
@@ -26,44 +26,60 @@ class BeatsConfig:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """share: of their budgets that all but the slowest took at most; None: there were no beats."""
+    """
+    share: of their budgets that all but the slowest beats took at most; None: there were no beats.
+    n_late_sessions: sessions with a beat as slow as that, or slower.
+    """
 
     share: float | None
+    n_late_sessions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    session_id: str
+    began_s: float
+    budget_s: float
+    must_come: bool
+
+    def share(self, now_s: float) -> float:
+        return (now_s - self.began_s) / self.budget_s
 
 
 class Beats:
     def __init__(self, config: BeatsConfig | None = None):
         self._config = config or BeatsConfig()
         self._numbers = itertools.count()
-        self._due: dict[int, tuple[float, float]] = {}  # when it began, its budget
-        self._shares: list[float] = []
+        self._due: dict[int, _Due] = {}
+        self._shares: list[tuple[float, str]] = []
         self._began_s: float | None = None
-        self.n_beats = self.n_empty = 0
 
-    def begin(self, now_s: float, budget_s: float) -> int:
-        """Something is due within budget_s. Returns its number, for one of the next three."""
+    def begin(
+        self, session_id: str, now_s: float, budget_s: float, *, must_come: bool = True
+    ) -> int:
+        """Something is due within budget_s. Returns its number, for one of the next three.
+
+        must_come: False: it may turn out that there is nothing, so only what comes is timed.
+        """
         number = next(self._numbers)
-        self._due[number] = (now_s, budget_s)
+        self._due[number] = _Due(session_id, now_s, budget_s, must_come)
         return number
 
     def came(self, number: int, now_s: float) -> None:
         if (due := self._due.pop(number, None)) is not None:
-            began_s, budget_s = due
-            self.count((now_s - began_s) / budget_s)
+            self.count(due.session_id, due.share(now_s))
 
     def empty(self, number: int) -> None:
-        """It came with nothing in it."""
-        if self._due.pop(number, None) is not None:
-            self.n_empty += 1
-            self.count(math.inf)
+        """It failed, or came with nothing in it."""
+        if (due := self._due.pop(number, None)) is not None:
+            self.count(due.session_id, math.inf)
 
     def gone(self, number: int) -> None:
         """Nobody waits for it any more."""
         self._due.pop(number, None)
 
-    def count(self, share: float) -> None:
-        self.n_beats += 1
-        self._shares.append(share)
+    def count(self, session_id: str, share: float) -> None:
+        self._shares.append((share, session_id))
 
     def verdict(self, now_s: float) -> Verdict | None:
         """Of the window, once it is over; then the next one begins."""
@@ -78,8 +94,9 @@ class Beats:
         self._began_s, self._shares = now_s, []
         if not shares:
             return Verdict(None)
-        return Verdict(shares[math.ceil(self._config.quantile * len(shares)) - 1])
+        share, _ = shares[math.ceil(self._config.quantile * len(shares)) - 1]
+        return Verdict(share, len({session_id for s, session_id in shares if s >= share}))
 
-    def _overdue(self, now_s: float) -> list[float]:
-        ages = ((now_s - began_s) / budget_s for began_s, budget_s in self._due.values())
-        return [share for share in ages if share > 1]
+    def _overdue(self, now_s: float) -> list[tuple[float, str]]:
+        waiting = [due for due in self._due.values() if due.must_come]
+        return [(due.share(now_s), due.session_id) for due in waiting if due.share(now_s) > 1]

@@ -17,6 +17,8 @@ from sglang_live.errors import CapacityError
 
 # Gaps that are shorter than this are hardly noticed; design targets count from there, too.
 AUDIBLE_GAP_S = 0.1
+# The limit moves in minutes rather than seconds.
+_RETRY_AFTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ class CapacityControl:
         self._forecasts: dict[str, PoolForecast] = {}
         self._sampled_s = -math.inf
         self._share: float | None = None
-        self._n_sessions = 0
+        self._n_sessions = self._n_most = 0  # now, and the most in this window
 
     # --- sessions ---
 
@@ -92,29 +94,38 @@ class CapacityControl:
         """
         now = self.report()
         if not now.n_more:
-            raise CapacityError(now.why, retry_after_s=self._config.beats.window_s)
+            raise CapacityError(now.why, retry_after_s=_RETRY_AFTER_S)
         self._n_sessions += 1
+        self._n_most = max(self._n_most, self._n_sessions)
 
     def give_back(self) -> None:
         self._n_sessions -= 1
 
     # --- what is due ---
 
-    def first_packet_due(self) -> int:
-        """A turn begins. Returns a number for one of the next two."""
-        return self._beats.begin(self._clock.now_s(), self._config.first_packet_s)
+    def first_packet_due(self, session_id: str, *, must_come: bool = True) -> int:
+        """A turn begins. Returns a number for one of the next three.
+
+        must_come: False if the reply may be silent, as a call of a function is.
+        """
+        budget_s = self._config.first_packet_s
+        return self._beats.begin(session_id, self._clock.now_s(), budget_s, must_come=must_come)
 
     def came(self, beat: int) -> None:
         self._beats.came(beat, self._clock.now_s())
         self._look()
 
+    def failed(self, beat: int) -> None:
+        """The turn failed before it; nothing happens if it came."""
+        self._beats.empty(beat)
+
     def gone(self, beat: int) -> None:
         """Nobody waits for it any more; nothing happens if it came."""
         self._beats.gone(beat)
 
-    def gap(self, silent_s: float) -> None:
-        """A listener had to wait in the middle of an answer."""
-        self._beats.count(silent_s / AUDIBLE_GAP_S)
+    def flowed(self, session_id: str, gap_s: float) -> None:
+        """An answer is over. gap_s: the longest that its listener had to wait for us within it."""
+        self._beats.count(session_id, gap_s / AUDIBLE_GAP_S)
         self._look()
 
     # --- what there is room for ---
@@ -128,8 +139,10 @@ class CapacityControl:
             why = f"{n} of {config.max_sessions} sessions"
             if limit < config.max_sessions:
                 why = f"{n} sessions, and {limit} can be served in time"
-        if config.adapts and (full := self._full_pool()):
-            n_more, why = 0, full
+        for stage, forecast in self._forecasts.items() if config.adapts else ():
+            n_fit = self._room_in(forecast)
+            if n_fit < n_more:
+                n_more, why = n_fit, "" if n_fit else self._why_full(stage, forecast)
         pools = {
             stage: (forecast.share, forecast.saturates_in_s())
             for stage, forecast in self._forecasts.items()
@@ -138,14 +151,17 @@ class CapacityControl:
             n_sessions=n, limit=limit, n_more=n_more, why=why, share=self._share, pools=pools
         )
 
-    def _full_pool(self) -> str:
-        for stage, forecast in self._forecasts.items():
-            if forecast.share >= self._config.full_share:
-                return f"the {stage}'s KV pool is {100 * forecast.share:.0f} % full"
-            in_s = forecast.saturates_in_s(self._n_sessions + 1)
-            if in_s < self._config.saturates_s:
-                return f"the {stage}'s KV pool would be full in {in_s:.0f} s"
-        return ""
+    def _room_in(self, forecast: PoolForecast) -> float:
+        if forecast.share >= self._config.full_share:
+            return 0
+        most = forecast.most_sessions(self._config.saturates_s)
+        return most if math.isinf(most) else max(0, int(most) - self._n_sessions)
+
+    def _why_full(self, stage: str, forecast: PoolForecast) -> str:
+        if forecast.share >= self._config.full_share:
+            return f"the {stage}'s KV pool is {100 * forecast.share:.0f} % full"
+        in_s = forecast.saturates_in_s(self._n_sessions + 1)
+        return f"the {stage}'s KV pool would be full in {in_s:.0f} s"
 
     def _look(self) -> None:
         now_s = self._clock.now_s()
@@ -156,4 +172,5 @@ class CapacityControl:
                 forecast.saw(now_s, share, self._n_sessions)
         if (verdict := self._beats.verdict(now_s)) is not None:
             self._share = self._share if verdict.share is None else verdict.share
-            self._aimd.window(verdict.share, self._n_sessions)
+            self._aimd.window(verdict, self._n_most)
+            self._n_most = self._n_sessions

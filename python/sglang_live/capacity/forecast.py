@@ -3,7 +3,8 @@
     rho(t) = rho_0 + N r t        Metronome, equation 1
 
 r, what one session adds in a second, is the slope of occupancy over session-seconds: sessions that
-come and go in between do not bend the line. It is 0, on average, where sessions are bounded.
+come in between do not bend the line. It is 0, on average, where sessions are bounded. Callers of
+SGLang's own API are nobody's sessions: where there are no others, they count as one.
 """
 
 import math
@@ -35,7 +36,7 @@ class PoolForecast:
         session_s = 0.0
         if self._samples:
             last_s, session_s, _ = self._samples[-1]
-            session_s += self._n_sessions * (now_s - last_s)
+            session_s += max(1, self._n_sessions) * (now_s - last_s)
         self._samples.append((now_s, session_s, share))
         while now_s - self._samples[0][0] > self._history_s:
             self._samples.popleft()
@@ -44,12 +45,14 @@ class PoolForecast:
 
     def saturates_in_s(self, n_sessions: int | None = None) -> float:
         """With so many sessions, or those that there are; infinite: never."""
-        n_sessions = self._n_sessions if n_sessions is None else n_sessions
+        n_sessions = max(1, self._n_sessions if n_sessions is None else n_sessions)
         if self.share >= 1:
             return 0.0
-        if self.rate <= 0 or n_sessions <= 0:
-            return math.inf
-        return (1 - self.share) / (n_sessions * self.rate)
+        return (1 - self.share) / (n_sessions * self.rate) if self.rate > 0 else math.inf
+
+    def most_sessions(self, saturates_s: float) -> float:
+        """With more the pool would be full before saturates_s have passed."""
+        return (1 - self.share) / (saturates_s * self.rate) if self.rate > 0 else math.inf
 
     def _slope(self) -> float:
         if len(self._samples) < _LEAST_SAMPLES:

@@ -35,9 +35,13 @@ class CallItem(Item):
     def history(self) -> HistoryItem | None:
         if self._carrier is None:
             return self._reply
-        carried = self._carrier.history()
+        carried = None if self._carrier.has_left else self._carrier.history()
         is_whole = carried is not None and carried.token_ids == self._reply.token_ids
         return None if is_whole else self._in_words
+
+    @property
+    def carried_by(self) -> Item | None:
+        return self._carrier
 
     @property
     def size_bytes(self) -> int:

@@ -26,6 +26,7 @@ from sglang_live.gateway.turn_detection import TurnDetection
 from sglang_live.gateway.turn_ends import TurnEnds, settings_of
 from sglang_live.gateway.user_transcripts import UserTranscripts
 from sglang_live.interaction.barge_in import BargeIn
+from sglang_live.interaction.endpoint import HEARD_SAMPLES
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.silero import SpeechModel
@@ -72,7 +73,7 @@ class CallerTurns:
         self._buffer = InputBuffer(self.gateway.max_input_audio_s)
         self._decoder = WireDecoder(self.config.input_format)
         self._detector: SpeechDetector | None = None
-        self._item_id = new_id("item")  # of the turn that comes next, or is being spoken
+        self._next_item()
         self._turn_start_ms = 0
         self._idle = IdleTimer(self.clock, self._on_idle)
         self._barge_in = BargeIn(self.responses, self.monitor, self.clock, self.metrics)
@@ -86,8 +87,9 @@ class CallerTurns:
             self._decoder = WireDecoder(config.input_format)
         self.config = config
         if config.turn_detection is None:
+            self._hear_no_more()
             self._detector = None
-            self._item_id = new_id("item")
+            self._next_item()
             self._idle.disarm()
             self._barge_in.withdraw()
         elif self._detector is None:
@@ -123,9 +125,7 @@ class CallerTurns:
         self._buffer.check_commit(self._decoder.owed_samples)
         self._buffer.append(self._decoder.finish())
         if self._detector:
-            if self._detector.speaking:
-                # The client heard of a start; without a stop it would wait for one for ever.
-                self._emit_stopped(self._detector.force_stop())
+            self._hear_no_more()
             self._reset(self._detector)
         self._commit(self._buffer.take(self._buffer.start_sample, self._buffer.end_sample))
 
@@ -133,15 +133,26 @@ class CallerTurns:
         self._buffer.append(self._decoder.finish())  # the cleared audio still counts as time
         self._buffer.clear()
         if self._detector:
+            self._hear_no_more()
             self._reset(self._detector)
-            self._item_id = new_id("item")
+            self._next_item()
         self.emit("input_audio_buffer.cleared")
 
     def close(self) -> None:
+        self._detector = None  # a pause that is still being judged ends no turn any more
         # Answers that end because the call does must not arm it again.
         self.responses.on_done = lambda playout_left_s: None
         self._idle.disarm()
         self._barge_in.withdraw()
+
+    def _next_item(self) -> None:
+        """Of the turn that comes next; clients hear of its id when it begins to be spoken."""
+        self._item_id = self.items.conversation.promised_id = new_id("item")
+
+    def _hear_no_more(self) -> None:
+        """The client heard of a start; without a stop it would wait for one for ever."""
+        if self._detector and self._detector.speaking:
+            self._emit_stopped(self._detector.force_stop())
 
     def _reset(self, detector: SpeechDetector) -> None:
         detector.reset(self._buffer.end_sample)
@@ -208,7 +219,8 @@ class CallerTurns:
         detector, detection = self._detector, self.config.turn_detection
         assert detector is not None and detection is not None and self.turn_ends is not None
         until = pause.at_ms * SAMPLES_PER_MS
-        said = self._buffer.peek(self._turn_start_ms * SAMPLES_PER_MS, until)
+        begun = max(self._turn_start_ms * SAMPLES_PER_MS, until - HEARD_SAMPLES)
+        said = self._buffer.peek(begun, until)
 
         def end() -> None:
             if self._detector is detector and (stopped := detector.stop_at(pause)):
@@ -235,7 +247,7 @@ class CallerTurns:
         self._idle.disarm()
         self.monitor.turn_committed()
         item = MessageItem(self._item_id, "user", [AudioContent(audio.pcm)])
-        self._item_id = new_id("item")
+        self._next_item()
         previous = self.items.conversation.last_id
         self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)
         self.items.add(item)

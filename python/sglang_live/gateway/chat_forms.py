@@ -143,16 +143,19 @@ def history_of(
 
     Args:
         said_before: transcripts of our earlier answers, by audio id.
+        max_audio_s: of all messages together.
     Raises:
         BadInputError: content that a role cannot have, an unknown audio id, or no question.
     """
-    instructions, items = [], []
+    instructions, items, left_s = [], [], max_audio_s
     for n, message in enumerate(messages):
         at = f"messages[{n}]"
         if message.role in ("system", "developer"):
-            instructions += [part.text for part in _parts(message, at, max_audio_s, spoken=False)]
+            instructions += [part.text for part in _parts(message, at, left_s, spoken=False)]
             continue
-        items += _items(message, at, said_before, max_audio_s)
+        found = _items(message, at, said_before, left_s)
+        left_s -= sum(p.duration_s for i in found for p in i.parts if isinstance(p, AudioPart))
+        items += found
     if not items:
         raise BadInputError("There is no message to answer.")
     return "\n\n".join(instructions), tuple(items)
@@ -198,5 +201,7 @@ def _parts(
             data = binascii.a2b_base64(part.input_audio.data, strict_mode=True)
         except (binascii.Error, ValueError):
             raise BadInputError(f"{at}: input_audio.data is not base64.") from None
-        parts.append(read_audio(data, max_s=max_audio_s))
+        audio = read_audio(data, max_s=max_audio_s)
+        max_audio_s -= audio.duration_s
+        parts.append(audio)
     return parts

@@ -21,7 +21,7 @@ from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS
 from sglang_live.gateway.chat_forms import ChatForm, history_of, read_chat
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.http_body import read_body
+from sglang_live.gateway.http_body import first_of, read_body, while_connected
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model, voice_of
@@ -89,12 +89,10 @@ class ChatRoute:
             answer = _Answer(form, self._orchestrator.model_name)
             events = self._events(turn)
             if form.stream:
-                first = await anext(events)
+                first = await while_connected(request, first_of(events))
                 chunks = self._chunks(answer, first, events)
                 return StreamingResponse(chunks, media_type="text/event-stream")
-            async with aclosing(events):
-                async for event in events:
-                    answer.take(event)
+            await while_connected(request, answer.take_all(events))
             return JSONResponse(self._whole(answer))
         except LiveError as error:
             return error_response(error)
@@ -210,6 +208,11 @@ class _Answer:
         _, encoder = FORMATS["pcm" if name == "pcm16" else name]
         file = encoder()
         return file.push(b"".join(self.pcm)) + file.finish()
+
+    async def take_all(self, events: AsyncIterator[TurnEvent]) -> None:
+        async with aclosing(events):
+            async for event in events:
+                self.take(event)
 
     def take(self, event: TurnEvent) -> None:
         match event:

@@ -17,8 +17,9 @@ from sglang_live.gateway.realtime_events import SessionForm
 
 _PREFIX = "ek_"
 _RANDOM_BYTES = 24
-# Each holds its settings: a loop that asks for secrets must not fill the memory.
-_MOST = 10_000
+# Each holds its settings: a loop that asks for secrets must not fill the memory, nor take all
+# that others may have.
+_MOST, _MOST_OF_ONE = 10_000, 1_000
 
 
 class ExpiryForm(Struct):
@@ -56,6 +57,8 @@ class ClientSecrets:
         self._secrets = {v: s for v, s in self._secrets.items() if s.expires_at_s > now_s}
         if len(self._secrets) >= _MOST:
             raise CapacityError(f"full: {_MOST} client secrets", retry_after_s=60)
+        if sum(secret.owner == owner for secret in self._secrets.values()) >= _MOST_OF_ONE:
+            raise CapacityError(f"{_MOST_OF_ONE} client secrets of one key", retry_after_s=60)
         seconds = (form.expires_after or ExpiryForm()).seconds
         value = _PREFIX + token_urlsafe(_RANDOM_BYTES)
         secret = ClientSecret(value, now_s + seconds, owner, form.session)

@@ -13,7 +13,7 @@ from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.services import RealtimeServices
 from sglang_live.gateway.session_config import first_config
 
-_MAX_BODY_BYTES = 1 << 20
+_MAX_BODY_BYTES = 1 << 16
 
 
 class ClientSecretsRoute:

@@ -5,6 +5,7 @@ Owner: one Conversation per connection. Emits nothing; those who change it repor
 
 from collections.abc import Collection
 
+from sglang_live.gateway.call_item import CallItem
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.items import Item
@@ -21,6 +22,10 @@ ROOT = "root"
 
 
 class Conversation:
+    """promised_id: of an item that is to come; nobody else may have it."""
+
+    promised_id: str | None = None
+
     def __init__(self, max_bytes: int):
         self.id = new_id("conv")
         self._max_bytes = max_bytes
@@ -49,7 +54,7 @@ class Conversation:
 
     def check_insert(self, item_id: str | None, after_id: str | None) -> None:
         """Raises ClientEventError for a duplicate id or an unknown place."""
-        if item_id in self._by_id:
+        if item_id is not None and item_id in (*self._by_id, self.promised_id):
             raise ClientEventError(
                 f"Error adding item: an item with id '{item_id}' already exists.",
                 code="item_create_duplicate_item_id",
@@ -88,6 +93,7 @@ class Conversation:
         return self._items[at - 1].id if at else None
 
     def delete(self, item: Item) -> None:
+        item.has_left = True
         del self._by_id[item.id]
         self._total_bytes -= self._bytes_by_id.pop(item.id)
         self._items.remove(item)
@@ -106,6 +112,14 @@ class Conversation:
         """The items that the model now sees under these keys, in order."""
         keys = frozenset(keys)
         return [item for item in self._items if (seen := item.history()) and seen.key in keys]
+
+    def calls_with(self, item: Item) -> list[Item]:
+        """The calls that the model made in the same breath, which the item stands for."""
+        if (seen := item.history()) is None or not isinstance(item, ReplyItem | CallItem):
+            return []
+        calls = [call for call in self._items if isinstance(call, CallItem)]
+        carried = [call for call in calls if call.carried_by is item and call.history() is None]
+        return carried if seen.token_ids is not None else []
 
     def history(self) -> tuple[HistoryItem, ...]:
         """All items with something to see, in order."""

@@ -40,6 +40,9 @@ class ConversationEvents:
         before = self.conversation.insert(item, after_id)
         for kind in ("added", "done"):
             self._emit(f"conversation.item.{kind}", previous_item_id=before, item=item.to_wire())
+        self.drop_oldest_if_full()
+
+    def drop_oldest_if_full(self) -> None:
         for item_id in self.conversation.drop_oldest_if_full():
             self._report_dropped(item_id, "full")
 
@@ -50,8 +53,10 @@ class ConversationEvents:
             lane: the response whose turn did so. Its response.done comes before their events.
         """
         for item in self.conversation.seen_as(keys) if keys else ():
-            self.conversation.delete(item)
-            self._report_dropped(item.id, "window", lane)
+            # Calls went with the words that carried them: they must not be told again.
+            for gone in (item, *self.conversation.calls_with(item)):
+                self.conversation.delete(gone)
+                self._report_dropped(gone.id, "window", lane)
 
     def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
         self.conversation.check_insert(event.item.id, event.previous_item_id)

@@ -23,6 +23,10 @@ from sglang_live.gateway.realtime_events import (
 )
 from sglang_live.orchestrator.history import HistoryItem, TextPart
 
+# Of one item. More than any model reads, and little enough to be told back to the client.
+MAX_TEXT_CHARACTERS = 1 << 20
+_MAX_PARTS = 256
+
 _CONTENT_OF_ROLE = {
     "system": ("input_text",),
     "user": ("input_text", "input_audio"),
@@ -40,17 +44,38 @@ def build_item(form: ItemForm, audio_format: WireFormat, *, max_bytes: int, path
         ClientEventError: unknown role, or content that the role cannot have.
     """
     item_id = form.id or new_id("item")
+    check_text(_characters(form), path)
     if isinstance(form, FunctionCallForm):
         return _function_call(item_id, form)
     if isinstance(form, FunctionCallOutputForm):
         return _function_call_output(item_id, form)
     if form.role not in _CONTENT_OF_ROLE:
         raise ClientEventError(f"Unknown role {form.role!r}.", param=f"{path}.role")
+    if len(form.content) > _MAX_PARTS:
+        raise ClientEventError(f"At most {_MAX_PARTS} parts.", param=f"{path}.content")
     content = [
         _content(part, form, audio_format, max_bytes=max_bytes, path=f"{path}.content[{index}]")
         for index, part in enumerate(form.content)
     ]
     return MessageItem(item_id, form.role, content)
+
+
+def check_text(n_characters: int, path: str) -> None:
+    """Raises ClientEventError: more than MAX_TEXT_CHARACTERS."""
+    if n_characters > MAX_TEXT_CHARACTERS:
+        raise ClientEventError(
+            f"{n_characters} characters of text: at most {MAX_TEXT_CHARACTERS}.",
+            code="text_too_large",
+            param=path,
+        )
+
+
+def _characters(form: ItemForm) -> int:
+    if isinstance(form, FunctionCallForm):
+        return len(form.name) + len(form.arguments)
+    if isinstance(form, FunctionCallOutputForm):
+        return len(form.output)
+    return sum(len(part.text or "") + len(part.transcript or "") for part in form.content)
 
 
 def _content(

@@ -59,9 +59,13 @@ class AudioContent:
 
 
 class Item:
-    """What all items have. `to_wire(audio_format)` includes audio only when given a format."""
+    """What all items have. `to_wire(audio_format)` includes audio only when given a format.
+
+    has_left: the conversation holds it no more.
+    """
 
     id: str
+    has_left: bool = False
 
     def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
         raise NotImplementedError

@@ -29,7 +29,7 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-_OPEN_SESSION = "/open_session"
+_OPEN_SESSION, _ABORT = "/open_session", "/abort_request"
 # An explicit list: SGLang also serves routes that load weights, profile or stop the engine.
 ROUTES: Mapping[str, tuple[str, ...]] = {
     "/generate": ("POST", "PUT"),
@@ -45,7 +45,7 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     "/flush_cache": ("GET", "POST"),
     _OPEN_SESSION: ("GET", "POST"),
     "/close_session": ("GET", "POST"),
-    "/abort_request": ("POST",),
+    _ABORT: ("POST",),
 }
 # Those by which a model answers: they count as answers.
 ANSWERING = ("/generate", "/v1/chat/completions", "/v1/completions")
@@ -138,6 +138,8 @@ class NativeProxy:
             raise BadInputError(f"Invalid JSON: {error}") from None
         if request.url.path in _MODEL_ROUTES:
             self._check_model(body)
+        if request.url.path == _ABORT and isinstance(body, dict) and body.get("abort_all"):
+            raise BadInputError("abort_all would end the answers of everybody: name a rid.")
         retention = None
         if request.url.path == _OPEN_SESSION:
             retention = take_retention(body, self._config.retention)

@@ -1,14 +1,15 @@
 """Server events on their way to one client: ordered, numbered, bounded.
 
 In: events, from any task, never blocking. Out: text frames, one at a time.
-Owner: one Outbox per connection. A client that stops reading fills it; then nothing more is
-kept and `overflowed` is set, for the connection to end.
+Owner: one Outbox per connection. A client that stops reading fills it, or takes one frame for
+ever; until_lost() says so, for the connection to end.
 
 The events of a response form a lane. A lane can be held, so that other events overtake it, and
 its audio can be discarded; what the network has taken is gone either way.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -18,7 +19,13 @@ import orjson
 
 from sglang_live.gateway.ids import new_id
 
+log = logging.getLogger(__name__)
+
 OnSent = Callable[[], None]
+
+# A frame that leaves for so long, or twice that, has nobody at the other end. The network itself
+# notices only if nothing is on its way: a phone without signal would keep its session for hours.
+_PATIENCE_S = 15.0
 
 
 class Emit(Protocol):
@@ -50,8 +57,14 @@ class _Frame:
 
 
 class Outbox:
-    def __init__(self, send: Callable[[str], Awaitable[None]], limit_bytes: int):
-        self._send = send
+    def __init__(
+        self,
+        send: Callable[[str], Awaitable[None]],
+        limit_bytes: int,
+        patience_s: float = _PATIENCE_S,
+    ):
+        self._send, self._patience_s = send, patience_s
+        self._sending: int | None = None  # number of the frame that is leaving
         self._limit_bytes = limit_bytes
         self._frames: deque[_Frame] = deque()
         self._held: dict[str, deque[_Frame]] = {}
@@ -114,12 +127,37 @@ class Outbox:
         self._closing = True
         self._more.set()
 
+    async def until_lost(self) -> str:
+        """Wait until the client does not take what it is sent. Returns how that shows."""
+        while not self.overflowed.is_set():
+            leaving = self._sending
+            try:
+                async with asyncio.timeout(self._patience_s):
+                    await self.overflowed.wait()
+            except TimeoutError:
+                if leaving is not None and leaving == self._sending:
+                    return "stalled"
+        return "slow_reader"
+
     async def drain(self) -> None:
-        """Send until close(). Errors of the network end it."""
+        """Send until close(), or until the network fails.
+
+        Raises:
+            Exception: of an on_sent.
+        """
+        n_sent = 0
         while True:
             while self._frames:
                 frame = self._frames.popleft()
-                await self._send(frame.data.decode())
+                self._sending = n_sent
+                try:
+                    await self._send(frame.data.decode())
+                except Exception as error:  # whatever a socket says when its client has gone
+                    log.debug("send_failed error=%r", error)
+                    return
+                finally:
+                    self._sending = None
+                n_sent += 1
                 self._pending_bytes -= len(frame.data)
                 if frame.on_sent:
                     frame.on_sent()

@@ -99,18 +99,23 @@ class RealtimeConnection:
         call = Call(session, self._outbox, self._services, self._preset, self._owner)
         call.greet()
         reader = asyncio.create_task(self._read(call))
-        overflow = asyncio.create_task(self._outbox.overflowed.wait())
+        lost = asyncio.create_task(self._outbox.until_lost())
         try:
-            await asyncio.wait({reader, sender, overflow}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({reader, sender, lost}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (reader, sender, overflow):
+            for task in (reader, sender, lost):
                 task.cancel()
             await call.close()
-            await _end(reader, sender, overflow)
-        if self._outbox.overflowed.is_set():
-            self._metrics.clients_dropped.labels("slow_reader").inc()
-            log.warning("client_dropped session=%s reason=slow_reader", self.session_id)
+            await _end(reader, sender, lost)
+        if not lost.cancelled():
+            self._metrics.clients_dropped.labels(lost.result()).inc()
+            log.warning("client_dropped session=%s reason=%s", self.session_id, lost.result())
             await self._close(CLOSE_POLICY_VIOLATION, "client does not read")
+        elif not sender.cancelled() and (error := sender.exception()):
+            # What is told of sent audio went wrong, which is a bug; the network never ends it so.
+            self._metrics.errors.labels(internal_error().code).inc()
+            log.error("sender_crashed session=%s", self.session_id, exc_info=error)
+            await self._close(CLOSE_INTERNAL_ERROR, internal_error().code)
 
     async def _read(self, call: Call) -> None:
         while True:

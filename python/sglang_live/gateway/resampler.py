@@ -6,7 +6,7 @@ Why not soxr's stream: it holds back up to 37 ms (24 to 16 kHz) or 115 ms (8 to 
 audio, all of which would be added to the time until the caller hears an answer.
 """
 
-from functools import cache
+from functools import lru_cache
 from math import gcd
 
 import numpy as np
@@ -92,7 +92,7 @@ def to_int16(samples: np.ndarray) -> np.ndarray:
     return np.clip(np.rint(samples), -32768, 32767).astype(np.int16)
 
 
-@cache
+@lru_cache(maxsize=16)  # the protocol has few rates
 def _polyphase_taps(up: int, down: int) -> np.ndarray:
     """Kaiser-windowed sinc, [up, 2 * reach] float32; rows sum to one so that DC passes exactly."""
     widen = max(1.0, down / up)  # below the input rate the filter gets longer

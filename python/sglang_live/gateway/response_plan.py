@@ -15,6 +15,7 @@ from sglang_live.gateway.session_config import SessionConfig, common_changes, ou
 from sglang_live.gateway.tool_calls import check_tools
 
 _MAX_METADATA_KEYS = 16
+_MAX_METADATA_KEY, _MAX_METADATA_VALUE = 64, 512
 
 
 def plan_response(
@@ -37,9 +38,16 @@ def plan_response(
             f"Unknown conversation {form.conversation!r}: auto or none.",
             param="response.conversation",
         )
-    if form.metadata and len(form.metadata) > _MAX_METADATA_KEYS:
+    metadata = form.metadata or {}
+    if len(metadata) > _MAX_METADATA_KEYS:
         raise ClientEventError(
             f"At most {_MAX_METADATA_KEYS} metadata keys.", param="response.metadata"
+        )
+    if any(len(k) > _MAX_METADATA_KEY or len(v) > _MAX_METADATA_VALUE for k, v in metadata.items()):
+        raise ClientEventError(
+            f"Metadata keys have at most {_MAX_METADATA_KEY} characters, values "
+            f"{_MAX_METADATA_VALUE}.",
+            param="response.metadata",
         )
     # Explicit nulls fall back to the session's values.
     changes = common_changes(form, config, path="response")

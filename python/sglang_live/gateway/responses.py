@@ -188,6 +188,7 @@ class Responses:
         self.nobody_waits.set()
         self.monitor.response_done(run.answer.reply, run.writer.status)
         self.playout.check_all_sent(run.answer)
+        self.items.drop_oldest_if_full()
         self.on_done(self._playout_left_s(run))
         if self._queued:
             plan, self._queued = self._queued, None

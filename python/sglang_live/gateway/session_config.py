@@ -14,6 +14,7 @@ from msgspec import UNSET
 from sglang_live.gateway.audio_codec import FORMATS, PCM, WireFormat
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.item_forms import check_text
 from sglang_live.gateway.realtime_events import (
     AudioInputForm,
     AudioOutputForm,
@@ -159,7 +160,7 @@ def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str
     """The keys that session.update and response.create share, as changes of a SessionConfig."""
     checks = {
         "output_modalities": _modalities,
-        "instructions": _as_is,
+        "instructions": _instructions,
         "tools": _tools,
         "tool_choice": _tool_choice,
         "max_output_tokens": _max_output_tokens,
@@ -274,6 +275,11 @@ def _check_can_echo(value: dict[str, Any], path: str) -> None:
         orjson.dumps(deeper)
     except TypeError as error:  # too deep, or a number JSON writers cannot hold
         raise ClientEventError(f"Cannot be represented: {error}.", param=path) from None
+
+
+def _instructions(value: str, path: str) -> str:
+    check_text(len(value), path)
+    return value
 
 
 def _as_is(value: Any, path: str) -> Any:

@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 import msgspec
 import orjson
 from msgspec import Meta, Struct
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS, Encoder
-from sglang_live.gateway.http_body import read_body
+from sglang_live.gateway.http_body import first_of, read_body, while_connected
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model, voice_of
@@ -59,9 +59,11 @@ class SpeechRoute:
             media_type, encoder = FORMATS[form.response_format]
             audio = self._speak(form)
             # What fails before there is a sound is told as an error, not as a broken file.
-            first = await anext(audio, b"")
+            first = await while_connected(request, first_of(audio)) or b""
         except LiveError as error:
             return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
         data = _file(first, audio, encoder())
         if form.stream_format == "sse":
             data, media_type = _events(data), "text/event-stream"

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import orjson
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.http_body import bounded, first_of, while_connected
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model
@@ -48,16 +49,17 @@ class TranscriptionRoute:
             pieces = self._write_down(wish)
             if wish.streamed:
                 # What fails before there is a word is told as an error.
-                first = await anext(pieces)
+                first = await while_connected(request, first_of(pieces))
                 return StreamingResponse(_events(first, pieces), media_type="text/event-stream")
-            return _whole(wish, [piece async for piece in pieces])
+            return _whole(wish, await while_connected(request, _all_of(pieces)))
         except LiveError as error:
             return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
 
     async def _read(self, request: Request) -> _Wish:
-        limit = self._config.max_body_bytes
-        if int(request.headers.get("content-length") or 0) > limit:
-            raise BadInputError(f"A request may have {limit} bytes.")
+        # The parser spools files to disk, whatever their length.
+        request = bounded(request, self._config.max_body_bytes)
         try:
             # One part above all is the file; the others are words.
             async with request.form(max_files=1, max_fields=32) as form:
@@ -73,10 +75,7 @@ class TranscriptionRoute:
         shape = _word(form, "response_format") or "json"
         if shape not in FORMATS:
             raise BadInputError(f"Unknown response_format {shape!r}: {', '.join(FORMATS)}.")
-        # Bounded by the form itself: the parser has spooled it to disk.
-        data = await file.read(self._config.max_body_bytes + 1)
-        if len(data) > self._config.max_body_bytes:
-            raise BadInputError(f"A file may have {self._config.max_body_bytes} bytes.")
+        data = await file.read()
         return _Wish(
             audio=await asyncio.to_thread(read_audio, data, max_s=self._config.max_input_audio_s),
             language=_word(form, "language"),
@@ -98,6 +97,11 @@ class TranscriptionRoute:
             async with aclosing(made):
                 async for piece in made:
                     yield piece
+
+
+async def _all_of(pieces: AsyncIterator[str | Usage]) -> list[str | Usage]:
+    async with aclosing(pieces):
+        return [piece async for piece in pieces]
 
 
 def _whole(wish: _Wish, pieces: list[str | Usage]) -> Response:

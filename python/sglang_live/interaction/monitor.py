@@ -22,6 +22,8 @@ REPORT_TOLERANCE_S = 0.08
 # A caller's next word cannot be foretold to less than this.
 OUTLOOK_TOLERANCE_S = 0.5
 _SENT_EVERY_S = 0.2
+# An encoder holds back so much at most until there is more.
+_HELD_BACK_S = 0.05
 # A client may ask for answer after answer and play them one by one.
 _MAX_REPLIES = 16
 
@@ -31,12 +33,14 @@ class Reply:
     """The audio of one response in the conversation.
 
     generated_s: audio the stages delivered, sent or not.
+    unsent_since_s: when the first of it came that the network has not taken.
     retired: too old to change anything.
     """
 
     response_id: str
     playback: PlaybackClock
     generated_s: float = 0.0
+    unsent_since_s: float = 0.0
     retired: bool = False
     was_playing: bool = False
     was_over: bool = False
@@ -141,6 +145,8 @@ class SessionMonitor:
             self._turn = None
 
     def generated(self, reply: Reply, duration_s: float) -> None:
+        if reply.generated_s <= reply.playback.sent_s + _HELD_BACK_S:
+            reply.unsent_since_s = self._clock.now_s()
         reply.generated_s += duration_s
 
     def sent(self, reply: Reply, duration_s: float) -> None:
@@ -150,13 +156,15 @@ class SessionMonitor:
         if begins:
             self._note("first_audio", reply)
         silent_s, n_underruns = playback.underrun_s, playback.underruns
+        dry_at_s = playback.dry_at_s if not begins else now_s
         playback.sent(duration_s, now_s)
         self._metrics.audio_sent_s.inc(duration_s)
         if playback.underruns > n_underruns:
             silent_s = playback.underrun_s - silent_s
             self._metrics.underruns.inc()
             self._metrics.underrun_s.inc(silent_s)
-            self._session.report_underrun(silent_s)
+            # What was there and did not leave is the network's: others are not served worse.
+            self._session.report_underrun(min(silent_s, max(0.0, reply.unsent_since_s - dry_at_s)))
             self._note("underrun", reply, silent_s=silent_s)
         if now_s - reply.logged_s >= _SENT_EVERY_S:
             self._note_sent(reply, now_s)

@@ -6,7 +6,7 @@ from contextlib import aclosing
 
 from sglang_live.capacity.control import Capacity, CapacityControl
 from sglang_live.clock import Clock
-from sglang_live.errors import BadInputError, StageUnavailableError
+from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import AudioDelta, TurnDone, TurnEvent, TurnRequest
@@ -23,6 +23,42 @@ log = logging.getLogger(__name__)
 STAGES = ("thinker", "talker", "vocoder")
 
 
+class _TurnBeat:
+    """What admission learns of one turn: when it sounded, and whether it went on without gaps."""
+
+    def __init__(self, capacity: CapacityControl, session_id: str, turn: TurnRequest | None):
+        self._capacity, self._session_id = capacity, session_id
+        self._due: int | None = None
+        self._sounded, self._gap_s = False, 0.0
+        if turn is not None and turn.wants_audio:
+            may_be_silent = bool(turn.tools.functions)
+            self._due = capacity.first_packet_due(session_id, must_come=not may_be_silent)
+
+    def sounds(self) -> None:
+        if self._due is not None:
+            self._capacity.came(self._due)
+            self._due, self._sounded = None, True
+
+    def gap(self, silent_s: float) -> None:
+        self._gap_s = max(self._gap_s, silent_s)
+
+    def nobody_waits(self) -> None:
+        if self._due is not None:
+            self._capacity.gone(self._due)
+            self._due = None
+
+    def failed(self) -> None:
+        if self._due is not None:
+            self._capacity.failed(self._due)
+            self._due = None
+
+    def over(self) -> None:
+        self.nobody_waits()
+        if self._sounded:
+            self._sounded = False
+            self._capacity.flowed(self._session_id, self._gap_s)
+
+
 class LiveSession:
     """One caller. See orchestrator/session.py for the contract."""
 
@@ -32,6 +68,7 @@ class LiveSession:
         self._links = StageLinks.to(replicas, session_id, owner.head_starts)
         self._busy = self._closed = False
         self._steering: Steering | None = None  # of the running turn, until its last event
+        self._beat = _TurnBeat(owner.capacity, session_id, None)  # of the latest turn
         self._interrupts = FIRST_INTERRUPTS
         self._watcher: OnNote | None = None
 
@@ -51,21 +88,25 @@ class LiveSession:
         steering = Steering(self._owner.policies, self._owner.clock, self._interrupts, watcher)
         if not turn.stateless:
             self._steering = steering
-        capacity = self._owner.capacity
-        first_packet = capacity.first_packet_due() if turn.wants_audio else None
+        beat = _TurnBeat(self._owner.capacity, self.session_id, turn)
+        if not turn.stateless:
+            self._beat = beat
         try:
             async with aclosing(run_turn(turn, links, trace, steering)) as events:
                 async for event in events:
-                    if first_packet is not None and isinstance(event, AudioDelta):
-                        capacity.came(first_packet)
-                        first_packet = None
+                    if isinstance(event, AudioDelta):
+                        beat.sounds()
                     if isinstance(event, TurnDone):
                         self._log_done(event, trace)
                         self._let_go_of(steering)
                     yield event
+        except BadInputError:
+            raise
+        except LiveError:
+            beat.failed()
+            raise
         finally:
-            if first_packet is not None:
-                capacity.gone(first_packet)
+            beat.over()
             self._let_go_of(steering)
             if not turn.stateless:
                 self._busy = False
@@ -75,7 +116,10 @@ class LiveSession:
         self._watcher = on_note
 
     def interrupt(self) -> bool:
-        return self._steering is not None and self._steering.interrupt()
+        if self._steering is None or not self._steering.interrupt():
+            return False
+        self._beat.nobody_waits()
+        return True
 
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
         self._interrupts = interrupts
@@ -83,7 +127,7 @@ class LiveSession:
             self._steering.heard(heard_s, playing, interrupts)
 
     def report_underrun(self, silent_s: float) -> None:
-        self._owner.capacity.gap(silent_s)
+        self._beat.gap(silent_s)
 
     def report_speech(self) -> None:
         if self._owner.policies:

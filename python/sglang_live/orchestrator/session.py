@@ -45,7 +45,8 @@ class VoiceSession(Protocol):
         ...
 
     def report_underrun(self, silent_s: float) -> None:
-        """The listener had nothing to hear for so long, in the middle of an answer."""
+        """In the middle of an answer the listener had nothing to hear for so long, because the
+        stages had delivered nothing."""
         ...
 
     def report_speech(self) -> None:

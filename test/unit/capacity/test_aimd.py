@@ -7,72 +7,118 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.capacity.aimd import Aimd, AimdConfig
+from sglang_live.capacity.beats import Verdict
+
+NOTHING = Verdict(None)
+
+
+def took(share: float, n_late_sessions: int = 5) -> Verdict:
+    return Verdict(share, n_late_sessions)
 
 
 def test_it_rises_by_half_of_the_slack_that_is_left():
     aimd = Aimd(AimdConfig(first=40))
-    aimd.window(0.5, n_sessions=40)
+    aimd.window(took(0.5), n_sessions=40)
     assert aimd.limit == 50
-    aimd.window(0.9, n_sessions=50)
+    aimd.window(took(0.9), n_sessions=50)
     assert aimd.limit == 52
-    aimd.window(0.99, n_sessions=52)
+    aimd.window(took(0.99), n_sessions=52)
     assert aimd.limit == 53
 
 
-@pytest.mark.parametrize("share", [0.1, None])
-def test_it_stays_while_it_is_not_reached(share):
+@pytest.mark.parametrize("verdict", [took(0.1), NOTHING])
+def test_it_stays_while_it_is_not_reached(verdict):
     aimd = Aimd(AimdConfig(first=40))
-    aimd.window(share, n_sessions=39)
+    aimd.window(verdict, n_sessions=39)
     assert aimd.limit == 40
 
 
 def test_where_nothing_was_due_it_rises_one_by_one():
     aimd = Aimd(AimdConfig(first=40))
-    aimd.window(None, n_sessions=40)
+    aimd.window(NOTHING, n_sessions=40)
     assert aimd.limit == 41
 
 
 def test_it_falls_below_the_sessions_that_were_too_many():
     aimd = Aimd(AimdConfig(first=40))
-    aimd.window(1.1, n_sessions=30)
+    aimd.window(took(1.1), n_sessions=30)
     assert aimd.limit == 27
-    aimd.window(3.0, n_sessions=29)  # they are still there
+    aimd.window(took(3.0), n_sessions=29)  # they are still there
     assert aimd.limit == 27
-    aimd.window(1.1, n_sessions=27)
+    aimd.window(took(1.1), n_sessions=27)
     assert aimd.limit == 24
 
 
-def test_once_slack_ran_out_it_rises_one_by_one():
+def test_one_caller_who_is_served_late_says_nothing_of_the_others():
     aimd = Aimd(AimdConfig(first=40))
-    aimd.window(1.1, n_sessions=40)
-    aimd.window(0.1, n_sessions=36)
-    assert aimd.limit == 37
+    aimd.window(took(9.0, n_late_sessions=1), n_sessions=30)
+    assert aimd.limit == 40
 
 
-def test_one_caller_alone_is_never_too_many():
-    aimd = Aimd(AimdConfig(first=4))
-    aimd.window(9.0, n_sessions=1)
+def test_what_passes_says_nothing_of_how_many_were_in_time_before():
+    aimd = Aimd(AimdConfig(first=40, passing=3))
+    aimd.window(took(0.5), n_sessions=38)
+    for _ in range(2):
+        aimd.window(took(9.0), n_sessions=10)
+    assert aimd.limit == 40
+    aimd.window(took(0.5), n_sessions=10)
+    for _ in range(2):
+        aimd.window(took(9.0), n_sessions=10)
+    assert aimd.limit == 40
+    aimd.window(took(9.0), n_sessions=10)  # it does not pass
+    assert aimd.limit == 9
+
+
+def test_where_a_quiet_server_is_late_more_than_that_is_late():
+    """On a slow machine, or with prompts that are long for all."""
+    aimd = Aimd(AimdConfig(first=4, slack=1.5))
+    aimd.window(took(2.0, n_late_sessions=1), n_sessions=1)
+    for n_sessions in range(2, 5):
+        aimd.window(took(2.9), n_sessions)
+    assert aimd.limit == 5
+    aimd.window(took(3.1), n_sessions=5)
     assert aimd.limit == 4
-    aimd.window(9.0, n_sessions=2)
-    assert aimd.limit == 1
+
+
+def test_there_may_always_be_a_few():
+    aimd = Aimd(AimdConfig(first=3, least=2))
+    aimd.window(took(0.5), n_sessions=1)
+    for _ in range(10):
+        aimd.window(took(9.0), n_sessions=aimd.limit)
+    assert aimd.limit == 2
+
+
+def test_once_slack_ran_out_it_rises_one_by_one_and_after_a_while_as_at_first():
+    aimd = Aimd(AimdConfig(first=40, forgets=10))
+    aimd.window(took(0.1), n_sessions=20)
+    aimd.window(took(1.1), n_sessions=40)
+    limits = []
+    for _ in range(12):
+        aimd.window(took(0.1), n_sessions=aimd.limit)
+        limits.append(aimd.limit)
+    assert limits[:10] == [*range(37, 47)]
+    assert limits[10] == 46 + int(46 * 0.9 / 2)
 
 
 def test_where_there_are_few_one_more_is_tried_seldom():
     aimd = Aimd(AimdConfig(first=4, probe=20))
-    aimd.window(1.1, n_sessions=4)
+    aimd.window(took(1.1), n_sessions=4)
     limits = []
     for _ in range(12):
-        aimd.window(0.1, n_sessions=aimd.limit)
+        aimd.window(took(0.1), n_sessions=aimd.limit)
         limits.append(aimd.limit)
     assert limits == [3] * 6 + [4] * 5 + [5]
 
 
-@given(st.lists(st.tuples(st.none() | st.floats(0, 50), st.integers(0, 100))))
+VERDICTS = st.just(NOTHING) | st.builds(Verdict, st.floats(0, 50), st.integers(0, 9))
+
+
+@given(st.lists(st.tuples(VERDICTS, st.integers(0, 100))))
 def test_somebody_may_always_come(windows):
     aimd = Aimd()
-    for share, n_sessions in windows:
-        aimd.window(share, n_sessions)
-        assert aimd.limit >= 1
+    for verdict, n_sessions in windows:
+        aimd.window(verdict, n_sessions)
+        assert aimd.limit >= 2
 
 
 @pytest.mark.parametrize("most", [6, 25, 60, 200])
@@ -91,7 +137,7 @@ def test_a_ramp_comes_to_rest_near_the_most_that_can_be_served(most, curve):
         share = n / (most + 0.5)
         if curve == "queue":
             share = 0.2 / max(0.05, 1 - 0.8 * share)
-        aimd.window(share * rng.uniform(0.97, 1.03), n)
+        aimd.window(took(share * rng.uniform(0.97, 1.03)), n)
         peak = max(peak, n)
         if window > 100:
             late.append(n)
@@ -99,9 +145,11 @@ def test_a_ramp_comes_to_rest_near_the_most_that_can_be_served(most, curve):
     assert 0.9 * most - 1 <= sum(late) / len(late) <= 1.05 * most + 1
 
 
-@pytest.mark.parametrize(
-    "bad", [{"target": 0.0}, {"first": 0}, {"increase": 0}, {"probe": 0}, {"decrease": 1.0}]
-)
+_COUNTS = ("first", "least", "increase", "probe", "passing", "forgets")
+_BAD = [{"decrease": 1.0}, {"target": 0.0}, {"slack": 0.9}, *({name: 0} for name in _COUNTS)]
+
+
+@pytest.mark.parametrize("bad", _BAD)
 def test_settings_that_cannot_be_are_refused(bad):
     with pytest.raises(ValueError):
         AimdConfig(**bad)

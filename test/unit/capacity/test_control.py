@@ -24,7 +24,7 @@ class Server:
 
     def turns(self, seconds: float, n: int = 10) -> None:
         """A window of so many, each of which takes so long to its first packet."""
-        due = [self.control.first_packet_due() for _ in range(n)]
+        due = [self.control.first_packet_due(f"s{number}") for number in range(n)]
         self.clock.advance(seconds)
         for beat in due:
             self.control.came(beat)
@@ -64,25 +64,47 @@ def test_late_turns_take_it(server):
     assert server.control.report().n_more == 0
 
 
-def test_gaps_in_answers_count_as_late(server):
+@pytest.mark.parametrize(("gap_s", "limit"), [(0.15, 2), (0.05, 4)])
+def test_gaps_in_answers_count_as_late_if_people_notice(server, gap_s, limit):
     server.let_in(3)
-    for _ in range(10):
-        server.control.gap(0.15)
+    for n in range(10):
+        server.control.flowed(f"s{n}", gap_s)
     server.turns(0.1)
+    assert server.control.report().limit == limit
+
+
+def test_turns_that_fail_are_as_late_as_can_be(server):
+    server.let_in(3)
+    for n in range(10):
+        server.control.failed(server.control.first_packet_due(f"s{n}"))
+    server.clock.advance(5.0)
     assert server.control.report().limit == 2
+    assert server.control.report().share == math.inf
+
+
+def test_who_hung_up_meanwhile_counts_among_those_who_were_too_many(server):
+    server.let_in(4)
+    due = [server.control.first_packet_due(f"s{n}") for n in range(10)]
+    server.clock.advance(0.6)
+    for beat in due:
+        server.control.came(beat)
+    for _ in range(4):
+        server.control.give_back()
+    server.clock.advance(5.0)
+    assert server.control.report().limit == 3
 
 
 def test_a_server_that_answers_nobody_lets_nobody_in(server):
     server.let_in(4)
-    for _ in range(10):
-        server.control.first_packet_due()
+    for n in range(10):
+        server.control.first_packet_due(f"s{n}")
     server.clock.advance(5.0)
     assert server.control.report().limit == 3
 
 
 def test_turns_that_were_given_up_are_not_late(server):
     server.let_in(4)
-    for beat in [server.control.first_packet_due() for _ in range(10)]:
+    for beat in [server.control.first_packet_due("s") for _ in range(10)]:
         server.control.gone(beat)
     server.clock.advance(5.0)
     assert server.control.report().limit == 5
@@ -127,6 +149,19 @@ def test_nor_has_one_that_will_be(server):
     # A second session fills it in half the time.
     assert now.n_more == 0 and "thinker's KV pool would be full in" in now.why
     assert now.pools["thinker"][0] == pytest.approx(server.pools["thinker"])
+
+
+def test_no_more_are_let_in_than_a_pool_that_fills_has_room_for(server):
+    server.let_in(1)
+    for n in range(10):
+        server.pools["talker"] = 0.005 * n
+        server.clock.advance(2.0)
+        now = server.control.report()
+    # 0.0025 of it a second and session: with 12.7 it would be full in half a minute.
+    assert now.n_more == 3
+    server.let_in(3)
+    with pytest.raises(CapacityError, match="can be served in time"):
+        server.control.take()
 
 
 def test_what_is_known_of_pools_is_told(server):

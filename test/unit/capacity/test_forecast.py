@@ -27,7 +27,7 @@ def test_more_sessions_fill_it_sooner():
     forecast = seen((t, 0.1 + 0.001 * t) for t in range(0, 60, 2))
     assert forecast.rate == pytest.approx(0.0001)
     assert forecast.saturates_in_s(20) == pytest.approx(forecast.saturates_in_s(10) / 2)
-    assert forecast.saturates_in_s(0) == math.inf
+    assert forecast.most_sessions(forecast.saturates_in_s(20)) == pytest.approx(20)
 
 
 def test_sessions_that_come_meanwhile_do_not_bend_the_line():
@@ -37,6 +37,12 @@ def test_sessions_that_come_meanwhile_do_not_bend_the_line():
         share += 2 * (1 + t // 10) * 0.0005
     forecast = seen(shares, n_sessions=lambda now_s: 1 + now_s // 10)
     assert forecast.rate == pytest.approx(0.0005)
+
+
+def test_a_pool_that_others_fill_is_foreseen_too():
+    """SGLang's own API has no sessions of ours."""
+    forecast = seen(((t, 0.1 + 0.001 * t) for t in range(0, 60, 2)), n_sessions=lambda now_s: 0)
+    assert forecast.saturates_in_s() == pytest.approx((0.9 - 0.058) / 0.001)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -159,6 +159,7 @@ async def test_clear_while_speaking_starts_over():
         caller.append(tone(500))
         await caller.expect("input_audio_buffer.speech_started")
         caller.send("input_audio_buffer.clear")
+        await caller.expect("input_audio_buffer.speech_stopped")
         await caller.expect("input_audio_buffer.cleared")
         caller.append(SILENCE_1S)
         assert await caller.settle() == []
@@ -166,6 +167,29 @@ async def test_clear_while_speaking_starts_over():
         started = await caller.expect("input_audio_buffer.speech_started")
         committed = await caller.find("input_audio_buffer.committed")
         assert started["item_id"] == committed["item_id"]
+        await caller.until("response.done")
+
+
+async def test_switching_detection_off_while_the_caller_speaks_pairs_start_and_stop():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.append(tone(500))
+        started = await caller.expect("input_audio_buffer.speech_started")
+        caller.turn_detection(None)
+        stopped = await caller.expect("input_audio_buffer.speech_stopped")
+        assert stopped["item_id"] == started["item_id"]
+
+
+async def test_nobody_else_gets_the_id_of_the_turn_that_is_being_spoken():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.append(tone(500))
+        started = await caller.expect("input_audio_buffer.speech_started")
+        item = {"id": started["item_id"], "type": "message", "role": "user", "content": []}
+        caller.send("conversation.item.create", item=item)
+        error = (await caller.expect("error"))["error"]
+        assert error["code"] == "item_create_duplicate_item_id"
+        caller.append(SILENCE_1S)
+        committed = await caller.find("input_audio_buffer.committed")
+        assert committed["item_id"] == started["item_id"]
         await caller.until("response.done")
 
 

@@ -1,5 +1,6 @@
 """Chat completions that are spoken."""
 
+import asyncio
 import base64
 import io
 import json
@@ -247,3 +248,27 @@ async def test_a_full_or_broken_server_says_so():
     answer = await ask(failing, stream=True, audio={"voice": "bob", "format": "pcm16"})
     assert answer.json()["error"]["code"] == "stage_unavailable"
     assert failing.session.n_closed == 1
+
+
+async def test_a_client_that_leaves_is_not_answered_any_more():
+    orchestrator = FakeOrchestrator([[TranscriptDelta("Good "), asyncio.Event()]])
+    body = {"messages": [HELLO], "modalities": ["text", "audio"]}
+    async with listening(app_of(orchestrator)) as address:
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            asking = asyncio.create_task(http.post(PATH, json=body))
+            async with asyncio.timeout(5):
+                while not orchestrator.sessions or not orchestrator.session.turns:
+                    await asyncio.sleep(0.01)
+            asking.cancel()
+        await asyncio.wait_for(orchestrator.session.closed.wait(), 5)
+    assert orchestrator.session.n_cancelled == 1
+
+
+async def test_all_messages_together_may_hold_so_much_audio():
+    said = {"type": "input_audio", "input_audio": {"data": clip(250), "format": "wav"}}
+    heard = {"role": "user", "content": [said]}
+    orchestrator = FakeOrchestrator([spoken("Long.", 80)])
+    assert (await ask(orchestrator, heard, heard)).status_code == 200
+    answer = await ask(FakeOrchestrator(), heard, heard, heard)
+    assert answer.status_code == 400
+    assert "longer than" in answer.json()["error"]["message"]

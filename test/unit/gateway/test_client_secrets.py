@@ -99,6 +99,16 @@ def test_they_do_not_fill_the_memory(monkeypatch):
     secrets.make(ClientSecretForm(), owner="k")
 
 
+def test_one_key_does_not_take_all_there_may_be(monkeypatch):
+    monkeypatch.setattr(client_secrets, "_MOST_OF_ONE", 2)
+    secrets = ClientSecrets(lambda: 0.0)
+    for _ in range(2):
+        secrets.make(ClientSecretForm(), owner="k")
+    with pytest.raises(CapacityError, match="of one key"):
+        secrets.make(ClientSecretForm(), owner="k")
+    secrets.make(ClientSecretForm(), owner="other")
+
+
 def test_a_key_has_so_many_calls_and_no_more():
     with TestClient(app(max_sessions_per_key=2)) as client:
         value = secret_of(client)

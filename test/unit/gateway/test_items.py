@@ -10,7 +10,7 @@ from sglang_live.gateway.conversation import Conversation
 from sglang_live.gateway.items import MessageItem
 from sglang_live.orchestrator.history import AudioPart, TextPart
 
-from .fakes import FakeOrchestrator, connected, spoken, tone, types
+from .fakes import FakeOrchestrator, connected, services, spoken, tone, types
 
 
 def message(role: str, *content: dict, **fields) -> dict:
@@ -306,3 +306,34 @@ async def test_deleting_a_running_reply_does_not_disturb_the_response():
         assert "conversation.item.done" not in types(events)
         assert events[-1]["response"]["status"] == "completed"
         assert await history_of(caller, orchestrator) == ()
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        message("user", text("input_text", "x" * 600_000), text("input_text", "y" * 600_000)),
+        {"type": "function_call_output", "call_id": "c", "output": "x" * 1_100_000},
+        message("user", *[text("input_text", "")] * 257),
+    ],
+)
+async def test_an_item_that_is_longer_than_any_model_reads_is_refused(item):
+    """Told back twice, it could be more than a client may leave unread."""
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("conversation.item.create", item=item)
+        await caller.expect("error")
+        caller.update(instructions="x" * 1_100_000)
+        assert (await caller.expect("error"))["error"]["code"] == "text_too_large"
+        assert await caller.settle() == []
+
+
+async def test_replies_alone_do_not_fill_a_conversation():
+    """A client may ask again and again without a word of its own in the conversation."""
+    orchestrator = FakeOrchestrator([spoken("word " * 40, 80) for _ in range(30)])
+    shared = services(orchestrator, max_conversation_bytes=60_000)
+    async with connected(orchestrator, shared) as caller:
+        left = 0
+        for _ in range(30):
+            caller.send("response.create", response={"input": []})
+            await caller.until("response.done")
+            left += types(await caller.settle()).count("conversation.item.deleted")
+        assert 10 < left < 30

@@ -189,6 +189,15 @@ async def test_forbidden_media_and_broken_bodies_never_reach_sglang():
         assert sglang.requests == []
 
 
+async def test_nobody_ends_the_answers_of_others():
+    async with proxied() as (http, sglang):
+        answer = await http.post("/abort_request", json={"rid": "", "abort_all": True})
+        assert answer.status_code == 400
+        assert sglang.requests == []
+        await http.post("/abort_request", json={"rid": "mine"})
+        assert len(sglang.requests) == 1
+
+
 async def test_a_repeated_key_cannot_smuggle_media_past_the_guard():
     async with proxied() as (http, sglang):
         smuggled = b'{"image_data": "file:///etc/passwd", "image_data": "data:,x"}'

@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from sglang_live.gateway.outbox import Outbox
 
 
@@ -91,3 +93,48 @@ async def test_held_audio_counts_as_unread():
     for n in range(3):
         network.emit(n, "a", 0.2, delta="x" * 400)
     assert network.outbox.overflowed.is_set()
+
+
+async def test_a_frame_that_never_leaves_shows_that_nobody_is_there():
+    network = Network()
+    network.outbox = Outbox(network._send, 10_000, patience_s=0.02)
+    network.open.clear()
+    network.emit(1)
+    sending = asyncio.create_task(network.outbox.drain())
+    async with asyncio.timeout(5):
+        assert await network.outbox.until_lost() == "stalled"
+    sending.cancel()
+
+
+async def test_a_network_that_is_only_slow_has_somebody_at_its_end():
+    network = Network()
+    network.outbox = Outbox(network._send, 10_000, patience_s=0.05)
+    sending = asyncio.create_task(network.outbox.drain())
+    lost = asyncio.create_task(network.outbox.until_lost())
+    for n in range(30):
+        network.open.clear()
+        network.emit(n)
+        await asyncio.sleep(0.01)
+        network.open.set()
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.12)  # and nothing to send is no sign either
+    assert network.sent == [*range(30)]
+    assert not lost.done()
+    network.emit(31, fields="x" * 20_000)
+    async with asyncio.timeout(5):
+        assert await lost == "slow_reader"
+    sending.cancel()
+
+
+async def test_a_network_that_fails_ends_it_and_a_bug_of_ours_is_no_such_failure():
+    async def broken(frame: str) -> None:
+        raise ConnectionResetError
+
+    outbox = Outbox(broken, 10_000)
+    outbox.emit("event")
+    await outbox.drain()
+
+    network = Network()
+    network.outbox.emit("event", on_sent=lambda: 1 / 0, n=1)
+    with pytest.raises(ZeroDivisionError):
+        await network.outbox.drain()

@@ -90,6 +90,15 @@ async def test_all_events_of_a_response_carry_its_ids():
         assert len({event["event_id"] for event in events}) == len(events)
 
 
+@pytest.mark.parametrize(
+    "metadata", [{"k" * 65: "v"}, {"k": "v" * 513}, {f"k{n}": "" for n in range(17)}]
+)
+async def test_metadata_is_for_a_few_words(metadata):
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("response.create", response={"metadata": metadata})
+        assert (await caller.expect("error"))["error"]["param"] == "response.metadata"
+
+
 async def test_metadata_comes_back_in_created_and_done():
     async with connected(FakeOrchestrator()) as caller:
         metadata = {"client_event_id": "abc"}

@@ -62,7 +62,60 @@ def test_what_is_no_schema_and_who_is_not_there_is_refused():
     assert refused.value.param == "response.tool_choice"
 
 
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        (5, "no object"),
+        ({"$ref": "http://127.0.0.1:1/schema.json"}, "itself only"),
+        ({"properties": {"town": {"allOf": [{"$ref": "file:///etc/hostname"}]}}}, "itself only"),
+        ({"$dynamicRef": "other#town"}, "itself only"),
+    ],
+)
+def test_a_schema_that_needs_others_is_refused(parameters, why):
+    with pytest.raises(ClientEventError, match=why):
+        check_tools(({**WEATHER, "parameters": parameters},), "auto", path="session")
+
+
 # --- what the model writes ---
+
+
+def with_parameters(**parameters) -> tuple[dict, ...]:
+    return ({"type": "function", "name": "weather", "parameters": parameters},)
+
+
+def test_a_schema_may_refer_to_itself():
+    tools = with_parameters(
+        **{"$defs": {"town": {"type": "string"}}}, properties={"town": {"$ref": "#/$defs/town"}}
+    )
+    check_tools(tools, "auto", path="session")
+    assert read_call(CALL, tools).name == "weather"
+    with pytest.raises(MalformedCallError, match="Arguments of weather"):
+        read_call('{"name": "weather", "arguments": {"town": 5}}', tools)
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/nowhere", "#"])
+def test_a_reference_that_leads_nowhere_makes_no_call(reference):
+    tools = with_parameters(properties={"town": {"$ref": reference, "not": {"$ref": reference}}})
+    with pytest.raises(MalformedCallError):
+        read_call(CALL, tools)
+
+
+@pytest.mark.parametrize(
+    "town",
+    [
+        {"type": "string", "pattern": "^(o+)+$"},
+        {"type": "object", "patternProperties": {"^(o+)+$": {}}, "additionalProperties": False},
+    ],
+)
+def test_a_pattern_that_would_take_for_ever_is_not_matched(town):
+    tools = with_parameters(properties={"town": town, "pattern": {"type": "string"}})
+    check_tools(tools, "auto", path="session")
+    long = "o" * 60 + "!"
+    value = long if town["type"] == "string" else {long: 1}
+    text = json.dumps({"name": "weather", "arguments": {"town": value}})
+    assert read_call(text, tools).name == "weather"
+    with pytest.raises(MalformedCallError):  # a property of that name is none
+        read_call('{"name": "weather", "arguments": {"pattern": 5}}', tools)
 
 
 def test_a_call_that_fits_is_read():
@@ -81,8 +134,8 @@ def test_a_call_that_fits_is_read():
         ("[]", "no name"),
         ('{"name": 7}', "no name"),
         ('{"name": "time", "arguments": {}}', "no function 'time'"),
-        ('{"name": "weather", "arguments": {}}', "'town' is a required property"),
-        ('{"name": "weather", "arguments": {"town": 7}}', "is not of type 'string'"),
+        ('{"name": "weather", "arguments": {}}', r"weather: \$ does not fit 'required'"),
+        ('{"name": "weather", "arguments": {"town": 7}}', r"weather: \$.town does not fit 'type'"),
         ('{"name": "weather", "arguments": [1]}', "not an object"),
         ('{"name": "weather", "arguments": "{"}', "not JSON"),
     ],
@@ -175,6 +228,38 @@ async def test_a_call_outlives_the_words_before_it():
         await caller.until("response.done")
         [seen] = orchestrator.turns[-1].history
         assert "<tool_call>" in seen.parts[0].text and "Rome" in seen.parts[0].text
+
+
+async def test_a_call_outlives_words_that_are_deleted():
+    steps = [TranscriptDelta("One moment.", 2), done(reply=reply_with("One."), calls=(CALL, CALL))]
+    orchestrator = FakeOrchestrator([steps])
+    async with connected(orchestrator) as caller:
+        caller.update(output_modalities=["text"], tools=[WEATHER])
+        caller.send("response.create")
+        events = await caller.until("response.done")
+        message = events[-1]["response"]["output"][0]["id"]
+        caller.send("conversation.item.delete", item_id=message)
+        caller.send("response.create")
+        await caller.until("response.done")
+        told = [seen.parts[0].text for seen in orchestrator.turns[-1].history]
+        assert len(told) == 2 and all("<tool_call>" in text for text in told)
+
+
+async def test_calls_leave_the_window_with_the_words_that_carried_them():
+    words = [TranscriptDelta("One moment.", 2), done(reply=reply_with("One."), calls=(CALL,))]
+    orchestrator = FakeOrchestrator([words, [done("Well.", gone=("reply",))]])
+    async with connected(orchestrator) as caller:
+        caller.update(output_modalities=["text"], tools=[WEATHER])
+        caller.send("response.create")
+        events = await caller.until("response.done")
+        carried = [item["id"] for item in events[-1]["response"]["output"]]
+        caller.send("response.create")
+        await caller.until("response.done")
+        left = [(await caller.expect("conversation.item.deleted"))["item_id"] for _ in carried]
+        assert left == carried
+        caller.send("response.create")
+        await caller.until("response.done")
+        assert not any("<tool_call>" in str(seen.parts) for seen in orchestrator.turns[-1].history)
 
 
 async def test_a_malformed_call_is_an_error_and_not_silence():

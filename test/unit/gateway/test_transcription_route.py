@@ -142,3 +142,38 @@ async def test_the_event_loop_is_free_while_a_long_file_is_read():
     await ask(orchestrator, file_of(60, channels=1))
     ticking.cancel()
     assert ticks > 10
+
+
+async def test_an_upload_without_an_announced_length_is_cut_short():
+    """The parser would write all of it to disk."""
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        while sent < 100_000_000:
+            sent += 50_000
+            yield b"x" * 50_000
+
+    orchestrator = writes("x")
+    transport = httpx.ASGITransport(app_of(orchestrator, max_body_bytes=1_000_000))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        answer = await http.post(PATH, content=endless(), headers=headers)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+    assert sent < 2_000_000
+    assert orchestrator.sessions == []
+
+
+async def test_a_client_that_leaves_is_not_written_down_for():
+    orchestrator = FakeOrchestrator([[TranscriptDelta("A "), asyncio.Event()]])
+    async with listening(app_of(orchestrator)) as address:
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            asking = asyncio.create_task(http.post(PATH, files={"file": ("a.wav", file_of())}))
+            async with asyncio.timeout(5):
+                while not orchestrator.sessions or not orchestrator.session.turns:
+                    await asyncio.sleep(0.01)
+            asking.cancel()
+        await asyncio.wait_for(orchestrator.session.closed.wait(), 5)
+    assert orchestrator.session.n_cancelled == 1

@@ -170,3 +170,33 @@ async def test_server_vad_asks_no_model():
         caller.append(tone(600) + SILENCE_1S)
         await caller.until("response.done")
         assert endpoint.heard == []
+
+
+async def test_a_verdict_after_the_caller_has_hung_up_starts_nothing():
+    """Who says goodbye hangs up at once."""
+    endpoint = FakeEndpoint(0.9)
+    endpoint.may_answer.clear()
+    shared = listening(endpoint)
+    async with connected(shared.orchestrator, shared) as caller:
+        await semantic(caller)
+        caller.append(tone(600) + PAUSE)
+        await asyncio.to_thread(endpoint.asked.wait, 5)
+        caller.send_raw(None)
+        await asyncio.wait_for(shared.orchestrator.session.closed.wait(), 5)
+        endpoint.may_answer.set()
+        while not verdicts(shared, "complete"):
+            await asyncio.sleep(0)
+    assert shared.orchestrator.turns == []
+
+
+async def test_of_a_long_turn_the_model_gets_what_it_hears():
+    endpoint = FakeEndpoint(0.9)
+    shared = listening(endpoint)
+    async with connected(shared.orchestrator, shared) as caller:
+        await semantic(caller)
+        caller.append(tone(12_000) + PAUSE)
+        await caller.until("response.done")
+        [heard] = endpoint.heard
+        assert len(heard) == 8 * 16_000
+        [turn] = shared.orchestrator.turns
+        assert turn.history[0].parts[0].duration_s > 12

@@ -191,13 +191,27 @@ async def test_seconds_are_counted_when_nothing_can_change_them_any_more(world):
 
 async def test_a_listener_who_waited_is_counted(world):
     reply = world.answer()
-    world.monitor.sent(reply, 0.2)
-    await world.advance(0.7)
-    world.monitor.sent(reply, 0.2)
+    for _ in range(2):
+        world.monitor.generated(reply, 0.2)
+        world.monitor.sent(reply, 0.2)
+        await world.advance(0.7)
     assert world.value("underruns_total") == 1
     assert world.value("underrun_seconds_total") == pytest.approx(0.5)
     assert world.stages.underruns == [0.5]
     assert world.events("underrun")[0]["silent_s"] == 0.5
+
+
+async def test_of_a_gap_the_stages_hear_what_was_theirs(world):
+    """What had come and did not leave was the network's."""
+    reply = world.answer()
+    world.monitor.generated(reply, 0.2)
+    world.monitor.sent(reply, 0.2)
+    await world.advance(0.3)
+    world.monitor.generated(reply, 0.2)  # 0.1 s late
+    await world.advance(0.4)
+    world.monitor.sent(reply, 0.2)
+    assert world.value("underrun_seconds_total") == pytest.approx(0.5)
+    assert world.stages.underruns == [0.1]
 
 
 async def test_a_clients_cut_ends_playback_of_a_finished_answer_but_not_of_a_running_one(world):

@@ -1,6 +1,7 @@
 """Sessions: how many, on which replicas, and what closing one does."""
 
 import asyncio
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,12 @@ import pytest
 from sglang_live.errors import (
     BadInputError,
     CapacityError,
+    LiveError,
     StageFailedError,
     StageUnavailableError,
 )
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.history import TurnDone
+from sglang_live.orchestrator.history import AudioDelta, TurnDone
 
 from .fakes import ask, user
 
@@ -177,24 +179,49 @@ async def test_without_its_thinker_no_native_session_is_bounded(world):
         await world.orchestrator.bound_native("native", BOUND)
 
 
-async def test_admission_learns_from_first_packets(world_of):
+def verdict(world) -> float | None:
+    """Of all beats since the last time."""
+    world.clock.advance(60)
+    return world.orchestrator.capacity.report().share
+
+
+async def test_admission_learns_from_first_packets_and_gaps(world_of):
     world = await world_of(policies=("admission",))
-    capacity, clock = world.orchestrator.capacity, world.clock
-    assert capacity.report().share is None
+    assert verdict(world) is None
     session = await world.orchestrator.open_session("caller")
-    await done(session, ask("spoken", user("u1", "hi")))
-    clock.advance(60)
-    assert capacity.report().share == 0.0  # the clock stood still
-    await done(session, replace(ask("written", user("u2", "hi")), wants_audio=False))
-    events = session.respond(ask("left", user("u3", "hi")))
+    await done(session, replace(ask("written", user("u1", "hi")), wants_audio=False))
+    assert verdict(world) is None
+    turn = session.respond(ask("spoken", user("u2", "hi")))
+    async for event in turn:
+        if isinstance(event, AudioDelta):
+            session.report_underrun(0.2)
+            session.report_underrun(0.3)
+    assert verdict(world) == pytest.approx(3.0)
+    await done(session, ask("spoken too", user("u3", "hi")))
+    assert verdict(world) == 0.0
+
+
+async def test_a_turn_that_was_left_or_interrupted_owes_nothing(world_of):
+    world = await world_of(policies=("admission", "truncate"))
+    session = await world.orchestrator.open_session("caller")
+    events = session.respond(ask("left", user("u1", "hi")))
     await anext(events)
     await events.aclose()
-    clock.advance(60)
-    late = capacity.report().share
-    assert late == 0.0  # nothing is due any more
-    session.report_underrun(0.3)
-    clock.advance(60)
-    assert capacity.report().share == pytest.approx(3.0)
+    assert verdict(world) is None
+
+
+async def test_a_turn_that_fails_before_it_sounds_is_as_late_as_can_be(world_of):
+    world = await world_of(policies=("admission",))
+    session = await world.orchestrator.open_session("caller")
+    await world.process(world.talker).stop()
+    with pytest.raises(LiveError):
+        await done(session, ask("fails", user("u1", "hi")))
+    assert verdict(world) == math.inf
+
+
+async def test_a_closed_session_makes_room_once(world_of):
+    world = await world_of(policies=("admission",))
+    session = await world.orchestrator.open_session("caller")
     assert world.orchestrator.capacity_now().n_sessions == 1
     await session.close()
     await session.close()
