@@ -6,11 +6,12 @@ import base64
 import numpy as np
 import pytest
 
+from sglang_live.gateway import conversation
 from sglang_live.gateway.conversation import Conversation
 from sglang_live.gateway.items import MessageItem
 from sglang_live.orchestrator.history import AudioPart, TextPart
 
-from .fakes import FakeOrchestrator, connected, services, spoken, tone, types
+from .fakes import FakeOrchestrator, connected, spoken, tone, types
 
 
 def message(role: str, *content: dict, **fields) -> dict:
@@ -326,14 +327,13 @@ async def test_an_item_that_is_longer_than_any_model_reads_is_refused(item):
         assert await caller.settle() == []
 
 
-async def test_replies_alone_do_not_fill_a_conversation():
+async def test_replies_alone_do_not_fill_a_conversation(monkeypatch):
     """A client may ask again and again without a word of its own in the conversation."""
-    orchestrator = FakeOrchestrator([spoken("word " * 40, 80) for _ in range(30)])
-    shared = services(orchestrator, max_conversation_bytes=60_000)
-    async with connected(orchestrator, shared) as caller:
+    monkeypatch.setattr(conversation, "_MAX_ITEMS", 8)
+    async with connected(FakeOrchestrator([spoken("Well.", 80) for _ in range(20)])) as caller:
         left = 0
-        for _ in range(30):
+        for _ in range(20):
             caller.send("response.create", response={"input": []})
             await caller.until("response.done")
             left += types(await caller.settle()).count("conversation.item.deleted")
-        assert 10 < left < 30
+        assert 12 <= left <= 14
