@@ -50,8 +50,8 @@ def load_table(measured: list[tuple[dict, list[dict]]]) -> list[str]:
     """One line per point and arm."""
     lines = [
         "| callers | policies | TTFP after end of turn, P50 / P90 | without a gap over 100 ms "
-        "| waste | stops within, P95 | turns/s | n |",
-        "|---|---|---|---|---|---|---|---|",
+        "| waste | stops within, P95 | turns/s | n | failed | callers late |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for document, points in measured:
         for point in points:
@@ -65,6 +65,8 @@ def load_table(measured: list[tuple[dict, list[dict]]]) -> list[str]:
                 _one(point.get("stop_latency_ms", {}).get("p95")),
                 f"{turns_per_s(document, point):.2f}",
                 str(own["n"]),
+                str(point["failed"]),
+                _share(point.get("late_frames")),
             )
             lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -118,7 +120,9 @@ def kv_rows(results: Path) -> list[str]:
         held = {arm: f"{age['kv_tokens_per_call']:.0f}" for arm, age in last.items()}
         rows.append(
             _row(
-                f"KV of a call after {last['bounded']['tokens_talked']} tokens",
+                f"KV of a call after {last['bounded']['tokens_talked']} tokens, "
+                f"window {document['config']['window']}, sink {document['config']['sink']}, "
+                f"slack {document['config']['slack']}",
                 f"{held['bounded']} tokens with a bound, {held['everything']} without; "
                 f"a cut takes {arms['bounded']['cut_ms']:.2f} ms",
             )
@@ -151,25 +155,37 @@ def section(results: Path) -> str:
     if pressure := newest(results, "kv_pressure"):
         calls = pressure["config"]["sessions"]
         where = f"{pressure['device']}, commit {pressure['git_commit'][:9]}"
-        what = f"More calls than the KV pool holds: {calls}, a modelled link to host memory"
+        link = _link(pressure["config"]["link"])
+        what = f"More calls than the KV pool holds: {calls}, {link}"
         parts += [f"{what} ({where}):", "", *pressure_table(pressure), ""]
     rows += kv_rows(results)
     if load := newest(results, "voice_load"):
         rows += server_rows(load)
     if turn := newest(results, "turn_cost"):
         share = f"{100 * turn['overhead_of_all']:.1f} % of a turn"
-        rows.append(_row("time in which no model of any stage computes", share))
+        what = f"time in which no model of any stage computes ({turn['device']})"
+        rows.append(_row(what, share))
     if gateway := newest(results, "gateway_cost"):
         costs = {arm["arm"]: arm["cpu_ms_per_s"] for arm in gateway["arms"]}
         text = f"{costs['gateway']:.0f} ms, bare echo server {costs['echo']:.0f} ms"
-        rows.append(_row("gateway CPU per second of one session", text))
+        rows.append(_row(f"gateway CPU per second of one session ({gateway['device']})", text))
     if not parts and not rows:
         return "Nothing has been measured yet."
     note = (
-        "Callers run on the same cores as the server. Documents and every single turn: "
+        "Callers run on the same cores as the server. `all` are the policies that there were at "
+        "that commit, but for `admission`. *Callers late*: share of their microphones' frames that "
+        "were sent more than 50 ms late; above 1 % callers and server together have too little "
+        "CPU, and the times are also the load generator's. Documents and every single turn: "
         "[benchmark/results](benchmark/results/README.md)."
     )
     return "\n".join([*parts, "| what | measured |", "|---|---|", *rows, "", note])
+
+
+def _link(text: str) -> str:
+    if not text:
+        return "tiers of one memory"
+    gb_per_s, latency_us = text.split(":")
+    return f"a modelled link to host memory of {gb_per_s} GB/s and {latency_us} us"
 
 
 def _row(what: str, value: str) -> str:

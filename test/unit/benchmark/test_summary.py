@@ -14,8 +14,8 @@ def test_nothing_is_claimed_without_results(tmp_path):
 
 
 def test_the_newest_document_of_a_benchmark_counts(tmp_path):
-    write(tmp_path, "turn_cost_a.json", date="2026-01-02", overhead_of_all=0.2)
-    write(tmp_path, "turn_cost_b.json", date="2026-01-03", overhead_of_all=0.1)
+    write(tmp_path, "turn_cost_a.json", date="2026-01-02", device="cpu", overhead_of_all=0.2)
+    write(tmp_path, "turn_cost_b.json", date="2026-01-03", device="cpu", overhead_of_all=0.1)
     write(tmp_path, "other_c.json", date="2026-01-04", overhead_of_all=0.9)
     assert newest(tmp_path, "turn_cost")["overhead_of_all"] == 0.1
     assert "10.0 % of a turn" in section(tmp_path)
@@ -42,6 +42,8 @@ def load(date: str, config: dict, **point) -> dict:
         "ttfp_after_detection_ms": few,
         "continuity": None,
         "waste": None,
+        "failed": 0,
+        "late_frames": 0.021,
         "peak_rss_mib": 4000.0,
         **point,
     }
@@ -64,7 +66,7 @@ def load(date: str, config: dict, **point) -> dict:
 
 def test_what_was_not_measured_often_enough_is_not_printed_as_a_number(tmp_path):
     write(tmp_path, "voice_load_cpu.json", **load("2026-01-01", {}))
-    assert "| 4 | `all` | n/a / n/a | n/a | n/a | n/a | 0.17 | 3 |" in section(tmp_path)
+    assert "| 4 | `all` | n/a / n/a | n/a | n/a | n/a | 0.17 | 3 | 0 | 2.1 % |" in section(tmp_path)
 
 
 def test_every_kind_of_load_has_its_newest_table(tmp_path):
@@ -103,7 +105,9 @@ def test_shares_and_times_are_rounded(tmp_path):
     own = {"p50": 268.4, "p90": 739.2, "n": 36}
     document = load("2026-01-01", {}, ttfp_after_detection_ms=own, continuity=0.958)
     write(tmp_path, "voice_load_cpu.json", **document)
-    assert "| 4 | `all` | 268 / 739 ms | 95.8 % | n/a | n/a | 0.17 | 36 |" in section(tmp_path)
+    assert "| 4 | `all` | 268 / 739 ms | 95.8 % | n/a | n/a | 0.17 | 36 | 0 | 2.1 % |" in section(
+        tmp_path
+    )
 
 
 def test_kv_under_pressure_is_told_by_arm_over_all_repeats(tmp_path):
@@ -122,10 +126,17 @@ def test_kv_under_pressure_is_told_by_arm_over_all_repeats(tmp_path):
         for arm, early, late in (("lru", 0, 50), ("preload", 95, 5))
     ]
     facts = {"date": "2026-01-02", "device": "cpu", "git_commit": "0123456789ab"}
-    write(tmp_path, "kv_pressure_a.json", config={"sessions": 24}, rows=rows, **facts)
+    write(
+        tmp_path,
+        "kv_pressure_a.json",
+        config={"sessions": 24, "link": "0.02:200"},
+        rows=rows,
+        **facts,
+    )
     text = section(tmp_path)
     assert "| `preload` | 34 / 58 / 68 ms | 0 tokens | 4 | 40 ms | 95.0 % | 120 |" in text
     assert "| `lru` |" in text and "| 0.0 % | 120 |" in text
+    assert "24, a modelled link to host memory of 0.02 GB/s and 200 us (cpu" in text
 
 
 def test_bounds_and_choices_are_told_in_a_row_each(tmp_path):
@@ -134,7 +145,8 @@ def test_bounds_and_choices_are_told_in_a_row_each(tmp_path):
         {"arm": "everything", "cut_ms": 0.0, "ages": [{**age, "kv_tokens_per_call": 6000.0}]},
         {"arm": "bounded", "cut_ms": 1.25, "ages": [{**age, "kv_tokens_per_call": 600.0}]},
     ]
-    write(tmp_path, "retention_a.json", date="2026-01-02", rows=rows)
+    config = {"window": 512, "sink": 32, "slack": 128}
+    write(tmp_path, "retention_a.json", date="2026-01-02", config=config, rows=rows)
     pick = {"what": "index pick", "n_pages": 1000, "average_ms": 0.004}
     slower = {"what": "loop scan", "n_pages": 9000, "average_ms": 9.0}
     write(tmp_path, "eviction_a.json", date="2026-01-02", rows=[pick, slower])
