@@ -55,7 +55,7 @@ class LiveSession(StreamingSession):
                 self._keep_row(req)
             return True
         if isinstance(req.finished_reason, FINISH_ABORT):
-            self._forget_if_cut(session)
+            self.forget_if_cut(session)
         elif session.session_id not in self.slots and req.sampling_params.max_new_tokens == 0:
             self._share(req)
         handled = super().try_cache_finished_req(req)
@@ -102,7 +102,7 @@ class LiveSession(StreamingSession):
 
     def _drop_row(self, req: Req) -> None:
         session, kv = req.session, req.detach_kv()
-        self._forget_if_cut(session)
+        self.forget_if_cut(session)
         if session.session_id not in self.slots:
             self.slots[session.session_id] = SessionSlot(
                 kv=kv,
@@ -113,7 +113,7 @@ class LiveSession(StreamingSession):
         self.release_session(session.session_id)
         session.abort_req()
 
-    def _forget_if_cut(self, session: Session) -> None:
+    def forget_if_cut(self, session: Session) -> None:
         """The session of an aborted request falls back to the one before, whose tokens were cut.
 
         What it would compute from these would not be what it held: it begins anew.

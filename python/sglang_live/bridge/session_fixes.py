@@ -3,6 +3,8 @@
 Both concern `Session._inflight`, which says that a request of the session is under way.
 """
 
+from sglang_live.bridge.session_cache import LiveSession
+
 
 def detach_rejected(request, session, *args, **kwargs):
     """After Session.create_req: a request that was refused has no business in the session.
@@ -25,5 +27,8 @@ def release_waiting(result, scheduler, req):
         session.abort_req()
         if req.retracted_stain:
             # Its KV is the session's, but its tokens will not be.
+            sessions = getattr(scheduler.tree_cache, "session", None)
+            if isinstance(sessions, LiveSession):
+                sessions.forget_if_cut(session)
             scheduler.tree_cache.release_session(session.session_id)
     return result

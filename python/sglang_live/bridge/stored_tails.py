@@ -292,7 +292,7 @@ class StoredTails:
         tail.places = tail.places[:first] + tail.places[max(first, behind) :]
         if cut.begin < tail.begin:
             tail.begin = max(cut.begin, tail.begin - cut.n_tokens)
-        tail.end -= cut.n_tokens
+        tail.end = max(tail.end - cut.n_tokens, cut.begin)
         if not tail.places:
             self.forget(session_id)
 

@@ -98,7 +98,10 @@ class TalkerScheduler(LiveScheduler):
         return queue, later + early
 
     def _is_unannounced(self, req: Req) -> bool:
-        return req.rid.startswith(SPEAK_PREFIX) and req.rid not in self.model.streams
+        if not req.rid.startswith(SPEAK_PREFIX) or req.rid in self.model.streams:
+            return False
+        # One that was announced and forgotten again must get out of the queue, to its end.
+        return req.to_finish is None and not req.retracted_stain
 
     # --- rows of the model ---
 

@@ -5,9 +5,12 @@ Owner: one NativeProxy per process, with one client session.
 """
 
 import asyncio
+import hashlib
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import aiohttp
 import orjson
@@ -50,6 +53,8 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
 # Those by which a model answers: they count as answers.
 ANSWERING = ("/generate", "/v1/chat/completions", "/v1/completions")
 _MODEL_ROUTES = ("/v1/chat/completions", "/v1/completions")
+_NATIVE_PREFIX = "native-"
+_OWN_RID = re.compile(r"(?:native-)?[0-9a-f]{32}")
 _UNNAMED_MODEL = "default"  # what SGLang takes for the model it has
 # RFC 9110 section 7.6.1, and what the client library sets itself.
 _NOT_FORWARDED = frozenset(
@@ -140,6 +145,8 @@ class NativeProxy:
             self._check_model(body)
         if request.url.path == _ABORT and isinstance(body, dict) and body.get("abort_all"):
             raise BadInputError("abort_all would end the answers of everybody: name a rid.")
+        if isinstance(body, dict):
+            _name_apart(body)
         retention = None
         if request.url.path == _OPEN_SESSION:
             retention = take_retention(body, self._config.retention)
@@ -197,6 +204,25 @@ class NativeProxy:
                 connector=connector, timeout=timeout, auto_decompress=False
             )
         return self._client
+
+
+def _name_apart(body: dict[str, Any]) -> None:
+    """Names of requests, as clients choose them, in a form of one length.
+
+    SGLang aborts every request whose name begins with the one that is given: "think-" would be all
+    callers' answers.
+    """
+    for holder in (body, body.get("session_params")):
+        if isinstance(holder, dict) and "rid" in holder:
+            rid = holder["rid"]
+            holder["rid"] = [_apart(r) for r in rid] if isinstance(rid, list) else _apart(rid)
+
+
+def _apart(rid: Any) -> Any:
+    # SGLang's own names, and those that it got from here, come back in answers.
+    if not isinstance(rid, str) or _OWN_RID.fullmatch(rid):
+        return rid
+    return _NATIVE_PREFIX + hashlib.sha256(rid.encode()).hexdigest()[:32]
 
 
 class _Relay(Response):

@@ -11,6 +11,8 @@ from sglang_live.policy.view import FIRST_INTERRUPTS
 
 # A handful of answers decides: people change their ways within a call.
 _WEIGHT = 0.3
+# Who went for coffee is not slow to reply.
+_MAX_GAP_S = 30.0
 # Of one answer among those of all callers: the last 50 or so count.
 _WEIGHT_OF_ALL = 0.02
 
@@ -51,6 +53,7 @@ class Habits:
         self.interrupts += _WEIGHT * (float(interrupted) - self.interrupts)
 
     def replied_after(self, gap_s: float) -> None:
+        gap_s = min(gap_s, _MAX_GAP_S)
         known_s = gap_s if self.reply_gap_s is None else self.reply_gap_s
         self.reply_gap_s = known_s + _WEIGHT * (gap_s - known_s)
 

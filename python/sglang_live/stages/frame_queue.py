@@ -6,6 +6,8 @@ from sglang_live.errors import StageFailedError
 
 # Frames leave the scheduler before the reply's end does, but on another socket.
 FRAMES_TIMEOUT_S = 5.0
+# In one message: a vocoder takes so many at once, and no more than it can buffer of a reply.
+MOST_AT_ONCE = 256
 
 
 class FrameQueue:
@@ -46,12 +48,12 @@ class FrameQueue:
             self._all_in.set()
 
     async def next(self) -> list[list[int]]:
-        """The codes of all frames that wait; none after the last."""
+        """The codes of frames that wait, MOST_AT_ONCE of them; none after the last."""
         while not self._ready:
             if self._expected is not None and self.n_sent >= self._expected:
                 return []
             self._changed.clear()
             await self._changed.wait()
-        frames, self._ready = self._ready, []
+        frames, self._ready = self._ready[:MOST_AT_ONCE], self._ready[MOST_AT_ONCE:]
         self.n_sent += len(frames)
         return frames

@@ -116,7 +116,13 @@ class Supervisor:
             delay_s = RESTART_DELAY_S[min(failures, len(RESTART_DELAY_S) - 1)]
             await self._clock.sleep(delay_s)
             run_once = self._visit_once if replica.spec.remote else self._run_once
-            came_up, end = await run_once(replica, first_up)
+            try:
+                came_up, end = await run_once(replica, first_up)
+            except Exception as error:
+                # Whatever it is, the stage must come back.
+                log.exception("watching_failed %s", replica.spec.name)
+                await self._put_down(replica, "watching it failed")
+                came_up, end = False, repr(error)
             self._on_change(replica, f"down ({end})")
             if not first_up.done():
                 text = f"{replica.spec.name} did not start ({end}){self._last_words(replica)}"

@@ -34,7 +34,7 @@ from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.progress_feed import ProgressFeed
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.stream_notes import NoteRoutes
-from sglang_live.stages.tasks import result_beside
+from sglang_live.stages.tasks import result_beside, vital
 from sglang_live.stages.thinker import EXTERNAL_MODELS, ItemsMissingError
 
 # Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
@@ -90,7 +90,7 @@ class TalkerStage:
         self._newline_id = _newline_id(self.model.path)
 
     async def start(self) -> None:
-        self._reader = asyncio.create_task(self._read_reports(), name="read reports")
+        self._reader = vital(self._read_reports(), "read reports")
         await self._warm_up()
         await self.host.freeze()
 

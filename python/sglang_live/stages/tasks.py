@@ -1,10 +1,34 @@
-"""Waiting for one task while others work beside it."""
+"""Tasks that others rely on, and waiting for one while others work beside it."""
 
 import asyncio
+import logging
+import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+# Exit status of a stage that cannot do its work any more (EX_SOFTWARE of sysexits.h).
+EXIT_BROKEN = 70
+
+
+def vital(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """A task without which the process is of no use: if it ends by itself, so does the process.
+
+    A stage that only looks alive would keep its callers waiting; one that is gone is started anew.
+    """
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_leave_unless_cancelled)
+    return task
+
+
+def _leave_unless_cancelled(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        log.critical("task_ended name=%r", task.get_name(), exc_info=task.exception())
+        logging.shutdown()
+        os._exit(EXIT_BROKEN)
 
 
 async def result_beside(main: Coroutine[Any, Any, T], *helpers: asyncio.Task) -> T:

@@ -44,7 +44,7 @@ from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.stream_notes import NoteRoutes
-from sglang_live.stages.tasks import result_beside
+from sglang_live.stages.tasks import result_beside, vital
 from sglang_live.stages.thinker_feed import ThinkerFeed
 from sglang_live.stages.thinker_session import ThinkerSession
 from sglang_live.stages.thinker_turn import Generated, Prefilled, Started, TurnState
@@ -100,7 +100,7 @@ class ThinkerStage:
         )
 
     async def start(self) -> None:
-        self._reader = asyncio.create_task(self._read_reports(), name="read reports")
+        self._reader = vital(self._read_reports(), "read reports")
         await self._warm_up()
         await self.host.freeze()
         if self.spec.native_port:

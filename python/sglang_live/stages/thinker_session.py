@@ -102,13 +102,18 @@ class ThinkerSession:
         end, self._places = self.n_tokens + self.prompt.n_tokens(self.tail, iter(())), []
         pieces = self._pieces(new)
         ask = [*self.prompt.ask(), Words(opening.token_ids)]
-        appends = self.prompt.appends([*pieces, *ask])
+        appends, said = self.prompt.appends([*pieces, *ask]), self.prompt.appends(pieces)
+        n_alike = max(0, len(said) - 1)  # these are the same, whether or not a reply is asked for
         reply_ids: list[int] | None = None
         completed = False
         try:
-            for append in appends[:-1]:
+            for append in appends[:n_alike]:
                 yield await self._prefill(append, state)
             if not state.ending:
+                for append in appends[n_alike:-1]:
+                    yield await self._prefill(append, state)
+                    if state.ending:
+                        return  # what asks is in it and cannot be taken back: it is lost
                 async for event in self._generate(appends[-1], sampling, state):
                     if isinstance(event, Generated):
                         reply_ids = [*opening.token_ids, *event.ids]
@@ -116,7 +121,7 @@ class ThinkerSession:
                     yield event
             else:
                 # The same appends but for the markup that asks; the next turn needs their KV.
-                for append in self.prompt.appends(pieces)[len(appends) - 1 :]:
+                for append in said[n_alike:]:
                     yield await self._prefill(append, state)
             completed = True
         finally:

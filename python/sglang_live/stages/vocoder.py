@@ -14,7 +14,7 @@ from sglang_live.messages import Outlook, Pcm, VoiceDone, VoiceEnd, VoiceFrames
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.tasks import result_beside
+from sglang_live.stages.tasks import result_beside, vital
 from sglang_live.stages.vocoder_engine import VocoderBatch, VocoderConfig, VocoderEngine
 from sglang_live.telemetry.forward_log import ForwardLog
 
@@ -40,7 +40,7 @@ class VocoderStage:
 
     async def start(self) -> None:
         self._warm_up()
-        self._stepping = asyncio.create_task(self._step_forever(), name="vocoder steps")
+        self._stepping = vital(self._step_forever(), "vocoder steps")
 
     def _warm_up(self) -> None:
         """Two chunks for nobody: the first decode loads what is lazy."""

@@ -17,6 +17,7 @@ class FakeReq:
         self.to_finish = None
         self.sampling_params = SimpleNamespace(max_new_tokens=100)
         self.is_finished = False
+        self.retracted_stain = False
 
     def finished(self) -> bool:
         return self.is_finished

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import uuid
 from contextlib import asynccontextmanager
 
 import httpx
@@ -196,6 +198,29 @@ async def test_nobody_ends_the_answers_of_others():
         assert sglang.requests == []
         await http.post("/abort_request", json={"rid": "mine"})
         assert len(sglang.requests) == 1
+
+
+@pytest.mark.parametrize("rid", ["", "t", "think-", "0", ["a", "speak-"]])
+async def test_names_that_clients_choose_begin_no_others(rid):
+    """SGLang aborts all whose name begins with the one it is given."""
+    async with proxied() as (http, sglang):
+        await http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "rid": rid})
+        await http.post("/abort_request", json={"rid": rid})
+        sent = [json.loads(body)["rid"] for _, _, body in sglang.requests]
+        assert sent[0] == sent[1]
+        names = sent[0] if isinstance(rid, list) else [sent[0]]
+        assert all(re.fullmatch(r"native-[0-9a-f]{32}", name) for name in names)
+        assert len(set(names)) == len(names)
+
+
+async def test_names_that_sglang_told_are_taken_back_as_they_are():
+    told = [uuid.uuid4().hex, "native-" + uuid.uuid4().hex]
+    async with proxied() as (http, sglang):
+        for rid in told:
+            session = {"id": "s", "rid": rid}
+            body = {"model": MODEL, "prompt": "x", "session_params": session}
+            await http.post("/v1/completions", json=body)
+        assert [json.loads(b)["session_params"]["rid"] for _, _, b in sglang.requests] == told
 
 
 async def test_a_repeated_key_cannot_smuggle_media_past_the_guard():

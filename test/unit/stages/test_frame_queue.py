@@ -21,6 +21,16 @@ async def test_frames_that_came_while_nobody_took_them_go_together():
     assert frames.n_sent == 4
 
 
+async def test_so_many_go_together_and_no_more():
+    frames = FrameQueue()
+    for n in range(frame_queue.MOST_AT_ONCE + 3):
+        frames.put(n, [n])
+    await frames.expect(frame_queue.MOST_AT_ONCE + 3)
+    assert len(await frames.next()) == frame_queue.MOST_AT_ONCE
+    assert len(await frames.next()) == 3
+    assert await frames.next() == []
+
+
 async def test_the_end_is_known_when_all_frames_have_come():
     frames = FrameQueue()
     frames.put(0, [0])

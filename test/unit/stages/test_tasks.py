@@ -1,10 +1,11 @@
 """Waiting for one task while others work beside it."""
 
 import asyncio
+import sys
 
 import pytest
 
-from sglang_live.stages.tasks import result_beside
+from sglang_live.stages.tasks import EXIT_BROKEN, result_beside
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -74,3 +75,39 @@ async def test_cancelling_the_wait_ends_the_main_task_before_it_returns():
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended
+
+
+PROCESS = """
+import asyncio
+from sglang_live.stages.tasks import vital
+
+async def work():
+    await asyncio.sleep(0)
+    {end}
+
+async def main():
+    task = vital(work(), "work")
+    await asyncio.sleep(0)
+    {then}
+    await asyncio.sleep(5)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "then", "status"),
+    [
+        ("raise RuntimeError", "pass", EXIT_BROKEN),
+        ("return", "pass", EXIT_BROKEN),
+        ("await asyncio.sleep(9)", "task.cancel(); return", 0),
+    ],
+)
+async def test_a_process_ends_with_the_work_that_others_rely_on(end, then, status):
+    program = PROCESS.format(end=end, then=then)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program), stderr=asyncio.subprocess.PIPE
+    )
+    _, told = await process.communicate()
+    assert process.returncode == status
+    assert (b"task_ended name='work'" in told) == (status == EXIT_BROKEN)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.models.qwen3_omni.prompt import NO_OPENING, Opening
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
 from sglang_live.stages.thinker_session import ThinkerSession
 from sglang_live.stages.thinker_turn import Generated, Prefilled, TurnState
@@ -47,6 +48,7 @@ class Call:
         key: str,
         instructions: str = "Be brief.",
         retention: RetentionConfig | None = None,
+        opening: Opening = NO_OPENING,
     ):
         self.state, self.events = TurnState(), []
         return self.session.think(
@@ -57,6 +59,7 @@ class Call:
             end_ids=(END_ID,),
             state=self.state,
             retention=retention,
+            opening=opening,
         )
 
     async def turn(self, *history: HistoryItem, key: str = "r", **changes) -> TurnState:
@@ -311,6 +314,18 @@ async def test_what_was_said_is_taken_in_but_not_answered(call, history, at):
     assert kept(await call.turn(*history, THIRD))
     assert call.engine.tokens == await built_anew(*history, THIRD)
     assert call.engine.n_prefilled - n_prefilled < 20, "the clips were heard once"
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+async def test_a_forced_beginning_is_not_taken_for_what_was_said(call, at):
+    """The reply is to begin with a call: that too is asked for behind the clips, or not at all."""
+    call.end_at_request(at)
+    await call.turn(user("u1", 800, 1600), key="r1", opening=Opening((7, 8), "<call>"))
+    call.go_on()
+    ended = reply("r1", *call.reply) if call.reply else None
+    history = [item for item in (user("u1", 800, 1600), ended, THIRD) if item]
+    await call.turn(*history)
+    assert call.engine.tokens == await built_anew(*history)
 
 
 async def test_the_empty_reply_may_be_in_the_history(call):
