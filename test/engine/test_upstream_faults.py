@@ -31,9 +31,3 @@ async def test_stock_still_refuses_every_turn_after_a_waiting_one_was_aborted(en
     told = await seen("abort", endless_checkpoint)
     assert told["aborted"]
     assert "already has an active request" in told["later_turn"]
-
-
-async def test_stock_still_loses_a_session_whose_turn_was_retracted_twice(endless_checkpoint):
-    """Our session cache does not end a request when it is retracted (test_retention.py)."""
-    told = await seen("retraction", endless_checkpoint)
-    assert told["cached"] < told["known"] - 1
