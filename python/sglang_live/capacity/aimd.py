@@ -7,6 +7,7 @@ is not the load's must not count: what a quiet server is late by, what hits a si
 what passes.
 """
 
+import math
 from dataclasses import dataclass
 
 from sglang_live.capacity.beats import Verdict
@@ -56,7 +57,7 @@ class Aimd:
     def __init__(self, config: AimdConfig | None = None):
         self._config = config or AimdConfig()
         self.limit = self._config.first
-        self._quiet: float | None = None  # the least that a window took
+        self._quiet = math.inf  # the least that a window took
         self._proven = 0  # the most sessions that were in time
         self._late = 0  # windows in a row
         self._since_cut: int | None = None  # windows; None: never, or long ago
@@ -75,14 +76,16 @@ class Aimd:
             return
         self._late = 0
         if verdict.share is not None:
-            self._quiet = min(verdict.share, self._quiet or verdict.share)
+            self._quiet = min(self._quiet, verdict.share)
             self._proven = max(self._proven, n_sessions)
         if n_sessions >= self.limit:
             self.limit += self._step(verdict.share, n_sessions)
 
     @property
     def _target(self) -> float:
-        return max(self._config.target, self._config.slack * (self._quiet or 0.0))
+        if math.isinf(self._quiet):  # nothing came in time yet
+            return self._config.target
+        return max(self._config.target, self._config.slack * self._quiet)
 
     def _is_late(self, verdict: Verdict) -> bool:
         # A server with too many callers is late with more than one of them.

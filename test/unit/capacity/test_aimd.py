@@ -1,5 +1,6 @@
 """The limit rises while there is slack, falls when there is none, and rests where it ends."""
 
+import math
 import random
 
 import pytest
@@ -78,6 +79,21 @@ def test_where_a_quiet_server_is_late_more_than_that_is_late():
     assert aimd.limit == 5
     aimd.window(took(3.1), n_sessions=5)
     assert aimd.limit == 4
+
+
+def test_a_caller_whose_turns_fail_makes_nobody_else_look_in_time():
+    aimd = Aimd(AimdConfig(first=8))
+    aimd.window(took(math.inf, n_late_sessions=1), n_sessions=1)
+    aimd.window(took(1.1), n_sessions=8)
+    assert aimd.limit == 7
+
+
+def test_a_server_that_was_once_quiet_may_be_late_later():
+    aimd = Aimd(AimdConfig(first=8))
+    for share in (0.0, 0.9):
+        aimd.window(took(share), n_sessions=4)
+    aimd.window(took(1.2), n_sessions=8)
+    assert aimd.limit == 7
 
 
 def test_there_may_always_be_a_few():
