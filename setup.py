@@ -45,7 +45,9 @@ setup(
     python_requires=">=3.11,<3.13",
     packages=[*find_packages("python"), *package_folders()],
     package_dir={"": "python", **package_folders()},
-    package_data={"sglang_live": ["gateway/web/*", "assets/*", "models/demo/*.txt"]},
+    package_data={
+        "sglang_live": ["gateway/web/*", "assets/*", "models/demo/*.txt", "models/demo/trained/*"]
+    },
     install_requires=[
         "aiohttp",
         "fastapi",

@@ -44,7 +44,7 @@ class TurnCost:
         return 1 - self.models_s / self.turn_s
 
 
-async def ask_all(url: str, turns: int) -> list[tuple[float, float, float]]:
+async def ask_all(url: str, model: str, turns: int) -> list[tuple[float, float, float]]:
     """(asked, done, audio_s) of each turn; CLOCK_MONOTONIC seconds."""
     done_at: list[float] = []
 
@@ -53,7 +53,9 @@ async def ask_all(url: str, turns: int) -> list[tuple[float, float, float]]:
             done_at.append(time.monotonic())
 
     asked = []
-    async with RealtimeClient(SessionOptions(url=url), MonotonicClock(), note) as client:
+    async with RealtimeClient(
+        SessionOptions(url=url, model=model), MonotonicClock(), note
+    ) as client:
         for _ in range(turns + WARM_UP_TURNS):
             begin = time.monotonic()
             record = await client.ask(QUESTION)
@@ -80,7 +82,7 @@ def measure(model_path: str, turns: int, server_args: tuple[str, ...]) -> dict:
     with tempfile.TemporaryDirectory() as directory:
         os.environ[FORWARD_LOG_ENV] = directory
         with ServerProcess(model_path, "off", server_args, START_TIMEOUT_S) as server:
-            asked = asyncio.run(ask_all(server.url, turns))
+            asked = asyncio.run(ask_all(server.url, Path(model_path).name, turns))
             address = f"http://127.0.0.1:{server.port}/metrics"
             with urllib.request.urlopen(address, timeout=10) as response:
                 marks = mean_marks(response.read().decode())
@@ -100,7 +102,7 @@ def measure(model_path: str, turns: int, server_args: tuple[str, ...]) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--model-path", default="demo")
+    parser.add_argument("--model-path", default="demo-random")
     parser.add_argument("--server-arg", action="append", default=[])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

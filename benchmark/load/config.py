@@ -58,7 +58,7 @@ class LoadConfig:
     frame_ms: int = FRAME_MS
     repeats: int = 3
     seed: int = 1
-    model_path: str = "demo"
+    model_path: str = "demo-random"
     server_args: tuple[str, ...] = ()
     clips: Path = WORKLOADS / "clips"
     reply_gaps: Path = WORKLOADS / "ami_fto.json"
@@ -72,8 +72,8 @@ class LoadConfig:
         self._check_arms()
         self._check_load()
         self._check_interruptions()
-        if self.drawn_replies and self.model_path != "demo":
-            raise ValueError("--drawn-replies needs the demo model")
+        if self.drawn_replies and self.model_path != "demo-random":
+            raise ValueError("--drawn-replies needs the random demo model")
         if self.json is not None and not self.json.parent.is_dir():
             raise ValueError(f"--json: no such folder: {self.json.parent}")
 
@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_arrivals(parser.add_argument_group("arrivals and storms"))
     add("--repeats", type=int, default=3, help="runs per arm and point (default: %(default)s)")
     add("--seed", type=int, default=1, help="default: %(default)s")
-    add("--model-path", default="demo", help="default: %(default)s")
+    add("--model-path", default="demo-random", help="default: %(default)s")
     add(
         "--server-arg",
         dest="server_args",

@@ -172,7 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         "sglang_live.launch_server", description=__doc__, allow_abbrev=False
     )
-    p.add_argument("--model-path", required=True, help="checkpoint directory, or `demo`")
+    p.add_argument("--model-path", required=True, help="checkpoint directory, or demo, demo-random")
     p.add_argument("--served-model-name", help="name clients use (default: last part of the path)")
     p.add_argument("--host", default="127.0.0.1")
     p.add_argument("--port", type=int, default=30000)

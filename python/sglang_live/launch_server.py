@@ -21,7 +21,13 @@ from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import SERVING, Health
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
-from sglang_live.models.demo.location import CACHE_ENV, default_directory
+from sglang_live.models.demo.location import (
+    CACHE_ENV,
+    DEMO,
+    DEMO_RANDOM,
+    TRAINED,
+    default_directory,
+)
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.live import LiveOrchestrator
 from sglang_live.stages.ports import free_port
@@ -195,12 +201,14 @@ def _make(directory: Path) -> None:
 
 
 def resolve_checkpoint(model_path: str, cache_dir: Path) -> Path:
-    """The checkpoint's directory; the demo model is built in cache_dir when absent."""
-    if model_path != "demo":
+    """The checkpoint's directory; the random demo model is built in cache_dir when absent."""
+    if model_path == DEMO and (TRAINED / "config.json").exists():
+        return TRAINED
+    if model_path not in (DEMO, DEMO_RANDOM):
         return Path(model_path)
     directory = default_directory(cache=cache_dir)
     if not (directory / "config.json").exists():
-        print("building the demo model", flush=True)
+        print("building the random demo model", flush=True)
         # In a process of its own: the gateway needs neither torch nor transformers.
         command = [sys.executable, "-m", "sglang_live.models.demo.build"]
         subprocess.run(command, check=True, env={**os.environ, CACHE_ENV: str(cache_dir)})

@@ -31,7 +31,9 @@ from sglang_live.stages.supervisor import new_run_dir
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("sglang_live.launch_stage", description=__doc__)
     parser.add_argument("--stage", required=True, choices=STAGES)
-    parser.add_argument("--model-path", required=True, help="checkpoint directory, or `demo`")
+    parser.add_argument(
+        "--model-path", required=True, help="checkpoint directory, `demo` or `demo-random`"
+    )
     parser.add_argument("--bind", required=True, help="tcp:// address to listen on")
     parser.add_argument("--served-model-name")
     parser.add_argument("--cache-dir", default=default_cache_dir())

@@ -170,6 +170,10 @@ class TextTokens(Message, frozen=True, tag=True):
     text: str
 
 
+class WritesCall(Message, frozen=True, tag=True):
+    """The reply grows by what is not spoken."""
+
+
 class ThinkDone(Message, frozen=True, tag=True):
     """finish: "stop", "length" or "interrupted". ids: the whole reply, calls included.
 
@@ -291,6 +295,7 @@ AnyMessage = (
     | Read
     | UserSegment
     | TextTokens
+    | WritesCall
     | ThinkDone
     | BoundNative
     | NativeBounded

@@ -95,7 +95,8 @@ def wait_until(claim, timeout_s: float, what: str) -> None:
 def server(tmp_path_factory) -> Iterator[Server]:
     log_dir = tmp_path_factory.mktemp("server")
     port = free_port()
-    command = [sys.executable, "-m", "sglang_live.launch_server", "--model-path", "demo"]
+    command = [sys.executable, "-m", "sglang_live.launch_server"]
+    command += ["--model-path", "demo-random", "--served-model-name", "demo"]
     command += ["--port", str(port), "--log-dir", str(log_dir), "--max-sessions", "16"]
     # However slow this machine is at the moment, nobody is to be turned away for it.
     command += ["--live-policies", ",".join(p for p in POLICIES if p != "admission")]

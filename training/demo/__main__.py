@@ -1,9 +1,10 @@
 """Train the demo model from nothing: recordings, vocoder, talker, audio encoder, thinker.
 
-    python -m training.demo --work DIR --out DIR [--only STEP ...]
+    python -m training.demo --work DIR --out DIR [--from DIR] [--only STEP ...]
 
 Each step leaves its result in the work directory and is not done again while it lies there, so a
-stopped training goes on where it was. The same seed and thread count give the same model.
+stopped training goes on where it was. The same seed and thread count give the same model. With
+--from, a checkpoint's parts are taken as they are, and only what it lacks is trained.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from training.demo import recordings, world
-from training.demo.checkpoint import blank_model, save
+from training.demo.checkpoint import PARTS, blank_model, complete, load_part, save_part
 from training.demo.codec import CodecSettings, Recording, mel_error, train_codec
 from training.demo.codes import Codebooks, whole_frames
 from training.demo.hearing import Heard, HearingSettings, features, heard_in_rooms, train_hearing
@@ -35,10 +36,13 @@ N_VOICES, N_STRANGERS, N_EMPTY = 40, 8000, 400
 
 
 class Training:
-    """Every part is made when it is first asked for."""
+    """Every part is made when it is first asked for.
 
-    def __init__(self, work: Path):
-        self.work = work
+    given: a checkpoint whose parts are not trained again.
+    """
+
+    def __init__(self, work: Path, given: Path | None = None):
+        self.work, self.given = work, given
         self.shelf = recordings.Shelf(work / "recordings")
         self.model, self.tokenizer = blank_model(_corpus())
 
@@ -71,7 +75,17 @@ class Training:
 
         return self._kept("heard", listen)
 
-    def vocoder(self) -> None:
+    def part(self, name: str) -> None:
+        """The model gets this part, trained if it is not there."""
+        if self.given is None or not load_part(self.model, name, self.given):
+            {
+                "vocoder": self._vocoder,
+                "talker": self._talker,
+                "hearing": self._hearing,
+                "thinker": self._thinker,
+            }[name]()
+
+    def _vocoder(self) -> None:
         def train() -> dict:
             answers, general = (
                 [self._recording(s) for s in said] for said in (self.answers, self.general)
@@ -85,7 +99,7 @@ class Training:
 
         self.model.code2wav.load_state_dict(self._kept("vocoder", train))
 
-    def talker(self) -> None:
+    def _talker(self) -> None:
         def train() -> dict:
             replies = [
                 Spoken(self.ids(s.text), self.codebooks.encode(framed(s)).T.contiguous())
@@ -101,7 +115,7 @@ class Training:
 
         self.model.talker.load_state_dict(self._kept("talker", train))
 
-    def hearing(self) -> None:
+    def _hearing(self) -> None:
         def train() -> dict:
             tower = self.model.thinker.audio_tower
             train_hearing(
@@ -112,8 +126,9 @@ class Training:
 
         self.model.thinker.audio_tower.load_state_dict(self._kept("hearing", train))
 
-    def thinker(self) -> None:
+    def _thinker(self) -> None:
         def train() -> dict:
+            self.part("hearing")
             settings = ThinkerSettings()
             writer = Writer(self.tokenizer, Library(self.heard), settings, SEED)
             train_thinker(
@@ -155,14 +170,6 @@ class Training:
         return torch.load(path, weights_only=False)
 
 
-STEPS = {
-    "vocoder": Training.vocoder,
-    "talker": Training.talker,
-    "hearing": Training.hearing,
-    "thinker": Training.thinker,
-}
-
-
 def framed(said: recordings.Said) -> np.ndarray:
     return whole_frames(said.sound, LEAD_FRAMES, TAIL_FRAMES)
 
@@ -182,18 +189,22 @@ def _corpus() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True, help="directory for steps on the way")
-    parser.add_argument("--out", type=Path, help="checkpoint directory, when all steps are done")
-    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--out", type=Path, help="checkpoint directory")
+    parser.add_argument("--from", dest="given", type=Path, help="take the parts of this one")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     require_programs()
     torch.set_num_threads(args.threads)
-    training = Training(args.work)
+    training = Training(args.work, args.given)
     for name in args.only:
-        STEPS[name](training)
-    if args.out:
-        args.out.mkdir(parents=True, exist_ok=True)
-        save(training.model, training.tokenizer, args.out)
+        training.part(name)
+        if args.out:
+            save_part(training.model, name, args.out)
+    if args.out and "thinker" in args.only:
+        save_part(training.model, "hearing", args.out)  # it went on learning
+    if args.out and all((args.out / f"{name}.safetensors").exists() for name in PARTS):
+        complete(training.model, training.tokenizer, args.out)
         print(args.out)
 
 

@@ -1,8 +1,15 @@
-"""The parts as one checkpoint directory, in the published layout and half precision."""
+"""The parts as one checkpoint directory, in the published layout and half precision.
 
+Every trained part is a shard of its own: one that is trained anew replaces one file, and a training
+may begin from the parts of another.
+"""
+
+import json
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import GenerationConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeForConditionalGeneration,
@@ -14,6 +21,14 @@ from training.demo.schedule import seeded
 from training.demo.sizes import SIZE
 
 EMBEDDING_STD = 0.3
+# Shards, and what of the model's weights each holds: those of the longest prefix that fits.
+PARTS = {
+    "vocoder": "code2wav.",
+    "talker": "talker.",
+    "hearing": "thinker.audio_tower.",
+    "thinker": "thinker.",
+}
+_INDEX = "model.safetensors.index.json"
 
 
 def blank_model(corpus: str) -> tuple[Qwen3OmniMoeForConditionalGeneration, object]:
@@ -34,11 +49,51 @@ def blank_model(corpus: str) -> tuple[Qwen3OmniMoeForConditionalGeneration, obje
     return model, tokenizer
 
 
-def save(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: Path) -> None:
-    """The audience of the model runs it greedily: it knows one answer to each question."""
-    model.half().save_pretrained(directory)
+def save_part(model: nn.Module, part: str, directory: Path) -> None:
+    weights = {
+        name: weight.detach().half().contiguous()
+        for name, weight in model.state_dict().items()
+        if _part_of(name) == part
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(weights, directory / _shard(part), metadata={"format": "pt"})
+
+
+def load_part(model: nn.Module, part: str, directory: Path) -> bool:
+    """False: the directory has no such part."""
+    path = directory / _shard(part)
+    if not path.exists():
+        return False
+    weights = load_file(path)
+    wanted = {name for name in model.state_dict() if _part_of(name) == part}
+    if weights.keys() != wanted:
+        raise ValueError(f"{path} is of another model: {sorted(weights.keys() ^ wanted)[:3]}")
+    model.load_state_dict(weights, strict=False)
+    return True
+
+
+def complete(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: Path) -> None:
+    """What a checkpoint needs besides its parts.
+
+    The audience of the model runs it greedily: it knows one answer to each question.
+    """
+    model.config.dtype = torch.float16
+    model.config.save_pretrained(directory)
+    weight_map = {name: _shard(_part_of(name)) for name in model.state_dict()}
+    size = sum((directory / shard).stat().st_size for shard in set(weight_map.values()))
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    (directory / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
     save_processor(tokenizer, directory)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     GenerationConfig(eos_token_id=end, do_sample=True, temperature=0.1, top_k=1).save_pretrained(
         directory
     )
+
+
+def _shard(part: str) -> str:
+    return f"{part}.safetensors"
+
+
+def _part_of(name: str) -> str:
+    fitting = (part for part, prefix in PARTS.items() if name.startswith(prefix))
+    return max(fitting, key=lambda part: len(PARTS[part]))

@@ -30,7 +30,7 @@ SNR_DB = 15.0
 
 def vocoder(training: Training) -> dict:
     """Answers, from their own codes: does a recogniser hear what was said?"""
-    training.vocoder()
+    training.part("vocoder")
     judge = _judge()
     right = {"original": 0, "decoded": 0}
     for said in training.answers:
@@ -43,8 +43,8 @@ def vocoder(training: Training) -> dict:
 @torch.no_grad()
 def talker(training: Training) -> dict:
     """Answers, spoken by talker and vocoder at the server's sampling settings."""
-    training.vocoder()
-    training.talker()
+    training.part("vocoder")
+    training.part("talker")
     judge, inputs = _judge(), training.talker_inputs()
     choose = torch.Generator().manual_seed(HELD_OUT_SEED)
     speaker = next(iter(training.model.config.talker_config.speaker_id.values()))
@@ -77,7 +77,7 @@ def talker(training: Training) -> dict:
 @torch.no_grad()
 def hearing(training: Training) -> dict:
     """Questions in voices never heard, spelt by the audio encoder alone (greedy CTC words)."""
-    training.hearing()
+    training.part("hearing")
     thinker = training.model.thinker
     right, clips = 0, _held_out(training)
     for heard in clips:

@@ -11,6 +11,7 @@ from sglang.srt.managers.schedule_batch import (
     ScheduleBatch,
     release_req,
 )
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from sglang_live.bridge.control_channel import ControlChannel
 from sglang_live.bridge.feed_types import SPEAK_PREFIX, THINK_PREFIX
@@ -170,20 +171,22 @@ class LiveScheduler(ControlChannel):
         finally:
             self.chunked_prefill_size = own_chunk
         self.waiting_queue.extend(later)
-        if plan.batch_to_run is None:
-            self._give_way_to_waiting(plan.running_batch)
+        if plan.batch_to_run is None and self.rounds is not None and self.held:
+            self._give_way_to(queue, plan.running_batch)
         if self.rounds is not None and plan.batch_to_run is not None:
             for req in plan.batch_to_run.reqs:
                 self.rounds.table.admit(req.rid, self.rounds.now_s)
         return plan
 
-    def _give_way_to_waiting(self, running_batch: ScheduleBatch) -> None:
-        """Nobody could be admitted. Whoever is far ahead of its listener gives way to a request
-        that is not: what sits out would hold its memory for as long as it takes to be heard.
+    def _give_way_to(self, queue: list[Req], running_batch: ScheduleBatch) -> None:
+        """Nobody of the queue was admitted. If memory was short for a request that is not ahead of
+        its listener, whoever is far ahead gives way: what sits out would hold its memory for as
+        long as it takes to be heard.
         """
-        if self.rounds is None or not self.held or not self.req_to_token_pool.available_size():
+        if not self.req_to_token_pool.available_size():
             return
-        if all(self.rounds.is_ahead(req.rid) for req in self.waiting_queue):
+        urgent = [req for req in queue if not self.rounds.is_ahead(req.rid)]
+        if not urgent or self._has_memory(urgent[0], running_batch):
             return
         spare = [h for rid, h in self.held.items() if self.rounds.is_ahead(rid)]
         spare = [held for held in spare if self._can_retract(held)]
@@ -191,6 +194,14 @@ class LiveScheduler(ControlChannel):
             farthest = max(spare, key=lambda held: self.rounds.ahead_s(held.req.rid))
             self._retract_held(farthest.req, len(running_batch.reqs))
             running_batch.batch_is_full = False
+
+    def _has_memory(self, req: Req, running_batch: ScheduleBatch) -> bool:
+        """By upstream's measure (PrefillAdder): its prefill and its answer, beside what those that
+        run are expected to write still.
+        """
+        needed = self._tokens_to_prefill(req) + _tokens_left(req) + self.page_size
+        promised = sum(_tokens_left(running) for running in running_batch.reqs)
+        return needed + self.new_token_ratio_tracker.current * promised <= self._pool().free
 
     def _admission_order(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
         """The queue as it is tried in this round, and those that wait for another one."""
@@ -207,7 +218,18 @@ class LiveScheduler(ControlChannel):
             self.retention.bound_running(batch)
         if self.held:
             self._make_room(batch)
-        return super().update_running_batch(batch)
+        reqs = batch.reqs
+        left = super().update_running_batch(batch)
+        if self.rounds is not None and len(batch.reqs) < len(reqs):
+            self._forget_ended(reqs, batch.reqs)
+        return left
+
+    def _forget_ended(self, before: list[Req], after: list[Req]) -> None:
+        """Upstream ends a request that fits nowhere here, and no result of it will come."""
+        stayed = {req.rid for req in after}
+        for req in before:
+            if req.rid not in stayed and req.to_finish is not None:
+                self.rounds.table.leave(req.rid)
 
     def _make_room(self, batch: ScheduleBatch) -> None:
         """Out of memory, those that sit out give way before those that run."""
@@ -328,6 +350,10 @@ class LiveScheduler(ControlChannel):
             # The loop may sleep now: what happened last would stay unsaid.
             self.report(at_once=True)
         return super().on_idle()
+
+
+def _tokens_left(req: Req) -> int:
+    return min(req.sampling_params.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)
 
 
 def _must_end(req: Req) -> bool:

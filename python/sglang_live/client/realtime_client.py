@@ -17,6 +17,7 @@ from typing import Self
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from sglang_live.client import clip
 from sglang_live.client.connecting import CONNECT_TIMEOUT_S, SessionError, open_socket
 from sglang_live.client.listener import SIDE_EVENT, Listener
 from sglang_live.client.microphone import Microphone
@@ -24,7 +25,7 @@ from sglang_live.client.reply import Reply
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import BARGE_IN, FALSE_TRIGGER, TurnRecord
 from sglang_live.client.turn_tracker import Event, TurnTracker
-from sglang_live.client.utterance import Utterance
+from sglang_live.client.utterance import Utterance, append_message
 from sglang_live.clock import Clock
 
 __all__ = ["Cut", "RealtimeClient", "SessionError"]
@@ -108,6 +109,12 @@ class RealtimeClient:
         user = self._say_and_commit if self._options.push_to_talk else self._say
         await self._take_turn(tracker, limit_s, user(said), cut)
         return tracker
+
+    async def pick_up(self, pcm: bytes) -> None:
+        """Let the microphone hear this, at real-time pace, and wait for no answer."""
+        messages = [append_message(p) for p in clip.frames(pcm, self._options.frames_per_message)]
+        self._microphone.say(messages, {})
+        await self._clock.sleep(clip.duration_s(pcm))
 
     async def limit_replies(self, max_output_tokens: int) -> None:
         """From the next answer on."""

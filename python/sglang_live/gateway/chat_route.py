@@ -14,14 +14,14 @@ from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS
 from sglang_live.gateway.chat_forms import ChatForm, history_of, read_chat
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.http_body import first_of, read_body, while_connected
+from sglang_live.gateway.http_body import Streamed, first_of, read_body, while_connected
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model, voice_of
@@ -91,7 +91,7 @@ class ChatRoute:
             if form.stream:
                 first = await while_connected(request, first_of(events))
                 chunks = self._chunks(answer, first, events)
-                return StreamingResponse(chunks, media_type="text/event-stream")
+                return Streamed(chunks, media_type="text/event-stream")
             await while_connected(request, answer.take_all(events))
             return JSONResponse(self._whole(answer))
         except LiveError as error:

@@ -1,15 +1,22 @@
-"""Request bodies of bounded size, and clients that leave before they are answered."""
+"""Bounded request bodies, and clients that leave or stop reading before they are answered."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Message
+from starlette.responses import StreamingResponse
+from starlette.types import Message, Send
 
 from sglang_live.errors import BadInputError
 
+log = logging.getLogger(__name__)
+
 Made = TypeVar("Made")
+
+# Whoever takes nothing for so long has let the answer down; a player that is paused is buffered.
+STALLED_AFTER_S = 60.0
 
 
 class BodyTooLargeError(BadInputError):
@@ -59,6 +66,23 @@ async def while_connected(request: Request, making: Coroutine[Any, Any, Made]) -
         gone.cancel()
         made.cancel()
         await asyncio.wait({made, gone})
+
+
+class Streamed(StreamingResponse):
+    """Ends when its client takes nothing of it for a while, and its pieces' iterator with it."""
+
+    async def stream_response(self, send: Send) -> None:
+        async def send_in_time(message: Message) -> None:
+            async with asyncio.timeout(STALLED_AFTER_S):
+                await send(message)
+
+        try:
+            await super().stream_response(send_in_time)
+        except TimeoutError:
+            log.warning("client_stalled: took nothing for %.0f s", STALLED_AFTER_S)
+        finally:
+            if isinstance(self.body_iterator, AsyncGenerator):
+                await self.body_iterator.aclose()
 
 
 async def first_of(pieces: AsyncGenerator[Made, None]) -> Made | None:

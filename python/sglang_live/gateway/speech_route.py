@@ -12,12 +12,12 @@ import msgspec
 import orjson
 from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS, Encoder
-from sglang_live.gateway.http_body import first_of, read_body, while_connected
+from sglang_live.gateway.http_body import Streamed, first_of, read_body, while_connected
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model, voice_of
@@ -67,7 +67,7 @@ class SpeechRoute:
         data = _file(first, audio, encoder())
         if form.stream_format == "sse":
             data, media_type = _events(data), "text/event-stream"
-        return StreamingResponse(data, media_type=media_type)
+        return Streamed(data, media_type=media_type)
 
     def _read(self, body: bytes) -> SpeechForm:
         try:

@@ -12,11 +12,11 @@ import orjson
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.http_body import bounded, first_of, while_connected
+from sglang_live.gateway.http_body import Streamed, bounded, first_of, while_connected
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model
@@ -50,7 +50,7 @@ class TranscriptionRoute:
             if wish.streamed:
                 # What fails before there is a word is told as an error.
                 first = await while_connected(request, first_of(pieces))
-                return StreamingResponse(_events(first, pieces), media_type="text/event-stream")
+                return Streamed(_events(first, pieces), media_type="text/event-stream")
             return _whole(wish, await while_connected(request, _all_of(pieces)))
         except LiveError as error:
             return error_response(error)

@@ -35,7 +35,6 @@ from sglang_live.messages import (
 )
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
-from sglang_live.models.qwen3_omni.tool_prompt import ReplyParts
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
 from sglang_live.stages.audio_states import AudioStates
 from sglang_live.stages.connectors import wire
@@ -46,6 +45,7 @@ from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.stream_notes import NoteRoutes
 from sglang_live.stages.tasks import result_beside, vital
 from sglang_live.stages.thinker_feed import ThinkerFeed
+from sglang_live.stages.thinker_reply import Reply
 from sglang_live.stages.thinker_session import ThinkerSession
 from sglang_live.stages.thinker_turn import Generated, Prefilled, Started, TurnState
 
@@ -213,10 +213,11 @@ class ThinkerStage:
         session = self._sessions.setdefault(session_id, self._new_session())
         state = TurnState()
         state.on_generating = lambda rid: self._notes.add(rid, job)
-        listening = asyncio.create_task(self._listen(job, session, state))
+        reply = self._reply(job, state)
+        listening = asyncio.create_task(self._listen(job, session, state, reply))
         try:
-            writing = self._write(job, request, session, history, state)
-            reply = await result_beside(writing, listening)
+            writing = self._write(job, request, session, history, state, reply)
+            await result_beside(writing, listening)
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
@@ -243,12 +244,22 @@ class ThinkerStage:
             )
         )
 
-    async def _listen(self, job: ServedJob, session: ThinkerSession, state: TurnState) -> None:
+    def _reply(self, job: ServedJob, state: TurnState) -> Reply:
+        def tell_engine(progress: Progress) -> None:
+            if self._feed is not None and state.generating is not None:
+                self._feed.progress.put(state.generating, progress)
+
+        end_ids, call_begin_id = self.model.end_of_turn_ids, self.prompt.call_begin_id()
+        return Reply(job, end_ids, call_begin_id, tell_engine)
+
+    async def _listen(
+        self, job: ServedJob, session: ThinkerSession, state: TurnState, reply: Reply
+    ) -> None:
         """What the orchestrator says while the turn runs."""
         async for message in job.inputs():
             match message:
-                case Progress() if self._feed is not None and state.generating is not None:
-                    self._feed.progress.put(state.generating, message)
+                case Progress():
+                    reply.consumed(message)
                 case EndReply():
                     session.end_reply(state)
 
@@ -259,7 +270,8 @@ class ThinkerStage:
         session: ThinkerSession,
         history: list[HistoryItem],
         state: TurnState,
-    ) -> "_Reply":
+        reply: Reply,
+    ) -> None:
         turn = session.think(
             instructions=self.prompt.with_functions(request.instructions, request.functions),
             history=history,
@@ -270,7 +282,6 @@ class ThinkerStage:
             retention=_retention(request) if self._bounds else None,
             opening=self.prompt.opening(request.must_call),
         )
-        reply = _Reply(job, self.model.end_of_turn_ids, self.prompt.call_begin_id())
         taken_in: list[HistoryItem] = []
         clips: list[np.ndarray] = []
         async with aclosing(turn) as events:
@@ -290,7 +301,6 @@ class ThinkerStage:
         if taken_in:
             # Ended before a reply began. The session holds them now: nobody will send them later.
             await self._send_segments(job, taken_in, clips)
-        return reply
 
     def _history(self, session_id: str, request: Think, frames: list) -> list[HistoryItem]:
         known = self._items[session_id]
@@ -349,30 +359,3 @@ def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPa
     if isinstance(part, WireAudio):
         return AudioPart(wire.take(part.pcm, frames))
     return TextPart(part.text)
-
-
-class _Reply:
-    """The reply so far, sent on as it grows. The end-of-turn token is no part of it.
-
-    finish: "" until it came to an end. n_audio: tokens of audio that it was asked with.
-    """
-
-    def __init__(self, job: ServedJob, end_ids: tuple[int, ...], call_begin_id: int | None):
-        self._job, self._end_ids = job, end_ids
-        self.ids: list[int] = []
-        self.parts = ReplyParts(call_begin_id)
-        self.finish, self.n_audio = "", 0
-        self._n_sent, self._sent = 0, ""
-
-    async def take(self, event: Generated) -> None:
-        ids, parts = event.ids, self.parts
-        if ids and ids[-1] in self._end_ids:
-            ids = ids[:-1]
-        self.ids, self.finish = ids, event.finish or self.finish
-        parts.take(ids, event.text)
-        if event.finish is not None:
-            parts.end(ids, event.text)
-        new_ids, new_text = ids[self._n_sent : parts.n_spoken], parts.spoken[len(self._sent) :]
-        if new_ids or new_text:
-            self._n_sent, self._sent = max(self._n_sent, parts.n_spoken), self._sent + new_text
-            await self._job.send(TextTokens(self._job.job_id, new_ids, new_text))

@@ -6,6 +6,7 @@ import { Reply, Wave } from "./replies.js";
 
 const ACK_EVERY_MS = 500;
 const SILENCE_MS = 500; // of the server's turn detection, as the page asks for it
+const CLOCK_BLOCKS = 50; // of the microphone, by the earliest of which its clock is set
 const CLIP = "/page/speech.flac";
 
 const $ = (id) => document.getElementById(id);
@@ -15,6 +16,7 @@ const show = (id, text) => {
 const wave = new Wave($("wave"));
 let key = null;
 let call = null;
+let wanted = () => {}; // what was asked for when the server wanted a key first
 
 class Call {
   constructor() {
@@ -26,7 +28,10 @@ class Call {
     this.lines = new Map(); // of the transcript, by item
     this.gauges = new Gauges(show);
     this.saidSamples = 0;
+    this.beganMs = []; // when the microphone's first sample was heard, by each of the last blocks
     this.ready = false;
+    this.answering = null; // response
+    this.unwanted = new Set(); // of responses
     this.askedAtMs = null; // when the caller had finished, for the time to the first sound
     this.speakingSinceMs = null;
   }
@@ -40,10 +45,13 @@ class Call {
     this.socket.addEventListener("close", ({ code, reason }) => {
       if (this.isUp) hangUp(reason || (code === 1000 ? "not connected" : `connection lost (${code})`));
     });
+    if (this.isOver) return this.socket.close();
     await new Promise((done, fail) => {
       this.socket.addEventListener("open", done);
+      this.socket.addEventListener("close", done);
       this.socket.addEventListener("error", () => fail(new Error("the server does not answer")));
     });
+    if (this.isOver) return;
     this.isUp = true;
     this.gauges.start();
     this.acks = setInterval(() => this.ack(), ACK_EVERY_MS);
@@ -51,6 +59,8 @@ class Call {
 
   async close() {
     this.isUp = false;
+    this.isOver = true;
+    for (const reply of this.replies.values()) reply.cut();
     clearInterval(this.acks);
     this.gauges.stop();
     this.socket?.close();
@@ -67,8 +77,9 @@ class Call {
 
   said(samples) {
     if (!this.ready) return;
-    if (!this.saidSamples) this.beganMs = performance.now() - (1000 * samples.length) / RATE_HZ;
     this.saidSamples += samples.length;
+    this.beganMs.push(performance.now() - (1000 * this.saidSamples) / RATE_HZ);
+    if (this.beganMs.length > CLOCK_BLOCKS) this.beganMs.shift();
     this.send("input_audio_buffer.append", { audio: toBase64(samples) });
   }
 
@@ -82,7 +93,10 @@ class Call {
 
   // What is being said is not wanted any more.
   stop() {
-    if (this.answering) this.send("response.cancel");
+    if (this.answering) {
+      this.send("response.cancel");
+      this.unwanted.add(this.answering);
+    }
     this.cut();
   }
 
@@ -160,7 +174,8 @@ const HANDLERS = {
   "input_audio_buffer.speech_stopped"(event) {
     const seconds = (event.audio_end_ms - SILENCE_MS - this.speakingSinceMs) / 1000;
     this.line(event.item_id, "you").append(`spoke for ${Math.max(0, seconds).toFixed(1)} s`);
-    this.askedAtMs = this.beganMs + event.audio_end_ms - SILENCE_MS;
+    // A block may come late to the page, never early.
+    this.askedAtMs = Math.min(...this.beganMs) + event.audio_end_ms - SILENCE_MS;
   },
 
   "conversation.item.added"({ item }) {
@@ -172,8 +187,8 @@ const HANDLERS = {
     this.line(event.item_id, "you").append(`: ${event.transcript}`);
   },
 
-  "response.created"() {
-    this.answering = true;
+  "response.created"({ response }) {
+    this.answering = response.id;
     $("stop").disabled = false;
     show("status", "answering");
   },
@@ -181,8 +196,10 @@ const HANDLERS = {
   "response.output_audio.delta"(event) {
     let reply = this.replies.get(event.item_id);
     if (!reply) {
-      reply = wave.reply = new Reply(event.item_id);
+      reply = new Reply(event.item_id);
+      wave.show(reply);
       this.replies.set(event.item_id, reply);
+      if (this.unwanted.has(event.response_id)) reply.cut(); // it was under way already
     }
     const samples = fromBase64(event.delta);
     reply.take(samples);
@@ -195,7 +212,8 @@ const HANDLERS = {
   },
 
   "response.done"({ response }) {
-    this.answering = false;
+    this.answering = null;
+    this.unwanted.delete(response.id);
     show("status", "connected");
     const error = response.status_details?.error;
     if (response.status === "failed") addLine("server").append(element("span", "error", error?.message ?? "failed"));
@@ -226,20 +244,33 @@ function addLine(who) {
 async function connect() {
   if (call) return;
   const fresh = (call = new Call());
+  wave.show(null);
   show("status", "connecting");
+  $("talk").textContent = "Hang up";
   try {
     if (!(await keyFits())) {
-      call = null;
+      await hangUp($("status").textContent);
       return;
     }
+    if (call !== fresh) return;
     await fresh.open();
-    $("talk").textContent = "Hang up";
+    if (call !== fresh) return;
     $("talk").classList.remove("primary");
     $("mute").disabled = false;
   } catch (error) {
+    if (call !== fresh) return; // hung up meanwhile
     await hangUp(error.message);
     throw error;
   }
+}
+
+// In a call, which is opened for it if there is none. With a key first, where the server wants one.
+async function inCall(action) {
+  wanted = action;
+  await connect();
+  if (!call?.isUp) return;
+  wanted = () => {};
+  await action(call);
 }
 
 async function keyFits() {
@@ -279,12 +310,13 @@ function press(id, kind, action) {
 
 press("talk", "click", async () => {
   if (call) return hangUp();
-  await connect();
-  try {
-    await call?.audio.useMicrophone();
-  } catch (error) {
-    addLine("page").append(element("span", "note", `no microphone (${error.message}): say the recorded sentence, or type`));
-  }
+  await inCall(async ({ audio }) => {
+    try {
+      await audio.useMicrophone();
+    } catch (error) {
+      addLine("page").append(element("span", "note", `no microphone (${error.message}): say the recorded sentence, or type`));
+    }
+  });
 });
 
 press("mute", "click", () => {
@@ -292,29 +324,30 @@ press("mute", "click", () => {
   $("mute").setAttribute("aria-pressed", String(call.audio.muted));
 });
 
-press("clip", "click", async () => {
-  await connect();
-  $("clip").disabled = true;
-  try {
-    await call?.audio.say(CLIP);
-  } finally {
-    $("clip").disabled = false;
-  }
-});
+press("clip", "click", () =>
+  inCall(async ({ audio }) => {
+    $("clip").disabled = true;
+    try {
+      await audio.say(CLIP);
+    } finally {
+      $("clip").disabled = false;
+    }
+  }),
+);
 
 press("stop", "click", () => call?.stop());
 
-press("text-form", "submit", async () => {
-  await connect();
-  if (!call) return;
-  call.type($("text").value);
-  $("text").value = "";
-});
+press("text-form", "submit", () =>
+  inCall((open) => {
+    open.type($("text").value);
+    $("text").value = "";
+  }),
+);
 
 press("key-form", "submit", async () => {
   key = $("key").value;
   $("key-form").hidden = true;
-  await connect();
+  await inCall(wanted);
 });
 
 document.addEventListener("keydown", (event) => {

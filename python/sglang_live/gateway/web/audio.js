@@ -8,6 +8,7 @@ export class CallAudio {
     this.onBlock = onBlock;
     this.onPlayed = onPlayed;
     this.muted = false;
+    this.closed = new Promise((done) => (this.ended = done));
   }
 
   async open() {
@@ -29,20 +30,23 @@ export class CallAudio {
 
   async useMicrophone() {
     if (!navigator.mediaDevices) throw new Error("this page may not use a microphone without https");
-    this.stream = await navigator.mediaDevices.getUserMedia({
+    const stream = await navigator.mediaDevices.getUserMedia({
       audio: { echoCancellation: true, noiseSuppression: true, autoGainControl: true },
     });
+    // Who hung up while the browser asked does not want to be heard any more.
+    if (this.context.state === "closed") return release(stream);
+    this.stream = stream;
     this.context.createMediaStreamSource(this.stream).connect(this.capture);
   }
 
-  // Say a recording as if it were spoken. Resolves when it has been said.
+  // Say a recording as if it were spoken. Resolves when it has been said, or the call is over.
   async say(url) {
     this.recording ??= await this.context.decodeAudioData(await (await fetch(url)).arrayBuffer());
     const source = new AudioBufferSourceNode(this.context, { buffer: this.recording });
     const ended = new Promise((done) => source.addEventListener("ended", done));
     source.connect(this.capture);
     source.start();
-    await ended;
+    await Promise.race([ended, this.closed]);
   }
 
   play(name, samples) {
@@ -54,9 +58,14 @@ export class CallAudio {
   }
 
   async close() {
-    for (const track of this.stream?.getTracks() ?? []) track.stop();
-    await this.context?.close();
+    release(this.stream);
+    this.ended();
+    if (this.context && this.context.state !== "closed") await this.context.close();
   }
+}
+
+function release(stream) {
+  for (const track of stream?.getTracks() ?? []) track.stop();
 }
 
 export function toBase64(int16) {

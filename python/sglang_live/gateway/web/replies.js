@@ -50,6 +50,12 @@ export class Wave {
     this.drawn = "";
   }
 
+  // The picture is of one answer; a call of hours has many.
+  show(reply) {
+    if (this.reply) this.reply.peaks = [];
+    this.reply = reply;
+  }
+
   draw() {
     const { canvas, reply } = this;
     const scale = window.devicePixelRatio || 1;

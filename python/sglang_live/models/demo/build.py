@@ -1,4 +1,4 @@
-"""Build the demo checkpoint: random weights from a fixed seed, in the published file layout.
+"""Build a demo checkpoint without training, in the published file layout: random weights.
 
     python -m sglang_live.models.demo.build --out DIR
 
@@ -31,7 +31,7 @@ from sglang_live.models.demo.tokenizer import (
 
 
 def ensure_built(size: DemoSize | None = None) -> Path:
-    """The demo model's directory, built when absent. Safe when several processes race."""
+    """The random demo model's directory, built when absent. Safe when several processes race."""
     directory = default_directory(size)
     if not (directory / "config.json").exists():
         directory.parent.mkdir(parents=True, exist_ok=True)

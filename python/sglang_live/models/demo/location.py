@@ -1,4 +1,4 @@
-"""Where the demo model lives; cheap to import, unlike the code that builds it."""
+"""Where the demo models lie; cheap to import, unlike the code that builds one."""
 
 import hashlib
 import json
@@ -9,6 +9,10 @@ from pathlib import Path
 # Bump when the recipe changes, so that caches are rebuilt.
 RECIPE = 3
 CACHE_ENV = "SGLANG_LIVE_CACHE"
+
+# Names for --model-path: the model that talks, and one with random weights, for tests and loads.
+DEMO, DEMO_RANDOM = "demo", "demo-random"
+TRAINED = Path(__file__).with_name("trained")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class DemoSize:
 
 
 def default_directory(size: DemoSize | None = None, cache: Path | None = None) -> Path:
-    """Where the demo model is cached: in `cache`, $SGLANG_LIVE_CACHE or ~/.cache/sglang_live."""
+    """Of a random demo model: in `cache`, $SGLANG_LIVE_CACHE or ~/.cache/sglang_live."""
     cache = cache or os.environ.get(CACHE_ENV) or Path.home() / ".cache" / "sglang_live"
     text = json.dumps([RECIPE, asdict(size or DemoSize())], sort_keys=True)
     return Path(cache) / f"demo-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

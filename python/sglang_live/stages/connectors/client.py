@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncIterator
 
 import zmq
@@ -147,6 +148,10 @@ class StageClient:
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
+        # The stage knows this caller again when the connection broke and is there again.
+        self._socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().hex.encode())
+        if not same_host:
+            wire.keep_alive(self._socket)
         self._socket.connect(address)
         self._jobs: dict[str, Job] = {}
         self._ready: asyncio.Future[Ready] | None = None

@@ -21,8 +21,11 @@ from sglang_live.messages import (
     Outlook,
     Ping,
     Ready,
+    Speak,
+    Think,
 )
 from sglang_live.stages.connectors import wire
+from sglang_live.stages.connectors.callers import TICK_S, Callers
 from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
 
 log = logging.getLogger(__name__)
@@ -66,11 +69,14 @@ class StageServer:
     """
     Args:
         address: endpoint to bind.
+        same_host: large tensors may go through shared memory, and a caller that is silent is
+            busy; on another host it is lost after a while, with its jobs and sessions.
         run: the coroutine of one job; returning ends it, LiveError becomes Failed.
         close_session: called for CloseSession.
         caller_speaks: called for CallerSpeaks.
         outlook: called for Outlook.
         ready: what to answer a Ping with.
+        tick_s: how often to look for callers that are lost.
     """
 
     def __init__(
@@ -83,18 +89,24 @@ class StageServer:
         ready: Callable[[], Ready],
         caller_speaks: Callable[[str], None] = lambda session_id: None,
         outlook: Callable[[Outlook], None] = lambda message: None,
+        tick_s: float = TICK_S,
     ):
-        self.same_host = same_host
+        self.same_host, self._tick_s = same_host, tick_s
         self._run, self._close_session, self._ready = run, close_session, ready
         self._caller_speaks, self._outlook = caller_speaks, outlook
         # By caller and job id: callers name their jobs without asking each other.
         self._jobs: dict[tuple[bytes, str], ServedJob] = {}
         self._chores: set[asyncio.Task] = set()
+        self._callers = Callers()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         # A caller that went away is an error to notice, not messages to drop.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # A caller whose connection broke goes on under its own name.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if not same_host:
+            wire.keep_alive(self._socket)
         self._socket.bind(address)
 
     @property
@@ -103,9 +115,11 @@ class StageServer:
 
     async def serve(self) -> None:
         """Serve until cancelled; that ends every job and frees the address."""
+        watch = None if self.same_host else asyncio.create_task(self._watch_callers())
         try:
             while True:
                 peer, *parts = await self._socket.recv_multipart()
+                self._callers.heard(peer)
                 try:
                     message, frames = wire.decode(parts)
                 except msgspec.MsgspecError as error:
@@ -113,9 +127,22 @@ class StageServer:
                     continue
                 await self._receive(peer, message, frames)
         finally:
+            if watch is not None:
+                watch.cancel()
             for job in self._jobs.values():
                 job.task.cancel()
             self._socket.close(linger=0)
+
+    async def _watch_callers(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            for peer, sessions in self._callers.tick():
+                jobs = [job for job in self._jobs.values() if job.key[0] == peer]
+                log.error("caller_lost jobs=%d sessions=%d", len(jobs), len(sessions))
+                for job in jobs:
+                    job.task.cancel()
+                for session_id in sessions:
+                    self._begin_closing(session_id)
 
     async def _receive(self, peer: bytes, message: AnyMessage, frames: list[bytes]) -> None:
         job = self._jobs.get((peer, message.job_id))
@@ -123,14 +150,15 @@ class StageServer:
             await self.send(peer, self._ready())
         elif isinstance(message, OPENERS):
             job = ServedJob(self, peer, message, frames)
+            if isinstance(message, Think | Speak):
+                self._callers.opens(peer, message.session_id)
             self._jobs[job.key] = job
             job.task = asyncio.create_task(self._serve_job(job), name=job.job_id)
             # Not in the task itself: one that is cancelled at once never runs a line.
             job.task.add_done_callback(lambda _: self._forget(job))
         elif isinstance(message, CloseSession):
-            chore = asyncio.create_task(self._close_session(message.session_id))
-            self._chores.add(chore)
-            chore.add_done_callback(self._chores.discard)
+            self._callers.closes(message.session_id)
+            self._begin_closing(message.session_id)
         elif isinstance(message, CallerSpeaks):
             self._caller_speaks(message.session_id)
         elif isinstance(message, Outlook):
@@ -167,6 +195,11 @@ class StageServer:
                 return
             log.exception("job_failed job=%s", job.job_id)
             await self._fail(job, LiveError.code, f"{type(error).__name__}: {error}")
+
+    def _begin_closing(self, session_id: str) -> None:
+        chore = asyncio.create_task(self._close_session(session_id))
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
 
     def _forget(self, job: ServedJob) -> None:
         # Its caller may have opened the same job anew by now.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import zmq
 
 from sglang_live.messages import AnyMessage, TensorRef, UserSegment
 
@@ -18,6 +19,7 @@ SHM_DIR = Path("/dev/shm")
 SHM_PREFIX = "sglang_live-"
 # Below this a copy through the socket costs less than opening a file.
 SHM_MIN_BYTES = 256 * 1024
+HEARTBEAT_MS = 2000
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
@@ -73,6 +75,12 @@ def encode(message: AnyMessage, tensors: TensorFrames | None = None) -> list:
 
 def decode(parts: list[bytes]) -> tuple[AnyMessage, list[bytes]]:
     return _decoder.decode(parts[0]), parts[1:]
+
+
+def keep_alive(socket: zmq.Socket) -> None:
+    """Notice a connection whose other end is gone without a word, and connect anew."""
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
 
 
 def sweep_shared_memory(pid: int) -> int:

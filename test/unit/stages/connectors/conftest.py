@@ -17,7 +17,7 @@ PATIENCE_S = 5.0  # how long a test waits for what must happen
 class Stage:
     """Serves `run` at `address`; the callers that a test makes are closed with it."""
 
-    def __init__(self, address: str, run: Callable[[ServedJob], Awaitable[None]]):
+    def __init__(self, address: str, run: Callable[[ServedJob], Awaitable[None]], **settings):
         self.address = address
         self.closed_sessions: list[str] = []
         self.speakers: list[str] = []
@@ -27,12 +27,12 @@ class Stage:
         self._run, self._callers = run, []
         self.server = StageServer(
             address,
-            same_host=True,
             run=self._watched,
             close_session=self._close_session,
             ready=lambda: Ready("", stage="fake", pid=1, startup_s=0.5, load={"jobs": 2.0}),
             caller_speaks=self.speakers.append,
             outlook=self.outlooks.append,
+            **{"same_host": True} | settings,
         )
         self.task = asyncio.create_task(self.server.serve())
 
@@ -79,8 +79,8 @@ async def serve(address) -> AsyncIterator[Callable[..., Stage]]:
     """Starts a stage whose jobs are served by the coroutine function given."""
     stages: list[Stage] = []
 
-    def start(run: Callable[[ServedJob], Awaitable[None]]) -> Stage:
-        stages.append(Stage(address, run))
+    def start(run: Callable[[ServedJob], Awaitable[None]], **settings) -> Stage:
+        stages.append(Stage(address, run, **settings))
         return stages[-1]
 
     yield start

@@ -43,7 +43,7 @@ def voice(job_id: str = "j", timeout_s: float = 60.0) -> Voice:
     return Voice(job_id, timeout_s)
 
 
-def speak(job_id: str, states: TensorRef) -> Speak:
+def speak(job_id: str, states: TensorRef | None = None) -> Speak:
     return Speak(
         job_id,
         session_id="s",
@@ -586,6 +586,16 @@ async def test_closing_a_client_ends_its_jobs(serve):
         await client.close()
         with pytest.raises(StageUnavailableError, match="closed"):
             await heard(job)
+
+
+# --- a caller that goes away ---
+
+
+async def test_a_caller_elsewhere_that_falls_silent_leaves_no_job_and_no_session(serve):
+    stage = serve(wait_forever, same_host=False, tick_s=0.02)
+    async with stage.caller().open("j") as job:
+        await job.begin(speak("j"))
+        await stage.until(lambda: stage.cancelled == ["j"] and stage.closed_sessions == ["s"])
 
 
 # --- ping ---
