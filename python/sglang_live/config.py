@@ -22,6 +22,7 @@ POLICIES = (
     "urgency",
     "pacing",
     "truncate",
+    "turnprefill",
     "headstart",
     "retention",
     "nextuse",
@@ -78,6 +79,7 @@ class ServerConfig:
     retention: what sessions keep of long conversations; None: everything.
     session_storage: of each thinker; None: their host memory is all there is.
     first_audio_s: what `admission` lets a turn take to its first audio.
+    turn_piece_s: how much speech `turnprefill` takes in at once while its caller goes on speaking.
     """
 
     model_path: str
@@ -95,6 +97,7 @@ class ServerConfig:
     allow_private_media_urls: bool = False
     max_sessions: int = 64
     first_audio_s: float = 1.0
+    turn_piece_s: float = 8.0
     max_sessions_per_key: int | None = None
     max_answers_per_minute: int | None = None
     cache_dir: Path = Path.home() / ".cache" / "sglang_live"
@@ -107,6 +110,8 @@ class ServerConfig:
             raise BadInputError(f"port {self.port} is out of range")
         if self.max_sessions < 1:
             raise BadInputError(f"max-sessions must be at least 1, got {self.max_sessions}")
+        if not (self.turn_piece_s >= 1 and self.turn_piece_s.is_integer()):
+            raise BadInputError("turn-piece-s must be whole seconds, at least 1")
         if not 0 < self.first_audio_s < math.inf:
             raise BadInputError("admission-first-audio-ms must be positive")
         if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:
@@ -159,6 +164,7 @@ def parse(argv: list[str]) -> ServerConfig:
         allow_private_media_urls=own.allow_private_media_urls,
         max_sessions=own.max_sessions,
         first_audio_s=own.admission_first_audio_ms / 1000,
+        turn_piece_s=own.turn_piece_s,
         max_sessions_per_key=own.max_sessions_per_key,
         max_answers_per_minute=own.max_answers_per_minute,
         cache_dir=Path(own.cache_dir),
@@ -207,6 +213,14 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-private-media-urls", action="store_true", help="requests may name private URLs"
     )
     p.add_argument("--max-sessions", type=int, default=64, help="callers at once, at most")
+    p.add_argument(
+        "--turn-piece-s",
+        type=float,
+        default=8.0,
+        metavar="S",
+        help="speech taken in at once while the caller goes on; shorter gains more and is less "
+        "exact, 8 is the encoder's own window (default: %(default)g)",
+    )
     p.add_argument(
         "--admission-first-audio-ms",
         type=float,
@@ -286,6 +300,8 @@ def parse_policies(text: str) -> tuple[str, ...]:
         raise BadInputError(f"policies {orders} exclude each other: choose one order")
     if "preload" in names and "nextuse" not in names:
         raise BadInputError("policy preload needs nextuse, which knows when callers will speak")
+    if "turnprefill" in names and "truncate" not in names:
+        raise BadInputError("policy turnprefill needs truncate: what was no turn is taken back")
     return names
 
 

@@ -115,6 +115,8 @@ class WireItem(msgspec.Struct, frozen=True, omit_defaults=True):
     role: str
     parts: list[WireText | WireAudio]
     token_ids: list[int] | None = None
+    opens: bool = True
+    closes: bool = True
 
 
 class Think(Message, frozen=True, tag=True):
@@ -124,6 +126,8 @@ class Think(Message, frozen=True, tag=True):
     window_tokens: of the session's KV, kept behind its sink; None: all of it (kv/retention.py).
     sink_tokens: None: the instructions and the markup around them.
     functions, must_call: see orchestrator Tools.
+    ahead: the caller still speaks: take in what has been said, without a reply, when nobody else is
+        in need; EndReply: somebody waits for it now.
     """
 
     session_id: str
@@ -139,6 +143,7 @@ class Think(Message, frozen=True, tag=True):
     slack_tokens: int = 1
     functions: list[str] = []
     must_call: str | None = None
+    ahead: bool = False
 
 
 class Read(Message, frozen=True, tag=True):

@@ -127,17 +127,21 @@ class ControlChannel(Scheduler):
         for req in reqs:
             self._end(req)
 
-    def _end_if_told(self, req: Req) -> None:
-        """It joins the queue; its end may have come first."""
-        if req.rid in self._early_ends:
-            del self._early_ends[req.rid]
-            self._end(req)
+    def _end_if_told(self, req: Req) -> bool:
+        """It joins the queue; its end may have come first. True: somebody waits for that."""
+        if req.rid not in self._early_ends:
+            return False
+        del self._early_ends[req.rid]
+        self._end(req)
+        return True
 
     def _end(self, req: Req) -> None:
         """Finish where it is. A limit on length is a finish that keeps a session's KV."""
         self._counts["ended"] += 1
         if not isinstance(req.to_finish, FINISH_ABORT):
             req.sampling_params.max_new_tokens = len(req.output_ids)
+        if self.rounds is not None:
+            self.rounds.table.hurry(req.rid)
 
     def _on_truncate(self, cut: TruncateSession) -> None:
         n_tokens = truncate_session(self, cut.session, cut.n_tokens)

@@ -12,6 +12,8 @@ import numpy as np
 SPEAK_PREFIX = "speak-"
 # Request ids of the thinker's replies begin so: they have a talker that waits for their text.
 THINK_PREFIX = "think-"
+# Request ids of what is taken in while a caller still speaks begin so: nobody waits for them yet.
+AHEAD_PREFIX = "ahead-"
 
 
 class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):

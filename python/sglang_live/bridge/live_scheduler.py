@@ -14,7 +14,7 @@ from sglang.srt.managers.schedule_batch import (
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from sglang_live.bridge.control_channel import ControlChannel
-from sglang_live.bridge.feed_types import SPEAK_PREFIX, THINK_PREFIX
+from sglang_live.bridge.feed_types import AHEAD_PREFIX, SPEAK_PREFIX, THINK_PREFIX
 from sglang_live.bridge.held import Held, ReqsView, decode_batch_of
 from sglang_live.bridge.rounds import Pool
 from sglang_live.bridge.session_truncate import n_computed, streaming_sessions
@@ -288,7 +288,7 @@ class LiveScheduler(ControlChannel):
         return super().handle_generate_request(recv_req, **kwargs)
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
-        self._end_if_told(req)
+        hurries = self._end_if_told(req)
         self._counts["retracted"] += is_retracted
         if self.retention is not None:
             self.retention.arrives(req)
@@ -297,6 +297,7 @@ class LiveScheduler(ControlChannel):
                 req.rid,
                 now_s=self.rounds.now_s,
                 managed=req.rid.startswith((SPEAK_PREFIX, THINK_PREFIX)),
+                background=req.rid.startswith(AHEAD_PREFIX) and not hurries,
                 prompt_tokens=len(req.origin_input_ids),
                 prefill_tokens=self._tokens_to_prefill(req),
             )

@@ -24,6 +24,7 @@ _COLUMNS = {
     "held": (bool, False),
     "started": (bool, True),
     "managed": (bool, False),
+    "background": (bool, False),
     "flowing": (bool, False),
     "reported": (bool, False),
     "since_s": (np.float64, 0.0),
@@ -74,9 +75,19 @@ class StreamTable:
     # --- from the scheduler ---
 
     def wait(
-        self, rid: str, *, now_s: float, managed: bool, prompt_tokens: int, prefill_tokens: int
+        self,
+        rid: str,
+        *,
+        now_s: float,
+        managed: bool,
+        prompt_tokens: int,
+        prefill_tokens: int,
+        background: bool = False,
     ) -> None:
-        """A request joins the queue, for the first time or after a retraction."""
+        """A request joins the queue, for the first time or after a retraction.
+
+        background: nobody waits for it, until somebody hurries.
+        """
         self.changed = True
         slot = self._slot.get(rid)
         if slot is None:
@@ -93,6 +104,7 @@ class StreamTable:
             "waiting": True,
             "held": False,
             "managed": managed,
+            "background": background,
             "since_s": now_s,
             "prefill_tokens": prefill_tokens,
         }
@@ -106,6 +118,13 @@ class StreamTable:
             self._columns["waiting"][slot] = False
             self._columns["since_s"][slot] = now_s
             self._columns["prefill_tokens"][slot] = 0
+
+    def hurry(self, rid: str) -> None:
+        """Somebody waits for it now."""
+        slot = self._slot.get(rid)
+        if slot is not None and self._columns["background"][slot]:
+            self.changed = True
+            self._columns["background"][slot] = False
 
     def hold(self, rid: str, now_s: float) -> None:
         self._set_held(rid, True, now_s)
@@ -212,6 +231,7 @@ class StreamTable:
             prefill_tokens=columns["prefill_tokens"][:n],
             interrupts=columns["interrupts"][:n],
             managed=columns["managed"][:n],
+            background=columns["background"][:n],
             gated=self._mask(gated),
             last_prefill_s=last_prefill_s,
         )

@@ -22,6 +22,7 @@ from sglang_live.gateway.realtime_events import AudioAppend
 from sglang_live.gateway.response import ResponsePlan
 from sglang_live.gateway.responses import Responses
 from sglang_live.gateway.session_config import SessionConfig
+from sglang_live.gateway.spoken_pieces import Pieces, SpokenPieces
 from sglang_live.gateway.turn_detection import TurnDetection
 from sglang_live.gateway.turn_ends import TurnEnds, settings_of
 from sglang_live.gateway.user_transcripts import UserTranscripts
@@ -75,6 +76,7 @@ class CallerTurns:
         self._detector: SpeechDetector | None = None
         self._next_item()
         self._turn_start_ms = 0
+        self._pieces = SpokenPieces(self.gateway.turn_piece_s, self._take_in)
         self._idle = IdleTimer(self.clock, self._on_idle)
         self._barge_in = BargeIn(self.responses, self.monitor, self.clock, self.metrics)
         self.responses.on_done = self._on_response_done
@@ -87,6 +89,7 @@ class CallerTurns:
             self._decoder = WireDecoder(config.input_format)
         self.config = config
         if config.turn_detection is None:
+            self._pieces.forget()
             self._hear_no_more()
             self._detector = None
             self._next_item()
@@ -124,6 +127,7 @@ class CallerTurns:
         """
         self._buffer.check_commit(self._decoder.owed_samples)
         self._buffer.append(self._decoder.finish())
+        self._pieces.forget()  # this turn has all that was sent, not only what is speech
         if self._detector:
             self._hear_no_more()
             self._reset(self._detector)
@@ -132,6 +136,7 @@ class CallerTurns:
     def clear(self) -> None:
         self._buffer.append(self._decoder.finish())  # the cleared audio still counts as time
         self._buffer.clear()
+        self._pieces.forget()
         if self._detector:
             self._hear_no_more()
             self._reset(self._detector)
@@ -166,8 +171,13 @@ class CallerTurns:
         self._detector.confirming = detection.interrupt_response and self.responses.audible
         for event in self._detector.feed(pcm):
             self._on_speech(event)
+        if self._detector and self._detector.speaking:
+            self._pieces.grow(self._buffer, self._turn_start_ms * SAMPLES_PER_MS)
         if self._buffer.excess_samples:
             self._shed()
+
+    def _take_in(self, pieces: Pieces) -> bool:
+        return self.responses.take_in(self.config, pieces)
 
     def _shed(self) -> None:
         assert self._detector is not None
@@ -201,6 +211,7 @@ class CallerTurns:
     def _on_started(self, event: SpeechStarted) -> None:
         assert self.config.turn_detection is not None
         self._idle.disarm()
+        self._pieces.forget()
         self._turn_start_ms = event.at_ms
         onset_s = self._at_s(event.onset_ms)
         self.monitor.speech_started(onset_s)
@@ -246,7 +257,8 @@ class CallerTurns:
     def _commit(self, audio: AudioPart) -> None:
         self._idle.disarm()
         self.monitor.turn_committed()
-        item = MessageItem(self._item_id, "user", [AudioContent(audio.pcm)])
+        content = [AudioContent(audio.pcm)]
+        item = MessageItem(self._item_id, "user", content, self._pieces.whole(audio))
         self._next_item()
         previous = self.items.conversation.last_id
         self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)

@@ -27,6 +27,8 @@ class GatewayConfig:
     max_side_responses: responses outside the conversation that may run at the same time.
     max_body_bytes: body of one HTTP request to SGLang's own API.
     default_instructions: system prompt of a session that gives none.
+    turn_piece_s: of how much speech each piece is that is taken in while its caller goes on
+        speaking; 0: turns are taken in when they are over.
     vad: defaults of a session that asks for server_vad; confirm_ms also for semantic_vad.
     retention: what a session keeps of a long conversation; None: everything, whatever clients ask.
     timeline_dir: folder for a file per session (interaction/timeline.py), None for no files.
@@ -46,6 +48,7 @@ class GatewayConfig:
     max_side_responses: int = 4
     max_body_bytes: int = 64 * _MIB
     default_instructions: str = ""
+    turn_piece_s: float = 0.0
     vad: VadSettings = field(default_factory=VadSettings)
     retention: RetentionConfig | None = None
     timeline_dir: Path | None = None
@@ -74,5 +77,7 @@ class GatewayConfig:
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.turn_piece_s < 0:
+            raise ValueError(f"turn_piece_s must not be negative, got {self.turn_piece_s}")
         if self.max_frame_bytes < self.max_append_bytes * 4 // 3:
             raise ValueError("max_frame_bytes must hold max_append_bytes in base64")

@@ -111,7 +111,8 @@ class Conversation:
     def seen_as(self, keys: Collection[str]) -> list[Item]:
         """The items that the model now sees under these keys, in order."""
         keys = frozenset(keys)
-        return [item for item in self._items if (seen := item.history()) and seen.key in keys]
+        seen = ((item, item.pieces()) for item in self._items)
+        return [item for item, pieces in seen if pieces and pieces[-1].key in keys]
 
     def calls_with(self, item: Item) -> list[Item]:
         """The calls that the model made in the same breath, which the item stands for."""
@@ -123,8 +124,7 @@ class Conversation:
 
     def history(self) -> tuple[HistoryItem, ...]:
         """All items with something to see, in order."""
-        seen = (item.history() for item in self._items)
-        return tuple(item for item in seen if item)
+        return tuple(piece for item in self._items for piece in item.pieces())
 
     def _over(self, max_bytes: float, max_items: float) -> bool:
         # The newest item stays, however large: it is what the caller just said.

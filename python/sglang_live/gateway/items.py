@@ -74,16 +74,31 @@ class Item:
         """The item as the model sees it, or None while there is nothing to see."""
         raise NotImplementedError
 
+    def pieces(self) -> tuple[HistoryItem, ...]:
+        """The same as the model's session holds it."""
+        seen = self.history()
+        return () if seen is None else (seen,)
+
     @property
     def size_bytes(self) -> int:
         raise NotImplementedError
 
 
 class MessageItem(Item):
-    """A message that came in whole."""
+    """A message that came in whole.
 
-    def __init__(self, item_id: str, role: Literal["system", "user", "assistant"], content):
+    pieces: in which it is taken in, if some of it was while it was said.
+    """
+
+    def __init__(
+        self,
+        item_id: str,
+        role: Literal["system", "user", "assistant"],
+        content,
+        pieces: tuple[HistoryItem, ...] = (),
+    ):
         self.id = item_id
+        self._pieces = pieces
         self.role = role
         self.content: tuple[TextContent | AudioContent, ...] = tuple(content)
         parts = tuple(part for part in (c.part() for c in self.content) if part)
@@ -95,6 +110,9 @@ class MessageItem(Item):
 
     def history(self) -> HistoryItem | None:
         return self._history
+
+    def pieces(self) -> tuple[HistoryItem, ...]:
+        return self._pieces or super().pieces()
 
     def transcribed(self, text: str) -> None:
         """What its audio says. The model goes on hearing the audio."""

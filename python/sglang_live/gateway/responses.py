@@ -16,6 +16,8 @@ from sglang_live.gateway.outbox import Outbox
 from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.rate_limits import RateLimitError, Standing
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
+from sglang_live.gateway.session_config import SessionConfig
+from sglang_live.gateway.spoken_pieces import Pieces
 from sglang_live.gateway.turns import Run, Turns
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.orchestrator.session import VoiceSession
@@ -98,6 +100,10 @@ class Responses:
             self._queued = plan
         else:
             self._answer(plan)
+
+    def take_in(self, config: SessionConfig, pieces: Pieces) -> bool:
+        """What is being said, before it is answered. False: not now."""
+        return self._turns.take_in(config, pieces)
 
     def cancel(self, response_id: str | None) -> None:
         """Raises ClientEventError if there is nothing to cancel."""

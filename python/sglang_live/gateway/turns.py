@@ -8,7 +8,7 @@ down here in the background, and the next turn of the conversation waits for tha
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sglang_live.clock import Clock
 from sglang_live.errors import DeadlineError, LiveError, StageFailedError
@@ -17,6 +17,8 @@ from sglang_live.gateway.event_error import internal_error
 from sglang_live.gateway.model import voice_of
 from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
+from sglang_live.gateway.session_config import SessionConfig
+from sglang_live.gateway.spoken_pieces import Pieces
 from sglang_live.gateway.tool_calls import MalformedCallError, read_call, tools_of
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.orchestrator.history import (
@@ -198,6 +200,15 @@ class Turns:
             run.writer.fail(fault)
         else:
             run.writer.complete(end, calls)
+
+    def take_in(self, config: SessionConfig, pieces: Pieces) -> bool:
+        """What is being said goes where the next turn will need it. False: not now."""
+        if self._main_tasks:
+            return False
+        plan = ResponsePlan(config=config, decided_at_s=self.clock.now_s())
+        request = self._request(plan)
+        history = (*request.history, *pieces)
+        return self.session.take_in(replace(request, history=history, ahead=True))
 
     def _request(self, plan: ResponsePlan) -> TurnRequest:
         config = plan.config

@@ -42,12 +42,20 @@ class HistoryItem:
     key changes whenever the content does (an item that was edited gets a new key).
     token_ids: for replies, exactly what the thinker generated, without the end-of-turn token;
     when present they stand for the parts, so that no re-tokenisation can drift.
+    opens, closes: whether a message begins, and ends, with this. A message that is still being
+    said is taken in piece by piece, one stretch of its audio each; they join without a seam.
     """
 
     key: str
     role: Role
     parts: tuple[TextPart | AudioPart, ...]
     token_ids: tuple[int, ...] | None = None
+    opens: bool = True
+    closes: bool = True
+
+    def __post_init__(self) -> None:
+        if not (self.opens and self.closes) and [type(p) for p in self.parts] != [AudioPart]:
+            raise ValueError("a piece of a message is one stretch of audio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,7 @@ class TurnRequest:
     retention: how much of its KV the session keeps; None: all.
     script: what to say, word for word, to a history of one message in writing; None: what the
         model thinks of.
+    ahead: the caller still speaks: there is to be no reply yet.
     """
 
     turn_id: str
@@ -86,6 +95,7 @@ class TurnRequest:
     retention: RetentionConfig | None = None
     tools: Tools = Tools()
     script: str | None = None
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import AudioDelta, TurnDone, TurnEvent, TurnRequest
 from sglang_live.orchestrator.links import NativeLink, StageLinks
+from sglang_live.orchestrator.listening import Listening
 from sglang_live.orchestrator.stage_jobs import OnNote
 from sglang_live.orchestrator.steering import Steering
 from sglang_live.orchestrator.turn import run_turn
@@ -71,6 +72,7 @@ class LiveSession:
         self._beat = _TurnBeat(owner.capacity, session_id, None)  # of the latest turn
         self._interrupts = FIRST_INTERRUPTS
         self._watcher: OnNote | None = None
+        self._listening = Listening(self._links.thinker)
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         if self._closed:
@@ -92,11 +94,15 @@ class LiveSession:
         if not turn.stateless:
             self._beat = beat
         try:
+            if not turn.stateless:
+                await self._listening.ended()
             async with aclosing(run_turn(turn, links, trace, steering)) as events:
                 async for event in events:
                     if isinstance(event, AudioDelta):
                         beat.sounds()
                     if isinstance(event, TurnDone):
+                        if not turn.stateless:
+                            event = self._listening.counted(event, turn)
                         self._log_done(event, trace)
                         self._let_go_of(steering)
                     yield event
@@ -129,6 +135,9 @@ class LiveSession:
     def report_underrun(self, silent_s: float) -> None:
         self._beat.gap(silent_s)
 
+    def take_in(self, turn: TurnRequest) -> bool:
+        return not self._closed and not self._busy and self._listening.take_in(turn)
+
     def report_speech(self) -> None:
         if self._owner.policies:
             self._links.thinker.caller_speaks()
@@ -143,6 +152,7 @@ class LiveSession:
         if self._closed:
             return
         self._closed = True
+        self._listening.close()
         self._links.close()
         self._owner.release(self)
 

@@ -49,6 +49,15 @@ class VoiceSession(Protocol):
         stages had delivered nothing."""
         ...
 
+    def take_in(self, turn: TurnRequest) -> bool:
+        """While the caller still speaks: have the thinker take in what this turn's history holds,
+        in the background and after everybody who waits for something. Never blocks.
+
+        The next turn waits for the end of it. False: not now, because a turn runs or the last such
+        request does.
+        """
+        ...
+
     def report_speech(self) -> None:
         """The caller has begun to speak. Never blocks."""
         ...

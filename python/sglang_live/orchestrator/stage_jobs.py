@@ -109,7 +109,8 @@ class Thought:
                     self.on_note("thinker", message.what, message.ahead_s)
                 case ThinkDone():
                     self.done = message
-                    self._known.add(self.reply_key)
+                    if not self._turn.ahead:
+                        self._known.add(self.reply_key)
 
     async def _recite(self) -> None:
         [read] = self._turn.history
@@ -135,6 +136,7 @@ class Thought:
                 slack_tokens=kept.slack_tokens if kept else 1,
                 functions=list(turn.tools.functions),
                 must_call=turn.tools.must_call,
+                ahead=turn.ahead,
             ),
             tensors,
         )
@@ -279,7 +281,14 @@ def _wire_item(item: HistoryItem, tensors: wire.TensorFrames) -> WireItem:
         for p in item.parts
     ]
     ids = list(item.token_ids) if item.token_ids is not None else None
-    return WireItem(item.key, item.role, [] if ids is not None else parts, ids)
+    return WireItem(
+        item.key,
+        item.role,
+        [] if ids is not None else parts,
+        ids,
+        opens=item.opens,
+        closes=item.closes,
+    )
 
 
 def _wire_segment(key: str, segment: Segment, tensors: wire.TensorFrames) -> WireSegment:

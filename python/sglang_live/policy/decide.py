@@ -25,7 +25,15 @@ from sglang_live.policy.view import U1, U2, Round, StageView
 
 ORDERS = ("urgency", "deadline", "fcfs")
 # Matters of turns and callers, not of rounds: they are accepted here and do nothing.
-OF_TURNS = ("truncate", "headstart", "retention", "nextuse", "preload", "admission")
+OF_TURNS = (
+    "truncate",
+    "turnprefill",
+    "headstart",
+    "retention",
+    "nextuse",
+    "preload",
+    "admission",
+)
 NAMES = (*ORDERS, "pacing", *OF_TURNS)
 
 
@@ -100,7 +108,8 @@ class Policies:
             ordered = fcfs.order(view)
             return ordered, fitting(view, ordered, self.config)[1]
         rule = urgency if self.order == "urgency" else deadline
-        return fitting(view, rule.order(view, classes, self.config), self.config)
+        ordered = rule.order(view, classes, self.config)
+        return fitting(view, urgency.in_turn(view, ordered, classes, self.config), self.config)
 
     def _marks(self, view: StageView, refused_s: float | None, *, yields: bool) -> Marks | None:
         found = []

@@ -29,6 +29,8 @@ def classify(view: StageView, safe_s: float) -> tuple[np.ndarray, int]:
         # Nobody listens to these: they neither fall silent nor wait for a first sound.
         urgency[unmanaged] = U2
         unmanaged &= view.waiting
+        if view.background is not None:
+            unmanaged &= ~view.background
         urgency[unmanaged] = U1
     unknown = np.isnan(view.ahead_s)
     if not np.count_nonzero(unknown):
@@ -61,6 +63,20 @@ def order(view: StageView, urgency: np.ndarray, config: PolicyConfig) -> np.ndar
         key = np.where(rank == U0, view.ahead_s[waiting], key)
         key = np.where(rank == U2, -utility(view, waiting, config), key)
     return waiting[np.lexsort((key, rank))]
+
+
+def in_turn(
+    view: StageView, ordered: np.ndarray, urgency: np.ndarray, config: PolicyConfig
+) -> np.ndarray:
+    """ordered, without what nobody waits for while there is somebody in need."""
+    if view.background is None or not np.count_nonzero(view.background[ordered]):
+        return ordered
+    put_off = view.background[ordered] & ~overdue(view, ordered, config)
+    in_need = urgency.view(np.uint8) <= U1  # UNKNOWN is 255 here
+    running = in_need & view.managed & ~view.waiting
+    if np.count_nonzero(running) or np.count_nonzero(in_need[ordered[~put_off]]):
+        return ordered[~put_off]
+    return ordered
 
 
 def overdue(view: StageView, waiting: np.ndarray, config: PolicyConfig) -> np.ndarray:

@@ -58,6 +58,8 @@ class StageView:
         interrupts: how often this caller interrupts, 0 to 1.
         managed: bool, one of our replies. Others (SGLang's own API, session headers) have no
             listener: they are never held, and wait in order of arrival among U1.
+        background: bool, nobody waits for it: it is served when nobody else is in need, and not
+            later than PolicyConfig.max_wait_s. None: nobody.
         gated: bool, cannot step in this round whatever is decided: its input does not exist yet,
             or its last step is in flight. None: nobody.
     """
@@ -78,6 +80,7 @@ class StageView:
     interrupts: np.ndarray
     managed: np.ndarray
     free_rows: int = 1 << 30
+    background: np.ndarray | None = None
     gated: np.ndarray | None = None
     last_prefill_s: float = float("-inf")
 

@@ -211,7 +211,7 @@ class ThinkerStage:
     async def _think(self, job: ServedJob, request: Think, session_id: str) -> None:
         history = self._history(session_id, request, job.frames)
         session = self._sessions.setdefault(session_id, self._new_session())
-        state = TurnState()
+        state = TurnState(ending=request.ahead, ahead=request.ahead)
         state.on_generating = lambda rid: self._notes.add(rid, job)
         reply = self._reply(job, state)
         listening = asyncio.create_task(self._listen(job, session, state, reply))
@@ -225,10 +225,12 @@ class ThinkerStage:
             self._counts["sessions_rebuilt"] += state.rebuilt
             self._counts["sessions_truncated"] += state.truncated
             self._counts["truncations_refused"] += state.refused
-        self._items[session_id][request.reply_key] = HistoryItem(
-            key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
-        )
-        gone = await session.drop_old()
+        if not request.ahead:
+            self._items[session_id][request.reply_key] = HistoryItem(
+                key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
+            )
+        # Not while the caller speaks: the message that has begun counts on what is before it.
+        gone = [] if request.ahead else await session.drop_old()
         await job.send(
             ThinkDone(
                 job.job_id,
@@ -307,7 +309,14 @@ class ThinkerStage:
         for item in request.items:
             parts = tuple(_part(part, frames) for part in item.parts)
             ids = tuple(item.token_ids) if item.token_ids is not None else None
-            known[item.key] = HistoryItem(key=item.key, role=item.role, parts=parts, token_ids=ids)
+            known[item.key] = HistoryItem(
+                key=item.key,
+                role=item.role,
+                parts=parts,
+                token_ids=ids,
+                opens=item.opens,
+                closes=item.closes,
+            )
         missing = [key for key in request.keys if key not in known]
         if missing:
             raise ItemsMissingError(f"{len(missing)} of {len(request.keys)} items unknown")

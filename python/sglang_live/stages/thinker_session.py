@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import soundfile as sf
 
-from sglang_live.bridge.feed_types import THINK_PREFIX, RetainSession
+from sglang_live.bridge.feed_types import AHEAD_PREFIX, THINK_PREFIX, RetainSession
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.models.qwen3_omni.prompt import (
     NO_OPENING,
@@ -45,6 +45,19 @@ class HeldReply:
     begin: int
 
 
+@dataclass(frozen=True, slots=True)
+class BeforeSpeech:
+    """The session as it was before it took in what is still being said.
+
+    key: of the first piece of that.
+    """
+
+    key: str
+    n_tokens: int
+    last_reply: HeldReply | None
+    tail: list[Piece]
+
+
 @dataclass(slots=True)
 class ThinkerSession:
     """
@@ -56,6 +69,7 @@ class ThinkerSession:
     n_header: of the instructions. n_cut: tokens behind the sink that it has dropped again.
     bound: what the engine was told that it may hold; None: anything.
     lost: the last turn was cut short, and its KV with it.
+    before: while the last message that is held has not come to its end.
     """
 
     host: EngineHost
@@ -73,6 +87,7 @@ class ThinkerSession:
     n_cut: int = 0
     bound: RetainSession | None = None
     lost: bool = False
+    before: BeforeSpeech | None = None
     _places: list[int] = field(default_factory=list)  # of the running turn's clips
 
     async def think(
@@ -98,6 +113,7 @@ class ThinkerSession:
         await self._reconcile(instructions, history, state)
         self._tell_bound(retention)
         new = history[len(self.held) :]
+        before = self.n_tokens, self.last_reply, self.tail
         yield Started(new)
         end, self._places = self.n_tokens + self.prompt.n_tokens(self.tail, iter(())), []
         pieces = self._pieces(new)
@@ -127,11 +143,13 @@ class ThinkerSession:
         finally:
             if not completed:
                 await self._lose()
+        n_known = len(self.held)
         self.lost, self.held = False, keys
         places = iter(self._places)
         for item in new:
             end += self.prompt.n_tokens(self.prompt.item(item), places)
             self.ends.append(end)
+        self._remember(before, new, n_known)
         if reply_ids is None:
             self.last_reply, self.tail = None, []
         else:
@@ -180,14 +198,16 @@ class ThinkerSession:
         return gone
 
     def end_reply(self, state: TurnState) -> None:
-        """Finish the reply of the running turn where it is."""
-        state.ending = True
-        if state.generating is not None and self.feed is not None:
-            self.feed.end_reply(state.generating)
+        """Finish the reply of the running turn where it is. Somebody waits for the end of that."""
+        state.ending, state.ahead = True, False
+        running = state.generating or state.prefilling
+        if running is not None and self.feed is not None:
+            self.feed.end_reply(running)
 
     async def close(self) -> None:
         session, self.engine_session = self.engine_session, None
         self.held, self.ends, self.last_reply, self.tail = [], [], None, []
+        self.before = None
         if session is not None:
             await _close(self.host, session)
 
@@ -201,6 +221,8 @@ class ThinkerSession:
         self, instructions: str, history: list[HistoryItem], state: TurnState
     ) -> None:
         """Make `held` a prefix of the history: as it is, without its last reply, or anew."""
+        if self.engine_session is not None and instructions == self.instructions:
+            await self._withdraw(history, state)
         if self.engine_session is not None and instructions == self.instructions:
             if _begins_with(history, self.held):
                 return
@@ -233,6 +255,43 @@ class ThinkerSession:
             self.ends = [*self.ends[: len(before)], *([n_tokens] if cut is not None else [])]
             self.held, self.last_reply, self.tail = held, None, tail
         return state.truncated
+
+    async def _withdraw(self, history: list[HistoryItem], state: TurnState) -> None:
+        """Of what was taken in while it was said, keep what the history begins with."""
+        before = self.before
+        if before is None or _begins_with(history, self.held):
+            return
+        n_known = self.held.index(before.key) if before.key in self.held else len(self.held)
+        n = n_known
+        if _begins_with(history, self.held[:n]):
+            while n < len(history) and history[n].key == self.held[n]:
+                n += 1
+        n_tokens = before.n_tokens if n == n_known else self.ends[n - 1]
+        if self.feed is None or n_known == len(self.held) or not await self._truncate(n_tokens):
+            await self._lose()
+            return
+        self.held, self.ends = self.held[:n], self.ends[:n]
+        state.truncated = True
+        if n == n_known:
+            self.last_reply, self.tail, self.before = before.last_reply, before.tail, None
+
+    def _remember(self, before: tuple, new: list[HistoryItem], n_known: int) -> None:
+        """What to come back to while a message has begun and not ended."""
+        if not new:
+            return
+        begun = [i for i, item in enumerate(new) if item.opens and not item.closes]
+        if new[-1].closes:
+            if self.before is not None:
+                # The pieces of a message go together.
+                first = self.held.index(self.before.key)
+                last = n_known + next(i for i, item in enumerate(new) if item.closes)
+                self.ends[first:last] = [self.ends[last]] * (last - first)
+            self.before = None
+        elif begun and begun[-1] == 0:
+            self.before = BeforeSpeech(new[0].key, *before)
+        elif begun:
+            at = begun[-1]
+            self.before = BeforeSpeech(new[at].key, self.ends[n_known + at - 1], None, [])
 
     async def _truncate(self, n_tokens: int) -> bool:
         truncated = False
@@ -287,9 +346,13 @@ class ThinkerSession:
                 await self._lose()
 
     async def _prefill(self, append: Append, state: TurnState) -> Prefilled:
-        rid = uuid.uuid4().hex
+        rid = (AHEAD_PREFIX if state.ahead else "") + uuid.uuid4().hex
         sampling = {"max_new_tokens": 0, "temperature": 0}
-        last = await self.host.run(rid, **_request(self.engine_session, append, sampling))
+        state.prefilling = rid if state.ahead else None
+        try:
+            last = await self.host.run(rid, **_request(self.engine_session, append, sampling))
+        finally:
+            state.prefilling = None
         return self._prefilled(rid, append, last["meta_info"], state)
 
     async def _generate(

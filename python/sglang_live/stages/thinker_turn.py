@@ -43,6 +43,8 @@ class TurnState:
     generating: the request that writes the reply, while it does. rid: the same, also afterwards.
     on_generating: told that request before it is sent.
     ending: nobody wants more of the reply.
+    ahead: what is said is taken in while the caller still speaks; nobody waits for it.
+    prefilling: the request that is taken in, while it is.
     """
 
     n_prompt: int = 0
@@ -54,3 +56,5 @@ class TurnState:
     rid: str = ""
     on_generating: Callable[[str], None] = lambda rid: None
     ending: bool = False
+    ahead: bool = False
+    prefilling: str | None = None

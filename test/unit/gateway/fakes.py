@@ -93,11 +93,13 @@ class FakeSession:
     """
     on_interrupt: what an interrupted turn still does; None: the policy is off.
     playback, underruns_s: what was reported of it. n_speech: how often speech was reported.
+    taken_in: what was to be taken in while the caller spoke.
     """
 
     session_id: str
     scripts: list[list[Step]]
     turns: list[TurnRequest] = field(default_factory=list)
+    taken_in: list[TurnRequest] = field(default_factory=list)
     wind_down: asyncio.Event | None = None
     on_interrupt: list[Step] | None = None
     playback: list[tuple[float, bool, float]] = field(default_factory=list)
@@ -166,6 +168,12 @@ class FakeSession:
 
     def report_underrun(self, silent_s: float) -> None:
         self.underruns_s.append(silent_s)
+
+    def take_in(self, turn: TurnRequest) -> bool:
+        if self.running:
+            return False
+        self.taken_in.append(turn)
+        return True
 
     def report_speech(self) -> None:
         self.n_speech += 1

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_live.models.demo.tokenizer import SPECIAL_TOKENS, build_tokenizer
-from sglang_live.models.qwen3_omni.prompt import AUDIO_PLACE, Append, ChatPrompt, Piece
+from sglang_live.models.qwen3_omni.prompt import Append, ChatPrompt, Piece
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
 
+AUDIO_PLACE = "<|audio_start|><|audio_pad|><|audio_end|>"
 TOKENIZER = build_tokenizer(1024)
 SPECIAL_IDS = set(TOKENIZER.convert_tokens_to_ids(SPECIAL_TOKENS))
 PAD_ID = TOKENIZER.convert_tokens_to_ids("<|audio_pad|>")
@@ -166,6 +167,31 @@ def test_the_talker_reads_a_user_message_as_the_thinker_does(data):
         if token != PAD_ID:
             expected[-1] = token
     assert PROMPT.segment_ids(item, n_places) == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(n_places=st.lists(st.integers(1, 9), min_size=2, max_size=5))
+def test_a_message_in_pieces_is_one_span_of_audio_for_thinker_and_talker(n_places):
+    last = len(n_places) - 1
+    pieces = [
+        HistoryItem(key=str(i), role="user", parts=message(9).parts, opens=i == 0, closes=i == last)
+        for i in range(len(n_places))
+    ]
+    texts = [a.text for piece in pieces for a in PROMPT.appends(PROMPT.item(piece))]
+    pads = "<|audio_pad|>" * len(n_places)
+    span = f"user\n<|audio_start|>{pads}<|audio_end|><|im_end|>\n"
+    assert "".join(texts) == f"{span}<|im_start|>"
+    assert [text.count("<|audio_pad|>") for text in texts] == [1] * len(n_places)
+    as_told = [PROMPT.segment_ids(p, [n]) for p, n in zip(pieces, n_places, strict=True)]
+    whole = PROMPT.segment_ids(message(9), [sum(n_places)])
+    assert [token_id for ids in as_told for token_id in ids] == whole
+    n_tokens = sum(PROMPT.n_tokens(PROMPT.item(p), iter([1])) for p in pieces)
+    assert n_tokens == len(encode(f"{span}<|im_start|>"))
+
+
+def test_only_a_stretch_of_audio_can_be_a_piece_of_a_message():
+    with pytest.raises(ValueError, match="one stretch of audio"):
+        HistoryItem(key="k", role="user", parts=(TextPart("x"),), closes=False)
 
 
 @pytest.mark.parametrize("parts", [(), ("",), ("", "")], ids=len)

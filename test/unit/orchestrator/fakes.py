@@ -109,7 +109,10 @@ class FakeStage:
 
 
 class FakeThinker(FakeStage):
+    """busy: what is taken in ahead waits until somebody hurries."""
+
     name = "thinker"
+    busy = False
 
     def __init__(self, reply: list[int]):
         super().__init__()
@@ -129,8 +132,8 @@ class FakeThinker(FakeStage):
         for item in request.items:
             if item.role == "user":
                 await self._report(job, item.key, len(clips[item.key]))
-        said, finish = await self._reply(job)
-        if request.session_id:
+        said, finish = await (self._ahead(job) if request.ahead else self._reply(job))
+        if request.session_id and not request.ahead:
             self.items[request.session_id][request.reply_key] = "reply"
         await job.send(
             ThinkDone(
@@ -144,6 +147,15 @@ class FakeThinker(FakeStage):
                 rebuilt=False,
             )
         )
+
+    async def _ahead(self, job: ServedJob) -> tuple[list[int], str]:
+        await self.step(0)
+        if self.busy:
+            async for message in job.inputs():
+                if isinstance(message, EndReply):
+                    self.n_ended += 1
+                    break
+        return [], "interrupted"
 
     async def _reply(self, job: ServedJob) -> tuple[list[int], str]:
         """Its tokens, all of them unless it is ended, and why it finished."""

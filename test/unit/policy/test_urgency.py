@@ -97,3 +97,24 @@ def test_no_room_is_made_where_a_stream_more_costs_less_than_its_flips():
     dear = StageRates(round_s=0.015, round_s_per_stream=1e-3)
     assert not POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=cheap)).sits_out.any()
     assert POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=dear)).sits_out[0]
+
+
+# --- what nobody waits for ---
+
+SPEAKING = waiting(managed=False, background=True, started=True)
+
+
+@pytest.mark.parametrize("policies", [POLICIES, Policies.of(("deadline",))], ids=lambda p: p.order)
+@pytest.mark.parametrize(
+    "other", [waiting(), waiting(managed=False, started=True), starting(), playing(P_SAFE_S / 2)]
+)
+def test_what_is_taken_in_ahead_waits_while_anybody_is_in_need(policies, other):
+    assert 0 not in policies.decide(view_of(SPEAKING, other)).admit
+    assert 0 in policies.decide(view_of(SPEAKING, playing(3.0), nobody())).admit
+
+
+def test_it_does_not_wait_for_ever_nor_crowd_anybody_out():
+    patient = waiting(managed=False, background=True, started=True, for_s=CONFIG.max_wait_s + 1)
+    assert 0 in POLICIES.decide(view_of(patient, waiting())).admit
+    crowded = view_of(SPEAKING, waiting(tokens=100), free_tokens=150)
+    assert POLICIES.decide(crowded).admit.tolist() == [1]

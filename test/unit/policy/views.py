@@ -40,6 +40,7 @@ class Stream:
     prefill_tokens: int = 0
     interrupts: float = 0.4
     managed: bool = True
+    background: bool = False
     gated: bool = False
 
 
@@ -100,6 +101,7 @@ _TYPES = {
     "held": bool,
     "started": bool,
     "managed": bool,
+    "background": bool,
     "gated": bool,
     "kv_tokens": np.int64,
     "prefill_tokens": np.int64,

@@ -71,6 +71,15 @@ class Call:
     def reply(self) -> list[int]:
         return next((e.ids for e in reversed(self.events) if isinstance(e, Generated)), [])
 
+    async def take_in(self, *history: HistoryItem, **changes) -> TurnState:
+        """What is being said, while it is: nothing is answered."""
+        turn = self.think(*history, key="", **changes)
+        self.state.ending = True
+        async for event in turn:
+            self.events.append(event)
+        assert self.reply == []
+        return self.state
+
     def end_at_token(self, n: int) -> None:
         self.engine.before_token = lambda at: at == n and self.session.end_reply(self.state)
 

@@ -17,8 +17,6 @@ from sglang_live.models.qwen3_omni.tool_prompt import (
 )
 from sglang_live.orchestrator.history import AudioPart, HistoryItem
 
-AUDIO_PLACE = "<|audio_start|><|audio_pad|><|audio_end|>"
-
 
 class Tokenizer(Protocol):
     def encode(self, text: str, **kwargs) -> list[int]: ...
@@ -40,9 +38,16 @@ class Words:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """One clip of audio, with its placeholder."""
+    """One clip of audio, with its placeholder. begins, ends: whether its span does with it."""
 
     audio: AudioPart
+    begins: bool = True
+    ends: bool = True
+
+    @property
+    def markup(self) -> str:
+        begin = "<|audio_start|>" if self.begins else ""
+        return f"{begin}<|audio_pad|>{'<|audio_end|>' if self.ends else ''}"
 
 
 Piece = Markup | Words | Clip
@@ -87,7 +92,7 @@ class ChatPrompt:
 
     def item(self, item: HistoryItem) -> list[Piece]:
         """One message. Its leading `<|im_start|>` ends whatever came before."""
-        return [*self._body(item), Markup("<|im_end|>\n<|im_start|>")]
+        return [*self._body(item), *([Markup("<|im_end|>\n<|im_start|>")] if item.closes else [])]
 
     def ask(self) -> list[Piece]:
         """Opens the reply."""
@@ -139,7 +144,7 @@ class ChatPrompt:
             else:
                 if clip is not None:
                     flush()
-                markup, clip = markup + AUDIO_PLACE, piece.audio
+                markup, clip = markup + piece.markup, piece.audio
         flush()
         if ids:
             out.append(Append(token_ids=tuple(ids)))
@@ -155,7 +160,7 @@ class ChatPrompt:
                 case Words():
                     n += len(piece.token_ids)
                 case Clip():
-                    n += len(self.markup_ids(AUDIO_PLACE)) - 1 + next(n_places)
+                    n += len(self.markup_ids(piece.markup)) - 1 + next(n_places)
         return n
 
     def n_places(self, append: Append, n_new: int) -> int:
@@ -165,22 +170,27 @@ class ChatPrompt:
     def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:
         """One user message as the talker reads it, placeholders expanded to n_places each."""
         places = iter(n_places)
-        before, after = AUDIO_PLACE.split("<|audio_pad|>")
         ids: list[int] = []
-        for piece in (Markup("<|im_start|>"), *self._body(item), Markup("<|im_end|>\n")):
+        begin = [Markup("<|im_start|>")] if item.opens else []
+        end = [Markup("<|im_end|>\n")] if item.closes else []
+        for piece in (*begin, *self._body(item), *end):
             match piece:
                 case Markup():
                     ids += self.markup_ids(piece.text)
                 case Words():
                     ids += piece.token_ids
                 case Clip():
-                    ids += self.markup_ids(before)
-                    ids += [self._spec.audio_pad_id] * next(places)
-                    ids += self.markup_ids(after)
+                    for token_id in self.markup_ids(piece.markup):
+                        n = next(places) if token_id == self._spec.audio_pad_id else 1
+                        ids += [token_id] * n
         return ids
 
     def _body(self, item: HistoryItem) -> list[Piece]:
-        """Role and content of a message."""
+        """Role and content of a message, or of a piece of one."""
+        if not (item.opens and item.closes):
+            [audio] = item.parts
+            role = [Markup(f"{item.role}\n")] if item.opens else []
+            return [*role, Clip(audio, begins=item.opens, ends=item.closes)]
         role = Markup(f"{'user' if item.role == 'tool' else item.role}\n")
         if item.token_ids is not None:
             return [role, Words(item.token_ids)]

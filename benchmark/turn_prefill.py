@@ -1,0 +1,141 @@
+"""What taking in a turn while it is spoken saves at its end, by how long it is.
+
+    python -m benchmark.turn_prefill --pieces 0,1,2,4,8 --lengths 2,5,10,20 --json out.json
+
+One caller at a time speaks turns of these lengths at real-time pace, each in a call of its own.
+Every size of piece has a fresh server; 0 is without the policy. The order of lengths is drawn, and
+the same for all.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmark.load.provenance import config_of, facts
+from benchmark.load.server import ServerProcess
+from sglang_live.client import clip
+from sglang_live.client.realtime_client import RealtimeClient
+from sglang_live.client.session_options import SessionOptions
+from sglang_live.clock import MonotonicClock
+
+WORKLOADS = Path(__file__).parent / "workloads"
+POLICIES = "urgency+pacing+truncate+headstart+retention+nextuse+preload"
+START_TIMEOUT_S = 600.0
+# Pauses between words stay, those between sentences would end the turn.
+_LONGEST_PAUSE_S = 0.2
+_FRAME = round(clip.SAMPLE_RATE_HZ * clip.FRAME_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """pieces, lengths: seconds, separated by commas."""
+
+    pieces: str = "0,1,2,4,8"
+    lengths: str = "2,5,10,20"
+    repeats: int = 5
+    model_path: str = "demo-random"
+    clips: str = str(WORKLOADS / "clips")
+    seed: int = 1
+    json: str = ""
+
+
+def fluent(pcm: bytes) -> np.ndarray:
+    """int16 [n]: the same without its long pauses."""
+    samples = np.frombuffer(pcm, "<i2")
+    frames = samples[: len(samples) // _FRAME * _FRAME].reshape(-1, _FRAME)
+    level = np.sqrt(np.mean(np.square(frames.astype(np.float32)), axis=1))
+    is_quiet = level < level.max() * 10 ** (-clip.SPEECH_RANGE_DB / 20)
+    quiet_for, kept = 0, []
+    for frame, quiet in zip(frames, is_quiet, strict=True):
+        quiet_for = quiet_for + 1 if quiet else 0
+        if quiet_for * clip.FRAME_S <= _LONGEST_PAUSE_S:
+            kept.append(frame)
+    return np.concatenate(kept)
+
+
+async def measure(url: str, model: str, turns: list[tuple[float, bytes]]) -> list[dict]:
+    found = []
+    for length_s, pcm in turns:
+        options = SessionOptions(url=url, model=model)
+        async with RealtimeClient(options, MonotonicClock()) as client:
+            record = await client.speak(pcm)
+        found.append(
+            {
+                "length_s": length_s,
+                "status": record.status,
+                "early_replies": record.early_replies,
+                "ttfp_ms": record.ttfp_ms,
+                "ttfp_after_detection_ms": record.ttfp_after_detection_ms,
+            }
+        )
+    return found
+
+
+def run(options: Options) -> list[dict]:
+    rng = random.Random(options.seed)
+    speech = np.concatenate(
+        [fluent(clip.load_pcm(path)) for path in sorted(Path(options.clips).glob("*.flac"))]
+    )
+    lengths = [float(text) for text in options.lengths.split(",")]
+    turns = []
+    for _ in range(options.repeats):
+        for length_s in rng.sample(lengths, len(lengths)):
+            n = round(length_s * clip.SAMPLE_RATE_HZ)
+            at = rng.randrange(len(speech) - n)
+            turns.append((length_s, speech[at : at + n].tobytes()))
+    rows = []
+    for piece_s in [float(text) for text in options.pieces.split(",")]:
+        policies = f"{POLICIES}+turnprefill" if piece_s else POLICIES
+        args = (f"--turn-piece-s={piece_s:g}",) if piece_s else ()
+        with ServerProcess(options.model_path, policies, args, START_TIMEOUT_S) as server:
+            # The first turn of a server pays for what later ones find warm.
+            warm_up = turns[:1]
+            model = Path(options.model_path).name
+            found = asyncio.run(measure(server.url, model, [*warm_up, *turns]))[len(warm_up) :]
+        rows += [{"piece_s": piece_s, **turn} for turn in found]
+        report(rows)
+    return rows
+
+
+def report(rows: list[dict]) -> None:
+    lengths = sorted({row["length_s"] for row in rows})
+    print("TTFP after the end of the turn, median of n, ms")
+    print("piece s  " + "".join(f"{length:>10g} s" for length in lengths))
+    for piece_s in sorted({row["piece_s"] for row in rows}):
+        cells = []
+        for length in lengths:
+            values = [
+                row["ttfp_after_detection_ms"]
+                for row in rows
+                if (row["piece_s"], row["length_s"]) == (piece_s, length)
+                and row["ttfp_after_detection_ms"] is not None
+                and not row["early_replies"]
+            ]
+            cells.append(f"{np.median(values):>8.0f}/{len(values)}" if values else f"{'n/a':>10}")
+        print(f"{piece_s or 'off':>7}  " + "  ".join(cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in config_of(Options()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    parser.add_argument("--json", default="")
+    options = Options(**vars(parser.parse_args()))
+    rows = run(options)
+    if options.json:
+        document = {
+            "benchmark": "turn_prefill",
+            **facts(),
+            "config": config_of(options),
+            "rows": rows,
+        }
+        Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""A message that is taken in while it is said: nothing of it is heard twice, and none that was not
+said stays. As ever, the session must hold what one built from the history alone would hold.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_live.orchestrator.history import AudioPart, HistoryItem
+
+from .fake_engine import N_PLACES
+from .test_thinker_session import Call, built_anew, call, kept, reply, user
+
+__all__ = ["call"]
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+HELLO = user("u0", "hello")
+
+
+def pieces(key: str, n: int, *, whole: bool) -> list[HistoryItem]:
+    """The first n pieces of a message; the last of them ends it if it is whole."""
+    pcm = (AudioPart(np.zeros(800, np.int16)),)
+    return [
+        HistoryItem(
+            key=f"{key}/end" if whole and i == n - 1 else f"{key}/{i}",
+            role="user",
+            parts=pcm,
+            opens=i == 0,
+            closes=whole and i == n - 1,
+        )
+        for i in range(n)
+    ]
+
+
+async def answered(call: Call, *history: HistoryItem) -> list[HistoryItem]:
+    """The history with the reply to it."""
+    await call.turn(*history, key="r1")
+    return [*history, reply("r1", *call.reply[:-1])]
+
+
+async def test_at_the_end_only_the_rest_is_left_to_hear(call):
+    history = await answered(call, HELLO)
+    for n in (1, 2, 3):
+        assert kept(await call.take_in(*history, *pieces("s", n, whole=False)))
+    n_prefilled = call.engine.n_prefilled
+    assert kept(await call.turn(*history, *pieces("s", 4, whole=True)))
+    assert call.engine.tokens == await built_anew(*history, *pieces("s", 4, whole=True))
+    assert call.engine.n_prefilled - n_prefilled < 2 * N_PLACES + 8
+
+
+async def test_what_was_said_after_all_not_to_us_leaves_no_trace(call):
+    history = await answered(call, HELLO)
+    await call.take_in(*history, *pieces("cough", 2, whole=False))
+    state = await call.turn(*history, user("u1", "and then?"))
+    assert state.truncated and not state.rebuilt
+    assert call.engine.tokens == await built_anew(*history, user("u1", "and then?"))
+
+
+async def test_a_turn_that_ended_earlier_than_it_seemed_keeps_its_first_pieces(call):
+    history = await answered(call, HELLO)
+    await call.take_in(*history, *pieces("s", 3, whole=False))
+    said = [*pieces("s", 3, whole=False)[:2], pieces("s", 3, whole=True)[2]]
+    state = await call.turn(*history, *said)
+    assert state.truncated and not state.rebuilt
+    assert call.engine.tokens == await built_anew(*history, *said)
+
+
+async def test_the_reply_before_it_may_be_cut_back_meanwhile(call):
+    """The client tells late what it had heard when its user began to speak."""
+    await call.turn(HELLO, key="r1")
+    whole, heard = reply("r1", *call.reply[:-1]), reply("r1-heard", *call.reply[:1])
+    await call.take_in(HELLO, whole, *pieces("s", 2, whole=False))
+    state = await call.turn(HELLO, heard, *pieces("s", 3, whole=True))
+    assert state.truncated and not state.rebuilt
+    assert call.engine.tokens == await built_anew(HELLO, heard, *pieces("s", 3, whole=True))
+
+
+async def test_a_message_in_writing_may_come_with_the_first_piece(call):
+    history = await answered(call, HELLO)
+    written = user("u1", "look:")
+    await call.take_in(*history, written, *pieces("s", 2, whole=False))
+    await call.turn(*history, written, user("u2", "never mind"))
+    assert call.engine.tokens == await built_anew(*history, written, user("u2", "never mind"))
+
+
+async def test_an_engine_that_cannot_forget_it_is_asked_for_a_new_session(call):
+    history = await answered(call, HELLO)
+    await call.take_in(*history, *pieces("cough", 2, whole=False))
+    call.engine.refuses = True
+    state = await call.turn(*history, user("u1", "and then?"))
+    assert state.rebuilt
+    assert call.engine.tokens == await built_anew(*history, user("u1", "and then?"))
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["say", "withdraw", "write", "cut"]), st.integers(0, 3), st.integers(1, 3)
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=steps)
+async def test_any_call_holds_what_its_history_says(steps):
+    call, history = Call(), [HELLO]
+    for n, (what, n_taken, n_said) in enumerate(steps):
+        taken = pieces(f"s{n}", n_taken, whole=False) if what != "write" else []
+        for i in range(len(taken)):
+            await call.take_in(*history, *taken[: i + 1])
+        match what:
+            case "say":
+                used = taken[: n_said - 1]
+                history += [*used, pieces(f"s{n}", len(used) + 1, whole=True)[-1]]
+            case "cut" if history[-1].token_ids:
+                history[-1] = reply(f"cut{n}", *history[-1].token_ids[:1])
+            case _:
+                history.append(user(f"w{n}", "so?"))
+        await call.turn(*history, key=f"r{n}")
+        assert call.engine.tokens == [
+            *await built_anew(*history),
+        ]
+        history.append(reply(f"r{n}", *call.reply[:-1]))
