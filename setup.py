@@ -59,6 +59,7 @@ setup(
         "prometheus-client",
         "psutil",
         "pyzmq>=25.1.2",
+        "setproctitle",
         "silero-vad>=6.2",
         "soundfile>=0.13",
         "soxr>=1.0",

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
+from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import (
     Replica,
     Supervisor,
-    free_port,
     loopback_address,
     new_run_dir,
 )

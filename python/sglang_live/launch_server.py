@@ -38,6 +38,7 @@ from sglang_live.stages.supervisor import (
     loopback_address,
     new_run_dir,
 )
+from sglang_live.stages.zygote import Zygote, is_useful
 from sglang_live.telemetry.capacity_metrics import CapacityCollector
 from sglang_live.telemetry.metrics import GatewayMetrics
 from sglang_live.telemetry.stage_metrics import StageCollector
@@ -68,8 +69,12 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
     run_dir, native_port = new_run_dir(), free_port()
     # SGLang's API listens on loopback only: with a remote thinker it is not offered here.
     native_url = None if config.stages["thinker"].connect else f"http://127.0.0.1:{native_port}"
+    zygote = Zygote() if is_useful() else None
     supervisor = Supervisor(
-        _specs(config, model, run_dir, native_port), log_dir=config.log_dir, on_change=_announce
+        _specs(config, model, run_dir, native_port),
+        log_dir=config.log_dir,
+        on_change=_announce,
+        zygote=zygote,
     )
     try:
         await _start_or_interrupt(supervisor)
@@ -129,6 +134,8 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
         return 0 if server.started else 1
     finally:
         await supervisor.stop()
+        if zygote is not None:
+            await zygote.close()
         shutil.rmtree(run_dir, ignore_errors=True)
 
 

@@ -77,9 +77,8 @@ class Server:
 
     def stage_process(self, stage: str) -> psutil.Process:
         """The stage's own process, not SGLang's children in it."""
-        for child in psutil.Process(self.process.pid).children():
-            spec = child.environ().get("SGLANG_LIVE_SPEC", "")
-            if f'"stage":"{stage}"' in spec:
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            if " ".join(child.cmdline()).startswith(f"sglang_live::{stage}/"):
                 return child
         raise LookupError(stage)
 

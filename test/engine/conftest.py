@@ -23,6 +23,7 @@ from sglang_live.stages.supervisor import (
     loopback_address,
     new_run_dir,
 )
+from sglang_live.stages.zygote import Zygote, is_useful
 from test.engine.reference import Reference
 
 STAGES = ("thinker", "talker", "vocoder")
@@ -73,6 +74,17 @@ class Stages:
         return StageLinks(thinker, talker, VocoderLink(self.replica("vocoder"), session_id))
 
 
+# One for all tests: it imports once what every engine needs.
+ZYGOTE = Zygote() if is_useful() else None
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", autouse=True)
+async def zygote() -> AsyncIterator[None]:
+    yield
+    if ZYGOTE is not None:
+        await ZYGOTE.close()
+
+
 @contextlib.asynccontextmanager
 async def running_stages(
     checkpoint: Path,
@@ -112,7 +124,7 @@ async def running_stages(
         )
         for stage in names
     ]
-    supervisor = Supervisor(specs, log_dir=cache)
+    supervisor = Supervisor(specs, log_dir=cache, zygote=ZYGOTE)
     try:
         await supervisor.start()
         yield Stages(supervisor, Qwen3OmniSpec.load(checkpoint))

@@ -65,6 +65,29 @@ def cut_media(mm_inputs: MultimodalInputs | None, cut: Cut, n_tokens: int) -> Mu
     return after
 
 
+def media_before(mm_inputs: MultimodalInputs, n_tokens: int) -> MultimodalInputs:
+    """What takes the place of mm_inputs when the session is cut back to its first n_tokens.
+
+    n_tokens: splits none of media_spans().
+    """
+    kept, dropped = [], []
+    for item in mm_inputs.mm_items:
+        is_before = not item.offsets or _span(item)[1] <= n_tokens
+        (kept if is_before else dropped).append(item)
+    if not dropped:
+        return mm_inputs
+    MultimodalInputs(mm_items=dropped).release_features()
+    after = replace(mm_inputs, mm_items=kept)
+    table = mm_inputs.mrope_positions
+    if table is not None and n_tokens < table.shape[1]:
+        after.mrope_positions = table[:, :n_tokens]
+        # Text counts on from the last position that is left.
+        delta = int(table[:, n_tokens - 1].max()) + 1 - n_tokens
+        after.mrope_position_delta = torch.full_like(mm_inputs.mrope_position_delta, delta)
+        after.mrope_position_delta_repeated_cache = None
+    return after
+
+
 def position_gap(mm_inputs: MultimodalInputs, sink_tokens: int) -> int:
     """Positions between a session's sink and what follows it, which no token has any more.
 

@@ -9,6 +9,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.session_controller import Session
 
 from sglang_live.bridge.kv_record import LiveKvInfo
+from sglang_live.bridge.media_cut import media_before, media_spans
 from sglang_live.bridge.session_cache import LiveSession
 
 
@@ -70,10 +71,12 @@ def _length(req: Req) -> int:
 
 
 def _drop_input(session: Session, req: Req, n_tokens: int) -> bool:
-    """Forget input tokens from n_tokens on; refused where they stand for audio or images."""
-    media = req.multimodal_inputs.mm_items if req.multimodal_inputs is not None else []
-    if any(end >= n_tokens for item in media for _, end in item.offsets or ()):
+    """Forget input tokens from n_tokens on; refused in the midst of audio or an image."""
+    media = req.multimodal_inputs
+    if any(first < n_tokens < behind for first, behind in media_spans(media)):
         return False
+    if media is not None:
+        req.multimodal_inputs = media_before(media, n_tokens)
     n_dropped = len(req.origin_input_ids) - n_tokens
     unpadded = req.origin_input_ids_unpadded
     if unpadded is not req.origin_input_ids:

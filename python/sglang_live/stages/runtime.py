@@ -13,6 +13,8 @@ import sys
 import time
 from typing import Protocol
 
+import setproctitle
+
 from sglang_live.bridge import platform_cpu
 from sglang_live.bridge.inbox import POLICIES_ENV, STORAGE_ENV
 from sglang_live.bridge.seams import STAGE_ENV
@@ -92,7 +94,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
     await server.serve()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """A supervisor must not leave its stages behind, not even when it is killed."""
     if sys.platform == "linux":
         import ctypes
@@ -104,8 +106,9 @@ def _die_with_parent() -> None:
 def main() -> None:
     began_s = time.monotonic()
     spec = StageSpec.from_env()
+    setproctitle.setproctitle(f"sglang_live::{spec.name}")
     if spec.same_host:
-        _die_with_parent()
+        die_with_parent()
     # For the engine's own processes, which inherit them.
     os.environ[STAGE_ENV] = spec.stage
     os.environ[POLICIES_ENV] = ",".join(spec.policies)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -17,6 +18,7 @@ from sglang_live.messages import Ready
 from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.connectors.wire import sweep_shared_memory
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
+from sglang_live.stages.zygote import Forked, Zygote
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class Replica:
     spec: StageSpec
     client: StageClient | None = None
     ready: Ready | None = None
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | Forked | None = None
     sessions: set[str] = field(default_factory=set)
     n_starts: int = 0
 
@@ -58,6 +60,7 @@ class Supervisor:
         on_change: called when a replica comes up or goes down.
         command: what a stage process runs; it finds its spec in the environment.
         clock: times the waits between starts.
+        zygote: forks stages that need no environment of their own; None: each begins anew.
     """
 
     def __init__(
@@ -68,7 +71,9 @@ class Supervisor:
         on_change: Callable[[Replica, str], None] = lambda replica, what: None,
         command: Sequence[str] = STAGE_COMMAND,
         clock: Clock | None = None,
+        zygote: Zygote | None = None,
     ):
+        self._zygote = zygote
         self.replicas = [Replica(spec) for spec in specs]
         self._log_dir, self._on_change = log_dir, on_change
         self._command, self._clock = command, clock or MonotonicClock()
@@ -174,20 +179,29 @@ class Supervisor:
         out = None
         if self._log_dir is not None:
             out = self._log_path(spec.name).open("ab")
-        replica.process = await asyncio.create_subprocess_exec(
+        try:
+            replica.process = await self._begin(spec, environment, out)
+        finally:
+            if out is not None:
+                out.close()
+        replica.n_starts += 1
+        replica.client = StageClient(spec.name, spec.address, same_host=spec.same_host)
+        log.info("stage_spawned %s pid=%d", spec.name, replica.process.pid)
+
+    async def _begin(
+        self, spec: StageSpec, environment: dict[str, str], out: IO[bytes] | None
+    ) -> asyncio.subprocess.Process | Forked:
+        """In a session of its own, so that SGLang's children can be ended with it."""
+        if self._zygote is not None and not spec.environment:
+            return await self._zygote.fork(environment, out)
+        return await asyncio.create_subprocess_exec(
             *self._command,
             env=environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            # A session of its own, so that SGLang's children can be ended with it.
             start_new_session=True,
         )
-        if out is not None:
-            out.close()
-        replica.n_starts += 1
-        replica.client = StageClient(spec.name, spec.address, same_host=spec.same_host)
-        log.info("stage_spawned %s pid=%d", spec.name, replica.process.pid)
 
     async def _until_ready(self, replica: Replica, ended: asyncio.Future) -> bool:
         while not ended.done():

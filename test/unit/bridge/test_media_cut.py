@@ -21,7 +21,13 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.session.session_controller import Session, SessionController
 
-from sglang_live.bridge.media_cut import cut_media, media_spans, position_gap, shift_positions
+from sglang_live.bridge.media_cut import (
+    cut_media,
+    media_before,
+    media_spans,
+    position_gap,
+    shift_positions,
+)
 from sglang_live.kv.retention import Cut
 
 TEXT, AUDIO_BEGIN, AUDIO, AUDIO_END, IMAGE_BEGIN, IMAGE, IMAGE_END = range(1, 8)
@@ -93,6 +99,19 @@ class Talk:
         self.session.committed_unpadded_len = len(req.origin_input_ids)
         self.session.committed_fill_len = 0
         req.multimodal_inputs = cut_media(req.multimodal_inputs, cut, n_tokens)
+
+    def back_to(self, n_tokens: int) -> None:
+        """Forget what came after so many tokens, all of it input, as if it had never been said."""
+        req = self.req
+        del req.origin_input_ids[n_tokens:]
+        req.origin_input_ids_unpadded = req.origin_input_ids
+        req.full_untruncated_fill_ids = array("q")
+        self.session.committed_origin_len = n_tokens
+        self.session.committed_unpadded_len = n_tokens
+        self.session.committed_fill_len = 0
+        if req.multimodal_inputs is not None:
+            req.multimodal_inputs = media_before(req.multimodal_inputs, n_tokens)
+        self.positions = self.positions[:, :n_tokens]
 
     @property
     def n_tokens(self) -> int:
@@ -195,6 +214,29 @@ def item(*runs: tuple[int, int]) -> MultimodalDataItem:
     return MultimodalDataItem(
         modality=Modality.AUDIO, offsets=list(runs), feature=torch.ones(2), hash=1
     )
+
+
+# --- back to an earlier end ---
+
+
+@pytest.mark.parametrize(
+    "before", [WORDS, CLIP, PICTURE, BOTH], ids=["words", "clip", "pic", "both"]
+)
+@pytest.mark.parametrize("said", [CLIP, PICTURE, BOTH], ids=["clip", "picture", "both"])
+def test_what_is_forgotten_leaves_neither_places_nor_positions(before, said):
+    talk, other = twins(WORDS, before)
+    n_tokens = talk.n_tokens
+    talk.begin(*said)
+    talk.session.finish_req(talk.req)
+    dropped = talk.mm_inputs.mm_items[len(media_spans(other.mm_inputs)) :]
+    talk.back_to(n_tokens)
+    assert media_spans(talk.mm_inputs) == media_spans(other.mm_inputs)
+    assert dropped and all(item.feature is None for item in dropped)
+    for one in (talk, other):
+        one.turn(*WORDS)
+        one.turn(*BOTH)
+    assert torch.equal(talk.positions, other.positions)
+    assert talk.runs() == other.runs()
 
 
 # --- positions ---

@@ -1,0 +1,239 @@
+"""Stages that begin with everything imported: forks of a process that did nothing else.
+
+    python -m sglang_live.stages.zygote FD      started by the supervisor
+
+On a machine without a GPU imports are most of a start: eleven seconds of a core for each process of
+an engine, and two engines have six of them. Here one process imports, and stages are its children.
+With a GPU stages are started apart: a device that a process has looked at survives no fork.
+
+In: over a socket of packets, requests with a number, an environment and the file to log to. Out:
+the number with a pid, and when that process has ended, with how it did.
+"""
+
+import asyncio
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+# Its imports are what every process of an engine needs.
+IMPORTS = (
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang_live.stages.runtime",
+    "sglang_live.stages.thinker",
+    "sglang_live.stages.talker",
+    "sglang_live.stages.vocoder",
+)
+# In the environment of a process that was forked, and of those that it starts.
+FORKED_ENV = "SGLANG_LIVE_FORKED"
+_MAX_PACKET_BYTES = 1 << 20
+_ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD128")
+
+
+def is_useful() -> bool:
+    """Whether this machine has what it takes, and no accelerator."""
+    can = hasattr(os, "pidfd_open") and sys.platform == "linux"
+    return can and not any(Path(device).exists() for device in _ACCELERATORS)
+
+
+class Wish(msgspec.Struct, frozen=True):
+    number: int
+    environment: dict[str, str]
+
+
+class News(msgspec.Struct, frozen=True):
+    """exit_code: of the process; negative: the signal that ended it. None: it has begun."""
+
+    number: int
+    pid: int
+    exit_code: int | None = None
+
+
+# --- for the supervisor ---
+
+
+@dataclass(eq=False)
+class Forked:
+    """A stage process, to its supervisor as one of its own."""
+
+    pid: int
+    _ended: asyncio.Future[int]
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ended)
+
+
+@dataclass(eq=False)
+class Zygote:
+    """The process, started when it is first needed and again after it died."""
+
+    _process: asyncio.subprocess.Process | None = None
+    _socket: socket.socket | None = None
+    _reader: asyncio.Task[None] | None = None
+    _begun: dict[int, asyncio.Future[int]] = field(default_factory=dict)
+    _ended: dict[int, asyncio.Future[int]] = field(default_factory=dict)
+    _count: int = 0
+
+    async def fork(self, environment: dict[str, str], out: IO[bytes] | None) -> Forked:
+        """A process that becomes the stage whose spec is in the environment.
+
+        Args:
+            out: where it logs; None: where we do.
+        Raises:
+            OSError: there is no such process.
+        """
+        if self._process is None or self._process.returncode is not None:
+            await self._start()
+        assert self._socket is not None
+        loop = asyncio.get_running_loop()
+        self._count += 1
+        number = self._count
+        begun = self._begun[number] = loop.create_future()
+        ended = self._ended[number] = loop.create_future()
+        packet = msgspec.json.encode(Wish(number, environment))
+        log_fd = 2 if out is None else out.fileno()
+        socket.send_fds(self._socket, [packet], [log_fd])
+        return Forked(await begun, ended)
+
+    async def close(self) -> None:
+        """End it, and with it all that it has forked."""
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+        await self._forget()
+
+    async def _start(self) -> None:
+        await self._forget()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "sglang_live.stages.zygote",
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        finally:
+            theirs.close()
+        self._socket = ours
+        self._reader = asyncio.create_task(self._read(ours), name="zygote")
+
+    async def _forget(self) -> None:
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
+        self._reader = self._socket = self._process = None
+
+    async def _read(self, packets: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while packet := await loop.sock_recv(packets, _MAX_PACKET_BYTES):
+                news = msgspec.json.decode(packet, type=News)
+                if news.exit_code is None:
+                    self._begun.pop(news.number).set_result(news.pid)
+                else:
+                    self._ended.pop(news.number).set_result(news.exit_code)
+        except ConnectionError:
+            pass  # it died with packets unread
+        finally:
+            # Its children go with it.
+            gone = OSError("the process that forks stages ended")
+            for begun in self._begun.values():
+                begun.set_exception(gone)
+            for ended in self._ended.values():
+                ended.set_result(-signal.SIGKILL)
+            self._begun, self._ended = {}, {}
+
+
+# --- the process itself ---
+
+
+def main() -> None:
+    packets = socket.socket(fileno=int(sys.argv[1]))
+    _die_with_parent()
+    # A parent that is ended at the keyboard ends us itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in IMPORTS:
+        __import__(name)
+    gc.collect()
+    gc.freeze()  # what is never looked at again stays shared
+    selector = selectors.DefaultSelector()
+    selector.register(packets, selectors.EVENT_READ)
+    running: dict[int, tuple[int, int]] = {}  # by pidfd: number and pid
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is packets:
+                packet, fds, _, _ = socket.recv_fds(packets, _MAX_PACKET_BYTES, 1)
+                if not packet:
+                    return  # the server is gone
+                wish = msgspec.json.decode(packet, type=Wish)
+                pid = os.fork()
+                if not pid:
+                    selector.close()
+                    packets.close()
+                    _become(wish.environment, fds[0])
+                os.close(fds[0])
+                pidfd = os.pidfd_open(pid)
+                running[pidfd] = wish.number, pid
+                selector.register(pidfd, selectors.EVENT_READ)
+                packets.send(msgspec.json.encode(News(wish.number, pid)))
+            else:
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                number, pid = running.pop(key.fd)
+                _, status = os.waitpid(pid, 0)
+                code = os.waitstatus_to_exitcode(status)
+                packets.send(msgspec.json.encode(News(number, pid, code)))
+
+
+def _become(environment: dict[str, str], log_fd: int) -> None:
+    """The rest of this process's life; it does not return."""
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log_fd, 1), (log_fd, 2)):
+            os.dup2(source, target)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.environ[FORKED_ENV] = "1"
+        from sglang_live.stages import runtime
+
+        runtime.main()
+        code = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _die_with_parent() -> None:
+    from sglang_live.stages.runtime import die_with_parent
+
+    die_with_parent()
+
+
+if __name__ == "__main__":
+    main()
