@@ -24,9 +24,13 @@ def newest(results: Path, benchmark: str) -> dict | None:
 
 
 def loads(results: Path) -> dict[str, list[tuple[dict, list[dict]]]]:
-    """By kind of load: for each number of callers the newest document, and its points."""
+    """By kind of load: for each number of callers a document, and its points.
+
+    The one with the most repeats, of those the newest.
+    """
     kinds: dict[str, dict[int, tuple[dict, list[dict]]]] = {}
-    for document in documents(results, "voice_load"):
+    found = documents(results, "voice_load")
+    for document in sorted(found, key=lambda d: d["config"].get("repeats", 1), reverse=True):
         by_callers = kinds.setdefault(_kind(document), {})
         for callers in {point["sessions"] for point in document["points"]} - by_callers.keys():
             points = [p for p in document["points"] if p["sessions"] == callers]
