@@ -40,6 +40,8 @@ from benchmark.thinker import load_of, thinker
 from sglang_live.bridge.feed_types import Outlook, SpeechStart
 from sglang_live.stages.engine_host import FeedSocket
 
+# The engine closes a connection that was idle for five seconds; ours must be let go before.
+_CONNECTIONS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
 _BASE = ("urgency", "pacing", "truncate", "retention", "nextuse")
 ARMS = {"recompute": _BASE, "lru": _BASE, "nextuse": _BASE, "preload": (*_BASE, "preload")}
 _COUNTERS = (
@@ -187,7 +189,7 @@ async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
     environment = {"SGLANG_LIVE_MODELLED_LINK": options.link} if options.link else {}
     async with (
         thinker(ARMS[arm], engine_args(arm, pool_tokens, options), environment) as replica,
-        httpx.AsyncClient(timeout=180, limits=httpx.Limits(max_connections=None)) as client,
+        httpx.AsyncClient(timeout=180, limits=_CONNECTIONS) as client,
     ):
         by_session: dict[int, list[Access]] = {}
         for access in schedule.accesses:

@@ -75,6 +75,7 @@ def _run(name: str, check: Any, options: Any, args: argparse.Namespace) -> int:
     if args.commit:
         document |= {"git_commit": args.commit, "git_dirty": None}
     path = args.out / _file_name(name, document["device"])
+    args.out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     for line in (*findings.lines, *(f"PROBLEM: {problem}" for problem in findings.problems)):
         print(line)

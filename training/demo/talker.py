@@ -212,12 +212,13 @@ def initialise(module: nn.Module) -> None:
 
 
 def _batch(replies: list[Spoken], n: int, choose: torch.Generator) -> list[Spoken]:
-    """Replies of similar length, so that little is padded."""
+    """Replies of similar length, so that little is padded; every frame is as likely as another."""
     jitter = 1 + 0.3 * torch.rand(len(replies), generator=choose)
     lengths = torch.tensor([len(reply.codes) for reply in replies]) * jitter
     order = lengths.argsort().tolist()
     groups = [order[i : i + n] for i in range(0, len(order), n)]
-    chosen = groups[int(torch.randint(len(groups), (), generator=choose))]
+    frames = torch.tensor([sum(len(replies[i].codes) for i in group) for group in groups])
+    chosen = groups[int(torch.multinomial(frames.float(), 1, generator=choose))]
     return [replies[i] for i in chosen]
 
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sglang.srt.mem_cache.pool_host import mha
 
 from benchmark.gpu import __main__ as command
 from benchmark.gpu import code2wav, code_predictor, page_copy, server, talker, write_back
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.gpu.measuring import exact_float32
+from sglang_live.sgl_patches import cpu_kv_copy
 
 PREDICTOR = code_predictor.Options(
     hidden=32,
@@ -39,6 +41,9 @@ VOCODER = code2wav.Options(
 )
 PAGES = page_copy.Options(
     layers=2, kv_heads=1, head_dim=4, page_tokens=(2, 4), moved_bytes=1000, repeats=1
+)
+TRANSFERS = write_back.Options(
+    layers=2, kv_heads=1, head_dim=4, page_tokens=(1, 4), moved_tokens=16, repeats=1
 )
 
 
@@ -128,9 +133,20 @@ def test_pages_return_intact_in_both_layouts():
     assert all(row["gb_per_s"] > 0 for row in rows)
 
 
-def test_transfers_of_sglang_need_a_device():
-    with pytest.raises(CannotRunError):
-        write_back.run(write_back.Options(), "cpu", seed=1)
+def test_transfers_of_sglang_return_pages_intact(monkeypatch):
+    # What the plugins would put in for good.
+    monkeypatch.setattr(write_back, "load_plugins", lambda: None)
+    monkeypatch.setattr(mha, "transfer_kv_direct", cpu_kv_copy.HOOK, raising=False)
+    found = write_back.run(TRANSFERS, "cpu", seed=1)
+    assert found.problems == ()
+    rows = found.figures["transfers"]
+    assert [(row["page_tokens"], row["direction"]) for row in rows] == [
+        (1, "to_host"),
+        (1, "to_device"),
+        (4, "to_host"),
+        (4, "to_device"),
+    ]
+    assert all(row["gb_per_s"] > 0 for row in rows)
 
 
 def test_a_page_that_is_damaged_on_the_way_is_noticed():
