@@ -1,17 +1,48 @@
-"""Server events checked against the types of OpenAI's own Python client."""
+"""Server events checked against the types of OpenAI's own Python client.
 
-from typing import Any, get_args
+Frame mode is an extension: clients that do not ask for it see none of it.
+"""
+
+import copy
+from typing import Any, Literal, get_args
 
 from openai.types.realtime import RealtimeServerEvent
+from pydantic import BaseModel
+
+
+class _FrameDone(BaseModel, extra="forbid"):
+    type: Literal["frame.done"]
+    event_id: str
+    frame_index: int
+    audio_start_ms: int
+    audio_end_ms: int
+    missing_before: int
+    outcome: Literal["on_time", "late", "empty", "dropped"]
+    text: str
+    output_tokens: int
+    latency_ms: float | None
+    error: dict[str, Any] | None
+
 
 _MODELS = {
     get_args(model.model_fields["type"].annotation)[0]: model
     for model in get_args(get_args(RealtimeServerEvent)[0])
     if hasattr(model, "model_fields")
-}
+} | {"frame.done": _FrameDone}
 
 
 def check(event: dict[str, Any]) -> None:
     """Raises if the client's strict parser would refuse this event, or not know it."""
     assert event["event_id"]
-    _MODELS[event["type"]].model_validate(event)
+    _MODELS[event["type"]].model_validate(_without_frame_mode(event))
+
+
+def _without_frame_mode(event: dict[str, Any]) -> dict[str, Any]:
+    if event["type"] not in ("session.created", "session.updated"):
+        return event
+    event = copy.deepcopy(event)
+    heard = event["session"]["audio"]["input"]
+    if heard["turn_detection"] and heard["turn_detection"]["type"] == "frames":
+        assert heard["turn_detection"].keys() == {"type", "frame_ms", "max_tokens"}
+        heard["turn_detection"] = None
+    return event

@@ -1,8 +1,8 @@
 """Beats of the service: moments at which something is due, and what share of its budget each took.
 
-A turn's first packet is one, its flow without gaps another; a frame of a duplex session will be. A
-beat that is due and does not come counts by its age: an engine that stalls is late with everybody,
-and must not look fast because nothing arrives that could be timed. An empty one never came at all.
+A turn's first packet is one, its flow without gaps another, in frame mode each frame. A beat that
+is due and does not come counts by its age: an engine that stalls is late with everybody, and must
+not look fast because nothing arrives that could be timed. An empty one never came at all.
 """
 
 import itertools

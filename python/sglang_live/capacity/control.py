@@ -27,6 +27,7 @@ class CapacityConfig:
     max_sessions: there are never more.
     adapts: fewer, as soon as more could not be served in time. False: max_sessions is all.
     first_packet_s: budget of a turn's first packet, from the decision that the caller is done.
+    frame_share: budget of a frame, as a share of the time until the next.
     full_share: of a KV pool that leaves no room for another caller.
     saturates_s: neither does one that would be full within so many seconds.
     sample_s: between two looks at the pools.
@@ -35,6 +36,7 @@ class CapacityConfig:
     max_sessions: int
     adapts: bool = True
     first_packet_s: float = 1.0
+    frame_share: float = 0.5
     full_share: float = 0.95
     saturates_s: float = 30.0
     sample_s: float = 2.0
@@ -110,6 +112,11 @@ class CapacityControl:
         """
         budget_s = self._config.first_packet_s
         return self._beats.begin(session_id, self._clock.now_s(), budget_s, must_come=must_come)
+
+    def frame_due(self, session_id: str, frame_s: float) -> int:
+        """A frame came; the next will in frame_s. Returns a number for one of the next three."""
+        budget_s = self._config.frame_share * frame_s
+        return self._beats.begin(session_id, self._clock.now_s(), budget_s)
 
     def came(self, beat: int) -> None:
         self._beats.came(beat, self._clock.now_s())

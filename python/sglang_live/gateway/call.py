@@ -145,7 +145,7 @@ class Call:
 
     async def close(self) -> None:
         """Cancel what runs and wait, within bounds, until it has let go of the session."""
-        self._turns.close()
+        await self._turns.close()
         await self._transcripts.close()
         await self._responses.close()
         self._monitor.close()
@@ -156,6 +156,12 @@ class Call:
                 log.warning("timeline_lost session=%s error=%s", self._session_id, error)
 
     def _create_response(self, event: ResponseCreate) -> None:
+        if self._config.frames is not None:
+            raise ClientEventError(
+                "There are no responses in frame mode: every frame is answered by frame.done.",
+                code="frame_mode",
+                param="type",
+            )
         plan = plan_response(
             event.response,
             self._config,
@@ -166,11 +172,18 @@ class Call:
         self._responses.create(plan)
 
     def _update_session(self, event: SessionUpdate) -> None:
-        self._config = update_config(
+        config = update_config(
             self._config,
             event.session,
             defaults=self._defaults,
             voice_locked=self._responses.has_spoken,
         )
+        if config.frames is not None and self._config.frames is None and self._responses.busy:
+            raise ClientEventError(
+                "Frame mode cannot begin while a response is in progress.",
+                code="conversation_already_has_active_response",
+                param="session.audio.input.turn_detection.type",
+            )
+        self._config = config
         self._emit("session.updated", session=self._config.to_wire(self._session_id))
         self._turns.configure(self._config)

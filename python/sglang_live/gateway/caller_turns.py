@@ -14,6 +14,7 @@ from sglang_live.clock import Clock
 from sglang_live.gateway.audio_codec import WireDecoder, decode_base64
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.conversation_events import ConversationEvents
+from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.idle_timer import IdleTimer
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.items import AudioContent, MessageItem
@@ -77,6 +78,7 @@ class CallerTurns:
         self._next_item()
         self._turn_start_ms = 0
         self._pieces = SpokenPieces(self.gateway.turn_piece_s, self._take_in)
+        self._frames = self.responses.frame_call(self.emit, lambda: self.config)
         self._idle = IdleTimer(self.clock, self._on_idle)
         self._barge_in = BargeIn(self.responses, self.monitor, self.clock, self.metrics)
         self.responses.on_done = self._on_response_done
@@ -88,6 +90,9 @@ class CallerTurns:
             self._take(self._decoder.finish())
             self._decoder = WireDecoder(config.input_format)
         self.config = config
+        if config.frames is not None and not self._frames.on:
+            self._buffer.clear()
+        self._frames.configure(config.frames, self._buffer.end_sample)
         if config.turn_detection is None:
             self._pieces.forget()
             self._hear_no_more()
@@ -111,7 +116,7 @@ class CallerTurns:
         form = self.config.input_format
         max_bytes = self.gateway.max_append_bytes
         raw = decode_base64(event.audio, form, max_bytes=max_bytes, param="audio")
-        if self._detector is None:
+        if self._detector is None and not self._frames.on:
             self._buffer.check_room(int(form.duration_ms(len(raw)) * SAMPLES_PER_MS))
         piece_bytes = form.n_bytes(_PIECE_MS)
         for start in range(0, len(raw), piece_bytes):
@@ -124,7 +129,14 @@ class CallerTurns:
 
         Raises:
             EmptyCommitError: less than 100 ms were sent since the last turn.
+            ClientEventError: there are no turns in frame mode.
         """
+        if self._frames.on:
+            raise ClientEventError(
+                "There are no turns in frame mode: every frame is taken in by itself.",
+                code="frame_mode",
+                param="type",
+            )
         self._buffer.check_commit(self._decoder.owed_samples)
         self._buffer.append(self._decoder.finish())
         self._pieces.forget()  # this turn has all that was sent, not only what is speech
@@ -136,6 +148,7 @@ class CallerTurns:
     def clear(self) -> None:
         self._buffer.append(self._decoder.finish())  # the cleared audio still counts as time
         self._buffer.clear()
+        self._frames.clear(self._buffer.end_sample)
         self._pieces.forget()
         if self._detector:
             self._hear_no_more()
@@ -143,12 +156,13 @@ class CallerTurns:
             self._next_item()
         self.emit("input_audio_buffer.cleared")
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._detector = None  # a pause that is still being judged ends no turn any more
         # Answers that end because the call does must not arm it again.
         self.responses.on_done = lambda playout_left_s: None
         self._idle.disarm()
         self._barge_in.withdraw()
+        await self._frames.close()
 
     def _next_item(self) -> None:
         """Of the turn that comes next; clients hear of its id when it begins to be spoken."""
@@ -165,6 +179,9 @@ class CallerTurns:
 
     def _take(self, pcm: np.ndarray) -> None:
         self._buffer.append(pcm)
+        if self._frames.on:
+            self._frames.grow(self._buffer)
+            return
         detection = self.config.turn_detection
         if self._detector is None or detection is None:
             return

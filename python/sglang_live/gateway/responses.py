@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from sglang_live.clock import Clock
 from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import ClientEventError
-from sglang_live.gateway.outbox import Outbox
+from sglang_live.gateway.frame_call import FrameCall
+from sglang_live.gateway.outbox import Emit, Outbox
 from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.rate_limits import RateLimitError, Standing
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
@@ -104,6 +105,18 @@ class Responses:
     def take_in(self, config: SessionConfig, pieces: Pieces) -> bool:
         """What is being said, before it is answered. False: not now."""
         return self._turns.take_in(config, pieces)
+
+    def frame_call(self, emit: Emit, config: Callable[[], SessionConfig]) -> FrameCall:
+        """For a caller of this conversation who is heard in frames. config: the settings now."""
+        turns = self._turns
+        return FrameCall(
+            self.session,
+            emit,
+            self.clock,
+            self.metrics,
+            lambda: turns.request(config()),
+            turns.until_idle,
+        )
 
     def cancel(self, response_id: str | None) -> None:
         """Raises ClientEventError if there is nothing to cancel."""

@@ -14,6 +14,7 @@ from msgspec import UNSET
 from sglang_live.gateway.audio_codec import FORMATS, PCM, WireFormat
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.frame_mode import FrameMode, merge_frame_mode
 from sglang_live.gateway.item_forms import check_text
 from sglang_live.gateway.realtime_events import (
     AudioInputForm,
@@ -42,7 +43,10 @@ _ECHO_DEPTH = 8  # levels of JSON around a tool in session.updated, with a margi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """max_output_tokens: None is "inf". voice: the name the client used, known or not."""
+    """max_output_tokens: None is "inf". voice: the name the client used, known or not.
+
+    frames: the caller is heard at a beat; there are no turns then.
+    """
 
     model: str
     voice: str
@@ -57,9 +61,10 @@ class SessionConfig:
     output_format: WireFormat = PCM
     transcription: dict[str, str | None] | None = None
     turn_detection: TurnDetection | None
+    frames: FrameMode | None = None
 
     def to_wire(self, session_id: str) -> dict[str, Any]:
-        detection = self.turn_detection.to_wire() if self.turn_detection else None
+        detection = self.turn_detection or self.frames
         return {
             "type": "realtime",
             "object": "realtime.session",
@@ -80,7 +85,7 @@ class SessionConfig:
                     "format": self.input_format.to_wire(),
                     "transcription": self.transcription,
                     "noise_reduction": None,
-                    "turn_detection": detection,
+                    "turn_detection": detection.to_wire() if detection else None,
                 },
                 "output": {
                     "format": self.output_format.to_wire(),
@@ -196,8 +201,13 @@ def _input_changes(
         changes["transcription"] = _transcription(form.transcription)
     if form.turn_detection is not UNSET:
         assert defaults.turn_detection is not None
-        changes["turn_detection"] = merge_turn_detection(
-            form.turn_detection, current.turn_detection, defaults.turn_detection.vad
+        changes["frames"] = frames = merge_frame_mode(form.turn_detection, current.frames)
+        changes["turn_detection"] = (
+            None
+            if frames
+            else merge_turn_detection(
+                form.turn_detection, current.turn_detection, defaults.turn_detection.vad
+            )
         )
     return changes
 

@@ -76,7 +76,7 @@ def _kind(form: TurnDetectionForm, current: TurnDetection | None) -> str:
         return current.kind if current else "server_vad"
     if form.type not in ("server_vad", "semantic_vad"):
         raise ClientEventError(
-            f"Unknown turn detection {form.type!r}: server_vad, semantic_vad or null.",
+            f"Unknown turn detection {form.type!r}: server_vad, semantic_vad, frames or null.",
             param="session.audio.input.turn_detection.type",
         )
     return form.type

@@ -205,10 +205,18 @@ class Turns:
         """What is being said goes where the next turn will need it. False: not now."""
         if self._main_tasks:
             return False
-        plan = ResponsePlan(config=config, decided_at_s=self.clock.now_s())
-        request = self._request(plan)
+        request = self.request(config)
         history = (*request.history, *pieces)
         return self.session.take_in(replace(request, history=history, ahead=True))
+
+    async def until_idle(self) -> None:
+        """No turn of the conversation runs any more."""
+        while self._main_tasks:
+            await asyncio.wait(self._main_tasks)
+
+    def request(self, config: SessionConfig) -> TurnRequest:
+        """A turn of the conversation as it is."""
+        return self._request(ResponsePlan(config=config, decided_at_s=self.clock.now_s()))
 
     def _request(self, plan: ResponsePlan) -> TurnRequest:
         config = plan.config

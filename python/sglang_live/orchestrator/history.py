@@ -81,6 +81,7 @@ class TurnRequest:
     script: what to say, word for word, to a history of one message in writing; None: what the
         model thinks of.
     ahead: the caller still speaks: there is to be no reply yet.
+    beat_s: the turn is a frame: it waits for the next tick, and is to be over within this.
     """
 
     turn_id: str
@@ -96,6 +97,7 @@ class TurnRequest:
     tools: Tools = Tools()
     script: str | None = None
     ahead: bool = False
+    beat_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

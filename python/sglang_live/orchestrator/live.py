@@ -12,6 +12,7 @@ from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import AudioDelta, TurnDone, TurnEvent, TurnRequest
 from sglang_live.orchestrator.links import NativeLink, StageLinks
 from sglang_live.orchestrator.listening import Listening
+from sglang_live.orchestrator.metronome import Metronome
 from sglang_live.orchestrator.stage_jobs import OnNote
 from sglang_live.orchestrator.steering import Steering
 from sglang_live.orchestrator.turn import run_turn
@@ -25,13 +26,18 @@ STAGES = ("thinker", "talker", "vocoder")
 
 
 class _TurnBeat:
-    """What admission learns of one turn: when it sounded, and whether it went on without gaps."""
+    """What admission learns of one turn: when it sounded, and whether it went on without gaps.
+
+    Of a frame: when it was done.
+    """
 
     def __init__(self, capacity: CapacityControl, session_id: str, turn: TurnRequest | None):
         self._capacity, self._session_id = capacity, session_id
         self._due: int | None = None
         self._sounded, self._gap_s = False, 0.0
-        if turn is not None and turn.wants_audio:
+        if turn is not None and turn.beat_s is not None:
+            self._due = capacity.frame_due(session_id, turn.beat_s)
+        elif turn is not None and turn.wants_audio:
             may_be_silent = bool(turn.tools.functions)
             self._due = capacity.first_packet_due(session_id, must_come=not may_be_silent)
 
@@ -39,6 +45,11 @@ class _TurnBeat:
         if self._due is not None:
             self._capacity.came(self._due)
             self._due, self._sounded = None, True
+
+    def frame_done(self) -> None:
+        if self._due is not None:
+            self._capacity.came(self._due)
+            self._due = None
 
     def gap(self, silent_s: float) -> None:
         self._gap_s = max(self._gap_s, silent_s)
@@ -96,14 +107,19 @@ class LiveSession:
         try:
             if not turn.stateless:
                 await self._listening.ended()
+            if turn.beat_s is not None:
+                await self._owner.metronome.beat(self._owner.clock.now_s() + turn.beat_s)
             async with aclosing(run_turn(turn, links, trace, steering)) as events:
                 async for event in events:
                     if isinstance(event, AudioDelta):
                         beat.sounds()
                     if isinstance(event, TurnDone):
+                        if turn.beat_s is not None:
+                            beat.frame_done()
                         if not turn.stateless:
                             event = self._listening.counted(event, turn)
-                        self._log_done(event, trace)
+                        if turn.beat_s is None:
+                            self._log_done(event, trace)
                         self._let_go_of(steering)
                     yield event
         except BadInputError:
@@ -138,6 +154,12 @@ class LiveSession:
     def take_in(self, turn: TurnRequest) -> bool:
         return not self._closed and not self._busy and self._listening.take_in(turn)
 
+    def join_beat(self, frame_s: float) -> float:
+        return self._owner.metronome.join(self.session_id, frame_s)
+
+    def leave_beat(self) -> None:
+        self._owner.metronome.leave(self.session_id)
+
     def report_speech(self) -> None:
         if self._owner.policies:
             self._links.thinker.caller_speaks()
@@ -152,6 +174,7 @@ class LiveSession:
         if self._closed:
             return
         self._closed = True
+        self.leave_beat()
         self._listening.close()
         self._links.close()
         self._owner.release(self)
@@ -180,6 +203,7 @@ class LiveOrchestrator:
         self.capacity = capacity
         self.policies = policies
         self.head_starts = HeadStarts(clock) if "headstart" in policies else None
+        self.metronome = Metronome(clock)
         self._supervisor = supervisor
         self._sessions: dict[str, LiveSession] = {}
 

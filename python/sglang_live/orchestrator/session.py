@@ -58,6 +58,15 @@ class VoiceSession(Protocol):
         """
         ...
 
+    def join_beat(self, frame_s: float) -> float:
+        """The caller will be heard every frame_s. Returns how long the first frame should be, so
+        that callers' beats are spread."""
+        ...
+
+    def leave_beat(self) -> None:
+        """No longer. Nothing happens if there was no beat."""
+        ...
+
     def report_speech(self) -> None:
         """The caller has begun to speak. Never blocks."""
         ...

@@ -66,6 +66,15 @@ class GatewayMetrics:
         )
 
         self._add_playback()
+        self.frames = self._counter(
+            "frames", "Frames of callers in frame mode, by outcome.", "outcome"
+        )
+        self.frames_missing = self._counter(
+            "frames_missing", "Frames' worth of time in which a caller in frame mode sent nothing."
+        )
+        self.frame_latency_s = self._histogram(
+            "frame_latency_seconds", "Frame complete to its tokens written."
+        )
 
         self.turn_marks_s = Histogram(
             "sglang_live_turn_mark_seconds",

@@ -94,6 +94,7 @@ class FakeSession:
     on_interrupt: what an interrupted turn still does; None: the policy is off.
     playback, underruns_s: what was reported of it. n_speech: how often speech was reported.
     taken_in: what was to be taken in while the caller spoke.
+    beats: lengths of frames at which a beat was joined; None: left.
     """
 
     session_id: str
@@ -104,6 +105,7 @@ class FakeSession:
     on_interrupt: list[Step] | None = None
     playback: list[tuple[float, bool, float]] = field(default_factory=list)
     underruns_s: list[float] = field(default_factory=list)
+    beats: list[float | None] = field(default_factory=list)
     n_speech: int = 0
     n_interrupted: int = 0
     running: int = 0
@@ -174,6 +176,13 @@ class FakeSession:
             return False
         self.taken_in.append(turn)
         return True
+
+    def join_beat(self, frame_s: float) -> float:
+        self.beats.append(frame_s)
+        return frame_s
+
+    def leave_beat(self) -> None:
+        self.beats.append(None)
 
     def report_speech(self) -> None:
         self.n_speech += 1
