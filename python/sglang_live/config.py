@@ -79,6 +79,7 @@ class ServerConfig:
     retention: what sessions keep of long conversations; None: everything.
     session_storage: of each thinker; None: their host memory is all there is.
     first_audio_s: what `admission` lets a turn take to its first audio.
+    speculate_ms: of silence after which an answer is begun; None: when the turn is over.
     turn_piece_s: how much speech `turnprefill` takes in at once while its caller goes on speaking.
     """
 
@@ -98,6 +99,7 @@ class ServerConfig:
     max_sessions: int = 64
     first_audio_s: float = 1.0
     turn_piece_s: float = 8.0
+    speculate_ms: int | None = None
     max_sessions_per_key: int | None = None
     max_answers_per_minute: int | None = None
     cache_dir: Path = Path.home() / ".cache" / "sglang_live"
@@ -112,6 +114,10 @@ class ServerConfig:
             raise BadInputError(f"max-sessions must be at least 1, got {self.max_sessions}")
         if not (self.turn_piece_s >= 1 and self.turn_piece_s.is_integer()):
             raise BadInputError("turn-piece-s must be whole seconds, at least 1")
+        if self.speculate_ms is not None and self.speculate_ms < 1:
+            raise BadInputError("speculate-ms must be positive")
+        if self.speculate_ms is not None and "truncate" not in self.policies:
+            raise BadInputError("--speculate-ms needs the policy truncate: guesses are taken back")
         if not 0 < self.first_audio_s < math.inf:
             raise BadInputError("admission-first-audio-ms must be positive")
         if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:
@@ -165,6 +171,7 @@ def parse(argv: list[str]) -> ServerConfig:
         max_sessions=own.max_sessions,
         first_audio_s=own.admission_first_audio_ms / 1000,
         turn_piece_s=own.turn_piece_s,
+        speculate_ms=own.speculate_ms,
         max_sessions_per_key=own.max_sessions_per_key,
         max_answers_per_minute=own.max_answers_per_minute,
         cache_dir=Path(own.cache_dir),
@@ -220,6 +227,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="speech taken in at once while the caller goes on; shorter gains more and is less "
         "exact, 8 is the encoder's own window (default: %(default)g)",
+    )
+    p.add_argument(
+        "--speculate-ms",
+        type=int,
+        metavar="MS",
+        help="begin to answer after so much silence, and take it back if the caller goes on; with "
+        "server_vad (default: when the turn is over)",
     )
     p.add_argument(
         "--admission-first-audio-ms",

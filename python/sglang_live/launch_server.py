@@ -96,6 +96,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
             allow_private_media_urls=config.allow_private_media_urls,
             timeline_dir=config.timeline_dir,
             retention=config.retention,
+            speculate_ms=config.speculate_ms,
             turn_piece_s=config.turn_piece_s if "turnprefill" in config.policies else 0.0,
         )
         metrics = GatewayMetrics(CollectorRegistry())

@@ -128,6 +128,7 @@ class Think(Message, frozen=True, tag=True):
     functions, must_call: see orchestrator Tools.
     ahead: the caller still speaks: take in what has been said, without a reply, when nobody else is
         in need; EndReply: somebody waits for it now.
+    speculative: the next history may lack what is new in this one.
     """
 
     session_id: str
@@ -144,6 +145,7 @@ class Think(Message, frozen=True, tag=True):
     functions: list[str] = []
     must_call: str | None = None
     ahead: bool = False
+    speculative: bool = False
 
 
 class Read(Message, frozen=True, tag=True):

@@ -1,7 +1,7 @@
 """A turn that is taken in while it is spoken: the model hears it once, as one message.
 
-Turns are cut into pieces at random, some end earlier than it seemed, some were none; the answer
-must be that of a run that gets the same pieces at once.
+Turns are cut into pieces at random, some end earlier than it seemed, some were none, some are
+answered before they are over; the answer must be that of a run that gets the same pieces at once.
 """
 
 import asyncio
@@ -88,11 +88,16 @@ async def call(stages: Stages, seed: int, speech: np.ndarray) -> None:
             whole = history[-1]
             cut = whole.token_ids[: rng.randint(1, len(whole.token_ids) - 1)]
             history[-1] = replace(whole, key=f"{whole.key}-{next(_count)}", token_ids=cut)
+        guess = rng.choice(["none", "wrong", "right"])
         rest = pcm[sum(len(p.parts[0].pcm) for p in said) :][: rng.randint(4_000, 30_000)]
         new = [user("never mind")] if kind == "no turn" else ended(said, rest)
+        if guess == "wrong":
+            early = ended(said, rest[: len(rest) // 2])
+            turn = greedy_turn(*history, *early, system=SYSTEM, n_tokens=rng.randint(1, 12))
+            await think(links, replace(turn, speculative=True))
         history += new
         turn = greedy_turn(*history, system=SYSTEM, n_tokens=12)
-        done = await think(links, turn)
+        done = await think(links, replace(turn, speculative=guess == "right"))
         assert not done.rebuilt, f"seed {seed}: {kind}"
         fresh = await think(alone, greedy_turn(*history, system=SYSTEM, n_tokens=12))
         assert done.ids == fresh.ids, f"seed {seed}: {kind}"

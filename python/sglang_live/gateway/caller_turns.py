@@ -6,7 +6,7 @@ Owner: one CallerTurns per connection. Time is audio received (see interaction/v
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from sglang_live.interaction.vad import (
     SpeechDismissed,
     SpeechEvent,
     SpeechPaused,
+    SpeechResumed,
     SpeechStarted,
     SpeechStopped,
     SpeechSuspected,
@@ -89,6 +90,8 @@ class CallerTurns:
         if config.input_format != self._decoder.form:
             self._take(self._decoder.finish())
             self._decoder = WireDecoder(config.input_format)
+        if config != self.config:
+            self.responses.withdraw_guess()
         self.config = config
         if config.frames is not None and not self._frames.on:
             self._buffer.clear()
@@ -108,8 +111,10 @@ class CallerTurns:
             self._detector.settings = self._vad_settings(config.turn_detection)
 
     def _vad_settings(self, detection: TurnDetection) -> VadSettings:
-        by_model = detection.kind == "semantic_vad" and self.turn_ends is not None
-        return settings_of(detection) if by_model else detection.vad
+        if detection.kind == "semantic_vad" and self.turn_ends is not None:
+            return settings_of(detection)
+        guesses = detection.kind == "server_vad" and detection.create_response
+        return replace(detection.vad, pause_ms=self.gateway.speculate_ms if guesses else None)
 
     async def append(self, event: AudioAppend) -> None:
         """Raises ClientEventError, or BufferFullError when nothing else would free the buffer."""
@@ -140,6 +145,7 @@ class CallerTurns:
         self._buffer.check_commit(self._decoder.owed_samples)
         self._buffer.append(self._decoder.finish())
         self._pieces.forget()  # this turn has all that was sent, not only what is speech
+        self.responses.withdraw_guess()
         if self._detector:
             self._hear_no_more()
             self._reset(self._detector)
@@ -149,6 +155,7 @@ class CallerTurns:
         self._buffer.append(self._decoder.finish())  # the cleared audio still counts as time
         self._buffer.clear()
         self._frames.clear(self._buffer.end_sample)
+        self.responses.withdraw_guess()
         self._pieces.forget()
         if self._detector:
             self._hear_no_more()
@@ -217,6 +224,8 @@ class CallerTurns:
                 self._on_started(event)
             case SpeechPaused():
                 self._on_paused(event)
+            case SpeechResumed():
+                self.responses.withdraw_guess()
             case SpeechStopped():
                 self._on_stopped(event)
 
@@ -245,7 +254,11 @@ class CallerTurns:
 
     def _on_paused(self, pause: SpeechPaused) -> None:
         detector, detection = self._detector, self.config.turn_detection
-        assert detector is not None and detection is not None and self.turn_ends is not None
+        assert detector is not None and detection is not None
+        if detection.kind == "server_vad":
+            self._guess(pause)
+            return
+        assert self.turn_ends is not None
         until = pause.at_ms * SAMPLES_PER_MS
         begun = max(self._turn_start_ms * SAMPLES_PER_MS, until - HEARD_SAMPLES)
         said = self._buffer.peek(begun, until)
@@ -255,6 +268,12 @@ class CallerTurns:
                 self._on_stopped(stopped)
 
         self.turn_ends.ask(said, detection, lambda: detector.is_in(pause), end)
+
+    def _guess(self, pause: SpeechPaused) -> None:
+        """An answer to what was said so far is begun; if the silence lasts, it is half done."""
+        start, end = self._turn_start_ms * SAMPLES_PER_MS, pause.at_ms * SAMPLES_PER_MS
+        said = self._pieces.so_far(AudioPart(self._buffer.peek(start, end)))
+        self.responses.guess(self.config, said)
 
     def _on_stopped(self, event: SpeechStopped) -> None:
         assert self.config.turn_detection is not None
@@ -275,7 +294,10 @@ class CallerTurns:
         self._idle.disarm()
         self.monitor.turn_committed()
         content = [AudioContent(audio.pcm)]
-        item = MessageItem(self._item_id, "user", content, self._pieces.whole(audio))
+        # What an answer was begun to is what the model has heard: all but the last silence.
+        pieces = self.responses.guessed or self._pieces.whole(audio)
+        self._pieces.forget()
+        item = MessageItem(self._item_id, "user", content, pieces)
         self._next_item()
         previous = self.items.conversation.last_id
         self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)

@@ -29,6 +29,7 @@ class GatewayConfig:
     default_instructions: system prompt of a session that gives none.
     turn_piece_s: of how much speech each piece is that is taken in while its caller goes on
         speaking; 0: turns are taken in when they are over.
+    speculate_ms: of silence after which an answer is begun; None: when the turn is over.
     vad: defaults of a session that asks for server_vad; confirm_ms also for semantic_vad.
     retention: what a session keeps of a long conversation; None: everything, whatever clients ask.
     timeline_dir: folder for a file per session (interaction/timeline.py), None for no files.
@@ -49,6 +50,7 @@ class GatewayConfig:
     max_body_bytes: int = 64 * _MIB
     default_instructions: str = ""
     turn_piece_s: float = 0.0
+    speculate_ms: int | None = None
     vad: VadSettings = field(default_factory=VadSettings)
     retention: RetentionConfig | None = None
     timeline_dir: Path | None = None
@@ -79,5 +81,7 @@ class GatewayConfig:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if self.turn_piece_s < 0:
             raise ValueError(f"turn_piece_s must not be negative, got {self.turn_piece_s}")
+        if self.speculate_ms is not None and self.speculate_ms < 1:
+            raise ValueError(f"speculate_ms must be positive, got {self.speculate_ms}")
         if self.max_frame_bytes < self.max_append_bytes * 4 // 3:
             raise ValueError("max_frame_bytes must hold max_append_bytes in base64")

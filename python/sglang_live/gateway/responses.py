@@ -106,6 +106,19 @@ class Responses:
         """What is being said, before it is answered. False: not now."""
         return self._turns.take_in(config, pieces)
 
+    def guess(self, config: SessionConfig, said: Pieces) -> bool:
+        """The caller may be done: begin to answer, for nobody yet. False: not now."""
+        return self._turns.guess(config, said)
+
+    @property
+    def guessed(self) -> Pieces:
+        """What was said, if an answer to it has begun for nobody yet."""
+        return self._turns.guessed
+
+    def withdraw_guess(self) -> None:
+        """The caller was not done. Nothing happens if there is no guess."""
+        self._turns.withdraw_guess()
+
     def frame_call(self, emit: Emit, config: Callable[[], SessionConfig]) -> FrameCall:
         """For a caller of this conversation who is heard in frames. config: the settings now."""
         turns = self._turns
@@ -158,6 +171,7 @@ class Responses:
         try:
             self._start(plan, self.may_ask())
         except RateLimitError as error:
+            self.withdraw_guess()
             writer = ResponseWriter(plan, self.items.conversation, self.outbox.emit)
             writer.create()
             writer.fail(error)

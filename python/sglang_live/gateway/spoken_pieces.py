@@ -52,9 +52,17 @@ class SpokenPieces:
 
     def whole(self, audio: AudioPart) -> Pieces:
         """The turn's audio in pieces: those that were taken in, and the rest. () if none was."""
+        pieces = self._split(audio)
+        self.forget()
+        return pieces
+
+    def so_far(self, audio: AudioPart) -> Pieces:
+        """The same if the turn should end here, but it may go on. One if none was taken in."""
+        return self._split(audio) or (_piece(audio, opens=True, closes=True),)
+
+    def _split(self, audio: AudioPart) -> Pieces:
         n_within = max(0, len(audio.pcm) - _LEAST_REST) // self._size if self._size else 0
         taken_in = self._pieces[: min(self._n_taken_in, n_within)]
-        self.forget()
         if not taken_in:
             return ()
         *parts, rest = np.split(audio.pcm, [self._size * (i + 1) for i in range(len(taken_in))])

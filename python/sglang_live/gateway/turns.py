@@ -14,6 +14,8 @@ from sglang_live.clock import Clock
 from sglang_live.errors import DeadlineError, LiveError, StageFailedError
 from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import internal_error
+from sglang_live.gateway.guess import Guess
+from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import voice_of
 from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
@@ -78,14 +80,54 @@ class Turns:
         self._tasks: set[asyncio.Task[None]] = set()
         self._main_tasks: set[asyncio.Task[None]] = set()
         self._deadlines: dict[Run, asyncio.Task[None]] = {}
+        self._guess: Guess | None = None
 
     def start(self, run: Run) -> None:
         in_conversation = run.plan.in_conversation
-        predecessors = frozenset(self._main_tasks) if in_conversation else frozenset()
-        run.task = asyncio.create_task(self._run(run, predecessors))
+        guess, predecessors = None, frozenset()
+        if in_conversation:
+            guess = self._guess_for(run.plan)
+            predecessors = frozenset(self._main_tasks - {guess.task if guess else None})
+        run.task = asyncio.create_task(self._run(run, predecessors, guess))
+        self._keep(run.task, in_conversation)
+
+    def _keep(self, task: asyncio.Task[None], in_conversation: bool) -> None:
         for tasks in (self._tasks, self._main_tasks) if in_conversation else (self._tasks,):
-            tasks.add(run.task)
-            run.task.add_done_callback(tasks.discard)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    def guess(self, config: SessionConfig, said: Pieces) -> bool:
+        """Begin to answer what was said so far, for nobody yet. False: not now."""
+        if self._main_tasks:
+            return False
+        request = self.request(config)
+        history = (*request.history, *said)
+        request = replace(request, history=history, turn_id=new_id("guess"), speculative=True)
+        self._guess = Guess(self.session, request, said)
+        self._keep(self._guess.task, in_conversation=True)
+        return True
+
+    @property
+    def guessed(self) -> Pieces:
+        """What was said, if an answer to it has begun for nobody yet."""
+        return self._guess.said if self._guess else ()
+
+    def withdraw_guess(self) -> None:
+        guess, self._guess = self._guess, None
+        if guess is not None:
+            self.metrics.guesses.labels("withdrawn").inc()
+            guess.withdraw()
+
+    def _guess_for(self, plan: ResponsePlan) -> Guess | None:
+        """The guess, if it is this turn; otherwise there is none any more."""
+        if self._guess is None:
+            return None
+        if _is_stateless(plan) or not self._guess.is_for(self._request(plan)):
+            self.withdraw_guess()
+            return None
+        guess, self._guess = self._guess, None
+        self.metrics.guesses.labels("answered").inc()
+        return guess
 
     def end(self, run: Run) -> None:
         """Its response is over. The session keeps what was generated, if it can."""
@@ -97,6 +139,7 @@ class Turns:
 
     async def close(self) -> None:
         """Cancel everything and wait until the orchestrator has let go, within bounds."""
+        self._guess = None
         for task in self._tasks:
             task.cancel()
         for _ in range(2):
@@ -114,12 +157,14 @@ class Turns:
         assert run.task is not None
         run.task.cancel()
 
-    async def _run(self, run: Run, predecessors: frozenset[asyncio.Task[None]]) -> None:
+    async def _run(
+        self, run: Run, predecessors: frozenset[asyncio.Task[None]], guess: Guess | None
+    ) -> None:
         try:
             if predecessors:
                 # The session takes one turn at a time; an ended one may still be winding down.
                 await self._until_ended(predecessors)
-            await self._produce(run)
+            await self._produce(run, guess)
         except LiveError as error:
             log.warning("turn_failed response=%s code=%s", run.plan.response_id, error.code)
             run.writer.fail(error)
@@ -139,10 +184,13 @@ class Turns:
         if stuck:
             raise DeadlineError("The turn before this one does not end.")
 
-    async def _produce(self, run: Run) -> None:
+    async def _produce(self, run: Run, guess: Guess | None) -> None:
         run.writer.place_after(self.items.conversation.last_id)
-        # Now that earlier turns have ended, the history knows what they generated.
-        events = self.session.respond(self._request(run.plan))
+        if guess is not None:
+            events = guess.events()
+        else:
+            # Now that earlier turns have ended, the history knows what they generated.
+            events = self.session.respond(self._request(run.plan))
         run.asked = True
         if run.answer and not _is_stateless(run.plan):
             self.monitor.turn_began(run.answer.reply)

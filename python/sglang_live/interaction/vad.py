@@ -2,7 +2,7 @@
 
 In: 16 kHz int16 audio in pieces of any length. Out: SpeechStarted, SpeechStopped; while an
 answer is audible, SpeechSuspected before them, and SpeechDismissed when it came to nothing;
-SpeechPaused where somebody else may say that the turn is over.
+SpeechPaused where the turn may be over, and SpeechResumed where it was not.
 Owner: one SpeechDetector per caller.
 Time is audio received, never wall clock: a client may send faster or slower than real time.
 """
@@ -90,7 +90,14 @@ class SpeechPaused:
     speech_end_ms: int
 
 
-SpeechEvent = SpeechSuspected | SpeechDismissed | SpeechStarted | SpeechPaused | SpeechStopped
+@dataclass(frozen=True, slots=True)
+class SpeechResumed:
+    """The caller goes on after a SpeechPaused."""
+
+
+SpeechEvent = (
+    SpeechSuspected | SpeechDismissed | SpeechStarted | SpeechPaused | SpeechResumed | SpeechStopped
+)
 
 
 class SpeechDetector:
@@ -200,11 +207,13 @@ class SpeechDetector:
         self._leave_speech()
         return dismissed
 
-    def _step_speaking(self, voiced: bool, silent: bool) -> SpeechStopped | SpeechPaused | None:
+    def _step_speaking(self, voiced: bool, silent: bool) -> SpeechEvent | None:
         if voiced:
+            resumed = SpeechResumed() if self._paused else None
             self._speech_end = self._position
             self._in_silence = self._paused = False
-        elif silent and not self._in_silence:
+            return resumed
+        if silent and not self._in_silence:
             self._in_silence = True
             self._speech_end = self._position - WINDOW_SAMPLES
         if not self._in_silence:

@@ -81,6 +81,7 @@ class TurnRequest:
     script: what to say, word for word, to a history of one message in writing; None: what the
         model thinks of.
     ahead: the caller still speaks: there is to be no reply yet.
+    speculative: its last message may turn out to have been longer: the next history may lack it.
     beat_s: the turn is a frame: it waits for the next tick, and is to be over within this.
     """
 
@@ -97,6 +98,7 @@ class TurnRequest:
     tools: Tools = Tools()
     script: str | None = None
     ahead: bool = False
+    speculative: bool = False
     beat_s: float | None = None
 
 

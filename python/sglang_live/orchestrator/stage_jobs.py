@@ -137,6 +137,7 @@ class Thought:
                 functions=list(turn.tools.functions),
                 must_call=turn.tools.must_call,
                 ahead=turn.ahead,
+                speculative=turn.speculative,
             ),
             tensors,
         )

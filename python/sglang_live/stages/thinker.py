@@ -229,8 +229,9 @@ class ThinkerStage:
             self._items[session_id][request.reply_key] = HistoryItem(
                 key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
             )
-        # Not while the caller speaks: the message that has begun counts on what is before it.
-        gone = [] if request.ahead else await session.drop_old()
+        # Not while the caller speaks, or may: what was taken in counts on what is before it.
+        keeps = request.ahead or request.speculative
+        gone = [] if keeps else await session.drop_old()
         await job.send(
             ThinkDone(
                 job.job_id,
@@ -283,6 +284,7 @@ class ThinkerStage:
             state=state,
             retention=_retention(request) if self._bounds else None,
             opening=self.prompt.opening(request.must_call),
+            speculative=request.speculative,
         )
         taken_in: list[HistoryItem] = []
         clips: list[np.ndarray] = []

@@ -9,7 +9,7 @@ import io
 import logging
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import soundfile as sf
 
@@ -47,15 +47,18 @@ class HeldReply:
 
 @dataclass(frozen=True, slots=True)
 class BeforeSpeech:
-    """The session as it was before it took in what is still being said.
+    """The session as it was before it took in what may still be being said.
 
-    key: of the first piece of that.
+    key: of the first piece of that. last: of the last, if the caller may have been done with it.
+    in_pieces: it was taken in with more than one turn.
     """
 
     key: str
     n_tokens: int
     last_reply: HeldReply | None
     tail: list[Piece]
+    last: str | None = None
+    in_pieces: bool = False
 
 
 @dataclass(slots=True)
@@ -101,10 +104,12 @@ class ThinkerSession:
         state: TurnState,
         retention: RetentionConfig | None = None,
         opening: Opening = NO_OPENING,
+        speculative: bool = False,
     ) -> AsyncIterator[Started | Prefilled | Generated]:
         """Bring the session up to `history` and generate a reply; none if it is ended before.
 
-        What is Generated begins with the opening.
+        What is Generated begins with the opening. After a speculative turn the next history may
+        lack what is new in this one.
 
         Closing the iterator early, or an error, loses the session's KV: SGLang has no way to keep
         an aborted request's. The next turn then rebuilds it. `end_reply` keeps it.
@@ -149,7 +154,7 @@ class ThinkerSession:
         for item in new:
             end += self.prompt.n_tokens(self.prompt.item(item), places)
             self.ends.append(end)
-        self._remember(before, new, n_known)
+        self._remember(before, new, n_known, speculative)
         if reply_ids is None:
             self.last_reply, self.tail = None, []
         else:
@@ -259,8 +264,17 @@ class ThinkerSession:
     async def _withdraw(self, history: list[HistoryItem], state: TurnState) -> None:
         """Of what was taken in while it was said, keep what the history begins with."""
         before = self.before
-        if before is None or _begins_with(history, self.held):
+        if before is None:
             return
+        if _begins_with(history, self.held):
+            if before.last is not None:
+                self._settle()
+            return
+        if before.last in self.held:
+            said = self.held[: self.held.index(before.last) + 1]
+            if _begins_with(history, said):
+                self._settle()  # only the reply is another
+                return
         n_known = self.held.index(before.key) if before.key in self.held else len(self.held)
         n = n_known
         if _begins_with(history, self.held[:n]):
@@ -274,24 +288,37 @@ class ThinkerSession:
         state.truncated = True
         if n == n_known:
             self.last_reply, self.tail, self.before = before.last_reply, before.tail, None
+        else:
+            self.last_reply, self.tail, self.before = None, [], replace(before, last=None)
 
-    def _remember(self, before: tuple, new: list[HistoryItem], n_known: int) -> None:
+    def _remember(
+        self, before: tuple, new: list[HistoryItem], n_known: int, speculative: bool
+    ) -> None:
         """What to come back to while a message has begun and not ended."""
         if not new:
             return
         begun = [i for i, item in enumerate(new) if item.opens and not item.closes]
-        if new[-1].closes:
+        if speculative:
+            earlier = self.before or BeforeSpeech(new[0].key, *before)
+            in_pieces = self.before is not None
+            self.before = replace(earlier, last=new[-1].key, in_pieces=in_pieces)
+        elif new[-1].closes:
             if self.before is not None:
-                # The pieces of a message go together.
-                first = self.held.index(self.before.key)
-                last = n_known + next(i for i, item in enumerate(new) if item.closes)
-                self.ends[first:last] = [self.ends[last]] * (last - first)
-            self.before = None
+                closing = next(item.key for item in new if item.closes)
+                self.before = replace(self.before, last=closing, in_pieces=True)
+            self._settle()
         elif begun and begun[-1] == 0:
             self.before = BeforeSpeech(new[0].key, *before)
         elif begun:
             at = begun[-1]
             self.before = BeforeSpeech(new[at].key, self.ends[n_known + at - 1], None, [])
+
+    def _settle(self) -> None:
+        """The message that had begun is whole. Its pieces go together."""
+        before, self.before = self.before, None
+        if before is not None and before.in_pieces:
+            first, last = self.held.index(before.key), self.held.index(before.last)
+            self.ends[first:last] = [self.ends[last]] * (last - first)
 
     async def _truncate(self, n_tokens: int) -> bool:
         truncated = False

@@ -66,6 +66,11 @@ class GatewayMetrics:
         )
 
         self._add_playback()
+        self.guesses = self._counter(
+            "guesses",
+            "Answers begun before their turns were over, by outcome.",
+            "outcome",
+        )
         self.frames = self._counter(
             "frames", "Frames of callers in frame mode, by outcome.", "outcome"
         )

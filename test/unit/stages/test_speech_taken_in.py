@@ -94,9 +94,65 @@ async def test_an_engine_that_cannot_forget_it_is_asked_for_a_new_session(call):
     assert call.engine.tokens == await built_anew(*history, user("u1", "and then?"))
 
 
+# --- answers that are begun in a pause ---
+
+
+async def guess(call: Call, *history: HistoryItem, **changes) -> list[HistoryItem]:
+    """The history with the answer that nobody has heard yet."""
+    await call.turn(*history, key=f"guess-{history[-1].key}", speculative=True, **changes)
+    ids = call.reply[:-1] if len(call.reply) and call.state.ending is False else call.reply
+    return [*history, reply(f"guess-{history[-1].key}", *ids)]
+
+
+async def test_a_guess_that_was_right_is_the_answer(call):
+    history = await guess(call, *await answered(call, HELLO), user("u1", "and then?"))
+    assert kept(await call.turn(*history, user("u2", "oh"), key="r2"))
+    assert call.engine.tokens == await built_anew(*history, user("u2", "oh"))
+
+
+async def test_a_guess_that_was_wrong_leaves_no_trace(call):
+    history = await answered(call, HELLO)
+    await guess(call, *history, user("u1", "and"))
+    state = await call.turn(*history, user("u2", "and then?"))
+    assert state.truncated and not state.rebuilt
+    assert call.engine.tokens == await built_anew(*history, user("u2", "and then?"))
+
+
+async def test_a_guess_may_be_withdrawn_while_it_is_written(call):
+    history = await answered(call, HELLO)
+    call.end_at_token(1)
+    await guess(call, *history, user("u1", "and"))
+    call.go_on()
+    state = await call.turn(*history, user("u2", "and then?"))
+    assert state.truncated and not state.rebuilt
+    assert call.engine.tokens == await built_anew(*history, user("u2", "and then?"))
+
+
+async def test_the_answer_to_a_guess_may_be_interrupted_like_any_other(call):
+    history = await guess(call, *await answered(call, HELLO), user("u1", "and then?"))
+    history[-1] = reply("heard", *history[-1].token_ids[:1])
+    state = await call.turn(*history, user("u2", "oh"))
+    assert state.truncated and not state.rebuilt
+    assert call.engine.tokens == await built_anew(*history, user("u2", "oh"))
+
+
+async def test_a_guess_that_was_wrong_keeps_the_pieces_that_were_said(call):
+    history = await answered(call, HELLO)
+    await call.take_in(*history, *pieces("s", 2, whole=False))
+    n_prefilled = call.engine.n_prefilled
+    await guess(call, *history, *pieces("s", 3, whole=True))
+    rest = pieces("s", 4, whole=True)
+    await call.take_in(*history, *rest[:3])
+    assert kept(await call.turn(*history, *rest))
+    assert call.engine.tokens == await built_anew(*history, *rest)
+    assert call.engine.n_prefilled - n_prefilled < 4 * N_PLACES + 20
+
+
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["say", "withdraw", "write", "cut"]), st.integers(0, 3), st.integers(1, 3)
+        st.sampled_from(["say", "withdraw", "write", "cut", "right", "wrong", "wrong and cut"]),
+        st.integers(0, 3),
+        st.integers(1, 3),
     ),
     max_size=6,
 )
@@ -110,11 +166,22 @@ async def test_any_call_holds_what_its_history_says(steps):
         taken = pieces(f"s{n}", n_taken, whole=False) if what != "write" else []
         for i in range(len(taken)):
             await call.take_in(*history, *taken[: i + 1])
+        if what in ("right", "wrong", "wrong and cut"):
+            said = [*taken, pieces(f"s{n}", len(taken) + 1, whole=True)[-1]]
+            if n_said == 1:
+                call.end_at_token(1)
+            guessed = await guess(call, *history, *said)
+            call.go_on()
+            if what == "right" and guessed[-1].token_ids:
+                history = guessed
+                continue
+            if what == "wrong":
+                taken = taken[:n_said]
         match what:
-            case "say":
+            case "say" | "wrong":
                 used = taken[: n_said - 1]
                 history += [*used, pieces(f"s{n}", len(used) + 1, whole=True)[-1]]
-            case "cut" if history[-1].token_ids:
+            case "cut" | "wrong and cut" if history[-1].token_ids:
                 history[-1] = reply(f"cut{n}", *history[-1].token_ids[:1])
             case _:
                 history.append(user(f"w{n}", "so?"))

@@ -49,6 +49,7 @@ class Call:
         instructions: str = "Be brief.",
         retention: RetentionConfig | None = None,
         opening: Opening = NO_OPENING,
+        speculative: bool = False,
     ):
         self.state, self.events = TurnState(), []
         return self.session.think(
@@ -60,6 +61,7 @@ class Call:
             state=self.state,
             retention=retention,
             opening=opening,
+            speculative=speculative,
         )
 
     async def turn(self, *history: HistoryItem, key: str = "r", **changes) -> TurnState:
