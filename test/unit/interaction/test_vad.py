@@ -11,6 +11,7 @@ from sglang_live.interaction.vad import (
     SpeechDetector,
     SpeechDismissed,
     SpeechPaused,
+    SpeechResumed,
     SpeechStarted,
     SpeechStopped,
     SpeechSuspected,
@@ -294,8 +295,9 @@ def test_a_pause_is_told_once_and_the_turn_goes_on():
     model = ScriptedModel([0.9] * 10 + [0.0] * 20 + [0.9] * 5 + [0.0] * 20)
     detector = SpeechDetector(model, settings)
     events = detector.feed(np.zeros(55 * WINDOW_SAMPLES, np.int16))
-    assert [type(event) for event in events] == [SpeechStarted, SpeechPaused, SpeechPaused]
-    first, second = events[1:]
+    kinds = [SpeechStarted, SpeechPaused, SpeechResumed, SpeechPaused]
+    assert [type(event) for event in events] == kinds
+    _, first, _, second = events
     assert first.at_ms - first.speech_end_ms == pytest.approx(200, abs=WINDOW_MS)
     assert not detector.is_in(first) and detector.is_in(second)
     assert detector.stop_at(first) is None
