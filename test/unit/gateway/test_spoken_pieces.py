@@ -83,7 +83,7 @@ def test_what_nobody_took_in_is_not_cut():
     turn.willing = False
     turn.say(2.5)
     assert turn.end()[1] == ()
-    turn.willing = True
+    turn.willing, turn.start = True, turn.buffer.end_sample
     turn.say(1.5)
     assert turn.taken_in == [1], "the next turn begins with its first piece"
 
