@@ -36,6 +36,11 @@ SAMPLING = (
 )
 
 
+def pause_s(chance: random.Random) -> float:
+    """Between two steps: short, or so long that also a slow engine gets ahead."""
+    return chance.uniform(0.6, 1.2) if chance.random() < 0.1 else chance.uniform(0.01, 0.08)
+
+
 class Consumers:
     """Play the talker for requests of the thinker: take their tokens in random steps."""
 
@@ -52,7 +57,7 @@ class Consumers:
             taken = [self._taken_s[rid] for rid in rids]
             n = len(rids)
             self._feed.send(Progress.of(rids, taken, [False] * n, [0.5] * n))
-            await asyncio.sleep(self._random.uniform(0.01, 0.08))
+            await asyncio.sleep(pause_s(self._random))
 
 
 class Thinker:
@@ -165,7 +170,7 @@ async def hear(speech, listener: random.Random) -> None:
     heard_s = 0.0
     while True:
         speech.report(heard_s, False, 0.5)
-        await asyncio.sleep(listener.uniform(0.01, 0.1))
+        await asyncio.sleep(pause_s(listener))
         heard_s += listener.choice((0.0, 0.0, 0.1, 0.3))
 
 

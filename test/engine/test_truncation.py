@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from sglang_live.messages import ThinkDone
-from sglang_live.orchestrator.history import HistoryItem, TextPart
+from sglang_live.orchestrator.history import FRAME_S, HistoryItem, TextPart
 from test.engine.conftest import Stages, running_stages
 from test.engine.reference import AUDIO, chat
 from test.engine.turns import greedy_turn, reply_of, speak, think, user
@@ -38,11 +38,15 @@ async def page_and_stages(request, endless_checkpoint, tmp_path_factory):
 
 
 async def interrupted(links, turn, n_tokens: int) -> ThinkDone:
-    """Let the reply be written to n_tokens, more or less, then interrupt it."""
+    """Let the reply be written to n_tokens, more or less, then interrupt it.
+
+    Its consumer keeps up with what it sees, so the engine never is far ahead of that.
+    """
     seen = 0
     async with links.thinker.open(turn) as thought:
         async for tokens in thought.tokens():
             seen += len(tokens.ids)
+            thought.report(seen * FRAME_S, False, 0.5)
             if seen >= n_tokens:
                 thought.end_reply()
                 n_tokens = 1 << 30
@@ -68,9 +72,11 @@ async def cut_and_go_on(stages: Stages, seed: int, clip: np.ndarray, page: int) 
         history = [user(clip)]
     turn = greedy_turn(*history, system=SYSTEM, n_tokens=60)
     if seed % 2:
+        # Much longer than where it is cut: it must not come to its end before.
+        turn = greedy_turn(*history, system=SYSTEM, n_tokens=600)
         done = await interrupted(links, turn, rng.randrange(1, 50))
         assert done.finish == "interrupted"
-        assert len(done.ids) < 60
+        assert len(done.ids) < 600
     else:
         done = await think(links, turn)  # interrupted while it played: all of it is written
     heard = rng.randrange(0, len(done.ids) + 1)
