@@ -1,0 +1,156 @@
+"""Whether the server finds out by itself how many calls in frame mode it can serve.
+
+    python -m benchmark.admission --offered 48 --ladder 4,8,12,16,20,24 --json out.json
+
+Brute force first: a fresh server per number of sessions, no admission; N* is the most at which no
+frame is empty and the slow tenth keeps the target. Then an open-system ramp (Metronome, section
+5.3): sessions are offered one after the other, those that are refused do not come again, and the
+admission controller decides; with bounded sessions and without.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmark.frames.stream import Stream, load_speech
+from benchmark.frames.watch import Watch
+from benchmark.load.provenance import config_of, facts
+from benchmark.load.server import ServerProcess
+from sglang_live.config import POLICIES
+
+WORKLOADS = Path(__file__).parent / "workloads"
+START_TIMEOUT_S = 300.0
+# Of the time until the next frame, as the controller has it (capacity/control.py).
+TARGET_SHARE = 0.5
+_SETTLED_S = 20.0
+_UNBOUNDED = "+".join(name for name in POLICIES if name != "retention")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One flag per field. rate: sessions offered a second. seconds: of a ramp.
+    ladder_seconds: of each of its steps."""
+
+    ladder: str = "4,8,12,16,20,24"
+    ladder_seconds: float = 45.0
+    offered: int = 48
+    rate: float = 1.0
+    seconds: float = 120.0
+    frame_ms: int = 480
+    max_tokens: int = 4
+    pool_tokens: int = 16384
+    window_tokens: int = 384
+    model_path: str = "demo-random"
+    clips: str = str(WORKLOADS / "clips")
+    seed: int = 1
+    json: str = ""
+
+
+async def offer(server: ServerProcess, options: Options, n: int, rate: float, lasts_s: float):
+    rng = random.Random(options.seed)
+    speech = load_speech(Path(options.clips))
+    detection = {"type": "frames", "frame_ms": options.frame_ms, "max_tokens": options.max_tokens}
+    model = Path(options.model_path).name
+    streams = [
+        Stream(i, server.url, model, detection, np.roll(speech, -rng.randrange(len(speech))))
+        for i in range(n)
+    ]
+    began_s = time.monotonic()
+    watch = Watch(server.port)
+    watching = asyncio.create_task(watch.run(began_s))
+
+    async def call(stream: Stream) -> None:
+        await asyncio.sleep(stream.number / rate)
+        await stream.run(began_s, lasts_s)
+
+    try:
+        await asyncio.gather(*map(call, streams))
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+    return streams, watch.samples
+
+
+def judged(streams: list[Stream], options: Options, from_s: float, to_s: float) -> dict:
+    rows = [r for s in streams for r in s.rows if from_s <= r.due_s < to_s]
+    latencies = [row.latency_ms for row in rows if row.latency_ms is not None]
+    p50, p90, p99 = np.percentile(latencies, (50, 90, 99)) if latencies else (None,) * 3
+    n_bad = sum(row.outcome in ("empty", "dropped") for row in rows)
+    target_ms = TARGET_SHARE * options.frame_ms
+    return {
+        "frames": len(rows),
+        "empty_or_dropped": n_bad,
+        "latency_ms": {"p50": p50, "p90": p90, "p99": p99},
+        "meets_target": bool(latencies) and not n_bad and p90 <= target_ms,
+    }
+
+
+def step(n: int, options: Options) -> dict:
+    policies = "+".join(name for name in POLICIES if name != "admission")
+    args = _args(options, bounded=True)
+    with ServerProcess(options.model_path, policies, args, START_TIMEOUT_S) as server:
+        streams, _ = asyncio.run(offer(server, options, n, 10.0, options.ladder_seconds))
+    found = judged(streams, options, options.ladder_seconds / 3, options.ladder_seconds - 1)
+    return {"sessions": n, **found}
+
+
+def ramp(bounded: bool, options: Options) -> dict:
+    policies = "+".join(POLICIES) if bounded else _UNBOUNDED
+    args = (*_args(options, bounded), "--max-sessions", str(2 * options.offered))
+    with ServerProcess(options.model_path, policies, args, START_TIMEOUT_S) as server:
+        streams, samples = asyncio.run(
+            offer(server, options, options.offered, options.rate, options.seconds)
+        )
+    found = judged(streams, options, options.seconds - _SETTLED_S, options.seconds - 1)
+    return {
+        "arm": "window" if bounded else "unbounded",
+        "admitted": sum(not stream.refused for stream in streams),
+        "refused": sum(stream.refused for stream in streams),
+        "ended_early": sum(bool(stream.ended_early) for stream in streams),
+        "at_the_end": found,
+        "trace": samples,
+    }
+
+
+def _args(options: Options, bounded: bool) -> tuple[str, ...]:
+    window = options.window_tokens if bounded else 0
+    pool = f"--thinker.max-total-tokens={options.pool_tokens}"
+    return (pool, "--retention-window", str(window))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, default in asdict(Options()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    options = Options(**vars(parser.parse_args()))
+    document = {"benchmark": "admission", **facts(), "config": config_of(options)}
+    document |= {"ladder": [], "ramps": []}
+
+    def save() -> None:
+        if options.json:
+            Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+
+    for n in [int(text) for text in options.ladder.split(",")]:
+        found = step(n, options)
+        document["ladder"].append(found)
+        print(f"{n} sessions: {found}", flush=True)
+        save()
+    met = [found["sessions"] for found in document["ladder"] if found["meets_target"]]
+    document["n_star"] = max(met, default=0)
+    print(f"N* by brute force: {document['n_star']}")
+    for bounded in (True, False):
+        found = ramp(bounded, options)
+        document["ramps"].append(found)
+        shown = {name: value for name, value in found.items() if name != "trace"}
+        print(shown, flush=True)
+        save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Workload W6: calls in frame mode, whose audio never ends."""

@@ -1,0 +1,53 @@
+"""What the benchmarks of frame mode make of what they saw."""
+
+import pytest
+
+from benchmark.collapse import summary
+from benchmark.frames.stream import FrameRow, Stream
+from benchmark.frames.watch import predicted_s, saturated_s
+
+
+def pool(*shares: float) -> list[dict]:
+    return [{"at_s": float(n), "share": share} for n, share in enumerate(shares)]
+
+
+def row(due_s: float, latency_ms: float | None = 10.0, outcome: str = "on_time") -> FrameRow:
+    return FrameRow(0, 0, due_s, due_s, latency_ms, outcome)
+
+
+def test_a_line_through_the_early_part_says_when_the_pool_is_full():
+    samples = pool(0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.9, 1.0)
+    assert predicted_s(samples) == pytest.approx(9.5)
+    assert saturated_s(samples) == 7.0
+
+
+def test_a_pool_that_stays_half_empty_has_no_prediction():
+    samples = pool(0.1, 0.3, 0.4, 0.4)
+    assert predicted_s(samples) is None and saturated_s(samples) is None
+
+
+def test_a_run_without_empty_frames_has_not_collapsed():
+    found = summary([row(1), row(2, 900.0, "late")], [], pool(0.1), [])
+    assert not found["collapsed"] and found["late"] == 1
+    assert found["latency_ms"]["p50"] == pytest.approx(455)
+    assert found["latency_by_age_ms"] == [{"from_s": 0, "n": 2, "p50": 455, "p99": 891.1}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "lost"),
+    [
+        ([row(1), row(3, None, "empty")], []),
+        ([row(1), row(3, None, "dropped")], []),
+        ([row(1)], [row(3, None, "unanswered")]),
+    ],
+)
+def test_a_frame_without_a_result_is_a_collapse(rows, lost):
+    found = summary(rows, lost, pool(0.5), [])
+    assert found["collapsed"] and found["stalled_s"] == 3
+
+
+def test_what_was_sent_and_never_answered_is_counted_in_frames():
+    stream = Stream(0, "", "", {"frame_ms": 80}, None)
+    stream._sent_s = [100.0 + 0.04 * n for n in range(10)]
+    stream._answered = 160
+    assert [round(r.due_s, 2) for r in stream.unanswered(100.0)] == [0.2, 0.28, 0.36]
