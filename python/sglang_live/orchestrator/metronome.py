@@ -58,6 +58,9 @@ class Metronome:
     async def _tick(self) -> None:
         await self._clock.sleep(self._tick_s - self._clock.now_s() % self._tick_s)
         self._ticking = None
+        self._let_go()
+
+    def _let_go(self) -> None:
         due, self._due = sorted(self._due, key=lambda entry: entry[:2]), []
         for _, _, turn in due:
             if not turn.done():
