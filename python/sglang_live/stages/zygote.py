@@ -71,6 +71,10 @@ class Forked:
     async def wait(self) -> int:
         return await asyncio.shield(self._ended)
 
+    def kill(self) -> None:
+        if not self._ended.done():
+            os.kill(self.pid, signal.SIGKILL)
+
 
 @dataclass(eq=False)
 class Zygote:
