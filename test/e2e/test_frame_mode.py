@@ -57,7 +57,8 @@ async def test_every_frame_is_answered_with_a_few_tokens(server, frame_ms):
         assert [f["audio_end_ms"] - f["audio_start_ms"] for f in frames] == [frame_ms] * 6
         # Turns are there again when they are asked for.
         await socket.session(audio={"input": {"turn_detection": None}})
-        assert (await socket.ask("and now"))["response"]["status"] == "completed"
+        again = await socket.ask("and now", max_output_tokens=8)
+        assert again["response"]["status"] in ("completed", "incomplete")
 
 
 async def test_a_call_in_frames_keeps_to_its_window(server):

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+import setproctitle
 
 # Its imports are what every process of an engine needs.
 IMPORTS = (
@@ -86,6 +87,7 @@ class Zygote:
     _begun: dict[int, asyncio.Future[int]] = field(default_factory=dict)
     _ended: dict[int, asyncio.Future[int]] = field(default_factory=dict)
     _count: int = 0
+    _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def fork(self, environment: dict[str, str], out: IO[bytes] | None) -> Forked:
         """A process that becomes the stage whose spec is in the environment.
@@ -95,8 +97,9 @@ class Zygote:
         Raises:
             OSError: there is no such process.
         """
-        if self._process is None or self._process.returncode is not None:
-            await self._start()
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                await self._start()
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         self._count += 1
@@ -169,6 +172,8 @@ class Zygote:
 
 def main() -> None:
     packets = socket.socket(fileno=int(sys.argv[1]))
+    # Also finds out where titles are kept, which nobody can who has another environment.
+    setproctitle.setproctitle("sglang_live::zygote")
     _die_with_parent()
     # A parent that is ended at the keyboard ends us itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
