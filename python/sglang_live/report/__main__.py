@@ -4,7 +4,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from sglang_live.report.documents import DocumentError, LoadDocument, Timeline, read
+from sglang_live.report.documents import (
+    Admission,
+    Collapse,
+    DocumentError,
+    LoadDocument,
+    Timeline,
+    read,
+)
 
 NO_MATPLOTLIB = (
     "drawing needs matplotlib: run scripts/setup.sh --bench, or pip install 'sglang-live[bench]'"
@@ -29,9 +36,14 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(NO_MATPLOTLIB)
     matplotlib.use("Agg")
     # Only now, because they import matplotlib themselves.
-    from sglang_live.report import kv_figure, load_figure, timeline_figure
+    from sglang_live.report import frames_figure, kv_figure, load_figure, timeline_figure
 
-    figures = {Timeline: timeline_figure, LoadDocument: load_figure}
+    figures = {
+        Timeline: timeline_figure,
+        LoadDocument: load_figure,
+        Collapse: frames_figure,
+        Admission: frames_figure,
+    }
     figures.get(type(document), kv_figure).save(document, out)
     print(f"wrote {out}")
     return 0
@@ -41,7 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sglang_live.report",
         description="Draw a session timeline, or the document of benchmark.voice_load, "
-        "kv_pressure or retention; which it is shows in the file. Exit code 2: it cannot be drawn.",
+        "kv_pressure, retention, collapse or admission; which it is shows in the file. Exit code "
+        "2: it cannot be drawn.",
     )
     parser.add_argument("document", type=Path, metavar="FILE.json")
     parser.add_argument(

@@ -1,7 +1,8 @@
 """The kinds of document, told apart by what is in them, and checked.
 
 A timeline: what the server keeps of a session (python/sglang_live/interaction/timeline.py).
-The others: what `python -m benchmark.NAME --json` writes, of voice_load, kv_pressure, retention.
+The others: what `python -m benchmark.NAME --json` writes, of voice_load, kv_pressure, retention,
+collapse and admission.
 """
 
 import json
@@ -123,8 +124,49 @@ class KvAges:
         return cls({k: v for k, v in document.items() if k != "rows"}, arms)
 
 
-Document = Timeline | LoadDocument | KvPressure | KvAges
-_BENCHMARKS = {"voice_load": LoadDocument, "kv_pressure": KvPressure, "retention": KvAges}
+@dataclass(frozen=True, slots=True)
+class Collapse:
+    """Runs of benchmark.collapse, by arm in the order of the file."""
+
+    facts: dict[str, Any]
+    arms: dict[str, list[dict[str, Any]]]
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Self:
+        arms: dict[str, list[dict[str, Any]]] = {}
+        for row in document["rows"]:
+            arms.setdefault(row["arm"], []).append(row)
+        if not arms:
+            raise DocumentError("the document has no runs")
+        return cls({k: v for k, v in document.items() if k != "rows"}, arms)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What benchmark.admission found: steps of brute force, and ramps."""
+
+    facts: dict[str, Any]
+    n_star: int
+    ladder: list[dict[str, Any]]
+    ramps: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Self:
+        parts = ("ladder", "ramps", "n_star")
+        facts = {k: v for k, v in document.items() if k not in parts}
+        if not document["ramps"]:
+            raise DocumentError("the document has no ramps")
+        return cls(facts, document["n_star"], document["ladder"], document["ramps"])
+
+
+Document = Timeline | LoadDocument | KvPressure | KvAges | Collapse | Admission
+_BENCHMARKS = {
+    "voice_load": LoadDocument,
+    "kv_pressure": KvPressure,
+    "retention": KvAges,
+    "collapse": Collapse,
+    "admission": Admission,
+}
 
 
 def place(point: dict[str, Any]) -> float:

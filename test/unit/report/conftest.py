@@ -118,6 +118,48 @@ def retention() -> dict:
 
 
 @pytest.fixture
+def collapse() -> dict:
+    def run(arm: str, shares: list[float], saturated_s: float | None) -> dict:
+        return {
+            "arm": arm,
+            "collapsed": saturated_s is not None,
+            "pool": [{"at_s": 2.0 * n, "share": share} for n, share in enumerate(shares)],
+            "latency_by_age_ms": [{"from_s": 10.0 * n, "p50": 20.0 + n} for n in range(3)],
+            "saturated_s": saturated_s,
+            "predicted_s": saturated_s and saturated_s + 1.5,
+        }
+
+    return {
+        "benchmark": "collapse",
+        "device": "cpu: test, 2 cores",
+        "git_commit": "0123456789abcdef",
+        "rows": [
+            run("off", [0.1, 0.4, 0.8, 1.0], 6.0),
+            run("off", [0.1, 0.5, 0.9, 1.0], 5.0),
+            run("all", [0.1, 0.3, 0.3, 0.3], None),
+        ],
+    }
+
+
+@pytest.fixture
+def admission() -> dict:
+    def ramp(arm: str) -> dict:
+        trace = [
+            {"at_s": float(n), "open": n, "limit": 16, "budget_share": 0.1 * n} for n in range(9)
+        ]
+        return {"arm": arm, "trace": trace}
+
+    latency = {"p50": 20.0, "p90": 50.0, "p99": None}
+    return {
+        "benchmark": "admission",
+        "device": "cpu: test, 2 cores",
+        "n_star": 8,
+        "ladder": [{"sessions": n, "latency_ms": latency} for n in (4, 8, 12)],
+        "ramps": [ramp("window"), ramp("unbounded")],
+    }
+
+
+@pytest.fixture
 def written(tmp_path):
     """Write a document; returns its path."""
 

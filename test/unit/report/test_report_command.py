@@ -98,7 +98,21 @@ def test_long_calls_show_memory_and_time_over_age(retention, written):
         assert label in text, label
 
 
+def test_calls_without_an_end_show_pools_latency_and_what_was_foretold(collapse, written):
+    text = drawn(written(collapse), ".svg").read_text()
+    for label in ("off: 2 of 2 collapsed", "all: 0 of 1 collapsed", "foretold", "age of the call"):
+        assert label in text, label
+
+
+def test_admission_shows_who_was_let_in_and_what_there_was_room_for(admission, written):
+    text = drawn(written(admission), ".svg").read_text()
+    for label in (">window<", ">unbounded<", "By brute force", ">P99<", "Calls let in"):
+        assert label in text, label
+
+
 SIZES = {
+    "collapse": (1650, 660),
+    "admission": (1650, 660),
     "timeline": (1350, 1110),
     "load": (1650, 1230),
     "kv_pressure": (1650, 660),
@@ -135,6 +149,8 @@ def test_the_kind_of_document_shows_in_it(timeline, load, written):
         ({"benchmark": "kv_pressure", "rows": []}, "no turns"),
         ({"benchmark": "retention", "rows": [{"arm": "bounded", "ages": []}]}, "no ages"),
         ({"benchmark": "voice_load", "points": [{"sessions": 1}]}, "broken document"),
+        ({"benchmark": "collapse", "rows": []}, "no runs"),
+        ({"benchmark": "admission", "ladder": [], "ramps": [], "n_star": 0}, "no ramps"),
     ],
 )
 def test_a_document_that_cannot_be_drawn_is_exit_code_2(written, capsys, document, message):
