@@ -90,6 +90,7 @@ class Call:
             clock=services.clock,
             metrics=services.metrics,
             max_side_responses=config.max_side_responses,
+            side_lanes=services.side_lanes,
             may_ask=partial(services.rate_limits.take, owner),
         )
         self._transcripts = UserTranscripts(

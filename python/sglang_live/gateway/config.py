@@ -25,6 +25,7 @@ class GatewayConfig:
     send_buffer_bytes: events a client has not read yet; beyond it the connection is dropped.
     max_conversation_bytes: text and audio of all items of a session; the oldest leave first.
     max_side_responses: responses outside the conversation that may run at the same time.
+    max_side_responses_of_all: the same for all sessions together.
     max_body_bytes: body of one HTTP request to SGLang's own API.
     default_instructions: system prompt of a session that gives none.
     turn_piece_s: of how much speech each piece is that is taken in while its caller goes on
@@ -47,6 +48,7 @@ class GatewayConfig:
     send_buffer_bytes: int = 16 * _MIB
     max_conversation_bytes: int = 256 * _MIB
     max_side_responses: int = 4
+    max_side_responses_of_all: int = 32
     max_body_bytes: int = 64 * _MIB
     default_instructions: str = ""
     turn_piece_s: float = 0.0
@@ -73,6 +75,7 @@ class GatewayConfig:
             "send_buffer_bytes",
             "max_conversation_bytes",
             "max_side_responses",
+            "max_side_responses_of_all",
             "max_body_bytes",
             "native_connect_timeout_s",
         )

@@ -18,6 +18,7 @@ from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.rate_limits import RateLimitError, Standing
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
 from sglang_live.gateway.session_config import SessionConfig
+from sglang_live.gateway.side_lanes import SideLanes
 from sglang_live.gateway.spoken_pieces import Pieces
 from sglang_live.gateway.turns import Run, Turns
 from sglang_live.interaction.monitor import SessionMonitor
@@ -45,6 +46,7 @@ class Responses:
     clock: Clock
     metrics: GatewayMetrics
     max_side_responses: int
+    side_lanes: SideLanes
     may_ask: Callable[[], Standing | None]
     on_done: Callable[[float], None] = lambda playout_left_s: None
     has_spoken: bool = False
@@ -91,6 +93,11 @@ class Responses:
         if not plan.in_conversation and len(self._side) >= self.max_side_responses:
             raise ClientEventError(
                 f"At most {self.max_side_responses} responses outside the conversation at once.",
+                code="too_many_responses",
+            )
+        if not plan.in_conversation and self.side_lanes.full:
+            raise ClientEventError(
+                "Too many responses outside conversations at once; try again later.",
                 code="too_many_responses",
             )
         self._start(plan, self.may_ask())
@@ -193,6 +200,7 @@ class Responses:
             self.nobody_waits.clear()
         else:
             self._side[plan.response_id] = run
+            self.side_lanes.take()
         self._turns.start(run)
         self.metrics.responses_active.inc()
         writer.create()
@@ -216,6 +224,7 @@ class Responses:
         self.metrics.turns.labels(run.writer.status, run.writer.reason or "").inc()
         if run.answer is None:
             self._side.pop(run.plan.response_id, None)
+            self.side_lanes.give_back()
             return
         self._main = None
         self.nobody_waits.set()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from sglang_live.clock import Clock
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.rate_limits import RateLimits
+from sglang_live.gateway.side_lanes import SideLanes
 from sglang_live.gateway.turn_ends import TurnEnds
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.habits import Callers
@@ -25,10 +26,12 @@ class RealtimeServices:
     metrics: GatewayMetrics
     callers: Callers = field(default_factory=Callers)
     rate_limits: RateLimits = field(init=False)
+    side_lanes: SideLanes = field(init=False)
     turn_ends: TurnEnds | None = field(init=False)
 
     def __post_init__(self):
         self.rate_limits = RateLimits(self.config.max_answers_per_minute, self.clock)
+        self.side_lanes = SideLanes(self.config.max_side_responses_of_all)
         model = self.endpoint_model
         self.turn_ends = TurnEnds(model, self.clock, self.metrics) if model else None
 

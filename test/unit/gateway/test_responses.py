@@ -245,6 +245,23 @@ async def test_side_responses_are_limited_and_can_be_cancelled_by_id():
         assert (await caller.expect("response.done"))["response"]["id"] == first
 
 
+async def test_callers_share_the_room_for_side_responses():
+    gate = asyncio.Event()
+    orchestrator = FakeOrchestrator([[gate], [gate], [gate]])
+    shared = services(orchestrator, max_side_responses_of_all=2)
+    async with connected(orchestrator, shared) as one:
+        for _ in range(2):
+            one.send("response.create", response={"conversation": "none"})
+            await one.expect("response.created")
+        async with connected(orchestrator, shared) as other:
+            other.send("response.create", response={"conversation": "none"})
+            assert (await other.expect("error"))["error"]["code"] == "too_many_responses"
+    assert shared.side_lanes.n_taken == 0
+    async with connected(orchestrator, shared) as other:
+        other.send("response.create", response={"conversation": "none"})
+        await other.expect("response.created")
+
+
 @pytest.mark.parametrize(
     "form",
     [
