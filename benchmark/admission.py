@@ -11,15 +11,13 @@ admission controller decides; with bounded sessions and without.
 import argparse
 import asyncio
 import json
-import random
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmark.frames.stream import Stream, load_speech
-from benchmark.frames.watch import Watch
+from benchmark.frames.calls import run_calls
+from benchmark.frames.stream import Stream
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 from sglang_live.config import POLICIES
@@ -52,29 +50,25 @@ class Options:
     json: str = ""
 
 
-async def offer(server: ServerProcess, options: Options, n: int, rate: float, lasts_s: float):
-    rng = random.Random(options.seed)
-    speech = load_speech(Path(options.clips))
-    detection = {"type": "frames", "frame_ms": options.frame_ms, "max_tokens": options.max_tokens}
-    model = Path(options.model_path).name
-    streams = [
-        Stream(i, server.url, model, detection, np.roll(speech, -rng.randrange(len(speech))))
-        for i in range(n)
-    ]
-    began_s = time.monotonic()
-    watch = Watch(server.port)
-    watching = asyncio.create_task(watch.run(began_s))
-
-    async def call(stream: Stream) -> None:
-        await asyncio.sleep(stream.number / rate)
-        await stream.run(began_s, lasts_s)
-
-    try:
-        await asyncio.gather(*map(call, streams))
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
-    return streams, watch.samples
+def offer(
+    server: ServerProcess, options: Options, n: int, every_s: float, lasts_s: float
+) -> tuple[list[Stream], list[dict]]:
+    calls = run_calls(
+        server,
+        n=n,
+        every_s=every_s,
+        lasts_s=lasts_s,
+        detection={
+            "type": "frames",
+            "frame_ms": options.frame_ms,
+            "max_tokens": options.max_tokens,
+        },
+        model=Path(options.model_path).name,
+        clips=Path(options.clips),
+        seed=options.seed,
+    )
+    streams, _, samples = asyncio.run(calls)
+    return streams, samples
 
 
 def judged(streams: list[Stream], options: Options, from_s: float, to_s: float) -> dict:
@@ -95,7 +89,7 @@ def step(n: int, options: Options) -> dict:
     policies = "+".join(name for name in POLICIES if name != "admission")
     args = _args(options, bounded=True)
     with ServerProcess(options.model_path, policies, args, START_TIMEOUT_S) as server:
-        streams, _ = asyncio.run(offer(server, options, n, 10.0, options.ladder_seconds))
+        streams, _ = offer(server, options, n, 0.1, options.ladder_seconds)
     found = judged(streams, options, options.ladder_seconds / 3, options.ladder_seconds - 1)
     return {"sessions": n, **found}
 
@@ -104,9 +98,8 @@ def ramp(bounded: bool, options: Options) -> dict:
     policies = "+".join(POLICIES) if bounded else _UNBOUNDED
     args = (*_args(options, bounded), "--max-sessions", str(2 * options.offered))
     with ServerProcess(options.model_path, policies, args, START_TIMEOUT_S) as server:
-        streams, samples = asyncio.run(
-            offer(server, options, options.offered, options.rate, options.seconds)
-        )
+        every_s = 1 / options.rate
+        streams, samples = offer(server, options, options.offered, every_s, options.seconds)
     found = judged(streams, options, options.seconds - _SETTLED_S, options.seconds - 1)
     return {
         "arm": "window" if bounded else "unbounded",

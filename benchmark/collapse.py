@@ -11,14 +11,14 @@ import argparse
 import asyncio
 import json
 import random
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmark.frames.stream import FrameRow, Stream, load_speech
-from benchmark.frames.watch import Watch, predicted_s, saturated_s
+from benchmark.frames.calls import run_calls
+from benchmark.frames.stream import FrameRow
+from benchmark.frames.watch import predicted_s, saturated_s
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
 
@@ -56,33 +56,27 @@ def server_args(arm: str, options: Options) -> tuple[str, ...]:
     return (f"--thinker.max-total-tokens={options.pool_tokens}", *window)
 
 
-async def call_in(server: ServerProcess, options: Options, seed: int) -> dict:
+def call_in(server: ServerProcess, options: Options, seed: int) -> dict:
     """One run's frames, and what the pool did meanwhile."""
-    rng = random.Random(seed)
-    speech = load_speech(Path(options.clips))
-    detection = {"type": "frames", "frame_ms": options.frame_ms, "max_tokens": options.max_tokens}
-    model = Path(options.model_path).name
-    streams = [
-        Stream(n, server.url, model, detection, np.roll(speech, -rng.randrange(len(speech))))
-        for n in range(options.sessions)
-    ]
-    began_s = time.monotonic()
-    watch = Watch(server.port)
-    watching = asyncio.create_task(watch.run(began_s))
-
-    async def call(stream: Stream) -> None:
-        await asyncio.sleep(stream.number * options.stagger_s)
-        await stream.run(began_s, options.seconds)
-
-    try:
-        await asyncio.gather(*map(call, streams))
-    finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+    calls = run_calls(
+        server,
+        n=options.sessions,
+        every_s=options.stagger_s,
+        lasts_s=options.seconds,
+        detection={
+            "type": "frames",
+            "frame_ms": options.frame_ms,
+            "max_tokens": options.max_tokens,
+        },
+        model=Path(options.model_path).name,
+        clips=Path(options.clips),
+        seed=seed,
+    )
+    streams, began_s, samples = asyncio.run(calls)
     rows = [row for stream in streams for row in stream.rows]
     late = options.seconds - _PATIENCE_S
     lost = [r for s in streams for r in s.unanswered(began_s) if r.due_s < late]
-    return summary(rows, lost, watch.samples, [s.ended_early for s in streams if s.ended_early])
+    return summary(rows, lost, samples, [s.ended_early for s in streams if s.ended_early])
 
 
 def summary(
@@ -149,7 +143,7 @@ def main() -> None:
     for arm, number in plan:
         args = server_args(arm, options)
         with ServerProcess(options.model_path, arm, args, START_TIMEOUT_S) as server:
-            run = asyncio.run(call_in(server, options, options.seed + number))
+            run = call_in(server, options, options.seed + number)
         rows.append({"arm": arm, "run": number, **run})
         print(line(arm, run), flush=True)
         if options.json:

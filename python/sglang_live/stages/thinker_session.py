@@ -5,13 +5,10 @@ appended; of the last reply, what was not heard is cut off. A history that chang
 rebuilt in a new session (and counted).
 """
 
-import io
 import logging
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-
-import soundfile as sf
 
 from sglang_live.bridge.feed_types import AHEAD_PREFIX, THINK_PREFIX, RetainSession
 from sglang_live.kv.retention import RetentionConfig
@@ -23,42 +20,19 @@ from sglang_live.models.qwen3_omni.prompt import (
     Piece,
     Words,
 )
-from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem
+from sglang_live.orchestrator.history import HistoryItem
 from sglang_live.stages.engine_host import EngineHost
+from sglang_live.stages.held_history import (
+    BeforeSpeech,
+    HeldReply,
+    begins_with,
+    first_tokens_of,
+)
+from sglang_live.stages.streaming_session import append_request, close_session, open_session
 from sglang_live.stages.thinker_feed import ThinkerFeed
 from sglang_live.stages.thinker_turn import Generated, Prefilled, Started, TurnState
 
 log = logging.getLogger(__name__)
-
-# SGLang asks for a bound on a session's text; ours is bounded by tokens, elsewhere.
-_UNBOUNDED_CHARS = 1 << 40
-
-
-@dataclass(frozen=True, slots=True)
-class HeldReply:
-    """The reply at the end of a session. It holds ask_at tokens before the markup that asks for
-    it, and begin tokens before its first one. ids: without the end-of-turn token.
-    """
-
-    ids: tuple[int, ...]
-    ask_at: int
-    begin: int
-
-
-@dataclass(frozen=True, slots=True)
-class BeforeSpeech:
-    """The session as it was before it took in what may still be being said.
-
-    key: of the first piece of that. last: of the last, if the caller may have been done with it.
-    in_pieces: it was taken in with more than one turn.
-    """
-
-    key: str
-    n_tokens: int
-    last_reply: HeldReply | None
-    tail: list[Piece]
-    last: str | None = None
-    in_pieces: bool = False
 
 
 @dataclass(slots=True)
@@ -214,7 +188,7 @@ class ThinkerSession:
         self.held, self.ends, self.last_reply, self.tail = [], [], None, []
         self.before = None
         if session is not None:
-            await _close(self.host, session)
+            await close_session(self.host, session)
 
     async def _lose(self) -> None:
         self.lost = True
@@ -229,7 +203,7 @@ class ThinkerSession:
         if self.engine_session is not None and instructions == self.instructions:
             await self._withdraw(history, state)
         if self.engine_session is not None and instructions == self.instructions:
-            if _begins_with(history, self.held):
+            if begins_with(history, self.held):
                 return
             if await self._cut_last_reply(history, state):
                 return
@@ -242,9 +216,9 @@ class ThinkerSession:
         reply, before = self.last_reply, self.held[:-1]
         if self.feed is None or not self.truncates or reply is None:
             return False
-        if not _begins_with(history, before):
+        if not begins_with(history, before):
             return False
-        cut = _first_tokens_of(reply, history[len(before) : len(before) + 1])
+        cut = first_tokens_of(reply, history[len(before) : len(before) + 1])
         if cut is None:
             held, tail, n_tokens = before, [], reply.ask_at
         elif cut.token_ids == reply.ids:
@@ -266,18 +240,18 @@ class ThinkerSession:
         before = self.before
         if before is None:
             return
-        if _begins_with(history, self.held):
+        if begins_with(history, self.held):
             if before.last is not None:
                 self._settle()
             return
         if before.last in self.held:
             said = self.held[: self.held.index(before.last) + 1]
-            if _begins_with(history, said):
+            if begins_with(history, said):
                 self._settle()  # only the reply is another
                 return
         n_known = self.held.index(before.key) if before.key in self.held else len(self.held)
         n = n_known
-        if _begins_with(history, self.held[:n]):
+        if begins_with(history, self.held[:n]):
             while n < len(history) and history[n].key == self.held[n]:
                 n += 1
         n_tokens = before.n_tokens if n == n_known else self.ends[n - 1]
@@ -362,8 +336,7 @@ class ThinkerSession:
         self.bound = None
         opened = False
         try:
-            request = _open_request(self.engine_session)
-            await self.host.engine.tokenizer_manager.open_session(request, None)
+            await open_session(self.host, self.engine_session)
             for append in self.prompt.appends(self.prompt.header(instructions)):
                 await self._prefill(append, TurnState())
             self.n_header = self.n_tokens
@@ -377,7 +350,7 @@ class ThinkerSession:
         sampling = {"max_new_tokens": 0, "temperature": 0}
         state.prefilling = rid if state.ahead else None
         try:
-            last = await self.host.run(rid, **_request(self.engine_session, append, sampling))
+            last = await self.host.run(rid, **append_request(self.engine_session, append, sampling))
         finally:
             state.prefilling = None
         return self._prefilled(rid, append, last["meta_info"], state)
@@ -389,7 +362,7 @@ class ThinkerSession:
         state.on_generating(rid)
         begun = False
         try:
-            request = _request(self.engine_session, append, sampling)
+            request = append_request(self.engine_session, append, sampling)
             async for chunk in self.host.stream(rid, **request):
                 meta = chunk["meta_info"]
                 if not begun:
@@ -416,44 +389,3 @@ class ThinkerSession:
         state.n_prompt = meta["prompt_tokens"]
         state.n_cached = max(state.n_cached, meta["cached_tokens"])
         return Prefilled(rid, append, n_new, meta["prompt_tokens"] - n_new)
-
-
-def _begins_with(history: list[HistoryItem], keys: list[str]) -> bool:
-    return [item.key for item in history[: len(keys)]] == keys
-
-
-def _first_tokens_of(reply: HeldReply, items: list[HistoryItem]) -> HistoryItem | None:
-    """The item in the reply's place, if it holds the reply's first tokens, one at least."""
-    for item in items:
-        ids = item.token_ids
-        if item.role == "assistant" and ids and reply.ids[: len(ids)] == ids:
-            return item
-    return None
-
-
-def _request(session: str, append: Append, sampling: dict) -> dict:
-    request: dict = {"sampling_params": sampling, "session_params": {"id": session}}
-    if append.clip is None:
-        return request | {"input_ids": list(append.token_ids)}
-    return request | {"prompt": append.text, "audio_data": [wav_bytes(append.clip)]}
-
-
-def wav_bytes(clip: AudioPart) -> bytes:
-    out = io.BytesIO()
-    sf.write(out, clip.pcm, INPUT_RATE_HZ, format="WAV", subtype="PCM_16")
-    return out.getvalue()
-
-
-def _open_request(engine_session: str):
-    from sglang.srt.managers.io_struct import OpenSessionReqInput
-
-    return OpenSessionReqInput(
-        capacity_of_str_len=_UNBOUNDED_CHARS, session_id=engine_session, streaming=True
-    )
-
-
-async def _close(host: EngineHost, engine_session: str) -> None:
-    from sglang.srt.managers.io_struct import CloseSessionReqInput
-
-    request = CloseSessionReqInput(session_id=engine_session)
-    await host.engine.tokenizer_manager.close_session(request, None)

@@ -1,0 +1,42 @@
+"""A streaming session of SGLang's engine, in the three calls it takes."""
+
+import io
+
+import soundfile as sf
+
+from sglang_live.models.qwen3_omni.prompt import Append
+from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart
+from sglang_live.stages.engine_host import EngineHost
+
+# SGLang asks for a bound on a session's text; ours is bounded by tokens, elsewhere.
+_UNBOUNDED_CHARS = 1 << 40
+
+
+async def open_session(host: EngineHost, name: str) -> None:
+    from sglang.srt.managers.io_struct import OpenSessionReqInput
+
+    request = OpenSessionReqInput(
+        capacity_of_str_len=_UNBOUNDED_CHARS, session_id=name, streaming=True
+    )
+    await host.engine.tokenizer_manager.open_session(request, None)
+
+
+async def close_session(host: EngineHost, name: str) -> None:
+    from sglang.srt.managers.io_struct import CloseSessionReqInput
+
+    request = CloseSessionReqInput(session_id=name)
+    await host.engine.tokenizer_manager.close_session(request, None)
+
+
+def append_request(name: str, append: Append, sampling: dict) -> dict:
+    """Arguments of the request that adds `append` to the session, and what follows it."""
+    request: dict = {"sampling_params": sampling, "session_params": {"id": name}}
+    if append.clip is None:
+        return request | {"input_ids": list(append.token_ids)}
+    return request | {"prompt": append.text, "audio_data": [wav_bytes(append.clip)]}
+
+
+def wav_bytes(clip: AudioPart) -> bytes:
+    out = io.BytesIO()
+    sf.write(out, clip.pcm, INPUT_RATE_HZ, format="WAV", subtype="PCM_16")
+    return out.getvalue()
