@@ -72,6 +72,7 @@ setup(
         "cuda": [SGLANG],
         "test": pinned("test.txt"),
         "bench": pinned("bench.txt"),
+        "training": pinned("training.txt"),
     },
     entry_points={
         "sglang.srt.platforms": ["sglang_live_cpu = sglang_live.bridge.platform_cpu:activate"],

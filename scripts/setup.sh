@@ -5,10 +5,11 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: scripts/setup.sh [--test] [--bench] [--device auto|cpu|cuda]
+usage: scripts/setup.sh [--test] [--bench] [--train] [--device auto|cpu|cuda]
 
   --test     also install what scripts/test.sh needs, Chromium among it (apt-get, if there is none)
   --bench    also install what benchmark/ needs
+  --train    also install what training/ needs
   --device   auto (default) takes cuda where nvidia-smi lists a GPU
 
 Environment: PYTHON chooses the interpreter (3.11 or 3.12). pip's own settings (PIP_*,
@@ -30,6 +31,7 @@ while (($#)); do
     case $1 in
     --test) extras+=(test browser clients) ;;
     --bench) extras+=(bench) ;;
+    --train) extras+=(training) ;;
     --device)
         device=${2:-}
         shift
@@ -160,6 +162,10 @@ step_bench() {
     pip_install --requirement requirements/bench.txt
 }
 
+step_training() {
+    pip_install --requirement requirements/training.txt
+}
+
 declare -A title=(
     [venv]="Python environment in .venv"
     [torch]="PyTorch"
@@ -172,6 +178,7 @@ declare -A title=(
     [browser]="Chromium, for tests of the page"
     [clients]="clients of other people, for the examples"
     [bench]="benchmark tools"
+    [training]="what training judges with"
 )
 
 if [[ $device == cuda ]]; then

@@ -5,6 +5,7 @@ may begin from the parts of another.
 """
 
 import json
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ PARTS = {
     "thinker": "thinker.",
 }
 _INDEX = "model.safetensors.index.json"
+_EXPERTS = ".mlp.experts."
 
 
 def blank_model(corpus: str) -> tuple[Qwen3OmniMoeForConditionalGeneration, object]:
@@ -50,13 +52,10 @@ def blank_model(corpus: str) -> tuple[Qwen3OmniMoeForConditionalGeneration, obje
 
 
 def save_part(model: nn.Module, part: str, directory: Path) -> None:
-    weights = {
-        name: weight.detach().half().contiguous()
-        for name, weight in model.state_dict().items()
-        if _part_of(name) == part
-    }
+    weights = {n: w.detach().half() for n, w in model.state_dict().items() if _part_of(n) == part}
+    published = {n: w.contiguous() for n, w in apart(weights).items()}
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(weights, directory / _shard(part), metadata={"format": "pt"})
+    save_file(published, directory / _shard(part), metadata={"format": "pt"})
 
 
 def load_part(model: nn.Module, part: str, directory: Path) -> bool:
@@ -64,7 +63,7 @@ def load_part(model: nn.Module, part: str, directory: Path) -> bool:
     path = directory / _shard(part)
     if not path.exists():
         return False
-    weights = load_file(path)
+    weights = together(load_file(path))
     wanted = {name for name in model.state_dict() if _part_of(name) == part}
     if weights.keys() != wanted:
         raise ValueError(f"{path} is of another model: {sorted(weights.keys() ^ wanted)[:3]}")
@@ -79,7 +78,7 @@ def complete(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: 
     """
     model.config.dtype = torch.float16
     model.config.save_pretrained(directory)
-    weight_map = {name: _shard(_part_of(name)) for name in model.state_dict()}
+    weight_map = {name: _shard(_part_of(name)) for name in apart(model.state_dict())}
     size = sum((directory / shard).stat().st_size for shard in set(weight_map.values()))
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     (directory / _INDEX).write_text(json.dumps(index, indent=1) + "\n")
@@ -88,6 +87,46 @@ def complete(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: 
     GenerationConfig(eos_token_id=end, do_sample=True, temperature=0.1, top_k=1).save_pretrained(
         directory
     )
+
+
+def apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each expert under its own name, as checkpoints are published.
+
+    In memory the experts of a layer are one: gate_up_proj [experts, 2 * intermediate, hidden] and
+    down_proj [experts, hidden, intermediate].
+    """
+    found = {}
+    for name, weight in weights.items():
+        layer, _, kind = name.partition(_EXPERTS)
+        for number in range(len(weight) if kind else 0):
+            own = f"{layer}{_EXPERTS}{number}"
+            if kind == "gate_up_proj":
+                gate, up = weight[number].chunk(2)
+                found |= {f"{own}.gate_proj.weight": gate, f"{own}.up_proj.weight": up}
+            else:
+                found[f"{own}.{kind}.weight"] = weight[number]
+        if not kind:
+            found[name] = weight
+    return found
+
+
+def together(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The reverse of `apart`."""
+    found, experts = {}, defaultdict(dict)
+    for name, weight in weights.items():
+        layer, _, own = name.partition(_EXPERTS)
+        if own:
+            number, kind, _ = own.split(".")
+            experts[layer][int(number), kind] = weight
+        else:
+            found[name] = weight
+    for layer, own in experts.items():
+        numbers = sorted({number for number, _ in own})
+        gate_up = [torch.cat([own[n, "gate_proj"], own[n, "up_proj"]]) for n in numbers]
+        down = [own[n, "down_proj"] for n in numbers]
+        found[f"{layer}{_EXPERTS}gate_up_proj"] = torch.stack(gate_up)
+        found[f"{layer}{_EXPERTS}down_proj"] = torch.stack(down)
+    return found
 
 
 def _shard(part: str) -> str:

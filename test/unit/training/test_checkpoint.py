@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from training.demo.checkpoint import load_part, save_part
+from training.demo.checkpoint import apart, load_part, save_part, together
 
 
 def tower() -> nn.Module:
@@ -35,3 +35,22 @@ def test_a_part_of_another_model_is_refused(tmp_path):
     other.thinker.audio_tower = nn.Linear(2, 2, bias=False)
     with pytest.raises(ValueError, match="of another model"):
         load_part(other, "hearing", tmp_path)
+
+
+def test_experts_lie_apart_in_a_file_and_together_in_memory():
+    names = ("gate_up_proj", "down_proj")
+    shapes = ((3, 8, 5), (3, 5, 4))  # three experts of width 4 on 5 channels
+    weights = {
+        f"talker.layers.{layer}.mlp.experts.{name}": torch.randn(shape)
+        for layer in range(2)
+        for name, shape in zip(names, shapes, strict=True)
+    }
+    weights["talker.layers.0.mlp.gate.weight"] = torch.randn(3, 5)
+    published = apart(weights)
+    first = weights["talker.layers.1.mlp.experts.gate_up_proj"][2]
+    assert torch.equal(published["talker.layers.1.mlp.experts.2.gate_proj.weight"], first[:4])
+    assert torch.equal(published["talker.layers.1.mlp.experts.2.up_proj.weight"], first[4:])
+    assert len(published) == 2 * 3 * 3 + 1
+    again = together(published)
+    assert again.keys() == weights.keys()
+    assert all(torch.equal(again[name], weight) for name, weight in weights.items())
