@@ -87,7 +87,8 @@ class FrameCall:
         if mode == self._mode:
             return
         was_on, self._mode = self.on, mode
-        self._waiting.clear()
+        while self._waiting:
+            self._report(self._waiting.popleft(), "dropped")
         if mode is None:
             self._stop()
             return
@@ -153,25 +154,12 @@ class FrameCall:
 
     async def _hear(self, frame: _Frame) -> None:
         said = HistoryItem(key=new_id("key"), role="user", parts=(frame.audio,))
-        asked = replace(
-            self._request(),
-            turn_id=new_id("frame"),
-            history=(*self._history, said),
-            wants_audio=False,
-            max_output_tokens=self._mode.max_tokens,
-            beat_s=self._mode.frame_s,
-        )
-        words: list[str] = []
-        done: TurnDone | None = None
+        frame_s = self._mode.frame_s
         try:
-            async with aclosing(self._session.respond(asked)) as events:
-                async for event in events:
-                    if isinstance(event, TranscriptDelta):
-                        words.append(event.text)
-                    elif isinstance(event, TurnDone):
-                        done = event
-            if done is None:
-                raise StageFailedError("The frame ended without a result.")
+            done, text = await self._ask(said)
+        except asyncio.CancelledError:
+            self._report(frame, "dropped")
+            raise
         except LiveError as error:
             log.warning("frame_failed session=%s code=%s", self._session.session_id, error.code)
             self._report(frame, "empty", error=error_body(error))
@@ -184,14 +172,35 @@ class FrameCall:
         self._history = [i for i in (*self._history, said, done.reply) if i.key not in gone]
         latency_s = self._clock.now_s() - frame.due_at_s
         self._metrics.frame_latency_s.observe(latency_s)
-        outcome = "late" if latency_s > asked.beat_s else "on_time"
+        outcome = "late" if latency_s > frame_s else "on_time"
         self._report(
             frame,
             outcome,
-            text="".join(words),
+            text=text,
             output_tokens=done.usage.output_text_tokens,
             latency_ms=round(1000 * latency_s, 1),
         )
+
+    async def _ask(self, said: HistoryItem) -> tuple[TurnDone, str]:
+        asked = replace(
+            self._request(),
+            turn_id=new_id("frame"),
+            history=(*self._history, said),
+            wants_audio=False,
+            max_output_tokens=self._mode.max_tokens,
+            beat_s=self._mode.frame_s,
+        )
+        words: list[str] = []
+        done: TurnDone | None = None
+        async with aclosing(self._session.respond(asked)) as events:
+            async for event in events:
+                if isinstance(event, TranscriptDelta):
+                    words.append(event.text)
+                elif isinstance(event, TurnDone):
+                    done = event
+        if done is None:
+            raise StageFailedError("The frame ended without a result.")
+        return done, "".join(words)
 
     def _report(self, frame: _Frame, outcome: str, **facts) -> None:
         self._metrics.frames.labels(outcome).inc()

@@ -195,3 +195,16 @@ async def test_settings_are_kept_and_changed_one_by_one():
         assert (await in_frames(caller, {"max_tokens": 7}))["frame_ms"] == 80
         assert (await in_frames(caller, {"frame_ms": None}))["frame_ms"] == 480
         assert (await in_frames(caller, {"type": "server_vad"}))["type"] == "server_vad"
+
+
+async def test_frames_that_the_end_of_the_mode_overtakes_are_told_of():
+    gate = asyncio.Event()
+    async with connected(FakeOrchestrator(scripts=[[gate]])) as caller:
+        await in_frames(caller)
+        caller.append(tone(3 * 160))
+        await asyncio.sleep(0.05)
+        caller.turn_detection(None)
+        events = [await caller.next() for _ in range(4)]
+    dropped = [e["frame_index"] for e in events if e["type"] == "frame.done"]
+    assert sorted(dropped) == [0, 1, 2]
+    assert {e["outcome"] for e in events if e["type"] == "frame.done"} == {"dropped"}
