@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark.frames.calls import run_calls
+from benchmark.frames.calls import run_calls, voices
 from benchmark.frames.stream import Stream
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
@@ -55,7 +55,7 @@ def offer(
 ) -> tuple[list[Stream], list[dict]]:
     calls = run_calls(
         server,
-        n=n,
+        sounds=voices(Path(options.clips), n, options.seed),
         every_s=every_s,
         lasts_s=lasts_s,
         detection={
@@ -64,8 +64,6 @@ def offer(
             "max_tokens": options.max_tokens,
         },
         model=Path(options.model_path).name,
-        clips=Path(options.clips),
-        seed=options.seed,
     )
     streams, _, samples = asyncio.run(calls)
     return streams, samples

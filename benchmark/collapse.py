@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark.frames.calls import run_calls
+from benchmark.frames.calls import run_calls, voices
 from benchmark.frames.stream import FrameRow
 from benchmark.frames.watch import predicted_s, saturated_s
 from benchmark.load.provenance import config_of, facts
@@ -60,7 +60,7 @@ def call_in(server: ServerProcess, options: Options, seed: int) -> dict:
     """One run's frames, and what the pool did meanwhile."""
     calls = run_calls(
         server,
-        n=options.sessions,
+        sounds=voices(Path(options.clips), options.sessions, seed),
         every_s=options.stagger_s,
         lasts_s=options.seconds,
         detection={
@@ -69,8 +69,6 @@ def call_in(server: ServerProcess, options: Options, seed: int) -> dict:
             "max_tokens": options.max_tokens,
         },
         model=Path(options.model_path).name,
-        clips=Path(options.clips),
-        seed=seed,
     )
     streams, began_s, samples = asyncio.run(calls)
     rows = [row for stream in streams for row in stream.rows]

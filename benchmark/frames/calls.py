@@ -12,28 +12,28 @@ from benchmark.frames.watch import Watch
 from benchmark.load.server import ServerProcess
 
 
+def voices(clips: Path, n: int, seed: int) -> list[np.ndarray]:
+    """The same endless speech for each of n streams, from a place of its own."""
+    rng = random.Random(seed)
+    speech = load_speech(clips)
+    return [np.roll(speech, -rng.randrange(len(speech))) for _ in range(n)]
+
+
 async def run_calls(
     server: ServerProcess,
     *,
-    n: int,
+    sounds: list[np.ndarray],
     every_s: float,
     lasts_s: float,
     detection: dict,
     model: str,
-    clips: Path,
-    seed: int,
 ) -> tuple[list[Stream], float, list[dict]]:
-    """n calls that begin every_s after each other, until lasts_s after the first.
+    """A call for each sound, every_s after each other, until lasts_s after the first.
 
     Returns:
         The streams, when it began on time.monotonic, and samples of the server's capacity.
     """
-    rng = random.Random(seed)
-    speech = load_speech(clips)
-    streams = [
-        Stream(i, server.url, model, detection, np.roll(speech, -rng.randrange(len(speech))))
-        for i in range(n)
-    ]
+    streams = [Stream(i, server.url, model, detection, sound) for i, sound in enumerate(sounds)]
     began_s = time.monotonic()
     watch = Watch(server.port)
     watching = asyncio.create_task(watch.run(began_s))

@@ -20,19 +20,22 @@ from training.demo import recordings, world
 from training.demo.checkpoint import PARTS, blank_model, complete, load_part, save_part
 from training.demo.codec import CodecSettings, Recording, mel_error, train_codec
 from training.demo.codes import Codebooks, whole_frames
-from training.demo.hearing import Heard, HearingSettings, features, heard_in_rooms, train_hearing
+from training.demo.hearing import ROOMS, Heard, features, heard_in_rooms, train_hearing
+from training.demo.hearing import ROUNDS as HEARING_ROUNDS
 from training.demo.rooms import empty_room
 from training.demo.schedule import Course, Log
 from training.demo.strangers import strangers
 from training.demo.talker import Spoken, TalkerInputs, TalkerSettings, train_talker
-from training.demo.thinker import TRANSCRIBE, Library, ThinkerSettings, Writer, train_thinker
-from training.demo.voices import require_programs
+from training.demo.thinker import ROUNDS as THINKER_ROUNDS
+from training.demo.thinker import TRANSCRIBE, Library, Writer, train_thinker
+from training.demo.voices import Cast, WiderCast, require_programs
 
 SEED = 20260101
 # A little silence before each answer: in it the talker reads ahead what it will say.
 LEAD_FRAMES, TAIL_FRAMES = 2, 2
 N_GENERAL = 400
 N_VOICES, N_STRANGERS, N_EMPTY = 40, 8000, 400
+N_MORE_VOICES, N_MORE_STRANGERS = 24, 2000
 
 
 class Training:
@@ -65,25 +68,44 @@ class Training:
     @cached_property
     def heard(self) -> list[Heard]:
         def listen() -> list[Heard]:
-            asked = self.shelf.kept("asked", recordings.asked(N_VOICES, N_STRANGERS, SEED))
+            cast = Cast(random.Random(SEED))
+            asked = self.shelf.kept("asked", recordings.asked(N_VOICES, N_STRANGERS, cast))
             rng = np.random.default_rng(SEED)
             empty = [
                 Heard("", features(empty_room(rng, rng.uniform(0.4, 4))).half())
                 for _ in range(N_EMPTY)
             ]
-            return heard_in_rooms(asked, HearingSettings().rooms, SEED) + empty
+            return heard_in_rooms(asked, ROOMS, SEED) + empty
 
         return self._kept("heard", listen)
 
+    @cached_property
+    def heard_wider(self) -> list[Heard]:
+        """The same, and what many more voices say."""
+
+        def listen() -> list[Heard]:
+            cast = WiderCast(random.Random(SEED + 2))
+            asked = recordings.asked(N_MORE_VOICES, N_MORE_STRANGERS, cast)
+            return heard_in_rooms(self.shelf.kept("asked_wider", asked), 1, SEED + 2)
+
+        return self.heard + self._kept("heard_wider", listen)
+
+    def _heard_in(self, number: int) -> list[Heard]:
+        return self.heard if number == 1 else self.heard_wider
+
     def part(self, name: str) -> None:
         """The model gets this part, trained if it is not there."""
-        if self.given is None or not load_part(self.model, name, self.given):
+        if not self._is_given(name):
             {
                 "vocoder": self._vocoder,
                 "talker": self._talker,
                 "hearing": self._hearing,
                 "thinker": self._thinker,
             }[name]()
+
+    def _is_given(self, name: str) -> bool:
+        """Then the model has it."""
+        return self.given is not None and load_part(self.model, name, self.given)
 
     def _vocoder(self) -> None:
         def train() -> dict:
@@ -115,28 +137,37 @@ class Training:
 
         self.model.talker.load_state_dict(self._kept("talker", train))
 
-    def _hearing(self) -> None:
-        def train() -> dict:
-            tower = self.model.thinker.audio_tower
-            train_hearing(
-                tower, self.model.thinker.model.embed_tokens, self._spelling, self.heard,
-                HearingSettings(), Log("hearing"), self._course("hearing"),
-            )  # fmt: skip
-            return tower.state_dict()
+    def _hearing(self, rounds: int = len(HEARING_ROUNDS)) -> None:
+        """rounds: as many of them."""
+        tower = self.model.thinker.audio_tower
+        for number, settings in enumerate(HEARING_ROUNDS[:rounds], start=1):
+            name = f"hearing-{number}"
 
-        self.model.thinker.audio_tower.load_state_dict(self._kept("hearing", train))
+            def train(name: str = name, number: int = number, settings=settings) -> dict:
+                train_hearing(
+                    tower, self.model.thinker.model.embed_tokens, self._spelling,
+                    self._heard_in(number), set(world.questions()), settings,
+                    Log(name), self._course(name),
+                )  # fmt: skip
+                return tower.state_dict()
+
+            tower.load_state_dict(self._kept(name, train))
 
     def _thinker(self) -> None:
-        def train() -> dict:
-            self.part("hearing")
-            settings = ThinkerSettings()
-            writer = Writer(self.tokenizer, Library(self.heard), settings, SEED)
-            train_thinker(
-                self.model.thinker, writer, settings, Log("thinker"), self._course("thinker")
-            )
-            return self.model.thinker.state_dict()
+        """Each round has the ears of the same round, and what the round before has learned."""
+        thinker = self.model.thinker
+        for number, settings in enumerate(THINKER_ROUNDS, start=1):
+            name = f"thinker-{number}"
 
-        self.model.thinker.load_state_dict(self._kept("thinker", train))
+            def train(name: str = name, number: int = number, settings=settings) -> dict:
+                if not self._is_given("hearing"):
+                    self._hearing(rounds=number)
+                library = Library(self._heard_in(number))
+                writer = Writer(self.tokenizer, library, settings, SEED + number - 1)
+                train_thinker(thinker, writer, settings, Log(name), self._course(name))
+                return thinker.state_dict()
+
+            thinker.load_state_dict(self._kept(name, train))
 
     def talker_inputs(self) -> TalkerInputs:
         newline_id = self.ids("\n")[0]

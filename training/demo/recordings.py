@@ -16,7 +16,7 @@ import numpy as np
 
 from training.demo import world
 from training.demo.strangers import strangers
-from training.demo.voices import ANSWER_RATE_HZ, ANSWERING, QUESTION_RATE_HZ, Cast, Voice
+from training.demo.voices import ANSWER_RATE_HZ, ANSWERING, QUESTION_RATE_HZ, Cast, Voice, WiderCast
 
 _AT_ONCE = 2
 
@@ -65,10 +65,9 @@ def general_speech(n: int, seed: int) -> Iterator[Said]:
     return _all_said(((s, ANSWERING) for s in sentences), ANSWER_RATE_HZ)
 
 
-def asked(n_voices: int, n_strangers: int, seed: int, *, held_out: bool = False) -> Iterator[Said]:
+def asked(n_voices: int, n_strangers: int, cast: Cast | WiderCast) -> Iterator[Said]:
     """Every question in so many random voices, and strangers in one each."""
-    rng = random.Random(seed)
-    cast = Cast(rng, held_out)
+    rng = cast.rng
     texts = [q for q in world.questions() for _ in range(n_voices)]
     texts += islice(strangers(rng), n_strangers)
     return _all_said([(text, cast.next()) for text in texts], QUESTION_RATE_HZ)

@@ -38,15 +38,29 @@ _INSTRUCTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThinkerSettings:
+class ThinkerRound:
     steps: int = 6000
     batch: int = 8
     learning_rate: float = 1.5e-3
+    from_nothing: bool = True
     tower_rate: float = 0.3  # of the learning rate, for the audio encoder
     spoken: float = 0.65  # share of the turns
     transcribed: float = 0.15  # of the spoken ones
+    joined: float = 0.0  # of the strangers, who go on with more sentences
     interrupted: float = 0.2
+    warp: float = 0.0  # as in HearingRound
     seed: int = 4
+
+
+# One for each round of hearing.
+ROUNDS = (
+    ThinkerRound(),
+    ThinkerRound(
+        steps=4000, learning_rate=8e-4, from_nothing=False,
+        spoken=0.75, joined=0.15, warp=0.1, seed=6,
+    ),
+)  # fmt: skip
+_MOST_JOINED = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +85,11 @@ class Library:
     def clip(self, text: str, rng: random.Random) -> torch.Tensor:
         return rng.choice(self._by_text[text]).mel
 
+    def speech(self, rng: random.Random) -> torch.Tensor:
+        """Several strange sentences, one after the other."""
+        n = rng.randint(2, _MOST_JOINED)
+        return torch.cat([self.clip(rng.choice(self._strange), rng) for _ in range(n)], dim=1)
+
     def strangers(self, rng: random.Random) -> Iterator[str]:
         """Sentences of which there is a recording; empty ones are noise."""
         while True:
@@ -80,7 +99,7 @@ class Library:
 class Writer:
     """Writes conversations down as the server does."""
 
-    def __init__(self, tokenizer, library: Library, settings: ThinkerSettings, seed: int):
+    def __init__(self, tokenizer, library: Library, settings: ThinkerRound, seed: int):
         self._tokenizer, self._library, self._settings = tokenizer, library, settings
         self._seed = seed
         self.choose = torch.Generator().manual_seed(seed)
@@ -111,12 +130,13 @@ class Writer:
             if not spoken:
                 write(self._ids(f"user\n{self._as_typed(exchange.question)}"))
             else:
-                clip = masked(self._library.clip(exchange.question, rng), self.choose)
+                clip, goes_on = self._spoken(exchange)
                 clips.append(clip)
                 before, after = _AUDIO.split("<|audio_pad|>")
                 places = int(n_places(torch.tensor(clip.shape[1])))
                 write(self._ids(f"user\n{before}") + [self._pad_id] * places + self._ids(after))
-                if exchange.question and rng.random() < self._settings.transcribed:
+                is_asked = exchange.question and not goes_on
+                if is_asked and rng.random() < self._settings.transcribed:
                     write(self._ids(TRANSCRIBE))
                     answer = exchange.question
             write(self._ids("<|im_end|>\n<|im_start|>") + self._ids("assistant\n"))
@@ -130,6 +150,14 @@ class Writer:
                 labels[-1] = _IGNORED
             write(self._ids("\n<|im_start|>"))
         return Conversation(ids, labels, clips)
+
+    def _spoken(self, exchange: world.Exchange) -> tuple[torch.Tensor, bool]:
+        """A recording of it, and whether its speaker went on with other things."""
+        rng, settings = self._rng, self._settings
+        goes_on = exchange.answer == world.UNKNOWN and rng.random() < settings.joined
+        library = self._library
+        clip = library.speech(rng) if goes_on else library.clip(exchange.question, rng)
+        return masked(clip, self.choose, settings.warp), goes_on
 
     def _header(self) -> str:
         rng = self._rng
@@ -157,18 +185,15 @@ class Writer:
 def train_thinker(
     thinker: Qwen3OmniMoeThinkerForConditionalGeneration,
     writer: Writer,
-    settings: ThinkerSettings,
+    settings: ThinkerRound,
     log: Log,
     course: Course,
 ) -> None:
     """The audio encoder comes trained, and goes on learning slowly. Embeddings stay as they are."""
     seeded(settings.seed)
     stack = thinker.model
-    embedding = stack.embed_tokens.weight.detach().clone()
-    initialise(stack)
-    nn.init.normal_(thinker.lm_head.weight, 0.0, 0.02)
-    with torch.no_grad():
-        stack.embed_tokens.weight.copy_(embedding)
+    if settings.from_nothing:
+        _initialise(thinker)
     stack.embed_tokens.weight.requires_grad_(False)
     language = [p for p in (*stack.parameters(), *thinker.lm_head.parameters()) if p.requires_grad]
     rates = (1.0, settings.tower_rate)
@@ -191,6 +216,15 @@ def train_thinker(
         wanted = labels[:, 1:] != _IGNORED
         right = (logits[:, :-1].argmax(-1) == labels[:, 1:])[wanted].float().mean()
         log(step, loss=loss, right=right)
+
+
+def _initialise(thinker: Qwen3OmniMoeThinkerForConditionalGeneration) -> None:
+    embed_tokens = thinker.model.embed_tokens
+    embedding = embed_tokens.weight.detach().clone()
+    initialise(thinker.model)
+    nn.init.normal_(thinker.lm_head.weight, 0.0, 0.02)
+    with torch.no_grad():
+        embed_tokens.weight.copy_(embedding)
 
 
 def predict(

@@ -1,7 +1,8 @@
-"""Speech synthesisers as functions: flite speaks the answers, flite and espeak-ng ask.
+"""Speech synthesisers as functions: flite speaks the answers; flite, espeak-ng and festival ask.
 
-Both are command line programs of the system (`apt install flite espeak-ng`). Only flite's sound
-goes into the voice that is shipped; see docs/demo_model.md on licences.
+They are command line programs of the system (`apt install flite espeak-ng festival
+festvox-kdlpc16k`). Only flite's sound goes into the voice that is shipped; see docs/demo_model.md
+on licences.
 """
 
 import io
@@ -9,7 +10,7 @@ import random
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ class Voice:
     """One way to say something.
 
     Attributes:
-        program: `flite` or `espeak-ng`.
+        program: `flite`, `espeak-ng` or `festival`.
         name: a voice of that program.
         speed: 1 is the voice's own; 1.2 is a fifth faster.
         pitch: 1 is the voice's own.
@@ -42,7 +43,7 @@ class Voice:
         Raises:
             RuntimeError: the program is missing, or refuses.
         """
-        make = _flite if self.program == "flite" else _espeak
+        make = {"flite": _flite, "espeak-ng": _espeak, "festival": _festival}[self.program]
         samples, own_rate_hz = make(self, text)
         return soxr.resample(samples, own_rate_hz, rate_hz).astype(np.float32)
 
@@ -59,6 +60,20 @@ _ESPEAK_SPEAKERS = ("", "m1", "m2", "m3", "m4", "m5", "m6", "f1", "f3", "f5", "c
 _HELD_OUT_ACCENTS = ("en-029", "en-gb-x-gbcwmd")
 _HELD_OUT_SPEAKERS = ("m7", "m8", "f2", "f4", "klatt4")
 _HELD_OUT_FLITE = "kal16"
+# The rest of espeak-ng's speakers, but for robots and whispers; and one more real voice.
+_MORE_ACCENTS = (*_ESPEAK_ACCENTS, "en")
+_MORE_SPEAKERS = (
+    *_ESPEAK_SPEAKERS,
+    "Alex", "Alicia", "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Gene2", "Henrique",
+    "Hugo", "Jacky", "Lee", "Marco", "Mario", "Michael", "Mike", "Nguyen", "Storm", "adam",
+    "anika", "announcer", "antonio", "aunty", "belinda", "benjamin", "boris", "caleb", "david",
+    "ed", "edward", "edward2", "grandma", "grandpa", "gustave", "iven", "iven2", "iven3", "iven4",
+    "john", "kaukovalta", "klatt", "klatt3", "klatt5", "klatt6", "linda", "marcelo", "max",
+    "michel", "miguel", "norbert", "pablo", "paul", "pedro", "quincy", "rob", "robert", "sandro",
+    "shelby", "steph", "steph2", "steph3", "travis", "victor", "zac",
+)  # fmt: skip
+_FESTIVAL = "ked_diphone"
+_FESTIVAL_PITCH_HZ = 105.0
 _ESPEAK_WORDS_PER_MINUTE = 160
 _ESPEAK_PITCH = 50
 
@@ -70,28 +85,55 @@ class Cast:
     rng: random.Random
     held_out: bool = False
     flite_share: float = 0.3
-    _names: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._names = tuple(n for n in _FLITE if (n == _HELD_OUT_FLITE) == self.held_out)
+    def next(self) -> Voice:
+        speed, pitch = self.rng.uniform(0.8, 1.25), self.rng.uniform(0.75, 1.35)
+        if self.rng.random() < self.flite_share:
+            names = [n for n in _FLITE if (n == _HELD_OUT_FLITE) == self.held_out]
+            return Voice("flite", self.rng.choice(names), speed, pitch)
+        accents = _HELD_OUT_ACCENTS if self.held_out else _ESPEAK_ACCENTS
+        speakers = _HELD_OUT_SPEAKERS if self.held_out else _ESPEAK_SPEAKERS
+        return _espeak_voice(self.rng, speakers, accents, speed, pitch)
+
+
+@dataclass(slots=True)
+class WiderCast:
+    """Many more speakers, and none of those who are held out."""
+
+    rng: random.Random
+    flite_share: float = 0.2
+    festival_share: float = 0.15
 
     def next(self) -> Voice:
         rng = self.rng
-        speed, pitch = rng.uniform(0.8, 1.25), rng.uniform(0.75, 1.35)
-        if rng.random() < self.flite_share:
-            return Voice("flite", rng.choice(self._names), speed, pitch)
-        accents = _HELD_OUT_ACCENTS if self.held_out else _ESPEAK_ACCENTS
-        speakers = _HELD_OUT_SPEAKERS if self.held_out else _ESPEAK_SPEAKERS
-        speaker = rng.choice(speakers)
-        name = rng.choice(accents) + (f"+{speaker}" if speaker else "")
-        return Voice("espeak-ng", name, speed, pitch)
+        speed, pitch = rng.uniform(0.75, 1.3), rng.uniform(0.65, 1.5)
+        program = rng.random()
+        if program < self.flite_share:
+            names = [name for name in _FLITE if name != _HELD_OUT_FLITE]
+            return Voice("flite", rng.choice(names), speed, pitch)
+        if program < self.flite_share + self.festival_share:
+            return Voice("festival", _FESTIVAL, speed, pitch)
+        return _espeak_voice(rng, _MORE_SPEAKERS, _MORE_ACCENTS, speed, pitch)
+
+
+def _espeak_voice(
+    rng: random.Random,
+    speakers: tuple[str, ...],
+    accents: tuple[str, ...],
+    speed: float,
+    pitch: float,
+) -> Voice:
+    speaker = rng.choice(speakers)
+    name = rng.choice(accents) + (f"+{speaker}" if speaker else "")
+    return Voice("espeak-ng", name, speed, pitch)
 
 
 def require_programs() -> None:
     """Raises RuntimeError that names what is missing."""
-    missing = [name for name in ("flite", "espeak-ng") if shutil.which(name) is None]
+    missing = [n for n in ("flite", "espeak-ng", "text2wave") if shutil.which(n) is None]
     if missing:
-        raise RuntimeError(f"not installed: {', '.join(missing)} (apt install flite espeak-ng)")
+        install = "apt install flite espeak-ng festival festvox-kdlpc16k"
+        raise RuntimeError(f"not installed: {', '.join(missing)} ({install})")
 
 
 def _flite(voice: Voice, text: str) -> tuple[np.ndarray, int]:
@@ -118,8 +160,21 @@ def _espeak(voice: Voice, text: str) -> tuple[np.ndarray, int]:
     return samples, soundfile.info(io.BytesIO(sound)).samplerate
 
 
-def _run(*command: str) -> bytes:
-    done = subprocess.run(command, capture_output=True, check=False)
+def _festival(voice: Voice, text: str) -> tuple[np.ndarray, int]:
+    pitch_hz = _FESTIVAL_PITCH_HZ * voice.pitch
+    settings = (
+        f"(begin (voice_{voice.name}) (Parameter.set 'Duration_Stretch {1 / voice.speed:.4f})"
+        f" (set! int_lr_params '((target_f0_mean {pitch_hz:.1f}) (target_f0_std 12)"
+        " (model_f0_mean 170) (model_f0_std 34))))"
+    )
+    with tempfile.TemporaryDirectory(prefix="voice-") as scratch:
+        path = Path(scratch) / "said.wav"
+        _run("text2wave", "-eval", settings, "-o", str(path), said=text)
+        return soundfile.read(path, dtype="float32")
+
+
+def _run(*command: str, said: str = "") -> bytes:
+    done = subprocess.run(command, input=said.encode(), capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{command[0]} failed: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout

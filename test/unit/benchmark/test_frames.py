@@ -1,8 +1,12 @@
 """What the benchmarks of frame mode make of what they saw."""
 
+import numpy as np
 import pytest
 
-from benchmark.collapse import summary
+from benchmark.collapse import WORKLOADS, summary
+from benchmark.endurance import Options
+from benchmark.endurance import summary as endured
+from benchmark.frames.sounds import endless_sounds
 from benchmark.frames.stream import FrameRow, Stream
 from benchmark.frames.watch import predicted_s, saturated_s
 
@@ -51,3 +55,42 @@ def test_what_was_sent_and_never_answered_is_counted_in_frames():
     stream._sent_s = [100.0 + 0.04 * n for n in range(10)]
     stream._answered = 160
     assert [round(r.due_s, 2) for r in stream.unanswered(100.0)] == [0.2, 0.28, 0.36]
+
+
+def test_every_sound_is_what_its_name_says():
+    sounds = endless_sounds(WORKLOADS / "clips", seed=1)
+    level_db = {
+        name: 20 * np.log10(max(np.sqrt(np.mean((sound / 32768.0) ** 2)), 1e-9))
+        for name, sound in sounds.items()
+    }
+    assert level_db["silence"] == -180
+    assert level_db["near silence"] == pytest.approx(-66, abs=1)
+    assert all(-40 < level_db[name] < -10 for name in ("speech", "overlap", "noise", "music"))
+    again = endless_sounds(WORKLOADS / "clips", seed=1)
+    assert all(np.array_equal(again[name], sound) for name, sound in sounds.items())
+
+
+def streams(*outcomes: list[FrameRow]) -> list[Stream]:
+    made = []
+    for number, rows in enumerate(outcomes):
+        stream = Stream(number, "", "", {"frame_ms": 960}, None)
+        stream.rows = rows
+        made.append(stream)
+    return made
+
+
+def test_frames_without_result_while_a_stage_is_killed_are_told_apart():
+    rows = [row(5), row(11, None, "empty"), row(13), row(30, None, "empty"), row(39)]
+    options = Options(seconds=42, kills="thinker@10", back_s=10)
+    found = endured({0: "speech"}, streams(rows), 0.0, [(0.0, 100.0), (20.0, 110.0)], options)
+    assert found["without_result"] == 1
+    assert found["without_result_while_a_stage_was_away"] == 1
+    assert found["away_s"] == [pytest.approx(3.01)]
+    assert found["alive_at_the_end"] == 1
+    assert found["by_minute"][0]["memory_mib"] == 105
+
+
+def test_a_session_that_fell_silent_is_not_alive():
+    options = Options(seconds=42)
+    found = endured({0: "speech", 1: "music"}, streams([row(39)], [row(20)]), 0.0, [], options)
+    assert found["alive_at_the_end"] == 1

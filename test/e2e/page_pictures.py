@@ -1,0 +1,39 @@
+"""Pictures of the page during a call, for the documentation.
+
+python -m test.e2e.page_pictures --url http://127.0.0.1:30000 --out docs/img
+"""
+
+import argparse
+import asyncio
+import tempfile
+from pathlib import Path
+
+from test.e2e.browser import microphone, visit
+from test.e2e.test_page import PHONE
+
+
+async def draw(url: str, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        sound = microphone(Path(folder) / "said.wav", "sp_librivox_0880.flac")
+        async with visit(url, sound, viewport={"width": 960, "height": 900}) as caller:
+            await caller.page.click("#talk")
+            await caller.interrupt()
+            await caller.until(caller.is_heard, "the interruption is answered")
+            await caller.page.screenshot(path=out / "page.png")
+        async with visit(url, sound, color_scheme="dark", device_scale_factor=2, **PHONE) as caller:
+            await caller.page.tap("#talk")
+            await caller.until(caller.is_heard, "the microphone's question is answered")
+            await caller.page.screenshot(path=out / "page-phone.png", full_page=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    asyncio.run(draw(args.url, args.out))
+
+
+if __name__ == "__main__":
+    main()
