@@ -139,6 +139,70 @@ def kv_rows(results: Path) -> list[str]:
     return rows
 
 
+def frame_rows(results: Path) -> list[str]:
+    """Calls in frame mode: what lasts, and how many are let in."""
+    rows = []
+    if document := newest(results, "collapse"):
+        config = document["config"]
+        what = (
+            f"{config['sessions']} calls in frame mode, {config['seconds']:.0f} s, "
+            f"a pool of {config['pool_tokens']} tokens ({document['device']})"
+        )
+        rows.append(_row(what, _collapses(document["rows"])))
+    for document in documents(results, "endurance"):
+        config, minutes = document["config"], document["by_minute"]
+        kills = f", {config['kills'].replace(',', ' and ')} s killed" if config["kills"] else ""
+        what = f"{config['sessions']} of them for {config['seconds'] / 60:.0f} min{kills}"
+        first, last = minutes[1], minutes[-1]
+        rows.append(
+            _row(
+                what,
+                f"{document['without_result']} of {document['frames']} frames without result"
+                + (" but while it was away" if kills else "")
+                + f", {document['alive_at_the_end']} calls alive; second and last minute: P99 "
+                f"{first['p99_ms']:.0f} and {last['p99_ms']:.0f} ms, memory "
+                f"{first['memory_mib']:.0f} and {last['memory_mib']:.0f} MiB",
+            )
+        )
+    if document := newest(results, "admission"):
+        let_in = {ramp["arm"]: ramp["admitted"] for ramp in document["ramps"]}
+        what = f"of {document['config']['offered']} who call, how many can be served"
+        text = (
+            f"{document['n_star']} by brute force; let in: {let_in['window']}, and "
+            f"{let_in['unbounded']} where sessions are not bounded"
+        )
+        rows.append(_row(what, text))
+    return rows
+
+
+def _collapses(runs: list[dict]) -> str:
+    told = []
+    for arm, name in (("off", "stock SGLang"), ("all", "bounded sessions")):
+        some = [run for run in runs if run["arm"] == arm]
+        told.append(f"{name}: {sum(run['collapsed'] for run in some)} of {len(some)} runs stall")
+    pairs = [(run["predicted_s"], run["saturated_s"]) for run in runs]
+    wrong = [abs(predicted / full - 1) for predicted, full in pairs if predicted and full]
+    if wrong:
+        told.append(f"when the pool is full is foretold within {_share(max(wrong))}")
+    return ", ".join(told)
+
+
+def demo_rows(document: dict) -> list[str]:
+    """What the demo model can do, by `python -m training.demo.exam`."""
+    spoken, asked, people = (
+        document[name] for name in ("understood", "questions_as_items", "people")
+    )
+    return [
+        _row(
+            "demo model: spoken answers that a recogniser tells among "
+            f"{spoken['ways']} sentences; its questions in voices that training never had",
+            f"{_share(spoken['right'] / spoken['n'])}; {_share(asked['right'] / asked['n'])}, "
+            f"answered wrong {_share(asked['confidently_wrong'] / asked['n'])}, people who talk "
+            f"of other things not understood {people['not_understood']} of {people['n']}",
+        )
+    ]
+
+
 def server_rows(document: dict) -> list[str]:
     starts = [run["server_start_s"] for run in document["runs"]]
     rss = max(point["peak_rss_mib"] for point in document["points"])
@@ -162,7 +226,9 @@ def section(results: Path) -> str:
         link = _link(pressure["config"]["link"])
         what = f"More calls than the KV pool holds: {calls}, {link}"
         parts += [f"{what} ({where}):", "", *pressure_table(pressure), ""]
-    rows += kv_rows(results)
+    rows += kv_rows(results) + frame_rows(results)
+    if exam := newest(results, "demo_exam"):
+        rows += demo_rows(exam)
     if load := newest(results, "voice_load"):
         rows += server_rows(load)
     if turn := newest(results, "turn_cost"):

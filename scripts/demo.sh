@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One conversation from nothing: set up, start the server with the built-in demo model, speak
-# a recording into it, save the answer, stop the server.
+# a recorded question into it, save the answer, stop the server.
 set -euo pipefail
 
 usage() {
@@ -158,9 +158,10 @@ done
 show_ready_stages
 echo "server ready after $((SECONDS - from)) s"
 
+echo "asking: What is the capital of France?"
 "$python" -m sglang_live.client \
     --url "ws://127.0.0.1:$port/v1/realtime" --model "$(basename "$model")" \
-    --wav python/sglang_live/assets/speech.flac --out "$out" --json \
+    --wav python/sglang_live/assets/question.flac --out "$out" --json \
     >"$work/client.out" || fail "the conversation did not succeed"
 
 "$python" - "$work/client.out" "$out" <<'PYTHON'
@@ -172,6 +173,7 @@ from sglang_live.client import clip
 
 result = json.loads(Path(sys.argv[1]).read_text().splitlines()[-1])
 level = clip.measure_level(clip.load_pcm(Path(sys.argv[2])))
+print(f"answer: {result['transcript']}")
 print(f"TTFP {result['ttfp_ms']:.0f} ms from the end of the speech to the first audio", end="")
 print(f" (end of turn detected after {result['end_of_turn_ms']:.0f} ms)")
 print(f"reply {level.duration_s:.2f} s, peak {level.peak_dbfs:.1f} dBFS, rms {level.rms_dbfs:.1f} dBFS")

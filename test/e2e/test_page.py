@@ -91,7 +91,7 @@ async def test_everything_is_reached_by_keyboard_and_has_a_name():
             await page.keyboard.press("Tab")
             reached.append(await page.evaluate("document.activeElement.id"))
         assert [name for name in reached if name][:4] == ["talk", "clip", "text", "transcript"]
-        for name in ("Talk", "Mute", "Say a recorded sentence", "Stop the answer", "Send"):
+        for name in ("Talk", "Mute", "Ask a recorded question", "Stop the answer", "Send"):
             assert await page.get_by_role("button", name=name, exact=True).count() == 1
         assert await page.get_by_label("Or type").count() == 1
         assert await page.get_by_role("log").count() == 1

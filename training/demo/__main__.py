@@ -20,14 +20,12 @@ from training.demo import recordings, world
 from training.demo.checkpoint import PARTS, blank_model, complete, load_part, save_part
 from training.demo.codec import CodecSettings, Recording, mel_error, train_codec
 from training.demo.codes import Codebooks, whole_frames
-from training.demo.hearing import ROOMS, Heard, features, heard_in_rooms, train_hearing
-from training.demo.hearing import ROUNDS as HEARING_ROUNDS
+from training.demo.hearing import Heard, HearingSettings, features, heard_in_rooms, train_hearing
 from training.demo.rooms import empty_room
 from training.demo.schedule import Course, Log
 from training.demo.strangers import strangers
 from training.demo.talker import Spoken, TalkerInputs, TalkerSettings, train_talker
-from training.demo.thinker import ROUNDS as THINKER_ROUNDS
-from training.demo.thinker import TRANSCRIBE, Library, Writer, train_thinker
+from training.demo.thinker import ROUNDS, TRANSCRIBE, Library, Writer, train_thinker
 from training.demo.voices import Cast, WiderCast, require_programs
 
 SEED = 20260101
@@ -35,7 +33,8 @@ SEED = 20260101
 LEAD_FRAMES, TAIL_FRAMES = 2, 2
 N_GENERAL = 400
 N_VOICES, N_STRANGERS, N_EMPTY = 40, 8000, 400
-N_MORE_VOICES, N_MORE_STRANGERS = 24, 2000
+# So many rooms that half of what is heard then is new.
+N_MORE_VOICES, N_MORE_STRANGERS, N_MORE_ROOMS = 24, 2000, 3
 
 
 class Training:
@@ -75,7 +74,7 @@ class Training:
                 Heard("", features(empty_room(rng, rng.uniform(0.4, 4))).half())
                 for _ in range(N_EMPTY)
             ]
-            return heard_in_rooms(asked, ROOMS, SEED) + empty
+            return heard_in_rooms(asked, HearingSettings().rooms, SEED) + empty
 
         return self._kept("heard", listen)
 
@@ -86,26 +85,19 @@ class Training:
         def listen() -> list[Heard]:
             cast = WiderCast(random.Random(SEED + 2))
             asked = recordings.asked(N_MORE_VOICES, N_MORE_STRANGERS, cast)
-            return heard_in_rooms(self.shelf.kept("asked_wider", asked), 1, SEED + 2)
+            return heard_in_rooms(self.shelf.kept("asked_wider", asked), N_MORE_ROOMS, SEED + 2)
 
         return self.heard + self._kept("heard_wider", listen)
 
-    def _heard_in(self, number: int) -> list[Heard]:
-        return self.heard if number == 1 else self.heard_wider
-
     def part(self, name: str) -> None:
         """The model gets this part, trained if it is not there."""
-        if not self._is_given(name):
+        if self.given is None or not load_part(self.model, name, self.given):
             {
                 "vocoder": self._vocoder,
                 "talker": self._talker,
                 "hearing": self._hearing,
                 "thinker": self._thinker,
             }[name]()
-
-    def _is_given(self, name: str) -> bool:
-        """Then the model has it."""
-        return self.given is not None and load_part(self.model, name, self.given)
 
     def _vocoder(self) -> None:
         def train() -> dict:
@@ -137,32 +129,27 @@ class Training:
 
         self.model.talker.load_state_dict(self._kept("talker", train))
 
-    def _hearing(self, rounds: int = len(HEARING_ROUNDS)) -> None:
-        """rounds: as many of them."""
-        tower = self.model.thinker.audio_tower
-        for number, settings in enumerate(HEARING_ROUNDS[:rounds], start=1):
-            name = f"hearing-{number}"
+    def _hearing(self) -> None:
+        def train() -> dict:
+            tower = self.model.thinker.audio_tower
+            train_hearing(
+                tower, self.model.thinker.model.embed_tokens, self._spelling, self.heard,
+                HearingSettings(), Log("hearing"), self._course("hearing"),
+            )  # fmt: skip
+            return tower.state_dict()
 
-            def train(name: str = name, number: int = number, settings=settings) -> dict:
-                train_hearing(
-                    tower, self.model.thinker.model.embed_tokens, self._spelling,
-                    self._heard_in(number), set(world.questions()), settings,
-                    Log(name), self._course(name),
-                )  # fmt: skip
-                return tower.state_dict()
-
-            tower.load_state_dict(self._kept(name, train))
+        self.model.thinker.audio_tower.load_state_dict(self._kept("hearing", train))
 
     def _thinker(self) -> None:
-        """Each round has the ears of the same round, and what the round before has learned."""
+        """Each round begins with what the one before has learned."""
         thinker = self.model.thinker
-        for number, settings in enumerate(THINKER_ROUNDS, start=1):
+        for number, settings in enumerate(ROUNDS, start=1):
             name = f"thinker-{number}"
 
             def train(name: str = name, number: int = number, settings=settings) -> dict:
-                if not self._is_given("hearing"):
-                    self._hearing(rounds=number)
-                library = Library(self._heard_in(number))
+                if number == 1:
+                    self.part("hearing")
+                library = Library(self.heard if number == 1 else self.heard_wider)
                 writer = Writer(self.tokenizer, library, settings, SEED + number - 1)
                 train_thinker(thinker, writer, settings, Log(name), self._course(name))
                 return thinker.state_dict()

@@ -27,28 +27,13 @@ BLANK_ID = 0
 _extractor = WhisperFeatureExtractor(feature_size=128)
 
 
-ROOMS = 2  # in which each recording is heard
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HearingRound:
-    """known: share of this world's questions among what is heard; None: as many as were recorded.
-    warp: how far other throats shift the formants, as a share of the mel scale."""
-
+class HearingSettings:
     steps: int = 8000
     batch: int = 24
     learning_rate: float = 2e-3
-    from_nothing: bool = True
-    known: float | None = None
-    warp: float = 0.0
+    rooms: int = 2  # in which each recording is heard
     seed: int = 3
-
-
-# Any words first; then mostly those that matter, from more throats than there are voices.
-ROUNDS = (
-    HearingRound(),
-    HearingRound(learning_rate=1.2e-3, from_nothing=False, known=0.75, warp=0.1, seed=5),
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,8 +78,8 @@ def n_places(n_frames: torch.Tensor) -> torch.Tensor:
 
 
 def masked(mel: torch.Tensor, choose: torch.Generator, warp: float = 0.0) -> torch.Tensor:
-    """A copy with a few bands and moments blanked out, at another speed of up to 8 %, and with
-    its bands stretched or squeezed by up to `warp`."""
+    """A copy with a few bands and moments blanked out, at another speed of up to 8 %, and as from
+    another throat: its bands stretched or squeezed by up to `warp`."""
 
     def below(n: int) -> int:
         return int(torch.randint(max(n, 1), (), generator=choose))
@@ -125,28 +110,20 @@ def train_hearing(
     embed_tokens: nn.Embedding,
     encode_text,
     heard: list[Heard],
-    known: set[str],
-    settings: HearingRound,
+    settings: HearingSettings,
     log: Log,
     course: Course,
 ) -> None:
-    """encode_text: text -> token ids, lower case as it was said, with a space before each word;
-    known: this world's questions."""
+    """encode_text: text -> token ids, lower case as it was said, with a space before each word."""
     choose = seeded(settings.seed)
-    if settings.from_nothing:
-        _initialise(tower)
-    chances = _chances(heard, known, settings.known)
+    _initialise(tower)
     optimiser = torch.optim.AdamW(tower.parameters(), settings.learning_rate, weight_decay=0.01)
     spelt = [torch.tensor(encode_text(h.text), dtype=torch.long) for h in heard]
     for step in course.steps(settings.steps, tower, optimiser, choose):
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
-        if chances is None:
-            drawn = torch.randint(len(heard), (settings.batch,), generator=choose)
-        else:
-            drawn = torch.multinomial(chances, settings.batch, generator=choose)
-        some = drawn.tolist()
-        rows = encode(tower, [masked(heard[i].mel, choose, settings.warp) for i in some])
+        some = torch.randint(len(heard), (settings.batch,), generator=choose).tolist()
+        rows = encode(tower, [masked(heard[i].mel, choose) for i in some])
         logits = nn.utils.rnn.pad_sequence(rows) @ embed_tokens.weight.T
         loss = functional.ctc_loss(
             logits.log_softmax(-1),
@@ -165,15 +142,6 @@ def train_hearing(
             for row, i in zip(rows, some, strict=True)
         ]
         log(step, ctc=loss, right=torch.tensor(right).float().mean())
-
-
-def _chances(heard: list[Heard], known: set[str], share: float | None) -> torch.Tensor | None:
-    """Of each clip to be drawn, so that known questions have this share."""
-    if share is None:
-        return None
-    is_known = torch.tensor([clip.text in known for clip in heard])
-    n_known = int(is_known.sum())
-    return torch.where(is_known, share / n_known, (1 - share) / (len(heard) - n_known))
 
 
 def spell(row: torch.Tensor, embed_tokens: nn.Embedding) -> list[int]:

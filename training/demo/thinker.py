@@ -48,16 +48,16 @@ class ThinkerRound:
     transcribed: float = 0.15  # of the spoken ones
     joined: float = 0.0  # of the strangers, who go on with more sentences
     interrupted: float = 0.2
-    warp: float = 0.0  # as in HearingRound
+    warp: float = 0.0  # of what is heard, see `masked`
     seed: int = 4
 
 
-# One for each round of hearing.
+# The second hears many more voices, from more throats than those have.
 ROUNDS = (
     ThinkerRound(),
     ThinkerRound(
-        steps=4000, learning_rate=8e-4, from_nothing=False,
-        spoken=0.75, joined=0.15, warp=0.1, seed=6,
+        steps=3600, learning_rate=7e-4, from_nothing=False, tower_rate=1.0,
+        spoken=0.85, joined=0.1, warp=0.1, seed=6,
     ),
 )  # fmt: skip
 _MOST_JOINED = 5
@@ -206,16 +206,12 @@ def train_thinker(
         writer.begin(step)
         batch = [writer.conversation() for _ in range(settings.batch)]
         logits, labels = predict(thinker, batch)
-        loss = functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED
-        )
+        loss = functional.cross_entropy(logits, labels)
         loss.backward()
         nn.utils.clip_grad_norm_([*language, *groups[1]["params"]], 1.0)
         optimiser.step()
         optimiser.zero_grad()
-        wanted = labels[:, 1:] != _IGNORED
-        right = (logits[:, :-1].argmax(-1) == labels[:, 1:])[wanted].float().mean()
-        log(step, loss=loss, right=right)
+        log(step, loss=loss, right=(logits.argmax(-1) == labels).float().mean())
 
 
 def _initialise(thinker: Qwen3OmniMoeThinkerForConditionalGeneration) -> None:
@@ -230,17 +226,18 @@ def _initialise(thinker: Qwen3OmniMoeThinkerForConditionalGeneration) -> None:
 def predict(
     thinker: Qwen3OmniMoeThinkerForConditionalGeneration, batch: list[Conversation]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [batch, n, vocabulary] and labels [batch, n]."""
+    """Logits [n, vocabulary] and labels [n] of all tokens that are learned, one after the other."""
     pad_id = thinker.config.audio_token_id
     ids = _padded([c.token_ids for c in batch], 0)
-    labels = _padded([c.labels for c in batch], _IGNORED)
+    labels = _padded([c.labels for c in batch], _IGNORED)[:, 1:]
     rows = thinker.model.embed_tokens(ids)
     clips = [clip.float() for c in batch for clip in c.clips]
     if clips:
         heard = torch.cat(encode(thinker.audio_tower, clips))
         rows = rows.masked_scatter((ids == pad_id)[..., None], heard)
     hidden = thinker.model(inputs_embeds=rows, use_cache=False).last_hidden_state
-    return thinker.lm_head(hidden), labels
+    learned = labels != _IGNORED
+    return thinker.lm_head(hidden[:, :-1][learned]), labels[learned]
 
 
 def _padded(rows: list[list[int]], value: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sglang_live.client.session_options import SessionOptions
 
-BUNDLED_CLIP = Path(__file__).parent.parent / "assets" / "speech.flac"
+BUNDLED_CLIP = Path(__file__).parent.parent / "assets" / "question.flac"
 API_KEY_VARIABLE = "SGLANG_LIVE_API_KEY"
 
 

@@ -10,7 +10,7 @@ from starlette.staticfiles import StaticFiles
 
 _PACKAGE = Path(__file__).parents[1]
 _WEB = _PACKAGE / "gateway" / "web"
-_CLIP = _PACKAGE / "assets" / "speech.flac"
+_CLIP = _PACKAGE / "assets" / "question.flac"
 _HEADERS = {
     # Nothing from elsewhere is loaded, and nobody frames a page that may use a microphone.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
@@ -31,5 +31,5 @@ def add_page(app: FastAPI) -> None:
         return FileResponse(_CLIP, media_type="audio/flac")
 
     app.add_route("/", page, methods=["GET"])
-    app.add_route("/page/speech.flac", clip, methods=["GET"])
+    app.add_route("/page/question.flac", clip, methods=["GET"])
     app.router.routes.append(Mount("/page", StaticFiles(directory=_WEB)))

@@ -153,3 +153,44 @@ def test_bounds_and_choices_are_told_in_a_row_each(tmp_path):
     text = section(tmp_path)
     assert "600 tokens with a bound, 6000 without; a cut takes 1.25 ms" in text
     assert "of 1000 pages | 4.0 us on average" in text
+
+
+def test_frame_calls_are_told_of(tmp_path):
+    stalled = {"arm": "off", "collapsed": True, "predicted_s": 9.0, "saturated_s": 10.0}
+    lasted = {"arm": "all", "collapsed": False, "predicted_s": 30.0, "saturated_s": None}
+    config = {"sessions": 8, "seconds": 60.0, "pool_tokens": 4096}
+    runs = [stalled, lasted]
+    write(tmp_path, "collapse_a.json", date="1", device="cpu", config=config, rows=runs)
+    minute = {"p99_ms": 200.0, "memory_mib": 900.0}
+    write(
+        tmp_path,
+        "endurance_a.json",
+        date="1",
+        config={"sessions": 12, "seconds": 900.0, "kills": "thinker@300"},
+        frames=1000,
+        without_result=0,
+        alive_at_the_end=12,
+        by_minute=[minute, minute, {"p99_ms": 210.0, "memory_mib": 910.0}],
+    )
+    ramps = [{"arm": "window", "admitted": 11}, {"arm": "unbounded", "admitted": 40}]
+    write(tmp_path, "admission_a.json", date="1", config={"offered": 48}, n_star=12, ramps=ramps)
+    text = section(tmp_path)
+    assert "stock SGLang: 1 of 1 runs stall, bounded sessions: 0 of 1 runs stall" in text
+    assert "foretold within 10.0 %" in text
+    assert "12 of them for 15 min, thinker@300 s killed | 0 of 1000 frames" in text
+    assert "P99 200 and 210 ms, memory 900 and 910 MiB" in text
+    assert "12 by brute force; let in: 11, and 40 where sessions are not bounded" in text
+
+
+def test_what_the_demo_model_can_do_is_told(tmp_path):
+    write(
+        tmp_path,
+        "demo_exam_a.json",
+        date="1",
+        understood={"n": 200, "right": 196, "ways": 309},
+        questions_as_items={"n": 200, "right": 190, "confidently_wrong": 3},
+        people={"n": 19, "not_understood": 18},
+    )
+    text = section(tmp_path)
+    assert "98.0 %; 95.0 %, answered wrong 1.5 %" in text
+    assert "not understood 18 of 19" in text

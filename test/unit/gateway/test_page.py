@@ -36,8 +36,8 @@ async def test_every_file_of_it_is_served(http, name):
     assert answer.content == (WEB / name).read_bytes()
 
 
-async def test_the_recorded_sentence_is_served(http):
-    clip = await http.get("/page/speech.flac")
+async def test_the_recorded_question_is_served(http):
+    clip = await http.get("/page/question.flac")
     assert clip.headers["content-type"] == "audio/flac"
     assert clip.content[:4] == b"fLaC"
 

@@ -7,7 +7,7 @@ import { Reply, Wave } from "./replies.js";
 const ACK_EVERY_MS = 500;
 const SILENCE_MS = 500; // of the server's turn detection, as the page asks for it
 const CLOCK_BLOCKS = 50; // of the microphone, by the earliest of which its clock is set
-const CLIP = "/page/speech.flac";
+const CLIP = "/page/question.flac";
 
 const $ = (id) => document.getElementById(id);
 const show = (id, text) => {
@@ -314,7 +314,7 @@ press("talk", "click", async () => {
     try {
       await audio.useMicrophone();
     } catch (error) {
-      addLine("page").append(element("span", "note", `no microphone (${error.message}): say the recorded sentence, or type`));
+      addLine("page").append(element("span", "note", `no microphone (${error.message}): ask the recorded question, or type`));
     }
   });
 });
