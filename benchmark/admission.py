@@ -72,7 +72,7 @@ def offer(
 def judged(streams: list[Stream], options: Options, from_s: float, to_s: float) -> dict:
     rows = [r for s in streams for r in s.rows if from_s <= r.due_s < to_s]
     latencies = [row.latency_ms for row in rows if row.latency_ms is not None]
-    p50, p90, p99 = np.percentile(latencies, (50, 90, 99)) if latencies else (None,) * 3
+    p50, p90, p99 = np.percentile(latencies, (50, 90, 99)).tolist() if latencies else (None,) * 3
     n_bad = sum(row.outcome in ("empty", "dropped") for row in rows)
     target_ms = TARGET_SHARE * options.frame_ms
     return {
