@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -132,8 +133,8 @@ def main() -> None:
         document["ladder"].append(found)
         print(f"{n} sessions: {found}", flush=True)
         save()
-    met = [found["sessions"] for found in document["ladder"] if found["meets_target"]]
-    document["n_star"] = max(met, default=0)
+    met = takewhile(lambda found: found["meets_target"], document["ladder"])
+    document["n_star"] = max((found["sessions"] for found in met), default=0)
     print(f"N* by brute force: {document['n_star']}")
     for bounded in (True, False):
         found = ramp(bounded, options)

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import time
 from dataclasses import dataclass
@@ -80,14 +81,16 @@ class Stream:
         return rows
 
     async def _configure(self, socket: ClientConnection) -> bool:
+        """False: nobody would serve it. An error event and a close come one after the other."""
         settings = {"type": "realtime", "audio": {"input": {"turn_detection": self._detection}}}
-        await socket.send(json.dumps({"type": "session.update", "session": settings}))
-        async for message in socket:
-            kind = json.loads(message)["type"]
-            if kind == "session.updated":
-                return True
-            if kind == "error":
-                break
+        with contextlib.suppress(ConnectionClosed):
+            await socket.send(json.dumps({"type": "session.update", "session": settings}))
+            async for message in socket:
+                kind = json.loads(message)["type"]
+                if kind == "session.updated":
+                    return True
+                if kind == "error":
+                    break
         self.refused = True
         return False
 

@@ -1,7 +1,10 @@
 """What the benchmarks of frame mode make of what they saw."""
 
+import json
+
 import numpy as np
 import pytest
+from websockets.asyncio.server import ServerConnection, serve
 
 from benchmark.collapse import WORKLOADS, summary
 from benchmark.endurance import Options
@@ -94,3 +97,17 @@ def test_a_session_that_fell_silent_is_not_alive():
     options = Options(seconds=42)
     found = endured({0: "speech", 1: "music"}, streams([row(39)], [row(20)]), 0.0, [], options)
     assert found["alive_at_the_end"] == 1
+
+
+@pytest.mark.parametrize("says_why", [True, False])
+async def test_a_call_that_nobody_serves_is_refused(says_why):
+    async def turn_away(socket: ServerConnection) -> None:
+        if says_why:
+            await socket.send(json.dumps({"type": "error", "error": {"code": "server_overloaded"}}))
+        await socket.close(1013, "server_overloaded")
+
+    async with serve(turn_away, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        stream = Stream(0, f"ws://127.0.0.1:{port}/", "demo", {"frame_ms": 960}, None)
+        await stream.run(began_s=0.0, until_s=0.0)
+    assert stream.refused and not stream.rows
