@@ -25,8 +25,10 @@ def facts() -> dict[str, Any]:
 
 
 def config_of(options) -> dict[str, Any]:
-    """A dataclass of flags, but for where the result went."""
-    return {name: value for name, value in asdict(options).items() if name != "json"}
+    """A dataclass of flags, but for where the result went; paths within the checkout as such."""
+    own = f"{ROOT}/"
+    values = {name: value for name, value in asdict(options).items() if name != "json"}
+    return {n: v.removeprefix(own) if isinstance(v, str) else v for n, v in values.items()}
 
 
 def _device() -> str:

@@ -211,10 +211,8 @@ def _make(directory: Path) -> None:
 
 def resolve_checkpoint(model_path: str, cache_dir: Path) -> Path:
     """The checkpoint's directory; the random demo model is built in cache_dir when absent."""
-    if model_path == DEMO and (TRAINED / "config.json").exists():
-        return TRAINED
-    if model_path not in (DEMO, DEMO_RANDOM):
-        return Path(model_path)
+    if model_path != DEMO_RANDOM:
+        return TRAINED if model_path == DEMO else Path(model_path)
     directory = default_directory(cache=cache_dir)
     if not (directory / "config.json").exists():
         print("building the random demo model", flush=True)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,12 +91,12 @@ def wait_until(claim, timeout_s: float, what: str) -> None:
         time.sleep(0.1)
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory) -> Iterator[Server]:
-    log_dir = tmp_path_factory.mktemp("server")
+@contextmanager
+def running_server(model_path: str, log_dir: Path) -> Iterator[Server]:
+    """A server of its own, which calls its model `demo`."""
     port = free_port()
     command = [sys.executable, "-m", "sglang_live.launch_server"]
-    command += ["--model-path", "demo-random", "--served-model-name", "demo"]
+    command += ["--model-path", model_path, "--served-model-name", "demo"]
     command += ["--port", str(port), "--log-dir", str(log_dir), "--max-sessions", "16"]
     # However slow this machine is at the moment, nobody is to be turned away for it.
     command += ["--live-policies", ",".join(p for p in POLICIES if p != "admission")]
@@ -125,6 +126,13 @@ def server(tmp_path_factory) -> Iterator[Server]:
         for child in alive:
             child.kill()
         assert not alive, f"left behind: {[c.cmdline() for c in alive]}"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory) -> Iterator[Server]:
+    """Of the demo model with random weights: it answers anything, at any length."""
+    with running_server("demo-random", tmp_path_factory.mktemp("server")) as running:
+        yield running
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,71 @@
+"""The demo model that is shipped: it answers what it is asked, in words and in a voice."""
+
+import asyncio
+import base64
+
+import numpy as np
+import pytest
+
+from test.e2e.conftest import Server, running_server
+from test.e2e.socket_client import NO_VAD, connected
+
+pytestmark = [pytest.mark.e2e]
+
+UNKNOWN = "I did not understand that. Please ask me something else."
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory) -> Server:
+    with running_server("demo", tmp_path_factory.mktemp("talking")) as running:
+        yield running
+
+
+def said(done: dict) -> str:
+    [item] = done["response"]["output"]
+    return item["content"][0]["transcript"].strip()
+
+
+def audio(events: list[dict]) -> np.ndarray:
+    """float in [-1, 1] at 24 kHz."""
+    deltas = [e["delta"] for e in events if e["type"] == "response.output_audio.delta"]
+    pcm = b"".join(base64.b64decode(delta) for delta in deltas)
+    return np.frombuffer(pcm, "<i2") / 32768
+
+
+async def test_it_answers_what_it_knows_and_says_what_it_does_not(talking):
+    async with connected(talking.ws) as socket:
+        await socket.session(**NO_VAD)
+        assert said(await socket.ask("What is the capital of France?")) == (
+            "Paris is the capital of France."
+        )
+        voice = audio(socket.events)
+        assert 1.0 < len(voice) / 24_000 < 4.0
+        level_db = 20 * np.log10(np.sqrt(np.mean(voice**2)))
+        assert -35 < level_db < -10
+        assert said(await socket.ask("Seventeen purple ladders argue.")) == UNKNOWN
+
+
+async def test_a_long_answer_can_be_interrupted(talking):
+    async with connected(talking.ws) as socket:
+        await socket.session(**NO_VAD)
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "Tell me a story."}],
+        }
+        await socket.send("conversation.item.create", item=item)
+        await socket.send("response.create")
+        await socket.until("response.output_audio.delta")
+        await asyncio.sleep(1.0)
+        await socket.send("response.cancel")
+        cut = await socket.until("response.done")
+        assert cut["response"]["status"] == "cancelled"
+        assert said(await socket.ask("Who are you?")).startswith("A small voice")
+
+
+async def test_it_remembers_a_name_over_turns(talking):
+    async with connected(talking.ws) as socket:
+        await socket.session(**NO_VAD)
+        assert said(await socket.ask("My name is Emma.")) == "Emma, what a lovely name."
+        await socket.ask("Good morning!")
+        assert said(await socket.ask("What is my name?")) == "Emma is your name."
