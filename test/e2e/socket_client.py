@@ -56,6 +56,12 @@ class Socket:
             came = Counter(event["type"] for event in self.events[n_before:])
             raise TimeoutError(f"no {kinds} in {timeout_s} s, but {dict(came)}") from None
 
+    async def until_all(self, *kinds: str) -> None:
+        """One event of each of these types, in whatever order they come."""
+        missing = set(kinds)
+        while missing:
+            missing.discard((await self.until(*missing))["type"])
+
     async def session(self, **session) -> dict:
         await self.send("session.update", session={"type": "realtime", **session})
         return await self.until("session.updated", "error")
