@@ -27,14 +27,14 @@ class Metronome:
         self._ticking: asyncio.Task[None] | None = None
 
     def join(self, session_id: str, period_s: float) -> float:
-        """A session's beats begin, where few others have theirs.
+        """A session's beats begin, where few others have theirs and as far from them as may be.
 
         Returns:
             Seconds until the first, up to period_s and a little.
         """
         self.leave(session_id)
-        n_places = max(1, round(period_s / self._tick_s))
-        place = min(range(n_places), key=lambda n: self._crowd[period_s, n])
+        crowd = [self._crowd[period_s, n] for n in range(max(1, round(period_s / self._tick_s)))]
+        place = _loneliest(crowd)
         self._places[session_id] = period_s, place
         self._crowd[period_s, place] += 1
         until_s = (place * self._tick_s - self._clock.now_s()) % period_s
@@ -65,3 +65,14 @@ class Metronome:
         for _, _, turn in due:
             if not turn.done():
                 turn.set_result(None)
+
+
+def _loneliest(crowd: list[int]) -> int:
+    """Of the places of a ring with the smallest crowd, the one farthest from greater crowds."""
+    n, least = len(crowd), min(crowd)
+    fuller = [place for place in range(n) if crowd[place] > least]
+
+    def room(place: int) -> int:
+        return min((min((place - other) % n, (other - place) % n) for other in fuller), default=n)
+
+    return max((place for place in range(n) if crowd[place] == least), key=room)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -63,6 +64,18 @@ def test_beats_are_spread_over_the_period(arrivals, period_s):
     crowd = Counter(phases)
     n_places = round(period_s / 0.04)
     assert max(crowd.values(), default=0) <= len(arrivals) // n_places + 1
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_few_beats_are_far_apart(layer):
+    """The same when every place is taken once."""
+    period_s, n_places = 2.0, 50
+    metronome = Metronome(SimClock(), tick_s=0.04)
+    for n in range(layer * n_places):
+        metronome.join(f"there{n}", period_s)
+    firsts = sorted(metronome.join(f"s{n}", period_s) for n in range(8))
+    gaps = [b - a for a, b in pairwise([*firsts, firsts[0] + period_s])]
+    assert min(gaps) >= period_s / 8 / 2 - 0.04
 
 
 def test_a_place_that_was_left_is_taken_again():
