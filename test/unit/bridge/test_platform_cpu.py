@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -18,3 +20,14 @@ def test_what_the_user_says_stays(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     share_cores(3)
     assert os.environ["OMP_NUM_THREADS"] == "5"
+
+
+def test_an_engine_computes_with_denormals_as_with_zeros():
+    """Seen where it is felt: in a process that imports the engine's model runner."""
+    program = (
+        "import sglang_live.bridge.platform_cpu, torch;"
+        "import sglang.srt.model_executor.model_runner;"
+        "print((torch.full((4,), 1e-40) * 1).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["[0.0, 0.0, 0.0, 0.0]"], done.stderr
