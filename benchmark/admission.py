@@ -1,16 +1,17 @@
 """Whether the server finds out by itself how many calls in frame mode it can serve.
 
-    python -m benchmark.admission --offered 48 --ladder 4,8,12,16,20,24 --json out.json
+    python -m benchmark.admission --ladder 16,24,32,40,48,56 --json out.json
 
 Brute force first: a fresh server per number of sessions, no admission; N* is the most at which no
-frame is empty and the slow tenth keeps the target. Then an open-system ramp (Metronome, section
-5.3): sessions are offered one after the other, those that are refused do not come again, and the
-admission controller decides; with bounded sessions and without.
+frame is empty and the slow tenth keeps the target. Then an open system (Metronome, section 5.3):
+callers come one after the other, stay for a while, do not come again when they are refused, and
+the admission controller decides; with bounded sessions and without.
 """
 
 import argparse
 import asyncio
 import json
+import math
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -27,23 +28,24 @@ WORKLOADS = Path(__file__).parent / "workloads"
 START_TIMEOUT_S = 300.0
 # Of the time until the next frame, as the controller has it (capacity/control.py).
 TARGET_SHARE = 0.5
-_SETTLED_S = 20.0
+# Of the open system's time, at its end, is judged.
+_SETTLED_SHARE = 0.4
 _UNBOUNDED = "+".join(name for name in POLICIES if name != "retention")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One flag per field. rate: sessions offered a second. seconds: of a ramp.
-    ladder_seconds: of each of its steps."""
+    """One flag per field. rate: callers a second. call_seconds: until one hangs up.
+    seconds: of the open system. ladder_seconds: of each of its steps."""
 
-    ladder: str = "4,8,12,16,20,24"
+    ladder: str = "16,24,32,40,48,56"
     ladder_seconds: float = 45.0
-    offered: int = 48
     rate: float = 1.0
-    seconds: float = 120.0
-    frame_ms: int = 480
+    call_seconds: float = 90.0
+    seconds: float = 240.0
+    frame_ms: int = 2000
     max_tokens: int = 4
-    pool_tokens: int = 16384
+    pool_tokens: int = 65536
     window_tokens: int = 384
     model_path: str = "demo-random"
     clips: str = str(WORKLOADS / "clips")
@@ -52,7 +54,12 @@ class Options:
 
 
 def offer(
-    server: ServerProcess, options: Options, n: int, every_s: float, lasts_s: float
+    server: ServerProcess,
+    options: Options,
+    n: int,
+    every_s: float,
+    lasts_s: float,
+    call_s: float = math.inf,
 ) -> tuple[list[Stream], list[dict]]:
     calls = run_calls(
         server,
@@ -65,6 +72,7 @@ def offer(
             "max_tokens": options.max_tokens,
         },
         model=Path(options.model_path).name,
+        call_s=call_s,
     )
     streams, _, samples = asyncio.run(calls)
     return streams, samples
@@ -93,19 +101,26 @@ def step(n: int, options: Options) -> dict:
     return {"sessions": n, **found}
 
 
-def ramp(bounded: bool, options: Options) -> dict:
+def open_system(bounded: bool, options: Options) -> dict:
     policies = "+".join(POLICIES) if bounded else _UNBOUNDED
-    args = (*_args(options, bounded), "--max-sessions", str(2 * options.offered))
+    offered = math.ceil(options.rate * options.seconds)
+    args = (*_args(options, bounded), "--max-sessions", str(offered))
     with ServerProcess(options.model_path, policies, args, START_TIMEOUT_S) as server:
-        every_s = 1 / options.rate
-        streams, samples = offer(server, options, options.offered, every_s, options.seconds)
-    found = judged(streams, options, options.seconds - _SETTLED_S, options.seconds - 1)
+        streams, samples = offer(
+            server, options, offered, 1 / options.rate, options.seconds, options.call_seconds
+        )
+    settled_s = options.seconds * (1 - _SETTLED_SHARE)
+    found = judged(streams, options, settled_s, options.seconds - 1)
+    settled = [sample for sample in samples if sample["at_s"] >= settled_s]
     return {
         "arm": "window" if bounded else "unbounded",
+        "offered": offered,
         "admitted": sum(not stream.refused for stream in streams),
         "refused": sum(stream.refused for stream in streams),
         "ended_early": sum(bool(stream.ended_early) for stream in streams),
-        "at_the_end": found,
+        "open": float(np.mean([sample["open"] for sample in settled])),
+        "limit": float(np.mean([sample["limit"] for sample in settled])),
+        "settled": found,
         "trace": samples,
     }
 
@@ -122,7 +137,7 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     options = Options(**vars(parser.parse_args()))
     document = {"benchmark": "admission", **facts(), "config": config_of(options)}
-    document |= {"ladder": [], "ramps": []}
+    document |= {"ladder": [], "open_systems": []}
 
     def save() -> None:
         if options.json:
@@ -137,8 +152,8 @@ def main() -> None:
     document["n_star"] = max((found["sessions"] for found in met), default=0)
     print(f"N* by brute force: {document['n_star']}")
     for bounded in (True, False):
-        found = ramp(bounded, options)
-        document["ramps"].append(found)
+        found = open_system(bounded, options)
+        document["open_systems"].append(found)
         shown = {name: value for name, value in found.items() if name != "trace"}
         print(shown, flush=True)
         save()

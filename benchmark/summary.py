@@ -165,12 +165,17 @@ def frame_rows(results: Path) -> list[str]:
             )
         )
     if document := newest(results, "admission"):
-        let_in = {ramp["arm"]: ramp["admitted"] for ramp in document["ramps"]}
-        what = f"of {document['config']['offered']} who call, how many can be served"
-        text = (
-            f"{document['n_star']} by brute force; let in: {let_in['window']}, and "
-            f"{let_in['unbounded']} where sessions are not bounded"
-        )
+        what = "more of them come than can be served"
+        told = [f"{document['n_star']} could, by brute force"]
+        for found in document["open_systems"]:
+            p90_ms = found["settled"]["latency_ms"]["p90"]
+            lost = found["settled"]["empty_or_dropped"] / found["settled"]["frames"]
+            bounded = "sessions" if found["arm"] == "window" else "sessions without a bound"
+            told.append(
+                f"{found['open']:.0f} {bounded} are let in, P90 {p90_ms:.0f} ms, "
+                f"{100 * lost:.1f} % of frames lost"
+            )
+        text = "; ".join(told)
         rows.append(_row(what, text))
     return rows
 

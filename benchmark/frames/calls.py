@@ -1,6 +1,7 @@
 """Many endless streams against one server, and what the server says meanwhile."""
 
 import asyncio
+import math
 import random
 import time
 from pathlib import Path
@@ -27,8 +28,11 @@ async def run_calls(
     lasts_s: float,
     detection: dict,
     model: str,
+    call_s: float = math.inf,
 ) -> tuple[list[Stream], float, list[dict]]:
     """A call for each sound, every_s after each other, until lasts_s after the first.
+
+    call_s: after so long its caller hangs up.
 
     Returns:
         The streams, when it began on time.monotonic, and samples of the server's capacity.
@@ -39,8 +43,9 @@ async def run_calls(
     watching = asyncio.create_task(watch.run(began_s))
 
     async def call(stream: Stream) -> None:
-        await asyncio.sleep(stream.number * every_s)
-        await stream.run(began_s, lasts_s)
+        comes_s = stream.number * every_s
+        await asyncio.sleep(comes_s)
+        await stream.run(began_s, min(lasts_s, comes_s + call_s))
 
     try:
         await asyncio.gather(*map(call, streams))

@@ -143,20 +143,20 @@ class Collapse:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What benchmark.admission found: steps of brute force, and ramps."""
+    """What benchmark.admission found: steps of brute force, and open systems."""
 
     facts: dict[str, Any]
     n_star: int
     ladder: list[dict[str, Any]]
-    ramps: list[dict[str, Any]]
+    open_systems: list[dict[str, Any]]
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Self:
-        parts = ("ladder", "ramps", "n_star")
+        parts = ("ladder", "open_systems", "n_star")
         facts = {k: v for k, v in document.items() if k not in parts}
-        if not document["ramps"]:
-            raise DocumentError("the document has no ramps")
-        return cls(facts, document["n_star"], document["ladder"], document["ramps"])
+        if not document["open_systems"]:
+            raise DocumentError("the document has no open systems")
+        return cls(facts, document["n_star"], document["ladder"], document["open_systems"])
 
 
 Document = Timeline | LoadDocument | KvPressure | KvAges | Collapse | Admission

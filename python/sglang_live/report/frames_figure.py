@@ -54,17 +54,17 @@ def draw_admission(document: Admission) -> Figure:
     """As Metronome's figure 7."""
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     let_in, late, ladder = figure.subplots(1, 3)
-    for number, ramp in enumerate(document.ramps):
+    for number, found in enumerate(document.open_systems):
         colour = look.ARMS[number % len(look.ARMS)]
-        times = [s["at_s"] for s in ramp["trace"]]
-        let_in.plot(times, [s["open"] for s in ramp["trace"]], color=colour, label=ramp["arm"])
-        limits = [s["limit"] for s in ramp["trace"]]
+        times = [s["at_s"] for s in found["trace"]]
+        let_in.plot(times, [s["open"] for s in found["trace"]], color=colour, label=found["arm"])
+        limits = [s["limit"] for s in found["trace"]]
         let_in.plot(times, limits, color=colour, linewidth=0.8, linestyle=":")
-        known = [(s["at_s"], s["budget_share"]) for s in ramp["trace"] if s["budget_share"]]
+        known = [(s["at_s"], s["budget_share"]) for s in found["trace"] if s["budget_share"]]
         if known:
             late.plot(*np.array(known).T, color=colour)
     let_in.axhline(document.n_star, color=look.GREY, linestyle="--", linewidth=0.8)
-    let_in.set(title="Calls let in (dotted: limit, dashed: N*)", xlabel="s", ylabel="calls")
+    let_in.set(title="Open calls (dotted: limit, dashed: N*)", xlabel="s", ylabel="calls")
     late.axhline(1, color=look.GREY, linestyle="--", linewidth=0.8)
     late.set(title="Share of its budget the slow tenth took", xlabel="s", yscale="log")
     sessions = [step["sessions"] for step in document.ladder]

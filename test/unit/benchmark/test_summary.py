@@ -172,14 +172,16 @@ def test_frame_calls_are_told_of(tmp_path):
         alive_at_the_end=12,
         by_minute=[minute, minute, {"p99_ms": 210.0, "memory_mib": 910.0}],
     )
-    ramps = [{"arm": "window", "admitted": 11}, {"arm": "unbounded", "admitted": 40}]
-    write(tmp_path, "admission_a.json", date="1", config={"offered": 48}, n_star=12, ramps=ramps)
+    settled = {"latency_ms": {"p90": 950.4}, "frames": 1000, "empty_or_dropped": 5}
+    found = [{"arm": a, "open": n, "settled": settled} for a, n in (("window", 11.2), ("no", 40.0))]
+    write(tmp_path, "admission_a.json", date="1", n_star=12, open_systems=found)
     text = section(tmp_path)
     assert "stock SGLang: 1 of 1 runs stall, bounded sessions: 0 of 1 runs stall" in text
     assert "foretold within 10.0 %" in text
     assert "12 of them for 15 min, thinker@300 s killed | 0 of 1000 frames" in text
     assert "P99 200 and 210 ms, memory 900 and 910 MiB" in text
-    assert "12 by brute force; let in: 11, and 40 where sessions are not bounded" in text
+    assert "12 could, by brute force; 11 sessions are let in, P90 950 ms, 0.5 % of" in text
+    assert "40 sessions without a bound are let in" in text
 
 
 def test_what_the_demo_model_can_do_is_told(tmp_path):

@@ -143,7 +143,7 @@ def collapse() -> dict:
 
 @pytest.fixture
 def admission() -> dict:
-    def ramp(arm: str) -> dict:
+    def open_system(arm: str) -> dict:
         trace = [
             {"at_s": float(n), "open": n, "limit": 16, "budget_share": 0.1 * n} for n in range(9)
         ]
@@ -155,7 +155,7 @@ def admission() -> dict:
         "device": "cpu: test, 2 cores",
         "n_star": 8,
         "ladder": [{"sessions": n, "latency_ms": latency} for n in (4, 8, 12)],
-        "ramps": [ramp("window"), ramp("unbounded")],
+        "open_systems": [open_system("window"), open_system("unbounded")],
     }
 
 

@@ -106,7 +106,7 @@ def test_calls_without_an_end_show_pools_latency_and_what_was_foretold(collapse,
 
 def test_admission_shows_who_was_let_in_and_what_there_was_room_for(admission, written):
     text = drawn(written(admission), ".svg").read_text()
-    for label in (">window<", ">unbounded<", "By brute force", ">P99<", "Calls let in"):
+    for label in (">window<", ">unbounded<", "By brute force", ">P99<", "Open calls"):
         assert label in text, label
 
 
@@ -150,7 +150,7 @@ def test_the_kind_of_document_shows_in_it(timeline, load, written):
         ({"benchmark": "retention", "rows": [{"arm": "bounded", "ages": []}]}, "no ages"),
         ({"benchmark": "voice_load", "points": [{"sessions": 1}]}, "broken document"),
         ({"benchmark": "collapse", "rows": []}, "no runs"),
-        ({"benchmark": "admission", "ladder": [], "ramps": [], "n_star": 0}, "no ramps"),
+        ({"benchmark": "admission", "ladder": [], "open_systems": [], "n_star": 0}, "no open"),
     ],
 )
 def test_a_document_that_cannot_be_drawn_is_exit_code_2(written, capsys, document, message):
