@@ -1,10 +1,12 @@
 """What a turn spends outside the models, and where its time to first audio goes.
 
     python -m benchmark.turn_cost --turns 20 --json out.json
+    python -m benchmark.turn_cost --model-path demo --ask "Tell me a story." --cores 1 --turns 5
 
-One caller, typed questions one after another. Every stage logs when its model computes. The
-overhead of a turn is the share of the time from asking to `response.done` in which no stage's
-model was computing: scheduling, sampling, transport, gateway, and the client itself.
+One caller, typed questions one after another, nothing held back. RTF is the time of a turn per
+second of its sound; with `--cores 1` server and client share one. Every stage logs when its model
+computes. The overhead of a turn is the share of the time from asking to `response.done` in which no
+stage's model was computing: scheduling, sampling, transport, gateway, and the client itself.
 """
 
 import argparse
@@ -43,8 +45,14 @@ class TurnCost:
     def overhead(self) -> float:
         return 1 - self.models_s / self.turn_s
 
+    @property
+    def rtf(self) -> float:
+        return self.turn_s / self.audio_s
 
-async def ask_all(url: str, model: str, turns: int) -> list[tuple[float, float, float]]:
+
+async def ask_all(
+    url: str, model: str, question: str, turns: int
+) -> list[tuple[float, float, float]]:
     """(asked, done, audio_s) of each turn; CLOCK_MONOTONIC seconds."""
     done_at: list[float] = []
 
@@ -58,7 +66,7 @@ async def ask_all(url: str, model: str, turns: int) -> list[tuple[float, float, 
     ) as client:
         for _ in range(turns + WARM_UP_TURNS):
             begin = time.monotonic()
-            record = await client.ask(QUESTION)
+            record = await client.ask(question)
             if not record.ok:
                 raise RuntimeError(f"turn failed: {record.status}: {record.error}")
             asked.append((begin, record.audio_s))
@@ -78,11 +86,11 @@ def mean_marks(metrics: str) -> dict[str, float]:
     return dict(sorted(means.items(), key=lambda item: item[1]))
 
 
-def measure(model_path: str, turns: int, server_args: tuple[str, ...]) -> dict:
+def measure(model_path: str, question: str, turns: int, server_args: tuple[str, ...]) -> dict:
     with tempfile.TemporaryDirectory() as directory:
         os.environ[FORWARD_LOG_ENV] = directory
         with ServerProcess(model_path, "off", server_args, START_TIMEOUT_S) as server:
-            asked = asyncio.run(ask_all(server.url, Path(model_path).name, turns))
+            asked = asyncio.run(ask_all(server.url, Path(model_path).name, question, turns))
             address = f"http://127.0.0.1:{server.port}/metrics"
             with urllib.request.urlopen(address, timeout=10) as response:
                 marks = mean_marks(response.read().decode())
@@ -91,7 +99,8 @@ def measure(model_path: str, turns: int, server_args: tuple[str, ...]) -> dict:
     costs = [TurnCost(end - begin, covered_s(spans, begin, end), a) for begin, end, a in asked]
     overheads = [cost.overhead for cost in costs]
     return {
-        "turns": [asdict(cost) | {"overhead": cost.overhead} for cost in costs],
+        "turns": [asdict(cost) | {"overhead": cost.overhead, "rtf": cost.rtf} for cost in costs],
+        "rtf_median": statistics.median(cost.rtf for cost in costs),
         "overhead_median": statistics.median(overheads),
         "overhead_of_all": 1 - sum(c.models_s for c in costs) / sum(c.turn_s for c in costs),
         "mean_marks_ms": marks,
@@ -103,17 +112,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--model-path", default="demo-random")
+    parser.add_argument("--ask", default=QUESTION)
+    parser.add_argument("--cores", type=int, help="of this machine; all by default")
     parser.add_argument("--server-arg", action="append", default=[])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    result = measure(args.model_path, args.turns, tuple(args.server_arg))
+    cores = sorted(os.sched_getaffinity(0))[: args.cores]
+    os.sched_setaffinity(0, cores)
+    result = measure(args.model_path, args.ask, args.turns, tuple(args.server_arg))
+    config = {"model_path": args.model_path, "ask": args.ask, "cores": len(cores)}
+    print(f"RTF: {result['rtf_median']:.3f} (median) on {len(cores)} cores")
     print(f"overhead outside the models: {100 * result['overhead_of_all']:.1f} % of all turns,")
     print(f"  median turn {100 * result['overhead_median']:.1f} %, {args.turns} turns")
     print("mean time since a turn began, by mark:")
     for name, ms in result["mean_marks_ms"].items():
         print(f"  {name:24} {ms:8.1f} ms")
     if args.json:
-        args.json.write_text(json.dumps({**facts(), **result}, indent=2) + "\n")
+        args.json.write_text(json.dumps({**facts(), "config": config, **result}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
