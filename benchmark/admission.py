@@ -35,7 +35,7 @@ _UNBOUNDED = "+".join(name for name in POLICIES if name != "retention")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One flag per field. rate: callers a second. call_seconds: until one hangs up.
+    """One flag per field. rate: callers a second. call_seconds: until one hangs up; 0: never.
     seconds: of the open system. ladder_seconds: of each of its steps."""
 
     ladder: str = "16,24,32,40,48,56"
@@ -107,7 +107,12 @@ def open_system(bounded: bool, options: Options) -> dict:
     args = (*_args(options, bounded), "--max-sessions", str(offered))
     with ServerProcess(options.model_path, policies, args, START_TIMEOUT_S) as server:
         streams, samples = offer(
-            server, options, offered, 1 / options.rate, options.seconds, options.call_seconds
+            server,
+            options,
+            offered,
+            every_s=1 / options.rate,
+            lasts_s=options.seconds,
+            call_s=options.call_seconds or math.inf,
         )
     settled_s = options.seconds * (1 - _SETTLED_SHARE)
     found = judged(streams, options, settled_s, options.seconds - 1)
