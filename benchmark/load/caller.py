@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from websockets.exceptions import ConnectionClosed
+
 from benchmark.load.arrivals import CallerPlan, PlannedTurn
 from benchmark.load.interruptions import PlannedInterruption
 from sglang_live.client.realtime_client import Cut, RealtimeClient, SessionError
@@ -84,15 +86,20 @@ class Caller:
                 async with client:
                     await self._converse(client)
             except SessionError as error:
-                now_s = self._since_start_s()
-                refused = TurnRecord(kind="speech", status="refused", error=str(error))
-                self._add_row(now_s, now_s, refused)
-                await self._clock.sleep(self._plan.turns[len(self.rows) - 1].reply_gap_s)
+                await self._give_up_turn("refused", str(error))
+            except ConnectionClosed as error:
+                self._end_interrupted()
+                await self._give_up_turn("failed", str(error))
             finally:
                 sent, late = client.frames_sent_late
                 self.frames_sent += sent
                 self.frames_late += late
                 self.side_errors += client.side_errors
+
+    async def _give_up_turn(self, status: str, error: str) -> None:
+        now_s = self._since_start_s()
+        self._add_row(now_s, now_s, TurnRecord(kind="speech", status=status, error=error))
+        await self._clock.sleep(self._plan.turns[len(self.rows) - 1].reply_gap_s)
 
     async def _converse(self, client: RealtimeClient) -> None:
         while (planned := self._next_turn()) is not None:

@@ -1,6 +1,7 @@
 """A caller's plan against a client that only plays its part."""
 
 import pytest
+from websockets.exceptions import ConnectionClosedError
 
 from benchmark.load import caller as caller_module
 from benchmark.load.arrivals import CallerPlan, PlannedTurn
@@ -57,6 +58,9 @@ class ScriptedClient:
 
     async def take_turn(self, said, cut):
         self.calls.append((said, cut and cut.after_s, cut and cut.sound))
+        if self.statuses and self.statuses[0] == "lost":
+            self.statuses.pop(0)
+            raise ConnectionClosedError(None, None)
         status = self.statuses.pop(0) if self.statuses else "completed"
         return Turn(status, "barge_in" if cut and cut.sound is None else None)
 
@@ -114,6 +118,17 @@ async def test_a_failed_turn_ends_the_session_and_the_next_opens_another(run):
 async def test_a_refused_session_costs_one_turn(run):
     caller = await run(PlannedTurn("a", 0.7), PlannedTurn("b", 0.7), statuses=["refused"])
     assert [row.record.status for row in caller.rows] == ["refused", "completed"]
+
+
+async def test_a_lost_connection_costs_one_turn(run):
+    caller = await run(
+        PlannedTurn("a", 0.7, BARGE_IN),
+        PlannedTurn("b", 0.7),
+        PlannedTurn("c", 0.7),
+        statuses=["cancelled", "lost"],
+    )
+    statuses = [(row.clip, row.record.status) for row in caller.rows]
+    assert statuses == [("a", "cancelled"), ("b", "failed"), ("c", "completed")]
 
 
 async def test_the_audio_of_replies_is_not_kept(run):
