@@ -164,16 +164,19 @@ def frame_rows(results: Path) -> list[str]:
                 f"{first['memory_mib']:.0f} and {last['memory_mib']:.0f} MiB",
             )
         )
-    if document := newest(results, "admission"):
-        what = "more of them come than can be served"
+    for document in documents(results, "admission"):
+        call_s = document["config"]["call_seconds"]
+        length = f"of {call_s:.0f} s" if call_s else "without an end"
+        what = f"more calls {length} come than can be served"
         told = [f"{document['n_star']} could, by brute force"]
         for found in document["open_systems"]:
             p90_ms = found["settled"]["latency_ms"]["p90"]
             lost = found["settled"]["empty_or_dropped"] / found["settled"]["frames"]
-            bounded = "sessions" if found["arm"] == "window" else "sessions without a bound"
+            most = max(sample["open"] for sample in found["trace"])
+            bounded = "bounded" if found["arm"] == "window" else "without a bound"
             told.append(
-                f"{found['open']:.0f} {bounded} are let in, P90 {p90_ms:.0f} ms, "
-                f"{100 * lost:.1f} % of frames lost"
+                f"{bounded} at most {most} are let in, {found['open']:.0f} at the end, "
+                f"P90 {p90_ms:.0f} ms, {100 * lost:.1f} % of frames lost"
             )
         text = "; ".join(told)
         rows.append(_row(what, text))
@@ -240,6 +243,13 @@ def section(results: Path) -> str:
         share = f"{100 * turn['overhead_of_all']:.1f} % of a turn"
         what = f"time in which no model of any stage computes ({turn['device']})"
         rows.append(_row(what, share))
+    if story := newest(results, "rtf"):
+        config = story["config"]
+        what = (
+            f"RTF of the model `{config['model_path']}` on {config['cores']} core"
+            f"{'s' * (config['cores'] > 1)}, its client included ({story['device']})"
+        )
+        rows.append(_row(what, f"{story['rtf_median']:.2f}"))
     if gateway := newest(results, "gateway_cost"):
         costs = {arm["arm"]: arm["cpu_ms_per_s"] for arm in gateway["arms"]}
         text = f"{costs['gateway']:.0f} ms, bare echo server {costs['echo']:.0f} ms"

@@ -173,15 +173,19 @@ def test_frame_calls_are_told_of(tmp_path):
         by_minute=[minute, minute, {"p99_ms": 210.0, "memory_mib": 910.0}],
     )
     settled = {"latency_ms": {"p90": 950.4}, "frames": 1000, "empty_or_dropped": 5}
-    found = [{"arm": a, "open": n, "settled": settled} for a, n in (("window", 11.2), ("no", 40.0))]
-    write(tmp_path, "admission_a.json", date="1", n_star=12, open_systems=found)
+    trace = [{"open": 3}, {"open": 41}]
+    arms = (("window", 11.2), ("unbounded", 40.0))
+    found = [{"arm": arm, "open": n, "settled": settled, "trace": trace} for arm, n in arms]
+    config = {"call_seconds": 90.0}
+    write(tmp_path, "admission_a.json", date="1", config=config, n_star=12, open_systems=found)
     text = section(tmp_path)
     assert "stock SGLang: 1 of 1 runs stall, bounded sessions: 0 of 1 runs stall" in text
     assert "foretold within 10.0 %" in text
     assert "12 of them for 15 min, thinker@300 s killed | 0 of 1000 frames" in text
     assert "P99 200 and 210 ms, memory 900 and 910 MiB" in text
-    assert "12 could, by brute force; 11 sessions are let in, P90 950 ms, 0.5 % of" in text
-    assert "40 sessions without a bound are let in" in text
+    assert "more calls of 90 s come than can be served | 12 could, by brute force" in text
+    assert "bounded at most 41 are let in, 11 at the end, P90 950 ms, 0.5 % of frames" in text
+    assert "without a bound at most 41 are let in, 40 at the end" in text
 
 
 def test_what_the_demo_model_can_do_is_told(tmp_path):
@@ -196,3 +200,11 @@ def test_what_the_demo_model_can_do_is_told(tmp_path):
     text = section(tmp_path)
     assert "98.0 %; 95.0 %, answered wrong 1.5 %" in text
     assert "not understood 18 of 19" in text
+
+
+def test_the_real_time_factor_of_one_call_is_told(tmp_path):
+    config = {"model_path": "demo", "cores": 1}
+    write(tmp_path, "rtf_a.json", date="1", device="cpu", config=config, rtf_median=0.396)
+    assert "RTF of the model `demo` on 1 core, its client included (cpu) | 0.40" in section(
+        tmp_path
+    )
