@@ -6,8 +6,8 @@ Owner: one Metronome per server.
 """
 
 import asyncio
-import itertools
 from collections import Counter
+from itertools import count, pairwise
 
 from sglang_live.clock import Clock
 
@@ -22,7 +22,7 @@ class Metronome:
         self._clock, self._tick_s = clock, tick_s
         self._places: dict[str, tuple[float, int]] = {}  # by session: period, place in it
         self._crowd: Counter[tuple[float, int]] = Counter()
-        self._numbers = itertools.count()
+        self._numbers = count()
         self._due: list[tuple[float, int, asyncio.Future[None]]] = []
         self._ticking: asyncio.Task[None] | None = None
 
@@ -69,10 +69,10 @@ class Metronome:
 
 def _loneliest(crowd: list[int]) -> int:
     """Of the places of a ring with the smallest crowd, the one farthest from greater crowds."""
-    n, least = len(crowd), min(crowd)
-    fuller = [place for place in range(n) if crowd[place] > least]
-
-    def room(place: int) -> int:
-        return min((min((place - other) % n, (other - place) % n) for other in fuller), default=n)
-
-    return max((place for place in range(n) if crowd[place] == least), key=room)
+    least = min(crowd)
+    fuller = [place for place in range(len(crowd)) if crowd[place] > least]
+    if not fuller:
+        return 0
+    ring = pairwise([*fuller, fuller[0] + len(crowd)])
+    before, after = max(ring, key=lambda pair: pair[1] - pair[0])
+    return (before + after) // 2 % len(crowd)
