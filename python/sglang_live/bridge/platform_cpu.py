@@ -5,6 +5,8 @@ CPU path needs kernels that are not published for it, hence an out-of-tree platf
 """
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -30,6 +32,21 @@ def share_cores(n_sharing: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (n_cores or 1) // n_sharing)))
 
 
+def flush_denormals() -> None:
+    """Have denormal numbers count as zeros in this thread, and those that it starts.
+
+    The reference attention also computes rows that it never filled and will not use. Where that
+    memory reads as denormal numbers, a prefill takes 60 times as long.
+    """
+    torch.set_flush_denormal(True)
+
+
+def flush_denormals_and(initialize: Callable[[Any], None], model_runner: Any) -> None:
+    """Around ModelRunner.initialize."""
+    flush_denormals()
+    initialize(model_runner)
+
+
 def __getattr__(name: str):
     # The class is built on first use: discovering platforms must not import the engine.
     if name != "CpuReferencePlatform":
@@ -46,11 +63,6 @@ def _platform_class() -> type:
 
     class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
         _enum = PlatformEnum.OOT
-
-        def init_backend(self) -> None:
-            # The reference attention also computes rows that it never filled and will not use.
-            # Where that memory reads as denormal numbers, a prefill takes 60 times as long.
-            torch.set_flush_denormal(True)
 
         def get_default_attention_backend(self) -> str:
             return "torch_native"

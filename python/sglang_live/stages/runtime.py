@@ -123,6 +123,7 @@ def main() -> None:
         os.nice(COMPUTING_NICE)
         torch.set_num_threads(1)
         platform_cpu.share_cores(N_COMPUTING)
+        platform_cpu.flush_denormals()
     try:
         stage, loop = build_stage(spec)
     except SeamError as error:

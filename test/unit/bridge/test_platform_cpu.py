@@ -22,12 +22,14 @@ def test_what_the_user_says_stays(monkeypatch):
     assert os.environ["OMP_NUM_THREADS"] == "5"
 
 
-def test_an_engine_computes_with_denormals_as_with_zeros():
-    """Seen where it is felt: in a process that imports the engine's model runner."""
-    program = (
-        "import sglang_live.bridge.platform_cpu, torch;"
-        "import sglang.srt.model_executor.model_runner;"
-        "print((torch.full((4,), 1e-40) * 1).tolist())"
-    )
+def test_where_a_model_runs_denormals_are_zeros_and_elsewhere_not():
+    """In a process of its own: the rest of the tests is an elsewhere."""
+    program = """
+import torch, sglang.srt.model_executor.model_runner
+from sglang_live.bridge.platform_cpu import flush_denormals_and
+tiny = torch.full((4,), 1e-40)
+print((tiny * 1).count_nonzero().item())
+flush_denormals_and(lambda runner: print(runner, (tiny * 1).count_nonzero().item()), "a runner")
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1:] == ["[0.0, 0.0, 0.0, 0.0]"], done.stderr
+    assert done.stdout.splitlines()[-2:] == ["4", "a runner 0"], done.stderr
