@@ -33,8 +33,9 @@ SEED = 20260101
 LEAD_FRAMES, TAIL_FRAMES = 2, 2
 N_GENERAL = 400
 N_VOICES, N_STRANGERS, N_EMPTY = 40, 8000, 400
-# So many rooms that half of what is heard then is new.
-N_MORE_VOICES, N_MORE_STRANGERS, N_MORE_ROOMS = 24, 2000, 3
+# By the thinker's round: name, voices that ask each question, strangers, rooms for each. In the
+# second so many rooms that half of what is heard is new; in the third rooms are added later.
+MORE = {2: ("wider", 24, 2000, 3), 3: ("widest", 40, 8000, 1)}
 
 
 class Training:
@@ -78,16 +79,20 @@ class Training:
 
         return self._kept("heard", listen)
 
-    @cached_property
-    def heard_wider(self) -> list[Heard]:
-        """The same, and what many more voices say."""
+    def library(self, number: int) -> Library:
+        """What is heard in this round: the first has `heard`, each later one more voices."""
+        more = [self._heard_by(number, *MORE[number]) for number in range(2, number + 1)]
+        return Library(self.heard + [clip for heard in more for clip in heard])
 
+    def _heard_by(
+        self, number: int, name: str, n_voices: int, n_strangers: int, n_rooms: int
+    ) -> list[Heard]:
         def listen() -> list[Heard]:
-            cast = WiderCast(random.Random(SEED + 2))
-            asked = recordings.asked(N_MORE_VOICES, N_MORE_STRANGERS, cast)
-            return heard_in_rooms(self.shelf.kept("asked_wider", asked), N_MORE_ROOMS, SEED + 2)
+            cast = WiderCast(random.Random(SEED + number))
+            asked = recordings.asked(n_voices, n_strangers, cast)
+            return heard_in_rooms(self.shelf.kept(f"asked_{name}", asked), n_rooms, SEED + number)
 
-        return self.heard + self._kept("heard_wider", listen)
+        return self._kept(f"heard_{name}", listen)
 
     def part(self, name: str) -> None:
         """The model gets this part, trained if it is not there."""
@@ -149,8 +154,7 @@ class Training:
             def train(name: str = name, number: int = number, settings=settings) -> dict:
                 if number == 1:
                     self.part("hearing")
-                library = Library(self.heard if number == 1 else self.heard_wider)
-                writer = Writer(self.tokenizer, library, settings, SEED + number - 1)
+                writer = Writer(self.tokenizer, self.library(number), settings, SEED + number - 1)
                 train_thinker(thinker, writer, settings, Log(name), self._course(name))
                 return thinker.state_dict()
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import WhisperFeatureExtractor
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeAudioEncoder,
     _get_feat_extract_output_lengths,
 )
 
+from training.demo.distortion import EXTRACTOR, MILD, Distortion
 from training.demo.recordings import Said
 from training.demo.rooms import Room
 from training.demo.schedule import Course, Log, cosine, seeded
@@ -24,8 +24,6 @@ from training.demo.voices import QUESTION_RATE_HZ
 # A token that no text has (`<|endoftext|>`): at frames where no word ends.
 BLANK_ID = 0
 
-_extractor = WhisperFeatureExtractor(feature_size=128)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HearingSettings:
@@ -33,6 +31,7 @@ class HearingSettings:
     batch: int = 24
     learning_rate: float = 2e-3
     rooms: int = 2  # in which each recording is heard
+    distortion: Distortion = MILD
     seed: int = 3
 
 
@@ -46,7 +45,7 @@ class Heard:
 
 def features(sound: np.ndarray) -> torch.Tensor:
     """[128, frames] of float32 samples at 16 kHz, exactly as the server computes them."""
-    made = _extractor(
+    made = EXTRACTOR(
         sound,
         sampling_rate=QUESTION_RATE_HZ,
         padding="longest",
@@ -77,34 +76,6 @@ def n_places(n_frames: torch.Tensor) -> torch.Tensor:
     return _get_feat_extract_output_lengths(n_frames)
 
 
-def masked(mel: torch.Tensor, choose: torch.Generator, warp: float = 0.0) -> torch.Tensor:
-    """A copy with a few bands and moments blanked out, at another speed of up to 8 %, and as from
-    another throat: its bands stretched or squeezed by up to `warp`."""
-
-    def below(n: int) -> int:
-        return int(torch.randint(max(n, 1), (), generator=choose))
-
-    stretch = 0.92 + 0.16 * float(torch.rand((), generator=choose))
-    mel = functional.interpolate(mel.float()[None], scale_factor=stretch, mode="linear")[0]
-    if warp:
-        mel = _warped(mel, 1 - warp + 2 * warp * float(torch.rand((), generator=choose)))
-    for _ in range(2):
-        at, size = below(mel.shape[0]), below(16)
-        mel[at : at + size] = mel.mean()
-        at, size = below(mel.shape[1]), below(14)
-        mel[:, at : at + size] = mel.mean()
-    return mel
-
-
-def _warped(mel: torch.Tensor, factor: float) -> torch.Tensor:
-    """[bands, frames]: what was in band b is in band b * factor, the last band in all above."""
-    n = mel.shape[0]
-    bands = torch.arange(n) / factor
-    below = bands.floor().clamp(max=n - 1).long()
-    share = (bands - below).clamp(0, 1)[:, None]
-    return mel[below] * (1 - share) + mel[(below + 1).clamp(max=n - 1)] * share
-
-
 def train_hearing(
     tower: Qwen3OmniMoeAudioEncoder,
     embed_tokens: nn.Embedding,
@@ -123,16 +94,9 @@ def train_hearing(
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
         some = torch.randint(len(heard), (settings.batch,), generator=choose).tolist()
-        rows = encode(tower, [masked(heard[i].mel, choose) for i in some])
-        logits = nn.utils.rnn.pad_sequence(rows) @ embed_tokens.weight.T
-        loss = functional.ctc_loss(
-            logits.log_softmax(-1),
-            torch.cat([spelt[i] for i in some]),
-            torch.tensor([len(row) for row in rows]),
-            torch.tensor([len(spelt[i]) for i in some]),
-            blank=BLANK_ID,
-            zero_infinity=True,
-        )
+        clips = [settings.distortion.apply(heard[i].mel, choose) for i in some]
+        rows = encode(tower, clips)
+        loss = spelling_loss(rows, [spelt[i] for i in some], embed_tokens)
         loss.backward()
         nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
         optimiser.step()
@@ -142,6 +106,21 @@ def train_hearing(
             for row, i in zip(rows, some, strict=True)
         ]
         log(step, ctc=loss, right=torch.tensor(right).float().mean())
+
+
+def spelling_loss(
+    rows: list[torch.Tensor], spelt: list[torch.Tensor], embed_tokens: nn.Embedding
+) -> torch.Tensor:
+    """CTC of the encoder's outputs [n, hidden] against token ids of what was said."""
+    logits = nn.utils.rnn.pad_sequence(rows) @ embed_tokens.weight.T
+    return functional.ctc_loss(
+        logits.log_softmax(-1),
+        torch.cat(spelt),
+        torch.tensor([len(row) for row in rows]),
+        torch.tensor([len(ids) for ids in spelt]),
+        blank=BLANK_ID,
+        zero_infinity=True,
+    )
 
 
 def spell(row: torch.Tensor, embed_tokens: nn.Embedding) -> list[int]:

@@ -5,20 +5,21 @@ spoken, replies that were cut off where somebody interrupted. A question may com
 to write down what was said instead of answering.
 """
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeThinkerForConditionalGeneration,
 )
 
 from training.demo import world
-from training.demo.hearing import Heard, encode, masked, n_places
+from training.demo.distortion import MILD, Distortion
+from training.demo.hearing import Heard, encode, n_places, spelling_loss
 from training.demo.schedule import Course, Log, cosine, seeded
 from training.demo.strangers import strangers
 from training.demo.talker import initialise
@@ -48,16 +49,26 @@ class ThinkerRound:
     transcribed: float = 0.15  # of the spoken ones
     joined: float = 0.0  # of the strangers, who go on with more sentences
     interrupted: float = 0.2
-    warp: float = 0.0  # of what is heard, see `masked`
+    distortion: Distortion = MILD
+    spelling: float = 0.0  # weight of the audio encoder's own loss, which then goes on
+    doubt: float = 0.0  # see `answering_loss`
     seed: int = 4
 
 
-# The second hears many more voices, from more throats than those have.
+# The second hears many more voices, from more throats than those have. The third hears each of
+# them through another throat and another room every time, and learns when to say nothing.
 ROUNDS = (
     ThinkerRound(),
     ThinkerRound(
         steps=3600, learning_rate=7e-4, from_nothing=False, tower_rate=1.0,
-        spoken=0.85, joined=0.1, warp=0.1, seed=6,
+        spoken=0.85, joined=0.1, distortion=Distortion(warp=0.1), seed=6,
+    ),
+    ThinkerRound(
+        steps=8000, learning_rate=1e-3, from_nothing=False, tower_rate=1.0,
+        spoken=0.9, joined=0.1, spelling=0.3, doubt=0.6, seed=8,
+        distortion=Distortion(
+            stretch=0.12, warp=0.16, colour=0.4, snr_db=(5, 40), masks=1, mask_frames=8,
+        ),
     ),
 )  # fmt: skip
 _MOST_JOINED = 5
@@ -65,11 +76,13 @@ _MOST_JOINED = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
-    """token_ids, labels: [n], labels of replies only; clips: mel of each audio, in order."""
+    """token_ids, labels: [n], labels of replies only; clips: each audio, in order; decisions:
+    places of the token with which a reply begins that could have been UNKNOWN, but is not."""
 
     token_ids: list[int]
     labels: list[int]
-    clips: list[torch.Tensor]
+    clips: list[Heard]
+    decisions: list[int]
 
 
 class Library:
@@ -82,13 +95,15 @@ class Library:
         known = set(world.questions())
         self._strange = [text for text in self._by_text if text not in known]
 
-    def clip(self, text: str, rng: random.Random) -> torch.Tensor:
-        return rng.choice(self._by_text[text]).mel
+    def clip(self, text: str, rng: random.Random) -> Heard:
+        return rng.choice(self._by_text[text])
 
-    def speech(self, rng: random.Random) -> torch.Tensor:
+    def speech(self, rng: random.Random) -> Heard:
         """Several strange sentences, one after the other."""
         n = rng.randint(2, _MOST_JOINED)
-        return torch.cat([self.clip(rng.choice(self._strange), rng) for _ in range(n)], dim=1)
+        clips = [self.clip(rng.choice(self._strange), rng) for _ in range(n)]
+        text = " ".join(clip.text for clip in clips if clip.text)
+        return Heard(text, torch.cat([clip.mel for clip in clips], dim=1))
 
     def strangers(self, rng: random.Random) -> Iterator[str]:
         """Sentences of which there is a recording; empty ones are noise."""
@@ -106,6 +121,7 @@ class Writer:
         self.begin(0)
         self._pad_id = tokenizer.convert_tokens_to_ids("<|audio_pad|>")
         self._end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        self.unknown_id = self._ids(world.UNKNOWN)[0]
 
     def begin(self, step: int) -> None:
         """What follows depends on this number and the seed alone."""
@@ -114,7 +130,7 @@ class Writer:
 
     def conversation(self) -> Conversation:
         rng = self._rng
-        ids, labels, clips = [], [], []
+        ids, labels, clips, decisions = [], [], [], []
 
         def write(piece: list[int], *, learned: bool = False) -> None:
             ids.extend(piece)
@@ -133,7 +149,7 @@ class Writer:
                 clip, goes_on = self._spoken(exchange)
                 clips.append(clip)
                 before, after = _AUDIO.split("<|audio_pad|>")
-                places = int(n_places(torch.tensor(clip.shape[1])))
+                places = int(n_places(torch.tensor(clip.mel.shape[1])))
                 write(self._ids(f"user\n{before}") + [self._pad_id] * places + self._ids(after))
                 is_asked = exchange.question and not goes_on
                 if is_asked and rng.random() < self._settings.transcribed:
@@ -141,6 +157,8 @@ class Writer:
                     answer = exchange.question
             write(self._ids("<|im_end|>\n<|im_start|>") + self._ids("assistant\n"))
             reply = self._ids(answer)
+            if answer not in (exchange.question, world.UNKNOWN):
+                decisions.append(len(ids))
             write([*reply, self._end_id], learned=True)
             if rng.random() < self._settings.interrupted:
                 # What was not heard is not remembered; learned it was all the same.
@@ -149,15 +167,19 @@ class Writer:
                 del labels[len(labels) - 1 - n_lost : len(labels) - 1]
                 labels[-1] = _IGNORED
             write(self._ids("\n<|im_start|>"))
-        return Conversation(ids, labels, clips)
+        return Conversation(ids, labels, clips, decisions)
 
-    def _spoken(self, exchange: world.Exchange) -> tuple[torch.Tensor, bool]:
+    def _spoken(self, exchange: world.Exchange) -> tuple[Heard, bool]:
         """A recording of it, and whether its speaker went on with other things."""
         rng, settings = self._rng, self._settings
         goes_on = exchange.answer == world.UNKNOWN and rng.random() < settings.joined
         library = self._library
         clip = library.speech(rng) if goes_on else library.clip(exchange.question, rng)
-        return masked(clip, self.choose, settings.warp), goes_on
+        return replace(clip, mel=settings.distortion.apply(clip.mel, self.choose)), goes_on
+
+    def spelling(self, text: str) -> torch.Tensor:
+        """Token ids of what was said, none of noise."""
+        return torch.tensor(self._ids(f" {text}") if text else [], dtype=torch.long)
 
     def _header(self) -> str:
         rng = self._rng
@@ -205,8 +227,12 @@ def train_thinker(
             group["lr"] = now * rate
         writer.begin(step)
         batch = [writer.conversation() for _ in range(settings.batch)]
-        logits, labels = predict(thinker, batch)
-        loss = functional.cross_entropy(logits, labels)
+        heard = hear(thinker, batch)
+        logits, labels, decides = predict(thinker, batch, heard)
+        loss = answering_loss(logits, labels, decides, writer.unknown_id, settings.doubt)
+        if settings.spelling and heard:
+            spelt = [writer.spelling(clip.text) for c in batch for clip in c.clips]
+            loss = loss + settings.spelling * spelling_loss(heard, spelt, stack.embed_tokens)
         loss.backward()
         nn.utils.clip_grad_norm_([*language, *groups[1]["params"]], 1.0)
         optimiser.step()
@@ -223,21 +249,53 @@ def _initialise(thinker: Qwen3OmniMoeThinkerForConditionalGeneration) -> None:
         embed_tokens.weight.copy_(embedding)
 
 
-def predict(
+def answering_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    decides: torch.Tensor,
+    unknown_id: int,
+    doubt: float,
+) -> torch.Tensor:
+    """Cross entropy; where a reply begins, UNKNOWN counts as right by the share `doubt`.
+
+    Who is less sure of the best answer than `doubt` then loses least with UNKNOWN ("Deep Gamblers",
+    Liu et al. 2019, eq. 5, with doubt = 1 / o).
+    """
+    log_p = logits.log_softmax(-1)
+    right = log_p.gather(-1, labels[:, None])[:, 0]
+    if doubt:
+        passed = log_p[:, unknown_id] + math.log(doubt)
+        right = torch.where(decides, torch.logaddexp(right, passed), right)
+    return -right.mean()
+
+
+def hear(
     thinker: Qwen3OmniMoeThinkerForConditionalGeneration, batch: list[Conversation]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits [n, vocabulary] and labels [n] of all tokens that are learned, one after the other."""
+) -> list[torch.Tensor]:
+    """What the thinker gets of each clip, [places, hidden]."""
+    clips = [clip.mel.float() for c in batch for clip in c.clips]
+    return encode(thinker.audio_tower, clips) if clips else []
+
+
+def predict(
+    thinker: Qwen3OmniMoeThinkerForConditionalGeneration,
+    batch: list[Conversation],
+    heard: list[torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of all tokens that are learned, one after the other: logits [n, vocabulary], labels [n], and
+    whether the token is a decision [n]."""
     pad_id = thinker.config.audio_token_id
     ids = _padded([c.token_ids for c in batch], 0)
     labels = _padded([c.labels for c in batch], _IGNORED)[:, 1:]
+    decides = torch.zeros_like(ids, dtype=torch.bool)
+    for row, conversation in zip(decides, batch, strict=True):
+        row[conversation.decisions] = True
     rows = thinker.model.embed_tokens(ids)
-    clips = [clip.float() for c in batch for clip in c.clips]
-    if clips:
-        heard = torch.cat(encode(thinker.audio_tower, clips))
-        rows = rows.masked_scatter((ids == pad_id)[..., None], heard)
+    if heard:
+        rows = rows.masked_scatter((ids == pad_id)[..., None], torch.cat(heard))
     hidden = thinker.model(inputs_embeds=rows, use_cache=False).last_hidden_state
     learned = labels != _IGNORED
-    return thinker.lm_head(hidden[:, :-1][learned]), labels[learned]
+    return thinker.lm_head(hidden[:, :-1][learned]), labels[learned], decides[:, 1:][learned]
 
 
 def _padded(rows: list[list[int]], value: int) -> torch.Tensor:

@@ -1,0 +1,36 @@
+"""Conversations to learn from, and what a doubtful answer costs."""
+
+import math
+
+import pytest
+import torch
+
+from training.demo.thinker import answering_loss
+
+UNKNOWN_ID, RIGHT_ID, OTHER_ID = 0, 1, 2
+
+
+def _loss(p_right: float, p_unknown: float, *, doubt: float, decides: bool = True) -> float:
+    p_other = max(1 - p_right - p_unknown, 1e-9)
+    logits = torch.tensor([[p_unknown, p_right, p_other]]).clamp(min=1e-9).log()
+    labels, decision = torch.tensor([RIGHT_ID]), torch.tensor([decides])
+    return float(answering_loss(logits, labels, decision, UNKNOWN_ID, doubt))
+
+
+@pytest.mark.parametrize(("belief", "says_unknown"), [(0.3, True), (0.55, True), (0.65, False)])
+def test_who_is_less_sure_than_doubt_had_better_say_unknown(belief, says_unknown):
+    """In a share `belief` of such cases the answer is right, in the others another one is."""
+
+    def expected(p_answer: float) -> float:
+        right = _loss(p_answer, 1 - p_answer, doubt=0.6)
+        wrong = _loss(1e-9, 1 - p_answer, doubt=0.6)
+        return belief * right + (1 - belief) * wrong
+
+    shares = [k / 200 for k in range(1, 200)]
+    best = min(shares, key=expected)
+    assert (best < 0.1) == says_unknown, best
+
+
+def test_elsewhere_it_is_cross_entropy():
+    for doubt, decides in ((0.0, True), (0.6, False)):
+        assert _loss(0.7, 0.2, doubt=doubt, decides=decides) == pytest.approx(-math.log(0.7))

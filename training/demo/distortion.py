@@ -1,0 +1,103 @@
+"""What is done to a recording's spectrum each time it is heard: other throats, speeds, rooms.
+
+Few speakers can be synthesised, and each is heard hundreds of times. What would tell them apart is
+therefore made random, on the features that the thinker gets: Whisper's, x = (log10 power + 4) / 4
+in 128 mel bands, 100 a second, cut 8 below the clip's maximum before it is scaled.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from transformers import WhisperFeatureExtractor
+
+EXTRACTOR = WhisperFeatureExtractor(feature_size=128)
+
+_MEL_FILTERS = torch.tensor(EXTRACTOR.mel_filters, dtype=torch.float32)  # [201, 128]
+# Weighted by these, the bands sum up to the power of the sound.
+_WIDTHS = torch.linalg.lstsq(_MEL_FILTERS.double(), torch.ones(201, 1).double(), driver="gelsd")
+_WIDTHS = _WIDTHS.solution.float()  # [128, 1]
+_DEPTH = 8.0  # of the cut, in log10 of power
+_N_WAVES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distortion:
+    """Limits of what is drawn anew for each hearing.
+
+    Attributes:
+        stretch: of time, by up to this share either way.
+        warp: of the bands, which are stretched or squeezed by up to this share.
+        colour: standard deviation of a smooth curve over the bands, in log10 of power.
+        snr_db: lowest and highest of noise that is added; None: none is.
+        masks: bands and moments that are blanked out, so many of each.
+        mask_bands, mask_frames: less than so wide.
+    """
+
+    stretch: float = 0.08
+    warp: float = 0.0
+    colour: float = 0.0
+    snr_db: tuple[float, float] | None = None
+    masks: int = 2
+    mask_bands: int = 16
+    mask_frames: int = 14
+
+    def apply(self, mel: torch.Tensor, choose: torch.Generator) -> torch.Tensor:
+        """[128, frames] of any float in; a float32 copy out, with other frames if stretched."""
+
+        def between(low: float, high: float) -> float:
+            return low + (high - low) * float(torch.rand((), generator=choose))
+
+        def below(n: int) -> int:
+            return int(torch.randint(max(n, 1), (), generator=choose))
+
+        speed = between(1 - self.stretch, 1 + self.stretch)
+        mel = functional.interpolate(mel.float()[None], scale_factor=speed, mode="linear")[0]
+        if self.warp:
+            mel = _warped(mel, between(1 - self.warp, 1 + self.warp))
+        if self.colour:
+            mel = mel + self.colour / 4 * _curve(mel.shape[0], choose)[:, None]
+        if self.snr_db is not None:
+            mel = _with_noise(mel, between(*self.snr_db), between(0, 2), choose)
+        for _ in range(self.masks):
+            at, size = below(mel.shape[0]), below(self.mask_bands)
+            mel[at : at + size] = mel.mean()
+            at, size = below(mel.shape[1]), below(self.mask_frames)
+            mel[:, at : at + size] = mel.mean()
+        return mel
+
+
+MILD = Distortion()
+
+
+def _warped(mel: torch.Tensor, factor: float) -> torch.Tensor:
+    """[bands, frames]: what was in band b is in band b * factor, the last band in all above."""
+    n = mel.shape[0]
+    bands = torch.arange(n) / factor
+    below = bands.floor().clamp(max=n - 1).long()
+    share = (bands - below).clamp(0, 1)[:, None]
+    return mel[below] * (1 - share) + mel[(below + 1).clamp(max=n - 1)] * share
+
+
+def _curve(n: int, choose: torch.Generator) -> torch.Tensor:
+    """[n], of standard deviation 1 over many draws: a level and the first waves over the bands."""
+    places = (torch.arange(n) + 0.5) / n
+    waves = torch.cos(torch.pi * torch.arange(_N_WAVES)[:, None] * places)
+    waves[1:] *= 2**0.5
+    return torch.randn(_N_WAVES, generator=choose) @ waves / _N_WAVES**0.5
+
+
+def _with_noise(
+    mel: torch.Tensor, snr_db: float, tilt: float, choose: torch.Generator
+) -> torch.Tensor:
+    """Noise whose power falls with frequency to the power of `tilt`, 0 white to 2 brown."""
+    n_bins, n_frames = _MEL_FILTERS.shape[0], mel.shape[1]
+    falling = torch.arange(n_bins).clamp(min=1.0) ** -tilt
+    # In each bin the power of Gaussian noise is exponentially distributed.
+    drawn = -torch.rand(n_bins, n_frames, generator=choose).clamp(min=1e-9).log()
+    noise = _MEL_FILTERS.T @ (falling[:, None] * drawn)
+    speech = 10 ** (4 * mel - 4)
+    power = (speech * _WIDTHS).sum(0)
+    wanted = power[power > power.max() * 1e-3].mean() * 10 ** (-snr_db / 10)
+    both = (speech + noise * (wanted * n_frames / (noise * _WIDTHS).sum())).log10()
+    return (both.clamp(min=both.max() - _DEPTH) + 4) / 4
