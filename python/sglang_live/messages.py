@@ -129,6 +129,7 @@ class Think(Message, frozen=True, tag=True):
     ahead: the caller still speaks: take in what has been said, without a reply, when nobody else is
         in need; EndReply: somebody waits for it now.
     speculative: the next history may lack what is new in this one.
+    timely: somebody hears every delay; what is only read waits behind those.
     """
 
     session_id: str
@@ -146,6 +147,7 @@ class Think(Message, frozen=True, tag=True):
     must_call: str | None = None
     ahead: bool = False
     speculative: bool = False
+    timely: bool = True
 
 
 class Read(Message, frozen=True, tag=True):

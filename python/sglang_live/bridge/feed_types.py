@@ -10,7 +10,8 @@ import numpy as np
 
 # Request ids of replies begin so; they wait in the queue until their TalkerPrompt has come.
 SPEAK_PREFIX = "speak-"
-# Request ids of the thinker's replies begin so: they have a talker that waits for their text.
+# Request ids of the thinker begin so where every delay is heard: the replies that a talker waits
+# for, those of a beat, and what is taken in before them.
 THINK_PREFIX = "think-"
 # Request ids of what is taken in while a caller still speaks begin so: nobody waits for them yet.
 AHEAD_PREFIX = "ahead-"

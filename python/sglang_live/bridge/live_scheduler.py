@@ -5,6 +5,8 @@ to sit out, every round is SGLang's own. Subclassed by the talker's scheduler; t
 runs it as it is.
 """
 
+from collections.abc import Iterable
+
 from sglang.srt.managers.schedule_batch import (
     NextBatchPlan,
     Req,
@@ -165,6 +167,9 @@ class LiveScheduler(ControlChannel):
         if budget is not None and own_chunk:
             pages = max(1, budget // self.page_size)
             self.chunked_prefill_size = min(own_chunk, pages * self.page_size)
+            n_tokens = map(self._tokens_to_prefill, queue)
+            queue, beyond = heard_within(budget, queue, n_tokens)
+            later = beyond + later
         self.waiting_queue = queue
         try:
             plan = super().get_new_batch_prefill(running_batch)
@@ -351,6 +356,25 @@ class LiveScheduler(ControlChannel):
             # The loop may sleep now: what happened last would stay unsaid.
             self.report(at_once=True)
         return super().on_idle()
+
+
+def heard_within(
+    budget: int, queue: list[Req], n_tokens: Iterable[int]
+) -> tuple[list[Req], list[Req]]:
+    """The first of the queue, such that prompts with audio fit into the budget whole, and the rest.
+
+    Upstream encodes all audio of a prompt at once, however small the first chunk of it. One such
+    prompt is always among the first.
+    """
+    n_sum, has_heard = 0, False
+    for at, (req, n) in enumerate(zip(queue, n_tokens, strict=True)):
+        n_sum += n
+        if req.multimodal_inputs is None:
+            continue
+        if has_heard and n_sum > budget:
+            return queue[:at], queue[at:]
+        has_heard = True
+    return queue, []
 
 
 def _tokens_left(req: Req) -> int:

@@ -21,6 +21,8 @@ from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates
 # Weight of the newest round in the measured rates: about ten rounds of memory.
 _EMA = 0.1
 _CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
+# Over which it is measured how busy the engine is.
+_BUSY_WINDOW_S = 2.0
 # A pause longer than this was no round.
 _LONGEST_ROUND_S = 2.0
 # A decision stands for so long if nothing came, left or was reported meanwhile: a buffer changes
@@ -124,6 +126,7 @@ class Rounds:
         self._ahead_s = np.zeros(0)
         self._notes: list[tuple[str, str, float]] = []
         self._slope = _Slope()
+        self._busy = 0.0
         self._last_prefill_s = self._decided_s = 0.0
 
     # --- facts ---
@@ -174,7 +177,7 @@ class Rounds:
             free_tokens=pool.free,
             free_rows=pool.free_rows,
             prefill_running=prefill_running,
-            rates=self.rates,
+            rates=replace(self.rates, busy=self._busy),
             gated=gated,
             last_prefill_s=self._last_prefill_s,
         )
@@ -265,12 +268,15 @@ class Rounds:
     def _rates_ms(self) -> dict[str, float]:
         per_stream_s = self._slope.value
         return {
+            "busy": self._busy,
             "round_ms": 1000 * self.rates.round_s,
             "round_ms_per_stream": 0.0 if math.isnan(per_stream_s) else 1000 * per_stream_s,
             "prefill_ms_per_token": 1000 * self.rates.prefill_s_per_token,
         }
 
     def _measure(self, dt_s: float) -> None:
+        computed = float(self._ran is not None)
+        self._busy += min(dt_s / _BUSY_WINDOW_S, 1.0) * (computed - self._busy)
         if self._last is not None and dt_s < _LONGEST_ROUND_S:
             count = np.bincount(self._last.urgency[self._managed] + 1, minlength=4)
             self._residence_s += dt_s * count[:4]

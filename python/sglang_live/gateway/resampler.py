@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import gcd
 
 import numpy as np
+import soxr
 
 # Zero crossings on each side of the filter's centre: more is sharper, and later.
 _ZERO_CROSSINGS = 24
@@ -83,8 +84,10 @@ class StreamResampler:
 
 def resample(pcm: np.ndarray, rate_in_hz: int, rate_out_hz: int) -> np.ndarray:
     """Change the rate of a whole clip; pcm: [n] int16. Returns [ceil(n * out / in)] int16."""
-    stream = StreamResampler(rate_in_hz, rate_out_hz)
-    return np.concatenate((stream.push(pcm), stream.finish()))
+    n_out = -(-len(pcm) * rate_out_hz // rate_in_hz)
+    # As float: of integers it makes integers with dither, and silence would not stay silent.
+    made = to_int16(soxr.resample(pcm.astype(np.float32), rate_in_hz, rate_out_hz))[:n_out]
+    return np.pad(made, (0, n_out - len(made)))
 
 
 def to_int16(samples: np.ndarray) -> np.ndarray:

@@ -101,6 +101,11 @@ class TurnRequest:
     speculative: bool = False
     beat_s: float | None = None
 
+    @property
+    def is_timely(self) -> bool:
+        """Whether it matters when the reply comes, beyond a reader's patience."""
+        return self.wants_audio or self.beat_s is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:

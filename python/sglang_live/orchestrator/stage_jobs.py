@@ -138,6 +138,7 @@ class Thought:
                 must_call=turn.tools.must_call,
                 ahead=turn.ahead,
                 speculative=turn.speculative,
+                timely=turn.is_timely,
             ),
             tensors,
         )

@@ -37,6 +37,8 @@ class PolicyConfig:
         max_hold_s: a held stream runs for one round after it. Its telemetry may be wrong.
 
     Yielding to the urgent:
+        saturated: nobody yields in a stage that computes for more than this share of the time.
+            It has no time to give away, and small rounds cost more for each stream in them.
         max_yield_s: as max_hold_s, for streams that sit out for others.
         yield_rounds: rounds for which somebody typically stays urgent: the first two chunks.
 
@@ -55,6 +57,8 @@ class PolicyConfig:
         max_bypass_s: a stream that does not fit is passed over no longer than this.
         max_wait_s: then a waiting stream of class U2 counts as U1, and if it waits for memory
             pacing ceases, so that others end and free it.
+        max_read_wait_s: then a waiting stream that nobody listens to counts as U1. Who reads an
+            answer waits longer without noticing than who listens.
 
     Deadline, VoxServe:
         critical_s: a stream this close to its deadline risks missing it.
@@ -75,6 +79,7 @@ class PolicyConfig:
     max_gap_s: float = 10.0
     flip_s: float = 2e-4
     flip_share: float = 0.05
+    saturated: float = 0.9
     company_share: float = 0.3
     max_hold_s: float = 10.0
     max_yield_s: float = 2.0
@@ -86,6 +91,7 @@ class PolicyConfig:
     may_park_prefill: bool = False
     max_bypass_s: float = 2.0
     max_wait_s: float = 10.0
+    max_read_wait_s: float = 2.0
     critical_s: float = 1.0
     n_startup_max: int = 8
     max_startup_s: float = 5.0

@@ -20,7 +20,7 @@ def order(view: StageView, urgency: np.ndarray, config: PolicyConfig) -> np.ndar
     if not len(waiting):
         return waiting
     rank = np.abs(urgency[waiting]) != U1
-    rank &= ~overdue(view, waiting, config)
+    rank &= ~overdue(view, waiting, config.max_wait_s)
     key = np.where(rank, view.ahead_s[waiting], view.arrived_s[waiting])
     ordered = waiting[np.lexsort((key, rank))]
     starts = (urgency[ordered] == U1) & view.managed[ordered]

@@ -32,8 +32,11 @@ def prefill_budget(
         return None
     if view.prefill_running and not config.may_park_prefill:
         return None  # no decode can go before it is done: the sooner the better
-    may_run_dry = has_kv & view.started
-    may_run_dry &= view.managed
+    may_run_dry = has_kv & view.managed
+    if not len(admitted) or view.managed[admitted[0]]:
+        # Whoever has not begun to sound cannot fall silent. But it is about to begin, and goes
+        # before what nobody will hear.
+        may_run_dry &= view.started
     # fmin passes over nan: what is not known cannot be protected.
     ahead_s = float(np.fmin.reduce(view.ahead_s, where=may_run_dry, initial=math.inf))
     if math.isinf(ahead_s):

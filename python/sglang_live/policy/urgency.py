@@ -9,6 +9,7 @@ from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.view import U0, U1, U2, StageView
 
 UNKNOWN = -1
+_BEHIND_U1 = U1 + 0.5
 
 
 def classify(view: StageView, safe_s: float) -> tuple[np.ndarray, int]:
@@ -51,15 +52,19 @@ def order(view: StageView, urgency: np.ndarray, config: PolicyConfig) -> np.ndar
     """Waiting streams as Algorithm 1 has them: U0 by buffer, U1 by age, U2 by utility.
 
     Unknown streams stand among U1: by age, as SGLang has it. So do streams of U2 that waited for
-    long; their utility may never be the highest.
+    long; their utility may never be the highest. What nobody listens to stands behind U1, by age,
+    and among it after a while.
     """
     waiting = view.waiting.nonzero()[0]
     if len(waiting) < 2:
         return waiting
-    rank = np.abs(urgency[waiting])  # UNKNOWN as U1
+    rank = np.abs(urgency[waiting]).astype(np.float64)  # UNKNOWN as U1
     key = view.arrived_s[waiting]
+    unheard = ~view.managed[waiting]
+    if np.count_nonzero(unheard):
+        rank[unheard & ~overdue(view, waiting, config.max_read_wait_s)] = _BEHIND_U1
     if np.count_nonzero(rank != U1):
-        rank[(rank == U2) & overdue(view, waiting, config)] = U1
+        rank[(rank == U2) & overdue(view, waiting, config.max_wait_s)] = U1
         key = np.where(rank == U0, view.ahead_s[waiting], key)
         key = np.where(rank == U2, -utility(view, waiting, config), key)
     return waiting[np.lexsort((key, rank))]
@@ -71,7 +76,7 @@ def in_turn(
     """ordered, without what nobody waits for while there is somebody in need."""
     if view.background is None or not np.count_nonzero(view.background[ordered]):
         return ordered
-    put_off = view.background[ordered] & ~overdue(view, ordered, config)
+    put_off = view.background[ordered] & ~overdue(view, ordered, config.max_wait_s)
     in_need = urgency.view(np.uint8) <= U1  # UNKNOWN is 255 here
     running = in_need & view.managed & ~view.waiting
     if np.count_nonzero(running) or np.count_nonzero(in_need[ordered[~put_off]]):
@@ -79,5 +84,5 @@ def in_turn(
     return ordered
 
 
-def overdue(view: StageView, waiting: np.ndarray, config: PolicyConfig) -> np.ndarray:
-    return view.now_s - view.since_s[waiting] > config.max_wait_s
+def overdue(view: StageView, waiting: np.ndarray, limit_s: float) -> np.ndarray:
+    return view.now_s - view.since_s[waiting] > limit_s

@@ -25,12 +25,14 @@ class StageRates:
 
     round_s: one decode round. prefill_s_per_token, prefill_s_fixed: a prefill round's cost.
     round_s_per_stream: how much longer a decode round gets by one more stream. nan: not known.
+    busy: share of the time in which the engine computes, 0 to 1.
     """
 
     round_s: float = 0.02
     prefill_s_per_token: float = 1e-4
     prefill_s_fixed: float = 0.01
     round_s_per_stream: float = float("nan")
+    busy: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,8 +58,8 @@ class StageView:
         kv_tokens: int64, KV tokens it holds.
         prefill_tokens: int64, tokens to compute before its first step; 0 unless waiting.
         interrupts: how often this caller interrupts, 0 to 1.
-        managed: bool, one of our replies. Others (SGLang's own API, session headers) have no
-            listener: they are never held, and wait in order of arrival among U1.
+        managed: bool, one of our replies that are heard, or on the way to one. Others (SGLang's own
+            API, replies in writing) have no listener: they are never held, and wait behind U1.
         background: bool, nobody waits for it: it is served when nobody else is in need, and not
             later than PolicyConfig.max_wait_s. None: nobody.
         gated: bool, cannot step in this round whatever is decided: its input does not exist yet,

@@ -211,7 +211,7 @@ class ThinkerStage:
     async def _think(self, job: ServedJob, request: Think, session_id: str) -> None:
         history = self._history(session_id, request, job.frames)
         session = self._sessions.setdefault(session_id, self._new_session())
-        state = TurnState(ending=request.ahead, ahead=request.ahead)
+        state = TurnState(ending=request.ahead, ahead=request.ahead, timely=request.timely)
         state.on_generating = lambda rid: self._notes.add(rid, job)
         reply = self._reply(job, state)
         listening = asyncio.create_task(self._listen(job, session, state, reply))

@@ -346,7 +346,7 @@ class ThinkerSession:
                 await self._lose()
 
     async def _prefill(self, append: Append, state: TurnState) -> Prefilled:
-        rid = (AHEAD_PREFIX if state.ahead else "") + uuid.uuid4().hex
+        rid = _new_rid(state)
         sampling = {"max_new_tokens": 0, "temperature": 0}
         state.prefilling = rid if state.ahead else None
         try:
@@ -358,7 +358,7 @@ class ThinkerSession:
     async def _generate(
         self, append: Append, sampling: dict, state: TurnState
     ) -> AsyncIterator[Prefilled | Generated]:
-        rid = state.rid = state.generating = THINK_PREFIX + uuid.uuid4().hex
+        rid = state.rid = state.generating = _new_rid(state)
         state.on_generating(rid)
         begun = False
         try:
@@ -389,3 +389,9 @@ class ThinkerSession:
         state.n_prompt = meta["prompt_tokens"]
         state.n_cached = max(state.n_cached, meta["cached_tokens"])
         return Prefilled(rid, append, n_new, meta["prompt_tokens"] - n_new)
+
+
+def _new_rid(state: TurnState) -> str:
+    """By its beginning the engine knows who waits for the request."""
+    prefix = AHEAD_PREFIX if state.ahead else THINK_PREFIX if state.timely else ""
+    return prefix + uuid.uuid4().hex

@@ -44,6 +44,7 @@ class TurnState:
     on_generating: told that request before it is sent.
     ending: nobody wants more of the reply.
     ahead: what is said is taken in while the caller still speaks; nobody waits for it.
+    timely: somebody hears every delay.
     prefilling: the request that is taken in, while it is.
     """
 
@@ -57,4 +58,5 @@ class TurnState:
     on_generating: Callable[[str], None] = lambda rid: None
     ending: bool = False
     ahead: bool = False
+    timely: bool = True
     prefilling: str | None = None

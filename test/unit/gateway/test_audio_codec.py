@@ -52,12 +52,21 @@ def test_g711_matches_known_codes():
     assert g711.alaw_decode(np.array([0xD5, 0xAA, 0x2A], np.uint8)).tolist() == [8, 32256, -32256]
 
 
+def _streamed(pcm: np.ndarray, rate_in: int, rate_out: int) -> np.ndarray:
+    stream = StreamResampler(rate_in, rate_out)
+    return np.concatenate((stream.push(pcm), stream.finish()))
+
+
+both_ways = pytest.mark.parametrize("resampled", [_streamed, resample])
+
+
+@both_ways
 @pytest.mark.parametrize(("rate_in", "rate_out"), RATES)
-def test_the_resampler_agrees_with_soxr_in_the_speech_band(rate_in, rate_out):
+def test_resampling_agrees_with_soxr_in_the_speech_band(resampled, rate_in, rate_out):
     t = np.arange(rate_in) / rate_in
     speech_band = (200, 700, 1500, 2900)
     pcm = (sum(4000 * np.sin(2 * np.pi * f * t + f) for f in speech_band)).astype(np.int16)
-    ours = resample(pcm, rate_in, rate_out).astype(float)
+    ours = resampled(pcm, rate_in, rate_out).astype(float)
     reference = soxr.resample(pcm, rate_in, rate_out, quality="VHQ").astype(float)
     assert len(ours) == rate_out
     middle = slice(rate_out // 10, -rate_out // 10)
@@ -65,11 +74,12 @@ def test_the_resampler_agrees_with_soxr_in_the_speech_band(rate_in, rate_out):
     assert difference < 2  # of 32768: rounding
 
 
+@both_ways
 @pytest.mark.parametrize(("rate_in", "rate_out"), [(24_000, 16_000), (24_000, 8_000)])
-def test_what_would_alias_is_gone(rate_in, rate_out):
+def test_what_would_alias_is_gone(resampled, rate_in, rate_out):
     t = np.arange(rate_in) / rate_in
     pcm = (10_000 * np.sin(2 * np.pi * (rate_out / 2 + 1000) * t)).astype(np.int16)
-    middle = resample(pcm, rate_in, rate_out)[rate_out // 10 : -rate_out // 10]
+    middle = resampled(pcm, rate_in, rate_out)[rate_out // 10 : -rate_out // 10]
     assert np.abs(middle).max() <= 10
 
 
@@ -89,7 +99,8 @@ def test_resampling_in_pieces_equals_resampling_at_once(rates, sizes, seed):
     out.append(stream.finish())
     whole = np.concatenate(out)
     assert len(whole) == -(-len(pcm) * rate_out // rate_in)
-    assert np.array_equal(whole, resample(pcm, rate_in, rate_out))
+    assert np.array_equal(whole, _streamed(pcm, rate_in, rate_out))
+    assert len(whole) == len(resample(pcm, rate_in, rate_out))
 
 
 @pytest.mark.parametrize("form", [PCM, PCMU, PCMA], ids=lambda form: form.kind)
@@ -107,6 +118,7 @@ def test_digital_silence_stays_silent(form):
     decoder = WireDecoder(form)
     zero = {"audio/pcm": b"\x00\x00", "audio/pcmu": b"\xff", "audio/pcma": b"\xd5"}[form.kind]
     assert np.abs(decoder.push(zero * 8000)).max() <= 10  # A-law has no zero
+    assert np.abs(decode_clip(zero * 8000, form)).max() <= 10
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)

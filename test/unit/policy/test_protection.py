@@ -35,6 +35,13 @@ def test_with_nobody_to_silence_there_is_no_budget():
     assert budget(playing(0.1, gated=True), waiting()) is None
 
 
+def test_who_is_about_to_begin_goes_before_what_nobody_will_hear():
+    read = waiting(managed=False)
+    assert budget(starting(), read) == 0
+    assert budget(starting(ahead_s=LATENCY_S + 0.5), read) == pytest.approx(430, abs=1)
+    assert budget(starting(), waiting(), read) is None  # somebody's first sound is first in line
+
+
 def test_buffers_longer_than_a_chunk_of_the_engine_set_no_budget():
     assert budget(playing(LATENCY_S + 2.2), waiting()) is None
 

@@ -1,5 +1,7 @@
 """Who is urgent, in which order the waiting come, and who makes room."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,6 +99,26 @@ def test_no_room_is_made_where_a_stream_more_costs_less_than_its_flips():
     dear = StageRates(round_s=0.015, round_s_per_stream=1e-3)
     assert not POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=cheap)).sits_out.any()
     assert POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=dear)).sits_out[0]
+
+
+def test_a_stage_without_time_to_spare_makes_no_room():
+    dear = StageRates(round_s=0.015, round_s_per_stream=1e-3)
+    for busy, yields in ((CONFIG.saturated - 0.1, True), (CONFIG.saturated + 0.05, False)):
+        rates = replace(dear, busy=busy)
+        decided = POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=rates))
+        assert decided.sits_out[0] == yields
+
+
+# --- what nobody listens to ---
+
+
+def test_who_reads_waits_behind_those_who_listen_but_not_for_long():
+    """All but the third and the last would be equal to the paper: they have not begun."""
+    reads = waiting(managed=False, age_s=1.0, for_s=1.0)
+    long = waiting(managed=False, age_s=3.0, for_s=CONFIG.max_read_wait_s + 0.1)
+    has_time = waiting(ahead_s=5.0, started=True, kv_tokens=100)
+    view = view_of(reads, waiting(age_s=0.5), long, waiting(age_s=0.1), has_time)
+    assert POLICIES.decide(view).admit.tolist() == [2, 1, 3, 0, 4]
 
 
 # --- what nobody waits for ---
