@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 N_COMPUTING = 3
 # There the gateway listens and sends on the same cores. It takes little, but must be on time.
 COMPUTING_NICE = 5
+# Where the talker rests while it is ahead, what is nearer to the listener goes first.
+_PACED_NICE = {"thinker": 9, "talker": 5, "vocoder": 4}
 
 
 class Stage(Protocol):
@@ -120,7 +122,7 @@ def main() -> None:
     if platform_cpu.is_active():
         import torch
 
-        os.nice(COMPUTING_NICE)
+        os.nice(_PACED_NICE[spec.stage] if "pacing" in spec.policies else COMPUTING_NICE)
         torch.set_num_threads(1)
         platform_cpu.share_cores(N_COMPUTING)
         platform_cpu.flush_denormals()
