@@ -48,8 +48,9 @@ class PolicyConfig:
         max_defer_s: how long a prefill, and each next slice of it, may wait for the sake of
             decodes. A quarter of a second more before an answer is noticed less than an answer
             that breaks off.
-        min_prefill_share: a slice that waited so long may take this share of that time, so that
-            prompts are computed also when decodes never have time to spare.
+        min_prefill_share: a slice that waited so long may take this share of that time, or of the
+            time for which a listener has waited already, so that prompts are computed also when
+            decodes never have time to spare.
         may_park_prefill: the engine can run decodes between two chunks of a prompt, as SGLang
             does by its prefill_decode_interval. Otherwise slices would only cost more.
 

@@ -52,11 +52,22 @@ def prefill_budget(
     decodes = has_kv & ~sits_out & (view.kv_tokens > 0)
     if _deferred_s(view, admitted) <= config.max_defer_s and np.count_nonzero(decodes):
         return 0
-    share_s = config.min_prefill_share * config.max_defer_s
+    share_s = config.min_prefill_share * max(config.max_defer_s, _heard_waits_s(view, admitted))
     return max(
         config.min_chunk_tokens,
         min(int(share_s / max(rates.prefill_s_per_token, 1e-9)), config.chunk_tokens),
     )
+
+
+def _heard_waits_s(view: StageView, admitted: np.ndarray) -> float:
+    """How long the one who is next has waited; 0 if nobody listens to it.
+
+    Slices that never grow would make a queue of those who begin wait one after the other, where
+    buffers have no time to spare for long.
+    """
+    if not len(admitted) or not view.managed[admitted[0]]:
+        return 0.0
+    return view.now_s - float(view.since_s[admitted[0]])
 
 
 def _deferred_s(view: StageView, admitted: np.ndarray) -> float:

@@ -35,6 +35,12 @@ def test_with_nobody_to_silence_there_is_no_budget():
     assert budget(playing(0.1, gated=True), waiting()) is None
 
 
+def test_slices_grow_with_the_wait_of_who_will_be_heard():
+    nearly_dry, for_s = playing(0.1), 2.0
+    assert budget(nearly_dry, waiting(for_s=for_s)) == 1000 * CONFIG.min_prefill_share * for_s
+    assert budget(nearly_dry, waiting(for_s=for_s, managed=False)) == CONFIG.min_chunk_tokens
+
+
 def test_who_is_about_to_begin_goes_before_what_nobody_will_hear():
     read = waiting(managed=False)
     assert budget(starting(), read) == 0
@@ -52,7 +58,7 @@ def test_who_sits_out_is_protected_too():
 
 def test_a_prefill_not_worth_a_round_waits_but_not_for_long():
     nearly_dry = playing(0.1)
-    late = waiting(for_s=CONFIG.max_defer_s + 0.01)
+    late = waiting(for_s=CONFIG.max_defer_s + 0.01, managed=False)
     assert budget(nearly_dry, waiting()) == 0
     assert budget(nearly_dry, waiting(for_s=CONFIG.max_defer_s - 0.01)) == 0
     assert budget(nearly_dry, late) == CONFIG.min_chunk_tokens
@@ -61,7 +67,7 @@ def test_a_prefill_not_worth_a_round_waits_but_not_for_long():
 
 
 def test_after_a_slice_of_prefill_decodes_have_their_turn_again():
-    nearly_dry, late = playing(0.1), waiting(for_s=3.0)
+    nearly_dry, late = playing(0.1), waiting(for_s=3.0, managed=False)
     assert budget(nearly_dry, late, last_prefill_s=NOW_S - 0.1) == 0
     assert budget(nearly_dry, late, last_prefill_s=NOW_S - 0.3) == CONFIG.min_chunk_tokens
 
