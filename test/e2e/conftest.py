@@ -1,6 +1,7 @@
 """The whole server as a user starts it, once for all tests of this folder."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -63,10 +64,11 @@ class Server:
                 return float(line.split()[-1])
         raise KeyError(label)
 
-    def stage_starts(self) -> list[float]:
+    def stage_starts(self) -> dict[str, float]:
         """How often each stage was started: 1 unless it died."""
         lines = httpx.get(f"{self.http}/metrics", timeout=5).text.splitlines()
-        return [float(x.split()[-1]) for x in lines if x.startswith("sglang_live_stage_starts{")]
+        starts = [x for x in lines if x.startswith("sglang_live_stage_starts{")]
+        return {re.search(r'stage="(\w+)"', x)[1]: float(x.split()[-1]) for x in starts}
 
     def wait_until_free(self) -> None:
         """Fails if anything is still held some seconds after the callers have gone."""

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e]
 
 
 @pytest.fixture(scope="module")
-def starts_before(server) -> list[float]:
+def starts_before(server) -> dict[str, float]:
     return server.stage_starts()
 
 
