@@ -122,7 +122,8 @@ def main() -> None:
     if platform_cpu.is_active():
         import torch
 
-        os.nice(_PACED_NICE[spec.stage] if "pacing" in spec.policies else COMPUTING_NICE)
+        nice = _PACED_NICE[spec.stage] if "pacing" in spec.policies else COMPUTING_NICE
+        platform_cpu.be_nice(nice)
         torch.set_num_threads(1)
         platform_cpu.share_cores(N_COMPUTING)
         platform_cpu.flush_denormals()

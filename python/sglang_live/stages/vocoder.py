@@ -15,10 +15,18 @@ from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.tasks import result_beside, vital
-from sglang_live.stages.vocoder_engine import VocoderBatch, VocoderConfig, VocoderEngine
+from sglang_live.stages.vocoder_engine import (
+    StreamDecoder,
+    VocoderBatch,
+    VocoderConfig,
+    VocoderEngine,
+)
 from sglang_live.telemetry.forward_log import ForwardLog
 
 log = logging.getLogger(__name__)
+
+# Without a GPU a chunk costs little less in company, and who comes next waits for the whole batch.
+CPU_MAX_BATCH = 4
 
 
 class VocoderStage:
@@ -32,23 +40,18 @@ class VocoderStage:
             dtype=torch.float32,
         )
         self._n_quantizers = decoder.n_quantizers
-        self._engine = VocoderEngine(decoder, VocoderConfig(**spec.engine_args))
+        defaults = {"max_batch": CPU_MAX_BATCH} if on_cpu else {}
+        self._config = VocoderConfig(**(defaults | spec.engine_args))
+        self._decoder, self._engine = decoder, VocoderEngine(decoder, self._config)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder")
         self._log = ForwardLog.from_env("vocoder")
         self._outputs: dict[str, asyncio.Queue] = {}
         self._fed, self._stepped = asyncio.Event(), asyncio.Condition()
 
     async def start(self) -> None:
-        self._warm_up()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._worker, warm_up, self._decoder, self._config)
         self._stepping = vital(self._step_forever(), "vocoder steps")
-
-    def _warm_up(self) -> None:
-        """Two chunks for nobody: the first decode loads what is lazy."""
-        self._engine.open("warm-up")
-        self._engine.feed("warm-up", torch.zeros(6, self._n_quantizers, dtype=torch.int64))
-        self._engine.finish("warm-up")
-        while self._engine.has_ready():
-            self._engine.step()
 
     async def run(self, job: ServedJob) -> None:
         self._engine.open(job.job_id)  # may refuse
@@ -116,3 +119,19 @@ class VocoderStage:
                     outputs.put_nowait(chunk)
             async with self._stepped:
                 self._stepped.notify_all()
+
+
+def warm_up(decoder: StreamDecoder, config: VocoderConfig) -> None:
+    """Decode for nobody, in every shape that will be common.
+
+    The kernels of a shape are chosen and compiled when it first comes: on a CPU that took up to
+    half a second, in which callers heard nothing.
+    """
+    full = {config.first_chunk_frames, config.chunk_frames}
+    shapes = [(n, frames) for n in range(1, config.max_batch + 1) for frames in full]
+    shapes += [(1, frames) for frames in range(1, max(full)) if frames not in full]
+    for n_streams, n_frames in shapes:
+        streams = [decoder.new_stream() for _ in range(n_streams)]
+        codes = torch.zeros(n_streams, n_frames, decoder.n_quantizers, dtype=torch.int64)
+        for _ in range(2):  # a first chunk is shorter in samples than those that follow
+            decoder.decode(streams, codes)

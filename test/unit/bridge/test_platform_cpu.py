@@ -33,3 +33,26 @@ flush_denormals_and(lambda runner: print(runner, (tiny * 1).count_nonzero().item
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.splitlines()[-2:] == ["4", "a runner 0"], done.stderr
+
+
+@pytest.mark.parametrize("leads_a_session", [True, False])
+def test_who_leads_a_session_is_nice_with_all_of_it(leads_a_session):
+    program = """
+from pathlib import Path
+from sglang_live.bridge.platform_cpu import be_nice
+import os
+group = Path("/proc/self/autogroup")
+was = os.nice(0)
+be_nice(7)
+print(os.nice(0) - was, group.read_text().split()[-1] if group.exists() else "none")
+"""
+    group = "/proc/self/autogroup"
+    before = open(group).read().split()[-1] if os.path.exists(group) else "none"
+    # Not a leader: this would be the session of whoever runs the tests.
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, start_new_session=leads_a_session,
+    )  # fmt: skip
+    own, of_group = done.stdout.split()
+    assert own == "7", done.stderr
+    assert of_group == ("7" if leads_a_session and before != "none" else before)
