@@ -15,6 +15,9 @@ import torch
 
 log = logging.getLogger(__name__)
 
+# What computes, beside what passes messages on in the same stage: 3 to 1 where both could run.
+COMPUTING_NICE = 5
+
 _AUTOGROUP = Path("/proc/self/autogroup")
 _AUTOGROUP_TRIES = 20
 
@@ -63,18 +66,20 @@ def be_nice(nice: int) -> None:
     log.warning("autogroup_keeps_its_share nice=%d reason=others were always first", nice)
 
 
-def flush_denormals() -> None:
-    """Have denormal numbers count as zeros in this thread, and those that it starts.
+def begin_computing() -> None:
+    """Called in a thread that runs a model: others of its stage, which pass on what comes and what
+    is made, go first; and denormal numbers count as zeros, also in threads that it starts.
 
     The reference attention also computes rows that it never filled and will not use. Where that
     memory reads as denormal numbers, a prefill takes 60 times as long.
     """
+    os.nice(COMPUTING_NICE)  # of this thread, on Linux
     torch.set_flush_denormal(True)
 
 
-def flush_denormals_and(initialize: Callable[[Any], None], model_runner: Any) -> None:
+def begin_computing_and(initialize: Callable[[Any], None], model_runner: Any) -> None:
     """Around ModelRunner.initialize."""
-    flush_denormals()
+    begin_computing()
     initialize(model_runner)
 
 

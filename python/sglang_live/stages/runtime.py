@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 # Thinker, talker and vocoder work at the same time, on a machine without a GPU on the same cores.
 N_COMPUTING = 3
 # There the gateway listens and sends on the same cores. It takes little, but must be on time.
-COMPUTING_NICE = 5
+STAGE_NICE = 5
 # Where the talker rests while it is ahead, what is nearer to the listener goes first.
-_PACED_NICE = {"thinker": 9, "talker": 5, "vocoder": 4}
+_PACED_NICE = {"thinker": 4, "talker": 3, "vocoder": 1}
 
 
 class Stage(Protocol):
@@ -122,11 +122,9 @@ def main() -> None:
     if platform_cpu.is_active():
         import torch
 
-        nice = _PACED_NICE[spec.stage] if "pacing" in spec.policies else COMPUTING_NICE
-        platform_cpu.be_nice(nice)
+        platform_cpu.be_nice(_PACED_NICE[spec.stage] if "pacing" in spec.policies else STAGE_NICE)
         torch.set_num_threads(1)
         platform_cpu.share_cores(N_COMPUTING)
-        platform_cpu.flush_denormals()
     try:
         stage, loop = build_stage(spec)
     except SeamError as error:

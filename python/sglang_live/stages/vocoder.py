@@ -43,7 +43,8 @@ class VocoderStage:
         defaults = {"max_batch": CPU_MAX_BATCH} if on_cpu else {}
         self._config = VocoderConfig(**(defaults | spec.engine_args))
         self._decoder, self._engine = decoder, VocoderEngine(decoder, self._config)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder")
+        begin = platform_cpu.begin_computing if on_cpu else None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder", initializer=begin)
         self._log = ForwardLog.from_env("vocoder")
         self._outputs: dict[str, asyncio.Queue] = {}
         self._fed, self._stepped = asyncio.Event(), asyncio.Condition()

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,17 +23,21 @@ def test_what_the_user_says_stays(monkeypatch):
     assert os.environ["OMP_NUM_THREADS"] == "5"
 
 
-def test_where_a_model_runs_denormals_are_zeros_and_elsewhere_not():
+def test_where_a_model_runs_denormals_are_zeros_and_messages_go_first():
     """In a process of its own: the rest of the tests is an elsewhere."""
     program = """
-import torch, sglang.srt.model_executor.model_runner
-from sglang_live.bridge.platform_cpu import flush_denormals_and
+import os, torch, sglang.srt.model_executor.model_runner
+from sglang_live.bridge.platform_cpu import begin_computing_and
 tiny = torch.full((4,), 1e-40)
-print((tiny * 1).count_nonzero().item())
-flush_denormals_and(lambda runner: print(runner, (tiny * 1).count_nonzero().item()), "a runner")
+def state(): return (tiny * 1).count_nonzero().item(), os.nice(0)
+print(*state())
+begin_computing_and(lambda runner: print(runner, *state()), "a runner")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-2:] == ["4", "a runner 0"], done.stderr
+    elsewhere, here = done.stdout.splitlines()[-2:]
+    n_tiny, nice = map(int, elsewhere.split())
+    assert n_tiny == 4, done.stderr
+    assert here == f"a runner 0 {min(nice + 5, 19)}"
 
 
 @pytest.mark.parametrize("leads_a_session", [True, False])
@@ -46,8 +51,8 @@ was = os.nice(0)
 be_nice(7)
 print(os.nice(0) - was, group.read_text().split()[-1] if group.exists() else "none")
 """
-    group = "/proc/self/autogroup"
-    before = open(group).read().split()[-1] if os.path.exists(group) else "none"
+    group = Path("/proc/self/autogroup")
+    before = group.read_text().split()[-1] if group.exists() else "none"
     # Not a leader: this would be the session of whoever runs the tests.
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,0 +1,10 @@
+"""What a thread that computes a model without a GPU owes to others, and to itself."""
+
+TARGET = "sglang.srt.model_executor.model_runner.ModelRunner.initialize"
+KIND = "around"
+SIGNATURE = "(self)"
+WHY = "a tokenizer beside it must be on time; and denormals make the reference attention crawl"
+DROP_WHEN = "torch_native computes no rows for the tokens of the prefix"
+STAGES = ("*",)
+CPU_ONLY = True
+HOOK = "sglang_live.bridge.platform_cpu:begin_computing_and"
