@@ -66,13 +66,14 @@ class ServerProcess:
 
     def __enter__(self) -> Self:
         began_s = time.monotonic()
-        # A session of its own makes a process group that can be stopped as a whole.
+        # It can be stopped as a whole. Not a session: Linux may schedule those as units, and then
+        # callers and server keep each other from the cores for long (sched(7), autogroup).
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
+            process_group=0,
         )
         try:
             self._wait_until_healthy(began_s + self._timeout_s)

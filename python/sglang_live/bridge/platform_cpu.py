@@ -4,22 +4,14 @@ The real engine, radix tree, sessions and HiCache run; only the device is differ
 CPU path needs kernels that are not published for it, hence an out-of-tree platform.
 """
 
-import logging
 import os
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-log = logging.getLogger(__name__)
-
 # What computes, beside what passes messages on in the same stage: 3 to 1 where both could run.
 COMPUTING_NICE = 5
-
-_AUTOGROUP = Path("/proc/self/autogroup")
-_AUTOGROUP_TRIES = 20
 
 
 def activate() -> str | None:
@@ -41,29 +33,6 @@ def share_cores(n_sharing: int) -> None:
     """
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (n_cores or 1) // n_sharing)))
-
-
-def be_nice(nice: int) -> None:
-    """Let this process, and those it starts, stand back by so much where cores are short.
-
-    Linux may schedule sessions (setsid) as groups that share the cores evenly (sched(7), "The
-    autogroup feature"). A process's nice value then counts within its session only; so where this
-    process leads one, as a stage does, the session's group gets the same.
-    """
-    os.nice(nice)
-    if os.getsid(0) != os.getpid() or not _AUTOGROUP.exists():
-        return
-    for _ in range(_AUTOGROUP_TRIES):
-        try:
-            _AUTOGROUP.write_text(str(nice))
-        except BlockingIOError:  # others have set theirs: one in a tenth of a second may
-            time.sleep(0.1)
-        except OSError as error:
-            log.warning("autogroup_keeps_its_share nice=%d reason=%s", nice, error)
-            return
-        else:
-            return
-    log.warning("autogroup_keeps_its_share nice=%d reason=others were always first", nice)
 
 
 def begin_computing() -> None:

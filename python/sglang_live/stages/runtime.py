@@ -122,7 +122,7 @@ def main() -> None:
     if platform_cpu.is_active():
         import torch
 
-        platform_cpu.be_nice(_PACED_NICE[spec.stage] if "pacing" in spec.policies else STAGE_NICE)
+        os.nice(_PACED_NICE[spec.stage] if "pacing" in spec.policies else STAGE_NICE)
         torch.set_num_threads(1)
         platform_cpu.share_cores(N_COMPUTING)
     try:

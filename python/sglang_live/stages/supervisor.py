@@ -3,14 +3,14 @@
 import asyncio
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
-
-import psutil
 
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
@@ -191,7 +191,12 @@ class Supervisor:
     async def _begin(
         self, spec: StageSpec, environment: dict[str, str], out: IO[bytes] | None
     ) -> asyncio.subprocess.Process | Forked:
-        """In a session of its own, so that SGLang's children can be ended with it."""
+        """In a process group of its own, so that SGLang's children can be ended with it.
+
+        Not in a session: Linux may schedule each session as a unit that gets its even share of the
+        cores (sched(7), "The autogroup feature"). Whatever their nice values, stages then keep
+        the gateway and one another waiting, for up to half a second at a time.
+        """
         if self._zygote is not None and not spec.environment:
             return await self._zygote.fork(environment, out)
         return await asyncio.create_subprocess_exec(
@@ -200,7 +205,7 @@ class Supervisor:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            start_new_session=True,
+            process_group=0,
         )
 
     async def _until_ready(self, replica: Replica, ended: asyncio.Future) -> bool:
@@ -236,7 +241,7 @@ class Supervisor:
         if process is None:
             return None
         client.fail_all(reason)
-        _kill_session(process.pid)
+        _kill_group(process.pid)
         code = await process.wait()
         await client.close()
         sweep_shared_memory(process.pid)
@@ -269,17 +274,10 @@ def new_run_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="sgl-live-"))
 
 
-def _kill_session(leader_pid: int) -> None:
-    """SIGKILL every process of the session that a stage was started in.
-
-    SGLang's children are members even when their parent died first and they left its group.
-    """
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == leader_pid:
-                process.kill()
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue  # it ended by itself
+def _kill_group(leader_pid: int) -> None:
+    """SIGKILL every process of a stage's group; its children are members also without it."""
+    with suppress(ProcessLookupError):  # they have all ended by themselves
+        os.killpg(leader_pid, signal.SIGKILL)
 
 
 def _remove_stale_socket(address: str) -> None:

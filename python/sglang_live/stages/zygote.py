@@ -197,6 +197,7 @@ def main() -> None:
                     packets.close()
                     _become(wish.environment, fds[0])
                 os.close(fds[0])
+                os.setpgid(pid, pid)  # as it does itself: whoever is first
                 pidfd = os.pidfd_open(pid)
                 running[pidfd] = wish.number, pid
                 selector.register(pidfd, selectors.EVENT_READ)
@@ -214,7 +215,7 @@ def _become(environment: dict[str, str], log_fd: int) -> None:
     """The rest of this process's life; it does not return."""
     code = 1
     try:
-        os.setsid()
+        os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (log_fd, 1), (log_fd, 2)):

@@ -224,6 +224,14 @@ async def test_children_of_a_killed_stage_do_not_outlive_it(stages):
     await until_gone(child)
 
 
+async def test_a_stage_is_a_process_group_of_our_own_session(stages):
+    supervisor = stages.of(talker={"plan": ["serve"]})
+    await supervisor.start()
+    pid = supervisor.replicas[0].ready.pid
+    assert os.getsid(pid) == os.getsid(0)
+    assert os.getpgid(pid) == pid
+
+
 async def test_a_stage_that_hangs_is_killed_and_started_anew(stages, monkeypatch):
     monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 0.01)
     monkeypatch.setattr(supervisor_module, "HUNG_AFTER_S", 0.1)
