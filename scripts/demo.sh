@@ -88,7 +88,7 @@ stop_server() {
     local deadline=$((SECONDS + STOP_TIMEOUT_S))
     kill -TERM "$server_pid" 2>/dev/null || true
     while is_running && ((SECONDS < deadline)); do sleep 0.1; done
-    # The server leads a process group of its own, so this takes its stages along.
+    # Of its process group; its stages, which have their own, die with it.
     kill -KILL -- "-$server_pid" 2>/dev/null || true
     wait "$server_pid" 2>/dev/null || true
     server_pid=
@@ -138,10 +138,12 @@ fi
 
 echo "starting the server with model '$model' on port $port"
 from=$SECONDS
-setsid "$python" -u -m sglang_live.launch_server \
+set -m # a process group of its own, that can be stopped as a whole
+"$python" -u -m sglang_live.launch_server \
     --model-path "$model" --host 127.0.0.1 --port "$port" "${server_args[@]}" \
     </dev/null >"$log" 2>&1 &
 server_pid=$!
+set +m
 
 shown=0
 said=$SECONDS

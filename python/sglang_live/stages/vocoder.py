@@ -15,12 +15,7 @@ from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.tasks import result_beside, vital
-from sglang_live.stages.vocoder_engine import (
-    StreamDecoder,
-    VocoderBatch,
-    VocoderConfig,
-    VocoderEngine,
-)
+from sglang_live.stages.vocoder_engine import VocoderBatch, VocoderConfig, VocoderEngine
 from sglang_live.telemetry.forward_log import ForwardLog
 
 log = logging.getLogger(__name__)
@@ -41,8 +36,7 @@ class VocoderStage:
         )
         self._n_quantizers = decoder.n_quantizers
         defaults = {"max_batch": CPU_MAX_BATCH} if on_cpu else {}
-        self._config = VocoderConfig(**(defaults | spec.engine_args))
-        self._decoder, self._engine = decoder, VocoderEngine(decoder, self._config)
+        self._engine = VocoderEngine(decoder, VocoderConfig(**(defaults | spec.engine_args)))
         begin = platform_cpu.begin_computing if on_cpu else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder", initializer=begin)
         self._log = ForwardLog.from_env("vocoder")
@@ -51,7 +45,7 @@ class VocoderStage:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._worker, warm_up, self._decoder, self._config)
+        await loop.run_in_executor(self._worker, self._engine.warm_up)
         self._stepping = vital(self._step_forever(), "vocoder steps")
 
     async def run(self, job: ServedJob) -> None:
@@ -120,19 +114,3 @@ class VocoderStage:
                     outputs.put_nowait(chunk)
             async with self._stepped:
                 self._stepped.notify_all()
-
-
-def warm_up(decoder: StreamDecoder, config: VocoderConfig) -> None:
-    """Decode for nobody, in every shape that will be common.
-
-    The kernels of a shape are chosen and compiled when it first comes: on a CPU that took up to
-    half a second, in which callers heard nothing.
-    """
-    full = {config.first_chunk_frames, config.chunk_frames}
-    shapes = [(n, frames) for n in range(1, config.max_batch + 1) for frames in full]
-    shapes += [(1, frames) for frames in range(1, max(full)) if frames not in full]
-    for n_streams, n_frames in shapes:
-        streams = [decoder.new_stream() for _ in range(n_streams)]
-        codes = torch.zeros(n_streams, n_frames, decoder.n_quantizers, dtype=torch.int64)
-        for _ in range(2):  # a first chunk is shorter in samples than those that follow
-            decoder.decode(streams, codes)

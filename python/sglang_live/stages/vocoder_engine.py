@@ -128,6 +128,22 @@ class VocoderEngine:
         self._jobs: dict[str, _Job] = {}
         self._n_arrivals = 0  # order is all that urgency needs, so a counter replaces a clock
 
+    def warm_up(self) -> None:
+        """Decode for nobody, in every shape that will be common.
+
+        The kernels of a shape are chosen and compiled when it first comes: on a CPU that took up
+        to half a second, in which callers heard nothing.
+        """
+        config = self._config
+        full = {config.first_chunk_frames, config.chunk_frames}
+        shapes = [(n, frames) for n in range(1, config.max_batch + 1) for frames in full]
+        shapes += [(1, frames) for frames in range(1, max(full)) if frames not in full]
+        for n_streams, n_frames in shapes:
+            streams = [self._decoder.new_stream() for _ in range(n_streams)]
+            codes = torch.zeros(n_streams, n_frames, self._decoder.n_quantizers, dtype=torch.int64)
+            for _ in range(2):  # a first chunk is shorter in samples than those that follow
+                self._decoder.decode(streams, codes)
+
     def open(self, job_id: str) -> None:
         """Raises CapacityError when full, BadInputError if the job is open already."""
         if job_id in self._jobs:

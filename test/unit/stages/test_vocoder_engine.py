@@ -316,3 +316,14 @@ def test_the_real_vocoder_through_the_engine_equals_one_decode():
         assert 0.05 < wave.std() < 0.5
         assert streamed.shape == wave.shape
         assert np.abs(streamed - wave).max() <= 0.6 / 32767.0  # rounding, and a little float32
+
+
+def test_every_common_shape_is_decoded_before_the_first_caller_comes(decoder):
+    config = VocoderConfig(max_batch=3, first_chunk_frames=2, chunk_frames=4)
+    engine = VocoderEngine(decoder, config)
+    engine.warm_up()
+    full = [(n, n_frames) for n in (1, 2, 3) for n_frames in (2, 4)]
+    ends = [(1, 1), (1, 3)]
+    # As a first chunk and as a later one, which differ in samples.
+    assert sorted(decoder.batches) == sorted(2 * (full + ends))
+    assert not engine.has_ready()

@@ -10,7 +10,6 @@ from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.messages import Pcm, Voice, VoiceDone, VoiceEnd, VoiceFrames
 from sglang_live.stages import vocoder
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.vocoder_engine import VocoderConfig
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -130,24 +129,3 @@ async def test_codes_outside_the_codebook_fail_their_job_alone(stage):
     good.put((8, 0), is_last=True)
     await running
     assert good.samples() == [7, 8]
-
-
-def test_every_common_shape_was_decoded_before_the_first_caller_comes():
-    class RecordingDecoder(FirstCodeDecoder):
-        def __init__(self):
-            self.began, self.first, self.later = set(), set(), set()
-
-        def new_stream(self) -> object:
-            return object()
-
-        def decode(self, streams, codes):
-            (self.later if streams[0] in self.began else self.first).add(tuple(codes.shape[:2]))
-            self.began.update(streams)
-            return super().decode(streams, codes)
-
-    decoder = RecordingDecoder()
-    config = VocoderConfig(max_batch=3, first_chunk_frames=2, chunk_frames=4)
-    vocoder.warm_up(decoder, config)
-    full = {(n, frames) for n in (1, 2, 3) for frames in (2, 4)}
-    ends = {(1, 1), (1, 3)}
-    assert decoder.first == decoder.later == full | ends
