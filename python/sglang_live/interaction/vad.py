@@ -26,6 +26,9 @@ _MAX_ONSET_GAP_SAMPLES = 2 * WINDOW_SAMPLES
 DISMISS_SILENCE_MS = 200
 # One model call scores at most about 2 s, so that a long append cannot hold the event loop.
 _MAX_WINDOWS_PER_CALL = 64
+# Several windows in one call cost little more than one. More would be left for the moment at which
+# a turn ends.
+_MAX_WINDOWS_LEFT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +129,14 @@ class SpeechDetector:
         return self._speaking
 
     def feed(self, pcm: np.ndarray) -> list[SpeechEvent]:
-        """Score all windows that pcm ([n] int16, 16 kHz) completes."""
+        """All events of the audio so far; pcm: [n] int16, 16 kHz.
+
+        Windows are left unscored until they could bring one: so nothing is told later for it.
+        """
         self._pending = np.concatenate((self._pending, pcm))
         events = []
-        while len(self._pending) >= WINDOW_SAMPLES:
-            n_windows = min(len(self._pending) // WINDOW_SAMPLES, _MAX_WINDOWS_PER_CALL)
-            for probability in self._score(n_windows):
+        while (n_windows := len(self._pending) // WINDOW_SAMPLES) >= self._windows_to_event():
+            for probability in self._score(min(n_windows, _MAX_WINDOWS_PER_CALL)):
                 event = self._step(float(probability))
                 if event is not None:
                     events.append(event)
@@ -140,6 +145,10 @@ class SpeechDetector:
     def force_stop(self) -> SpeechStopped:
         """End the turn here, whatever the caller does."""
         assert self._speaking
+        n_windows = len(self._pending) // WINDOW_SAMPLES
+        if n_windows:  # fewer than bring an event
+            for probability in self._score(n_windows):
+                self._step(float(probability))
         return self._stop(self._position)
 
     def stop_at(self, pause: SpeechPaused) -> SpeechStopped | None:
@@ -164,6 +173,25 @@ class SpeechDetector:
         )
         self._context = with_context[-CONTEXT_SAMPLES:]
         return probabilities
+
+    def _windows_to_event(self) -> int:
+        """With fewer than these scored there is no event, whatever is in them."""
+        settings, left = self.settings, []
+        if not self._speaking:
+            needed_ms = settings.min_speech_ms
+            if self._suspected:
+                needed_ms = settings.confirm_ms if self.confirming else 0
+                left.append(self._speech_end + DISMISS_SILENCE_MS * SAMPLES_PER_MS - self._position)
+            left.append(needed_ms * SAMPLES_PER_MS - self._voiced_samples)
+        elif self._paused:
+            return 1  # the caller may go on
+        else:
+            silence_began = self._speech_end if self._in_silence else self._position
+            in_silence = self._position - silence_began
+            left.append(settings.silence_duration_ms * SAMPLES_PER_MS - in_silence)
+            if settings.pause_ms is not None:
+                left.append(settings.pause_ms * SAMPLES_PER_MS - in_silence)
+        return min(max(1, -(-min(left) // WINDOW_SAMPLES)), _MAX_WINDOWS_LEFT)
 
     def _step(self, probability: float) -> SpeechEvent | None:
         self._position += WINDOW_SAMPLES

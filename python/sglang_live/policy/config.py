@@ -37,8 +37,9 @@ class PolicyConfig:
         max_hold_s: a held stream runs for one round after it. Its telemetry may be wrong.
 
     Yielding to the urgent:
-        saturated: nobody yields in a stage that computes for more than this share of the time.
-            It has no time to give away, and small rounds cost more for each stream in them.
+        saturated: in a stage that computes for more than this share of the time one yields to
+            those alone who have not sounded: they need few rounds. It has no time to give away, and
+            small rounds cost more for each stream in them.
         max_yield_s: as max_hold_s, for streams that sit out for others.
         yield_rounds: rounds for which somebody typically stays urgent: the first two chunks.
 
@@ -48,6 +49,8 @@ class PolicyConfig:
         max_defer_s: how long a prefill, and each next slice of it, may wait for the sake of
             decodes. A quarter of a second more before an answer is noticed less than an answer
             that breaks off.
+        short_rounds: a prefill that takes no longer than so many decode rounds waits for one at
+            most. It has to be computed in any case, and is as if rounds were a little longer.
         min_prefill_share: a slice that waited so long may take this share of that time, or of the
             time for which a listener has waited already, so that prompts are computed also when
             decodes never have time to spare.
@@ -88,6 +91,7 @@ class PolicyConfig:
     chunk_tokens: int = 2048
     min_chunk_tokens: int = 64
     max_defer_s: float = 0.25
+    short_rounds: float = 1.5
     min_prefill_share: float = 0.2
     may_park_prefill: bool = False
     max_bypass_s: float = 2.0

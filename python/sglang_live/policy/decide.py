@@ -126,12 +126,13 @@ class Policies:
         self, view: StageView, classes: np.ndarray, has_kv: np.ndarray, admitted: np.ndarray
     ) -> bool:
         """Whether somebody would gain from shorter rounds who can step, or start, in this one."""
-        if view.rates.busy > self.config.saturated:
-            return False
         rounds = self.config.yield_rounds
         if view.rates.round_s_per_stream * rounds < 2.0 * self.config.flip_s:
             return False  # sitting out and coming back costs more than the others gain
-        live = classes.view(np.uint8) <= U1  # UNKNOWN is 255 here
+        if view.rates.busy > self.config.saturated:
+            live = classes == U1
+        else:
+            live = classes.view(np.uint8) <= U1  # UNKNOWN is 255 here
         live &= view.managed
         if len(admitted) and np.count_nonzero(live[admitted]):
             return True

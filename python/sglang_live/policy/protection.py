@@ -45,7 +45,7 @@ def prefill_budget(
     slack_s = ahead_s - latency_s(rates.round_s, config) - rates.round_s - rates.prefill_s_fixed
     if slack_s >= config.chunk_tokens * rates.prefill_s_per_token:
         return None
-    budget = max(int(slack_s / rates.prefill_s_per_token), 0)
+    budget = max(int(slack_s / rates.prefill_s_per_token), _short_tokens(view, admitted, config))
     if budget >= config.min_chunk_tokens:
         return budget
     # Deferring for decodes that do not happen would help nobody. Free indices have no KV.
@@ -57,6 +57,20 @@ def prefill_budget(
         config.min_chunk_tokens,
         min(int(share_s / max(rates.prefill_s_per_token, 1e-9)), config.chunk_tokens),
     )
+
+
+def _short_tokens(view: StageView, admitted: np.ndarray, config: PolicyConfig) -> int:
+    """What may be computed at once, because a listener waits for a prefill that takes about as long
+    as a decode round, and decodes have had one since the last prefill; 0 otherwise."""
+    if not len(admitted) or view.prefill_running or not view.managed[admitted[0]]:
+        return 0
+    rates, short_s = view.rates, config.short_rounds * view.rates.round_s
+    n_tokens = int(view.prefill_tokens[admitted[0]])
+    if rates.prefill_s_fixed + n_tokens * rates.prefill_s_per_token > short_s:
+        return 0
+    if view.now_s - view.last_prefill_s < 0.5 * rates.round_s:
+        return 0
+    return max(config.min_chunk_tokens, int(short_s / max(rates.prefill_s_per_token, 1e-9)))
 
 
 def _heard_waits_s(view: StageView, admitted: np.ndarray) -> float:

@@ -1,10 +1,13 @@
 """Turn boundaries from scripted probabilities, then from real audio through the real model."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sglang_live.interaction.silero import CONTEXT_SAMPLES, WINDOW_SAMPLES, SileroModel, SpeechState
 from sglang_live.interaction.vad import (
@@ -95,6 +98,63 @@ def test_the_size_of_the_pieces_does_not_matter(size):
     total = len(script) * WINDOW_SAMPLES
     pieces = [size] * (total // size) + [total % size]
     assert run(script, pieces=pieces) == run(script)
+
+
+class EagerDetector(SpeechDetector):
+    """Scores every window at once."""
+
+    def _windows_to_event(self):
+        return 1
+
+
+@given(
+    probabilities=st.lists(
+        st.tuples(st.sampled_from((0.0, 0.4, 0.9)), st.integers(1, 9)), min_size=1, max_size=12
+    ),
+    confirming=st.lists(st.booleans(), min_size=1, max_size=5),
+    settings=st.builds(
+        VadSettings,
+        silence_duration_ms=st.sampled_from((0, 20, 200, 500)),
+        min_speech_ms=st.sampled_from((0, 32, 96, 150)),
+        confirm_ms=st.sampled_from((0, 100, 250)),
+        pause_ms=st.sampled_from((None, 60, 200)),
+    ),
+    size=st.sampled_from((320, 512, 700, 4000)),
+)
+def test_no_event_comes_later_for_windows_that_were_left(probabilities, confirming, settings, size):
+    script = [probability for probability, n in probabilities for _ in range(n)]
+    lazy = SpeechDetector(ScriptedModel(script), settings)
+    eager = EagerDetector(ScriptedModel(script), settings)
+    answers = itertools.cycle(confirming)
+    was_confirming = next(answers)
+    for begin in range(0, len(script) * WINDOW_SAMPLES, size):
+        piece = np.zeros(min(size, len(script) * WINDOW_SAMPLES - begin), np.int16)
+        lazy.confirming = eager.confirming = was_confirming
+        events = eager.feed(piece)
+        assert lazy.feed(piece) == events
+        # An answer begins or ends to be audible; not while windows are left, whose time it was not.
+        if events:
+            was_confirming = next(answers)
+    assert lazy.speaking == eager.speaking
+    if eager.speaking:
+        assert lazy.force_stop() == eager.force_stop()
+
+
+def test_windows_are_left_while_nothing_can_come_of_them():
+    model = ScriptedModel([0.0] * 30)
+    n_calls = 0
+    ask = model.probabilities
+
+    def counted(windows, state):
+        nonlocal n_calls
+        n_calls += 1
+        return ask(windows, state)
+
+    model.probabilities = counted
+    detector = SpeechDetector(model, VadSettings(min_speech_ms=96))
+    for _ in range(30):
+        detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))
+    assert (n_calls, len(model.windows)) == (10, 30)
 
 
 def test_windows_carry_the_end_of_the_one_before():

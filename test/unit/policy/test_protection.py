@@ -66,6 +66,17 @@ def test_a_prefill_not_worth_a_round_waits_but_not_for_long():
     assert budget(nearly_dry, late, rates=fast) == 500  # a fifth of a quarter of a second
 
 
+def test_a_prefill_that_takes_about_a_decode_round_is_not_put_off():
+    slow = StageRates(round_s=0.06, prefill_s_per_token=5e-4)
+    nearly_dry, short, long = playing(0.1), waiting(100), waiting(300)
+    assert budget(nearly_dry, short, rates=slow) == 180  # one and a half rounds
+    assert budget(nearly_dry, long, rates=slow) == 0
+    assert budget(nearly_dry, waiting(100, managed=False), rates=slow) == 0
+    # Decodes have their turn in between.
+    assert budget(nearly_dry, short, rates=slow, last_prefill_s=NOW_S - 0.02) == 0
+    assert budget(nearly_dry, short, rates=slow, last_prefill_s=NOW_S - 0.05) == 180
+
+
 def test_after_a_slice_of_prefill_decodes_have_their_turn_again():
     nearly_dry, late = playing(0.1), waiting(for_s=3.0, managed=False)
     assert budget(nearly_dry, late, last_prefill_s=NOW_S - 0.1) == 0

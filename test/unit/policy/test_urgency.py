@@ -101,12 +101,13 @@ def test_no_room_is_made_where_a_stream_more_costs_less_than_its_flips():
     assert POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=dear)).sits_out[0]
 
 
-def test_a_stage_without_time_to_spare_makes_no_room():
+def test_a_stage_without_time_to_spare_makes_room_for_first_sounds_alone():
     dear = StageRates(round_s=0.015, round_s_per_stream=1e-3)
     for busy, yields in ((CONFIG.saturated - 0.1, True), (CONFIG.saturated + 0.05, False)):
         rates = replace(dear, busy=busy)
         decided = POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=rates))
         assert decided.sits_out[0] == yields
+        assert POLICIES.decide(view_of(playing(5.0), starting(), rates=rates)).sits_out[0]
 
 
 # --- what nobody listens to ---
