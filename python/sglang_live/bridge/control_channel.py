@@ -32,6 +32,7 @@ from sglang_live.bridge.inbox import (
     address_from_env,
     policies_from_env,
 )
+from sglang_live.bridge.neighbours import Neighbours
 from sglang_live.bridge.retention import Retention
 from sglang_live.bridge.rounds import LinkRate, RoundStamp, rounds_of
 from sglang_live.bridge.session_truncate import truncate_session
@@ -80,6 +81,9 @@ class ControlChannel(Scheduler):
         self.rounds = rounds_of(policies, self.server_args.chunked_prefill_size)
         is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND
         self.retention = Retention(self) if is_bounded else None
+        # Rank 0 speaks and hears for all.
+        shares = self.rounds is not None and self.outbox is not None
+        self.neighbours = Neighbours.from_env() if shares else None
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
@@ -102,7 +106,9 @@ class ControlChannel(Scheduler):
         feeds = self.inbox.drain() if self.inbox is not None else []
         if self.rounds is not None or self.retention is not None:
             rate = self.retention.link_rate() if self.retention is not None else LinkRate(None, 0.0)
-            feeds = [RoundStamp(time.monotonic(), rate), *feeds]
+            now_s = time.monotonic()
+            urgent = self.neighbours is not None and self.neighbours.urgent(now_s)
+            feeds = [RoundStamp(now_s, urgent, rate), *feeds]
         return [*feeds, *super()._poll_timeout_aborts()]
 
     def _on_stamp(self, stamp: RoundStamp) -> None:

@@ -119,6 +119,8 @@ class LiveScheduler(ControlChannel):
                     rid for rid, h in self.held.items() if h.step_in_flight or self._gated(h.req)
                 ],
             )
+            if self.neighbours is not None:
+                self.neighbours.tell(self.rounds.urgent, self.rounds.now_s)
         if self._reports:
             self.report()
         if self.held:

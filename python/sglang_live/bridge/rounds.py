@@ -42,9 +42,13 @@ class LinkRate:
 
 @dataclass(frozen=True, slots=True)
 class RoundStamp:
-    """Rank 0's time and measures; they ride the request broadcast, so all ranks decide alike."""
+    """Rank 0's time and measures; they ride the request broadcast, so all ranks decide alike.
+
+    neighbour_urgent: somebody is urgent in a later stage on this device.
+    """
 
     now_s: float
+    neighbour_urgent: bool = False
     rate: LinkRate = LinkRate(None, 0.0)
 
 
@@ -116,6 +120,7 @@ class Rounds:
         self.table = StreamTable(FRAME_S)
         self.rates = StageRates()
         self.now_s = 0.0
+        self._neighbour_urgent = False
         self.totals: dict[str, float] = dict.fromkeys(
             ("rounds", "decide_s", "holds", "returns", "unknown", "prefill_put_off"), 0.0
         )
@@ -137,6 +142,8 @@ class Rounds:
         if self._ran is not None and self._ran[0] == "prefill":
             self._last_prefill_s = stamp.now_s
         self.now_s = stamp.now_s
+        if stamp.neighbour_urgent != self._neighbour_urgent:
+            self._neighbour_urgent, self.table.changed = stamp.neighbour_urgent, True
         self._ran = None
 
     def progress(self, news: Progress) -> None:
@@ -180,6 +187,7 @@ class Rounds:
             rates=replace(self.rates, busy=self._busy),
             gated=gated,
             last_prefill_s=self._last_prefill_s,
+            neighbour_urgent=self._neighbour_urgent,
         )
         self._last = decision = self._policies.decide(view)
         self._managed = view.managed.copy()
@@ -190,6 +198,11 @@ class Rounds:
         self.totals["unknown"] += decision.n_unknown
         self.totals["decide_s"] += time.thread_time() - began_s
         return decision
+
+    @property
+    def urgent(self) -> bool:
+        """Whether this engine could help somebody who is urgent in this round."""
+        return self._last is not None and self._last.urgent
 
     def sits_out(self, rid: str) -> bool:
         slot = self.table.slot(rid)

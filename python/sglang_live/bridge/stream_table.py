@@ -203,6 +203,7 @@ class StreamTable:
         rates: StageRates,
         gated: Iterable[str] = (),
         last_prefill_s: float = 0.0,
+        neighbour_urgent: bool = False,
     ) -> StageView:
         """gated: requests that cannot step now, whatever is decided."""
         n, columns = len(self._rids), self._columns
@@ -234,6 +235,7 @@ class StreamTable:
             background=columns["background"][:n],
             gated=self._mask(gated),
             last_prefill_s=last_prefill_s,
+            neighbour_urgent=neighbour_urgent,
         )
 
     def _mask(self, rids: Iterable[str]) -> np.ndarray | None:

@@ -73,7 +73,8 @@ class Policies:
         has_kv = ~view.waiting
         if view.gated is not None:
             has_kv &= ~view.gated
-        yields = self.order != "fcfs" and self._is_urgent(view, classes, has_kv, admitted)
+        urgent = self._urgent(view, classes, has_kv, admitted)
+        yields = self.order != "fcfs" and self._pays(view, urgent)
         marks = self._marks(view, refused_s, yields=yields)
         if marks is None:
             sits_out, next_change_s = np.zeros(len(view), bool), math.inf
@@ -96,6 +97,7 @@ class Policies:
             admit=admitted,
             prefill_budget=budget,
             urgency=classes,
+            urgent=len(urgent) > 0,
             n_unknown=n_unknown,
             next_change_s=next_change_s,
         )
@@ -120,21 +122,27 @@ class Policies:
             found.append(pacing_marks(view, self.safe_s, self.config, crowded=crowded))
         if yields:
             found.append(yield_marks(view, self.safe_s, self.config))
+        elif view.neighbour_urgent and self.order != "fcfs":
+            # Whole rounds are what the neighbour gains: bursts that fall together.
+            found.append(yield_marks(view, self.safe_s, self.config, n_chunks=2))
         return reduce(lower, found) if found else None
 
-    def _is_urgent(
-        self, view: StageView, classes: np.ndarray, has_kv: np.ndarray, admitted: np.ndarray
-    ) -> bool:
-        """Whether somebody would gain from shorter rounds who can step, or start, in this one."""
+    @staticmethod
+    def _urgent(
+        view: StageView, classes: np.ndarray, has_kv: np.ndarray, admitted: np.ndarray
+    ) -> np.ndarray:
+        """Classes of those of U0 and U1 who can step, or start, in this round."""
+        may_go = has_kv.copy()
+        may_go[admitted] = True
+        may_go &= view.managed
+        may_go &= classes.view(np.uint8) <= U1  # UNKNOWN is 255 here
+        return classes[may_go]
+
+    def _pays(self, view: StageView, urgent: np.ndarray) -> bool:
+        """Whether they would gain from shorter rounds."""
         rounds = self.config.yield_rounds
         if view.rates.round_s_per_stream * rounds < 2.0 * self.config.flip_s:
             return False  # sitting out and coming back costs more than the others gain
         if view.rates.busy > self.config.saturated:
-            live = classes == U1
-        else:
-            live = classes.view(np.uint8) <= U1  # UNKNOWN is 255 here
-        live &= view.managed
-        if len(admitted) and np.count_nonzero(live[admitted]):
-            return True
-        live &= has_kv
-        return np.count_nonzero(live) > 0
+            return bool(np.count_nonzero(urgent == U1))
+        return len(urgent) > 0

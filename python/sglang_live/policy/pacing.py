@@ -70,14 +70,16 @@ def pacing_marks(
     return Marks(low_s=low_s, high_s=high_s, max_s=config.max_hold_s)
 
 
-def yield_marks(view: StageView, safe_s: float, config: PolicyConfig) -> Marks:
+def yield_marks(
+    view: StageView, safe_s: float, config: PolicyConfig, *, n_chunks: int = 1
+) -> Marks:
     """While others are urgent: back just in time, however slow the rounds, and out soon after.
 
     Slow rounds are what the urgent suffer from, so these marks have no room to catch up in them.
     """
     low_s = max(_in_time_s(view.rates.round_s, config), safe_s)
     # A chunk above: who leaves earlier has come back without a new sound.
-    high_s = low_s + config.chunk_steps * config.step_s
+    high_s = low_s + n_chunks * config.chunk_steps * config.step_s
     return Marks(low_s=low_s, high_s=high_s, max_s=config.max_yield_s)
 
 

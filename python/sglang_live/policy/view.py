@@ -64,6 +64,7 @@ class StageView:
             later than PolicyConfig.max_wait_s. None: nobody.
         gated: bool, cannot step in this round whatever is decided: its input does not exist yet,
             or its last step is in flight. None: nobody.
+        neighbour_urgent: somebody is urgent in a stage nearer to the ear on the same device.
     """
 
     now_s: float
@@ -85,6 +86,7 @@ class StageView:
     background: np.ndarray | None = None
     gated: np.ndarray | None = None
     last_prefill_s: float = float("-inf")
+    neighbour_urgent: bool = False
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -101,6 +103,7 @@ class Round:
         prefill_budget: tokens that prefill may take in this round; None: the engine's own chunk.
             0: no prefill; while prefill_running only by PolicyConfig.may_park_prefill.
         urgency: int8 [n], U0, U1 or U2; -1 where telemetry is missing.
+        urgent: somebody of U0 or U1 can step in this round, or begin.
         n_unknown: managed streams without telemetry, treated in stock order and never held.
         next_change_s: when the first of those who sit out could return by time alone, if the
             consumers take one second per second. Between rounds without a step the engine may
@@ -111,5 +114,6 @@ class Round:
     admit: np.ndarray
     prefill_budget: int | None
     urgency: np.ndarray
+    urgent: bool = False
     n_unknown: int = 0
     next_change_s: float = field(default=float("inf"))

@@ -17,6 +17,7 @@ import setproctitle
 
 from sglang_live.bridge import platform_cpu
 from sglang_live.bridge.inbox import POLICIES_ENV, STORAGE_ENV
+from sglang_live.bridge.neighbours import NEIGHBOURS_ENV, neighbours_env
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Outlook, Ready
@@ -115,6 +116,7 @@ def main() -> None:
     os.environ[STAGE_ENV] = spec.stage
     os.environ[POLICIES_ENV] = ",".join(spec.policies)
     os.environ[STORAGE_ENV] = spec.session_storage
+    os.environ[NEIGHBOURS_ENV] = neighbours_env(spec.run_dir, spec.device, spec.stage, spec.replica)
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s"
     )

@@ -110,6 +110,43 @@ def test_a_stage_without_time_to_spare_makes_room_for_first_sounds_alone():
         assert POLICIES.decide(view_of(playing(5.0), starting(), rates=rates)).sits_out[0]
 
 
+# --- engines that share a device ---
+
+
+def test_streams_with_time_to_spare_leave_the_device_to_an_engine_where_somebody_is_urgent():
+    streams = (playing(5.0), playing(1.1), playing(0.7))
+    alone = POLICIES.decide(view_of(*streams))
+    beside = POLICIES.decide(view_of(*streams, neighbour_urgent=True))
+    assert not alone.sits_out.any()
+    assert beside.sits_out.tolist() == [True, False, False]
+    assert not (alone.urgent or beside.urgent)
+    stock = Policies.of(("fcfs",))
+    assert not stock.decide(view_of(*streams, neighbour_urgent=True)).sits_out.any()
+
+
+def test_beside_an_urgent_engine_streams_run_together_so_that_whole_rounds_are_left_out():
+    rates = StageRates(round_s=0.015, round_s_per_stream=1e-3)
+    near, half, far = playing(0.7), held(0.8), held(1.2)
+    view = view_of(near, half, far, rates=rates, neighbour_urgent=True)
+    assert POLICIES.decide(view).sits_out.tolist() == [False, False, True]
+    nobody_runs = view_of(half, far, rates=rates, neighbour_urgent=True)
+    assert POLICIES.decide(nobody_runs).sits_out.all()
+
+
+def test_an_engine_is_urgent_to_others_while_it_could_help_somebody():
+    for streams, urgent in (
+        ((playing(0.1),), True),
+        ((starting(),), True),
+        ((playing(2.0), waiting()), True),
+        ((playing(2.0), waiting(managed=False)), False),
+        ((playing(0.1, gated=True),), False),
+        ((playing(np.nan), nobody()), False),
+    ):
+        assert POLICIES.decide(view_of(*streams)).urgent == urgent
+    assert not POLICIES.decide(view_of(playing(2.0), waiting(100), free_tokens=10)).urgent
+    assert Policies.of(("pacing",)).decide(view_of(starting())).urgent
+
+
 # --- what nobody listens to ---
 
 

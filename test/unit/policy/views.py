@@ -154,4 +154,5 @@ def views(draw, most: int = 12) -> StageView:
         free_rows=draw(st.integers(0, 15)),
         prefill_running=draw(st.booleans()),
         rates=draw(rates()),
+        neighbour_urgent=draw(st.booleans()),
     )
