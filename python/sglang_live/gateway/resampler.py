@@ -24,9 +24,10 @@ class StreamResampler:
         divisor = gcd(rate_in_hz, rate_out_hz)
         self._up, self._down = rate_out_hz // divisor, rate_in_hz // divisor
         self._passes = self._up == self._down
-        # [up, n_taps]: row p gives the output samples that fall p/up after an input sample.
-        self._taps = _polyphase_taps(self._up, self._down)
-        self._reach = self._taps.shape[1] // 2
+        # [n_taps, up]: what `n_taps` input samples give for a block of `up` output samples, which
+        # begins `reach - 1` samples after them. The next block begins `down` input samples later.
+        self._taps = _block_taps(self._up, self._down)
+        self._reach = _reach(self._up, self._down)
         self._start()
 
     @property
@@ -35,51 +36,43 @@ class StreamResampler:
         return self._n_expected() - self._n_out
 
     def push(self, pcm: np.ndarray) -> np.ndarray:
-        """pcm: [n] int16. Returns [m] int16, all output samples whose filter is complete."""
+        """pcm: [n] int16. Returns [m] int16, all blocks of output whose filters are complete."""
         if self._passes:
             return pcm
         self._n_in += len(pcm)
-        self._input = np.concatenate((self._input, pcm.astype(np.float32)))
-        return self._emit(len(self._input))
+        self._input = np.concatenate((self._input, pcm.astype(np.float64)))
+        return self._emit()
 
     def finish(self) -> np.ndarray:
         """Return what is owed, as if silence followed, and begin a new stream."""
         owed = self.owed_samples
-        self._input = np.concatenate((self._input, np.zeros(2 * self._reach, np.float32)))
-        rest = self._emit(len(self._input))[:owed]
+        self._input = np.concatenate((self._input, np.zeros(len(self._taps), np.float64)))
+        rest = self._emit()[:owed]
         self._start()
         return rest
 
     def _start(self) -> None:
         self._n_in = 0
         self._n_out = 0
-        # Sample 0 of _input is the first one the filter of the next output sample needs.
-        self._input = np.zeros(self._reach - 1, np.float32)
-        self._phase = 0
+        # Sample 0 of _input is the first one the filters of the next block need.
+        self._input = np.zeros(self._reach - 1, np.float64)
 
     def _n_expected(self) -> int:
         return self._n_out if self._passes else -(-self._n_in * self._up // self._down)
 
-    def _emit(self, n_input: int) -> np.ndarray:
-        n_windows = n_input - 2 * self._reach + 1
-        if n_windows <= 0:
+    def _emit(self) -> np.ndarray:
+        n_taps = len(self._taps)
+        n_blocks = (len(self._input) - n_taps) // self._down + 1
+        if n_blocks <= 0:
             return np.zeros(0, np.int16)
-        # Output sample k starts at input sample (phase + k * down) // up.
-        n_ready = -(-(n_windows * self._up - self._phase) // self._down)
-        at = self._phase + np.arange(n_ready) * self._down
         # As sliding_window_view, whose checks cost more than the filter on pieces of 20 ms.
-        windows = np.ndarray((n_windows, 2 * self._reach), np.float32, self._input, 0, (4, 4))
-        out = np.empty(n_ready, np.float32)
-        # The phase repeats after `up` outputs and the start then moves by `down` inputs.
-        for first in range(min(self._up, n_ready)):
-            rows = windows[at[first] // self._up :: self._down]
-            count = len(out[first :: self._up])
-            out[first :: self._up] = rows[:count] @ self._taps[at[first] % self._up]
-        end = self._phase + n_ready * self._down
-        self._input = self._input[end // self._up :]
-        self._phase = end % self._up
-        self._n_out += n_ready
-        return to_int16(out)
+        windows = np.ndarray((n_blocks, n_taps), np.float64, self._input, 0, (8 * self._down, 8))
+        # Copied, because BLAS takes no rows that overlap, and numpy's own product is slow. In double
+        # precision, because the order in which it adds depends on how many rows there are.
+        out = np.ascontiguousarray(windows) @ self._taps
+        self._input = self._input[n_blocks * self._down :]
+        self._n_out += out.size
+        return to_int16(out.ravel())
 
 
 def resample(pcm: np.ndarray, rate_in_hz: int, rate_out_hz: int) -> np.ndarray:
@@ -92,20 +85,28 @@ def resample(pcm: np.ndarray, rate_in_hz: int, rate_out_hz: int) -> np.ndarray:
 
 def to_int16(samples: np.ndarray) -> np.ndarray:
     """Round and clip float samples on the int16 scale."""
-    return np.clip(np.rint(samples), -32768, 32767).astype(np.int16)
+    rounded = np.rint(samples)
+    np.maximum(rounded, -32768, out=rounded)
+    np.minimum(rounded, 32767, out=rounded)
+    return rounded.astype(np.int16)
+
+
+def _reach(up: int, down: int) -> int:
+    """Input samples on each side of an output sample that its filter needs."""
+    # Below the input rate the filter gets longer.
+    return int(np.ceil(_ZERO_CROSSINGS * max(1.0, down / up)))
 
 
 @lru_cache(maxsize=16)  # the protocol has few rates
-def _polyphase_taps(up: int, down: int) -> np.ndarray:
-    """Kaiser-windowed sinc, [up, 2 * reach] float32; rows sum to one so that DC passes exactly."""
-    widen = max(1.0, down / up)  # below the input rate the filter gets longer
-    reach = int(np.ceil(_ZERO_CROSSINGS * widen))
-    cutoff = _CUTOFF / widen
-    offsets = np.arange(2 * reach) - (reach - 1)  # input samples before and after the output
-    rows = []
-    for phase in range(up):
-        t = offsets - phase / up
+def _block_taps(up: int, down: int) -> np.ndarray:
+    """Kaiser-windowed sinc, [n_taps, up]; columns sum to one so that DC passes exactly."""
+    reach, cutoff = _reach(up, down), _CUTOFF / max(1.0, down / up)
+    # Output sample p of a block is at input sample p * down / up.
+    taps = np.zeros(((up - 1) * down // up + 2 * reach, up))
+    for p in range(up):
+        whole, part = divmod(p * down, up)
+        t = np.arange(2 * reach) - (reach - 1) - part / up  # input samples around the output
         window = np.i0(_KAISER_BETA * np.sqrt(np.clip(1 - (t / reach) ** 2, 0, None)))
         row = np.sinc(cutoff * t) * window
-        rows.append(row / row.sum())
-    return np.asarray(rows, np.float32)
+        taps[whole : whole + 2 * reach, p] = row / row.sum()
+    return taps
