@@ -67,8 +67,8 @@ class StreamResampler:
             return np.zeros(0, np.int16)
         # As sliding_window_view, whose checks cost more than the filter on pieces of 20 ms.
         windows = np.ndarray((n_blocks, n_taps), np.float64, self._input, 0, (8 * self._down, 8))
-        # Copied, because BLAS takes no rows that overlap, and numpy's own product is slow. In double
-        # precision, because the order in which it adds depends on how many rows there are.
+        # Copied, because BLAS takes no rows that overlap, and numpy's own product is slow. In
+        # double precision, because the order in which it adds depends on how many rows there are.
         out = np.ascontiguousarray(windows) @ self._taps
         self._input = self._input[n_blocks * self._down :]
         self._n_out += out.size
