@@ -71,6 +71,9 @@ class FakeSession:
     def report_speech(self) -> None:
         """Nobody prepares for it."""
 
+    def leave_beat(self) -> None:
+        """There is none."""
+
     def report_outlook(
         self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
     ) -> None:
