@@ -16,11 +16,17 @@ NEIGHBOURS_ENV = "SGLANG_LIVE_NEIGHBOURS"
 # An engine that sleeps, or has died, says no more that it is not in need.
 LASTS_S = 0.1
 _STAGES = ("thinker", "talker", "vocoder")  # towards the ear
-_MAX_REPLICAS = 64
+_MAX_REPLICAS = 1024
 
 
 def neighbours_env(run_dir: str, device: str, stage: str, replica: int) -> str:
-    """For NEIGHBOURS_ENV: which file, and which place in it."""
+    """For NEIGHBOURS_ENV: which file, and which place in it.
+
+    Raises:
+        ValueError: the file has no place for so many replicas.
+    """
+    if not 0 <= replica < _MAX_REPLICAS:
+        raise ValueError(f"at most {_MAX_REPLICAS} replicas of a stage, got number {replica}")
     place = _STAGES.index(stage) * _MAX_REPLICAS + replica
     return f"{place}:{Path(run_dir) / ('urgent-' + device.replace(':', '-'))}"
 
@@ -33,16 +39,15 @@ class Neighbours:
     """
 
     def __init__(self, path: Path, place: int):
-        if not 0 <= place < len(_STAGES) * _MAX_REPLICAS:
-            raise ValueError(f"at most {_MAX_REPLICAS} replicas of a stage can share a device")
         n_bytes = 8 * len(_STAGES) * _MAX_REPLICAS
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.ftruncate(handle, n_bytes)
-            self._until_s = np.frombuffer(mmap.mmap(handle, n_bytes), np.float64)
+            until_s = np.frombuffer(mmap.mmap(handle, n_bytes), np.float64)
         finally:
             os.close(handle)
-        self._place, self._stage = place, place // _MAX_REPLICAS
+        own_stage = place // _MAX_REPLICAS
+        self._own, self._later = until_s[place:][:1], until_s[(own_stage + 1) * _MAX_REPLICAS :]
 
     @classmethod
     def from_env(cls) -> "Neighbours | None":
@@ -52,9 +57,8 @@ class Neighbours:
 
     def tell(self, urgent: bool, now_s: float) -> None:
         """now_s: monotonic, which is one clock for all processes of a host."""
-        self._until_s[self._place] = now_s + LASTS_S if urgent else 0.0
+        self._own[0] = now_s + LASTS_S if urgent else 0.0
 
     def urgent(self, now_s: float) -> bool:
         """Whether somebody is urgent in an engine nearer to the ear."""
-        later = self._until_s[(self._stage + 1) * _MAX_REPLICAS :]
-        return bool(later.max(initial=0.0) > now_s)
+        return bool(self._later.max(initial=0.0) > now_s)

@@ -116,7 +116,8 @@ def main() -> None:
     os.environ[STAGE_ENV] = spec.stage
     os.environ[POLICIES_ENV] = ",".join(spec.policies)
     os.environ[STORAGE_ENV] = spec.session_storage
-    os.environ[NEIGHBOURS_ENV] = neighbours_env(spec.run_dir, spec.device, spec.stage, spec.replica)
+    device = "cpu" if platform_cpu.is_active() else spec.device
+    os.environ[NEIGHBOURS_ENV] = neighbours_env(spec.run_dir, device, spec.stage, spec.replica)
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s"
     )

@@ -13,7 +13,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
     stage: thinker, talker or vocoder.
     address: endpoint to bind; same_host: whether callers share this machine's memory.
-    run_dir: directory for this process's own sockets.
+    run_dir: directory for sockets, and for what stages of one server share.
     engine_args: SGLang server arguments (thinker, talker) or VocoderConfig fields.
     environment: added to the process's own.
     policies: those that are on; empty: SGLang's own scheduling.

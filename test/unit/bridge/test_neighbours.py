@@ -47,8 +47,11 @@ def test_an_engine_that_starts_again_finds_its_place(engine):
     assert not thinker.urgent(100.02)
 
 
-def test_without_neighbours_there_are_none(monkeypatch, engine, tmp_path):
+def test_without_neighbours_there_are_none(monkeypatch):
     monkeypatch.delenv(NEIGHBOURS_ENV, raising=False)
     assert Neighbours.from_env() is None
+
+
+def test_a_replica_takes_no_place_of_another_stage():
     with pytest.raises(ValueError, match="at most"):
-        Neighbours(tmp_path / "urgent", 10_000)
+        neighbours_env("run", "cuda:0", "thinker", 5000)
