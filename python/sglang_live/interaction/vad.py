@@ -146,9 +146,10 @@ class SpeechDetector:
         """End the turn here, whatever the caller does."""
         assert self._speaking
         n_windows = len(self._pending) // WINDOW_SAMPLES
-        if n_windows:  # fewer than bring an event
-            for probability in self._score(n_windows):
-                self._step(float(probability))
+        for probability in self._score(n_windows) if n_windows else ():
+            event = self._step(float(probability))
+            if isinstance(event, SpeechStopped):  # by settings that were replaced meanwhile
+                return event
         return self._stop(self._position)
 
     def stop_at(self, pause: SpeechPaused) -> SpeechStopped | None:

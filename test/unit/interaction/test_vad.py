@@ -140,6 +140,15 @@ def test_no_event_comes_later_for_windows_that_were_left(probabilities, confirmi
         assert lazy.force_stop() == eager.force_stop()
 
 
+def test_a_turn_that_new_settings_have_ended_is_stopped_where_they_say():
+    detector = SpeechDetector(ScriptedModel([0.9] * 4 + [0.0] * 3), VadSettings())
+    detector.feed(np.zeros(4 * WINDOW_SAMPLES, np.int16))
+    detector.feed(np.zeros(3 * WINDOW_SAMPLES, np.int16))  # left: 500 ms end a turn
+    detector.settings = VadSettings(silence_duration_ms=40)
+    assert detector.force_stop() == SpeechStopped(at_ms=4 * 32 + 40, speech_end_ms=4 * 32)
+    assert not detector.speaking
+
+
 def test_windows_are_left_while_nothing_can_come_of_them():
     model = ScriptedModel([0.0] * 30)
     n_calls = 0
