@@ -13,9 +13,12 @@ from benchmark.gateway_servers.serving import serve, speech
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import SERVING, Health
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import (
+    FRAME_S,
     OUTPUT_RATE_HZ,
     AudioDelta,
+    AudioPart,
     HistoryItem,
     TextPart,
     TranscriptDelta,
@@ -53,7 +56,9 @@ class FakeSession:
             await asyncio.sleep(len(pcm) / (2 * OUTPUT_RATE_HZ) / SPEED)
         text = TextPart("word " * n_words)
         reply = HistoryItem(key=turn.turn_id, role="assistant", parts=(text,))
-        yield TurnDone(status="completed", reason=None, reply=reply, usage=Usage())
+        yield TurnDone(
+            status="completed", reason=None, reply=reply, usage=Usage(), gone=_gone(turn)
+        )
 
     def watch(self, on_note) -> None:
         """No policies, no notes."""
@@ -94,10 +99,37 @@ class FakeOrchestrator:
         return FakeSession(session_id, self._reply_pcm)
 
 
+def _gone(turn: TurnRequest) -> tuple[str, ...]:
+    """What a thinker's session would have dropped by now."""
+    kept = turn.retention
+    assert kept is not None
+    sizes = [sum(_n_tokens(part) for part in item.parts) for item in turn.history]
+    if sum(sizes) <= kept.window_tokens + kept.slack_tokens:
+        return ()
+    gone, left = [], sum(sizes)
+    for item, size in zip(turn.history, sizes, strict=True):
+        left -= size
+        if left < kept.window_tokens:
+            break
+        gone.append(item.key)
+    return tuple(gone)
+
+
+def _n_tokens(part: AudioPart | TextPart) -> float:
+    return part.duration_s / FRAME_S if isinstance(part, AudioPart) else len(part.text.split())
+
+
 def main() -> None:
     orchestrator = FakeOrchestrator(reply_s=float(sys.argv[1]))
     health = Health({"recording": SERVING})
-    serve(build_app(orchestrator, config=GatewayConfig(), native_url=None, health=lambda: health))
+    serve(
+        build_app(
+            orchestrator,
+            config=GatewayConfig(retention=RetentionConfig()),
+            native_url=None,
+            health=lambda: health,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
 """How both servers are served: as launch_server serves the gateway, on a port of the OS."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from sglang_live.client import clip
+from sglang_live.clock import MonotonicClock
 from sglang_live.gateway.config import MAX_FRAME_BYTES
 
 # Both servers send real speech: compression on the socket depends on what is sent.
@@ -47,11 +50,11 @@ class LoopLag:
             watching.cancel()
 
     async def _watch(self) -> None:
-        loop = asyncio.get_running_loop()
+        clock = MonotonicClock()  # a loop's own may stand still while it works
         while True:
-            due_s = loop.time() + self.PERIOD_S
-            await asyncio.sleep(self.PERIOD_S)
-            self._lags_s.append(loop.time() - due_s)
+            due_s = clock.now_s() + self.PERIOD_S
+            await clock.sleep(self.PERIOD_S)
+            self._lags_s.append(clock.now_s() - due_s)
 
 
 def serve(app: FastAPI) -> None:
@@ -68,10 +71,12 @@ def serve(app: FastAPI) -> None:
     )
 
     async def run() -> None:
+        gc.collect()
+        gc.freeze()
         async with lag.watched():
             await _Server(config).serve()
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 class _Server(uvicorn.Server):

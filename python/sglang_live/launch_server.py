@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import uvicorn
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         if config.timeline_dir is not None:
             _make(config.timeline_dir)
         model = Qwen3OmniSpec.load(resolve_checkpoint(config.model_path, config.cache_dir))
-        return asyncio.run(_serve(config, model))
+        return uvloop.run(_serve(config, model))
     except LiveError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -104,7 +104,7 @@ class Call:
             transcripts=self._transcripts,
             monitor=self._monitor,
             emit=emit,
-            speech_model=services.speech_model,
+            scorer=services.scorer,
             turn_ends=services.turn_ends,
             clock=services.clock,
             metrics=services.metrics,

@@ -31,7 +31,7 @@ from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.endpoint import HEARD_SAMPLES
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
-from sglang_live.interaction.silero import SpeechModel
+from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.vad import (
     SAMPLES_PER_MS,
     SpeechDetector,
@@ -67,7 +67,7 @@ class CallerTurns:
     transcripts: UserTranscripts
     monitor: SessionMonitor
     emit: Emit
-    speech_model: SpeechModel
+    scorer: SpeechScorer
     turn_ends: TurnEnds | None
     clock: Clock
     metrics: GatewayMetrics
@@ -106,7 +106,7 @@ class CallerTurns:
         elif self._detector is None:
             settings = self._vad_settings(config.turn_detection)
             start = self._buffer.end_sample
-            self._detector = SpeechDetector(self.speech_model, settings, start_sample=start)
+            self._detector = SpeechDetector(self.scorer.model, settings, start_sample=start)
         else:
             self._detector.settings = self._vad_settings(config.turn_detection)
 
@@ -128,6 +128,7 @@ class CallerTurns:
             if start:
                 await asyncio.sleep(0)
             self._take(self._decoder.push(raw[start : start + piece_bytes]))
+            await self._listen()
 
     def commit(self) -> None:
         """End the turn because the client says so; the answer is the client's to ask for.
@@ -188,14 +189,26 @@ class CallerTurns:
         self._buffer.append(pcm)
         if self._frames.on:
             self._frames.grow(self._buffer)
+        elif self._detector is not None:
+            self._detector.take(pcm)
+
+    async def _listen(self) -> None:
+        """What the audio that was taken says. Audio and all that it brings about keep their order:
+        the connection reads on when this is done."""
+        while (detector := self._detector) is not None:
+            detection = self.config.turn_detection
+            assert detection is not None
+            detector.confirming = detection.interrupt_response and self.responses.audible
+            if (due := detector.due()) is None:
+                break
+            scored = await self.scorer.score(*due)
+            if detector is not self._detector:
+                return  # the call has ended
+            for event in detector.scored(*scored):
+                self._on_speech(event)
+        if detector is None:
             return
-        detection = self.config.turn_detection
-        if self._detector is None or detection is None:
-            return
-        self._detector.confirming = detection.interrupt_response and self.responses.audible
-        for event in self._detector.feed(pcm):
-            self._on_speech(event)
-        if self._detector and self._detector.speaking:
+        if detector.speaking:
             self._pieces.grow(self._buffer, self._turn_start_ms * SAMPLES_PER_MS)
         if self._buffer.excess_samples:
             self._shed()

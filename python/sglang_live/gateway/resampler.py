@@ -17,6 +17,9 @@ _ZERO_CROSSINGS = 24
 _KAISER_BETA = 8.0  # about 80 dB in the stop band
 # Cut-off as a part of the lower Nyquist frequency; the rest is the transition band.
 _CUTOFF = 0.92
+# Output is made in blocks of so many repetitions of the filters' pattern: the inputs of a block
+# are copied, so a long one is cheaper, and single ones take what is left, so nothing comes later.
+_PERIODS = (4, 1)
 
 
 class StreamResampler:
@@ -24,9 +27,9 @@ class StreamResampler:
         divisor = gcd(rate_in_hz, rate_out_hz)
         self._up, self._down = rate_out_hz // divisor, rate_in_hz // divisor
         self._passes = self._up == self._down
-        # [n_taps, up]: what `n_taps` input samples give for a block of `up` output samples, which
-        # begins `reach - 1` samples after them. The next block begins `down` input samples later.
-        self._taps = _block_taps(self._up, self._down)
+        # By block: input samples until the next one begins; and [n_taps, n], what `n_taps` inputs
+        # give for n output samples, the first of which is `reach - 1` inputs after them.
+        self._blocks = [(n * self._down, _block_taps(self._up, self._down, n)) for n in _PERIODS]
         self._reach = _reach(self._up, self._down)
         self._start()
 
@@ -46,7 +49,7 @@ class StreamResampler:
     def finish(self) -> np.ndarray:
         """Return what is owed, as if silence followed, and begin a new stream."""
         owed = self.owed_samples
-        self._input = np.concatenate((self._input, np.zeros(len(self._taps), np.float64)))
+        self._input = np.concatenate((self._input, np.zeros(len(self._blocks[-1][1]), np.float64)))
         rest = self._emit()[:owed]
         self._start()
         return rest
@@ -61,18 +64,21 @@ class StreamResampler:
         return self._n_out if self._passes else -(-self._n_in * self._up // self._down)
 
     def _emit(self) -> np.ndarray:
-        n_taps = len(self._taps)
-        n_blocks = (len(self._input) - n_taps) // self._down + 1
-        if n_blocks <= 0:
-            return np.zeros(0, np.int16)
+        out = np.concatenate([self._filtered(*block) for block in self._blocks])
+        self._n_out += len(out)
+        return to_int16(out)
+
+    def _filtered(self, block_in: int, taps: np.ndarray) -> np.ndarray:
+        n_taps = len(taps)
+        n_blocks = max(0, (len(self._input) - n_taps) // block_in + 1)
         # As sliding_window_view, whose checks cost more than the filter on pieces of 20 ms.
-        windows = np.ndarray((n_blocks, n_taps), np.float64, self._input, 0, (8 * self._down, 8))
+        strides = (8 * block_in, 8)
+        windows = np.ndarray((n_blocks, n_taps), np.float64, self._input, 0, strides)
         # Copied, because BLAS takes no rows that overlap, and numpy's own product is slow. In
         # double precision, because the order in which it adds depends on how many rows there are.
-        out = np.ascontiguousarray(windows) @ self._taps
-        self._input = self._input[n_blocks * self._down :]
-        self._n_out += out.size
-        return to_int16(out.ravel())
+        out = np.ascontiguousarray(windows) @ taps
+        self._input = self._input[n_blocks * block_in :]
+        return out.ravel()
 
 
 def resample(pcm: np.ndarray, rate_in_hz: int, rate_out_hz: int) -> np.ndarray:
@@ -97,13 +103,13 @@ def _reach(up: int, down: int) -> int:
     return int(np.ceil(_ZERO_CROSSINGS * max(1.0, down / up)))
 
 
-@lru_cache(maxsize=16)  # the protocol has few rates
-def _block_taps(up: int, down: int) -> np.ndarray:
-    """Kaiser-windowed sinc, [n_taps, up]; columns sum to one so that DC passes exactly."""
-    reach, cutoff = _reach(up, down), _CUTOFF / max(1.0, down / up)
+@lru_cache(maxsize=32)  # the protocol has few rates
+def _block_taps(up: int, down: int, periods: int) -> np.ndarray:
+    """Kaiser-windowed sinc, [n_taps, n]; columns sum to one so that DC passes exactly."""
+    reach, cutoff, n = _reach(up, down), _CUTOFF / max(1.0, down / up), periods * up
     # Output sample p of a block is at input sample p * down / up.
-    taps = np.zeros(((up - 1) * down // up + 2 * reach, up))
-    for p in range(up):
+    taps = np.zeros(((n - 1) * down // up + 2 * reach, n))
+    for p in range(n):
         whole, part = divmod(p * down, up)
         t = np.arange(2 * reach) - (reach - 1) - part / up  # input samples around the output
         window = np.i0(_KAISER_BETA * np.sqrt(np.clip(1 - (t / reach) ** 2, 0, None)))

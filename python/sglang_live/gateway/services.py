@@ -9,6 +9,7 @@ from sglang_live.gateway.side_lanes import SideLanes
 from sglang_live.gateway.turn_ends import TurnEnds
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.habits import Callers
+from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -27,14 +28,17 @@ class RealtimeServices:
     callers: Callers = field(default_factory=Callers)
     rate_limits: RateLimits = field(init=False)
     side_lanes: SideLanes = field(init=False)
+    scorer: SpeechScorer = field(init=False)
     turn_ends: TurnEnds | None = field(init=False)
 
     def __post_init__(self):
         self.rate_limits = RateLimits(self.config.max_answers_per_minute, self.clock)
         self.side_lanes = SideLanes(self.config.max_side_responses_of_all)
+        self.scorer = SpeechScorer(self.speech_model)
         model = self.endpoint_model
         self.turn_ends = TurnEnds(model, self.clock, self.metrics) if model else None
 
     def close(self) -> None:
+        self.scorer.close()
         if self.turn_ends:
             self.turn_ends.close()

@@ -3,7 +3,8 @@
 In: 16 kHz int16 audio in pieces of any length. Out: SpeechStarted, SpeechStopped; while an
 answer is audible, SpeechSuspected before them, and SpeechDismissed when it came to nothing;
 SpeechPaused where the turn may be over, and SpeechResumed where it was not.
-Owner: one SpeechDetector per caller.
+Owner: one SpeechDetector per caller. The network may be asked elsewhere: what is `due` is scored,
+and `scored` says what it means.
 Time is audio received, never wall clock: a client may send faster or slower than real time.
 """
 
@@ -11,7 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_live.interaction.silero import CONTEXT_SAMPLES, WINDOW_SAMPLES, SpeechModel
+from sglang_live.interaction.silero import (
+    CONTEXT_SAMPLES,
+    WINDOW_SAMPLES,
+    SpeechModel,
+    SpeechState,
+)
 from sglang_live.orchestrator.history import INPUT_RATE_HZ
 
 SAMPLES_PER_MS = INPUT_RATE_HZ // 1000
@@ -129,27 +135,44 @@ class SpeechDetector:
         return self._speaking
 
     def feed(self, pcm: np.ndarray) -> list[SpeechEvent]:
-        """All events of the audio so far; pcm: [n] int16, 16 kHz.
-
-        Windows are left unscored until they could bring one: so nothing is told later for it.
-        """
-        self._pending = np.concatenate((self._pending, pcm))
+        """All events of the audio so far; pcm: [n] int16, 16 kHz."""
+        self.take(pcm)
         events = []
-        while (n_windows := len(self._pending) // WINDOW_SAMPLES) >= self._windows_to_event():
-            for probability in self._score(min(n_windows, _MAX_WINDOWS_PER_CALL)):
-                event = self._step(float(probability))
-                if event is not None:
-                    events.append(event)
+        while (due := self.due()) is not None:
+            events += self.scored(*self._model.probabilities(*due))
         return events
+
+    def take(self, pcm: np.ndarray) -> None:
+        """Audio to be scored when something is `due`; pcm: [n] int16, 16 kHz."""
+        self._pending = np.concatenate((self._pending, pcm))
+
+    def due(self) -> tuple[np.ndarray, SpeechState] | None:
+        """What the network is to be asked next, once and before anything else is done here.
+
+        Windows are left until they could bring an event: so nothing is told later for it.
+        """
+        n_windows = len(self._pending) // WINDOW_SAMPLES
+        if n_windows < self._windows_to_event():
+            return None
+        return self._cut(min(n_windows, _MAX_WINDOWS_PER_CALL)), self._state
+
+    def scored(self, probabilities: np.ndarray, state: SpeechState) -> list[SpeechEvent]:
+        """What the network says to what was due."""
+        self._state = state
+        steps = (self._step(float(probability)) for probability in probabilities)
+        return [event for event in steps if event is not None]
 
     def force_stop(self) -> SpeechStopped:
         """End the turn here, whatever the caller does."""
         assert self._speaking
         n_windows = len(self._pending) // WINDOW_SAMPLES
-        for probability in self._score(n_windows) if n_windows else ():
-            event = self._step(float(probability))
-            if isinstance(event, SpeechStopped):  # by settings that were replaced meanwhile
-                return event
+        if n_windows:
+            asked = self._cut(n_windows), self._state
+            probabilities, self._state = self._model.probabilities(*asked)
+            for probability in probabilities:
+                event = self._step(float(probability))
+                if isinstance(event, SpeechStopped):  # by settings that were replaced meanwhile
+                    return event
         return self._stop(self._position)
 
     def stop_at(self, pause: SpeechPaused) -> SpeechStopped | None:
@@ -161,19 +184,16 @@ class SpeechDetector:
         last_ms = self._speech_end // SAMPLES_PER_MS
         return self._speaking and self._paused and last_ms == pause.speech_end_ms
 
-    def _score(self, n_windows: int) -> np.ndarray:
+    def _cut(self, n_windows: int) -> np.ndarray:
+        """The next windows, [n, CONTEXT_SAMPLES + WINDOW_SAMPLES] float32."""
         taken = n_windows * WINDOW_SAMPLES
         audio = self._pending[:taken].astype(np.float32) / 32768.0
         self._pending = self._pending[taken:]
         with_context = np.concatenate((self._context, audio))
+        self._context = with_context[-CONTEXT_SAMPLES:]
         # As sliding_window_view, whose checks cost a fifth of the network.
         shape, strides = (n_windows, CONTEXT_SAMPLES + WINDOW_SAMPLES), (4 * WINDOW_SAMPLES, 4)
-        windows = np.ndarray(shape, np.float32, with_context, 0, strides)
-        probabilities, self._state = self._model.probabilities(
-            np.ascontiguousarray(windows), self._state
-        )
-        self._context = with_context[-CONTEXT_SAMPLES:]
-        return probabilities
+        return np.ascontiguousarray(np.ndarray(shape, np.float32, with_context, 0, strides))
 
     def _windows_to_event(self) -> int:
         """With fewer than these scored there is no event, whatever is in them."""

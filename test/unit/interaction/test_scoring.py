@@ -1,0 +1,109 @@
+"""Scoring beside the loop: every caller gets his own answer, the loop goes on, errors are his."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from sglang_live.interaction.scoring import SpeechScorer
+from sglang_live.interaction.silero import SpeechState
+
+PATIENCE_S = 5
+
+
+class FakeNetwork:
+    """Says how many windows it was shown, and counts in the state how often it was asked."""
+
+    def __init__(self):
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.threads: set[int] = set()
+        self.shown: list[int] = []
+
+    def initial_state(self) -> SpeechState:
+        return SpeechState(np.zeros(1), np.zeros(1))
+
+    def probabilities(self, windows, state):
+        assert self.may_answer.wait(PATIENCE_S)
+        self.threads.add(threading.get_ident())
+        self.shown.append(len(windows))
+        if not len(windows):
+            raise ValueError("nothing to score")
+        return np.full(len(windows), len(windows)), SpeechState(state.h + 1, state.c)
+
+
+@pytest.fixture
+def network():
+    return FakeNetwork()
+
+
+@pytest.fixture
+def scorer(network):
+    scorer = SpeechScorer(network)
+    yield scorer
+    network.may_answer.set()
+    scorer.close()
+
+
+def windows(n: int) -> np.ndarray:
+    return np.zeros((n, 576), np.float32)
+
+
+async def score(scorer: SpeechScorer, n: int, state: SpeechState):
+    async with asyncio.timeout(PATIENCE_S):
+        return await scorer.score(windows(n), state)
+
+
+async def test_each_caller_gets_his_own_answer_in_the_order_of_asking(scorer, network):
+    state = network.initial_state()
+    answers = await asyncio.gather(*(score(scorer, n, state) for n in range(1, 33)))
+    assert [int(probabilities[0]) for probabilities, _ in answers] == list(range(1, 33))
+    assert network.shown == list(range(1, 33))
+    assert len(network.threads) == 1
+    assert threading.get_ident() not in network.threads
+
+
+async def test_a_callers_state_goes_on_from_answer_to_answer(scorer, network):
+    states = {"a": network.initial_state(), "b": network.initial_state()}
+
+    async def ask(name: str, times: int) -> None:
+        for _ in range(times):
+            _, states[name] = await score(scorer, 1, states[name])
+
+    await asyncio.gather(ask("a", 7), ask("b", 20))
+    assert (states["a"].h.item(), states["b"].h.item()) == (7, 20)
+
+
+async def test_the_loop_goes_on_while_the_network_computes(scorer, network):
+    network.may_answer.clear()
+    asking = asyncio.create_task(score(scorer, 3, network.initial_state()))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not asking.done()
+    network.may_answer.set()
+    probabilities, _ = await asking
+    assert list(probabilities) == [3, 3, 3]
+
+
+async def test_an_error_is_the_askers_and_the_next_one_is_answered(scorer, network):
+    state = network.initial_state()
+    failed, fine = await asyncio.gather(
+        score(scorer, 0, state), score(scorer, 2, state), return_exceptions=True
+    )
+    assert isinstance(failed, ValueError)
+    assert list(fine[0]) == [2, 2]
+
+
+async def test_nobody_is_scored_for_who_has_left(scorer, network):
+    network.may_answer.clear()
+    state = network.initial_state()
+    first = asyncio.create_task(score(scorer, 1, state))
+    leaving = asyncio.create_task(score(scorer, 5, state))
+    last = asyncio.create_task(score(scorer, 2, state))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    network.may_answer.set()
+    await asyncio.gather(first, last)
+    assert network.shown == [1, 2]
