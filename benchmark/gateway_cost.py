@@ -35,12 +35,14 @@ LATE_LIMIT = 0.01
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """
+    echo_seconds: for the echo server, whose figures do not change with time; as `seconds` if none.
     frames_per_message: of 20 ms each, as browsers and phones send more than one at once.
     deflate: offer WebSocket compression, as the websockets package does by default.
     """
 
     sessions: int = 8
     seconds: float = 20.0
+    echo_seconds: float | None = None
     repeats: int = 1
     reply_s: float = 3.0
     frames_per_message: int = 1
@@ -48,7 +50,8 @@ class Options:
 
     def __post_init__(self):
         counts = (self.sessions, self.repeats, self.frames_per_message)
-        if min(counts) < 1 or min(self.seconds, self.reply_s) <= 0:
+        times_s = (self.seconds, self.echo_seconds or self.seconds, self.reply_s)
+        if min(counts) < 1 or min(times_s) <= 0:
             raise ValueError("all numbers must be positive")
 
 
@@ -74,7 +77,7 @@ class Cost:
     rss_mb: list[float]
 
 
-async def measure(arm: str, server: ServerProcess, options: Options) -> Cost:
+async def measure(arm: str, server: ServerProcess, options: Options, seconds: float) -> Cost:
     clock = MonotonicClock()
     compression = "deflate" if options.deflate else None
     message_s = options.frames_per_message * clip.FRAME_S
@@ -86,7 +89,7 @@ async def measure(arm: str, server: ServerProcess, options: Options) -> Cost:
         callers.reset()
         before_s, rss_mb = server.cpu_s(), [server.rss_mb()]
         for _ in range(N_RSS):
-            await _sleep(options.seconds / N_RSS, calling)
+            await _sleep(seconds / N_RSS, calling)
             rss_mb.append(server.rss_mb())
         cpu_s, traffic = server.cpu_s() - before_s, callers.traffic
         lag_ms = await asyncio.to_thread(server.lag_ms)
@@ -123,13 +126,14 @@ async def _sleep(seconds: float, calling: asyncio.Task[None]) -> None:
 def run_pair(options: Options) -> tuple[Cost, Cost]:
     """The gateway first: the echo server sends what the gateway has sent."""
     with ServerProcess("gateway", options.reply_s) as server:
-        gateway = asyncio.run(measure("gateway", server, options))
+        gateway = asyncio.run(measure("gateway", server, options, options.seconds))
     if not gateway.n_deltas:
         raise RuntimeError("the gateway answered no turn: give it more seconds")
     delta_bytes = round(gateway.delta_bytes / gateway.n_deltas / 2) * 2
     out_per_in = gateway.delta_bytes / (gateway.audio_s * 2 * clip.SAMPLE_RATE_HZ)
     with ServerProcess("echo", delta_bytes, out_per_in) as server:
-        echo = asyncio.run(measure("echo", server, options))
+        seconds = options.echo_seconds or options.seconds
+        echo = asyncio.run(measure("echo", server, options, seconds))
     return gateway, echo
 
 
@@ -178,7 +182,8 @@ def parse(argv: list[str] | None) -> tuple[Options, Path | None]:
         if option.type is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=option.default)
         else:
-            parser.add_argument(flag, type=option.type, default=option.default)
+            kind = int if option.type is int else float
+            parser.add_argument(flag, type=kind, default=option.default)
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = vars(parser.parse_args(argv))
     path = args.pop("json")
