@@ -102,7 +102,8 @@ class FakeOrchestrator:
 def _gone(turn: TurnRequest) -> tuple[str, ...]:
     """What a thinker's session would have dropped by now."""
     kept = turn.retention
-    assert kept is not None
+    if kept is None:
+        return ()
     sizes = [sum(_n_tokens(part) for part in item.parts) for item in turn.history]
     if sum(sizes) <= kept.window_tokens + kept.slack_tokens:
         return ()

@@ -14,7 +14,15 @@ from benchmark.gateway_servers import echo, gateway
 from benchmark.gateway_servers.callers import period
 from benchmark.gateway_servers.process import ServerProcess
 from sglang_live.client import clip
-from sglang_live.orchestrator.history import AudioDelta, TranscriptDelta, TurnDone, TurnRequest
+from sglang_live.kv.retention import RetentionConfig
+from sglang_live.orchestrator.history import (
+    AudioDelta,
+    HistoryItem,
+    TextPart,
+    TranscriptDelta,
+    TurnDone,
+    TurnRequest,
+)
 
 
 def cost(arm: str, cpu_s: float, audio_s: float, late_share: float = 0.0) -> Cost:
@@ -63,6 +71,26 @@ async def test_the_recording_comes_whole_and_in_the_vocoders_chunks(monkeypatch)
     assert chunks_s == pytest.approx([0.16, 0.32, 0.32, 0.2])
     assert sum(isinstance(event, TranscriptDelta) for event in events) == 3
     assert isinstance(events[-1], TurnDone)
+
+
+async def test_what_a_session_would_have_dropped_is_told(monkeypatch):
+    monkeypatch.setattr(gateway, "FIRST_AUDIO_S", 0.0)
+    monkeypatch.setattr(gateway, "SPEED", 1e6)
+    session = await gateway.FakeOrchestrator(reply_s=1.0).open_session("s")
+    items = [(str(i), TextPart("word " * 100)) for i in range(4)]
+    history = tuple(HistoryItem(key=key, role="user", parts=(part,)) for key, part in items)
+
+    async def gone(window_tokens: int) -> tuple[str, ...]:
+        kept = RetentionConfig(window_tokens=window_tokens, slack_tokens=50)
+        turn = TurnRequest(
+            turn_id="t", instructions="", history=history, voice="reader", retention=kept
+        )
+        [done] = [e async for e in session.respond(turn) if isinstance(e, TurnDone)]
+        return done.gone
+
+    assert await gone(350) == ()
+    assert await gone(220) == ("0",)  # a second one would leave less than the window
+    assert await gone(100) == ("0", "1", "2")
 
 
 async def test_the_echo_sends_as_much_as_it_is_told_to():
