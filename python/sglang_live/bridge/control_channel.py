@@ -36,6 +36,7 @@ from sglang_live.bridge.neighbours import Neighbours
 from sglang_live.bridge.retention import Retention
 from sglang_live.bridge.rounds import LinkRate, RoundStamp, rounds_of
 from sglang_live.bridge.session_truncate import truncate_session
+from sglang_live.policy.config import PolicyConfig
 
 REPORT_EVERY_S = 0.5
 # An EndReply may overtake its request, which travels on another socket; how many are remembered.
@@ -43,6 +44,8 @@ _MAX_EARLY_ENDS = 4096
 
 
 class ControlChannel(Scheduler):
+    policy_config: PolicyConfig  # of the stage
+
     # --- setting up ---
 
     def init_ipc_channels(self, port_args) -> None:
@@ -78,7 +81,7 @@ class ControlChannel(Scheduler):
         )
         policies = policies_from_env()
         self._reports = bool(policies)
-        self.rounds = rounds_of(policies, self.server_args.chunked_prefill_size)
+        self.rounds = rounds_of(policies, self.policy_config, self.server_args.chunked_prefill_size)
         is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND
         self.retention = Retention(self) if is_bounded else None
         # Rank 0 speaks and hears for all.

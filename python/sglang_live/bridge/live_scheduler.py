@@ -20,12 +20,15 @@ from sglang_live.bridge.feed_types import AHEAD_PREFIX, SPEAK_PREFIX, THINK_PREF
 from sglang_live.bridge.held import Held, ReqsView, decode_batch_of
 from sglang_live.bridge.rounds import Pool
 from sglang_live.bridge.session_truncate import n_computed, streaming_sessions
+from sglang_live.policy.config import THINKER
 
 # How long a round may wait for input when every stream sits out. Messages end the wait at once.
 IDLE_WAIT_MS = 20
 
 
 class LiveScheduler(ControlChannel):
+    policy_config = THINKER
+
     # --- setting up ---
 
     def init_running_status(self) -> None:

@@ -94,15 +94,17 @@ class _Slope:
         return max(0.0, self._cov / self._var)
 
 
-def rounds_of(policies: tuple[str, ...], chunk_tokens: int | None) -> "Rounds | None":
+def rounds_of(
+    policies: tuple[str, ...], config: PolicyConfig, chunk_tokens: int | None
+) -> "Rounds | None":
     """None if these policies have no say in a round.
 
     Args:
+        config: of the stage.
         chunk_tokens: the engine's own prefill chunk; None or negative: it has none.
     """
     if not decides_rounds(policies):
         return None
-    config = PolicyConfig(may_park_prefill=True)
     if chunk_tokens and chunk_tokens > 0:
         least = min(chunk_tokens, config.min_chunk_tokens)
         config = replace(config, chunk_tokens=chunk_tokens, min_chunk_tokens=least)

@@ -23,9 +23,12 @@ from sglang_live.bridge.live_scheduler import LiveScheduler
 from sglang_live.bridge.reply_bounds import ReplyBounds
 from sglang_live.bridge.reply_cache import ReplyCache
 from sglang_live.bridge.talker_feed import stream_of
+from sglang_live.policy.config import TALKER
 
 
 class TalkerScheduler(LiveScheduler):
+    policy_config = TALKER
+
     # --- setting up ---
 
     def init_running_status(self) -> None:

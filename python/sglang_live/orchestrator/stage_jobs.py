@@ -91,9 +91,9 @@ class Thought:
         self._ended = True
         self._job.post(EndReply(self._job.job_id))
 
-    def report(self, spoken_s: float, flowing: bool, interrupts: float) -> None:
-        """How much of the reply the talker has spoken."""
-        self._job.post(Progress(self._job.job_id, spoken_s, flowing, interrupts))
+    def report(self, consumed_s: float, flowing: bool, interrupts: float) -> None:
+        """How much of the reply was heard, or spoken if nobody knows what was heard."""
+        self._job.post(Progress(self._job.job_id, consumed_s, flowing, interrupts))
 
     async def _tokens_once(self) -> AsyncIterator[TextTokens]:
         await (self._ask() if self._turn.script is None else self._recite())

@@ -32,6 +32,7 @@ class Steering:
         self._policies, self._clock, self._interrupts = policies, clock, interrupts
         self._jobs: tuple[Thought, Speech, VoiceJob] | None = None
         self._told: tuple[float, float] | None = None  # what the thinker was told last, and when
+        self._is_heard = False  # somebody tells of the listener
         self.interrupted = False
 
     def take(self, thought: Thought, speech: Speech, voice: VoiceJob) -> None:
@@ -58,12 +59,19 @@ class Steering:
         """The listener is so far, and goes on by itself or not."""
         self._interrupts = interrupts
         if self._jobs is not None and self._policies:
-            _, speech, _ = self._jobs
+            thought, speech, _ = self._jobs
             speech.report(heard_s, playing, interrupts)
+            if self._told is not None:  # else the thinker's consumer has not begun
+                self._is_heard = True
+                thought.report(heard_s, playing, interrupts)
 
     def spoke(self, n_frames: int) -> None:
-        """The talker has come so far with what the thinker wrote."""
-        if self._jobs is None or not self._policies:
+        """The talker has come so far with what the thinker wrote.
+
+        It tells the thinker how urgent its tokens are as long as nobody knows of a listener: a
+        talker that is itself ahead of the listener can wait for them.
+        """
+        if self._jobs is None or not self._policies or self._is_heard:
             return
         now_s, spoken_s = self._clock.now_s(), n_frames * FRAME_S
         if self._told is not None:

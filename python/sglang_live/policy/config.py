@@ -1,6 +1,6 @@
 """Every constant of the policies, with its unit and the physical reason for its size."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from sglang_live.policy.view import FRAME_S
 
@@ -59,10 +59,8 @@ class PolicyConfig:
 
     Admission:
         max_bypass_s: a stream that does not fit is passed over no longer than this.
-        max_wait_s: then a waiting stream of class U2 counts as U1, and if it waits for memory
-            pacing ceases, so that others end and free it.
-        max_read_wait_s: then a waiting stream that nobody listens to counts as U1. Who reads an
-            answer waits longer without noticing than who listens.
+        max_wait_s: then a waiting stream counts as U1 if it is of class U2, or nobody listens to
+            it; and if it waits for memory pacing ceases, so that others end and free it.
 
     Deadline, VoxServe:
         critical_s: a stream this close to its deadline risks missing it.
@@ -96,7 +94,6 @@ class PolicyConfig:
     may_park_prefill: bool = False
     max_bypass_s: float = 2.0
     max_wait_s: float = 10.0
-    max_read_wait_s: float = 2.0
     critical_s: float = 1.0
     n_startup_max: int = 8
     max_startup_s: float = 5.0
@@ -119,3 +116,15 @@ class PolicyConfig:
         ):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"policy config: {low} must not be above {high}")
+
+
+# Both engines can park a prefill.
+TALKER = PolicyConfig(may_park_prefill=True)
+# Its tokens have the talker before them, which collects a chunk of its own on the way to the ear.
+# And they are cheap beside frames: three times as much ahead lasts over longer prefills.
+THINKER = replace(
+    TALKER,
+    pipeline_s=TALKER.pipeline_s + TALKER.chunk_steps * FRAME_S,
+    p_safe_s=TALKER.p_safe_s + TALKER.chunk_steps * FRAME_S,
+    min_gap_s=3 * TALKER.min_gap_s,
+)

@@ -62,7 +62,7 @@ def order(view: StageView, urgency: np.ndarray, config: PolicyConfig) -> np.ndar
     key = view.arrived_s[waiting]
     unheard = ~view.managed[waiting]
     if np.count_nonzero(unheard):
-        rank[unheard & ~overdue(view, waiting, config.max_read_wait_s)] = _BEHIND_U1
+        rank[unheard & ~overdue(view, waiting, config.max_wait_s)] = _BEHIND_U1
     if np.count_nonzero(rank != U1):
         rank[(rank == U2) & overdue(view, waiting, config.max_wait_s)] = U1
         key = np.where(rank == U0, view.ahead_s[waiting], key)

@@ -327,6 +327,22 @@ def test_a_talker_that_fell_behind_is_news(steering, thinker, clock):
     assert [n for n, _, _ in thinker.told] == [1, 2]
 
 
+class ToldTalker:
+    def report(self, *_: object) -> None:
+        """What is told to the talker is no matter here."""
+
+
+def test_the_thinker_hears_of_the_listener_once_there_is_one(thinker, clock):
+    steering = Steering(ALL, clock, interrupts=0.25)
+    steering.take(thinker, ToldTalker(), None)
+    steering.heard(0.0, False, 0.25)
+    assert thinker.told == []  # it has written nothing that anybody could have heard
+    steering.spoke(4)
+    steering.heard(0.08, True, 0.5)
+    steering.spoke(30)
+    assert thinker.told == [(4, True, 0.25), (1, True, 0.5)]
+
+
 async def test_the_thinker_hears_how_far_its_talker_is(world, session):
     session.report_playback(0.0, playing=False, interrupts=0.25)
     world.thinker.holds_at = 2

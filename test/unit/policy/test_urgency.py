@@ -150,10 +150,10 @@ def test_an_engine_is_urgent_to_others_while_it_could_help_somebody():
 # --- what nobody listens to ---
 
 
-def test_who_reads_waits_behind_those_who_listen_but_not_for_long():
+def test_who_reads_waits_behind_those_who_listen_but_not_for_ever():
     """All but the third and the last would be equal to the paper: they have not begun."""
     reads = waiting(managed=False, age_s=1.0, for_s=1.0)
-    long = waiting(managed=False, age_s=3.0, for_s=CONFIG.max_read_wait_s + 0.1)
+    long = waiting(managed=False, age_s=11.0, for_s=CONFIG.max_wait_s + 0.1)
     has_time = waiting(ahead_s=5.0, started=True, kv_tokens=100)
     view = view_of(reads, waiting(age_s=0.5), long, waiting(age_s=0.1), has_time)
     assert POLICIES.decide(view).admit.tolist() == [2, 1, 3, 0, 4]
