@@ -54,6 +54,7 @@ setup(
         "jsonschema>=4.20",
         "msgspec",
         "numpy",
+        "onnx>=1.19",
         "onnxruntime>=1.20",
         "orjson",
         "prometheus-client",

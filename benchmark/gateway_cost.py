@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmark.gateway_servers.callers import Callers, Traffic, period
 from benchmark.gateway_servers.process import ServerProcess
 from benchmark.load.provenance import facts
@@ -62,6 +64,8 @@ class Cost:
     audio_s: of all sessions together, sent to the server while it was measured.
     cpu_ms_per_s: CPU time of the server process per second of one session.
     lag_ms: of the server's event loop: P50, P99 and the worst.
+    behind_ms: the same of the ends of turns, from their last audio to the caller's hearing of it;
+        none of the echo server, which knows no turns.
     rss_mb: memory of the server process, at equal intervals from beginning to end.
     """
 
@@ -74,6 +78,7 @@ class Cost:
     n_responses: int
     late_share: float
     lag_ms: list[float]
+    behind_ms: list[float]
     rss_mb: list[float]
 
 
@@ -88,15 +93,22 @@ async def measure(arm: str, server: ServerProcess, options: Options, seconds: fl
         await asyncio.to_thread(server.lag_ms)  # of the beginning, when all connect at once
         callers.reset()
         before_s, rss_mb = server.cpu_s(), [server.rss_mb()]
-        for _ in range(N_RSS):
+        for i in range(N_RSS):
+            n_turns = len(callers.traffic.behind_s)
             await _sleep(seconds / N_RSS, calling)
             rss_mb.append(server.rss_mb())
+            _tell(arm, (i + 1) / N_RSS, rss_mb[-1], callers.traffic.behind_s[n_turns:])
         cpu_s, traffic = server.cpu_s() - before_s, callers.traffic
         lag_ms = await asyncio.to_thread(server.lag_ms)
     finally:
         calling.cancel()
         await asyncio.gather(calling, return_exceptions=True)
     return _cost(arm, cpu_s, traffic, lag_ms, rss_mb)
+
+
+def _tell(arm: str, share: float, rss_mb: float, behind_s: list[float]) -> None:
+    worst = f", ends of turns known {1e3 * max(behind_s):.0f} ms later at most" if behind_s else ""
+    print(f"{arm} {share:.0%}: {rss_mb:.0f} MB{worst}", file=sys.stderr, flush=True)
 
 
 def _cost(
@@ -112,8 +124,16 @@ def _cost(
         n_responses=traffic.events["response.done"],
         late_share=round(traffic.late / traffic.sent, 4),
         lag_ms=lag_ms,
+        behind_ms=_percentiles_ms(traffic.behind_s),
         rss_mb=[round(mb, 1) for mb in rss_mb],
     )
+
+
+def _percentiles_ms(times_s: list[float]) -> list[float]:
+    """P50, P99 and the worst; nothing of nothing."""
+    if not times_s:
+        return []
+    return [round(1e3 * float(s), 1) for s in (*np.percentile(times_s, (50, 99)), max(times_s))]
 
 
 async def _sleep(seconds: float, calling: asyncio.Task[None]) -> None:
@@ -149,14 +169,16 @@ def ratio(costs: list[Cost]) -> float:
 def table(costs: list[Cost]) -> str:
     lines = [
         "arm      CPU s  session s  CPU ms per session s  deltas  delta MB  responses  late  "
-        "loop lag P50/P99/max ms  memory MB"
+        "loop lag P50/P99/max ms   behind P50/P99/max ms  memory MB"
     ]
     for cost in costs:
         lag = "/".join(f"{ms:.1f}" for ms in cost.lag_ms)
+        behind = "/".join(f"{ms:.0f}" for ms in cost.behind_ms)
+        memory = f"{cost.rss_mb[0]:.0f} to {cost.rss_mb[-1]:.0f}"
         lines.append(
             f"{cost.arm:7}  {cost.cpu_s:5.2f}  {cost.audio_s:9.1f}  {cost.cpu_ms_per_s:20.2f}  "
             f"{cost.n_deltas:6d}  {cost.delta_bytes / 1e6:8.2f}  {cost.n_responses:9d}  "
-            f"{cost.late_share:4.1%}  {lag:>23}  {cost.rss_mb[0]:.0f} to {cost.rss_mb[-1]:.0f}"
+            f"{cost.late_share:4.1%}  {lag:>23}  {behind:>22}  {memory}"
         )
     lines.append(f"gateway / echo: {ratio(costs):.2f}")
     if any(cost.late_share > LATE_LIMIT for cost in costs):

@@ -28,6 +28,7 @@ class Traffic:
     """What went over all sockets while it was counted.
 
     sent: appends. late: of those, more than 50 ms behind real time.
+    behind_s: of each turn, from when the audio that ended it was due until the caller was told.
     events: from the server, by type.
     """
 
@@ -35,6 +36,7 @@ class Traffic:
     sent: int = 0
     late: int = 0
     delta_bytes: int = 0
+    behind_s: list[float] = field(default_factory=list)
     events: Counter = field(default_factory=Counter)
 
     @property
@@ -71,14 +73,14 @@ class Callers:
             connect(self._url, compression=self._compression, max_size=None, proxy=None) as socket,
             asyncio.TaskGroup() as tasks,
         ):
-            tasks.create_task(self._listen(socket))
-            tasks.create_task(self._speak(socket, i))
+            # Callers are spread over a period, and within a message's time.
+            due_s = self._clock.now_s() + self._message_s * i / len(self._periods)
+            tasks.create_task(self._listen(socket, due_s))
+            tasks.create_task(self._speak(socket, i, due_s))
 
-    async def _speak(self, socket: ClientConnection, i: int) -> None:
+    async def _speak(self, socket: ClientConnection, i: int, due_s: float) -> None:
         messages = self._periods[i]
-        # Callers are spread over a period, and within a message's time.
         at = i * len(messages) // len(self._periods)
-        due_s = self._clock.now_s() + self._message_s * i / len(self._periods)
         while True:
             await self._clock.sleep(due_s - self._clock.now_s())
             self.traffic.sent += 1
@@ -88,10 +90,14 @@ class Callers:
             at += 1
             due_s += self._message_s
 
-    async def _listen(self, socket: ClientConnection) -> None:
+    async def _listen(self, socket: ClientConnection, began_s: float) -> None:
         async for text in socket:
             event = orjson.loads(text)
             self.traffic.events[event["type"]] += 1
             if event["type"] == "response.output_audio.delta":
                 self.traffic.delta_bytes += len(event["delta"]) * 3 // 4
+            elif event["type"] == "input_audio_buffer.speech_stopped":
+                n_messages = -(-event["audio_end_ms"] // round(1000 * self._message_s))
+                due_s = began_s + (n_messages - 1) * self._message_s
+                self.traffic.behind_s.append(self._clock.now_s() - due_s)
         raise ConnectionError("the server closed a session")

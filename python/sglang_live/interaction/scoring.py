@@ -13,32 +13,32 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sglang_live.interaction.silero import SpeechModel, SpeechState
+from sglang_live.interaction.silero import Asked, Scored, SpeechModel, SpeechState
 
-Scored = tuple[np.ndarray, SpeechState]
+# Of one call of the model: more windows are hardly cheaper each, and all wait for the last one.
+_WINDOWS_TOGETHER = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    windows: np.ndarray
-    state: SpeechState
+class _Ask:
+    what: Asked
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[Scored]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Answered:
-    asked: _Asked
+class _Answer:
+    to: _Ask
     scored: Scored | None
     error: Exception | None = None
 
     def give(self) -> None:
-        if self.asked.answer.done():
+        if self.to.answer.done():
             return  # the caller has left
         if self.error is not None:
-            self.asked.answer.set_exception(self.error)
+            self.to.answer.set_exception(self.error)
         else:
-            self.asked.answer.set_result(self.scored)
+            self.to.answer.set_result(self.scored)
 
 
 @dataclass(eq=False)
@@ -50,48 +50,56 @@ class SpeechScorer:
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="speech")
     )
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _asked: deque[_Asked] = field(default_factory=deque)
-    _answered: deque[_Answered] = field(default_factory=deque)
+    _asked: deque[_Ask] = field(default_factory=deque)
+    _answered: deque[_Answer] = field(default_factory=deque)
     _works: bool = False  # the thread is at it, and looks for more before it stops
     _wakes: bool = False  # the loop has been told, and has not looked yet
 
     async def score(self, windows: np.ndarray, state: SpeechState) -> Scored:
-        """As SpeechModel.probabilities. Callers are served in the order in which they ask."""
+        """As SpeechModel.score, of one. Callers are served in the order in which they ask."""
         loop = asyncio.get_running_loop()
-        asked = _Asked(windows, state, loop, loop.create_future())
+        ask = _Ask((windows, state), loop, loop.create_future())
         with self._lock:
-            self._asked.append(asked)
+            self._asked.append(ask)
             begins, self._works = not self._works, True
         if begins:
             self._thread.submit(self._work)
-        return await asked.answer
+        return await ask.answer
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                if not self._asked:
-                    self._works = False
-                    return
-                asked = self._asked.popleft()
-            if asked.answer.cancelled():
-                continue
-            self._tell(self._answer(asked))
+        while asks := self._next():
+            self._tell(self._answers(asks))
 
-    def _answer(self, asked: _Asked) -> _Answered:
-        try:
-            return _Answered(asked, self.model.probabilities(asked.windows, asked.state))
-        except Exception as error:  # the caller's to deal with, not this thread's
-            return _Answered(asked, None, error)
-
-    def _tell(self, answered: _Answered) -> None:
+    def _next(self) -> list[_Ask]:
+        """Those that are scored together: who comes first, and who fits in with them."""
+        asks, n_windows = [], 0
         with self._lock:
-            self._answered.append(answered)
+            while self._asked and (not asks or n_windows < _WINDOWS_TOGETHER):
+                ask = self._asked.popleft()
+                if not ask.answer.cancelled():
+                    asks.append(ask)
+                    n_windows += len(ask.what[0])
+            self._works = bool(asks)
+        return asks
+
+    def _answers(self, asks: list[_Ask]) -> list[_Answer]:
+        try:
+            scored = self.model.score([ask.what for ask in asks])
+        except Exception as error:  # the caller's to deal with, not this thread's
+            if len(asks) == 1:
+                return [_Answer(asks[0], None, error)]
+            return [answer for ask in asks for answer in self._answers([ask])]
+        return [_Answer(ask, one) for ask, one in zip(asks, scored, strict=True)]
+
+    def _tell(self, answers: list[_Answer]) -> None:
+        with self._lock:
+            self._answered.extend(answers)
             wakes, self._wakes = not self._wakes, True
         if wakes:
-            answered.asked.loop.call_soon_threadsafe(self._give)
+            answers[0].to.loop.call_soon_threadsafe(self._give)
 
     def _give(self) -> None:
         with self._lock:

@@ -1,10 +1,12 @@
 """The Silero VAD network: windows of audio in, probability of speech out.
 
-In: overlapping 16 kHz windows of one caller. Out: one probability per window, the next state.
+In: overlapping 16 kHz windows of any number of callers. Out: one probability per window, and each
+caller's next state.
 Owner: one SileroModel per process, shared by all callers; the recurrent state is the caller's.
 """
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,60 +15,69 @@ import numpy as np
 
 WINDOW_SAMPLES = 512
 CONTEXT_SAMPLES = 64
-_STATE_SHAPE = (1, 1, 128)
-# The graph that takes a run of windows per call: same output as one window per call, half the time.
 _MODEL_FILE = "silero_vad_16k_sequence.onnx"
+
+_WIDTH = 128  # of the recurrent state
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpeechState:
-    """Recurrent state after the last window; h and c: [1, 1, 128] float32."""
+    """Recurrent state after the last window; h and c: [128] float32."""
 
     h: np.ndarray
     c: np.ndarray
 
 
+# Consecutive windows of one caller, [n, CONTEXT_SAMPLES + WINDOW_SAMPLES] float32 in [-1, 1], each
+# beginning with the last CONTEXT_SAMPLES of the one before; and the state before them.
+Asked = tuple[np.ndarray, SpeechState]
+# [n] float32 probabilities of speech, and the state after the last window.
+Scored = tuple[np.ndarray, SpeechState]
+
+
 class SpeechModel(Protocol):
     def initial_state(self) -> SpeechState: ...
 
-    def probabilities(
-        self, windows: np.ndarray, state: SpeechState
-    ) -> tuple[np.ndarray, SpeechState]:
-        """Score consecutive windows.
-
-        Args:
-            windows: [n, CONTEXT_SAMPLES + WINDOW_SAMPLES] float32 in [-1, 1]; each begins with
-                the last CONTEXT_SAMPLES of the one before.
-        Returns:
-            [n] float32 probabilities of speech, and the state after the last window.
-        """
+    def score(self, asked: Sequence[Asked]) -> list[Scored]:
+        """Windows of several callers at once, at least one of each."""
         ...
 
 
 class SileroModel:
-    """Silero v6 through onnxruntime on one thread: a window is too small to share out."""
+    """Silero v6 through onnxruntime on one thread: there is too little to share out."""
 
     def __init__(self, model_path: Path | None = None):
         import onnxruntime
 
+        from sglang_live.interaction.silero_graph import for_many_callers
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # the published graph has unused weights and says so
+        path = model_path or bundled_model_path()
+        model = for_many_callers(path, WINDOW_SAMPLES, CONTEXT_SAMPLES)
         self._session = onnxruntime.InferenceSession(
-            str(model_path or bundled_model_path()), options, providers=["CPUExecutionProvider"]
+            model, options, providers=["CPUExecutionProvider"]
         )
 
     def initial_state(self) -> SpeechState:
-        zeros = np.zeros(_STATE_SHAPE, np.float32)
+        zeros = np.zeros(_WIDTH, np.float32)
         return SpeechState(zeros, zeros)
 
-    def probabilities(
-        self, windows: np.ndarray, state: SpeechState
-    ) -> tuple[np.ndarray, SpeechState]:
-        inputs = {"input": windows, "h": state.h, "c": state.c}
-        probabilities, h, c = self._session.run(("speech_probs", "hn", "cn"), inputs)
-        return probabilities, SpeechState(h, c)
+    def score(self, asked: Sequence[Asked]) -> list[Scored]:
+        lengths = np.array([len(windows) for windows, _ in asked], np.int32)
+        steps = np.arange(lengths.max())[:, None]
+        inputs = {
+            "windows": np.concatenate([windows for windows, _ in asked]),
+            "at": np.where(steps < lengths, lengths.cumsum() - lengths + steps, 0),
+            "lengths": lengths,
+            "h": np.stack([state.h for _, state in asked])[None],
+            "c": np.stack([state.c for _, state in asked])[None],
+        }
+        speech, h, c = self._session.run(("speech", "hn", "cn"), inputs)
+        # Copies: a caller's state must not keep those of all the others.
+        states = [SpeechState(h[0, i].copy(), c[0, i].copy()) for i in range(len(asked))]
+        return [(speech[:n, i], states[i]) for i, n in enumerate(lengths)]
 
 
 def bundled_model_path() -> Path:

@@ -15,6 +15,8 @@ import numpy as np
 from sglang_live.interaction.silero import (
     CONTEXT_SAMPLES,
     WINDOW_SAMPLES,
+    Asked,
+    Scored,
     SpeechModel,
     SpeechState,
 )
@@ -139,14 +141,14 @@ class SpeechDetector:
         self.take(pcm)
         events = []
         while (due := self.due()) is not None:
-            events += self.scored(*self._model.probabilities(*due))
+            events += self.scored(*self._score(*due))
         return events
 
     def take(self, pcm: np.ndarray) -> None:
         """Audio to be scored when something is `due`; pcm: [n] int16, 16 kHz."""
         self._pending = np.concatenate((self._pending, pcm))
 
-    def due(self) -> tuple[np.ndarray, SpeechState] | None:
+    def due(self) -> Asked | None:
         """What the network is to be asked next, once and before anything else is done here.
 
         Windows are left until they could bring an event: so nothing is told later for it.
@@ -167,8 +169,7 @@ class SpeechDetector:
         assert self._speaking
         n_windows = len(self._pending) // WINDOW_SAMPLES
         if n_windows:
-            asked = self._cut(n_windows), self._state
-            probabilities, self._state = self._model.probabilities(*asked)
+            probabilities, self._state = self._score(self._cut(n_windows), self._state)
             for probability in probabilities:
                 event = self._step(float(probability))
                 if isinstance(event, SpeechStopped):  # by settings that were replaced meanwhile
@@ -183,6 +184,10 @@ class SpeechDetector:
         """The caller has said nothing since; may be asked from another thread."""
         last_ms = self._speech_end // SAMPLES_PER_MS
         return self._speaking and self._paused and last_ms == pause.speech_end_ms
+
+    def _score(self, windows: np.ndarray, state: SpeechState) -> Scored:
+        (scored,) = self._model.score([(windows, state)])
+        return scored
 
     def _cut(self, n_windows: int) -> np.ndarray:
         """The next windows, [n, CONTEXT_SAMPLES + WINDOW_SAMPLES] float32."""

@@ -11,9 +11,10 @@ import pytest
 from benchmark import gateway_cost
 from benchmark.gateway_cost import Cost, Options
 from benchmark.gateway_servers import echo, gateway
-from benchmark.gateway_servers.callers import period
+from benchmark.gateway_servers.callers import Callers, period
 from benchmark.gateway_servers.process import ServerProcess
 from sglang_live.client import clip
+from sglang_live.clock import SimClock
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import (
     AudioDelta,
@@ -36,6 +37,7 @@ def cost(arm: str, cpu_s: float, audio_s: float, late_share: float = 0.0) -> Cos
         n_responses=1,
         late_share=late_share,
         lag_ms=[0.1, 1.0, 5.0],
+        behind_ms=[60.0, 110.0, 150.0],
         rss_mb=[100.0, 101.0],
     )
 
@@ -106,6 +108,31 @@ def test_a_period_is_the_clip_and_then_silence_in_frames_of_20_ms():
     assert len(messages) == 2 + 5
     assert messages[0] == messages[1] != messages[2] == messages[-1]
     assert len(period(b"\1" * (4 * clip.FRAME_BYTES), quiet_s=0.2, frames_per_message=2)) == 2 + 5
+
+
+class ToldSocket:
+    """A socket that says at once that a turn has ended, and then closes."""
+
+    def __init__(self, audio_end_ms: int):
+        self.events = [{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": audio_end_ms}]
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self) -> str:
+        if not self.events:
+            raise StopAsyncIteration
+        return json.dumps(self.events.pop())
+
+
+@pytest.mark.parametrize(("audio_end_ms", "behind_s"), [(1000, 0.1), (1001, 0.0), (950, 0.1)])
+async def test_a_turn_is_behind_from_when_the_message_that_ended_it_was_due(audio_end_ms, behind_s):
+    clock = SimClock()
+    callers = Callers("ws://unused", [], 0.1, None, clock)
+    began_s = clock.now_s() - 1.0  # so the message that ends at 1.0 s was due 0.1 s ago
+    with pytest.raises(ConnectionError):
+        await callers._listen(ToldSocket(audio_end_ms), began_s)
+    assert callers.traffic.behind_s == pytest.approx([behind_s])
 
 
 def test_the_ratio_is_of_cpu_per_second_of_session_over_all_repeats():

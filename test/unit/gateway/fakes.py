@@ -5,7 +5,7 @@ import base64
 import json
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,13 @@ from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.health import Health
 from sglang_live.gateway.realtime import RealtimeConnection
 from sglang_live.gateway.services import RealtimeServices
-from sglang_live.interaction.silero import CONTEXT_SAMPLES, SpeechModel, SpeechState
+from sglang_live.interaction.silero import (
+    CONTEXT_SAMPLES,
+    Asked,
+    Scored,
+    SpeechModel,
+    SpeechState,
+)
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.history import (
     OUTPUT_RATE_HZ,
@@ -249,11 +255,12 @@ class LoudnessModel:
     def initial_state(self) -> SpeechState:
         return SpeechState(np.zeros(1), np.zeros(1))
 
-    def probabilities(
-        self, windows: np.ndarray, state: SpeechState
-    ) -> tuple[np.ndarray, SpeechState]:
+    def score(self, asked: Sequence[Asked]) -> list[Scored]:
+        return [(self._probabilities(windows), state) for windows, state in asked]
+
+    def _probabilities(self, windows: np.ndarray) -> np.ndarray:
         loud = np.abs(windows[:, CONTEXT_SAMPLES:]).mean(axis=1) > 0.05
-        return np.where(loud, 0.95, 0.01).astype(np.float32), state
+        return np.where(loud, 0.95, 0.01).astype(np.float32)
 
 
 class MemoryWire:

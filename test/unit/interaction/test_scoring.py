@@ -13,24 +13,28 @@ PATIENCE_S = 5
 
 
 class FakeNetwork:
-    """Says how many windows it was shown, and counts in the state how often it was asked."""
+    """Says how many windows each showed it, and counts in the state how often it was asked."""
 
     def __init__(self):
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.threads: set[int] = set()
         self.shown: list[int] = []
+        self.together: list[int] = []
 
     def initial_state(self) -> SpeechState:
         return SpeechState(np.zeros(1), np.zeros(1))
 
-    def probabilities(self, windows, state):
+    def score(self, asked):
         assert self.may_answer.wait(PATIENCE_S)
         self.threads.add(threading.get_ident())
-        self.shown.append(len(windows))
-        if not len(windows):
+        lengths = [len(windows) for windows, _ in asked]
+        if 0 in lengths:
             raise ValueError("nothing to score")
-        return np.full(len(windows), len(windows)), SpeechState(state.h + 1, state.c)
+        self.shown += lengths
+        self.together.append(sum(lengths))
+        states = [SpeechState(state.h + 1, state.c) for _, state in asked]
+        return [(np.full(n, n), state) for n, state in zip(lengths, states, strict=True)]
 
 
 @pytest.fixture
@@ -86,13 +90,27 @@ async def test_the_loop_goes_on_while_the_network_computes(scorer, network):
     assert list(probabilities) == [3, 3, 3]
 
 
+async def test_who_waits_is_scored_together_but_not_with_too_many(scorer, network):
+    network.may_answer.clear()
+    state = network.initial_state()
+    asking = [asyncio.create_task(score(scorer, n, state)) for n in (1, *([8] * 12), 64, 1)]
+    await asyncio.sleep(0)
+    network.may_answer.set()
+    await asyncio.gather(*asking)
+    assert sum(network.together) == 1 + 12 * 8 + 64 + 1
+    assert max(network.together) < 2 * 64
+    assert len(network.together) <= 5
+
+
 async def test_an_error_is_the_askers_and_the_next_one_is_answered(scorer, network):
     state = network.initial_state()
-    failed, fine = await asyncio.gather(
-        score(scorer, 0, state), score(scorer, 2, state), return_exceptions=True
-    )
+    network.may_answer.clear()
+    asking = [asyncio.create_task(score(scorer, n, state)) for n in (1, 3, 0, 2)]
+    await asyncio.sleep(0)
+    network.may_answer.set()
+    _, *fine, failed, last = await asyncio.gather(*asking, return_exceptions=True)
     assert isinstance(failed, ValueError)
-    assert list(fine[0]) == [2, 2]
+    assert [list(scored[0]) for scored in (*fine, last)] == [[3, 3, 3], [2, 2]]
 
 
 async def test_nobody_is_scored_for_who_has_left(scorer, network):

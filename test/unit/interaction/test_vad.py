@@ -37,10 +37,11 @@ class ScriptedModel:
     def initial_state(self):
         return SpeechState(np.zeros(1), np.zeros(1))
 
-    def probabilities(self, windows, state):
+    def score(self, asked):
+        ((windows, state),) = asked
         self.windows += list(windows)
         taken = [self.probabilities_left.pop(0) for _ in windows]
-        return np.array(taken, np.float32), state
+        return [(np.array(taken, np.float32), state)]
 
 
 def run(probabilities, settings=None, pieces=None):
@@ -152,14 +153,14 @@ def test_a_turn_that_new_settings_have_ended_is_stopped_where_they_say():
 def test_windows_are_left_while_nothing_can_come_of_them():
     model = ScriptedModel([0.0] * 30)
     n_calls = 0
-    ask = model.probabilities
+    score = model.score
 
-    def counted(windows, state):
+    def counted(asked):
         nonlocal n_calls
         n_calls += 1
-        return ask(windows, state)
+        return score(asked)
 
-    model.probabilities = counted
+    model.score = counted
     detector = SpeechDetector(model, VadSettings(min_speech_ms=96))
     for _ in range(30):
         detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))
