@@ -211,6 +211,24 @@ def demo_rows(document: dict) -> list[str]:
     ]
 
 
+def gateway_row(document: dict) -> str:
+    """Of the document's first pair."""
+    arms = {arm["arm"]: arm for arm in reversed(document["arms"])}
+    ours, echo = arms["gateway"], arms["echo"]
+    options, lag_ms, rss_mb = document["options"], ours["lag_ms"], ours["rss_mb"]
+    what = (
+        f"{options['sessions']} open microphones at the gateway, answered by a recording, for "
+        f"{options['seconds'] / 60:.0f} min ({document['device']})"
+    )
+    text = (
+        f"{ours['cpu_ms_per_s']:.1f} ms of CPU per second of one session, bare echo server "
+        f"{echo['cpu_ms_per_s']:.1f} ms; loop lag P50 / P99 {lag_ms[0]:.1f} / {lag_ms[1]:.1f} ms; "
+        f"memory {rss_mb[0]:.0f} MB at first, {rss_mb[len(rss_mb) // 2]:.0f} MB half way, "
+        f"{rss_mb[-1]:.0f} MB in the end"
+    )
+    return _row(what, text)
+
+
 def server_rows(document: dict) -> list[str]:
     starts = [run["server_start_s"] for run in document["runs"]]
     rss = max(point["peak_rss_mib"] for point in document["points"])
@@ -251,9 +269,7 @@ def section(results: Path) -> str:
         )
         rows.append(_row(what, f"{story['rtf_median']:.2f}"))
     if gateway := newest(results, "gateway_cost"):
-        costs = {arm["arm"]: arm["cpu_ms_per_s"] for arm in gateway["arms"]}
-        text = f"{costs['gateway']:.0f} ms, bare echo server {costs['echo']:.0f} ms"
-        rows.append(_row(f"gateway CPU per second of one session ({gateway['device']})", text))
+        rows.append(gateway_row(gateway))
     if not parts and not rows:
         return "Nothing has been measured yet."
     note = (
