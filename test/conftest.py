@@ -1,9 +1,14 @@
-"""Tests marked `gpu` are skipped where there is no CUDA device."""
+"""Tests marked `gpu` are skipped where there is no CUDA device; no example is timed."""
 
 import shutil
 import subprocess
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes is the machine's business.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def _has_gpu() -> bool:

@@ -130,7 +130,6 @@ def hold_patterns(n: int):
     """Engines outlive examples, and examples take seconds."""
     return settings(
         max_examples=n,
-        deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )

@@ -244,7 +244,6 @@ STEP = st.tuples(
 
 @settings(
     max_examples=4,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -236,7 +236,7 @@ def schedules(draw, max_sessions=4, max_turns=4, max_tokens=5) -> Schedule:
 
 
 @given(schedules(), st.integers(1, 20), st.integers(1, 3), st.integers(), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_belady_reloads_no_more_pages_than_anyone(schedule, n_pages, page_tokens, seed, preload):
     def pages_of(policy, preload):
         outcome = replay(
@@ -289,14 +289,14 @@ def room(state: list[int], pins: list[bool], n_pages: int):
 
 
 @given(schedules(max_sessions=3, max_turns=3, max_tokens=2), st.integers(1, 10))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_belady_is_what_trying_everything_finds(schedule, n_pages):
     outcome = replay(schedule, n_pages, Belady(schedule), page_tokens=1)
     assert outcome.reloaded_tokens == outcome.reloaded_pages == fewest_reloads(schedule, n_pages)
 
 
 @given(schedules(), st.integers(1, 12), st.integers(1, 3), st.integers(), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_was_evicted_came_back_or_was_never_needed(schedule, n_pages, page, seed, preload):
     for policy in (Lru(), NextUse(2.0), Belady(schedule), Anything(seed)):
         o = replay(schedule, n_pages * page, policy, page_tokens=page, link=SLOW, preload=preload)
@@ -308,7 +308,7 @@ def test_what_was_evicted_came_back_or_was_never_needed(schedule, n_pages, page,
 
 
 @given(schedules(), st.integers(1, 4), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_pool_of_the_working_set_loses_nothing(schedule, page_tokens, preload):
     pool_tokens = schedule.pool_tokens(1.0, page_tokens)
     outcome = replay(schedule, pool_tokens, Lru(), page_tokens=page_tokens, preload=preload)

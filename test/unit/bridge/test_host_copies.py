@@ -108,7 +108,7 @@ def held_by(copy) -> tuple | None:
 STEP = st.tuples(st.sampled_from(World.STEPS), st.integers(0, 1), st.floats(0, 1, exclude_max=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from((1, 4)), st.sampled_from((32, 256)), st.lists(STEP, min_size=40))
 def test_the_host_holds_what_it_says_and_nothing_else(page, host_tokens, steps):
     world = World(page, host_tokens)

@@ -409,7 +409,7 @@ def lived_through(events) -> FakeSessions:
     return sessions
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(EVENT, max_size=60))
 def test_all_ranks_decide_alike_and_lose_no_memory(events):
     one, other = lived_through(events), lived_through(events)

@@ -151,7 +151,7 @@ class World:
 STEP = st.tuples(st.sampled_from(World.STEPS), st.integers(0, 1), st.floats(0, 1, exclude_max=True))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.sampled_from((1, 4)), st.lists(STEP, min_size=40))
 def test_storage_holds_what_it_says_and_nothing_else(page, steps):
     world = World(page)

@@ -83,7 +83,7 @@ def test_what_would_alias_is_gone(resampled, rate_in, rate_out):
     assert np.abs(middle).max() <= 10
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     rates=st.sampled_from(RATES),
     sizes=st.lists(st.integers(0, 700), max_size=12),
@@ -121,7 +121,7 @@ def test_digital_silence_stays_silent(form):
     assert np.abs(decode_clip(zero * 8000, form)).max() <= 10
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(
     form=st.sampled_from([PCM, PCMU]),
     durations_ms=st.lists(st.sampled_from([1, 5, 19, 20, 80, 250, 1000]), max_size=8),

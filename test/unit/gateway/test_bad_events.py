@@ -159,7 +159,7 @@ def client_events(draw):
     return event
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.lists(client_events(), min_size=1, max_size=6))
 def test_random_events_get_an_error_or_their_answer_and_the_connection_lives(events):
     async def talk():
@@ -193,9 +193,7 @@ def is_refused(frame: str) -> bool:
     return False
 
 
-@settings(
-    max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=200, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.text() | st.binary(max_size=50).map(lambda raw: raw.decode("latin-1")))
 def test_no_text_makes_the_parser_fail_in_another_way(frame):
     try:

@@ -22,6 +22,6 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", app_of(FakeOrchestrator
 
 
 @schema.parametrize()
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_one_that_is_described(case):
     case.call_and_validate(checks=_CHECKS)

@@ -58,7 +58,7 @@ def test_the_bound_refuses_before_anything_is_added():
     assert (buffer.held_samples, buffer.end_sample) == (0, 2000)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 400)), max_size=20))
 def test_every_sample_leaves_at_most_once_and_in_order(steps):
     buffer = InputBuffer(100.0)

@@ -239,7 +239,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(steps, st.floats(0.0, 2.0))
 def test_whatever_happens_heard_stays_within_what_was_sent_and_what_time_allows(steps, ahead_s):
     clock = PlaybackClock(not_before_s=ahead_s)

@@ -57,7 +57,7 @@ def test_it_says_what_the_published_graph_says(network, spoken, published):
     assert max(network.score([(spoken[0], network.initial_state())])[0][0]) > 0.9
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_callers_scored_together_get_what_they_would_alone(network, spoken, data):
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))

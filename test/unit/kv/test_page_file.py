@@ -111,4 +111,4 @@ class Places(RuleBasedStateMachine):
 
 
 TestPlaces = Places.TestCase
-TestPlaces.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+TestPlaces.settings = settings(max_examples=30, stateful_step_count=20)

@@ -98,7 +98,7 @@ def views() -> st.SearchStrategy[PreloadView]:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(view=views())
 def test_what_is_admitted_is_in_time_under_the_cap_and_has_room(view):
     verdict = judge(view, CONFIG)
@@ -110,7 +110,7 @@ def test_what_is_admitted_is_in_time_under_the_cap_and_has_room(view):
         assert verdict.evict_tokens + view.free_tokens >= view.n_tokens
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(view=views())
 def test_who_waits_can_still_make_it_afterwards(view):
     verdict = judge(view, CONFIG)
@@ -119,7 +119,7 @@ def test_who_waits_can_still_make_it_afterwards(view):
         assert verdict.until_s + view.n_bytes / view.bytes_per_s <= view.needed_at_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(view=views())
 def test_waiting_comes_to_an_end(view):
     for _ in range(100):

@@ -85,7 +85,7 @@ def sessions(draw) -> dict:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(session=sessions())
 def test_a_cut_is_of_whole_pages_and_whole_media_outside_sink_and_window(session):
     found = cut_of(**session)
@@ -100,7 +100,7 @@ def test_a_cut_is_of_whole_pages_and_whole_media_outside_sink_and_window(session
         assert not begin < found.end < end
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(session=sessions())
 def test_what_stays_is_bounded(session):
     found = cut_of(**{**session, "owned_from": 0})
@@ -111,7 +111,7 @@ def test_what_stays_is_bounded(session):
     assert left < bound + 3 * session["page_size"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(session=sessions())
 def test_there_is_nothing_to_cut_right_after_a_cut(session):
     found = cut_of(**session)

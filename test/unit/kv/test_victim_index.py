@@ -80,19 +80,19 @@ def apply(index, operations) -> list:
     return [*answers, index.victims(10**6, now_s)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(operations=OPERATIONS)
 def test_it_agrees_with_sorting_everything_at_every_decision(operations):
     assert apply(VictimIndex(PAGE), operations) == apply(NaiveIndex(PAGE), operations)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(operations=OPERATIONS)
 def test_two_ranks_pick_alike(operations):
     assert apply(VictimIndex(PAGE), operations) == apply(VictimIndex(PAGE), operations)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(uses=st.lists(st.tuples(KEYS, TIMES), max_size=40), later_s=TIMES)
 def test_without_estimates_it_is_lru(uses, later_s):
     index, last_uses = VictimIndex(PAGE), {}

@@ -109,7 +109,7 @@ def long_wave(module, long_codes) -> torch.Tensor:
     return whole_wave(module, long_codes)
 
 
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(derandomize=True, max_examples=20)
 @given(chunks=st.lists(st.integers(1, 12), min_size=1, max_size=12))
 def test_any_chunking_gives_the_wave_of_one_decode(decoder, long_codes, long_wave, chunks):
     assert error(streamed_wave(decoder, long_codes, chunks), long_wave) < TOLERANCE
@@ -190,7 +190,7 @@ def test_every_later_frame_adds_exactly_80_ms(decoder):
     assert counts == [decoder.samples_for(1), 1920, 5 * 1920]
 
 
-@settings(derandomize=True, deadline=None, max_examples=10)
+@settings(derandomize=True, max_examples=10)
 @given(ages=st.lists(st.integers(1, 20), min_size=2, max_size=4), n_frames=st.integers(1, 9))
 def test_streams_of_different_ages_share_a_batch(module, decoder, ages, n_frames):
     codes = [random_codes(age + n_frames, seed=i) for i, age in enumerate(ages)]

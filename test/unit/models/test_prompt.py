@@ -77,7 +77,7 @@ def question(items: list[HistoryItem]) -> list[Piece]:
     return [*pieces, *PROMPT.ask()]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(instructions=texts, history=st.lists(items, max_size=4))
 def test_tokenising_piece_by_piece_equals_tokenising_the_whole(instructions, history):
     system = f"<|im_start|>system\n{instructions}<|im_end|>\n" if instructions else ""
@@ -88,7 +88,7 @@ def test_tokenising_piece_by_piece_equals_tokenising_the_whole(instructions, his
     assert header + turn == encode(whole)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     turns=st.lists(
         st.tuples(st.lists(items, max_size=2), texts, st.booleans()), min_size=1, max_size=3
@@ -119,7 +119,7 @@ def test_a_reply_is_held_as_the_tokens_that_were_generated():
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(text=hostile, instructions=hostile)
 def test_what_users_write_never_becomes_a_special_token(text, instructions):
     plain = ids_of(PROMPT.appends([*PROMPT.header("x"), *question([message("x")])]))
@@ -131,7 +131,7 @@ def test_what_users_write_never_becomes_a_special_token(text, instructions):
     assert TOKENIZER.decode(segment) == f"<|im_start|>user\n{text}<|im_end|>\n"
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(items, max_size=4))
 def test_every_request_has_at_most_one_clip_and_clips_keep_their_order(history):
     appends = PROMPT.appends(question(history))
@@ -155,7 +155,7 @@ def test_text_around_a_clip_stays_out_of_the_markup_of_its_request():
     assert appends[1].text == AUDIO_PLACE
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_the_talker_reads_a_user_message_as_the_thinker_does(data):
     item = data.draw(items.filter(lambda item: item.role == "user"))
@@ -169,7 +169,7 @@ def test_the_talker_reads_a_user_message_as_the_thinker_does(data):
     assert PROMPT.segment_ids(item, n_places) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n_places=st.lists(st.integers(1, 9), min_size=2, max_size=5))
 def test_a_message_in_pieces_is_one_span_of_audio_for_thinker_and_talker(n_places):
     last = len(n_places) - 1

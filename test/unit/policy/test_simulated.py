@@ -112,7 +112,7 @@ def test_a_long_prompt_is_not_passed_for_ever(policies):
 
 @any_set
 # Shrinking would simulate for minutes.
-@settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=10, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     replies=st.lists(
         st.builds(

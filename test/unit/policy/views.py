@@ -22,7 +22,7 @@ SETS = {
     )
 }
 # Views are slow to draw, and every claim about them is tried on every set of policies.
-few_examples = settings(max_examples=40, deadline=None)
+few_examples = settings(max_examples=40)
 BUDGETED = {name: policies for name, policies in SETS.items() if policies.order != "fcfs"}
 
 

@@ -158,7 +158,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(steps=steps)
 async def test_any_call_holds_what_its_history_says(steps):
     call, history = Call(), [HELLO]

@@ -256,7 +256,7 @@ def test_a_config_that_cannot_work_is_refused(wrong):
         VocoderConfig(**wrong)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, max_examples=40)
 @given(feeds=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.booleans()), max_size=30))
 def test_every_job_gets_exactly_its_audio_in_any_interleaving(feeds):
     engine = VocoderEngine(SummingDecoder(), VocoderConfig(max_batch=2))

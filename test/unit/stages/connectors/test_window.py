@@ -46,7 +46,7 @@ async def test_lifting_the_window_lets_every_sender_go_on_for_good():
     await asyncio.gather(*(sender.task for sender in senders))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(size=st.integers(1, 5), gifts=st.lists(st.integers(1, 4), max_size=10))
 def test_several_senders_together_never_exceed_what_was_given(size, gifts):
     async def scenario() -> None:

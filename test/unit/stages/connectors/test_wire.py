@@ -59,7 +59,7 @@ def test_no_two_messages_share_a_tag():
 
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_every_message_arrives_as_it_was_sent(kind, data):
     message = data.draw(values(kind))
@@ -68,7 +68,7 @@ def test_every_message_arrives_as_it_was_sent(kind, data):
     assert type(arrived) is kind
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     array=arrays.arrays(
         st.sampled_from(["<i2", "<f4", "<f8", "<i8", "|u1", "|b1"]),
