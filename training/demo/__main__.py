@@ -22,20 +22,17 @@ from training.demo.codec import CodecSettings, Recording, mel_error, train_codec
 from training.demo.codes import Codebooks, whole_frames
 from training.demo.hearing import Heard, HearingSettings, features, heard_in_rooms, train_hearing
 from training.demo.rooms import empty_room
-from training.demo.schedule import Course, Log
+from training.demo.schedule import Course, Log, Shares
 from training.demo.strangers import strangers
 from training.demo.talker import Spoken, TalkerInputs, TalkerSettings, train_talker
-from training.demo.thinker import ROUNDS, TRANSCRIBE, Library, Writer, train_thinker
-from training.demo.voices import Cast, WiderCast, require_programs
+from training.demo.thinker import TRANSCRIBE, Library, ThinkerSettings, Writer, train_thinker
+from training.demo.voices import Cast, require_programs
 
 SEED = 20260101
 # A little silence before each answer: in it the talker reads ahead what it will say.
 LEAD_FRAMES, TAIL_FRAMES = 2, 2
 N_GENERAL = 400
-N_VOICES, N_STRANGERS, N_EMPTY = 40, 8000, 400
-# By the thinker's round: name, voices that ask each question, strangers, rooms for each. In the
-# second so many rooms that half of what is heard is new; in the third rooms are added later.
-MORE = {2: ("wider", 24, 2000, 3), 3: ("widest", 40, 8000, 1)}
+N_VOICES, N_STRANGERS, N_EMPTY = 100, 14_000, 600
 
 
 class Training:
@@ -75,24 +72,9 @@ class Training:
                 Heard("", features(empty_room(rng, rng.uniform(0.4, 4))).half())
                 for _ in range(N_EMPTY)
             ]
-            return heard_in_rooms(asked, HearingSettings().rooms, SEED) + empty
+            return heard_in_rooms(asked, SEED) + empty
 
         return self._kept("heard", listen)
-
-    def library(self, number: int) -> Library:
-        """What is heard in this round: the first has `heard`, each later one more voices."""
-        more = [self._heard_by(number, *MORE[number]) for number in range(2, number + 1)]
-        return Library(self.heard + [clip for heard in more for clip in heard])
-
-    def _heard_by(
-        self, number: int, name: str, n_voices: int, n_strangers: int, n_rooms: int
-    ) -> list[Heard]:
-        def listen() -> list[Heard]:
-            cast = WiderCast(random.Random(SEED + number))
-            asked = recordings.asked(n_voices, n_strangers, cast)
-            return heard_in_rooms(self.shelf.kept(f"asked_{name}", asked), n_rooms, SEED + number)
-
-        return self._kept(f"heard_{name}", listen)
 
     def part(self, name: str) -> None:
         """The model gets this part, trained if it is not there."""
@@ -146,19 +128,18 @@ class Training:
         self.model.thinker.audio_tower.load_state_dict(self._kept("hearing", train))
 
     def _thinker(self) -> None:
-        """Each round begins with what the one before has learned."""
         thinker = self.model.thinker
-        for number, settings in enumerate(ROUNDS, start=1):
-            name = f"thinker-{number}"
 
-            def train(name: str = name, number: int = number, settings=settings) -> dict:
-                if number == 1:
-                    self.part("hearing")
-                writer = Writer(self.tokenizer, self.library(number), settings, SEED + number - 1)
-                train_thinker(thinker, writer, settings, Log(name), self._course(name))
-                return thinker.state_dict()
+        def train() -> dict:
+            self.part("hearing")
+            settings, library = ThinkerSettings(), Library(self.heard)
+            writers = [
+                Writer(self.tokenizer, library, settings, SEED + share) for share in range(Shares.N)
+            ]
+            train_thinker(thinker, writers, settings, Log("thinker"), self._course("thinker"))
+            return thinker.state_dict()
 
-            thinker.load_state_dict(self._kept(name, train))
+        thinker.load_state_dict(self._kept("thinker", train))
 
     def talker_inputs(self) -> TalkerInputs:
         newline_id = self.ids("\n")[0]

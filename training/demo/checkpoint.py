@@ -18,7 +18,6 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from sglang_live.models.demo.architecture import config_of
 from sglang_live.models.demo.tokenizer import build_tokenizer, save_processor
-from training.demo.schedule import seeded
 from training.demo.sizes import SIZE
 
 EMBEDDING_STD = 0.3
@@ -38,7 +37,7 @@ def blank_model(corpus: str) -> tuple[Qwen3OmniMoeForConditionalGeneration, obje
 
     So the thinker's parts and the talker can be trained apart, and still mean the same words.
     """
-    seeded(SIZE.seed)
+    torch.manual_seed(SIZE.seed)
     tokenizer = build_tokenizer(SIZE.vocab, corpus)
     model = Qwen3OmniMoeForConditionalGeneration(config_of(tokenizer, SIZE)).float()
     noise = torch.Generator().manual_seed(SIZE.seed)

@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from training.demo.codes import Codebooks, log_mel
-from training.demo.schedule import Course, Log, cosine, seeded
+from training.demo.schedule import Course, Log, cosine, drawing
 from training.demo.sizes import FRAME_SAMPLES
 
 _WINDOWS = (256, 512, 1024, 2048)
@@ -44,7 +44,7 @@ def train_codec(
     course: Course,
 ) -> Qwen3OmniMoeCode2Wav:
     """Recordings are drawn by their length, crops evenly within them."""
-    choose = seeded(settings.seed)
+    torch.manual_seed(settings.seed)
     codec = Qwen3OmniMoeCode2Wav._from_config(config).float()
     _initialise(codec, codebooks)
     optimiser = torch.optim.AdamW(
@@ -52,7 +52,8 @@ def train_codec(
     )
     fitting = [r for r in recordings if r.codes.shape[1] >= _CROP_FRAMES]
     weights = torch.tensor([float(r.codes.shape[1]) for r in fitting])
-    for step in course.steps(settings.steps, codec, optimiser, choose):
+    for step in course.steps(settings.steps, codec, optimiser):
+        choose = drawing(settings.seed, step)
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=50)
         codes, sound = _crops(fitting, weights, settings.batch, choose)

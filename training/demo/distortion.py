@@ -5,7 +5,7 @@ therefore made random, on the features that the thinker gets: Whisper's, x = (lo
 in 128 mel bands, 100 a second, cut 8 below the clip's maximum before it is scaled.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -19,6 +19,7 @@ _WIDTHS = torch.linalg.lstsq(_MEL_FILTERS.double(), torch.ones(201, 1).double(),
 _WIDTHS = _WIDTHS.solution.float()  # [128, 1]
 _DEPTH = 8.0  # of the cut, in log10 of power
 _N_WAVES = 4
+_CLEAN_DB = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,17 @@ class Distortion:
     masks: int = 2
     mask_bands: int = 16
     mask_frames: int = 14
+
+    def faded(self, share: float) -> "Distortion":
+        """So much of what it does to a voice and a room; what is blanked out stays."""
+        low, high = self.snr_db or (_CLEAN_DB, _CLEAN_DB)
+        return replace(
+            self,
+            stretch=self.stretch * share,
+            warp=self.warp * share,
+            colour=self.colour * share,
+            snr_db=(_CLEAN_DB + (low - _CLEAN_DB) * share, _CLEAN_DB + (high - _CLEAN_DB) * share),
+        )
 
     def apply(self, mel: torch.Tensor, choose: torch.Generator) -> torch.Tensor:
         """[128, frames] of any float in; a float32 copy out, with other frames if stretched."""
@@ -67,7 +79,8 @@ class Distortion:
         return mel
 
 
-MILD = Distortion()
+# Every recording is heard by another throat, in another room, each time.
+WILD = Distortion(stretch=0.1, warp=0.12, colour=0.3, snr_db=(8, 40), masks=1, mask_frames=8)
 
 
 def _warped(mel: torch.Tensor, factor: float) -> torch.Tensor:

@@ -21,7 +21,7 @@ from training.demo.hearing import encode, heard_in_rooms, spell
 from training.demo.judge import Judge
 from training.demo.strangers import strangers
 from training.demo.talker import speak
-from training.demo.voices import ANSWER_RATE_HZ, Cast
+from training.demo.voices import ANSWER_RATE_HZ, HeldOutCast
 
 N_DISTRACTORS = 200
 HELD_OUT_SEED = SEED + 1
@@ -91,9 +91,9 @@ PARTS = {"vocoder": vocoder, "talker": talker, "hearing": hearing}
 
 
 def _held_out(training: Training):
-    cast = Cast(random.Random(HELD_OUT_SEED), held_out=True)
+    cast = HeldOutCast(random.Random(HELD_OUT_SEED))
     asked = training.shelf.kept("held_out", recordings.asked(2, 400, cast))
-    return heard_in_rooms(asked, 1, HELD_OUT_SEED, SNR_DB)
+    return heard_in_rooms(asked, HELD_OUT_SEED, SNR_DB)
 
 
 def _judge() -> Judge:

@@ -35,7 +35,7 @@ from training.demo import world
 from training.demo.judge import Judge
 from training.demo.rooms import Room, empty_room
 from training.demo.strangers import strangers
-from training.demo.voices import ANSWERING, QUESTION_RATE_HZ, Cast, require_programs
+from training.demo.voices import ANSWERING, QUESTION_RATE_HZ, HeldOutCast, require_programs
 
 SEED = 20260707
 START_TIMEOUT_S = 600.0
@@ -107,7 +107,7 @@ class Examiner:
     async def questions(self, n: int, *, live: bool) -> dict:
         """By voices that training never had. live: through a microphone, at the pace of speech."""
         rng = random.Random(SEED + live)
-        cast, noise = Cast(rng, held_out=True), np.random.default_rng(SEED + live)
+        cast, noise = HeldOutCast(rng), np.random.default_rng(SEED + live)
         kinds = world.Caller(rng, strangers(random.Random(SEED + 2 + live)))
         exchanges = []
         while len(exchanges) < n:

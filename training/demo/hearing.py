@@ -4,6 +4,7 @@ After it a spoken word looks to the thinker much like a typed one, at the frames
 and answering is left to the thinker.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,23 +16,24 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     _get_feat_extract_output_lengths,
 )
 
-from training.demo.distortion import EXTRACTOR, MILD, Distortion
+from training.demo.distortion import EXTRACTOR, WILD, Distortion
 from training.demo.recordings import Said
 from training.demo.rooms import Room
-from training.demo.schedule import Course, Log, cosine, seeded
+from training.demo.schedule import Course, Log, Shares, cosine, drawing
 from training.demo.voices import QUESTION_RATE_HZ
 
 # A token that no text has (`<|endoftext|>`): at frames where no word ends.
 BLANK_ID = 0
+_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HearingSettings:
-    steps: int = 8000
-    batch: int = 24
+    steps: int = 20_000
+    batch: int = 48
     learning_rate: float = 2e-3
-    rooms: int = 2  # in which each recording is heard
-    distortion: Distortion = MILD
+    distortion: Distortion = WILD
+    calm: int = 8_000  # steps in which the distortion grows to that
     seed: int = 3
 
 
@@ -55,14 +57,16 @@ def features(sound: np.ndarray) -> torch.Tensor:
     return made.input_features[0]
 
 
-def heard_in_rooms(said: list[Said], rooms: int, seed: int, snr_db: float | None = None):
-    """Every recording in so many random rooms."""
-    rng = np.random.default_rng(seed)
-    return [
-        Heard(s.text, features(Room.random(rng, snr_db).hear(s.sound, rng)).half())
-        for s in said
-        for _ in range(rooms)
-    ]
+def heard_in_rooms(said: list[Said], seed: int, snr_db: float | None = None) -> list[Heard]:
+    """Every recording in a random room of its own."""
+
+    def heard(number: int) -> Heard:
+        rng = np.random.default_rng([seed, number])
+        sound = Room.random(rng, snr_db).hear(said[number].sound, rng)
+        return Heard(said[number].text, features(sound).half())
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(heard, range(len(said))))
 
 
 def encode(tower: Qwen3OmniMoeAudioEncoder, clips: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -86,26 +90,35 @@ def train_hearing(
     course: Course,
 ) -> None:
     """encode_text: text -> token ids, lower case as it was said, with a space before each word."""
-    choose = seeded(settings.seed)
+    torch.manual_seed(settings.seed)
     _initialise(tower)
-    optimiser = torch.optim.AdamW(tower.parameters(), settings.learning_rate, weight_decay=0.01)
+    parameters = list(tower.parameters())
+    optimiser = torch.optim.AdamW(parameters, settings.learning_rate, weight_decay=0.01)
     spelt = [torch.tensor(encode_text(h.text), dtype=torch.long) for h in heard]
-    for step in course.steps(settings.steps, tower, optimiser, choose):
+    shares = Shares()
+    for step in course.steps(settings.steps, tower, optimiser):
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
-        some = torch.randint(len(heard), (settings.batch,), generator=choose).tolist()
-        clips = [settings.distortion.apply(heard[i].mel, choose) for i in some]
-        rows = encode(tower, clips)
-        loss = spelling_loss(rows, [spelt[i] for i in some], embed_tokens)
-        loss.backward()
-        nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
+        distortion = settings.distortion.faded(min(1.0, step / settings.calm))
+
+        def loss_of(
+            share: int, step: int = step, distortion: Distortion = distortion
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            choose = drawing(settings.seed + share, step)
+            n = settings.batch // shares.N
+            some = torch.randint(len(heard), (n,), generator=choose).tolist()
+            rows = encode(tower, [distortion.apply(heard[i].mel, choose) for i in some])
+            right = [
+                spell(row.detach(), embed_tokens) == spelt[i].tolist()
+                for row, i in zip(rows, some, strict=True)
+            ]
+            loss = spelling_loss(rows, [spelt[i] for i in some], embed_tokens)
+            return loss, torch.tensor(right).float().mean()
+
+        loss, right = shares.gradients(parameters, loss_of)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
-        optimiser.zero_grad()
-        right = [
-            spell(row.detach(), embed_tokens) == spelt[i].tolist()
-            for row, i in zip(rows, some, strict=True)
-        ]
-        log(step, ctc=loss, right=torch.tensor(right).float().mean())
+        log(step, ctc=loss, right=right)
 
 
 def spelling_loss(

@@ -16,7 +16,14 @@ import numpy as np
 
 from training.demo import world
 from training.demo.strangers import strangers
-from training.demo.voices import ANSWER_RATE_HZ, ANSWERING, QUESTION_RATE_HZ, Cast, Voice, WiderCast
+from training.demo.voices import (
+    ANSWER_RATE_HZ,
+    ANSWERING,
+    QUESTION_RATE_HZ,
+    Cast,
+    HeldOutCast,
+    Voice,
+)
 
 _AT_ONCE = 2
 
@@ -65,7 +72,7 @@ def general_speech(n: int, seed: int) -> Iterator[Said]:
     return _all_said(((s, ANSWERING) for s in sentences), ANSWER_RATE_HZ)
 
 
-def asked(n_voices: int, n_strangers: int, cast: Cast | WiderCast) -> Iterator[Said]:
+def asked(n_voices: int, n_strangers: int, cast: Cast | HeldOutCast) -> Iterator[Said]:
     """Every question in so many random voices, and strangers in one each."""
     rng = cast.rng
     texts = [q for q in world.questions() for _ in range(n_voices)]

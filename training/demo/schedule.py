@@ -1,9 +1,10 @@
-"""What all trainings share: seeds, a learning rate's course, a log, going on after a stop."""
+"""What all trainings share: seeds, a learning rate's course, shares of a batch, a log, going on."""
 
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,16 +16,54 @@ _SAVED_EVERY = 500
 _SEEDS_APART = 1_000_003
 
 
-def seeded(seed: int) -> torch.Generator:
-    """Also seeds the initialisation of modules, which draws from the global generator."""
-    torch.manual_seed(seed)
-    return torch.Generator().manual_seed(seed)
-
-
 def cosine(step: int, steps: int, warm_up: int, last: float = 0.03) -> float:
     """Factor of the learning rate: up in `warm_up` steps, then down to `last` along a cosine."""
     down = last + (1 - last) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
     return min(1.0, (step + 1) / warm_up) * down
+
+
+def drawing(seed: int, step: int) -> torch.Generator:
+    """What is drawn in this step, whatever was drawn before it."""
+    return torch.Generator().manual_seed(seed + _SEEDS_APART * step)
+
+
+class Shares:
+    """A batch as two halves, each with draws of its own, computed by as many threads as there are.
+
+    The number of threads does not change the result.
+    """
+
+    N = 2
+
+    def __init__(self) -> None:
+        # Small operations gain little from threads within.
+        self._threads = ThreadPoolExecutor(
+            min(self.N, torch.get_num_threads()),
+            initializer=torch.set_num_threads,
+            initargs=(1,),
+        )
+
+    def gradients(
+        self,
+        parameters: list[nn.Parameter],
+        loss_of: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Every parameter gets the mean of the shares' gradients.
+
+        loss_of: number of a share -> its loss, and the part of it that the model gets right.
+        Returns the means of both.
+        """
+
+        def work(share: int):
+            loss, right = loss_of(share)
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            return loss.detach(), right.float(), found
+
+        losses, rights, found = zip(*self._threads.map(work, range(self.N)), strict=True)
+        for parameter, *slopes in zip(parameters, *found, strict=True):
+            slopes = [slope for slope in slopes if slope is not None]
+            parameter.grad = sum(slopes) / self.N if slopes else None
+        return sum(losses) / self.N, sum(rights) / self.N
 
 
 @dataclass(slots=True)
@@ -61,21 +100,19 @@ class Course:
         n: int,
         module: nn.Module,
         optimiser: torch.optim.Optimizer,
-        choose: torch.Generator,
     ) -> Iterator[int]:
         """Numbers of the steps that are left.
 
-        What `choose` draws depends on its first seed and the step alone, so a training that was
-        stopped ends where one that was not would have.
+        Where what is drawn depends on the step alone (`drawing`), a training that was stopped ends
+        where one that was not would have.
         """
-        begin, seed = 0, choose.initial_seed()
+        begin = 0
         if self.path and self.path.exists():
             state = torch.load(self.path, weights_only=False)
             begin = state["step"]
             module.load_state_dict(state["module"])
             optimiser.load_state_dict(state["optimiser"])
         for step in range(begin, n):
-            choose.manual_seed(seed + _SEEDS_APART * step)
             yield step
             if self.path and (step + 1) % _SAVED_EVERY == 0 and step + 1 < n:
                 self._save(step + 1, module, optimiser)

@@ -16,7 +16,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerForConditionalGeneration,
 )
 
-from training.demo.schedule import Course, Log, cosine, seeded
+from training.demo.schedule import Course, Log, cosine, drawing
 from training.demo.sizes import N_CODEBOOKS
 
 _IGNORED = -100
@@ -126,12 +126,13 @@ def train_talker(
     course: Course,
 ) -> None:
     """questions: what users may have written before, as token ids."""
-    choose = seeded(settings.seed)
+    torch.manual_seed(settings.seed)
     initialise(talker)
     optimiser = torch.optim.AdamW(
         talker.parameters(), settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
-    for step in course.steps(settings.steps, talker, optimiser, choose):
+    for step in course.steps(settings.steps, talker, optimiser):
+        choose = drawing(settings.seed, step)
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=100)
         rows, targets, starts = [], [], []

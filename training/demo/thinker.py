@@ -18,9 +18,9 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from training.demo import world
-from training.demo.distortion import MILD, Distortion
+from training.demo.distortion import WILD, Distortion
 from training.demo.hearing import Heard, encode, n_places, spelling_loss
-from training.demo.schedule import Course, Log, cosine, seeded
+from training.demo.schedule import Course, Log, Shares, cosine, drawing
 from training.demo.strangers import strangers
 from training.demo.talker import initialise
 
@@ -39,38 +39,22 @@ _INSTRUCTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThinkerRound:
-    steps: int = 6000
-    batch: int = 8
+class ThinkerSettings:
+    steps: int = 8000
+    batch: int = 16  # conversations
     learning_rate: float = 1.5e-3
-    from_nothing: bool = True
-    tower_rate: float = 0.3  # of the learning rate, for the audio encoder
-    spoken: float = 0.65  # share of the turns
+    tower_rate: float = 0.5  # of the learning rate, for the audio encoder
+    spoken: float = 0.8  # share of the turns
     transcribed: float = 0.15  # of the spoken ones
-    joined: float = 0.0  # of the strangers, who go on with more sentences
+    joined: float = 0.1  # of the strangers, who go on with more sentences
     interrupted: float = 0.2
-    distortion: Distortion = MILD
-    spelling: float = 0.0  # weight of the audio encoder's own loss, which then goes on
-    doubt: float = 0.0  # see `answering_loss`
+    distortion: Distortion = WILD
+    spelling: float = 0.3  # weight of the audio encoder's own loss, which goes on
+    doubt: float = 0.6  # see `answering_loss`
+    sure_until: float = 0.4  # share of the steps before it doubts
     seed: int = 4
 
 
-# The second hears many more voices, from more throats than those have. The third hears each of
-# them through another throat and another room every time, and learns when to say nothing.
-ROUNDS = (
-    ThinkerRound(),
-    ThinkerRound(
-        steps=3600, learning_rate=7e-4, from_nothing=False, tower_rate=1.0,
-        spoken=0.85, joined=0.1, distortion=Distortion(warp=0.1), seed=6,
-    ),
-    ThinkerRound(
-        steps=8000, learning_rate=1e-3, from_nothing=False, tower_rate=1.0,
-        spoken=0.9, joined=0.1, spelling=0.3, doubt=0.6, seed=8,
-        distortion=Distortion(
-            stretch=0.12, warp=0.16, colour=0.4, snr_db=(5, 40), masks=1, mask_frames=8,
-        ),
-    ),
-)  # fmt: skip
 _MOST_JOINED = 5
 
 
@@ -114,10 +98,9 @@ class Library:
 class Writer:
     """Writes conversations down as the server does."""
 
-    def __init__(self, tokenizer, library: Library, settings: ThinkerRound, seed: int):
+    def __init__(self, tokenizer, library: Library, settings: ThinkerSettings, seed: int):
         self._tokenizer, self._library, self._settings = tokenizer, library, settings
         self._seed = seed
-        self.choose = torch.Generator().manual_seed(seed)
         self.begin(0)
         self._pad_id = tokenizer.convert_tokens_to_ids("<|audio_pad|>")
         self._end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -126,6 +109,7 @@ class Writer:
     def begin(self, step: int) -> None:
         """What follows depends on this number and the seed alone."""
         self._rng = random.Random(f"{self._seed}/{step}")
+        self._choose = drawing(self._seed, step)
         self._typed = strangers(random.Random(f"{self._seed}/{step}/typed"))
 
     def conversation(self) -> Conversation:
@@ -175,7 +159,7 @@ class Writer:
         goes_on = exchange.answer == world.UNKNOWN and rng.random() < settings.joined
         library = self._library
         clip = library.speech(rng) if goes_on else library.clip(exchange.question, rng)
-        return replace(clip, mel=settings.distortion.apply(clip.mel, self.choose)), goes_on
+        return replace(clip, mel=settings.distortion.apply(clip.mel, self._choose)), goes_on
 
     def spelling(self, text: str) -> torch.Tensor:
         """Token ids of what was said, none of noise."""
@@ -206,38 +190,50 @@ class Writer:
 
 def train_thinker(
     thinker: Qwen3OmniMoeThinkerForConditionalGeneration,
-    writer: Writer,
-    settings: ThinkerRound,
+    writers: list[Writer],
+    settings: ThinkerSettings,
     log: Log,
     course: Course,
 ) -> None:
-    """The audio encoder comes trained, and goes on learning slowly. Embeddings stay as they are."""
-    seeded(settings.seed)
+    """The audio encoder comes trained, and goes on learning slowly. Embeddings stay as they are.
+
+    writers: one for each share of a batch.
+    """
+    torch.manual_seed(settings.seed)
     stack = thinker.model
-    if settings.from_nothing:
-        _initialise(thinker)
+    _initialise(thinker)
     stack.embed_tokens.weight.requires_grad_(False)
     language = [p for p in (*stack.parameters(), *thinker.lm_head.parameters()) if p.requires_grad]
+    tower = list(thinker.audio_tower.parameters())
     rates = (1.0, settings.tower_rate)
-    groups = [{"params": language}, {"params": list(thinker.audio_tower.parameters())}]
+    groups = [{"params": language}, {"params": tower}]
     optimiser = torch.optim.AdamW(groups, settings.learning_rate, betas=(0.9, 0.98))
-    for step in course.steps(settings.steps, thinker, optimiser, writer.choose):
+    shares = Shares()
+    for step in course.steps(settings.steps, thinker, optimiser):
         now = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
             group["lr"] = now * rate
-        writer.begin(step)
-        batch = [writer.conversation() for _ in range(settings.batch)]
-        heard = hear(thinker, batch)
-        logits, labels, decides = predict(thinker, batch, heard)
-        loss = answering_loss(logits, labels, decides, writer.unknown_id, settings.doubt)
-        if settings.spelling and heard:
-            spelt = [writer.spelling(clip.text) for c in batch for clip in c.clips]
-            loss = loss + settings.spelling * spelling_loss(heard, spelt, stack.embed_tokens)
-        loss.backward()
-        nn.utils.clip_grad_norm_([*language, *groups[1]["params"]], 1.0)
+        doubt = settings.doubt if step >= settings.sure_until * settings.steps else 0.0
+
+        def loss_of(
+            share: int, step: int = step, doubt: float = doubt
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            writer = writers[share]
+            writer.begin(step)
+            batch = [writer.conversation() for _ in range(settings.batch // shares.N)]
+            heard = hear(thinker, batch)
+            logits, labels, decides = predict(thinker, batch, heard)
+            loss = answering_loss(logits, labels, decides, writer.unknown_id, doubt)
+            if heard:
+                spelt = [writer.spelling(clip.text) for c in batch for clip in c.clips]
+                loss = loss + settings.spelling * spelling_loss(heard, spelt, stack.embed_tokens)
+            right = logits.argmax(-1) == labels
+            return loss, right[decides].float().mean() if decides.any() else right.float().mean()
+
+        loss, right = shares.gradients([*language, *tower], loss_of)
+        nn.utils.clip_grad_norm_([*language, *tower], 1.0)
         optimiser.step()
-        optimiser.zero_grad()
-        log(step, loss=loss, right=(logits.argmax(-1) == labels).float().mean())
+        log(step, loss=loss, decided=right)
 
 
 def _initialise(thinker: Qwen3OmniMoeThinkerForConditionalGeneration) -> None:

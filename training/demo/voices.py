@@ -10,7 +10,7 @@ import random
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +30,14 @@ class Voice:
         name: a voice of that program.
         speed: 1 is the voice's own; 1.2 is a fifth faster.
         pitch: 1 is the voice's own.
+        shifts: sounds that this speaker makes otherwise, in espeak-ng's letters; of it alone.
     """
 
     program: str
     name: str
     speed: float = 1.0
     pitch: float = 1.0
+    shifts: tuple[tuple[str, str], ...] = ()
 
     def say(self, text: str, rate_hz: int) -> np.ndarray:
         """Mono samples in [-1, 1], float32.
@@ -54,16 +56,13 @@ ANSWERING = Voice("flite", "rms")
 _FLITE = ("slt", "rms", "awb", "kal16")
 # Mean pitch of each in Hz, as its own prosody has it.
 _FLITE_PITCH_HZ = {"slt": 170.0, "rms": 100.0, "awb": 110.0, "kal16": 105.0}
-_ESPEAK_ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan")
-_ESPEAK_SPEAKERS = ("", "m1", "m2", "m3", "m4", "m5", "m6", "f1", "f3", "f5", "croak", "klatt2")
-# Never heard in training: other accents, other speakers, and one voice of flite.
+_HELD_OUT_FLITE = "kal16"
 _HELD_OUT_ACCENTS = ("en-029", "en-gb-x-gbcwmd")
 _HELD_OUT_SPEAKERS = ("m7", "m8", "f2", "f4", "klatt4")
-_HELD_OUT_FLITE = "kal16"
-# The rest of espeak-ng's speakers, but for robots and whispers; and one more real voice.
-_MORE_ACCENTS = (*_ESPEAK_ACCENTS, "en")
-_MORE_SPEAKERS = (
-    *_ESPEAK_SPEAKERS,
+_ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en")
+# All of espeak-ng's other speakers, but for robots and whispers.
+_SPEAKERS = (
+    "", "m1", "m2", "m3", "m4", "m5", "m6", "f1", "f3", "f5", "croak", "klatt2",
     "Alex", "Alicia", "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Gene2", "Henrique",
     "Hugo", "Jacky", "Lee", "Marco", "Mario", "Michael", "Mike", "Nguyen", "Storm", "adam",
     "anika", "announcer", "antonio", "aunty", "belinda", "benjamin", "boris", "caleb", "david",
@@ -72,6 +71,21 @@ _MORE_SPEAKERS = (
     "michel", "miguel", "norbert", "pablo", "paul", "pedro", "quincy", "rob", "robert", "sandro",
     "shelby", "steph", "steph2", "steph3", "travis", "victor", "zac",
 )  # fmt: skip
+# How sounds of English move from one accent to another: each as espeak-ng writes it, and where to.
+_SHIFTS = {
+    "I": ("i:", "@", "E"), "i:": ("I", "eI"), "i": ("I", "eI"), "E": ("I", "a", "eI"),
+    "a": ("E", "A:"), "aa": ("a", "A:"), "A:": ("a", "O:"), "A@": ("a", "A:", "O:"),
+    "0": ("A:", "O:", "a"), "O:": ("oU", "0", "A:"), "O@": ("O:", "oU"), "V": ("U", "a", "@"),
+    "U": ("u:", "V"), "u:": ("U", "oU"), "3:": ("E", "0", "O:"), "3": ("@", "a"),
+    "@": ("V", "E", "I"), "@2": ("V", "I"), "a#": ("@", "a"), "I2": ("@", "i:"),
+    "eI": ("aI", "E", "i:"), "aI": ("OI", "A:", "eI"), "aI2": ("A:", "eI"), "OI": ("aI", "O:"),
+    "oU": ("O:", "aU", "u:"), "aU": ("u:", "oU", "a"), "e@": ("E", "3:"), "i@": ("i:", "E"),
+    "T": ("t", "f", "s"), "D": ("d", "v", "z"), "t": ("t#", "?"), "w": ("v",), "v": ("w", "f"),
+    "r": ("w",), "z": ("s",), "dZ": ("Z", "tS"), "tS": ("S",), "N": ("n",), "S": ("s",),
+    "l": ("w",), "p": ("b",), "k": ("g",), "d": ("t",),
+}  # fmt: skip
+_SHIFTED = 0.15  # share of them in one accent
+_STRESS = "',%="
 _FESTIVAL = "ked_diphone"
 _FESTIVAL_PITCH_HZ = 105.0
 _ESPEAK_WORDS_PER_MINUTE = 160
@@ -80,40 +94,52 @@ _ESPEAK_PITCH = 50
 
 @dataclass(slots=True)
 class Cast:
-    """Random voices of those who ask."""
+    """Random voices of those who ask, none of them held out.
 
-    rng: random.Random
-    held_out: bool = False
-    flite_share: float = 0.3
-
-    def next(self) -> Voice:
-        speed, pitch = self.rng.uniform(0.8, 1.25), self.rng.uniform(0.75, 1.35)
-        if self.rng.random() < self.flite_share:
-            names = [n for n in _FLITE if (n == _HELD_OUT_FLITE) == self.held_out]
-            return Voice("flite", self.rng.choice(names), speed, pitch)
-        accents = _HELD_OUT_ACCENTS if self.held_out else _ESPEAK_ACCENTS
-        speakers = _HELD_OUT_SPEAKERS if self.held_out else _ESPEAK_SPEAKERS
-        return _espeak_voice(self.rng, speakers, accents, speed, pitch)
-
-
-@dataclass(slots=True)
-class WiderCast:
-    """Many more speakers, and none of those who are held out."""
+    Accents that a program knows are few, and the next caller's is another one. So most of
+    espeak-ng's speakers have one that nobody has, its sounds moved at random.
+    """
 
     rng: random.Random
     flite_share: float = 0.2
-    festival_share: float = 0.15
+    festival_share: float = 0.1
+    shifted_share: float = 0.45
 
     def next(self) -> Voice:
         rng = self.rng
         speed, pitch = rng.uniform(0.75, 1.3), rng.uniform(0.65, 1.5)
-        program = rng.random()
-        if program < self.flite_share:
+        kind = rng.random()
+        if kind < self.flite_share:
             names = [name for name in _FLITE if name != _HELD_OUT_FLITE]
             return Voice("flite", rng.choice(names), speed, pitch)
-        if program < self.flite_share + self.festival_share:
+        kind -= self.flite_share
+        if kind < self.festival_share:
             return Voice("festival", _FESTIVAL, speed, pitch)
-        return _espeak_voice(rng, _MORE_SPEAKERS, _MORE_ACCENTS, speed, pitch)
+        voice = _espeak_voice(rng, _SPEAKERS, _ACCENTS, speed, pitch)
+        if kind < self.festival_share + self.shifted_share:
+            voice = replace(voice, shifts=_random_shifts(rng))
+        return voice
+
+
+@dataclass(slots=True)
+class HeldOutCast:
+    """Voices that training never has: other accents, other speakers, and one of flite's."""
+
+    rng: random.Random
+    flite_share: float = 0.3
+
+    def next(self) -> Voice:
+        rng = self.rng
+        speed, pitch = rng.uniform(0.8, 1.25), rng.uniform(0.75, 1.35)
+        if rng.random() < self.flite_share:
+            return Voice("flite", rng.choice([_HELD_OUT_FLITE]), speed, pitch)
+        return _espeak_voice(rng, _HELD_OUT_SPEAKERS, _HELD_OUT_ACCENTS, speed, pitch)
+
+
+def _random_shifts(rng: random.Random) -> tuple[tuple[str, str], ...]:
+    return tuple(
+        (sound, rng.choice(others)) for sound, others in _SHIFTS.items() if rng.random() < _SHIFTED
+    )
 
 
 def _espeak_voice(
@@ -149,6 +175,9 @@ def _flite(voice: Voice, text: str) -> tuple[np.ndarray, int]:
 
 
 def _espeak(voice: Voice, text: str) -> tuple[np.ndarray, int]:
+    if voice.shifts:
+        spelt = _run("espeak-ng", "-q", "-x", "--sep=_", "-v", voice.name, text).decode()
+        text = f"[[{shifted(spelt, dict(voice.shifts))}]]"
     sound = _run(
         "espeak-ng", "-v", voice.name,
         "-s", str(round(_ESPEAK_WORDS_PER_MINUTE * voice.speed)),
@@ -158,6 +187,16 @@ def _espeak(voice: Voice, text: str) -> tuple[np.ndarray, int]:
     # A stream's header tells no length.
     samples = np.frombuffer(sound[44:], "<i2").astype(np.float32) / 32768
     return samples, soundfile.info(io.BytesIO(sound)).samplerate
+
+
+def shifted(spelt: str, shifts: dict[str, str]) -> str:
+    """Words in espeak-ng's letters, `_` between sounds, as one says them who shifts some."""
+
+    def moved(sound: str) -> str:
+        bare = sound.lstrip(_STRESS)
+        return sound[: len(sound) - len(bare)] + shifts.get(bare, bare)
+
+    return " ".join("|".join(map(moved, word.split("_"))) for word in spelt.split())
 
 
 def _festival(voice: Voice, text: str) -> tuple[np.ndarray, int]:

@@ -60,3 +60,15 @@ def test_a_warped_tone_moves_by_so_many_bands():
         for seed in range(60)
     }
     assert 48 <= min(places) < 52 and 68 < max(places) <= 72
+
+
+def test_a_faded_distortion_does_less_and_none_of_it_does_nothing():
+    whole = Distortion(stretch=0.1, warp=0.2, colour=0.4, snr_db=(10, 40), masks=0)
+    mel = features(_sound())
+    nothing = whole.faded(0.0).apply(mel, _generator())
+    loud = mel > mel.max() - 0.5  # noise at 50 dB is left
+    assert torch.allclose(nothing[loud], mel[loud], atol=0.05)
+    assert whole.faded(1.0) == whole
+    half = whole.faded(0.5)
+    assert (half.stretch, half.warp, half.colour) == (0.05, 0.1, 0.2)
+    assert 10 < half.snr_db[0] < 50 and 40 < half.snr_db[1] < 50

@@ -1,21 +1,20 @@
-"""A training that was stopped goes on where it was."""
+"""A training that was stopped goes on where it was; halves of a batch are the batch."""
 
 import pytest
 import torch
 from torch import nn
 
-from training.demo.schedule import Course, cosine
+from training.demo.schedule import Course, Shares, cosine, drawing
 
 
 def train(course: Course, n: int, stop_before: int | None = None) -> nn.Module:
     torch.manual_seed(1)
     module = nn.Linear(4, 1)
     optimiser = torch.optim.AdamW(module.parameters(), 0.01)
-    choose = torch.Generator().manual_seed(5)
-    for step in course.steps(n, module, optimiser, choose):
+    for step in course.steps(n, module, optimiser):
         if step == stop_before:
             return module
-        x = torch.randn(8, 4, generator=choose)
+        x = torch.randn(8, 4, generator=drawing(5, step))
         (module(x) - x.sum(1, keepdim=True)).square().mean().backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -35,3 +34,50 @@ def test_the_learning_rate_rises_and_falls():
     rates = [cosine(step, 1000, warm_up=100) for step in range(1000)]
     assert rates.index(max(rates)) == pytest.approx(100, abs=5)
     assert rates[0] < 0.02 and rates[-1] == pytest.approx(0.03, abs=0.01)
+
+
+def test_shares_give_the_gradient_of_the_whole_batch():
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+    unused = nn.Parameter(torch.zeros(3))
+    x = torch.randn(Shares.N, 16, 4)
+
+    def loss_of(share: int) -> tuple[torch.Tensor, torch.Tensor]:
+        made = module(x[share])
+        return made.square().mean(), (made > 0).float().mean()
+
+    parameters = [*module.parameters(), unused]
+    loss, right = Shares().gradients(parameters, loss_of)
+    shared = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    whole = module(x.flatten(0, 1))
+    whole.square().mean().backward()
+    for ours, parameter in zip(shared, module.parameters(), strict=True):
+        torch.testing.assert_close(ours, parameter.grad)
+    assert unused.grad is None
+    assert float(loss) == pytest.approx(float(whole.square().mean()), rel=1e-5)
+    assert float(right) == pytest.approx(float((whole > 0).float().mean()))
+
+
+def test_the_number_of_threads_does_not_change_the_result():
+    def trained(n_threads: int) -> torch.Tensor:
+        before = torch.get_num_threads()
+        torch.set_num_threads(n_threads)
+        try:
+            torch.manual_seed(1)
+            module, shares = nn.Linear(4, 1), Shares()
+            optimiser = torch.optim.AdamW(module.parameters(), 0.01)
+
+            def loss_of(share: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+                x = torch.randn(8, 4, generator=drawing(share, step))
+                made = module(x)
+                return (made - x.sum(1, keepdim=True)).square().mean(), made.mean()
+
+            for step in range(40):
+                shares.gradients(list(module.parameters()), lambda s, step=step: loss_of(s, step))
+                optimiser.step()
+            return module.weight.detach()
+        finally:
+            torch.set_num_threads(before)
+
+    assert torch.equal(trained(1), trained(2))
