@@ -205,8 +205,9 @@ def demo_rows(document: dict) -> list[str]:
             "demo model: spoken answers that a recogniser tells among "
             f"{spoken['ways']} sentences; its questions in voices that training never had",
             f"{_share(spoken['right'] / spoken['n'])}; {_share(asked['right'] / asked['n'])}, "
-            f"answered wrong {_share(asked['confidently_wrong'] / asked['n'])}, people who talk "
-            f"of other things not understood {people['not_understood']} of {people['n']}",
+            f"answered wrong {_share(asked['confidently_wrong'] / asked['n'])}; people who talk of "
+            "other things, music, animals: not understood "
+            f"{people['not_understood']} of {people['n']}",
         )
     ]
 
