@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
+_USUAL_MODEL = "demo-random"
 BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
 
@@ -39,7 +40,11 @@ def loads(results: Path) -> dict[str, list[tuple[dict, list[dict]]]]:
 
 
 def _kind(document: dict) -> str:
-    config = document["config"]
+    what, model = _load(document["config"]), document["config"].get("model_path", _USUAL_MODEL)
+    return what if model == _USUAL_MODEL else f"{what}, with the model `{model}`"
+
+
+def _load(config: dict) -> str:
     if storm := config.get("storm"):
         what = "Storms: {sessions} messages of {clip_s:g} s every {period_s:g} s beside the callers"
         return what.format(**storm)

@@ -101,6 +101,14 @@ def test_one_table_has_all_numbers_of_callers_of_a_kind(tmp_path):
     assert "| 161 ms |" in text and "99.0 %" not in text
 
 
+def test_another_model_has_a_table_of_its_own(tmp_path):
+    write(tmp_path, "voice_load_a.json", **load("1", {"model_path": "demo-random"}))
+    write(tmp_path, "voice_load_b.json", **load("2", {"model_path": "demo"}))
+    text = section(tmp_path)
+    assert "Conversations without interruptions (" in text
+    assert "Conversations without interruptions, with the model `demo` (" in text
+
+
 def test_shares_and_times_are_rounded(tmp_path):
     own = {"p50": 268.4, "p90": 739.2, "n": 36}
     document = load("2026-01-01", {}, ttfp_after_detection_ms=own, continuity=0.958)
