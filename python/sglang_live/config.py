@@ -131,6 +131,10 @@ class ServerConfig:
                 raise BadInputError(f"there is no file {file}")
         if not all(key.strip() for key in self.api_keys):
             raise BadInputError("an API key is empty")
+        # Not the key itself: this goes to the log. Headers lose spaces around it, subprotocols
+        # have none, and two keys without a comma between them look like one.
+        if any(key.split() != [key] for key in self.api_keys):
+            raise BadInputError("an API key has spaces in it; a comma separates keys")
         if self.host not in LOOPBACK and not self.api_keys and not self.allow_anonymous:
             raise BadInputError(
                 f"serving {self.host} without an API key: give --api-key, or --allow-anonymous"
@@ -143,7 +147,7 @@ def parse(argv: list[str]) -> ServerConfig:
     stage_args, shared = split_arguments(rest)
     keys = own.api_key or []
     if not keys and (env := os.environ.get("SGLANG_LIVE_API_KEYS")):
-        keys = [key for key in env.split(",") if key]
+        keys = [key.strip() for key in env.split(",") if key.strip()]
     stages = {}
     for stage in STAGES:
         args = dict(stage_args[stage])

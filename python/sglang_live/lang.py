@@ -9,7 +9,8 @@
         s += sgl.user(listen(clip))
         s += sgl.assistant(speak("answer", voice="ethan"))
 
-    state = ask.run(clip="question.wav", backend=LiveEndpoint("http://127.0.0.1:30000"))
+    clip = "python/sglang_live/assets/question.flac"
+    state = ask.run(clip=clip, backend=LiveEndpoint("http://127.0.0.1:30000"))
     print(state["answer"])
     soundfile.write("answer.wav", sound_of(state, "answer"), OUTPUT_RATE_HZ)
 
@@ -22,7 +23,7 @@ import io
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,8 @@ OUTPUT_RATE_HZ = 24_000
 # Rides on the field for constrained types, which the interpreter passes on as it stands.
 _SPOKEN = "speech"
 _SOUND = "sound"
+# How often a listener looks whether the program has ended without another sound.
+_LOOK_S = 0.1
 
 
 def listen(clip: str | Path | np.ndarray, rate_hz: int | None = None) -> SglImage:
@@ -88,10 +91,28 @@ def sound_of(state: ProgramState, name: str) -> np.ndarray:
 
 
 def sound_iter(state: ProgramState, name: str) -> Iterator[np.ndarray]:
-    """Pieces of int16 mono at OUTPUT_RATE_HZ as they are made, of a program run with `stream`."""
-    pieces = _sounds(state.stream_executor, name)
-    while (pcm := pieces.get()) is not None:
+    """Pieces of int16 mono at OUTPUT_RATE_HZ as they are made, of a program run with `stream`.
+
+    Raises:
+        KeyError: the program has ended, and nothing of that name was spoken.
+        Exception: whatever ended the program before all of it was spoken.
+    """
+    executor = state.stream_executor
+    pieces = _sounds(executor, name)
+    while True:
+        is_over = executor.is_finished  # seen first: what it spoke before is there by then
+        try:
+            pcm = pieces.get(timeout=0 if is_over else _LOOK_S)
+        except Empty:
+            if is_over:
+                break
+            continue
+        if pcm is None:
+            return
         yield np.frombuffer(pcm, "<i2")
+    if executor.error_ is not None:
+        raise executor.error_
+    sound_of(state, name)
 
 
 class LiveEndpoint(BaseBackend):
@@ -113,6 +134,7 @@ class LiveEndpoint(BaseBackend):
         self._model = next(iter(self._client.models.list())).id
         # Only the program's own text uses it; the server has the model's template.
         self.chat_template = replace(get_chat_template("chatml"), image_token="", stop_str=())
+        self._opening, _ = self.chat_template.get_prefix_and_suffix("assistant", [])
 
     def get_model_name(self) -> str:
         return self._model
@@ -127,6 +149,11 @@ class LiveEndpoint(BaseBackend):
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """Text in pieces, each with what is known so far: `sound`, `finish_reason`."""
+        if not s.text_.endswith(self._opening):
+            raise ValueError(
+                "sgl.gen and speak must come first within sgl.assistant: "
+                "the model goes on with nobody's words but its own"
+            )
         asked = {
             "model": self._model,
             "messages": [_as_heard(message) for message in s.messages_],
@@ -152,23 +179,22 @@ class LiveEndpoint(BaseBackend):
         audio = {"format": "pcm16", "voice": voice or "default"}
         asked |= {"modalities": ["text", "audio"], "audio": audio}
         sound, info = bytearray(), {}
-        try:
-            for choice in self._choices(asked):
-                # Not among the SDK's types of a delta, but in its data.
-                made = getattr(choice.delta, "audio", None) or {}
-                if data := made.get("data"):
-                    pcm = base64.b64decode(data)
-                    sound += pcm
-                    sounds.put(pcm)
-                info = {_SOUND: sound, "finish_reason": choice.finish_reason}
-                yield made.get("transcript") or "", info
-        finally:
-            sounds.put(None)
+        for choice in self._choices(asked):
+            # Not among the SDK's types of a delta, but in its data.
+            made = getattr(choice.delta, "audio", None) or {}
+            if data := made.get("data"):
+                pcm = base64.b64decode(data)
+                sound += pcm
+                sounds.put(pcm)
+            info = {_SOUND: sound, "finish_reason": choice.finish_reason}
+            yield made.get("transcript") or "", info
+        sounds.put(None)  # all of it; after a failure the listener sees the program's end
 
     def _written(
         self, asked: dict[str, Any], sampling: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        asked |= {"top_p": sampling.top_p, "stop": list(sampling.stop) or None}
+        stop = [sampling.stop] if isinstance(sampling.stop, str) else list(sampling.stop)
+        asked |= {"top_p": sampling.top_p, "stop": stop or None}
         for choice in self._choices(asked):
             yield choice.delta.content or "", {"finish_reason": choice.finish_reason}
 
@@ -179,7 +205,7 @@ class LiveEndpoint(BaseBackend):
 
 
 def _sounds(executor: StreamExecutor, name: str) -> SimpleQueue:
-    """Where pieces of the sound go; whoever comes first makes it."""
+    """Where pieces of the sound go, and None after the last; whoever comes first makes it."""
     by_name = executor.__dict__.setdefault("sounds_", {})
     return by_name.setdefault(name, SimpleQueue())
 

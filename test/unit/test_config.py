@@ -126,7 +126,7 @@ def test_any_other_host_needs_a_key_or_a_clear_word(host, monkeypatch):
 
 
 def test_keys_come_from_arguments_before_the_environment(monkeypatch):
-    monkeypatch.setenv("SGLANG_LIVE_API_KEYS", "one,two,")
+    monkeypatch.setenv("SGLANG_LIVE_API_KEYS", " one, two,,\n")
     assert parsed().api_keys == ("one", "two")
     assert parsed("--api-key", "a", "--api-key", "b").api_keys == ("a", "b")
 
@@ -135,6 +135,16 @@ def test_keys_come_from_arguments_before_the_environment(monkeypatch):
 def test_an_empty_key_is_no_key(key, monkeypatch):
     with pytest.raises(BadInputError, match="API key is empty"):
         parsed("--host", "0.0.0.0", "--api-key", key)
+
+
+@pytest.mark.parametrize("key", [" one", "one ", "one two", "one\ttwo"])
+def test_a_key_with_spaces_is_refused_before_anything_starts(key, monkeypatch):
+    with pytest.raises(BadInputError, match="spaces") as refused:
+        parsed("--api-key", key)
+    assert "one" not in str(refused.value).split()
+    monkeypatch.setenv("SGLANG_LIVE_API_KEYS", "three,one two")
+    with pytest.raises(BadInputError, match="spaces"):
+        parsed()
 
 
 # --- policies ---
