@@ -13,7 +13,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.items import call_in_words
 from sglang_live.gateway.realtime_events import VoiceRef, voice_name
-from sglang_live.gateway.tool_calls import check_tools
+from sglang_live.gateway.tool_calls import check_choice, check_tools
 from sglang_live.gateway.uploads import read_audio
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
 
@@ -118,7 +118,8 @@ class ChatForm(Struct):
         choice = self.tool_choice
         if choice is None or choice in ("auto", "none", "required"):
             return choice or "auto"
-        name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+        function = choice.get("function") if isinstance(choice, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
             raise BadInputError("tool_choice is auto, none, required or names a function.")
         return {"type": "function", "name": name}
@@ -132,7 +133,9 @@ def read_chat(body: bytes) -> ChatForm:
         raise BadInputError(f"Invalid request: {error}.") from None
     if form.stream and form.audio and form.audio.format != "pcm16":
         raise BadInputError("With 'stream' audio.format must be 'pcm16'.")
-    check_tools(form.functions(), form.choice(), path="request")
+    functions = form.functions()
+    check_tools(functions, path="tools")
+    check_choice(functions, form.choice(), path="tool_choice")
     return form
 
 

@@ -11,8 +11,12 @@ from sglang_live.gateway.item_forms import build_item
 from sglang_live.gateway.items import Item
 from sglang_live.gateway.realtime_events import ItemReference, ResponseForm
 from sglang_live.gateway.response import ResponsePlan
-from sglang_live.gateway.session_config import SessionConfig, common_changes, output_changes
-from sglang_live.gateway.tool_calls import check_tools
+from sglang_live.gateway.session_config import (
+    SessionConfig,
+    common_changes,
+    output_changes,
+    with_choice,
+)
 
 _MAX_METADATA_KEYS = 16
 _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 64, 512
@@ -54,8 +58,7 @@ def plan_response(
     if form.audio and form.audio.output:
         path = "response.audio.output"
         changes |= output_changes(form.audio.output, config, path=path)
-    config = replace(config, **changes)
-    check_tools(config.tools, config.tool_choice, path="response")
+    config = with_choice(replace(config, **changes), form, path="response")
     return ResponsePlan(
         config=config,
         decided_at_s=now_s,

@@ -8,7 +8,6 @@ strict types, so nothing a client sent is repeated unchecked.
 from dataclasses import dataclass, replace
 from typing import Any
 
-import orjson
 from msgspec import UNSET
 
 from sglang_live.gateway.audio_codec import FORMATS, PCM, WireFormat
@@ -24,7 +23,7 @@ from sglang_live.gateway.realtime_events import (
     TranscriptionForm,
     voice_name,
 )
-from sglang_live.gateway.tool_calls import check_tools
+from sglang_live.gateway.tool_calls import check_choice, check_tools, has_chosen
 from sglang_live.gateway.truncation import Truncation, choose_truncation
 from sglang_live.gateway.turn_detection import TurnDetection, merge_turn_detection
 from sglang_live.orchestrator.session import Orchestrator
@@ -38,7 +37,6 @@ _TRANSCRIBERS = (
 )
 _TOOL_CHOICES = ("auto", "none", "required")
 _MODALITIES = (("audio",), ("text",))
-_ECHO_DEPTH = 8  # levels of JSON around a tool in session.updated, with a margin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +154,19 @@ def update_config(
             code="cannot_update_voice",
             param="session.audio.output.voice",
         )
-    config = replace(current, **changes)
-    check_tools(config.tools, config.tool_choice, path="session")
+    return with_choice(replace(current, **changes), form, path="session")
+
+
+def with_choice(config: SessionConfig, form: Any, *, path: str) -> SessionConfig:
+    """A choice of earlier whose function has gone goes with it: an agent without functions that
+    takes over names none.
+
+    Raises:
+        ClientEventError: this form chose what is not there.
+    """
+    if form.tool_choice is UNSET and not has_chosen(config.tools, config.tool_choice):
+        return replace(config, tool_choice="auto")
+    check_choice(config.tools, config.tool_choice, path=f"{path}.tool_choice")
     return config
 
 
@@ -260,9 +269,10 @@ def _tools(value: list[dict[str, Any]], path: str) -> tuple[dict[str, Any], ...]
             raise ClientEventError("A function needs a name.", param=f"{at}.name")
         if not isinstance(tool.get("description") or "", str):
             raise ClientEventError("A description is a string.", param=f"{at}.description")
-        _check_can_echo(tool, at)
     keys = ("type", "name", "description", "parameters")
-    return tuple({key: tool[key] for key in keys if tool.get(key) is not None} for tool in value)
+    tools = tuple({key: tool[key] for key in keys if tool.get(key) is not None} for tool in value)
+    check_tools(tools, path=path)
+    return tools
 
 
 def _tool_choice(value: str | dict[str, Any], path: str) -> str | dict[str, Any]:
@@ -274,17 +284,6 @@ def _tool_choice(value: str | dict[str, Any], path: str) -> str | dict[str, Any]
     if value.get("type") != "function" or not isinstance(name, str):
         raise ClientEventError("tool_choice must name a function.", param=path)
     return {"type": "function", "name": name}
-
-
-def _check_can_echo(value: dict[str, Any], path: str) -> None:
-    # Echoes stand deeper than here; the writer's depth is limited.
-    deeper: Any = value
-    for _ in range(_ECHO_DEPTH):
-        deeper = [deeper]
-    try:
-        orjson.dumps(deeper)
-    except TypeError as error:  # too deep, or a number JSON writers cannot hold
-        raise ClientEventError(f"Cannot be represented: {error}.", param=path) from None
 
 
 def _instructions(value: str, path: str) -> str:

@@ -4,20 +4,24 @@ In: tools as clients give them; calls as the model wrote them. Out: Tools for a 
 What is no call is never spoken and never passed on: it is counted.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from jsonschema import SchemaError
-from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.parameters import (
+    SchemaFaultError,
+    TooManyStepsError,
+    check_schema,
+    fault_in,
+)
 from sglang_live.orchestrator.history import Tools
+
+# Of all functions, as the model is told of them: more than it should read before every answer.
+MAX_TOOLS_BYTES = 1 << 16
+_ECHO_DEPTH = 8  # levels of JSON around the tools in session.updated, with a margin
 
 
 class MalformedCallError(LiveError):
@@ -47,24 +51,41 @@ def tools_of(tools: tuple[dict[str, Any], ...], choice: str | dict[str, Any]) ->
     return Tools(functions=functions, must_call=must_call)
 
 
-def check_tools(tools: tuple[dict[str, Any], ...], choice: Any, *, path: str) -> None:
-    """Raises ClientEventError: parameters are no JSON schema, or the choice is none of them."""
-    for index, tool in enumerate(tools):
-        schema, param = tool.get("parameters") or {}, f"{path}.tools[{index}].parameters"
-        try:
-            if not isinstance(schema, dict):
-                raise ClientEventError("Not a JSON schema: no object.", param=param)
-            if any(not reference.startswith("#") for reference in _references(schema)):
-                raise ClientEventError("A schema may refer to itself only.", param=param)
-            validator_for(schema).check_schema(schema)
-        except SchemaError as error:
-            raise ClientEventError(f"Not a JSON schema: {error.message}", param=param) from None
-        except RecursionError:
-            raise ClientEventError("Not a JSON schema: nested too deep.", param=param) from None
-    if isinstance(choice, dict) and choice["name"] not in {tool["name"] for tool in tools}:
+def check_tools(tools: tuple[dict[str, Any], ...], *, path: str) -> None:
+    """Raises ClientEventError: too much in all, or parameters are no JSON schema."""
+    n_bytes = sum(_size(tool, f"{path}[{index}]") for index, tool in enumerate(tools))
+    if n_bytes > MAX_TOOLS_BYTES:
         raise ClientEventError(
-            f"There is no function {choice['name']!r}.", param=f"{path}.tool_choice"
+            f"{n_bytes} bytes of tools: at most {MAX_TOOLS_BYTES} in all.",
+            code="tools_too_large",
+            param=path,
         )
+    for index, tool in enumerate(tools):
+        try:
+            check_schema(tool.get("parameters") or {})
+        except SchemaFaultError as fault:
+            raise ClientEventError(str(fault), param=f"{path}[{index}].parameters") from None
+
+
+def _size(tool: dict[str, Any], path: str) -> int:
+    deeper: Any = tool
+    for _ in range(_ECHO_DEPTH):  # echoes stand deeper than here; the writer's depth is limited
+        deeper = [deeper]
+    try:
+        return len(orjson.dumps(deeper)) - 2 * _ECHO_DEPTH
+    except orjson.JSONEncodeError as error:  # too deep, or a number JSON writers cannot hold
+        raise ClientEventError(f"Cannot be represented: {error}.", param=path) from None
+
+
+def check_choice(tools: tuple[dict[str, Any], ...], choice: Any, *, path: str) -> None:
+    """Raises ClientEventError: it names a function that is not there."""
+    if not has_chosen(tools, choice):
+        raise ClientEventError(f"There is no function {choice['name']!r}.", param=path)
+
+
+def has_chosen(tools: tuple[dict[str, Any], ...], choice: Any) -> bool:
+    """False if it names a function that is not there."""
+    return not isinstance(choice, dict) or choice["name"] in {tool["name"] for tool in tools}
 
 
 def read_call(text: str, tools: tuple[dict[str, Any], ...]) -> ToolCall:
@@ -82,48 +103,19 @@ def read_call(text: str, tools: tuple[dict[str, Any], ...]) -> ToolCall:
         raise MalformedCallError("A call has no name.")
     tool = next((tool for tool in tools if tool["name"] == call["name"]), None)
     if tool is None:
-        raise MalformedCallError(f"There is no function {call['name']!r}.")
+        raise MalformedCallError(f"There is no function {cut(call['name'])!r}.")
     arguments = _arguments(call)
     try:
-        fault = next(_validator(tool.get("parameters") or {}).iter_errors(arguments), None)
-    except (Unresolvable, RecursionError) as error:
+        # What it says quotes nothing of what the caller said: it goes to the log.
+        fault = fault_in(arguments, tool.get("parameters") or {})
+        written = orjson.dumps(arguments).decode()
+    except SchemaFaultError as error:
         raise MalformedCallError(f"Parameters of {tool['name']}: {error}") from None
+    except (TooManyStepsError, orjson.JSONEncodeError):
+        raise MalformedCallError(f"Arguments of {tool['name']} are too much to check.") from None
     if fault is not None:
-        # Not the validator's message: it quotes what the caller said, and this goes to the log.
-        raise MalformedCallError(
-            f"Arguments of {tool['name']}: {fault.json_path} does not fit {fault.validator!r}."
-        )
-    return ToolCall(tool["name"], orjson.dumps(arguments).decode())
-
-
-def _validator(schema: dict[str, Any]) -> Validator:
-    """Fetches nothing, matches no pattern: it is a client's, and a pattern can take for ever."""
-    schema = _without_patterns(schema)
-    return validator_for(schema)(schema, registry=Registry())
-
-
-def _without_patterns(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_without_patterns(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    left_out = set()
-    if isinstance(schema.get("pattern"), str):  # a property may have that name
-        left_out = {"pattern"}
-    if "patternProperties" in schema:
-        # Without it nobody can tell which properties are additional.
-        left_out |= {"patternProperties", "additionalProperties", "unevaluatedProperties"}
-    return {k: _without_patterns(v) for k, v in schema.items() if k not in left_out}
-
-
-def _references(schema: Any) -> Iterator[str]:
-    inside = list(schema.values()) if isinstance(schema, dict) else schema
-    if isinstance(schema, dict):
-        for name in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if isinstance(schema.get(name), str):
-                yield schema[name]
-    for part in inside if isinstance(inside, list) else ():
-        yield from _references(part)
+        raise MalformedCallError(f"Arguments of {tool['name']}: {fault}.")
+    return ToolCall(tool["name"], written)
 
 
 def _arguments(call: dict[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from sglang_live.gateway import tool_calls
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.tool_calls import (
     MalformedCallError,
     ToolCall,
+    check_choice,
     check_tools,
     read_call,
     tools_of,
@@ -55,10 +57,11 @@ def test_a_choice_says_what_the_reply_must_be():
 def test_what_is_no_schema_and_who_is_not_there_is_refused():
     bad = {**WEATHER, "parameters": {"type": "objekt"}}
     with pytest.raises(ClientEventError) as refused:
-        check_tools((WEATHER, bad), "auto", path="session")
+        check_tools((WEATHER, bad), path="session.tools")
     assert refused.value.param == "session.tools[1].parameters"
     with pytest.raises(ClientEventError) as refused:
-        check_tools((WEATHER,), {"type": "function", "name": "time"}, path="response")
+        choice = {"type": "function", "name": "time"}
+        check_choice((WEATHER,), choice, path="response.tool_choice")
     assert refused.value.param == "response.tool_choice"
 
 
@@ -73,7 +76,7 @@ def test_what_is_no_schema_and_who_is_not_there_is_refused():
 )
 def test_a_schema_that_needs_others_is_refused(parameters, why):
     with pytest.raises(ClientEventError, match=why):
-        check_tools(({**WEATHER, "parameters": parameters},), "auto", path="session")
+        check_tools(({**WEATHER, "parameters": parameters},), path="tools")
 
 
 # --- what the model writes ---
@@ -87,7 +90,7 @@ def test_a_schema_may_refer_to_itself():
     tools = with_parameters(
         **{"$defs": {"town": {"type": "string"}}}, properties={"town": {"$ref": "#/$defs/town"}}
     )
-    check_tools(tools, "auto", path="session")
+    check_tools(tools, path="tools")
     assert read_call(CALL, tools).name == "weather"
     with pytest.raises(MalformedCallError, match="Arguments of weather"):
         read_call('{"name": "weather", "arguments": {"town": 5}}', tools)
@@ -109,7 +112,7 @@ def test_a_reference_that_leads_nowhere_makes_no_call(reference):
 )
 def test_a_pattern_that_would_take_for_ever_is_not_matched(town):
     tools = with_parameters(properties={"town": town, "pattern": {"type": "string"}})
-    check_tools(tools, "auto", path="session")
+    check_tools(tools, path="tools")
     long = "o" * 60 + "!"
     value = long if town["type"] == "string" else {long: 1}
     text = json.dumps({"name": "weather", "arguments": {"town": value}})
@@ -143,6 +146,12 @@ def test_a_call_that_fits_is_read():
 def test_what_is_no_call_is_recognised(text, why):
     with pytest.raises(MalformedCallError, match=why):
         read_call(text, (WEATHER,))
+
+
+def test_a_call_that_no_writer_can_hold_is_none():
+    text = '{"name": "stop", "arguments": {"x": ' + "[" * 300 + "]" * 300 + "}}"
+    with pytest.raises(MalformedCallError, match="too much"):
+        read_call(text, ({"type": "function", "name": "stop"},))
 
 
 # --- in a session ---
@@ -285,3 +294,36 @@ async def test_words_are_answer_enough_beside_a_malformed_call():
         ended = (await caller.find("response.done"))["response"]
         assert ended["status"] == "completed"
         assert [item["type"] for item in ended["output"]] == ["message"]
+
+
+async def test_more_tools_than_a_model_should_read_are_one_error():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.update(tools=[{**WEATHER, "description": "x" * 70_000}])
+        error = (await caller.expect("error"))["error"]
+        assert (error["code"], error["param"]) == ("tools_too_large", "session.tools")
+
+
+async def test_an_agent_without_functions_takes_over_from_one_that_must_call():
+    choice = {"type": "function", "name": "weather"}
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.update(tools=[WEATHER], tool_choice=choice)
+        caller.send("response.create", response={"tools": []})
+        await caller.until("response.done")
+        assert orchestrator.turns[-1].tools == Tools()
+        caller.update(tools=[], instructions="Be kind.")
+        session = (await caller.find("session.updated"))["session"]
+        assert (session["tool_choice"], session["instructions"]) == ("auto", "Be kind.")
+        caller.update(tools=[], tool_choice=choice)
+        assert (await caller.expect("error"))["error"]["param"] == "session.tool_choice"
+
+
+async def test_tools_are_checked_when_they_are_given_and_not_again(monkeypatch):
+    checked = []
+    monkeypatch.setattr(tool_calls, "check_schema", checked.append)
+    async with connected(FakeOrchestrator()) as caller:
+        caller.update(tools=[WEATHER])
+        caller.update(instructions="Be kind.")
+        caller.send("response.create", response={"instructions": "Be brief."})
+        await caller.until("response.done")
+    assert checked == [WEATHER["parameters"]]
