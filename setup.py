@@ -57,6 +57,7 @@ setup(
         "onnx>=1.19",
         "onnxruntime>=1.20",
         "orjson",
+        "pybase64",
         "prometheus-client",
         "psutil",
         "pyzmq>=25.1.2",

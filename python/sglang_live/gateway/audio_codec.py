@@ -5,11 +5,11 @@ Owner: one WireDecoder per caller, one WireEncoder per response.
 """
 
 import binascii
-from base64 import b64encode
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import pybase64
 
 from sglang_live.gateway import g711
 from sglang_live.gateway.event_error import ClientEventError
@@ -55,7 +55,7 @@ def decode_base64(text: str, form: WireFormat, *, max_bytes: int, param: str) ->
         ClientEventError: not strict base64, more than max_bytes, or half a sample.
     """
     try:
-        raw = binascii.a2b_base64(text, strict_mode=True)
+        raw = pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):  # ValueError: characters outside ASCII
         raise ClientEventError("Invalid base64 audio.", param=param) from None
     if len(raw) > max_bytes:
@@ -73,7 +73,7 @@ def decode_base64(text: str, form: WireFormat, *, max_bytes: int, param: str) ->
 
 
 def encode_base64(raw: bytes) -> str:
-    return b64encode(raw).decode("ascii")
+    return pybase64.b64encode_as_string(raw)
 
 
 class WireDecoder:
