@@ -8,8 +8,8 @@ what was scored while the loop was busy comes with one wake-up of it.
 import asyncio
 import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 
 import numpy as np
 
@@ -41,48 +41,46 @@ class _Answer:
             self.to.answer.set_result(self.scored)
 
 
-@dataclass(eq=False)
 class SpeechScorer:
     """For callers of one event loop."""
 
-    model: SpeechModel
-    _thread: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="speech")
-    )
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _asked: deque[_Ask] = field(default_factory=deque)
-    _answered: deque[_Answer] = field(default_factory=deque)
-    _works: bool = False  # the thread is at it, and looks for more before it stops
-    _wakes: bool = False  # the loop has been told, and has not looked yet
+    def __init__(self, model: SpeechModel):
+        self.model = model
+        self._asked: SimpleQueue[_Ask | None] = SimpleQueue()  # None: close
+        self._answered: deque[_Answer] = deque()
+        self._lock = threading.Lock()
+        self._wakes = False  # the loop has been told, and has not looked yet
+        threading.Thread(target=self._work, name="speech", daemon=True).start()
 
     async def score(self, windows: np.ndarray, state: SpeechState) -> Scored:
         """As SpeechModel.score, of one. Callers are served in the order in which they ask."""
         loop = asyncio.get_running_loop()
         ask = _Ask((windows, state), loop, loop.create_future())
-        with self._lock:
-            self._asked.append(ask)
-            begins, self._works = not self._works, True
-        if begins:
-            self._thread.submit(self._work)
+        self._asked.put(ask)
         return await ask.answer
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._asked.put(None)
 
     def _work(self) -> None:
-        while asks := self._next():
-            self._tell(self._answers(asks))
+        while (ask := self._asked.get()) is not None:
+            if asks := self._with_others(ask):
+                self._tell(self._answers(asks))
 
-    def _next(self) -> list[_Ask]:
+    def _with_others(self, ask: _Ask | None) -> list[_Ask]:
         """Those that are scored together: who comes first, and who fits in with them."""
         asks, n_windows = [], 0
-        with self._lock:
-            while self._asked and (not asks or n_windows < _WINDOWS_TOGETHER):
-                ask = self._asked.popleft()
-                if not ask.answer.cancelled():
-                    asks.append(ask)
-                    n_windows += len(ask.what[0])
-            self._works = bool(asks)
+        while ask is not None:
+            if not ask.answer.cancelled():
+                asks.append(ask)
+                n_windows += len(ask.what[0])
+            if n_windows >= _WINDOWS_TOGETHER:
+                return asks
+            try:
+                ask = self._asked.get_nowait()
+            except Empty:
+                return asks
+        self._asked.put(None)  # for the thread, which closes after these
         return asks
 
     def _answers(self, asks: list[_Ask]) -> list[_Answer]:
