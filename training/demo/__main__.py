@@ -20,12 +20,15 @@ from training.demo import recordings, world
 from training.demo.checkpoint import PARTS, blank_model, complete, load_part, save_part
 from training.demo.codec import CodecSettings, Recording, mel_error, train_codec
 from training.demo.codes import Codebooks, whole_frames
+from training.demo.conversations import TRANSCRIBE, Library, Writer
+from training.demo.distortion import WILD
+from training.demo.fronts import Fronts, fronts_of, joined
 from training.demo.hearing import Heard, HearingSettings, features, heard_in_rooms, train_hearing
 from training.demo.rooms import empty_room
 from training.demo.schedule import Course, Log, Shares
 from training.demo.strangers import strangers
 from training.demo.talker import Spoken, TalkerInputs, TalkerSettings, train_talker
-from training.demo.thinker import TRANSCRIBE, Library, ThinkerSettings, Writer, train_thinker
+from training.demo.thinker import ThinkerSettings, train_thinker
 from training.demo.voices import Cast, require_programs
 
 SEED = 20260101
@@ -33,6 +36,10 @@ SEED = 20260101
 LEAD_FRAMES, TAIL_FRAMES = 2, 2
 N_GENERAL = 400
 N_VOICES, N_STRANGERS, N_EMPTY = 100, 14_000, 600
+# Who goes on talking says so many sentences at most.
+N_GOING_ON, MOST_JOINED = 2000, 5
+# Of each recording, for the thinker; the first one as it is, the others distorted.
+N_FRONTS = 4
 
 
 class Training:
@@ -75,6 +82,21 @@ class Training:
             return heard_in_rooms(asked, SEED) + empty
 
         return self._kept("heard", listen)
+
+    @cached_property
+    def fronts(self) -> tuple[Fronts, Fronts]:
+        """Of all that was recorded, and of those who go on talking."""
+
+        def convolve() -> tuple[Fronts, Fronts]:
+            tower, known = self.model.thinker.audio_tower, set(world.questions())
+            strange = [h for h in self.heard if h.text not in known]
+            going_on = joined(strange, N_GOING_ON, MOST_JOINED, SEED)
+            return (
+                fronts_of(tower, self.heard, N_FRONTS, WILD, SEED),
+                fronts_of(tower, going_on, 2, WILD, SEED),
+            )
+
+        return self._kept("fronts", convolve)
 
     def part(self, name: str) -> None:
         """The model gets this part, trained if it is not there."""
@@ -132,9 +154,10 @@ class Training:
 
         def train() -> dict:
             self.part("hearing")
-            settings, library = ThinkerSettings(), Library(self.heard)
+            settings, library = ThinkerSettings(), Library(*self.fronts)
             writers = [
-                Writer(self.tokenizer, library, settings, SEED + share) for share in range(Shares.N)
+                Writer(self.tokenizer, library, settings.style, SEED + share)
+                for share in range(Shares.N)
             ]
             train_thinker(thinker, writers, settings, Log("thinker"), self._course("thinker"))
             return thinker.state_dict()

@@ -1,15 +1,11 @@
 """The thinker: conversations in, the next answer out.
 
-Conversations look as the server writes them: instructions of any kind, several turns, typed or
-spoken, replies that were cut off where somebody interrupted. A question may come with the request
-to write down what was said instead of answering.
+What it hears it should also spell, in the audio encoder and once more in its own middle, where
+words that the encoder's pieces of a second cut in two have become one again.
 """
 
 import math
-import random
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -17,175 +13,27 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeThinkerForConditionalGeneration,
 )
 
-from training.demo import world
-from training.demo.distortion import WILD, Distortion
-from training.demo.hearing import Heard, encode, n_places, spelling_loss
-from training.demo.schedule import Course, Log, Shares, cosine, drawing
-from training.demo.strangers import strangers
+from training.demo.conversations import IGNORED, Conversation, Style, Writer
+from training.demo.fronts import layers_of, listen
+from training.demo.hearing import spelling_loss
+from training.demo.schedule import Course, Log, Shares, cosine
 from training.demo.talker import initialise
 
-TRANSCRIBE = "Transcribe the audio into text."
-_AUDIO = "<|audio_start|><|audio_pad|><|audio_end|>"
-_IGNORED = -100
-_MAX_TURNS = 8
-_INSTRUCTIONS = (
-    "You are a helpful assistant.",
-    "You are a helpful voice assistant. Answer in one or two short sentences.",
-    "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of "
-    "perceiving auditory and visual inputs, as well as generating text and speech.",
-    "Be brief.",
-    "Answer in a friendly way.",
-)
+_SHORT = 0.6  # share of a batch that are its short conversations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkerSettings:
-    steps: int = 8000
+    steps: int = 7500
     batch: int = 16  # conversations
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 1.2e-3
     tower_rate: float = 0.5  # of the learning rate, for the audio encoder
-    spoken: float = 0.8  # share of the turns
-    transcribed: float = 0.15  # of the spoken ones
-    joined: float = 0.1  # of the strangers, who go on with more sentences
-    interrupted: float = 0.2
-    distortion: Distortion = WILD
+    style: Style = field(default_factory=Style)
     spelling: float = 0.3  # weight of the audio encoder's own loss, which goes on
+    spelling_layer: int = 2  # of the thinker, after which it should spell, too
     doubt: float = 0.6  # see `answering_loss`
     sure_until: float = 0.4  # share of the steps before it doubts
     seed: int = 4
-
-
-_MOST_JOINED = 5
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Conversation:
-    """token_ids, labels: [n], labels of replies only; clips: each audio, in order; decisions:
-    places of the token with which a reply begins that could have been UNKNOWN, but is not."""
-
-    token_ids: list[int]
-    labels: list[int]
-    clips: list[Heard]
-    decisions: list[int]
-
-
-class Library:
-    """Recordings by what is said in them."""
-
-    def __init__(self, heard: list[Heard]):
-        self._by_text: dict[str, list[Heard]] = defaultdict(list)
-        for clip in heard:
-            self._by_text[clip.text].append(clip)
-        known = set(world.questions())
-        self._strange = [text for text in self._by_text if text not in known]
-
-    def clip(self, text: str, rng: random.Random) -> Heard:
-        return rng.choice(self._by_text[text])
-
-    def speech(self, rng: random.Random) -> Heard:
-        """Several strange sentences, one after the other."""
-        n = rng.randint(2, _MOST_JOINED)
-        clips = [self.clip(rng.choice(self._strange), rng) for _ in range(n)]
-        text = " ".join(clip.text for clip in clips if clip.text)
-        return Heard(text, torch.cat([clip.mel for clip in clips], dim=1))
-
-    def strangers(self, rng: random.Random) -> Iterator[str]:
-        """Sentences of which there is a recording; empty ones are noise."""
-        while True:
-            yield rng.choice(self._strange)
-
-
-class Writer:
-    """Writes conversations down as the server does."""
-
-    def __init__(self, tokenizer, library: Library, settings: ThinkerSettings, seed: int):
-        self._tokenizer, self._library, self._settings = tokenizer, library, settings
-        self._seed = seed
-        self.begin(0)
-        self._pad_id = tokenizer.convert_tokens_to_ids("<|audio_pad|>")
-        self._end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
-        self.unknown_id = self._ids(world.UNKNOWN)[0]
-
-    def begin(self, step: int) -> None:
-        """What follows depends on this number and the seed alone."""
-        self._rng = random.Random(f"{self._seed}/{step}")
-        self._choose = drawing(self._seed, step)
-        self._typed = strangers(random.Random(f"{self._seed}/{step}/typed"))
-
-    def conversation(self) -> Conversation:
-        rng = self._rng
-        ids, labels, clips, decisions = [], [], [], []
-
-        def write(piece: list[int], *, learned: bool = False) -> None:
-            ids.extend(piece)
-            labels.extend(piece if learned else [_IGNORED] * len(piece))
-
-        write(self._ids(self._header()))
-        memory = world.Memory()
-        for _ in range(1 + int(_MAX_TURNS * rng.random() ** 2)):
-            spoken = rng.random() < self._settings.spoken
-            source = self._library.strangers(rng) if spoken else self._typed
-            exchange = world.Caller(rng, source, memory).next()
-            answer = exchange.answer
-            if not spoken:
-                write(self._ids(f"user\n{self._as_typed(exchange.question)}"))
-            else:
-                clip, goes_on = self._spoken(exchange)
-                clips.append(clip)
-                before, after = _AUDIO.split("<|audio_pad|>")
-                places = int(n_places(torch.tensor(clip.mel.shape[1])))
-                write(self._ids(f"user\n{before}") + [self._pad_id] * places + self._ids(after))
-                is_asked = exchange.question and not goes_on
-                if is_asked and rng.random() < self._settings.transcribed:
-                    write(self._ids(TRANSCRIBE))
-                    answer = exchange.question
-            write(self._ids("<|im_end|>\n<|im_start|>") + self._ids("assistant\n"))
-            reply = self._ids(answer)
-            if answer not in (exchange.question, world.UNKNOWN):
-                decisions.append(len(ids))
-            write([*reply, self._end_id], learned=True)
-            if rng.random() < self._settings.interrupted:
-                # What was not heard is not remembered; learned it was all the same.
-                n_lost = rng.randrange(len(reply))
-                del ids[len(ids) - 1 - n_lost : len(ids) - 1]
-                del labels[len(labels) - 1 - n_lost : len(labels) - 1]
-                labels[-1] = _IGNORED
-            write(self._ids("\n<|im_start|>"))
-        return Conversation(ids, labels, clips, decisions)
-
-    def _spoken(self, exchange: world.Exchange) -> tuple[Heard, bool]:
-        """A recording of it, and whether its speaker went on with other things."""
-        rng, settings = self._rng, self._settings
-        goes_on = exchange.answer == world.UNKNOWN and rng.random() < settings.joined
-        library = self._library
-        clip = library.speech(rng) if goes_on else library.clip(exchange.question, rng)
-        return replace(clip, mel=settings.distortion.apply(clip.mel, self._choose)), goes_on
-
-    def spelling(self, text: str) -> torch.Tensor:
-        """Token ids of what was said, none of noise."""
-        return torch.tensor(self._ids(f" {text}") if text else [], dtype=torch.long)
-
-    def _header(self) -> str:
-        rng = self._rng
-        if rng.random() < 0.3:
-            return "<|im_start|>"
-        said = rng.choice(_INSTRUCTIONS) if rng.random() < 0.6 else ""
-        while not said or rng.random() < 0.3:
-            said = f"{said} {next(self._typed).capitalize()}.".strip()
-        return f"<|im_start|>system\n{said}<|im_end|>\n<|im_start|>"
-
-    def _as_typed(self, text: str) -> str:
-        rng = self._rng
-        if rng.random() < 0.7:
-            text = text.capitalize()
-        text = text.replace(" i ", " I ") if rng.random() < 0.7 else text
-        for name in (*world.NAMES, "France", "Japan", "Italy", "German"):
-            if rng.random() < 0.8:
-                text = text.replace(f" {name.lower()}", f" {name}")
-        return text + rng.choice(("", "", ".", "?", "!"))
-
-    def _ids(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
 
 
 def train_thinker(
@@ -195,7 +43,8 @@ def train_thinker(
     log: Log,
     course: Course,
 ) -> None:
-    """The audio encoder comes trained, and goes on learning slowly. Embeddings stay as they are.
+    """The audio encoder comes trained; its layers go on learning slowly, its convolutions stay.
+    Embeddings stay as they are.
 
     writers: one for each share of a batch.
     """
@@ -204,7 +53,7 @@ def train_thinker(
     _initialise(thinker)
     stack.embed_tokens.weight.requires_grad_(False)
     language = [p for p in (*stack.parameters(), *thinker.lm_head.parameters()) if p.requires_grad]
-    tower = list(thinker.audio_tower.parameters())
+    tower = layers_of(thinker.audio_tower)
     rates = (1.0, settings.tower_rate)
     groups = [{"params": language}, {"params": tower}]
     optimiser = torch.optim.AdamW(groups, settings.learning_rate, betas=(0.9, 0.98))
@@ -221,14 +70,17 @@ def train_thinker(
             writer = writers[share]
             writer.begin(step)
             batch = [writer.conversation() for _ in range(settings.batch // shares.N)]
-            heard = hear(thinker, batch)
-            logits, labels, decides = predict(thinker, batch, heard)
-            loss = answering_loss(logits, labels, decides, writer.unknown_id, doubt)
-            if heard:
-                spelt = [writer.spelling(clip.text) for c in batch for clip in c.clips]
-                loss = loss + settings.spelling * spelling_loss(heard, spelt, stack.embed_tokens)
-            right = logits.argmax(-1) == labels
-            return loss, right[decides].float().mean() if decides.any() else right.float().mean()
+            found = read_apart(thinker, batch, settings.spelling_layer)
+            loss = answering_loss(
+                found.logits, found.labels, found.decides, writer.unknown_id, doubt
+            )
+            if found.heard:
+                words = [writer.spelling(text) for text in found.said]
+                for rows in (found.heard, found.spelt):
+                    loss = loss + settings.spelling * spelling_loss(rows, words, stack.embed_tokens)
+            right = found.logits.argmax(-1) == found.labels
+            decided = right[found.decides] if found.decides.any() else right
+            return loss, decided.float().mean()
 
         loss, right = shares.gradients([*language, *tower], loss_of)
         nn.utils.clip_grad_norm_([*language, *tower], 1.0)
@@ -265,33 +117,68 @@ def answering_loss(
     return -right.mean()
 
 
-def hear(
-    thinker: Qwen3OmniMoeThinkerForConditionalGeneration, batch: list[Conversation]
-) -> list[torch.Tensor]:
-    """What the thinker gets of each clip, [places, hidden]."""
-    clips = [clip.mel.float() for c in batch for clip in c.clips]
-    return encode(thinker.audio_tower, clips) if clips else []
+@dataclass(frozen=True, slots=True, eq=False)
+class Read:
+    """What the thinker makes of a batch.
+
+    logits: [n, vocabulary] of all tokens that are learned, one after the other; labels: [n];
+    decides: [n] bool, whether the token is a decision; said: text of each clip; heard: of each,
+    [places, hidden] as they come from the audio encoder; spelt: the same after some layers of the
+    thinker.
+    """
+
+    logits: torch.Tensor
+    labels: torch.Tensor
+    decides: torch.Tensor
+    said: list[str]
+    heard: list[torch.Tensor]
+    spelt: list[torch.Tensor]
 
 
-def predict(
+def read_apart(
     thinker: Qwen3OmniMoeThinkerForConditionalGeneration,
     batch: list[Conversation],
-    heard: list[torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of all tokens that are learned, one after the other: logits [n, vocabulary], labels [n], and
-    whether the token is a decision [n]."""
-    pad_id = thinker.config.audio_token_id
+    spelling_layer: int,
+) -> Read:
+    """Short conversations and long ones apart, so that less of what is computed is padding."""
+    batch = sorted(batch, key=lambda conversation: len(conversation.token_ids))
+    cut = math.ceil(len(batch) * _SHORT)
+    parts = [read(thinker, part, spelling_layer) for part in (batch[:cut], batch[cut:]) if part]
+    return Read(
+        logits=torch.cat([part.logits for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
+        decides=torch.cat([part.decides for part in parts]),
+        said=[text for part in parts for text in part.said],
+        heard=[rows for part in parts for rows in part.heard],
+        spelt=[rows for part in parts for rows in part.spelt],
+    )
+
+
+def read(
+    thinker: Qwen3OmniMoeThinkerForConditionalGeneration,
+    batch: list[Conversation],
+    spelling_layer: int,
+) -> Read:
     ids = _padded([c.token_ids for c in batch], 0)
-    labels = _padded([c.labels for c in batch], _IGNORED)[:, 1:]
+    labels = _padded([c.labels for c in batch], IGNORED)[:, 1:]
     decides = torch.zeros_like(ids, dtype=torch.bool)
     for row, conversation in zip(decides, batch, strict=True):
         row[conversation.decisions] = True
-    rows = thinker.model.embed_tokens(ids)
+    clips = [clip for c in batch for clip in c.clips]
+    heard = listen(thinker.audio_tower, [clip.rows for clip in clips]) if clips else []
+    rows, is_sound = thinker.model.embed_tokens(ids), ids == thinker.config.audio_token_id
     if heard:
-        rows = rows.masked_scatter((ids == pad_id)[..., None], torch.cat(heard))
-    hidden = thinker.model(inputs_embeds=rows, use_cache=False).last_hidden_state
-    learned = labels != _IGNORED
-    return thinker.lm_head(hidden[:, :-1][learned]), labels[learned], decides[:, 1:][learned]
+        rows = rows.masked_scatter(is_sound[..., None], torch.cat(heard))
+    out = thinker.model(inputs_embeds=rows, use_cache=False, output_hidden_states=True)
+    learned = labels != IGNORED
+    return Read(
+        logits=thinker.lm_head(out.last_hidden_state[:, :-1][learned]),
+        labels=labels[learned],
+        decides=decides[:, 1:][learned],
+        said=[clip.text for clip in clips],
+        heard=heard,
+        spelt=list(out.hidden_states[spelling_layer][is_sound].split(list(map(len, heard)))),
+    )
 
 
 def _padded(rows: list[list[int]], value: int) -> torch.Tensor:

@@ -1,10 +1,13 @@
 """Conversations to learn from, and what a doubtful answer costs."""
 
 import math
+import random
 
 import pytest
 import torch
 
+from training.demo.conversations import partly_heard
+from training.demo.fronts import Front
 from training.demo.thinker import answering_loss
 
 UNKNOWN_ID, RIGHT_ID, OTHER_ID = 0, 1, 2
@@ -34,3 +37,20 @@ def test_who_is_less_sure_than_doubt_had_better_say_unknown(belief, says_unknown
 def test_elsewhere_it_is_cross_entropy():
     for doubt, decides in ((0.0, True), (0.6, False)):
         assert _loss(0.7, 0.2, doubt=doubt, decides=decides) == pytest.approx(-math.log(0.7))
+
+
+class _Choosing(random.Random):
+    """Draws that always blank a moment."""
+
+    def random(self) -> float:
+        return 0.0
+
+
+def test_a_moment_that_is_not_heard_leaves_the_recording_as_it_was():
+    rows = torch.arange(40.0).reshape(10, 4).half()
+    clip = Front("words", rows.clone())
+    heard = partly_heard(clip, _Choosing(1), share=0.5, places=3)
+    assert torch.equal(clip.rows, rows)
+    changed = (heard.rows != rows).any(1).sum()
+    assert 1 <= changed <= 3
+    assert len(heard.rows) == len(rows)
