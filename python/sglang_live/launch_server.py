@@ -14,6 +14,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from sglang_live.bridge.media_urls import PRIVATE_MEDIA_ENV
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import STAGES, ServerConfig, parse
@@ -70,6 +71,8 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
     run_dir, native_port = new_run_dir(), free_port()
     # SGLang's API listens on loopback only: with a remote thinker it is not offered here.
     native_url = None if config.stages["thinker"].connect else f"http://127.0.0.1:{native_port}"
+    if config.allow_private_media_urls:
+        os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine asks where URLs redirect
     zygote = Zygote() if is_useful() else None
     supervisor = Supervisor(
         _specs(config, model, run_dir, native_port),

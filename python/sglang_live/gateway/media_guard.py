@@ -2,8 +2,9 @@
 
 In: the JSON body of a proxied request. Out: nothing, or MediaRefusedError.
 SGLang opens file:// URLs and bare paths, and fetches any URL; a server on a network must not
-read its own disk or its neighbours for whoever asks. Names are resolved here once, so a name
-server that changes its answer between two questions is not caught: that needs a firewall.
+read its own disk or its neighbours for whoever asks. Where URLs redirect, the engine looks itself
+(bridge/media_urls.py). A name server that changes its answer between two questions is not caught:
+that needs a firewall.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from sglang_live.addresses import is_public
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.config import GatewayConfig
 
@@ -70,7 +72,7 @@ class MediaGuard:
             addresses = []
         if not addresses:
             raise MediaRefusedError(f"The media host '{host}' cannot be resolved.")
-        if any(not _is_public(address) for address in addresses):
+        if any(not is_public(address) for address in addresses):
             raise MediaRefusedError(f"The media host '{host}' is not a public address.")
 
 
@@ -136,12 +138,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False  # also 127.1 and 0x7f000001, which the resolver then spells out
     return True
-
-
-def _is_public(address: str) -> bool:
-    parsed = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(parsed, ipaddress.IPv6Address):
-        inner = parsed.ipv4_mapped or parsed.sixtofour
-        if inner:
-            return _is_public(str(inner))
-    return parsed.is_global and not parsed.is_multicast
