@@ -1,4 +1,7 @@
-"""Every setting of the server. The only module that reads argv and the environment.
+"""Every setting of the server, from its arguments and its environment.
+
+launch_stage has a few arguments of its own; what our processes tell each other, and what is for
+measuring, is read where it is used.
 
 Arguments of ours are listed below. Any other argument goes to SGLang: `--thinker.NAME value` to
 the thinker's engine, `--talker.NAME value` to the talker's, unprefixed to both. `--vocoder.NAME`

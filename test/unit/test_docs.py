@@ -1,25 +1,45 @@
-"""README.md and docs/ name only files, modules, flags and links that exist."""
+"""README.md and docs/ name only what exists and explain all there is; commands are accepted."""
 
 import importlib.util
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
+
+from sglang_live import config, launch_stage
+from sglang_live.client.config import parse_args as parse_client
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.interaction.vad import VadSettings
+from sglang_live.stages.spec import SPEC_ENV, StageSpec
+from sglang_live.stages.vocoder_engine import VocoderConfig
+from sglang_live.telemetry.metrics import GatewayMetrics
+from test.unit.commands_in_docs import blocks_of, commands_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "sglang_live"
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = ROOT / "docs" / "examples" / "README.md"
+DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), EXAMPLES]
 SOURCES = [
     path
-    for folder in ("python", "benchmark", "training", "scripts")
+    for folder in ("python", "benchmark", "training", "scripts", "docs/examples")
     for path in (ROOT / folder).rglob("*")
-    if path.suffix in (".py", ".sh")
+    if path.suffix in (".py", ".sh") and "node_modules" not in path.parts
 ]
 _FILE = re.compile(r"(?<![\w./$~{-])[\w][\w./-]*\.(?:py|sh|md|svg|txt|html|flac)\b")
 _FOLDER = re.compile(r"`([\w.][\w./-]*/)`")
 _MODULE = re.compile(r"python -m ((?:sglang_live|benchmark|training)[\w.]*)")
 _FLAG = re.compile(r"(?<![\w-])--(?:(?:thinker|talker|vocoder|STAGE)\.)?([a-z][a-z0-9-]+)")
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
+# Of commands that are not ours.
+_FOREIGN_FLAGS = {"shm-size", "local-dir", "prefix"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 def words(pattern: re.Pattern, path: Path) -> list[str]:
@@ -29,8 +49,8 @@ def words(pattern: re.Pattern, path: Path) -> list[str]:
 def own_flags() -> set[str]:
     """Flags written out in our sources, and fields of dataclasses, from which others are made."""
     text = "\n".join(path.read_text() for path in SOURCES)
-    fields = re.findall(r"^    (\w+): ", text, re.MULTILINE)
-    return {*re.findall(r"--([a-z][a-z0-9-]+)", text), *(name.replace("_", "-") for name in fields)}
+    names = re.findall(r"^    (\w+): ", text, re.MULTILINE)
+    return {*re.findall(r"--([a-z][a-z0-9-]+)", text), *(name.replace("_", "-") for name in names)}
 
 
 def sglang_flags() -> set[str]:
@@ -41,19 +61,19 @@ def sglang_flags() -> set[str]:
     return {name.replace("_", "-") for name in re.findall(r"^    (\w+): A\[", text, re.MULTILINE)}
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_every_file_and_folder_exists(path):
     named = [*words(_FILE, path), *words(_FOLDER, path)]
-    places = (ROOT, PACKAGE, path.parent)
+    places = (ROOT, PACKAGE, ROOT / "docs", path.parent)
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_every_link_leads_somewhere(path):
     assert [link for link in words(_LINK, path) if not (path.parent / link).exists()] == []
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_every_module_can_be_run(path):
     def is_there(name: str) -> bool:
         place = name.replace(".", "/")
@@ -65,7 +85,109 @@ def test_every_module_can_be_run(path):
     assert [name for name in words(_MODULE, path) if not is_there(name)] == []
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_every_flag_exists(path):
-    known = own_flags() | sglang_flags()
+    known = own_flags() | sglang_flags() | _FOREIGN_FLAGS
     assert [flag for flag in words(_FLAG, path) if flag not in known] == []
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_every_anchor_is_a_heading(path):
+    def anchors(file: Path) -> set[str]:
+        # As GitHub makes them: small letters, no punctuation, hyphens for spaces.
+        plain = (
+            re.sub(r"[^\w\- ]", "", title.lower()) for title in _HEADING.findall(file.read_text())
+        )
+        named = re.findall(r'<a id="([^"]+)">', file.read_text())
+        return {*named, *(title.replace(" ", "-") for title in plain)}
+
+    links = _ANCHOR.findall(path.read_text())
+    assert [
+        (file, anchor)
+        for file, anchor in links
+        if anchor not in anchors(path.parent / file if file else path)
+    ] == []
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_every_document_begins_with_what_it_is_for(path):
+    title, first = path.read_text().split("\n\n")[:2]
+    assert title.startswith("# ")
+    assert first[0].isalnum() or first[0] == "`", first
+    assert first.rstrip().endswith((".", ":")), first
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_every_command_is_accepted_as_it_stands(path, tmp_path, monkeypatch):
+    """By whoever would take its arguments; nothing is started."""
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    check = {
+        "sglang_live.launch_server": accept_server,
+        "sglang_live.launch_stage": accept_stage,
+        "sglang_live.client": lambda argv, _: parse_client(argv),
+    }
+    for block in blocks_of(path.read_text()):
+        commands = commands_of(block, tmp_path) if "python -m" in block else []
+        assert len(commands) >= block.count("python -m"), block
+        for command in commands:
+            monkeypatch.setenv("SGLANG_LIVE_API_KEYS", command.api_keys)
+            if command.module in check:
+                check[command.module](command.argv, monkeypatch)
+
+
+def accept_server(argv: list[str], _monkeypatch) -> None:
+    for stage, settings in config.parse(argv).stages.items():
+        assert unknown_to(stage, settings.args) == set(), argv
+
+
+def accept_stage(argv: list[str], monkeypatch) -> None:
+    taken_over = []
+    monkeypatch.setattr(launch_stage.os, "execve", lambda *args: taken_over.append(args[-1]))
+    assert launch_stage.main(argv) is None, argv
+    monkeypatch.setenv(SPEC_ENV, taken_over[0][SPEC_ENV])
+    spec = StageSpec.from_env()
+    assert unknown_to(spec.stage, spec.engine_args) == set(), argv
+
+
+def unknown_to(stage: str, args: dict) -> set[str]:
+    known = {f.name for f in fields(VocoderConfig)} if stage == "vocoder" else sglang_flags()
+    return {name for name in args if name not in known and name.replace("_", "-") not in known}
+
+
+def test_every_flag_and_setting_is_explained():
+    explained = (ROOT / "docs" / "configuration.md").read_text()
+    flags = [
+        flag
+        for source in ("config.py", "launch_stage.py")
+        for flag in re.findall(r'"(--[a-z-]+)"', (PACKAGE / source).read_text())
+    ]
+    assert [flag for flag in flags if f"`{flag}" not in explained] == []
+    settings = [f.name for kind in (GatewayConfig, VadSettings) for f in fields(kind)]
+    assert [name for name in settings if f"`{name}`" not in explained] == []
+    vocoder = [f"`--vocoder.{f.name.replace('_', '-')}`" for f in fields(VocoderConfig)]
+    assert [flag for flag in vocoder if flag not in explained] == []
+    policies = {*config.POLICIES, *config.ORDERS}
+    assert [name for name in policies if f"| `{name}` |" not in explained] == []
+
+
+def test_every_variable_of_the_environment_is_explained():
+    explained = (ROOT / "docs" / "configuration.md").read_text()
+    sources = [*SOURCES, *(ROOT / "sgl_patches").glob("*.py")]
+    read = {
+        name for path in sources for name in re.findall(r"SGLANG_LIVE_[A-Z_]+", path.read_text())
+    }
+    assert {name for name in read if f"`{name}`" not in explained} == set()
+
+
+def test_every_series_of_the_gateway_has_its_question():
+    explained = (ROOT / "docs" / "metrics.md").read_text()
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+    series = {
+        family.name.removeprefix("sglang_live_gateway_")
+        + ("_total" if family.type == "counter" else "")
+        for family in registry.collect()
+    }
+    assert {name for name in series if not re.search(rf"\b{name}\b", explained)} == set()

@@ -1,16 +1,25 @@
-"""What lies in deploy/ names only what there is."""
+"""What lies in deploy/ names only what there is, and docs/deploy.md agrees with itself."""
 
 import json
 import re
+import shlex
 from pathlib import Path
 
+import pytest
 from prometheus_client import CollectorRegistry
 
+from sglang_live.config import ServerConfig, parse
 from sglang_live.telemetry.metrics import GatewayMetrics
+from test.unit.commands_in_docs import Command, blocks_of, commands_of
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = ROOT / "deploy" / "grafana.json"
+DEPLOYING = (ROOT / "docs" / "deploy.md").read_text()
+IMAGES = sorted((ROOT / "deploy").glob("Dockerfile.*"))
 _OF_PROMETHEUS = ("_bucket", "_sum", "_count", "_total")
+_GIB = 1 << 30
+_KV_BYTES = 48 * 4 * 128 * 2 * 2  # layers, heads, channels, keys and values, bf16
+_CALLER_TOKENS = 2500
 
 
 def expressions() -> list[str]:
@@ -18,22 +27,31 @@ def expressions() -> list[str]:
     return [target["expr"] for panel in panels for target in panel["targets"]]
 
 
-def test_the_dashboard_asks_for_series_that_exist():
+def in_deploying() -> list[str]:
+    """Alarms, and what to look at. A bar within a table's cell is written with a backslash."""
+    return re.findall(r"`([^`\n]*sglang_live_[a-z][^`\n]*)`", DEPLOYING.replace("\\|", "|"))
+
+
+@pytest.mark.parametrize("expressions", [expressions, in_deploying])
+def test_series_that_are_asked_for_exist(expressions):
     registry = CollectorRegistry()
     GatewayMetrics(registry)
     known = {family.name for family in registry.collect()}
     known |= {"sglang_live_stage_up", "sglang_live_stage_load", "sglang_live_stage_starts"}
+    known |= {"sglang_live_turn_mark_seconds", "sglang_live_capacity_budget_share"}
+    assert expressions()
     for expression in expressions():
         for name in re.findall(r"sglang_live_\w+", expression):
             family = re.sub(rf"({'|'.join(_OF_PROMETHEUS)})$", "", name)
             assert family in known, expression
 
 
-def test_the_dashboard_asks_for_what_stages_say():
+@pytest.mark.parametrize("expressions", [expressions, in_deploying])
+def test_what_is_asked_of_stages_they_say(expressions):
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
     for expression in expressions():
-        for what in re.findall(r'what="(\w+)"', expression):
-            assert what in documented, expression
+        for names in re.findall(r'what=~?"([\w|]+)"', expression):
+            assert set(names.split("|")) <= documented, expression
 
 
 def test_every_panel_says_which_question_it_answers():
@@ -42,6 +60,100 @@ def test_every_panel_says_which_question_it_answers():
 
 
 def test_images_are_built_by_the_script_that_everybody_uses():
-    for path in sorted((ROOT / "deploy").glob("Dockerfile.*")):
+    for path in IMAGES:
         device = path.suffix[1:]
         assert f"scripts/setup.sh --device {device}" in path.read_text()
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
+def test_an_image_is_run_with_what_its_server_needs(path, monkeypatch):
+    text = path.read_text()
+    header = text.split("\nFROM")[0].replace("\\\n#", "")
+    build, run = (
+        shlex.split(line) for line in re.findall(r"^#\s+(docker .*)$", header, re.MULTILINE)
+    )
+    assert "--shm-size=1g" in run
+    image = build[build.index("-t") + 1]
+    entry, default = (
+        json.loads(re.search(rf"^{word} (.*)$", text, re.MULTILINE)[1])
+        for word in ("ENTRYPOINT", "CMD")
+    )
+    key = run[run.index("-e") + 1].removeprefix("SGLANG_LIVE_API_KEYS=")
+    monkeypatch.setenv("SGLANG_LIVE_API_KEYS", key)
+    arguments = run[run.index(image) + 1 :] or default
+    config = parse([*entry[entry.index("sglang_live.launch_server") + 1 :], *arguments])
+    assert (config.host, config.api_keys) == ("0.0.0.0", (key,))
+
+
+# --- docs/deploy.md ---
+
+
+def section(title: str) -> str:
+    return re.search(rf"^## {title}\n(.*?)(?=^## )", DEPLOYING, re.MULTILINE | re.DOTALL)[1]
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines]
+
+
+def number(cell: str) -> float:
+    """Of a cell such as `− 7.1` or `400,000 (37 GiB)`."""
+    return float(cell.replace("− ", "-").replace(",", "").split()[0])
+
+
+def served(command: Command, monkeypatch) -> ServerConfig:
+    monkeypatch.setenv("SGLANG_LIVE_API_KEYS", command.api_keys)
+    return parse(command.argv)
+
+
+@pytest.mark.parametrize("column", [1, 2])
+def test_memory_of_one_gpu_adds_up(column):
+    table = {row[0]: row[column] for row in rows(section("Memory")) if len(row) == 3}
+    names = list(table)
+    left = names.index("left for KV of the thinker")
+    parts = [number(table[name]) for name in names[names.index("free at first") : left]]
+    assert sum(parts) == pytest.approx(number(table[names[left]]), abs=0.5)
+    n_tokens = number(table["`--thinker.max-total-tokens`"])
+    gib = n_tokens * _KV_BYTES / _GIB
+    assert f"({gib:.0f} GiB)" in table["`--thinker.max-total-tokens`"]
+    assert gib < number(table[names[left]])
+    callers = number(table["callers with all their KV on the GPU: tokens / 2,500"])
+    assert callers == n_tokens / _CALLER_TOKENS
+
+
+def test_commands_for_one_gpu_ask_for_what_the_table_says(tmp_path, monkeypatch):
+    table = {row[0]: row[1:] for row in rows(section("Memory")) if len(row) == 3}
+    n_tokens = [number(cell) for cell in table["`--thinker.max-total-tokens`"]]
+    callers = [
+        number(cell) for cell in table["callers with all their KV on the GPU: tokens / 2,500"]
+    ]
+    commands = [c for block in blocks_of(section("One GPU")) for c in commands_of(block, tmp_path)]
+    configs = [served(c, monkeypatch) for c in commands if c.module == "sglang_live.launch_server"]
+    assert [c.stages["thinker"].args["max_total_tokens"] for c in configs] == n_tokens
+    assert [c.max_sessions for c in configs] == callers
+    assert all(c.stages["talker"].args["max_total_tokens"] == 100_000 for c in configs)
+
+
+def test_stages_on_eight_gpus_are_where_the_table_says(tmp_path, monkeypatch):
+    text = section("Eight GPUs")
+    said = {}
+    for gpus, stage, *_ in (row for row in rows(text) if row[0][0].isdigit()):
+        first, _, last = gpus.partition(" to ")
+        said |= dict.fromkeys(range(int(first), int(last or first) + 1), stage.split("/")[0])
+    block = next(block for block in blocks_of(text) if "launch_stage" in block)
+    placed, bound = {}, {"talker": set(), "vocoder": set()}
+    for command in commands_of(block, tmp_path):
+        if command.module == "sglang_live.launch_stage":
+            flags = dict(zip(command.argv[::2], command.argv[1::2], strict=True))
+            assert int(command.gpus) not in placed
+            placed[int(command.gpus)] = flags["--stage"]
+            bound[flags["--stage"]].add(flags["--bind"])
+        else:
+            config = served(command, monkeypatch)
+    thinker = config.stages["thinker"]
+    first = int(thinker.device.removeprefix("cuda:"))
+    assert not placed.keys() & set(range(first, first + thinker.args["tp_size"]))
+    placed |= dict.fromkeys(range(first, first + thinker.args["tp_size"]), "thinker")
+    assert placed == said and set(placed) == set(range(8))
+    assert {stage: set(config.stages[stage].connect) for stage in bound} == bound
