@@ -1,6 +1,6 @@
 """LiveKit Agents: an agent session whose microphone is a recording, without a room.
 
-    python livekit_voice.py --url http://127.0.0.1:30000 question.wav
+    python docs/examples/livekit_voice.py python/sglang_live/assets/question.flac
 
 In a real agent the session gets its sound from a LiveKit room: pass `room=ctx.room` to `start`.
 """

@@ -1,6 +1,6 @@
 """OpenAI's Agents SDK: an agent with a function, asked in writing and by voice.
 
-python openai_agents_voice.py --url ws://127.0.0.1:30000 question.wav
+python docs/examples/openai_agents_voice.py python/sglang_live/assets/question.flac
 """
 
 import argparse

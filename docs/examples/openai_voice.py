@@ -1,6 +1,6 @@
 """OpenAI's SDK, async: speak a recording as a microphone would, be answered, interrupt.
 
-python openai_voice.py --url http://127.0.0.1:30000 question.wav [--interrupt-after 1.5]
+python docs/examples/openai_voice.py python/sglang_live/assets/question.flac [--interrupt-after 1.5]
 """
 
 import argparse

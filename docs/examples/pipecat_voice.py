@@ -1,6 +1,6 @@
 """Pipecat: a pipeline whose microphone is a recording and whose loudspeaker counts seconds.
 
-    python pipecat_voice.py --url ws://127.0.0.1:30000 question.wav
+    python docs/examples/pipecat_voice.py python/sglang_live/assets/question.flac
 
 In a real bot a transport (WebRTC, telephony) stands at both ends instead.
 """

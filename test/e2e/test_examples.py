@@ -1,6 +1,7 @@
 """The examples in docs/examples/: other people's clients, as they are, against the whole server."""
 
 import asyncio
+import re
 import shutil
 import ssl
 import subprocess
@@ -11,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from test.e2e.conftest import DATA
+from test.e2e.relay import certificate
 
 pytestmark = [pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
+# A short answer may be over before it could be interrupted.
+TRIES = 3
 SPEECH = DATA / "sp_librivox_0880.flac"
 
 
@@ -58,11 +62,14 @@ async def test_openais_sdk_blocking(server, tmp_path):
 
 async def test_openais_sdk_hears_writes_down_and_is_interrupted(server, tmp_path):
     command = example("openai_voice.py", server.http, SPEECH, "--interrupt-after", "0.3")
-    text = await run(*command, cwd=tmp_path)
-    assert "you: " in text
-    # A short answer may be over before it could be interrupted.
-    assert "answer: cancelled" in text or text.count("answer: completed") == 2
-    assert seconds_of_sound(text)[0] > 0.3
+    for _ in range(TRIES):
+        text = await run(*command, cwd=tmp_path)
+        assert "you: " in text
+        assert seconds_of_sound(text)[0] > 0.3
+        if "answer: cancelled" in text:
+            break
+    assert "answer: cancelled" in text
+    assert re.search(r"interrupted: \d+ ms of it were heard", text)
 
 
 @pytest.mark.parametrize("name", ["openai_agents_voice.py", "pipecat_voice.py"])
@@ -80,18 +87,12 @@ async def test_livekit(server, tmp_path):
 
 async def test_openais_sdk_for_javascript(server, tmp_path):
     """It speaks TLS only, so there is some in front of the server."""
-    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-         "-keyout", key, "-out", certificate, "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    cert, key = certificate(tmp_path)
     script = tmp_path / "openai_typed.mjs"
     shutil.copy(EXAMPLES / script.name, script)
     (tmp_path / "node_modules").symlink_to(EXAMPLES / "node_modules")
-    async with tls_in_front(server.port, certificate, key) as port:
-        trust = {"NODE_EXTRA_CA_CERTS": str(certificate)}
+    async with tls_in_front(server.port, cert, key) as port:
+        trust = {"NODE_EXTRA_CA_CERTS": str(cert)}
         command = ("node", script, f"https://127.0.0.1:{port}", "How are you?")
         text = await run(*command, cwd=tmp_path, **trust)
     assert "completed" in text
@@ -99,9 +100,9 @@ async def test_openais_sdk_for_javascript(server, tmp_path):
 
 
 @asynccontextmanager
-async def tls_in_front(port: int, certificate: Path, key: Path) -> AsyncIterator[int]:
+async def tls_in_front(port: int, cert: Path, key: Path) -> AsyncIterator[int]:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
+    context.load_cert_chain(cert, key)
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):

@@ -1,0 +1,146 @@
+"""LiveKit Agents: a session without a room, between a mouth that is always on and a loudspeaker."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+from livekit import rtc
+from livekit.agents import Agent, AgentSession, function_tool
+from livekit.agents.voice import io
+from livekit.plugins import openai
+from play import LONG, QUESTION, RATE_HZ, SHORT, Mouth, play
+from play import weather as weather_of
+
+called: list[dict] = []
+
+
+@function_tool
+async def weather(town: str) -> str:
+    """The weather of a town."""
+    called.append({"town": town})
+    return weather_of(town)
+
+
+class Microphone(io.AudioInput):
+    def __init__(self) -> None:
+        super().__init__(label="mouth")
+        self.mouth = Mouth()
+        self._frames = self.mouth.frames()
+
+    async def __anext__(self) -> rtc.AudioFrame:
+        frame = await anext(self._frames)
+        return rtc.AudioFrame(frame, RATE_HZ, 1, len(frame) // 2)
+
+
+class Loudspeaker(io.AudioOutput):
+    """Plays in real time, as far as anybody can tell. played: an interrupted answer, or a whole."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            label="loudspeaker",
+            capabilities=io.AudioOutputCapabilities(pause=False),
+            sample_rate=RATE_HZ,
+        )
+        self.began, self.played = asyncio.Event(), asyncio.Queue()
+        self._sound_s, self._since_s, self._ending = 0.0, 0.0, None
+
+    async def capture_frame(self, frame: rtc.AudioFrame) -> None:
+        await super().capture_frame(frame)
+        if not self._sound_s:
+            self._since_s = time.monotonic()
+            self.on_playback_started(created_at=time.time())
+        self._sound_s += frame.duration
+        self.began.set()
+
+    def flush(self) -> None:
+        super().flush()
+        if self._sound_s:
+            left_s = self._since_s + self._sound_s - time.monotonic()
+            loop = asyncio.get_running_loop()
+            self._ending = loop.call_later(max(0.0, left_s), self._end, False)
+
+    def clear_buffer(self) -> None:
+        if self._sound_s:
+            self._end(True)
+
+    def _end(self, interrupted: bool) -> None:
+        if self._ending:
+            self._ending.cancel()
+            self._ending = None
+        heard_s = min(self._sound_s, time.monotonic() - self._since_s)
+        self.played.put_nowait((interrupted, self._sound_s))
+        self._sound_s = 0.0
+        self.on_playback_finished(playback_position=heard_s, interrupted=interrupted)
+
+
+@asynccontextmanager
+async def connected(url: str, key: str = SHORT):
+    model = openai.realtime.RealtimeModel(base_url=f"{url}/v1", api_key=key, model="demo")
+    session = AgentSession(llm=model)
+    session.input.audio, session.output.audio = Microphone(), Loudspeaker()
+    said: asyncio.Queue[str] = asyncio.Queue()
+
+    @session.on("conversation_item_added")
+    def note(event) -> None:
+        if event.item.role == "assistant":
+            said.put_nowait(event.item.text_content)
+
+    await session.start(Agent(instructions="Be brief.", tools=[weather]))
+    try:
+        yield session, said
+    finally:
+        await session.aclose()
+        await model.aclose()
+
+
+async def answer(session, said) -> dict:
+    _, sound_s = await session.output.audio.played.get()
+    return {"text": await said.get(), "sound_s": sound_s}
+
+
+async def text(url: str) -> dict:
+    async with connected(url) as (session, said):
+        session.generate_reply(user_input=QUESTION)
+        return await answer(session, said)
+
+
+async def speech(url: str) -> dict:
+    async with connected(url) as (session, said):
+        session.input.audio.mouth.say()
+        return await answer(session, said)
+
+
+async def tool(url: str) -> dict:
+    async with connected(url) as (session, said):
+        session.generate_reply(user_input=QUESTION)
+        heard = await answer(session, said)
+        return {"called": called.pop(), **heard}
+
+
+async def interruption(url: str) -> dict:
+    async with connected(url, LONG) as (session, _):
+        session.generate_reply(user_input=QUESTION)
+        loudspeaker = session.output.audio
+        await loudspeaker.began.wait()
+        session.input.audio.mouth.say(after_s=1.0)
+        interrupted, _ = await loudspeaker.played.get()
+        if not interrupted:
+            raise RuntimeError("the answer was played to its end")
+        loudspeaker.began.clear()
+        await loudspeaker.began.wait()
+    return {}
+
+
+async def reconnect(url: str) -> dict:
+    """The framework does it, and tells the new session what had been said."""
+    async with connected(url) as (session, said):
+        await session.generate_reply(user_input=QUESTION)
+        while not said.empty():
+            said.get_nowait()
+        while not session.output.audio.played.empty():
+            session.output.audio.played.get_nowait()
+        session.generate_reply(user_input=QUESTION)
+        return await answer(session, said)
+
+
+play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)

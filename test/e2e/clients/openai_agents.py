@@ -1,0 +1,105 @@
+"""OpenAI's Agents SDK, with a microphone that is always on."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from agents import function_tool, set_tracing_disabled
+from agents.realtime import RealtimeAgent, RealtimeRunner
+from play import LONG, QUESTION, SHORT, Mouth, play, seconds
+from play import weather as weather_of
+
+called: list[dict] = []
+
+
+@function_tool
+def weather(town: str) -> str:
+    """The weather of a town."""
+    called.append({"town": town})
+    return weather_of(town)
+
+
+@asynccontextmanager
+async def connected(url: str, key: str = SHORT):
+    """A session and what speaks into it."""
+    agent, mouth = RealtimeAgent(name="Guide", instructions="Be brief.", tools=[weather]), Mouth()
+    url = f"{url.replace('http', 'ws', 1)}/v1/realtime?model=demo"
+    async with await RealtimeRunner(agent).run(
+        model_config={"url": url, "api_key": key}
+    ) as session:
+
+        async def speak() -> None:
+            async for frame in mouth.frames():
+                await session.send_audio(frame)
+
+        speaking = asyncio.create_task(speak())
+        try:
+            yield session, mouth
+        finally:
+            speaking.cancel()
+
+
+async def answer(session) -> dict:
+    """What was heard until an answer with sound was over."""
+    text, pcm = "", bytearray()
+    async for event in session:
+        if event.type == "raw_model_event" and event.data.type == "transcript_delta":
+            text += event.data.delta
+        elif event.type == "audio":
+            pcm += event.audio.data
+        elif event.type == "agent_end" and pcm:
+            return {"text": text, "sound_s": seconds(pcm)}
+        elif event.type == "error":
+            raise RuntimeError(str(event.error))
+    raise RuntimeError("the session ended")
+
+
+async def text(url: str) -> dict:
+    async with connected(url) as (session, _):
+        await session.send_message(QUESTION)
+        return await answer(session)
+
+
+async def speech(url: str) -> dict:
+    async with connected(url) as (session, mouth):
+        mouth.say()
+        return await answer(session)
+
+
+async def tool(url: str) -> dict:
+    async with connected(url) as (session, _):
+        await session.send_message(QUESTION)
+        heard = await answer(session)
+        return {"called": called.pop(), **heard}
+
+
+async def interruption(url: str) -> dict:
+    async with connected(url, LONG) as (session, mouth):
+        await session.send_message(QUESTION)
+        first, cut = None, None
+        async for event in session:
+            if event.type == "audio" and cut and event.item_id != cut:
+                return {}
+            if event.type == "audio" and first is None:
+                first = event.item_id
+                mouth.say(after_s=1.0)
+            elif event.type == "audio_interrupted":
+                cut = event.item_id
+            elif event.type == "error":
+                raise RuntimeError(str(event.error))
+    raise RuntimeError("the session ended")
+
+
+async def reconnect(url: str) -> dict:
+    """Its session ends with its socket: a program begins another."""
+    try:
+        async with connected(url) as (session, _):
+            await session.send_message(QUESTION)
+            await answer(session)
+    except Exception as lost:
+        heard = await text(url)
+        return {"lost": repr(lost), **heard}
+    raise RuntimeError("the line did not break")
+
+
+set_tracing_disabled(True)
+play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)

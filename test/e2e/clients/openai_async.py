@@ -1,0 +1,116 @@
+"""OpenAI's SDK, async, with a microphone that is always on."""
+
+import asyncio
+import base64
+import json
+from contextlib import asynccontextmanager
+
+from openai import AsyncOpenAI
+from play import LONG, QUESTION, SHORT, Mouth, play, seconds, weather
+
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a town.",
+    "parameters": {
+        "type": "object",
+        "properties": {"town": {"type": "string"}},
+        "required": ["town"],
+    },
+}
+
+
+@asynccontextmanager
+async def connected(url: str, key: str = SHORT, **more):
+    """A call and what speaks into it."""
+    client, mouth = AsyncOpenAI(base_url=f"{url}/v1", api_key=key), Mouth()
+    async with client.realtime.connect(model="demo", **more) as call:
+
+        async def speak() -> None:
+            async for frame in mouth.frames():
+                await call.input_audio_buffer.append(audio=base64.b64encode(frame).decode())
+
+        speaking = asyncio.create_task(speak())
+        try:
+            yield call, mouth
+        finally:
+            speaking.cancel()
+
+
+async def ask(call) -> None:
+    content = [{"type": "input_text", "text": QUESTION}]
+    item = {"type": "message", "role": "user", "content": content}
+    await call.conversation.item.create(item=item)
+    await call.response.create()
+
+
+async def answer(call) -> tuple[dict, list]:
+    """What was heard of the answer that comes, and its items."""
+    text, pcm = "", bytearray()
+    async for event in call:
+        if event.type == "response.output_audio_transcript.delta":
+            text += event.delta
+        elif event.type == "response.output_audio.delta":
+            pcm += base64.b64decode(event.delta)
+        elif event.type == "error":
+            raise RuntimeError(event.error.message)
+        elif event.type == "response.done":
+            return {"text": text, "sound_s": seconds(pcm)}, event.response.output
+    raise RuntimeError("the call ended")
+
+
+async def text(url: str) -> dict:
+    async with connected(url) as (call, _):
+        await ask(call)
+        return (await answer(call))[0]
+
+
+async def speech(url: str) -> dict:
+    async with connected(url) as (call, mouth):
+        mouth.say()
+        return (await answer(call))[0]
+
+
+async def tool(url: str) -> dict:
+    async with connected(url) as (call, _):
+        await call.session.update(session={"type": "realtime", "tools": [TOOL]})
+        await ask(call)
+        _, [item] = await answer(call)
+        arguments = json.loads(item.arguments)
+        output = {"type": "function_call_output", "call_id": item.call_id}
+        await call.conversation.item.create(item={**output, "output": weather(**arguments)})
+        await call.response.create()
+        return {"called": arguments, **(await answer(call))[0]}
+
+
+async def interruption(url: str) -> dict:
+    async with connected(url, LONG) as (call, mouth):
+        await ask(call)
+        first, cut = True, False
+        async for event in call:
+            if event.type == "response.output_audio.delta" and cut:
+                return {}
+            if event.type == "response.output_audio.delta" and first:
+                first = False
+                mouth.say(after_s=1.0)
+            elif event.type == "response.done":
+                cut = True
+    raise RuntimeError("the call ended")
+
+
+async def reconnect(url: str) -> dict:
+    """The SDK does it, and what is said meanwhile it sends later; the conversation is a new one."""
+    pcm = bytearray()
+    async with connected(url, on_reconnecting=lambda event: None) as (call, _):
+        async for event in call:
+            if event.type == "session.created":
+                pcm.clear()
+                await ask(call)
+            elif event.type == "response.output_audio.delta":
+                pcm += base64.b64decode(event.delta)
+            elif event.type == "response.done":
+                return {"sound_s": seconds(pcm)}
+    raise RuntimeError("the call ended")
+
+
+play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)

@@ -1,0 +1,110 @@
+"""OpenAI's SDK, blocking."""
+
+import base64
+import json
+import time
+
+from openai import OpenAI
+from play import FRAME, LONG, QUESTION, SAID, SHORT, play, seconds, weather
+
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a town.",
+    "parameters": {
+        "type": "object",
+        "properties": {"town": {"type": "string"}},
+        "required": ["town"],
+    },
+}
+
+
+def connect(url: str, key: str = SHORT, **more):
+    return OpenAI(base_url=f"{url}/v1", api_key=key).realtime.connect(model="demo", **more)
+
+
+def ask(call) -> None:
+    content = [{"type": "input_text", "text": QUESTION}]
+    call.conversation.item.create(item={"type": "message", "role": "user", "content": content})
+    call.response.create()
+
+
+def say(call) -> None:
+    """All at once, with the silence that ends a turn."""
+    sound = SAID + bytes(50 * FRAME)
+    for at in range(0, len(sound), FRAME):
+        call.input_audio_buffer.append(audio=base64.b64encode(sound[at : at + FRAME]).decode())
+
+
+def answer(call) -> tuple[dict, list]:
+    """What was heard of the answer that comes, and its items."""
+    text, pcm = "", bytearray()
+    for event in call:
+        if event.type == "response.output_audio_transcript.delta":
+            text += event.delta
+        elif event.type == "response.output_audio.delta":
+            pcm += base64.b64decode(event.delta)
+        elif event.type == "error":
+            raise RuntimeError(event.error.message)
+        elif event.type == "response.done":
+            return {"text": text, "sound_s": seconds(pcm)}, event.response.output
+    raise RuntimeError("the call ended")
+
+
+def text(url: str) -> dict:
+    with connect(url) as call:
+        ask(call)
+        return answer(call)[0]
+
+
+def speech(url: str) -> dict:
+    with connect(url) as call:
+        say(call)
+        return answer(call)[0]
+
+
+def tool(url: str) -> dict:
+    with connect(url) as call:
+        call.session.update(session={"type": "realtime", "tools": [TOOL]})
+        ask(call)
+        _, [item] = answer(call)
+        arguments = json.loads(item.arguments)
+        output = {"type": "function_call_output", "call_id": item.call_id}
+        call.conversation.item.create(item={**output, "output": weather(**arguments)})
+        call.response.create()
+        return {"called": arguments, **answer(call)[0]}
+
+
+def interruption(url: str) -> dict:
+    with connect(url, LONG) as call:
+        ask(call)
+        heard_from_s, cut = None, False
+        for event in call:
+            if event.type == "response.output_audio.delta" and cut:
+                return {}
+            if event.type == "response.output_audio.delta":
+                heard_from_s = heard_from_s or time.monotonic()
+                if heard_from_s < time.monotonic() - 1:
+                    heard_from_s = float("inf")  # it is said once
+                    say(call)
+            elif event.type == "response.done":
+                cut = True
+    raise RuntimeError("the call ended")
+
+
+def reconnect(url: str) -> dict:
+    """The SDK does it; the conversation is a new one."""
+    pcm = bytearray()
+    with connect(url, on_reconnecting=lambda event: None) as call:
+        for event in call:
+            if event.type == "session.created":
+                pcm.clear()
+                ask(call)
+            elif event.type == "response.output_audio.delta":
+                pcm += base64.b64decode(event.delta)
+            elif event.type == "response.done":
+                return {"sound_s": seconds(pcm)}
+    raise RuntimeError("the call ended")
+
+
+play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)

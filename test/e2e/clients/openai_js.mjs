@@ -1,0 +1,115 @@
+// OpenAI's SDK for JavaScript. What it is told and tells: play.py.
+
+import { readFileSync } from "node:fs";
+import { setTimeout as sleep } from "node:timers/promises";
+import OpenAI from "openai";
+import { OpenAIRealtimeWS } from "openai/realtime/ws";
+
+const [urls, recording, short, long] = process.argv.slice(2);
+const frame = 960; // bytes of 20 ms
+const said = readFileSync(recording);
+const question = "What is the weather in Rome?";
+const tool = {
+  type: "function",
+  name: "weather",
+  description: "The weather of a town.",
+  parameters: { type: "object", properties: { town: { type: "string" } }, required: ["town"] },
+};
+
+function connect(url, apiKey = short) {
+  const client = new OpenAI({ baseURL: `${url}/v1`, apiKey });
+  const call = new OpenAIRealtimeWS({ model: "demo" }, client);
+  return new Promise((resolve, reject) => {
+    call.on("error", reject);
+    call.on("session.created", () => resolve(call));
+  });
+}
+
+function ask(call) {
+  const content = [{ type: "input_text", text: question }];
+  call.send({ type: "conversation.item.create", item: { type: "message", role: "user", content } });
+  call.send({ type: "response.create" });
+}
+
+// As a microphone: after the recording there is silence, until the socket closes.
+async function say(call, afterS = 0) {
+  const sound = Buffer.concat([Buffer.alloc(Math.round(afterS * 50) * frame), said]);
+  const began = performance.now();
+  for (let n = 0; call.socket.readyState === 1; n++) {
+    const piece = Buffer.alloc(frame);
+    sound.subarray(n * frame, (n + 1) * frame).copy(piece);
+    call.send({ type: "input_audio_buffer.append", audio: piece.toString("base64") });
+    await sleep(Math.max(0, began + (n + 1) * 20 - performance.now()));
+  }
+}
+
+// What was heard of the answer that comes, and its items; null if the socket closed before.
+function answer(call) {
+  let text = "";
+  let bytes = 0;
+  return new Promise((resolve, reject) => {
+    call.on("error", reject);
+    call.on("response.output_audio_transcript.delta", ({ delta }) => (text += delta));
+    call.on("response.output_audio.delta", ({ delta }) => (bytes += Buffer.from(delta, "base64").length));
+    call.on("response.done", ({ response }) => resolve([{ text, sound_s: bytes / 48000 }, response.output]));
+    call.socket.on("close", () => resolve(null));
+  });
+}
+
+const parts = {
+  async text(url) {
+    const call = await connect(url);
+    ask(call);
+    const [heard] = await answer(call);
+    call.close();
+    return heard;
+  },
+  async speech(url) {
+    const call = await connect(url);
+    say(call);
+    const [heard] = await answer(call);
+    call.close();
+    return heard;
+  },
+  async tool(url) {
+    const call = await connect(url);
+    call.send({ type: "session.update", session: { type: "realtime", tools: [tool] } });
+    ask(call);
+    const [, [item]] = await answer(call);
+    const called = JSON.parse(item.arguments);
+    const output = `It rains in ${called.town}.`;
+    const result = { type: "function_call_output", call_id: item.call_id, output };
+    call.send({ type: "conversation.item.create", item: result });
+    call.send({ type: "response.create" });
+    const [heard] = await answer(call);
+    call.close();
+    return { called, ...heard };
+  },
+  async interruption(url) {
+    const call = await connect(url, long);
+    ask(call);
+    let cut = false;
+    call.once("response.output_audio.delta", () => say(call, 1.0));
+    call.on("response.done", () => (cut = true));
+    await new Promise((resolve) => call.on("response.output_audio.delta", () => cut && resolve()));
+    call.close();
+    return {};
+  },
+  async reconnect(url) {
+    const call = await connect(url);
+    ask(call);
+    if (await answer(call)) throw new Error("the line did not break");
+    return parts.text(url); // the SDK leaves it to the program
+  },
+};
+
+for (const [part, url] of Object.entries(JSON.parse(urls))) {
+  const began = performance.now();
+  const late = sleep(60_000, null, { ref: false }).then(() => {
+    throw new Error(`${part}: not within a minute`);
+  });
+  const told = await Promise.race([parts[part](url), late]).catch((error) => ({ failed: error.stack }));
+  const took_s = Math.round((performance.now() - began) / 100) / 10;
+  console.log(JSON.stringify({ part, took_s, ...told }));
+}
+process.exit(0);

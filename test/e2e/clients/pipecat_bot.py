@@ -1,0 +1,169 @@
+"""Pipecat: a pipeline between a mouth that is always on and ears."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from pipecat.frames.frames import (
+    BotStoppedSpeakingFrame,
+    Frame,
+    InputAudioRawFrame,
+    InterruptionFrame,
+    LLMFullResponseEndFrame,
+    LLMRunFrame,
+    StartFrame,
+    TTSAudioRawFrame,
+    TTSTextFrame,
+)
+from pipecat.pipeline.pipeline import Pipeline
+from pipecat.pipeline.worker import PipelineParams, PipelineWorker
+from pipecat.processors.aggregators.llm_context import LLMContext
+from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
+from pipecat.processors.frame_processor import FrameDirection, FrameProcessor
+from pipecat.services.openai.realtime.events import (
+    AudioConfiguration,
+    AudioInput,
+    SessionProperties,
+    TurnDetection,
+)
+from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
+from pipecat.workers.runner import WorkerRunner
+from play import LONG, QUESTION, RATE_HZ, SHORT, Mouth, play, seconds
+from play import weather as weather_of
+
+called: list[dict] = []
+
+
+async def weather(params, town: str):
+    """The weather of a town.
+
+    Args:
+        town: its name.
+    """
+    called.append({"town": town})
+    await params.result_callback(weather_of(town))
+
+
+class Microphone(FrameProcessor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mouth, self._speaking = Mouth(), None
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        await self.push_frame(frame, direction)
+        if isinstance(frame, StartFrame):
+            self._speaking = asyncio.create_task(self._speak())
+
+    async def cleanup(self) -> None:
+        await super().cleanup()
+        self._speaking.cancel()
+
+    async def _speak(self) -> None:
+        async for frame in self.mouth.frames():
+            await self.push_frame(InputAudioRawFrame(frame, RATE_HZ, 1))
+
+
+class Ears(FrameProcessor):
+    """What comes out of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: asyncio.Queue[Frame] = asyncio.Queue()
+
+    async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
+        await super().process_frame(frame, direction)
+        self.heard.put_nowait(frame)
+        await self.push_frame(frame, direction)
+
+
+class Call:
+    def __init__(self, url: str, key: str, *, typed: bool):
+        detection = TurnDetection(silence_duration_ms=500)
+        audio = AudioConfiguration(input=AudioInput(turn_detection=detection))
+        properties = SessionProperties(instructions="Be brief.", audio=audio)
+        self.llm = OpenAIRealtimeLLMService(
+            api_key=key,
+            base_url=f"{url.replace('http', 'ws', 1)}/v1/realtime",
+            settings=OpenAIRealtimeLLMService.Settings(model="demo", session_properties=properties),
+        )
+        messages = [{"role": "user", "content": QUESTION}] if typed else []
+        context = LLMContextAggregatorPair(LLMContext(messages, tools=[weather]))
+        self.microphone, self.ears = Microphone(), Ears()
+        parts = [self.microphone, context.user(), self.llm, self.ears, context.assistant()]
+        params = PipelineParams(audio_in_sample_rate=RATE_HZ, audio_out_sample_rate=RATE_HZ)
+        self.worker = PipelineWorker(Pipeline(parts), params=params)
+
+    async def answer(self) -> dict:
+        """What was heard until an answer with sound was over."""
+        text, pcm = "", bytearray()
+        while True:
+            frame = await self.ears.heard.get()
+            if isinstance(frame, TTSTextFrame):
+                text += frame.text
+            elif isinstance(frame, TTSAudioRawFrame):
+                pcm += frame.audio
+            elif isinstance(frame, LLMFullResponseEndFrame) and pcm:
+                return {"text": text, "sound_s": seconds(pcm)}
+
+    async def until(self, kind: type[Frame]) -> None:
+        while not isinstance(await self.ears.heard.get(), kind):
+            pass
+
+
+@asynccontextmanager
+async def connected(url: str, key: str = SHORT, *, typed: bool = True):
+    call = Call(url, key, typed=typed)
+    running = asyncio.create_task(WorkerRunner(handle_sigint=False).run(call.worker))
+    if typed:
+        await call.worker.queue_frame(LLMRunFrame())
+    try:
+        yield call
+    finally:
+        await call.worker.cancel()
+        await running
+
+
+async def text(url: str) -> dict:
+    async with connected(url) as call:
+        return await call.answer()
+
+
+async def speech(url: str) -> dict:
+    async with connected(url, typed=False) as call:
+        call.microphone.mouth.say()
+        return await call.answer()
+
+
+async def tool(url: str) -> dict:
+    async with connected(url) as call:
+        heard = await call.answer()
+        return {"called": called.pop(), **heard}
+
+
+async def interruption(url: str) -> dict:
+    async with connected(url, LONG) as call:
+        await call.until(TTSAudioRawFrame)
+        call.microphone.mouth.say(after_s=1.0)
+        await call.until(InterruptionFrame)
+        await call.until(LLMFullResponseEndFrame)
+        await call.until(TTSAudioRawFrame)
+    return {}
+
+
+async def reconnect(url: str) -> dict:
+    """The service tells of the loss; the program has it begin a new conversation."""
+    async with connected(url) as call:
+        lost = asyncio.Event()
+        call.worker.add_event_handler("on_pipeline_error", lambda worker, frame: lost.set())
+        await lost.wait()
+        # A transport says so when it has no more to play; until then the service would cut off
+        # an item that the new conversation does not have.
+        await call.ears.push_frame(BotStoppedSpeakingFrame(), FrameDirection.UPSTREAM)
+        await call.llm.reset_conversation()
+        while not call.ears.heard.empty():
+            call.ears.heard.get_nowait()
+        call.microphone.mouth.say()
+        return await call.answer()
+
+
+play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)

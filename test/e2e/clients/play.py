@@ -1,0 +1,64 @@
+"""What every client here is told, and what it tells: a line of JSON for each part it played.
+
+    python CLIENT.py '{"text": URL, …}' RECORDING SHORT LONG
+
+RECORDING: int16 at 24 kHz. SHORT, LONG: keys; with them answers are short, or do not end soon.
+"""
+
+import asyncio
+import inspect
+import json
+import sys
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+RATE_HZ = 24_000
+FRAME = RATE_HZ // 50 * 2  # bytes of 20 ms
+QUESTION = "What is the weather in Rome?"
+SAID = Path(sys.argv[2]).read_bytes()
+SHORT, LONG = sys.argv[3:]
+TIMEOUT_S = 60
+
+
+class Mouth:
+    """20 ms of sound every 20 ms for ever: silence where nothing is said."""
+
+    def __init__(self) -> None:
+        self._left = b""
+
+    def say(self, after_s: float = 0.0) -> None:
+        self._left = bytes(round(after_s * 50) * FRAME) + SAID
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        due_s = time.monotonic()
+        while True:
+            frame, self._left = self._left[:FRAME].ljust(FRAME, b"\0"), self._left[FRAME:]
+            yield frame
+            due_s += FRAME / 2 / RATE_HZ
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def seconds(pcm: bytes | bytearray) -> float:
+    return len(pcm) / 2 / RATE_HZ
+
+
+def weather(town: str) -> str:
+    """What the client's function answers."""
+    return f"It rains in {town}."
+
+
+def play(**parts: Callable[[str], Any]) -> None:
+    """Each part gets its URL and returns what to tell; one that fails leaves the others alone."""
+    for name, url in json.loads(sys.argv[1]).items():
+        began_s = time.monotonic()
+        try:
+            told = parts[name](url)
+            if inspect.isawaitable(told):
+                told = asyncio.run(asyncio.wait_for(told, TIMEOUT_S))
+        except BaseException:
+            told = {"failed": traceback.format_exc()}
+        took_s = round(time.monotonic() - began_s, 1)
+        print(json.dumps({"part": name, "took_s": took_s, **told}), flush=True)

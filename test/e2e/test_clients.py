@@ -1,0 +1,227 @@
+"""Other people's clients, as they are: each types, speaks, calls, interrupts and comes back.
+
+A client plays all of it in one process (clients/), through relays that see what passes. The model
+calls no functions by itself, so for that part alone its words are given: gateway, socket and
+client are the real ones.
+"""
+
+import asyncio
+import json
+import shutil
+import ssl
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from test.e2e.conftest import Server
+from test.e2e.relay import DELTA, TRANSCRIPT, Line, Relay, certificate
+from test.e2e.socket_client import clip_24k
+from test.e2e.test_examples import EXAMPLES, PYTHON, run
+from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, spoken
+from test.unit.gateway.live_server import listening
+
+pytestmark = [pytest.mark.e2e]
+
+CLIENTS = Path(__file__).parent / "clients"
+NAMES = (
+    "openai_blocking.py",
+    "openai_async.py",
+    "openai_agents.py",
+    "pipecat_bot.py",
+    "livekit_agent.py",
+    "openai_js.mjs",
+)
+PARTS = ("text", "speech", "tool", "interruption", "reconnect")
+CALL = '{"name": "weather", "arguments": {"town": "Rome"}}'
+# The demo's answers end by chance, but greedy ones rarely.
+LONG = {"temperature": 0}
+RAIN = "It rains in Rome."
+DONE = "response.done"
+CUT = "conversation.item.truncated"
+
+
+@dataclass
+class Played:
+    """told: by the client. lines: its connections, in order."""
+
+    told: dict[str, Any]
+    lines: list[Line]
+
+    @property
+    def line(self) -> Line:
+        return self.lines[-1]
+
+
+@pytest.fixture(scope="module")
+def plays(server, tmp_path_factory) -> dict[str, dict[str, Played] | BaseException]:
+    """Of every client, or why there is none. Three at once: mostly they wait for real time."""
+    places = asyncio.Semaphore(3)
+
+    async def play_in_turn(name: str) -> dict[str, Played]:
+        async with places:
+            return await play(name, server, tmp_path_factory.mktemp("client"))
+
+    async def play_all() -> list[dict[str, Played] | BaseException]:
+        return await asyncio.gather(*map(play_in_turn, NAMES), return_exceptions=True)
+
+    return dict(zip(NAMES, asyncio.run(play_all()), strict=True))
+
+
+@pytest.fixture(params=NAMES)
+def played(request, plays) -> dict[str, Played]:
+    """All parts of one client."""
+    if isinstance(plays[request.param], BaseException):
+        raise plays[request.param]
+    return plays[request.param]
+
+
+async def play(name: str, server: Server, directory: Path) -> dict[str, Played]:
+    real, scripted = f"127.0.0.1:{server.port}", [[done(calls=(CALL,))], spoken(RAIN, 400)]
+    async with AsyncExitStack() as open_:
+        gateway = app_of(FakeOrchestrator(scripted, model_name="demo"))
+        fake = await open_.enter_async_context(listening(gateway))
+        relays = {
+            part: Relay(fake if part == "tool" else real, breaks=part == "reconnect")
+            for part in PARTS
+        }
+        tls, scheme, environment = None, "http", {}
+        if name.endswith(".mjs"):  # it speaks TLS only
+            cert, key = certificate(directory)
+            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            tls.load_cert_chain(cert, key)
+            scheme, environment = "https", {"NODE_EXTRA_CA_CERTS": str(cert)}
+        urls = {
+            part: f"{scheme}://{await open_.enter_async_context(relay.listening(tls))}"
+            for part, relay in relays.items()
+        }
+        command = command_of(name, directory)
+        recording = directory / "said.pcm"
+        recording.write_bytes(clip_24k("sp_librivox_0880.flac").tobytes())
+        keys = (key_to(server, max_output_tokens=3), key_to(server, **LONG))
+        arguments = (json.dumps(urls), recording, *keys)
+        printed = await run(*command, *arguments, cwd=directory, **environment)
+    told = [json.loads(line) for line in printed.splitlines() if line.startswith('{"part"')]
+    return {each["part"]: Played(each, relays[each["part"]].lines) for each in told}
+
+
+def command_of(name: str, directory: Path) -> tuple[str | Path, ...]:
+    if not name.endswith(".mjs"):
+        return (PYTHON, CLIENTS / name)
+    # Node looks for packages beside the script.
+    (directory / "node_modules").symlink_to(EXAMPLES / "node_modules")
+    return ("node", shutil.copy(CLIENTS / name, directory))
+
+
+def key_to(server: Server, **session: Any) -> str:
+    """It opens sessions that begin with these settings, whatever client asks."""
+    form = {"session": {"type": "realtime", **session}}
+    answer = httpx.post(f"{server.http}/v1/realtime/client_secrets", json=form)
+    return answer.raise_for_status().json()["value"]
+
+
+def part(played: dict[str, Played], name: str) -> Played:
+    """A part that was played to its end, by the rules."""
+    assert "failed" not in played[name].told, played[name].told["failed"]
+    for line in played[name].lines:
+        assert not line.faults
+        # The server had ended the answer before the client could.
+        codes = {event["error"]["code"] for event in line.of_type("error")}
+        assert codes <= {"response_cancel_not_active"}
+    return played[name]
+
+
+def sound_ms(line: Line, response_id: str) -> float:
+    deltas = [e["delta"] for e in line.of_type(DELTA) if e["response_id"] == response_id]
+    return sum(len(delta) * 3 / 4 - delta.count("=") for delta in deltas) / 48
+
+
+def words(line: Line, response_id: str) -> str:
+    said = [e["delta"] for e in line.of_type(TRANSCRIPT) if e["response_id"] == response_id]
+    return "".join(said)
+
+
+def check_heard(told: dict[str, Any], line: Line) -> None:
+    """The client has the last answer as the server gave it, in words and in sound."""
+    response = line.of_type(DONE)[-1]["response"]
+    assert response["status"] in ("completed", "incomplete")
+    assert told["sound_s"] * 1000 == pytest.approx(sound_ms(line, response["id"]), abs=100)
+    assert told["sound_s"] > 0.3
+    if "text" in told:
+        assert told["text"].strip() == words(line, response["id"]).strip() != ""
+
+
+def test_what_is_typed_is_answered(played):
+    text = part(played, "text")
+    [asked] = [e["item"] for e in text.line.asked if e["type"] == "conversation.item.create"]
+    assert asked["content"][0]["text"] == "What is the weather in Rome?"
+    check_heard(text.told, text.line)
+
+
+def test_what_is_spoken_is_answered(played):
+    speech = part(played, "speech")
+    [turn] = speech.line.of_type("input_audio_buffer.committed")
+    assert "conversation.item.create" not in {event["type"] for event in speech.line.asked}
+    check_heard(speech.told, speech.line)
+    assert speech.line.when(turn) < speech.line.when(speech.line.of_type(DELTA)[0])
+
+
+def test_its_function_is_called_and_the_result_spoken(played):
+    tool = part(played, "tool")
+    first, second = [event["response"] for event in tool.line.of_type(DONE)]
+    [call] = first["output"]
+    shown = [
+        function
+        for event in tool.line.asked
+        if event["type"] == "session.update"
+        for function in event["session"].get("tools") or []
+    ]
+    assert {function["name"] for function in shown} == {"weather"}
+    jsonschema.validate(json.loads(call["arguments"]), shown[-1]["parameters"])
+    assert tool.told["called"] == {"town": "Rome"}
+    [output] = [
+        event["item"]
+        for event in tool.line.asked
+        if event.get("item", {}).get("type") == "function_call_output"
+    ]
+    assert output["call_id"] == call["call_id"]
+    assert RAIN in output["output"]
+    assert words(tool.line, first["id"]) == ""
+    assert words(tool.line, second["id"]) == RAIN
+    check_heard(tool.told, tool.line)
+
+
+def test_an_answer_is_cut_off_at_what_was_heard_of_it(played):
+    line = part(played, "interruption").line
+    cut = line.of_type(DONE)[0]["response"]
+    assert (cut["status"], cut["output"][0]["status"]) == ("cancelled", "incomplete")
+    item_id = cut["output"][0]["id"]
+    truncated = [event for event in line.of_type(CUT) if event["item_id"] == item_id]
+    first = next(event for event in line.of_type(DELTA) if event["item_id"] == item_id)
+    for event in truncated:
+        passed_ms = (line.when(event) - line.when(first)) * 1000
+        # Nobody hears more than there is, or faster than real time.
+        assert 0 < event["audio_end_ms"] <= min(sound_ms(line, cut["id"]), passed_ms + 300)
+    assert truncated
+    # Nothing of it comes after its end, and the interrupter is answered.
+    after = [e for e in line.came if line.when(e) > line.when(line.of_type(DONE)[0])]
+    assert not [event for event in after if event.get("response_id") == cut["id"]]
+    assert [event for event in after if event["type"] == DELTA]
+
+
+def test_after_a_broken_line_there_is_a_new_session(played):
+    again = part(played, "reconnect")
+    broken = again.lines[0]
+    assert broken.is_broken and not broken.of_type(DONE)
+    assert not any(line.is_broken for line in again.lines[1:])
+    ids = [line.of_type("session.created")[0]["session"]["id"] for line in again.lines]
+    assert len(set(ids)) == len(ids) >= 2
+    check_heard(again.told, again.line)
+
+
+def test_nothing_is_left_of_them(server):
+    server.wait_until_free()
