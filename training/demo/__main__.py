@@ -142,7 +142,7 @@ class Training:
         def train() -> dict:
             tower = self.model.thinker.audio_tower
             train_hearing(
-                tower, self.model.thinker.model.embed_tokens, self._spelling, self.heard,
+                tower, self.model.thinker.model.embed_tokens, self.spelling, self.heard,
                 HearingSettings(), Log("hearing"), self._course("hearing"),
             )  # fmt: skip
             return tower.state_dict()
@@ -176,7 +176,7 @@ class Training:
     def _some_questions(self) -> list[str]:
         return world.questions() + list(islice(strangers(random.Random(SEED)), 300))
 
-    def _spelling(self, text: str) -> list[int]:
+    def spelling(self, text: str) -> list[int]:
         return self.ids(f" {text}") if text else []
 
     def ids(self, text: str) -> list[int]:

@@ -72,6 +72,9 @@ class Library:
         self._strange = [text for text in self._by_text if text not in known]
         self._going_on = list(going_on)
 
+    def texts(self) -> list[str]:
+        return list({text: None for text in self._by_text} | {c.text: None for c in self._going_on})
+
     def clip(self, text: str, rng: random.Random) -> Front:
         return rng.choice(self._by_text[text])
 
@@ -152,6 +155,10 @@ class Writer:
     def spelling(self, text: str) -> torch.Tensor:
         """Token ids of what was said, none of noise."""
         return torch.tensor(self._ids(f" {text}") if text else [], dtype=torch.long)
+
+    def all_said(self) -> list[torch.Tensor]:
+        """The same of every recording's text."""
+        return [self.spelling(text) for text in self._library.texts()]
 
     def _header(self) -> str:
         rng = self._rng

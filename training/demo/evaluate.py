@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from training.demo import recordings, world
 from training.demo.__main__ import SEED, Training, framed
-from training.demo.hearing import encode, heard_in_rooms, spell
+from training.demo.hearing import Spelling, encode, heard_in_rooms
 from training.demo.judge import Judge
 from training.demo.strangers import strangers
 from training.demo.talker import speak
@@ -80,9 +80,11 @@ def hearing(training: Training) -> dict:
     training.part("hearing")
     thinker = training.model.thinker
     right, clips = 0, _held_out(training)
+    every_token = torch.arange(len(training.tokenizer))
+    spelling = Spelling.of([every_token], thinker.model.embed_tokens)
     for heard in clips:
         [row] = encode(thinker.audio_tower, [heard.mel.float()])
-        spelt = training.tokenizer.decode(spell(row, thinker.model.embed_tokens)).strip()
+        spelt = training.tokenizer.decode(spelling.spell(row)).strip()
         right += spelt == heard.text
     return {"spelt_exactly": right, "n": len(clips)}
 

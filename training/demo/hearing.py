@@ -94,7 +94,8 @@ def train_hearing(
     _initialise(tower)
     parameters = list(tower.parameters())
     optimiser = torch.optim.AdamW(parameters, settings.learning_rate, weight_decay=0.01)
-    spelt = [torch.tensor(encode_text(h.text), dtype=torch.long) for h in heard]
+    said = [torch.tensor(encode_text(h.text), dtype=torch.long) for h in heard]
+    spelling = Spelling.of(said, embed_tokens)
     shares = Shares()
     for step in course.steps(settings.steps, tower, optimiser):
         for group in optimiser.param_groups:
@@ -109,10 +110,10 @@ def train_hearing(
             some = torch.randint(len(heard), (n,), generator=choose).tolist()
             rows = encode(tower, [distortion.apply(heard[i].mel, choose) for i in some])
             right = [
-                spell(row.detach(), embed_tokens) == spelt[i].tolist()
+                spelling.spell(row.detach()) == said[i].tolist()
                 for row, i in zip(rows, some, strict=True)
             ]
-            loss = spelling_loss(rows, [spelt[i] for i in some], embed_tokens)
+            loss = spelling.loss(rows, [said[i] for i in some])
             return loss, torch.tensor(right).float().mean()
 
         loss, right = shares.gradients(parameters, loss_of)
@@ -121,25 +122,39 @@ def train_hearing(
         log(step, ctc=loss, right=right)
 
 
-def spelling_loss(
-    rows: list[torch.Tensor], spelt: list[torch.Tensor], embed_tokens: nn.Embedding
-) -> torch.Tensor:
-    """CTC of the encoder's outputs [n, hidden] against token ids of what was said."""
-    logits = nn.utils.rnn.pad_sequence(rows) @ embed_tokens.weight.T
-    return functional.ctc_loss(
-        logits.log_softmax(-1),
-        torch.cat(spelt),
-        torch.tensor([len(row) for row in rows]),
-        torch.tensor([len(ids) for ids in spelt]),
-        blank=BLANK_ID,
-        zero_infinity=True,
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class Spelling:
+    """Words that an encoder is to tell apart, as directions in which its outputs may point.
 
+    token_ids: [n], the blank first; directions: [n, hidden], their embeddings, which are given.
+    """
 
-def spell(row: torch.Tensor, embed_tokens: nn.Embedding) -> list[int]:
-    """Token ids that the encoder alone hears in its output [n, hidden], greedily."""
-    path = torch.unique_consecutive((row @ embed_tokens.weight.T).argmax(-1))
-    return path[path != BLANK_ID].tolist()
+    token_ids: torch.Tensor
+    directions: torch.Tensor
+
+    @classmethod
+    def of(cls, said: list[torch.Tensor], embed_tokens: nn.Embedding) -> "Spelling":
+        """The words of all that is said: other tokens need no telling apart."""
+        token_ids = torch.cat([torch.tensor([BLANK_ID]), *said]).unique()
+        assert token_ids[0] == BLANK_ID
+        return cls(token_ids, embed_tokens.weight.detach()[token_ids])
+
+    def loss(self, rows: list[torch.Tensor], said: list[torch.Tensor]) -> torch.Tensor:
+        """CTC of an encoder's outputs [places, hidden] against token ids of what was said."""
+        logits = nn.utils.rnn.pad_sequence(rows) @ self.directions.T
+        return functional.ctc_loss(
+            logits.log_softmax(-1),
+            torch.searchsorted(self.token_ids, torch.cat(said)),
+            torch.tensor([len(row) for row in rows]),
+            torch.tensor([len(ids) for ids in said]),
+            blank=0,
+            zero_infinity=True,
+        )
+
+    def spell(self, row: torch.Tensor) -> list[int]:
+        """Token ids that are heard in an output [places, hidden], greedily."""
+        path = torch.unique_consecutive((row @ self.directions.T).argmax(-1))
+        return self.token_ids[path[path != 0]].tolist()
 
 
 @torch.no_grad()

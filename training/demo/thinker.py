@@ -15,16 +15,16 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 
 from training.demo.conversations import IGNORED, Conversation, Style, Writer
 from training.demo.fronts import layers_of, listen
-from training.demo.hearing import spelling_loss
+from training.demo.hearing import Spelling
 from training.demo.schedule import Course, Log, Shares, cosine
 from training.demo.talker import initialise
 
-_SHORT = 0.6  # share of a batch that are its short conversations
+_TOGETHER = 2  # conversations in one pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkerSettings:
-    steps: int = 7500
+    steps: int = 5000
     batch: int = 16  # conversations
     learning_rate: float = 1.2e-3
     tower_rate: float = 0.5  # of the learning rate, for the audio encoder
@@ -57,7 +57,7 @@ def train_thinker(
     rates = (1.0, settings.tower_rate)
     groups = [{"params": language}, {"params": tower}]
     optimiser = torch.optim.AdamW(groups, settings.learning_rate, betas=(0.9, 0.98))
-    shares = Shares()
+    shares, spelling = Shares(), Spelling.of(writers[0].all_said(), stack.embed_tokens)
     for step in course.steps(settings.steps, thinker, optimiser):
         now = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
@@ -77,7 +77,7 @@ def train_thinker(
             if found.heard:
                 words = [writer.spelling(text) for text in found.said]
                 for rows in (found.heard, found.spelt):
-                    loss = loss + settings.spelling * spelling_loss(rows, words, stack.embed_tokens)
+                    loss = loss + settings.spelling * spelling.loss(rows, words)
             right = found.logits.argmax(-1) == found.labels
             decided = right[found.decides] if found.decides.any() else right
             return loss, decided.float().mean()
@@ -140,10 +140,12 @@ def read_apart(
     batch: list[Conversation],
     spelling_layer: int,
 ) -> Read:
-    """Short conversations and long ones apart, so that less of what is computed is padding."""
+    """Those of like length together, so that less of what is computed is padding."""
     batch = sorted(batch, key=lambda conversation: len(conversation.token_ids))
-    cut = math.ceil(len(batch) * _SHORT)
-    parts = [read(thinker, part, spelling_layer) for part in (batch[:cut], batch[cut:]) if part]
+    parts = [
+        read(thinker, batch[i : i + _TOGETHER], spelling_layer)
+        for i in range(0, len(batch), _TOGETHER)
+    ]
     return Read(
         logits=torch.cat([part.logits for part in parts]),
         labels=torch.cat([part.labels for part in parts]),
