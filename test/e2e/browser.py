@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import time
 import wave
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,19 +96,31 @@ class Visit:
 
 
 @asynccontextmanager
-async def visit(url: str, sound: Path | None = None, **context) -> AsyncIterator[Visit]:
+async def visit(
+    url: str,
+    sound: Path | None = None,
+    *,
+    flags: Sequence[str] = (),
+    script: str = "",
+    **context,
+) -> AsyncIterator[Visit]:
     """
     Args:
         sound: what the microphone hears (WAV); None: there is no microphone.
+        flags: more of Chromium's own.
+        script: runs before the page's.
         context: of the browser, as Playwright has it: viewport, color_scheme and so on.
     """
     chromium = next(filter(None, map(shutil.which, _NAMES)), None)
     assert chromium, f"none of {', '.join(_NAMES)} is installed: scripts/setup.sh --test does it"
-    flags = [*_FLAGS, f"--use-file-for-fake-audio-capture={sound}%noloop"] if sound else []
+    flags = list(flags)
+    if sound:
+        flags += [*_FLAGS, f"--use-file-for-fake-audio-capture={sound}%noloop"]
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=flags)
         try:
             page = await browser.new_page(**context)
+            await page.add_init_script(script)
             found = Visit(page)
             page.on(
                 "console",

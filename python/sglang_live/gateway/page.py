@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 _PACKAGE = Path(__file__).parents[1]
 _WEB = _PACKAGE / "gateway" / "web"
@@ -21,6 +22,15 @@ _HEADERS = {
 }
 
 
+class _Web(StaticFiles):
+    """index.html is in there as well."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        answer = await super().get_response(path, scope)
+        answer.headers.update(_HEADERS)
+        return answer
+
+
 def add_page(app: FastAPI) -> None:
     """Open without a key: it asks for one when the server wants it."""
 
@@ -32,4 +42,4 @@ def add_page(app: FastAPI) -> None:
 
     app.add_route("/", page, methods=["GET"])
     app.add_route("/page/question.flac", clip, methods=["GET"])
-    app.router.routes.append(Mount("/page", StaticFiles(directory=_WEB)))
+    app.router.routes.append(Mount("/page", _Web(directory=_WEB)))

@@ -42,6 +42,13 @@ async def test_the_recorded_question_is_served(http):
     assert clip.content[:4] == b"fLaC"
 
 
+@pytest.mark.parametrize("path", ["/", "/page/index.html", "/page/app.js"])
+async def test_nobody_frames_it_by_whatever_name(http, path):
+    headers = (await http.get(path)).headers
+    assert "frame-ancestors 'none'" in headers["content-security-policy"]
+    assert "microphone=(self)" in headers["permissions-policy"]
+
+
 async def test_nothing_beside_it_is_served(http):
     for path in ("/page/../app.py", "/page/%2e%2e/app.py", "/page/absent.js"):
         assert (await http.get(path)).status_code == 404

@@ -2,12 +2,22 @@
 
 export const RATE_HZ = 24000;
 
+const NO_MICROPHONE = {
+  NotAllowedError: "the browser does not give this page the microphone: allow it in the page's settings",
+  NotFoundError: "there is no microphone",
+  NotReadableError: "another program has the microphone",
+};
+
 export class CallAudio {
-  // onBlock(Int16Array): 20 ms of what is said. onPlayed(name, samples): how much of it was heard.
-  constructor({ onBlock, onPlayed }) {
+  // onBlock(Int16Array): 20 ms of what is said. onPlayed(name, samples): how much of it was
+  // given to the device. onSound(isOn): the device was taken away, or came back.
+  // onSilence(): the microphone is gone.
+  constructor({ onBlock, onPlayed, onSound, onSilence }) {
     this.onBlock = onBlock;
     this.onPlayed = onPlayed;
-    this.muted = false;
+    this.onSound = onSound;
+    this.onSilence = onSilence;
+    this.isOn = undefined; // until it is open
     this.closed = new Promise((done) => (this.ended = done));
   }
 
@@ -15,28 +25,55 @@ export class CallAudio {
     this.context = new AudioContext({ latencyHint: "interactive" });
     await this.context.audioWorklet.addModule("/page/worklets.js");
     this.capture = new AudioWorkletNode(this.context, "capture", { numberOfOutputs: 1 });
-    this.capture.port.onmessage = ({ data }) => {
-      if (this.muted) data.fill(0);
-      this.onBlock(data);
-    };
+    this.capture.port.onmessage = ({ data }) => this.onBlock(data);
     // Nothing is heard of it, but only what leads somewhere runs.
     this.silence = new GainNode(this.context, { gain: 0 });
     this.capture.connect(this.silence).connect(this.context.destination);
+    // Recordings are said to who is muted, too.
+    this.microphone = new GainNode(this.context);
+    this.microphone.connect(this.capture);
     this.player = new AudioWorkletNode(this.context, "player", { outputChannelCount: [1] });
     this.player.port.onmessage = ({ data }) => this.onPlayed(data.name, data.samples);
     this.player.connect(this.context.destination);
     await this.context.resume();
+    this.isOn = true;
+    this.context.addEventListener("statechange", () => this.wake());
+  }
+
+  // Phones take the device away when somebody rings, and return it at a touch at the latest.
+  async wake() {
+    const state = this.context?.state;
+    if (this.isOn === undefined || state === "closed") return;
+    if (this.isOn !== (state === "running")) this.onSound((this.isOn = !this.isOn));
+    if (!this.isOn) await this.context.resume().catch(() => this.onSound(false)); // not yet
+  }
+
+  get muted() {
+    return this.microphone.gain.value === 0;
+  }
+
+  set muted(isMuted) {
+    this.microphone.gain.value = isMuted ? 0 : 1;
+  }
+
+  get latencyS() {
+    return this.context.outputLatency || this.context.baseLatency || 0;
   }
 
   async useMicrophone() {
-    if (!navigator.mediaDevices) throw new Error("this page may not use a microphone without https");
-    const stream = await navigator.mediaDevices.getUserMedia({
-      audio: { echoCancellation: true, noiseSuppression: true, autoGainControl: true },
-    });
+    let stream;
+    try {
+      stream = await navigator.mediaDevices.getUserMedia({
+        audio: { echoCancellation: true, noiseSuppression: true, autoGainControl: true },
+      });
+    } catch (error) {
+      throw new Error(NO_MICROPHONE[error.name] ?? `no microphone: ${error.message}`);
+    }
     // Who hung up while the browser asked does not want to be heard any more.
     if (this.context.state === "closed") return release(stream);
     this.stream = stream;
-    this.context.createMediaStreamSource(this.stream).connect(this.capture);
+    for (const track of stream.getTracks()) track.addEventListener("ended", () => this.onSilence());
+    this.context.createMediaStreamSource(stream).connect(this.microphone);
   }
 
   // Say a recording as if it were spoken. Resolves when it has been said, or the call is over.

@@ -2,6 +2,12 @@
 
 const EVERY_MS = 2000;
 const CLASSES = ["u0", "u1", "u2"];
+// Device, host, disk. What callers hold between two turns counts as free, and is not in `used`.
+const TIERS = [
+  ["kv_tokens_used", "policy_tokens_idle"],
+  ["policy_tokens_on_host"],
+  ["policy_tokens_in_storage"],
+];
 
 export class Gauges {
   // show(name, text): puts a text where the page has that name.
@@ -40,14 +46,13 @@ export class Gauges {
 // What of it is shown. Streams of thinker and talker are counted together.
 export function parse(text) {
   const found = { sessions: 0, kv: [0, 0, 0], seconds: { u0: 0, u1: 0, u2: 0 } };
-  const tiers = ["kv_tokens_used", "policy_tokens_on_host", "policy_tokens_in_storage"];
   for (const line of text.split("\n")) {
     if (line.startsWith("#")) continue;
     const value = Number(line.slice(line.lastIndexOf(" ") + 1));
     if (line.startsWith("sglang_live_gateway_sessions_open ")) found.sessions = value;
     if (!line.startsWith("sglang_live_stage_load{")) continue;
     const what = /what="([^"]*)"/.exec(line)?.[1];
-    const tier = tiers.indexOf(what);
+    const tier = TIERS.findIndex((names) => names.includes(what));
     if (tier >= 0 && line.includes('stage="thinker"')) found.kv[tier] += value;
     for (const name of CLASSES) {
       if (what === `policy_${name}_s`) found.seconds[name] += value;

@@ -8,7 +8,10 @@ export class Reply {
   constructor(itemId) {
     this.itemId = itemId;
     this.received = 0; // samples
-    this.played = 0;
+    this.rendered = 0; // given to the device, which plays them a little later
+    this.renderedAtMs = 0;
+    this.latency = 0; // samples
+    this.surely = 0; // heard when the last of them were rendered
     this.cutAt = null; // samples; null: it was not cut
     this.peaks = []; // loudest sample of every 20 ms
     this.ackedMs = 0;
@@ -22,20 +25,38 @@ export class Reply {
     this.received += samples.length;
   }
 
-  cut() {
-    this.cutAt ??= this.played;
+  render(samples, latencyS, nowMs = performance.now()) {
+    this.surely = this.heardAt(nowMs);
+    this.rendered = Math.min(samples, this.received);
+    this.renderedAtMs = nowMs;
+    this.latency = latencyS * RATE_HZ;
+  }
+
+  // Samples that had left the loudspeaker then.
+  heardAt(nowMs) {
+    const since = ((nowMs - this.renderedAtMs) * RATE_HZ) / 1000;
+    const out = Math.min(this.rendered, Math.floor(this.rendered - this.latency + since));
+    return Math.max(this.surely, out); // what was heard does not become unheard in a gap
+  }
+
+  cut(nowMs = performance.now()) {
+    this.cutAt ??= this.heardAt(nowMs);
+  }
+
+  get heard() {
+    return this.cutAt ?? this.heardAt(performance.now());
   }
 
   get playedMs() {
-    return Math.floor((1000 * this.played) / RATE_HZ);
+    return Math.floor((1000 * this.heard) / RATE_HZ);
   }
 
   get heardS() {
-    return (this.cutAt ?? this.played) / RATE_HZ;
+    return this.heard / RATE_HZ;
   }
 
   get bufferedS() {
-    return this.cutAt === null ? (this.received - this.played) / RATE_HZ : 0;
+    return this.cutAt === null ? (this.received - this.heard) / RATE_HZ : 0;
   }
 
   get discardedS() {
@@ -61,7 +82,8 @@ export class Wave {
     const scale = window.devicePixelRatio || 1;
     const width = Math.round(canvas.clientWidth * scale);
     const height = Math.round(canvas.clientHeight * scale);
-    const state = reply ? [reply.itemId, reply.peaks.length, reply.played, reply.cutAt] : [];
+    const at = reply?.heard;
+    const state = reply ? [reply.itemId, reply.peaks.length, at, reply.cutAt] : [];
     const now = [width, height, ...state].join();
     if (now === this.drawn) return; // nothing to see
     this.drawn = now;
@@ -75,7 +97,6 @@ export class Wave {
     const discarded = colour("--discarded");
     const paint = canvas.getContext("2d");
     const bar = 3 * scale;
-    const at = reply.cutAt ?? reply.played;
     // The ear stays where it can be seen, two thirds to the right at most.
     const first = Math.max(0, at / PEAK_SAMPLES - (2 * width) / (3 * bar));
     for (let n = Math.floor(first); n < reply.peaks.length; n++) {

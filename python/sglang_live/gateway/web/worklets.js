@@ -82,18 +82,25 @@ class Player extends AudioWorkletProcessor {
     this.name = null;
     this.step = RATE_HZ / sampleRate;
     this.reported = 0;
+    this.toldAt = 0;
     this.port.onmessage = ({ data }) => {
-      if (data === "cut") this.queue = [];
+      if (data === "cut") this.cut();
       else this.queue.push(data);
     };
+  }
+
+  cut() {
+    this.queue = [];
+    this.at = this.fraction = 0; // were in what is dropped; what comes next is played from its start
   }
 
   process(_inputs, [[output]]) {
     for (let i = 0; i < output.length && this.queue.length; i++) {
       const { name, samples } = this.queue[0];
       if (name !== this.name) {
+        this.report(); // the end of the one before
         this.name = name;
-        this.played = 0;
+        this.played = this.reported = 0;
       }
       const next = samples[this.at + 1] ?? this.queue[1]?.samples[0] ?? samples[this.at];
       output[i] = samples[this.at] + (next - samples[this.at]) * this.fraction;
@@ -103,18 +110,21 @@ class Player extends AudioWorkletProcessor {
         this.at += 1;
         this.played += 1;
       }
-      if (this.at >= samples.length) {
-        this.at -= samples.length;
-        this.queue.shift();
+      // Devices slower than 24 kHz take more than one sample at once.
+      while (this.queue.length && this.at >= this.queue[0].samples.length) {
+        this.at -= this.queue.shift().samples.length;
       }
     }
     if (!this.queue.length) this.at = this.fraction = 0;
-    if (this.played !== this.reported && currentTime - (this.toldAt ?? 0) > 0.02) {
-      this.toldAt = currentTime;
-      this.reported = this.played;
-      this.port.postMessage({ name: this.name, samples: this.played });
-    }
+    if (currentTime - this.toldAt > 0.02) this.report();
     return true;
+  }
+
+  report() {
+    if (this.played === this.reported) return;
+    this.toldAt = currentTime;
+    this.reported = this.played;
+    this.port.postMessage({ name: this.name, samples: this.played });
   }
 }
 

@@ -1,0 +1,110 @@
+// A call: sound, and one connection after another while the network loses them.
+
+import { admission, doubt, KeyWanted } from "./admission.js";
+import { CallAudio } from "./audio.js";
+import { show } from "./dom.js";
+import { Gauges } from "./gauges.js";
+import { Ended, Session } from "./session.js";
+
+const AGAIN_AFTER_MS = [500, 1000, 2000, 4000, 8000];
+const STEADY_MS = 10_000; // who was up for so long begins to count anew
+
+export class Call {
+  // hasSound: false: it is written only. onOver(Error): it has ended by itself.
+  constructor({ hasSound, transcript, wave, onOver }) {
+    this.transcript = transcript;
+    this.wave = wave;
+    this.onOver = onOver;
+    this.audio = hasSound ? this.newAudio() : null;
+    this.gauges = new Gauges(show);
+    this.session = null;
+    this.nTries = 0;
+    this.isOver = false;
+  }
+
+  newAudio() {
+    return new CallAudio({
+      onBlock: (samples) => this.session?.said(samples),
+      onPlayed: (itemId, samples) => this.session?.rendered(itemId, samples),
+      onSound: (isOn) => {
+        if (!isOn) show("status", "the sound is interrupted: touch the page to go on");
+        else if (this.session?.isUp) this.session.showState();
+      },
+      onSilence: () =>
+        this.transcript.tell("page", "note", "The microphone is gone. Hang up and talk again to use another, or type."),
+    });
+  }
+
+  // Resolves when what is said is heard; again when it is after a connection was lost.
+  open() {
+    this.opening = this.begin();
+    return this.opening;
+  }
+
+  async begin() {
+    await this.audio?.open();
+    await this.join();
+    this.gauges.start();
+  }
+
+  async join() {
+    const protocols = await admission();
+    if (this.isOver) throw new Ended("not connected", true);
+    const { audio, transcript, wave } = this;
+    const session = new Session({ audio, transcript, wave, onLost: (why) => this.lost(why) });
+    this.session = session;
+    try {
+      await session.open(protocols);
+    } catch (error) {
+      session.close();
+      if (!session.wasOpen) await doubt();
+      throw error;
+    }
+  }
+
+  async lost(why) {
+    this.session.close();
+    if (performance.now() - this.session.upSinceMs > STEADY_MS) this.nTries = 0;
+    try {
+      if (why.isFinal) throw why;
+      this.opening = this.rejoin(why);
+      await this.opening;
+    } catch (error) {
+      if (!this.isOver) this.onOver(error);
+    }
+  }
+
+  async rejoin(why) {
+    while (this.nTries < AGAIN_AFTER_MS.length) {
+      const waitMs = AGAIN_AFTER_MS[this.nTries++];
+      show("status", `${why.message}: trying again, ${this.nTries} of ${AGAIN_AFTER_MS.length}`);
+      await new Promise((done) => setTimeout(done, waitMs));
+      if (this.isOver) return;
+      try {
+        await this.join();
+        this.transcript.tell("page", "note", "The connection was lost; the server has forgotten what was said before.");
+        return;
+      } catch (error) {
+        if (error.isFinal || error instanceof KeyWanted) throw error;
+        why = error;
+      }
+    }
+    throw why;
+  }
+
+  type(text) {
+    this.session.type(text);
+  }
+
+  // While there is no connection nothing is being said that could be stopped.
+  stop() {
+    this.session?.stop();
+  }
+
+  async close() {
+    this.isOver = true;
+    this.gauges.stop();
+    this.session?.close();
+    await this.audio?.close();
+  }
+}

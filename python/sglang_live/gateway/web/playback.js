@@ -1,0 +1,67 @@
+// The answers of one connection on their way to the ear.
+
+import { Reply } from "./replies.js";
+
+export class Playback {
+  // send(type, fields): to the server. onCut(reply): its listener hears no more of it.
+  constructor({ audio, wave, send, onCut }) {
+    this.audio = audio;
+    this.wave = wave;
+    this.send = send;
+    this.onCut = onCut;
+    this.replies = new Map(); // by item
+  }
+
+  take(itemId, samples, isWanted) {
+    let reply = this.replies.get(itemId);
+    if (!reply) {
+      reply = new Reply(itemId);
+      this.wave.show(reply);
+      this.replies.set(itemId, reply);
+    }
+    reply.take(samples);
+    if (!isWanted) this.drop(reply);
+    if (reply.cutAt === null) this.audio.play(itemId, samples);
+  }
+
+  // So many samples of it were given to the device. Returns whether they are its first.
+  rendered(itemId, samples) {
+    const reply = this.replies.get(itemId);
+    if (!reply || reply.cutAt !== null) return false;
+    const isFirst = reply.rendered === 0;
+    reply.render(samples, this.audio.latencyS);
+    return isFirst;
+  }
+
+  ack() {
+    for (const reply of this.replies.values()) {
+      if (reply.cutAt !== null || reply.playedMs === reply.ackedMs) continue;
+      reply.ackedMs = reply.playedMs;
+      this.send("playback.ack", { item_id: reply.itemId, audio_end_ms: reply.ackedMs });
+    }
+  }
+
+  // Drop what was not heard yet, and say so.
+  cut() {
+    this.audio?.cut();
+    for (const reply of this.replies.values()) {
+      if (reply.rendered < reply.received) this.drop(reply);
+    }
+  }
+
+  drop(reply) {
+    if (reply.cutAt !== null) return;
+    reply.cut();
+    const at = { item_id: reply.itemId, content_index: 0, audio_end_ms: reply.playedMs };
+    this.send("conversation.item.truncate", at);
+    this.onCut(reply);
+  }
+
+  // Nobody is there any more to be told.
+  close() {
+    this.audio?.cut();
+    for (const reply of this.replies.values()) {
+      if (reply.rendered < reply.received) reply.cut();
+    }
+  }
+}

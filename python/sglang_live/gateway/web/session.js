@@ -1,0 +1,210 @@
+// One connection to /v1/realtime: what is said into it, and what becomes of what it says.
+
+import { RATE_HZ, fromBase64, toBase64 } from "./audio.js";
+import { $, show } from "./dom.js";
+import { Playback } from "./playback.js";
+
+const ACK_EVERY_MS = 500;
+const SILENCE_MS = 500; // of the server's turn detection, as the page asks for it
+const CLOCK_BLOCKS = 50; // of the microphone, by the earliest of which its clock is set
+// Closed on purpose: over, refused, full. Everything else is an accident.
+const ON_PURPOSE = [1000, 1008, 1013];
+
+export class Ended extends Error {
+  constructor(message, isFinal) {
+    super(message);
+    this.isFinal = isFinal; // asking again would not help
+  }
+}
+
+export class Session {
+  // audio: null on a page that may only write. onLost(Ended): it was up, and is not any more.
+  constructor({ audio, transcript, wave, onLost }) {
+    this.audio = audio;
+    this.transcript = transcript;
+    this.onLost = onLost;
+    this.playback = new Playback({
+      audio,
+      wave,
+      send: (type, fields) => this.send(type, fields),
+      onCut: ({ itemId, heardS }) =>
+        transcript.note(itemId, `interrupted, heard ${heardS.toFixed(1)} s of it`),
+    });
+    this.isUp = false;
+    this.saidSamples = 0;
+    this.beganMs = []; // when the microphone's first sample was heard, by each of the last blocks
+    this.answering = null; // response
+    this.isExpecting = false; // a response, which was asked for or will follow what is being said
+    this.cancelling = 0; // cancels that the server has not answered: what comes is older than they
+    this.askedAtMs = null; // when the caller had finished, for the time to the first sound
+    this.speakingSinceMs = null; // by the server's clock
+  }
+
+  // Resolves when the server has taken the settings: what is said before would be lost.
+  open(protocols) {
+    const scheme = location.protocol === "https:" ? "wss" : "ws";
+    this.socket = new WebSocket(`${scheme}://${location.host}/v1/realtime`, protocols);
+    return new Promise((done, fail) => {
+      this.opened = done;
+      this.refused = (message) => fail(new Ended(message, true));
+      this.socket.addEventListener("message", ({ data }) => this.on(JSON.parse(data)));
+      this.socket.addEventListener("open", () => (this.wasOpen = true));
+      this.socket.addEventListener("close", ({ code, reason }) => {
+        const why = this.wasOpen ? reason || `connection lost (${code})` : "the server does not answer";
+        const ended = new Ended(why, ON_PURPOSE.includes(code));
+        fail(ended);
+        if (this.isUp) this.onLost(ended);
+      });
+    });
+  }
+
+  close() {
+    this.isUp = false;
+    clearInterval(this.acks);
+    this.playback.close();
+    this.socket?.close();
+  }
+
+  send(type, fields = {}) {
+    if (this.socket.readyState === WebSocket.OPEN) {
+      this.socket.send(JSON.stringify({ type, ...fields }));
+    }
+  }
+
+  // --- what the caller says ---
+
+  said(samples) {
+    if (!this.isUp) return;
+    this.saidSamples += samples.length;
+    this.beganMs.push(performance.now() - (1000 * this.saidSamples) / RATE_HZ);
+    if (this.beganMs.length > CLOCK_BLOCKS) this.beganMs.shift();
+    this.send("input_audio_buffer.append", { audio: toBase64(samples) });
+  }
+
+  type(text) {
+    this.stop();
+    this.askedAtMs = performance.now();
+    const content = [{ type: "input_text", text }];
+    this.send("conversation.item.create", { item: { type: "message", role: "user", content } });
+    this.send("response.create");
+    this.isExpecting = true;
+  }
+
+  // What is being said is not wanted any more.
+  stop() {
+    if (!this.isUp) return;
+    if (this.answering || this.isExpecting) {
+      this.send("response.cancel");
+      this.cancelling += 1;
+      this.isExpecting = false;
+    }
+    this.playback.cut();
+  }
+
+  // --- what the caller hears ---
+
+  rendered(itemId, samples) {
+    const isFirst = this.playback.rendered(itemId, samples);
+    if (!isFirst || this.askedAtMs === null) return;
+    const waitedMs = performance.now() - this.askedAtMs + 1000 * this.audio.latencyS;
+    show("ttfp", `${Math.round(waitedMs)} ms`);
+    this.askedAtMs = null;
+  }
+
+  // --- what the server says ---
+
+  on(event) {
+    const handler = HANDLERS[event.type];
+    if (handler) handler.call(this, event);
+  }
+
+  showState() {
+    const isListening = this.speakingSinceMs !== null;
+    show("status", isListening ? "listening" : this.answering ? "answering" : "connected");
+  }
+}
+
+const HANDLERS = {
+  "session.created"({ session }) {
+    const format = { type: "audio/pcm", rate: RATE_HZ };
+    const transcription = { model: session.model };
+    const detection = { type: "server_vad", silence_duration_ms: SILENCE_MS };
+    const audio = { input: { format, turn_detection: detection, transcription }, output: { format } };
+    const modalities = [this.audio ? "audio" : "text"];
+    this.send("session.update", { session: { type: "realtime", output_modalities: modalities, audio } });
+  },
+
+  "session.updated"({ session }) {
+    show("status", `connected to ${session.model}`);
+    this.isUp = true;
+    this.upSinceMs = performance.now();
+    this.acks = setInterval(() => this.playback.ack(), ACK_EVERY_MS);
+    this.opened();
+  },
+
+  "input_audio_buffer.speech_started"(event) {
+    this.playback.cut();
+    this.speakingSinceMs = event.audio_start_ms;
+    this.isExpecting = true;
+    this.showState();
+  },
+
+  "input_audio_buffer.speech_stopped"(event) {
+    const seconds = (event.audio_end_ms - SILENCE_MS - this.speakingSinceMs) / 1000;
+    this.transcript.say(event.item_id, "you", `spoke for ${Math.max(0, seconds).toFixed(1)} s`);
+    // A block may come late to the page, never early.
+    this.askedAtMs = Math.min(...this.beganMs) + event.audio_end_ms - SILENCE_MS;
+    this.speakingSinceMs = null;
+    this.showState();
+  },
+
+  "conversation.item.added"({ item }) {
+    const text = item.content?.find((part) => part.type === "input_text")?.text;
+    if (item.role === "user" && text) this.transcript.say(item.id, "you", text);
+  },
+
+  "conversation.item.input_audio_transcription.delta"(event) {
+    this.transcript.write(event.item_id, event.delta, false);
+  },
+
+  "conversation.item.input_audio_transcription.completed"(event) {
+    this.transcript.write(event.item_id, event.transcript, true);
+  },
+
+  "conversation.item.input_audio_transcription.failed"(event) {
+    this.transcript.note(event.item_id, `not written down: ${event.error.message}`);
+  },
+
+  "response.created"({ response }) {
+    this.answering = response.id;
+    this.isExpecting = false;
+    $("stop").disabled = false;
+    this.showState();
+  },
+
+  "response.output_audio.delta"(event) {
+    this.playback.take(event.item_id, fromBase64(event.delta), !this.cancelling);
+  },
+
+  "response.output_audio_transcript.delta"(event) {
+    this.transcript.say(event.item_id, "model", event.delta);
+  },
+
+  "response.output_text.delta"(event) {
+    this.transcript.say(event.item_id, "model", event.delta);
+  },
+
+  "response.done"({ response }) {
+    this.answering = null;
+    const { reason, error } = response.status_details ?? {};
+    if (response.status === "cancelled" && reason === "client_cancelled") this.cancelling -= 1;
+    if (response.status === "failed") this.transcript.tell("server", "error", error?.message ?? "failed");
+    this.showState();
+  },
+
+  error({ error }) {
+    if (error.code === "response_cancel_not_active") this.cancelling -= 1; // it was over already
+    else if (this.isUp) this.transcript.tell("server", "error", error.message);
+    else this.refused(error.message);
+  },
+};

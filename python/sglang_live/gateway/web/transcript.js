@@ -1,0 +1,53 @@
+// What was said, line by line, the newest last. It outlives a connection that is lost.
+
+import { $, element } from "./dom.js";
+
+export class Transcript {
+  constructor() {
+    this.lines = new Map(); // by item
+  }
+
+  // Somebody's words, which may come in pieces.
+  say(itemId, who, text) {
+    this.line(itemId, who).append(text);
+    scroll();
+  }
+
+  // What the caller said, in writing: after pieces of it comes the whole.
+  write(itemId, text, isWhole) {
+    const line = this.line(itemId, "you");
+    let words = line.querySelector(".words");
+    if (!words) {
+      words = element("span", "words", "");
+      line.append(": ", words);
+    }
+    words.textContent = isWhole ? text : words.textContent + text;
+    scroll();
+  }
+
+  note(itemId, text) {
+    this.lines.get(itemId)?.append(element("span", "note", ` — ${text}`));
+  }
+
+  // kind: note or error.
+  tell(who, kind, text) {
+    addLine(who).append(element("span", kind, text));
+    scroll();
+  }
+
+  line(itemId, who) {
+    if (!this.lines.has(itemId)) this.lines.set(itemId, addLine(who));
+    return this.lines.get(itemId);
+  }
+}
+
+function addLine(who) {
+  const line = document.createElement("li");
+  line.append(element("span", "who", who));
+  $("transcript").append(line);
+  return line;
+}
+
+function scroll() {
+  $("transcript").scrollTop = $("transcript").scrollHeight;
+}

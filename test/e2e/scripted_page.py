@@ -1,0 +1,68 @@
+"""The page of a gateway in the test's own process: a script answers instead of a model."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.types import ASGIApp
+
+from test.e2e.browser import Visit, visit
+from test.unit.gateway.live_server import listening
+
+CLICKS_ARE_NOT_NEEDED = "--autoplay-policy=no-user-gesture-required"
+# What a test wants to reach of the page's own: sockets, microphones, audio devices.
+KEEP = """
+window.kept = { sockets: [], tracks: [], contexts: [] };
+window.WebSocket = class extends WebSocket {
+  constructor(...how) { super(...how); kept.sockets.push(this); }
+};
+window.AudioContext = class extends AudioContext {
+  constructor(...how) { super(...how); kept.contexts.push(this); }
+};
+const ask = navigator.mediaDevices?.getUserMedia.bind(navigator.mediaDevices);
+if (ask) navigator.mediaDevices.getUserMedia = async (wish) => {
+  const stream = await ask(wish);
+  kept.tracks.push(...stream.getTracks());
+  return stream;
+};
+"""
+LOSE = "kept.sockets.at(-1).close(4000)"
+
+
+@asynccontextmanager
+async def page_of(app: ASGIApp, sound: Path | None = None, **how) -> AsyncIterator[Visit]:
+    """how: as `visit` has it."""
+    how = {"flags": (CLICKS_ARE_NOT_NEEDED,), "script": KEEP, **how}
+    async with listening(app) as address, visit(f"http://{address}/", sound, **how) as caller:
+        yield caller
+
+
+def frames_of(caller: Visit) -> list[dict]:
+    """The events that go either way in its sockets, from now on."""
+    frames: list[dict] = []
+
+    def watch(socket) -> None:
+        for way in ("framesent", "framereceived"):
+            socket.on(way, lambda text: frames.append(json.loads(text)))
+
+    caller.page.on("websocket", watch)
+    return frames
+
+
+async def ask(caller: Visit, text: str) -> None:
+    await caller.page.fill("#text", text)
+    await caller.page.press("#text", "Enter")
+
+
+async def status(caller: Visit, text: str) -> None:
+    await caller.page.wait_for_selector(f"#status:text('{text}')")
+
+
+async def says(caller: Visit, words: str) -> None:
+    """Until the model has said that."""
+
+    async def is_said() -> bool:
+        return any(words in line for line in await caller.lines("model"))
+
+    await caller.until(is_said, f"the model says {words!r}")

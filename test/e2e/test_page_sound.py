@@ -1,0 +1,233 @@
+"""What the page hears, plays, cuts and tells of it; a script answers."""
+
+import asyncio
+
+import pytest
+
+from sglang_live.errors import StageUnavailableError
+from sglang_live.interaction.silero import SileroModel
+from sglang_live.orchestrator.history import TranscriptDelta
+from test.e2e.browser import microphone
+from test.e2e.scripted_page import (
+    CLICKS_ARE_NOT_NEEDED,
+    ask,
+    frames_of,
+    page_of,
+    says,
+    status,
+)
+from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, spoken
+
+pytestmark = [pytest.mark.e2e]
+
+_APPEND = "input_audio_buffer.append"
+# A device that plays 400 ms after it was given something, and how much the page has given to it.
+_LATE = """
+Object.defineProperty(AudioContext.prototype, "outputLatency", { value: 0.4 });
+window.rendered = 0;
+const take = Object.getOwnPropertyDescriptor(MessagePort.prototype, "onmessage").set;
+Object.defineProperty(MessagePort.prototype, "onmessage", {
+  set(then) {
+    take.call(this, (event) => {
+      if (event.data.samples) window.rendered = event.data.samples;
+      then(event);
+    });
+  },
+});
+"""
+_RENDERED_AT_CUT = """() => {
+  document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+  return rendered / 24000;
+}"""
+
+
+async def test_whoever_denies_the_microphone_reads_what_to_do_and_types():
+    denied = ("--use-fake-device-for-media-stream", "--deny-permission-prompts")
+    flags = (CLICKS_ARE_NOT_NEEDED, *denied)
+    async with page_of(app_of(FakeOrchestrator([spoken("Yes.", 800)])), flags=flags) as caller:
+        await caller.page.click("#talk")
+        await caller.page.wait_for_selector("#transcript .note")
+        [told] = await caller.lines("page")
+        assert "does not give this page the microphone: allow it" in told
+        await ask(caller, "Is anybody there?")
+        await caller.until(caller.is_heard, "there is an answer")
+        assert caller.complaints == []
+
+
+async def test_who_is_muted_can_still_ask_the_recorded_question(tmp_path):
+    orchestrator = FakeOrchestrator([spoken("Yes.", 800)])
+    app = app_of(orchestrator, speech_model=SileroModel())
+    # What the microphone would say comes long after the recording has been answered.
+    sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac", before_s=60)
+    async with page_of(app, sound) as caller:
+        await caller.page.click("#talk")
+        await caller.page.click("#mute")
+        assert await caller.page.get_attribute("#mute", "aria-pressed") == "true"
+        await caller.page.click("#clip")
+        await caller.until(caller.is_heard, "the recording is answered")
+        [said] = await caller.lines("you")
+        assert "spoke for" in said
+
+
+async def test_a_muted_microphone_says_nothing(tmp_path):
+    orchestrator = FakeOrchestrator([spoken("Yes.", 800)])
+    app = app_of(orchestrator, speech_model=SileroModel())
+    sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac", before_s=3)
+    async with page_of(app, sound) as caller:
+        sent = frames_of(caller)
+        await caller.page.click("#talk")
+        await caller.page.click("#mute")
+
+        async def was_past() -> bool:  # the sound's end, in blocks of 20 ms
+            return len([frame for frame in sent if frame["type"] == _APPEND]) > 50 * 8
+
+        await caller.until(was_past, "the microphone's sound is over")
+        assert await caller.lines("you") == []
+        assert caller.complaints == []
+
+
+async def test_nothing_is_said_before_the_server_has_taken_the_settings():
+    orchestrator = FakeOrchestrator([spoken("Yes.", 800)])
+    app = app_of(orchestrator, speech_model=SileroModel())
+    async with page_of(app) as caller:
+        frames = frames_of(caller)
+        await caller.page.click("#clip")
+        await caller.until(caller.is_heard, "the recording is answered")
+        told = [frame["type"] for frame in frames]
+        assert told.index(_APPEND) > told.index("session.updated")
+        [said] = orchestrator.turns[0].history
+        # The recording's beginning is there: 1.7 s of voice, and the silence that ends a turn.
+        assert said.parts[0].duration_s > 1.9
+
+
+async def test_acks_and_cuts_are_behind_what_the_device_was_given():
+    orchestrator = FakeOrchestrator([spoken("Long.", 8000)])
+    async with page_of(app_of(orchestrator), script=_LATE) as caller:
+        frames = frames_of(caller)
+        await ask(caller, "Tell me a story.")
+
+        def told(kind: str) -> list[float]:
+            return [frame["audio_end_ms"] / 1000 for frame in frames if frame["type"] == kind]
+
+        async def is_acked() -> bool:
+            return bool(told("playback.ack"))
+
+        await caller.until(is_acked, "the page has told what was heard")
+        assert int((await caller.text("#ttfp")).split()[0]) >= 400
+        rendered_s = await caller.page.evaluate(_RENDERED_AT_CUT)
+        heard_s = await caller.seconds("heard")
+        assert told("conversation.item.truncate") == [pytest.approx(heard_s, abs=0.06)]
+        assert max(told("playback.ack")) <= heard_s + 0.06
+        assert heard_s < rendered_s - 0.3
+        assert await caller.seconds("discarded") > 4
+
+
+async def test_escape_while_connecting_harms_nothing():
+    async with page_of(app_of(FakeOrchestrator([spoken("Yes.", 800)]))) as caller:
+        page = caller.page
+        held: asyncio.Queue = asyncio.Queue()
+        await page.route("**/v1/models", lambda route: held.put_nowait(route))
+        await ask(caller, "Is anybody there?")
+        route = await held.get()
+        await page.keyboard.press("Escape")
+        assert await caller.text("#status") == "connecting"
+        await route.continue_()
+        await caller.until(caller.is_heard, "what was typed is answered")
+        assert caller.complaints == []
+
+
+async def test_who_types_again_at_once_hears_the_last_answer_only():
+    orchestrator = FakeOrchestrator([spoken("Yes.", 800), spoken("Yes.", 800)])
+    async with page_of(app_of(orchestrator)) as caller:
+        frames = frames_of(caller)
+        await caller.page.click("#talk")
+        await status(caller, "connected to")
+        await caller.page.evaluate(
+            """async () => {
+              for (const text of ["one", "two"]) {
+                document.getElementById("text").value = text;
+                document.getElementById("text-form").requestSubmit();
+                await new Promise((done) => setTimeout(done)); // no network is as quick
+              }
+            }"""
+        )
+        await says(caller, "Yes.")
+        await caller.until(caller.is_over, "the answer is over")
+        dones = [frame["response"] for frame in frames if frame["type"] == "response.done"]
+        assert [response["status"] for response in dones] == ["cancelled", "completed"]
+        assert await caller.seconds("heard") == pytest.approx(0.8, abs=0.05)
+        assert await caller.seconds("discarded") == 0
+        assert await caller.lines("server") == []
+
+
+async def test_stopping_twice_is_no_error_and_the_next_answer_is_heard():
+    orchestrator = FakeOrchestrator([spoken("First.", 4000), spoken("Second.", 800)])
+    async with page_of(app_of(orchestrator)) as caller:
+        await ask(caller, "one")
+        await caller.until(caller.is_heard, "the first is heard")
+        await caller.page.evaluate(
+            """() => {
+              for (const _ of "twice") {
+                document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
+              }
+            }"""
+        )
+        assert await caller.seconds("discarded") > 1
+        await ask(caller, "two")
+        await says(caller, "Second.")
+        await caller.until(caller.is_over, "and heard")
+        assert await caller.seconds("heard") == pytest.approx(0.8, abs=0.05)
+        assert await caller.lines("server") == []
+
+
+async def test_what_the_caller_said_is_written_in_pieces_and_then_whole():
+    pieces = [TranscriptDelta("Is it"), TranscriptDelta(" raining"), done("Is it raining?")]
+    orchestrator = FakeOrchestrator([spoken("Yes.", 800), pieces])
+    async with page_of(app_of(orchestrator, speech_model=SileroModel())) as caller:
+        await caller.page.click("#clip")
+
+        async def is_written() -> bool:
+            return any(": Is it raining" in line for line in await caller.lines("you"))
+
+        await caller.until(is_written, "it is written down")
+        await caller.until(caller.is_over, "the answer is over")
+        [said] = await caller.lines("you")
+        assert said.count("Is it") == 1
+
+
+async def test_what_could_not_be_written_down_says_so():
+    failing = [StageUnavailableError("no thinker now")]
+    orchestrator = FakeOrchestrator([spoken("Yes.", 800), failing])
+    async with page_of(app_of(orchestrator, speech_model=SileroModel())) as caller:
+        await caller.page.click("#clip")
+        await caller.page.wait_for_selector("#transcript .note")
+        [said] = await caller.lines("you")
+        assert "not written down: no thinker now" in said
+
+
+async def test_sound_that_was_taken_away_comes_back_during_the_call():
+    orchestrator = FakeOrchestrator([spoken("First.", 800), spoken("Second.", 800)])
+    async with page_of(app_of(orchestrator)) as caller:
+        await ask(caller, "one")
+        await caller.until(caller.is_over, "the first is heard")
+        await caller.page.evaluate("kept.contexts[0].suspend()")
+        await ask(caller, "two")
+        await says(caller, "Second.")
+        await caller.until(caller.is_over, "the second is heard as well")
+        assert await caller.seconds("heard") == pytest.approx(0.8, abs=0.05)
+        assert caller.complaints == []
+
+
+async def test_a_microphone_that_is_unplugged_is_told(tmp_path):
+    sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac", before_s=60)
+    async with page_of(app_of(FakeOrchestrator()), sound) as caller:
+        await caller.page.click("#talk")
+
+        async def has_microphone() -> bool:
+            return await caller.page.evaluate("kept.tracks.length > 0")
+
+        await caller.until(has_microphone, "the browser gives a microphone")
+        await caller.page.evaluate("kept.tracks[0].dispatchEvent(new Event('ended'))")
+        await caller.page.wait_for_selector("#transcript .note")
+        [told] = await caller.lines("page")
+        assert "The microphone is gone" in told

@@ -1,0 +1,140 @@
+"""The page's scripts where no browser is needed: in Node."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import sglang_live
+
+WEB = Path(sglang_live.__file__).parent / "gateway" / "web"
+# What an audio thread offers, and a player on it. render(n) runs it for n blocks.
+_AUDIO_THREAD = """
+globalThis.currentTime = 0;
+globalThis.AudioWorkletProcessor = class { port = { postMessage: (said) => told.push(said) } };
+const made = {};
+globalThis.registerProcessor = (name, kind) => (made[name] = kind);
+const told = [];
+await import("./worklets.js");
+const player = new made.player();
+const give = (data) => player.port.onmessage({ data });
+const ramp = (n, from = 1) => Float32Array.from({ length: n }, (_, i) => from + i);
+function render(n) {
+  const out = [];
+  for (let i = 0; i < n; i++) {
+    const block = new Float32Array(128);
+    player.process([], [[block]]);
+    out.push(...block);
+    currentTime += 128 / sampleRate;
+  }
+  return out;
+}
+"""
+
+
+@pytest.fixture
+def node(tmp_path):
+    """Run a script beside the page's; what it gives to `answer` comes back."""
+    shutil.copytree(WEB, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+
+    def run(script: str):
+        answer = "const answer = (value) => console.log(JSON.stringify(value));\n"
+        (tmp_path / "asked.js").write_text(answer + script)
+        found = subprocess.run(
+            ["node", "asked.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
+        assert found.returncode == 0, found.stderr
+        return json.loads(found.stdout)
+
+    return run
+
+
+def test_the_kv_of_callers_between_turns_is_on_the_device(node):
+    def load(stage: str, what: str, value: float) -> str:
+        labels = f'replica="0",stage="{stage}",what="{what}"'
+        return f"sglang_live_stage_load{{{labels}}} {value}"
+
+    text = "\n".join(
+        [
+            "sglang_live_gateway_sessions_open 3.0",
+            load("thinker", "kv_tokens_used", 100.0),
+            load("thinker", "policy_tokens_idle", 250.0),
+            load("thinker", "policy_tokens_on_host", 40.0),
+            load("thinker", "policy_tokens_in_storage", 7.0),
+            load("talker", "kv_tokens_used", 999.0),
+            load("talker", "policy_u1_s", 2.5),
+        ]
+    )
+    found = node(f'import {{ parse }} from "./gauges.js"; answer(parse({json.dumps(text)}));')
+    assert found == {"sessions": 3, "kv": [350, 40, 7], "seconds": {"u0": 0, "u1": 2.5, "u2": 0}}
+
+
+def test_what_the_device_still_holds_was_not_heard(node):
+    """A second is rendered in steps of 20 ms on a device that plays 250 ms later."""
+    heard = node(
+        """
+        import { Reply } from "./replies.js";
+        const reply = new Reply("item");
+        reply.take(new Float32Array(24000));
+        const heard = [];
+        for (let ms = 20; ms <= 1000; ms += 20) {
+          reply.render(24 * ms, 0.25, ms);
+          heard.push(reply.heardAt(ms) / 24);
+        }
+        const later = [1100, 9000].map((ms) => reply.heardAt(ms) / 24);
+        answer([heard[0], heard[12], heard[49], ...later]);
+        """
+    )
+    assert heard == [0, 10, 750, 850, 1000]
+
+
+def test_what_was_heard_stays_heard_after_a_gap(node):
+    heard = node(
+        """
+        import { Reply } from "./replies.js";
+        const reply = new Reply("item");
+        reply.take(new Float32Array(24000));
+        reply.render(2400, 0.2, 100);
+        const before = reply.heardAt(500); // all of it, and silence since
+        reply.render(2880, 0.2, 520);
+        reply.cut(520);
+        answer([before, reply.cutAt]);
+        """
+    )
+    assert heard == [2400, 2400]
+
+
+@pytest.mark.parametrize("rate_hz", [16000, 24000, 44100, 48000])
+def test_after_a_cut_the_next_answer_is_played_from_its_first_sample(node, rate_hz):
+    first, silent = node(
+        f"globalThis.sampleRate = {rate_hz};{_AUDIO_THREAD}"
+        """
+        give({ name: "old", samples: ramp(4001, 100000) });
+        render(3);
+        give("cut");
+        give({ name: "new", samples: ramp(480) });
+        const out = render(20);
+        answer([out[0], out.filter((value) => !(value >= 0 && value < 1000)).length]);
+        """
+    )
+    assert (first, silent) == (1, 0)
+
+
+@pytest.mark.parametrize("rate_hz", [8000, 16000, 24000, 44100, 48000])
+def test_all_of_an_answer_is_reported_when_the_next_follows_at_once(node, rate_hz):
+    told, odd = node(
+        f"globalThis.sampleRate = {rate_hz};{_AUDIO_THREAD}"
+        """
+        for (const n of [1, 2, 480, 1]) give({ name: "one", samples: ramp(n) });
+        give({ name: "two", samples: ramp(960) });
+        const out = render(40);
+        const last = (name) => told.filter((said) => said.name === name).at(-1).samples;
+        answer([[last("one"), last("two")], out.filter((value) => !Number.isFinite(value)).length]);
+        """
+    )
+    step = max(1, 24000 / rate_hz)
+    assert told == [pytest.approx(484, abs=step), pytest.approx(960, abs=step)]
+    assert odd == 0
