@@ -137,7 +137,7 @@ class Playout:
         item = answer.item
         if item is None or item.modality != "audio" or not item.hear(heard_s * 1000):
             return
-        if says_so and item.id in self._conversation:
+        if says_so and not item.has_left:
             self._outbox.emit(
                 "conversation.item.truncated",
                 item_id=item.id,

@@ -41,17 +41,17 @@ class ReplyItem(Item):
     audio_format: WireFormat = PCM
     frames_per_token: float = PRIOR_FRAMES_PER_TOKEN
     status: Status = "in_progress"
-    text: str = ""
+    text: str = field(default="", repr=False)  # nor anything else of what was said, in a log
     made_bytes: int = 0
     sent_bytes: int = 0
     stopped: bool = False
     heard_ms: float | None = None
     cut_ms: int | None = None
     has_content: bool = False
-    audio: bytearray | None = field(default_factory=bytearray)
+    audio: bytearray | None = field(default_factory=bytearray, repr=False)
     _marks: list[tuple[int, int]] = field(default_factory=list)  # (tokens, characters of text)
-    _end: TurnDone | None = None
-    _history: HistoryItem | None = None
+    _end: TurnDone | None = field(default=None, repr=False)
+    _history: HistoryItem | None = field(default=None, repr=False)
 
     @property
     def sent_ms(self) -> float:

@@ -187,12 +187,14 @@ class ResponseWriter:
         end: TurnDone | None = None,
         calls: Sequence[ToolCall] = (),
     ) -> None:
-        if self.item:
-            self._close_item(self.item, status, end)
-        for call in calls:
-            self._call(call, end)
-        self.status, self.reason = status, reason
-        self._emit("response.done", response=self._response(details, end))
+        try:
+            if self.item:
+                self._close_item(self.item, status, end)
+            for call in calls:
+                self._call(call, end)
+        finally:  # a client waits for it, and nothing else can begin before it
+            self.status, self.reason = status, reason
+            self._emit("response.done", response=self._response(details, end))
 
     def _call(self, call: ToolCall, end: TurnDone) -> None:
         carrier = self.item or (self._calls[0] if self._calls else None)
@@ -230,7 +232,8 @@ class ResponseWriter:
             self._emit("response.output_audio_transcript.done", transcript=item.text, **address)
         self._emit("response.content_part.done", part=item.part(), **address)
         self._emit("response.output_item.done", item=item.to_wire(), **self._item_address())
-        if self._plan.in_conversation and item.id in self._conversation:
+        # Not by its id, which a client may have given to another item since.
+        if self._plan.in_conversation and not item.has_left:
             before = self._conversation.id_before(item)
             self._emit("conversation.item.done", previous_item_id=before, item=item.to_wire())
 

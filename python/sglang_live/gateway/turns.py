@@ -175,9 +175,11 @@ class Turns:
             run.asked = False
             if deadline := self._deadlines.pop(run, None):
                 deadline.cancel()
-            # After our own cancel this changes nothing; otherwise the server is going down.
-            run.writer.cancel("client_cancelled")
-            self.settle(run)
+            try:
+                # After our own cancel this changes nothing; otherwise the server is going down.
+                run.writer.cancel("client_cancelled")
+            finally:
+                self.settle(run)
 
     async def _until_ended(self, turns: frozenset[asyncio.Task[None]]) -> None:
         _, stuck = await asyncio.wait(turns, timeout=_PREDECESSOR_S)

@@ -6,6 +6,11 @@ import pytest
 
 from sglang_live.errors import StageFailedError
 from sglang_live.gateway import turns
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.conversation import Conversation
+from sglang_live.gateway.reply_item import ReplyItem
+from sglang_live.gateway.response import ResponsePlan, ResponseWriter
+from sglang_live.gateway.session_config import initial_config
 from sglang_live.orchestrator.history import AudioDelta, HistoryItem, TextPart, TranscriptDelta
 
 from .fakes import FakeOrchestrator, connected, done, spoken, tone, types
@@ -158,3 +163,53 @@ async def test_a_reply_without_sound_or_text_still_enters_the_history():
         caller.send("response.create")
         await caller.until("response.done")
         assert [item.key for item in orchestrator.turns[1].history] == ["silent"]
+
+
+@pytest.mark.parametrize("how", ["completes", "cancel", "leave", "interrupt"])
+async def test_a_reply_whose_id_another_item_took_ends_as_any_other(how):
+    """The client deleted it while it was made, and created an item of its own by that name."""
+    gate = asyncio.Event()
+    steps = [TranscriptDelta("Well, "), AudioDelta(tone(2000)), gate, done("Well, ")]
+    orchestrator = FakeOrchestrator([steps])
+    async with connected(orchestrator) as caller:
+        caller.send("response.create")
+        item_id = (await caller.find("response.output_item.added"))["item"]["id"]
+        await caller.find("response.output_audio.delta")
+        caller.send("conversation.item.delete", item_id=item_id)
+        caller.say("Mine.", item_id)
+        await caller.find("conversation.item.done")
+        if how == "leave":
+            return
+        if how == "completes":
+            gate.set()
+        elif how == "cancel":
+            caller.send("response.cancel")
+        else:
+            caller.append(tone(600))
+        events = await caller.until("response.done")
+        assert "conversation.item.truncated" not in types(events + await caller.settle())
+        caller.send("response.create")
+        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        assert [seen.parts[0].text for seen in orchestrator.turns[-1].history][:1] == ["Mine."]
+
+
+def test_a_response_that_cannot_be_closed_is_over_all_the_same(monkeypatch):
+    def crash(self, item):
+        raise ValueError("a bug")
+
+    emitted = []
+    config = initial_config("model", "ada", GatewayConfig())
+    plan = ResponsePlan(config=config, decided_at_s=0.0)
+    writer = ResponseWriter(plan, Conversation(1000), lambda kind, **_: emitted.append(kind))
+    writer.add_transcript("Well")
+    monkeypatch.setattr(Conversation, "id_before", crash)
+    with pytest.raises(ValueError):
+        writer.cancel("client_cancelled")
+    assert writer.done and emitted[-1] == "response.done"
+
+
+def test_what_a_reply_says_is_not_in_its_name():
+    item = ReplyItem("item_1", "audio", text="A secret.")
+    item.learn(done("A secret."))
+    item.close("completed")
+    assert "secret" not in repr(item)
