@@ -91,6 +91,18 @@ def test_every_flag_exists(path):
     assert [flag for flag in words(_FLAG, path) if flag not in known] == []
 
 
+def test_the_map_names_every_room():
+    def rooms(folder: Path) -> list[str]:
+        inside = (path for path in sorted(folder.iterdir()) if path.is_dir())
+        return [name_of(path) for path in inside if path.name[0] not in "._"]
+
+    # What is built is no room; what is installed as sglang_live.kernels stands in kernels/.
+    none = ("build", "dist", "python/sglang_live/kernels")
+    chart = (ROOT / "README.md").read_text().split("## Map")[1]
+    there = [room for room in rooms(ROOT) + rooms(PACKAGE) if room not in none]
+    assert [room for room in there if f"`{room}/" not in chart] == []
+
+
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_every_anchor_is_a_heading(path):
     def anchors(file: Path) -> set[str]:
