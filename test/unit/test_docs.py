@@ -35,7 +35,7 @@ _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
 # Of commands that are not ours.
-_FOREIGN_FLAGS = {"shm-size", "local-dir", "prefix"}
+_FOREIGN_FLAGS = {"shm-size", "local-dir", "prefix", "no-package-lock"}
 
 
 def name_of(path: Path) -> str:
