@@ -169,6 +169,7 @@ class Call:
             self._conversation,
             max_audio_bytes=self._services.config.max_append_bytes,
             now_s=self._services.clock.now_s(),
+            voice_locked=self._responses.has_spoken,
         )
         self._responses.create(plan)
 

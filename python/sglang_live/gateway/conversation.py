@@ -10,7 +10,6 @@ from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.items import Item
 from sglang_live.gateway.reply_item import ReplyItem
-from sglang_live.orchestrator.history import HistoryItem
 
 # Clients retrieve the item they just truncated, not old ones.
 _REPLIES_WITH_AUDIO = 2
@@ -36,6 +35,11 @@ class Conversation:
 
     def __contains__(self, item_id: str) -> bool:
         return item_id in self._by_id
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """In order, as they are now."""
+        return tuple(self._items)
 
     @property
     def last_id(self) -> str | None:
@@ -121,10 +125,6 @@ class Conversation:
         calls = [call for call in self._items if isinstance(call, CallItem)]
         carried = [call for call in calls if call.carried_by is item and call.history() is None]
         return carried if seen.token_ids is not None else []
-
-    def history(self) -> tuple[HistoryItem, ...]:
-        """All items with something to see, in order."""
-        return tuple(piece for item in self._items for piece in item.pieces())
 
     def _over(self, max_bytes: float, max_items: float) -> bool:
         # The newest item stays, however large: it is what the caller just said.

@@ -13,6 +13,7 @@ from sglang_live.gateway.realtime_events import ItemReference, ResponseForm
 from sglang_live.gateway.response import ResponsePlan
 from sglang_live.gateway.session_config import (
     SessionConfig,
+    check_voice,
     common_changes,
     output_changes,
     with_choice,
@@ -29,6 +30,7 @@ def plan_response(
     *,
     max_audio_bytes: int,
     now_s: float,
+    voice_locked: bool = False,
 ) -> ResponsePlan:
     """Work out what a client's response.create asks for.
 
@@ -58,6 +60,7 @@ def plan_response(
     if form.audio and form.audio.output:
         path = "response.audio.output"
         changes |= output_changes(form.audio.output, config, path=path)
+        check_voice(changes, config, locked=voice_locked, path=path)
     config = with_choice(replace(config, **changes), form, path="response")
     return ResponsePlan(
         config=config,

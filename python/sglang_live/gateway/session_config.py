@@ -148,13 +148,20 @@ def update_config(
             changes |= _input_changes(form.audio.input, current, defaults)
         if form.audio.output:
             changes |= output_changes(form.audio.output, defaults, path="session.audio.output")
-    if voice_locked and changes.get("voice", current.voice) != current.voice:
+    check_voice(changes, current, locked=voice_locked, path="session.audio.output")
+    return with_choice(replace(current, **changes), form, path="session")
+
+
+def check_voice(
+    changes: dict[str, Any], current: SessionConfig, *, locked: bool, path: str
+) -> None:
+    """Raises ClientEventError: the caller knows another voice by now."""
+    if locked and changes.get("voice", current.voice) != current.voice:
         raise ClientEventError(
             "Cannot update a conversation's voice if assistant audio is present.",
             code="cannot_update_voice",
-            param="session.audio.output.voice",
+            param=f"{path}.voice",
         )
-    return with_choice(replace(current, **changes), form, path="session")
 
 
 def with_choice(config: SessionConfig, form: Any, *, path: str) -> SessionConfig:

@@ -16,6 +16,7 @@ from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import internal_error
 from sglang_live.gateway.guess import Guess
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.items import Item
 from sglang_live.gateway.model import voice_of
 from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
@@ -50,7 +51,8 @@ class Run:
     """One response being made.
 
     answer: None beside the conversation, where nobody knows whether it is played.
-    task: set by Turns.start. asked: the session works on its turn.
+    task: set by Turns.start. items: what the conversation held then.
+    asked: the session works on its turn.
     sounded: some of its audio was sent. settled: it is over for the client.
     """
 
@@ -58,6 +60,7 @@ class Run:
     writer: ResponseWriter
     answer: Answer | None = None
     task: asyncio.Task[None] | None = None
+    items: tuple[Item, ...] = ()
     asked: bool = False
     sounded: bool = False
     settled: bool = False
@@ -88,6 +91,9 @@ class Turns:
         if in_conversation:
             guess = self._guess_for(run.plan)
             predecessors = frozenset(self._main_tasks - {guess.task if guess else None})
+        # What the client adds from now on, it adds behind this response.
+        run.items = self.items.conversation.items
+        run.writer.place_after(self.items.conversation.last_id)
         run.task = asyncio.create_task(self._run(run, predecessors, guess))
         self._keep(run.task, in_conversation)
 
@@ -187,12 +193,11 @@ class Turns:
             raise DeadlineError("The turn before this one does not end.")
 
     async def _produce(self, run: Run, guess: Guess | None) -> None:
-        run.writer.place_after(self.items.conversation.last_id)
         if guess is not None:
             events = guess.events()
         else:
             # Now that earlier turns have ended, the history knows what they generated.
-            events = self.session.respond(self._request(run.plan))
+            events = self.session.respond(self._request(run.plan, run.items))
         run.asked = True
         if run.answer and not _is_stateless(run.plan):
             self.monitor.turn_began(run.answer.reply)
@@ -268,10 +273,12 @@ class Turns:
         """A turn of the conversation as it is."""
         return self._request(ResponsePlan(config=config, decided_at_s=self.clock.now_s()))
 
-    def _request(self, plan: ResponsePlan) -> TurnRequest:
+    def _request(self, plan: ResponsePlan, items: tuple[Item, ...] | None = None) -> TurnRequest:
+        """items: of the conversation; None: those it has now."""
         config = plan.config
         if plan.context is None:
-            history = self.items.conversation.history()
+            held = self.items.conversation.items if items is None else items
+            history = tuple(p for item in held if not item.has_left for p in item.pieces())
         else:
             history = tuple(seen for item in plan.context if (seen := item.history()))
         return TurnRequest(

@@ -307,3 +307,43 @@ async def test_ttfp_is_measured_when_the_first_audio_has_left():
     assert registry.get_sample_value(turns, {"status": "completed", "reason": ""}) == 1
     assert registry.get_sample_value("sglang_live_gateway_responses_active") == 0
     assert registry.get_sample_value("sglang_live_gateway_sessions_open") == 0
+
+
+async def test_what_comes_behind_a_request_is_not_part_of_it():
+    """All of it is sent at once: the answer is to what stood before it."""
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.say("Before.", "item_before")
+        caller.send("response.create")
+        caller.say("Behind.", "item_behind")
+        caller.send("response.create", response={"conversation": "none"})
+        events = await caller.until("response.done") + await caller.until("response.done")
+        heard = [[item.parts[0].text for item in turn.history] for turn in orchestrator.turns]
+        assert heard == [["Before."], ["Before.", "Behind."]]
+        added = [e for e in events if e["type"] == "conversation.item.added"]
+        places = {e["item"]["role"]: e["previous_item_id"] for e in added}
+        assert places["assistant"] == "item_before"
+
+
+async def test_what_was_deleted_behind_a_request_is_not_answered():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.say("One.", "item_1")
+        caller.say("Two.", "item_2")
+        caller.send("response.create")
+        caller.send("conversation.item.delete", item_id="item_1")
+        await caller.until("response.done")
+        [turn] = orchestrator.turns
+        assert [item.parts[0].text for item in turn.history] == ["Two."]
+
+
+async def test_no_response_has_another_voice_than_the_caller_knows():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("response.create")
+        await caller.until("response.done")
+        caller.send("response.create", response={"audio": {"output": {"voice": "bob"}}})
+        error = (await caller.expect("error"))["error"]
+        assert error["code"] == "cannot_update_voice"
+        assert error["param"] == "response.audio.output.voice"
+        caller.send("response.create", response={"audio": {"output": {"voice": "ada"}}})
+        await caller.until("response.done")
