@@ -83,16 +83,17 @@ class ConversationEvents:
             )
         if not 0 <= event.audio_end_ms <= item.sent_ms + TRUNCATE_TOLERANCE_MS:
             raise ClientEventError(
-                f"audio_end_ms is {event.audio_end_ms}, but the item has "
+                f"audio_end_ms is {event.audio_end_ms:.0f}, but the item has "
                 f"{item.sent_ms:.0f}ms of audio.",
                 param="audio_end_ms",
             )
-        item.truncate(event.audio_end_ms)
+        audio_end_ms = int(event.audio_end_ms)
+        item.truncate(audio_end_ms)
         self._emit(
             "conversation.item.truncated",
             item_id=event.item_id,
             content_index=event.content_index,
-            audio_end_ms=event.audio_end_ms,
+            audio_end_ms=audio_end_ms,
         )
 
     def _report_dropped(self, item_id: str, reason: str, lane: str | None = None) -> None:

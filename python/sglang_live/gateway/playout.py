@@ -112,7 +112,7 @@ class Playout:
         if by_acks:
             self._cut(answer, heard_s, says_so=True)
 
-    def ack(self, item_id: str, audio_end_ms: int) -> None:
+    def ack(self, item_id: str, audio_end_ms: float) -> None:
         """The client says how far it has played.
 
         Raises:
@@ -127,7 +127,7 @@ class Playout:
         if answer.reply.playback.stopped:
             self._cut(answer, heard_s, says_so=False)
 
-    def truncated(self, item_id: str, audio_end_ms: int) -> None:
+    def truncated(self, item_id: str, audio_end_ms: float) -> None:
         """The client has cut an item; of newer replies this says when they stopped."""
         answer = self._find(item_id)
         if answer:

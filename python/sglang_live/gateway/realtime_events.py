@@ -14,8 +14,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from sglang_live.gateway.event_error import ClientEventError
 
+# What is told back, in answers or in errors, must not fill what a client has yet to read.
+MAX_ID, MAX_NAME, MAX_HINT = 128, 512, 16_384
 NullableStr = str | None
-Id = Annotated[str, Meta(min_length=1, max_length=128)]
+Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
+# Of things that are looked up, and of what others named: an empty one is just not found.
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+
+# Some clients divide before they send: 12.0 is a number of milliseconds like 12.
+WholeNumber = Annotated[float, Meta(multiple_of=1)]
 
 
 class FormatForm(Struct):
@@ -39,12 +46,12 @@ class TurnDetectionForm(Struct):
 
 class TranscriptionForm(Struct):
     model: NullableStr = None
-    language: NullableStr = None
-    prompt: NullableStr = None
+    language: Name | None = None
+    prompt: Annotated[str, Meta(max_length=MAX_HINT)] | None = None
 
 
 class VoiceRef(Struct):
-    id: str
+    id: Name
 
 
 def voice_name(voice: str | VoiceRef | None) -> str | None:
@@ -59,7 +66,7 @@ class AudioInputForm(Struct):
 
 class AudioOutputForm(Struct):
     format: FormatForm | UnsetType | None = UNSET
-    voice: str | VoiceRef | UnsetType | None = UNSET
+    voice: Name | VoiceRef | UnsetType | None = UNSET
     speed: Annotated[float, Meta(ge=0.25, le=1.5)] | UnsetType | None = UNSET
 
 
@@ -116,18 +123,18 @@ class MessageForm(Struct, tag="message"):
 class FunctionCallForm(Struct, tag="function_call"):
     name: str
     arguments: str
-    call_id: NullableStr = None
+    call_id: Name | None = None
     id: Id | None = None
 
 
 class FunctionCallOutputForm(Struct, tag="function_call_output"):
-    call_id: str
+    call_id: Name
     output: str
     id: Id | None = None
 
 
 class ItemReference(Struct, tag="item_reference"):
-    id: str
+    id: Name
 
 
 ItemForm = MessageForm | FunctionCallForm | FunctionCallOutputForm
@@ -140,7 +147,7 @@ class ResponseForm(_Settings):
 
 
 class ClientEvent(Struct):
-    event_id: NullableStr = None
+    event_id: Name | None = None
 
 
 class SessionUpdate(ClientEvent, tag="session.update", kw_only=True):
@@ -165,29 +172,29 @@ class OutputAudioClear(ClientEvent, tag="output_audio_buffer.clear"):
 
 class ItemCreate(ClientEvent, tag="conversation.item.create", kw_only=True):
     item: ItemForm
-    previous_item_id: NullableStr = None
+    previous_item_id: Name | None = None
 
 
 class ItemDelete(ClientEvent, tag="conversation.item.delete", kw_only=True):
-    item_id: str
+    item_id: Name
 
 
 class ItemRetrieve(ClientEvent, tag="conversation.item.retrieve", kw_only=True):
-    item_id: str
+    item_id: Name
 
 
 class ItemTruncate(ClientEvent, tag="conversation.item.truncate", kw_only=True):
-    item_id: str
+    item_id: Name
     content_index: int
-    audio_end_ms: int
+    audio_end_ms: WholeNumber
 
 
 class PlaybackAck(ClientEvent, tag="playback.ack", kw_only=True):
     """Our extension: audio_end_ms of this item's audio were played so far."""
 
-    item_id: str
+    item_id: Name
     # A day: beyond it numbers stop being times.
-    audio_end_ms: Annotated[int, Meta(ge=0, le=86_400_000)]
+    audio_end_ms: Annotated[float, Meta(ge=0, le=86_400_000, multiple_of=1)]
 
 
 class ResponseCreate(ClientEvent, tag="response.create"):
@@ -195,7 +202,7 @@ class ResponseCreate(ClientEvent, tag="response.create"):
 
 
 class ResponseCancel(ClientEvent, tag="response.cancel"):
-    response_id: NullableStr = None
+    response_id: Name | None = None
 
 
 AnyClientEvent = (
@@ -220,7 +227,6 @@ class _Envelope(Struct):
 
 _decoder = msgspec.json.Decoder(AnyClientEvent)
 _envelope_decoder = msgspec.json.Decoder(_Envelope)
-_LOCATED = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 
@@ -247,14 +253,15 @@ def event_id_of(frame: str) -> str | None:
         event_id = _envelope_decoder.decode(frame).event_id
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    return event_id if isinstance(event_id, str) else None
+    return event_id if isinstance(event_id, str) and len(event_id) <= MAX_NAME else None
 
 
 def _explain(message: str) -> ClientEventError:
     """Turn msgspec's "Expected `str`, got `int` - at `$.audio`" into a protocol error."""
-    located = _LOCATED.match(message)
-    assert located is not None  # the pattern accepts every string
-    what, path = located["what"], located["path"] or ""
+    what, found, path = message.rpartition(" - at `$")  # it may quote all of a frame
+    if not found:
+        what, path = message, ""
+    path = path.removesuffix("`").removeprefix(".")
     missing = _MISSING.search(what)
     if missing:
         path = f"{path}.{missing['name']}".lstrip(".")

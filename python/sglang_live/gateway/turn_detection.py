@@ -67,6 +67,8 @@ def merge_turn_detection(
             f"Unknown eagerness {changes['eagerness']!r}: low, medium, high or auto.",
             param="session.audio.input.turn_detection.eagerness",
         )
+    if default.kind == "semantic_vad":
+        changes["idle_timeout_ms"] = None  # the protocol has it for server_vad alone
     changes["shows_confirm"] = base.shows_confirm or form.confirm_ms is not UNSET
     return replace(base, vad=_vad_settings(form, base, default, changes["eagerness"]), **changes)
 

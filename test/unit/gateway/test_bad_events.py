@@ -200,3 +200,63 @@ def test_no_text_makes_the_parser_fail_in_another_way(frame):
         parse_client_event(frame)
     except ClientEventError as error:
         assert str(error)
+
+
+HUGE = "x" * 400_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("conversation.item.delete", {"item_id": HUGE}),
+        ("conversation.item.retrieve", {"item_id": HUGE}),
+        ("conversation.item.truncate", {"item_id": HUGE, "content_index": 0, "audio_end_ms": 0}),
+        ("playback.ack", {"item_id": HUGE, "audio_end_ms": 0}),
+        ("response.cancel", {"response_id": HUGE}),
+        ("input_audio_buffer.clear", {"event_id": HUGE}),
+        (HUGE, {}),
+        ("conversation.item.create", {"item": {"type": "function_call_output", "call_id": HUGE,
+                                               "output": ""}}),
+        ("conversation.item.create", {"item": {"type": "message", "role": HUGE, "content": []}}),
+        ("conversation.item.create", {"previous_item_id": HUGE, "item": {
+            "type": "message", "role": "user", "content": []}}),
+        ("response.create", {"response": {"conversation": HUGE}}),
+        ("response.create", {"response": {"input": [{"type": "item_reference", "id": HUGE}]}}),
+        *(
+            ("session.update", {"session": {"type": "realtime", **session}})
+            for session in (
+                {"type": HUGE},
+                {"tool_choice": HUGE},
+                {"tool_choice": {"type": "function", "name": HUGE}},
+                {"output_modalities": [HUGE]},
+                {"truncation": HUGE},
+                {"audio": {"output": {"voice": HUGE}}},
+                {"audio": {"output": {"voice": {"id": HUGE}}}},
+                {"audio": {"output": {"format": {"type": HUGE}}}},
+                {"audio": {"input": {"transcription": {"prompt": HUGE}}}},
+                {"audio": {"input": {"transcription": {"language": HUGE}}}},
+                {"audio": {"input": {"turn_detection": {"type": HUGE}}}},
+            )
+        ),
+    ],
+    ids=lambda part: str(part)[:60],
+)  # fmt: skip
+async def test_what_is_too_long_to_be_told_back_is_one_short_error(kind, fields):
+    async with connected(FakeOrchestrator(), send_buffer_bytes=300_000) as caller:
+        caller.send(kind, **fields)
+        [error] = await caller.settle()
+        assert error["error"]["type"] == "invalid_request_error"
+        assert len(json.dumps(error)) < 4000
+
+
+async def test_a_whole_number_may_be_written_with_a_point():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("response.create")
+        [*_, ended] = await caller.until("response.done")
+        item_id = ended["response"]["output"][0]["id"]
+        caller.send("playback.ack", item_id=item_id, audio_end_ms=12.0)
+        fields = {"item_id": item_id, "content_index": 0}
+        caller.send("conversation.item.truncate", **fields, audio_end_ms=12.0)
+        assert (await caller.expect("conversation.item.truncated"))["audio_end_ms"] == 12
+        caller.send("conversation.item.truncate", **fields, audio_end_ms=12.5)
+        assert (await caller.expect("error"))["error"]["param"] == "audio_end_ms"

@@ -107,7 +107,7 @@ async def test_a_paused_client_is_reported_to_the_stages():
         ({"item_id": "gone"}, "item_ack_invalid_item_id", "item_id"),
         ({"audio_end_ms": -1}, "invalid_value", "audio_end_ms"),
         ({"audio_end_ms": 10**12}, "invalid_value", "audio_end_ms"),
-        ({"audio_end_ms": 0.5}, "invalid_type", "audio_end_ms"),
+        ({"audio_end_ms": 0.5}, "invalid_value", "audio_end_ms"),
         ({"item_id": None}, "invalid_type", "item_id"),
     ],
 )

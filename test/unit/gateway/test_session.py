@@ -2,6 +2,10 @@
 
 import pytest
 
+from sglang_live.gateway.realtime_events import TurnDetectionForm
+from sglang_live.gateway.turn_detection import merge_turn_detection
+from sglang_live.interaction.vad import VadSettings
+
 from .fakes import MODEL, FakeOrchestrator, connected, tone
 
 SERVER_VAD = {
@@ -238,3 +242,11 @@ async def test_a_new_input_format_holds_from_the_next_append():
         assert part.duration_s == pytest.approx(0.4)
         assert abs(part.pcm[800:2400]).max() > 4000
         assert abs(part.pcm[3600:]).max() < 100
+
+
+def test_a_timeout_belongs_to_server_vad_and_has_no_effect_elsewhere():
+    merged = merge_turn_detection(
+        TurnDetectionForm(type="semantic_vad", idle_timeout_ms=5000), None, VadSettings()
+    )
+    assert merged.idle_timeout_ms is None
+    assert "idle_timeout_ms" not in merged.to_wire()
