@@ -6,10 +6,10 @@ In: OpenAI's JSON. Out: ChatForm, HistoryItems, or BadInputError.
 import binascii
 from typing import Annotated, Any, Literal
 
-import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from sglang_live.errors import BadInputError
+from sglang_live.gateway.http_body import read_json
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.items import call_in_words
 from sglang_live.gateway.realtime_events import VoiceRef, voice_name
@@ -78,7 +78,7 @@ class _Tool(Struct):
 
 class ChatForm(Struct):
     messages: Annotated[list[Message], Meta(min_length=1)]
-    modalities: list[Literal["text", "audio"]] = msgspec.field(default_factory=lambda: ["text"])
+    modalities: list[Literal["text", "audio"]] = field(default_factory=lambda: ["text"])
     model: str | None = None
     audio: AudioOptions | None = None
     stream: bool = False
@@ -127,10 +127,7 @@ class ChatForm(Struct):
 
 def read_chat(body: bytes) -> ChatForm:
     """Raises BadInputError that says where the request is wrong."""
-    try:
-        form = msgspec.json.decode(body, type=ChatForm)
-    except msgspec.MsgspecError as error:
-        raise BadInputError(f"Invalid request: {error}.") from None
+    form = read_json(body, ChatForm)
     if form.stream and form.audio and form.audio.format != "pcm16":
         raise BadInputError("With 'stream' audio.format must be 'pcm16'.")
     functions = form.functions()

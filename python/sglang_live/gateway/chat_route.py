@@ -21,6 +21,7 @@ from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS
 from sglang_live.gateway.chat_forms import ChatForm, history_of, read_chat
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.event_error import error_body
 from sglang_live.gateway.http_body import Streamed, first_of, read_body, while_connected
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
@@ -93,7 +94,9 @@ class ChatRoute:
                 chunks = self._chunks(answer, first, events)
                 return Streamed(chunks, media_type="text/event-stream")
             await while_connected(request, answer.take_all(events))
-            return JSONResponse(self._whole(answer))
+            calls = self._calls(answer)
+            file = await asyncio.to_thread(answer.file)  # a minute of mp3 takes half a second
+            return JSONResponse(self._whole(answer, file, calls))
         except LiveError as error:
             return error_response(error)
         except ClientDisconnect:
@@ -125,18 +128,18 @@ class ChatRoute:
             async for event in events:
                 yield event
 
-    def _whole(self, answer: "_Answer") -> dict[str, Any]:
+    def _whole(self, answer: "_Answer", file: bytes, calls: list) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
         if not answer.form.wants_audio:
             message["content"] = answer.text
         elif answer.pcm:
             message["audio"] = {
                 "id": answer.audio_id,
-                "data": encode_base64(answer.file()),
+                "data": encode_base64(file),
                 "transcript": answer.text,
                 "expires_at": self._said_before.keep(answer.audio_id, answer.text),
             }
-        if calls := self._calls(answer):
+        if calls:
             message["tool_calls"] = calls
         choice = {
             "index": 0,
@@ -167,7 +170,11 @@ class ChatRoute:
         if answer.pcm:
             until = self._said_before.keep(answer.audio_id, answer.text)
             yield answer.chunk({"audio": {"id": answer.audio_id, "expires_at": until}})
-        calls = self._calls(answer)
+        try:
+            calls = self._calls(answer)
+        except MalformedCallError as error:
+            yield _event({"error": error_body(error)})
+            return
         if calls:
             indexed = [{"index": n, **call} for n, call in enumerate(calls)]
             yield answer.chunk({"tool_calls": indexed})
@@ -178,17 +185,21 @@ class ChatRoute:
         yield b"data: [DONE]\n\n"
 
     def _calls(self, answer: "_Answer") -> list[dict[str, Any]]:
-        calls, tools = [], answer.form.functions()
+        """Raises MalformedCallError: the answer is a call that is none, and nothing else."""
+        calls, tools, fault = [], answer.form.functions(), None
         for text in answer.done.calls:
             try:
                 call = read_call(text, tools)
             except MalformedCallError as error:
                 log.warning("tool_call_malformed completion=%s: %s", answer.id, error)
                 self._metrics.tool_calls.labels("malformed").inc()
+                fault = error
                 continue
             self._metrics.tool_calls.labels("made").inc()
             function = {"name": call.name, "arguments": call.arguments}
             calls.append({"id": new_id("call"), "type": "function", "function": function})
+        if fault and not calls and not answer.text and not answer.pcm:
+            raise fault
         return calls
 
 
@@ -204,6 +215,8 @@ class _Answer:
         self.done: TurnDone | None = None
 
     def file(self) -> bytes:
+        if not self.pcm:
+            return b""
         name = self.form.audio.format if self.form.audio else "wav"
         _, encoder = FORMATS["pcm" if name == "pcm16" else name]
         file = encoder()

@@ -1,13 +1,12 @@
 """POST /v1/realtime/client_secrets: who has a key makes a secret for who has none."""
 
-import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from sglang_live.errors import BadInputError, LiveError
+from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.client_secrets import ClientSecretForm, ClientSecrets
-from sglang_live.gateway.http_body import read_body
+from sglang_live.gateway.http_body import read_body, read_json
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.services import RealtimeServices
@@ -24,12 +23,15 @@ class ClientSecretsRoute:
 
     async def __call__(self, request: Request) -> Response:
         try:
-            form = _read(await read_body(request, _MAX_BODY_BYTES))
+            body = await read_body(request, _MAX_BODY_BYTES)
+            form = read_json(body or b"{}", ClientSecretForm)
             # What a session cannot be is told now, to those who can change it.
             config = first_config(self._services.orchestrator, self._services.config, form.session)
             secret = self._secrets.make(form, self._keys.owner(request.headers))
         except LiveError as error:
             return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
         return JSONResponse(
             {
                 "value": secret.value,
@@ -37,10 +39,3 @@ class ClientSecretsRoute:
                 "session": config.to_wire(new_id("sess")),
             }
         )
-
-
-def _read(body: bytes) -> ClientSecretForm:
-    try:
-        return msgspec.json.decode(body or b"{}", type=ClientSecretForm)
-    except msgspec.MsgspecError as error:
-        raise BadInputError(f"Invalid request: {error}.") from None

@@ -1,10 +1,11 @@
-"""Bounded request bodies, and clients that leave or stop reading before they are answered."""
+"""Request bodies, bounded and read; clients that leave or stop reading before an answer."""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
@@ -14,6 +15,7 @@ from sglang_live.errors import BadInputError
 log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
+Form = TypeVar("Form")
 
 # Whoever takes nothing for so long has let the answer down; a player that is paused is buffered.
 STALLED_AFTER_S = 60.0
@@ -46,6 +48,18 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         ClientDisconnect: the client left.
     """
     return await bounded(request, max_bytes).body()
+
+
+def read_json(body: bytes, form: type[Form]) -> Form:
+    """Raises BadInputError that says where the body is wrong."""
+    try:
+        return msgspec.json.decode(body, type=form)
+    except msgspec.MsgspecError as error:
+        raise BadInputError(f"Invalid request: {error}.") from None
+    except UnicodeError:
+        raise BadInputError("Invalid request: not UTF-8.") from None
+    except RecursionError:
+        raise BadInputError("Invalid request: nested too deep.") from None
 
 
 async def while_connected(request: Request, making: Coroutine[Any, Any, Made]) -> Made:

@@ -151,7 +151,10 @@ class NativeProxy:
         if request.url.path == _OPEN_SESSION:
             retention = take_retention(body, self._config.retention)
         await self._guard.check(body)
-        return orjson.dumps(body), retention
+        try:
+            return orjson.dumps(body), retention
+        except orjson.JSONEncodeError as error:  # the reader goes deeper than the writer
+            raise BadInputError(f"Invalid JSON: {error}") from None
 
     def _check_model(self, body: object) -> None:
         model = body.get("model") if isinstance(body, dict) else None

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated, Literal
 
-import msgspec
 import orjson
 from msgspec import Meta, Struct
 from starlette.requests import ClientDisconnect, Request
@@ -17,7 +16,13 @@ from starlette.responses import Response
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS, Encoder
-from sglang_live.gateway.http_body import Streamed, first_of, read_body, while_connected
+from sglang_live.gateway.http_body import (
+    Streamed,
+    first_of,
+    read_body,
+    read_json,
+    while_connected,
+)
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model, voice_of
@@ -70,10 +75,7 @@ class SpeechRoute:
         return Streamed(data, media_type=media_type)
 
     def _read(self, body: bytes) -> SpeechForm:
-        try:
-            form = msgspec.json.decode(body, type=SpeechForm)
-        except msgspec.MsgspecError as error:
-            raise BadInputError(f"Invalid request: {error}.") from None
+        form = read_json(body, SpeechForm)
         if not form.input.strip():
             raise BadInputError("There is nothing to say in 'input'.")
         if form.response_format not in FORMATS:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import threading
 
 import httpx
 import numpy as np
@@ -12,6 +13,7 @@ import soundfile as sf
 from openai import AsyncOpenAI
 
 from sglang_live.errors import StageUnavailableError
+from sglang_live.gateway import chat_route
 from sglang_live.orchestrator.history import OUTPUT_RATE_HZ, AudioPart, TextPart, TranscriptDelta
 
 from .fakes import MODEL, FakeOrchestrator, app_of, done, full, spoken, tone
@@ -272,3 +274,30 @@ async def test_all_messages_together_may_hold_so_much_audio():
     answer = await ask(FakeOrchestrator(), heard, heard, heard)
     assert answer.status_code == 400
     assert "longer than" in answer.json()["error"]["message"]
+
+
+async def test_an_answer_that_is_only_a_malformed_call_fails():
+    end = done("", calls=("{",))
+    answer = await ask(FakeOrchestrator([[end]]), tools=[WEATHER])
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "malformed_tool_call"
+    fields = {"stream": True, "audio": {"format": "pcm16"}}
+    streamed = await ask(FakeOrchestrator([[end]]), tools=[WEATHER], **fields)
+    last = json.loads(streamed.text.strip().splitlines()[-1].removeprefix("data: "))
+    assert last["error"]["code"] == "malformed_tool_call"
+    words = await ask(FakeOrchestrator([[TranscriptDelta("Well."), end]]), tools=[WEATHER])
+    assert words.status_code == 200
+
+
+async def test_files_are_made_beside_the_event_loop(monkeypatch):
+    """A minute of mp3 takes half a second, in which no caller would hear anything."""
+    threads = []
+    file = chat_route._Answer.file
+
+    def watched(answer):
+        threads.append(threading.current_thread())
+        return file(answer)
+
+    monkeypatch.setattr(chat_route._Answer, "file", watched)
+    assert (await ask(FakeOrchestrator(), audio={"format": "mp3"})).status_code == 200
+    assert threads and threading.main_thread() not in threads
