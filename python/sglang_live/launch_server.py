@@ -21,6 +21,7 @@ from sglang_live.config import STAGES, ServerConfig, parse
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.door import Door
 from sglang_live.gateway.health import SERVING, Health
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.models.demo.location import (
@@ -68,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
+    door = Door(config.host, config.port)
     run_dir, native_port = new_run_dir(), free_port()
     # SGLang's API listens on loopback only: with a remote thinker it is not offered here.
     native_url = None if config.stages["thinker"].connect else f"http://127.0.0.1:{native_port}"
@@ -94,6 +96,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
         )
         gateway = GatewayConfig(
             api_keys=config.api_keys,
+            own_pages_only=not config.allow_anonymous,
             max_sessions_per_key=config.max_sessions_per_key,
             max_answers_per_minute=config.max_answers_per_minute,
             allow_local_media=config.allow_local_media,
@@ -127,17 +130,19 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
                 timeout_graceful_shutdown=5,
             )
         )
-        scheme = "https" if config.ssl_certfile else "http"
-        url = f"{scheme}://{config.host}:{config.port}"
-        print(f"serving {config.served_model_name} on {url}", flush=True)
         gc.collect()
         gc.freeze()  # see EngineHost.freeze
         # uvicorn raises the signal that stopped it once more, which would end us before the stages.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
-        await server.serve()
+        door.open()
+        scheme = "https" if config.ssl_certfile else "http"
+        url = f"{scheme}://{config.host}:{config.port}"
+        print(f"serving {config.served_model_name} on {url}", flush=True)
+        await server.serve(sockets=[door.socket])
         return 0 if server.started else 1
     finally:
+        door.close()
         await supervisor.stop()
         if zygote is not None:
             await zygote.close()

@@ -29,6 +29,7 @@ from sglang_live.gateway.native_proxy import ANSWERING, ROUTES, NativeProxy
 from sglang_live.gateway.page import add_page
 from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
 from sglang_live.gateway.realtime_route import RealtimeRoute, unauthorized
+from sglang_live.gateway.same_machine import SameMachine
 from sglang_live.gateway.services import RealtimeServices
 from sglang_live.gateway.speech_route import SpeechRoute
 from sglang_live.gateway.transcription_route import TranscriptionRoute
@@ -84,6 +85,8 @@ def build_app(
             await proxy.close()
 
     app = FastAPI(title="sglang_live", lifespan=lifespan, openapi_url=None)
+    if config.own_pages_only and not config.api_keys:
+        app.add_middleware(SameMachine, refused=metrics.errors)
     secrets = ClientSecrets()
     realtime = RealtimeRoute(services, keys, secrets)
     app.router.routes.append(WebSocketRoute("/v1/realtime", realtime.__call__))
@@ -105,7 +108,7 @@ def build_app(
     _add_models(app, keys, orchestrator)
     _add_capacity(app, keys, orchestrator)
     _add_description(app, keys)
-    _add_operations(app, health, metrics)
+    _add_operations(app, keys, health, metrics)
     add_page(app)
     if proxy:
         limited = _limited(keys, services.rate_limits, proxy.__call__)
@@ -149,8 +152,11 @@ def _add_description(app: FastAPI, keys: Keys) -> None:
     app.add_route("/openapi.json", _guarded(keys, describe), methods=["GET"])
 
 
-def _add_operations(app: FastAPI, health: Callable[[], Health], metrics: GatewayMetrics) -> None:
-    """What load balancers and people look at; open without a key, as in SGLang itself."""
+def _add_operations(
+    app: FastAPI, keys: Keys, health: Callable[[], Health], metrics: GatewayMetrics
+) -> None:
+    """What load balancers look at, open without a key, as in SGLang itself; and what it counts,
+    which says who calls when."""
 
     async def show_health(_request: Request) -> Response:
         now = health()
@@ -162,7 +168,7 @@ def _add_operations(app: FastAPI, health: Callable[[], Health], metrics: Gateway
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     app.add_route("/health", show_health, methods=["GET"])
-    app.add_route("/metrics", show_metrics, methods=["GET"])
+    app.add_route("/metrics", _guarded(keys, show_metrics), methods=["GET"])
 
 
 def _guarded(keys: Keys, endpoint: Endpoint) -> Endpoint:

@@ -18,6 +18,7 @@ class GatewayConfig:
     """What the gateway accepts, keeps and refuses.
 
     api_keys: accepted keys; empty means that everybody may connect.
+    own_pages_only: without keys, answer to names of this machine and to its own pages alone.
     max_sessions_per_key: calls that one key, and the secrets made with it, may have at once.
     max_answers_per_minute: that one key, and the secrets made with it, may ask for.
     max_append_bytes: audio in one event, after base64.
@@ -40,6 +41,7 @@ class GatewayConfig:
     """
 
     api_keys: tuple[str, ...] = ()
+    own_pages_only: bool = False
     max_sessions_per_key: int | None = None
     max_answers_per_minute: int | None = None
     max_frame_bytes: int = MAX_FRAME_BYTES

@@ -34,6 +34,7 @@ _ERROR = {
 _REFUSALS = {
     400: "The request is wrong; the message says where.",
     401: "There is no such key.",
+    403: "A page from elsewhere asked, or a name that is not this machine's.",
     404: "There is no such model.",
     413: "The request is too large.",
     429: "This key has used up its answers of this minute.",
@@ -77,7 +78,7 @@ def document() -> dict[str, Any]:
             "/v1/models": _get("The model that is served.", _JSON, _refusals(401)),
             "/v1/capacity": _get("How many more callers may come.", _JSON, _refusals(401)),
             "/health": _get("Whether every stage serves.", _JSON, _DOWN),
-            "/metrics": _get("Prometheus metrics.", "text/plain", {}),
+            "/metrics": _get("Prometheus metrics.", "text/plain", _refusals(401)),
         },
         "components": {
             "schemas": {**components, "Error": _ERROR},

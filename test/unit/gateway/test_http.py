@@ -53,14 +53,16 @@ async def test_capacity_says_how_many_more_may_come_and_why_not_more():
     assert (await client(api_keys=("k",)).get("/v1/capacity")).status_code == 401
 
 
-async def test_keys_guard_the_api_but_not_the_operations_routes():
+async def test_keys_guard_the_api_and_what_it_counts_but_not_health_and_the_page():
     http = client(api_keys=("k",))
     assert (await http.get("/v1/models")).status_code == 401
     assert (
         await http.get("/v1/models", headers={"Authorization": "Bearer wrong"})
     ).status_code == 401
     assert (await http.get("/v1/models", headers={"Authorization": "Bearer k"})).status_code == 200
-    for open_route in ("/", "/health", "/metrics"):
+    assert (await http.get("/metrics")).status_code == 401
+    assert (await http.get("/metrics", headers={"Authorization": "Bearer k"})).status_code == 200
+    for open_route in ("/", "/health"):
         assert (await http.get(open_route)).status_code == 200
 
 
