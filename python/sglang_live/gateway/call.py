@@ -80,6 +80,7 @@ class Call:
         self._items = ConversationEvents(
             self._conversation, emit, services.metrics, max_bytes=config.max_append_bytes
         )
+        may_ask = partial(services.rate_limits.take, owner)
         self._responses = Responses(
             session=session,
             items=self._items,
@@ -91,10 +92,14 @@ class Call:
             metrics=services.metrics,
             max_side_responses=config.max_side_responses,
             side_lanes=services.side_lanes,
-            may_ask=partial(services.rate_limits.take, owner),
+            may_ask=may_ask,
         )
         self._transcripts = UserTranscripts(
-            session, emit, services.metrics, may_work=self._responses.nobody_waits
+            session,
+            emit,
+            services.metrics,
+            may_work=self._responses.nobody_waits,
+            may_ask=may_ask,
         )
         self._turns = CallerTurns(
             config=self._config,

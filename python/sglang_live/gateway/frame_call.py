@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 # Frames that may wait behind one that is late; what was said earlier is not worth hearing then.
 _MOST_WAITING = 4
+# A frame is a few tokens: so many seconds of them count as one answer, where answers are limited.
+_ANSWER_S = 10.0
 _SAMPLES_PER_MS = INPUT_RATE_HZ // 1000
 
 
@@ -56,6 +58,7 @@ class FrameCall:
     Args:
         request: what to ask for when nothing is said: the conversation, and the settings.
         until_idle: returns when no turn of the conversation runs any more.
+        may_ask: counts one more answer; raises RateLimitError.
     """
 
     def __init__(
@@ -66,9 +69,11 @@ class FrameCall:
         metrics: GatewayMetrics,
         request: Callable[[], TurnRequest],
         until_idle: Callable[[], "asyncio.Future[None]"],
+        may_ask: Callable[[], object],
     ):
         self._session, self._emit, self._clock = session, emit, clock
         self._metrics, self._request, self._until_idle = metrics, request, until_idle
+        self._may_ask, self._granted_s = may_ask, 0.0
         self._mode: FrameMode | None = None
         self._task: asyncio.Task[None] | None = None
         self._waiting: deque[_Frame] = deque()
@@ -182,6 +187,10 @@ class FrameCall:
         )
 
     async def _ask(self, said: HistoryItem) -> tuple[TurnDone, str]:
+        if self._granted_s <= 0:
+            self._may_ask()
+            self._granted_s += _ANSWER_S
+        self._granted_s -= self._mode.frame_s
         asked = replace(
             self._request(),
             turn_id=new_id("frame"),

@@ -136,6 +136,7 @@ class Responses:
             self.metrics,
             lambda: turns.request(config()),
             turns.until_idle,
+            self.may_ask,
         )
 
     def cancel(self, response_id: str | None) -> None:

@@ -8,6 +8,7 @@ answer go first: a transcript can wait, the caller does not.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_live.errors import LiveError
@@ -37,12 +38,14 @@ class _Wish:
 
 @dataclass(eq=False)
 class UserTranscripts:
-    """may_work: set while no answer waits for its first sound."""
+    """may_work: set while no answer waits for its first sound. may_ask: counts one more turn of
+    the model; raises RateLimitError."""
 
     session: VoiceSession
     emit: Emit
     metrics: GatewayMetrics
     may_work: asyncio.Event
+    may_ask: Callable[[], object]
     _waiting: deque[_Wish] = field(default_factory=deque)
     _worker: asyncio.Task[None] | None = None
 
@@ -76,6 +79,7 @@ class UserTranscripts:
         self._worker = None
 
     async def _write_down(self, wish: _Wish) -> None:
+        self.may_ask()
         pieces: list[str] = []
         made = transcribe(self.session, wish.audio, language=wish.language, hint=wish.hint)
         async for piece in made:

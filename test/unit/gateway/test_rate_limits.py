@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from sglang_live.clock import SimClock
 from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
+from sglang_live.orchestrator.history import TranscriptDelta
 
-from .fakes import FakeOrchestrator, app_of, connected, services, tone, types
+from .fakes import FakeOrchestrator, app_of, connected, done, services, tone, types
 
 SILENCE_1S = bytes(48_000)
 
@@ -95,3 +96,44 @@ async def test_http_counts_as_well():
         assert 59 <= int(refused.headers["retry-after"]) <= 60
         assert (await speak("b")).status_code == 200
         assert (await speak("wrong")).status_code == 401
+
+
+async def test_a_turn_written_down_counts_as_well():
+    orchestrator = FakeOrchestrator([written("one"), written("two")])
+    async with connected(orchestrator, max_answers_per_minute=1) as caller:
+        caller.update(audio={"input": {"transcription": {}, "turn_detection": None}})
+        outcomes = []
+        for _ in range(2):
+            caller.append(tone(500))
+            caller.send("input_audio_buffer.commit")
+            events = await until_written(caller)
+            outcomes.append(events[-1])
+        assert outcomes[0]["transcript"] == "one"
+        assert outcomes[1]["error"]["code"] == "rate_limit_exceeded"
+
+
+async def test_ten_seconds_of_frames_count_as_one_answer():
+    clock = SimClock()
+    shared = services(FakeOrchestrator([written("")] * 12), clock, max_answers_per_minute=1)
+    async with connected(shared.orchestrator, shared) as caller:
+        frames = {"type": "frames", "frame_ms": 2000}
+        caller.update(output_modalities=["text"], audio={"input": {"turn_detection": frames}})
+        caller.append(bytes(2 * 48_000 + 4_800))  # the resampler keeps a little back
+        heard = []
+        for _ in range(6):
+            event = await caller.find("frame.done")
+            heard.append(event["error"] and event["error"]["code"])
+            caller.append(bytes(2 * 48_000))
+        assert heard == [None] * 5 + ["rate_limit_exceeded"]
+
+
+def written(text: str) -> list:
+    return [TranscriptDelta(text), done(text)]
+
+
+async def until_written(caller) -> list[dict]:
+    prefix = "conversation.item.input_audio_transcription."
+    events = [await caller.next()]
+    while events[-1]["type"] not in (prefix + "completed", prefix + "failed"):
+        events.append(await caller.next())
+    return events
