@@ -1,6 +1,7 @@
 """Starting the server: what it refuses, and how it says so, before any process starts."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from sglang_live import launch_server
 from sglang_live.config import STAGES, parse
 from sglang_live.errors import StageUnavailableError
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 
 
@@ -44,6 +46,16 @@ def test_it_refuses_in_one_line_and_with_status_1(argv, said, capsys):
     assert len(err.splitlines()) == 1
 
 
+def test_a_port_that_is_taken_is_known_before_anything_starts(monkeypatch, model, capsys):
+    monkeypatch.setattr(launch_server.Qwen3OmniSpec, "load", lambda _path: model)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert launch_server.main(["--model-path", "demo", "--port", str(port)]) == 1
+    assert capsys.readouterr().err == (
+        f"error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    )
+
+
 def test_another_model_is_refused_by_its_architecture(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     assert launch_server.main(["--model-path", str(tmp_path)]) == 1
@@ -76,7 +88,7 @@ def test_a_stage_that_does_not_start_is_said_and_cleaned_up(tmp_path, monkeypatc
     monkeypatch.setattr(launch_server, "Supervisor", FailingSupervisor)
     monkeypatch.setattr(launch_server, "new_run_dir", lambda: run_dir)
     monkeypatch.setattr(Qwen3OmniSpec, "load", lambda path: model)
-    assert launch_server.main(["--model-path", "/models/m"]) == 1
+    assert launch_server.main(["--model-path", "/models/m", "--port", str(free_port())]) == 1
     assert "error: talker/0 did not start (exit 3)" in capsys.readouterr().err
     assert stopped and not run_dir.exists()
 
