@@ -8,8 +8,10 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from test.e2e.browser import microphone, visit
+from test.e2e.browser import Visit, microphone, visit
 from test.e2e.test_page import PHONE
+
+_LEAST_VISIBLE_S = 0.2
 
 
 async def draw(url: str, out: Path) -> None:
@@ -18,13 +20,34 @@ async def draw(url: str, out: Path) -> None:
         sound = microphone(Path(folder) / "said.wav", "sp_librivox_0880.flac")
         async with visit(url, sound, viewport={"width": 960, "height": 900}) as caller:
             await caller.page.click("#talk")
-            await caller.interrupt()
+            await interrupt(caller)
+            await caller.page.screenshot(path=out / "page-interrupted.png")
             await caller.until(caller.is_heard, "the interruption is answered")
             await caller.page.screenshot(path=out / "page.png")
         async with visit(url, sound, color_scheme="dark", device_scale_factor=2, **PHONE) as caller:
             await caller.page.tap("#talk")
             await caller.until(caller.is_heard, "the microphone's question is answered")
             await caller.page.screenshot(path=out / "page-phone.png", full_page=True)
+
+
+async def interrupt(caller: Visit, attempts: int = 8) -> None:
+    """Until an answer was spoken over that is not all heard; the next one has not begun."""
+
+    async def is_visible() -> bool:
+        return await caller.seconds("discarded") >= _LEAST_VISIBLE_S
+
+    for _ in range(attempts):
+        await caller.until(caller.is_heard, "an answer is heard")
+        n_answers = len(await caller.lines("model"))
+        await caller.page.click("#clip")
+
+        async def is_decided(n_before: int = n_answers) -> bool:
+            return await is_visible() or len(await caller.lines("model")) > n_before
+
+        await caller.until(is_decided, "the answer is interrupted, or was over")
+        if await is_visible():
+            return
+    raise AssertionError("no answer had enough of it left to be interrupted")
 
 
 def main() -> None:

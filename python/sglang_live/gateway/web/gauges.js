@@ -66,5 +66,7 @@ function urgencyOf(before, now) {
   const spent = CLASSES.map((name) => now.seconds[name] - before.seconds[name]);
   const all = spent.reduce((sum, seconds) => sum + seconds, 0);
   if (all <= 0) return "nobody";
-  return CLASSES.map((name, i) => `${name.toUpperCase()} ${Math.round((100 * spent[i]) / all)} %`).join(", ");
+  const share = (i) => Math.round((100 * spent[i]) / all);
+  // With spaces at which no line ends.
+  return CLASSES.map((name, i) => `${name.toUpperCase()}\u00a0${share(i)}\u00a0%`).join(", ");
 }
