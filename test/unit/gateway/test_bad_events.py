@@ -12,7 +12,8 @@ from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.realtime_events import parse_client_event
 from test.protocol.malformed import malformed_events
 
-from .fakes import FakeOrchestrator, connected, types
+from .fakes import FakeOrchestrator, connected, done, types
+from .hostile import HOSTILE_SCHEMAS, schemas
 
 DEEP = "[" * 50_000 + "]" * 50_000
 
@@ -155,6 +156,9 @@ def client_events(draw):
         nested = dict(nested)
         for name in draw(st.lists(st.sampled_from(keys), max_size=2)):
             nested[name] = draw(json_values())
+        if draw(st.booleans()):
+            parameters = draw(st.sampled_from(HOSTILE_SCHEMAS) | schemas())
+            nested["tools"] = [{"type": "function", "name": "f", "parameters": parameters}]
         event["session"] = nested
     return event
 
@@ -181,6 +185,27 @@ def test_random_events_get_an_error_or_their_answer_and_the_connection_lives(eve
                 for error in errors:
                     assert error["error"]["type"] == "invalid_request_error", error
                     assert error["error"]["event_id"] == event["event_id"]
+
+    asyncio.run(talk())
+
+
+@settings(max_examples=60, derandomize=True)
+@given(st.sampled_from(HOSTILE_SCHEMAS) | schemas(), json_values())
+def test_whatever_parameters_are_a_call_is_made_or_fails(parameters, argument):
+    """What a client says of its functions, and what the model then writes."""
+    call = json.dumps({"name": "f", "arguments": {"x": argument}})
+
+    async def talk():
+        orchestrator = FakeOrchestrator([[done("", calls=(call,))]])
+        async with connected(orchestrator) as caller:
+            caller.update(tools=[{"type": "function", "name": "f", "parameters": parameters}])
+            if (await caller.next())["type"] == "error":
+                return
+            caller.send("response.create")
+            response = (await caller.find("response.done"))["response"]
+            assert response["status"] in ("completed", "failed")
+            if response["status"] == "failed":
+                assert response["status_details"]["error"]["code"] == "malformed_tool_call"
 
     asyncio.run(talk())
 

@@ -1,5 +1,7 @@
 """Secrets that open calls for a while, and limits of a key."""
 
+import logging
+
 import httpx
 import pytest
 from starlette.testclient import TestClient, WebSocketDenialResponse
@@ -7,6 +9,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from sglang_live.errors import CapacityError
 from sglang_live.gateway import client_secrets
+from sglang_live.gateway.caller_turns import CallerTurns
 from sglang_live.gateway.client_secrets import ClientSecretForm, ClientSecrets, ExpiryForm
 
 from .fakes import FakeOrchestrator, app_of
@@ -131,3 +134,31 @@ async def test_without_keys_secrets_still_carry_settings():
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         answer = await http.post(ROUTE, json={"session": {"type": "realtime"}})
     assert answer.json()["session"]["type"] == "realtime"
+
+
+def test_no_key_and_no_secret_reaches_the_log(caplog, monkeypatch):
+    def crash(self):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(CallerTurns, "clear", crash)
+    caplog.set_level(logging.DEBUG)
+    key, wrong, native = "key-0123456789", "wrong-0123456789", "native-0123456789"
+    built = app(api_keys=(key,), native_url="http://127.0.0.1:1", native_api_key=native)
+    with TestClient(built, raise_server_exceptions=False) as client:
+        by_key, by_wrong = ({"Authorization": f"Bearer {k}"} for k in (key, wrong))
+        secret = client.post(ROUTE, json={}, headers=by_key).json()["value"]
+        for good in (key, secret):
+            with calling(client, good) as call:
+                call.send_json({"type": "input_audio_buffer.clear"})
+                call.send_text("nonsense")
+                while call.receive_json().get("error", {}).get("code") != "invalid_json":
+                    pass
+        with pytest.raises(WebSocketDenialResponse), calling(client, wrong):
+            pass
+        assert client.get("/v1/models", headers=by_wrong).status_code == 401
+        assert client.post("/generate", json={}, headers=by_key).status_code == 503
+        assert client.post(ROUTE, content=b"\xff", headers=by_key).status_code == 400
+    for event in ("event_crashed", "native_unreachable", "session_closed"):
+        assert event in caplog.text
+    logged = caplog.text + "".join(repr(vars(record)) for record in caplog.records)
+    assert not [word for word in (key, wrong, native, secret) if word in logged]

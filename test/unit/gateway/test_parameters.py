@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from sglang_live.gateway import parameters
 from sglang_live.gateway.parameters import (
     SchemaFaultError,
     TooManyStepsError,
@@ -15,12 +14,7 @@ from sglang_live.gateway.parameters import (
     fault_in,
 )
 
-
-def doubled(depth: int) -> dict:
-    """Each definition takes the next one twice."""
-    twice = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(depth)}
-    return {"$defs": {**twice, f"d{depth}": {}}, "$ref": "#/$defs/d0"}
-
+from .hostile import ANY, HOSTILE_SCHEMAS, doubled, schemas
 
 # --- the form of a schema ---
 
@@ -138,28 +132,12 @@ def test_as_many_arguments_as_a_reply_can_hold_are_checked():
 
 # --- whatever it is ---
 
-KEYWORDS = sorted({*parameters._FORMS, *parameters._POINTERS, *parameters._NAMES, "const"})
-SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["x", "string", "#", ""])
-REFERENCES = st.sampled_from(
-    ["#", "#/$defs/x", "#/allOf/0", "#/allOf/x", "#/properties", "#a", "~"]
-)
-
-
-def values(inner):
-    tables = st.dictionaries(st.sampled_from(["x", "y", "$ref", "$schema"]), inner, max_size=2)
-    return st.lists(inner, max_size=3) | tables
-
-
-ANY = st.recursive(SCALARS | REFERENCES, values, max_leaves=6)
-SCHEMAS = st.recursive(
-    ANY,
-    lambda inner: st.dictionaries(st.sampled_from(KEYWORDS), inner | values(inner), max_size=3),
-    max_leaves=12,
-)
-
 
 @settings(max_examples=300, derandomize=True)
-@given(SCHEMAS, st.dictionaries(st.sampled_from("xy"), ANY, max_size=2))
+@given(
+    schemas() | st.sampled_from(HOSTILE_SCHEMAS),
+    st.dictionaries(st.sampled_from("xy"), ANY, max_size=2),
+)
 def test_any_schema_is_refused_or_can_be_held_against_anything(schema, arguments):
     try:
         check_schema(schema)

@@ -82,7 +82,9 @@ async def test_audio_that_has_not_left_never_does():
         for _ in range(5):
             await caller.until(DELTA)
         caller.append(VOICE)
-        await asyncio.sleep(0.02)
+        async with asyncio.timeout(5):
+            while not world.session.n_speech:
+                await asyncio.sleep(0.001)
         caller.wire.readable.set()
         events = await caller.until("response.done")
         assert types(events[:2]) == [DELTA, STARTED]
