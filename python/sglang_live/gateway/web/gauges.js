@@ -29,6 +29,7 @@ export class Gauges {
     let text;
     try {
       const answer = await fetch("/metrics");
+      if (answer.status === 401) return this.stop(); // for holders of a key, which a page is not
       if (!answer.ok) return;
       text = await answer.text();
     } catch {
