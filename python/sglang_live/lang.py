@@ -67,15 +67,26 @@ def listen(clip: str | Path | np.ndarray, rate_hz: int | None = None) -> SglImag
     return SglImage(file.getvalue())
 
 
-def speak(name: str, voice: str | None = None, **sampling: Any) -> SglGen:
+def speak(
+    name: str,
+    voice: str | None = None,
+    *,
+    max_new_tokens: int | None = None,
+    temperature: float | None = None,
+) -> SglGen:
     """An answer in text and sound, right at the beginning of `sgl.assistant`.
 
     Args:
         name: of the text in the state; `sound_of` has the sound.
         voice: of the model; by default its first.
-        sampling: as for `sgl.gen`: max_new_tokens, temperature.
+        max_new_tokens, temperature: as for `sgl.gen`, whose other settings speech does not have.
     """
-    return SglGen(name, dtype=f"{_SPOKEN}/{voice or ''}/{name}", **sampling)
+    return SglGen(
+        name,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        dtype=f"{_SPOKEN}/{voice or ''}/{name}",
+    )
 
 
 def sound_of(state: ProgramState, name: str) -> np.ndarray:

@@ -174,6 +174,11 @@ def test_a_listener_learns_that_what_was_to_be_heard_is_no_sound():
             list(sound_iter(state, "answer"))
 
 
+def test_speech_takes_no_setting_that_it_would_not_heed():
+    with pytest.raises(TypeError, match="stop"):
+        speak("answer", stop="END")
+
+
 def test_what_is_no_sound_is_refused(tmp_path):
     with pytest.raises(ValueError, match="rate_hz"):
         listen(np.zeros(10))
