@@ -24,8 +24,8 @@ TRIES = 3
 SPEECH = DATA / "sp_librivox_0880.flac"
 
 
-async def run(*command: str | Path, cwd: Path, **environment: str) -> str:
-    """What it printed; fails if it failed, or takes longer than two minutes."""
+async def run(*command: str | Path, cwd: Path, within_s: float = 120, **environment: str) -> str:
+    """What it printed; fails if it failed, or takes longer."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=cwd,
@@ -34,7 +34,7 @@ async def run(*command: str | Path, cwd: Path, **environment: str) -> str:
         stderr=subprocess.STDOUT,
     )
     try:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(within_s):
             out, _ = await process.communicate()
     finally:
         with suppress(ProcessLookupError):

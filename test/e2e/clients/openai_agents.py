@@ -73,17 +73,19 @@ async def tool(url: str) -> dict:
 
 
 async def interruption(url: str) -> dict:
+    """Speaks over every answer, until one is cut off in the making and the next has begun."""
     async with connected(url, LONG) as (session, mouth):
         await session.send_message(QUESTION)
-        first, cut = None, None
+        spoken_over, cut = None, False
         async for event in session:
-            if event.type == "audio" and cut and event.item_id != cut:
+            if event.type == "audio" and cut:
                 return {}
-            if event.type == "audio" and first is None:
-                first = event.item_id
+            if event.type == "audio" and event.item_id != spoken_over:
+                spoken_over = event.item_id
                 mouth.say(after_s=1.0)
-            elif event.type == "audio_interrupted":
-                cut = event.item_id
+            elif event.type == "raw_model_event" and event.data.type == "raw_server_event":
+                if event.data.data["type"] == "response.done":
+                    cut = event.data.data["response"]["status"] == "cancelled"
             elif event.type == "error":
                 raise RuntimeError(str(event.error))
     raise RuntimeError("the session ended")

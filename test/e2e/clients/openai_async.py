@@ -6,7 +6,7 @@ import json
 from contextlib import asynccontextmanager
 
 from openai import AsyncOpenAI
-from play import LONG, QUESTION, SHORT, Mouth, play, seconds, weather
+from play import LONG, QUESTION, SHORT, Mouth, Playing, play, seconds, weather
 
 TOOL = {
     "type": "function",
@@ -84,17 +84,22 @@ async def tool(url: str) -> dict:
 
 
 async def interruption(url: str) -> dict:
+    """Speaks over every answer, until one is cut off in the making and the next has begun."""
     async with connected(url, LONG) as (call, mouth):
         await ask(call)
-        first, cut = True, False
+        answer, cut = Playing(""), False
         async for event in call:
             if event.type == "response.output_audio.delta" and cut:
                 return {}
-            if event.type == "response.output_audio.delta" and first:
-                first = False
-                mouth.say(after_s=1.0)
+            if event.type == "response.output_audio.delta":
+                if event.item_id != answer.item_id:
+                    answer = Playing(event.item_id)
+                    mouth.say(after_s=1.0)
+                answer.sound_s += seconds(base64.b64decode(event.delta))
+            elif event.type == "input_audio_buffer.speech_started" and answer.sound_s:
+                await call.conversation.item.truncate(**answer.position())
             elif event.type == "response.done":
-                cut = True
+                cut = event.response.status == "cancelled"
     raise RuntimeError("the call ended")
 
 

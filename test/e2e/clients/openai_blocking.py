@@ -2,10 +2,9 @@
 
 import base64
 import json
-import time
 
 from openai import OpenAI
-from play import FRAME, LONG, QUESTION, SAID, SHORT, play, seconds, weather
+from play import FRAME, LONG, QUESTION, SAID, SHORT, Playing, play, seconds, weather
 
 TOOL = {
     "type": "function",
@@ -76,19 +75,26 @@ def tool(url: str) -> dict:
 
 
 def interruption(url: str) -> dict:
+    """Speaks over every answer, until one is cut off in the making and the next has begun."""
     with connect(url, LONG) as call:
         ask(call)
-        heard_from_s, cut = None, False
+        answer, spoken_over, cut = Playing(""), False, False
         for event in call:
             if event.type == "response.output_audio.delta" and cut:
                 return {}
             if event.type == "response.output_audio.delta":
-                heard_from_s = heard_from_s or time.monotonic()
-                if heard_from_s < time.monotonic() - 1:
-                    heard_from_s = float("inf")  # it is said once
+                if event.item_id != answer.item_id:
+                    answer, spoken_over = Playing(event.item_id), False
+                answer.sound_s += seconds(base64.b64decode(event.delta))
+                if not spoken_over and answer.passed_s() > 1:
+                    spoken_over = True
                     say(call)
+            elif event.type == "input_audio_buffer.speech_started" and answer.sound_s:
+                call.conversation.item.truncate(**answer.position())
             elif event.type == "response.done":
-                cut = True
+                cut = event.response.status == "cancelled"
+                if not spoken_over:
+                    ask(call)
     raise RuntimeError("the call ended")
 
 

@@ -33,9 +33,10 @@ function ask(call) {
 
 // As a microphone: after the recording there is silence, until the socket closes.
 async function say(call, afterS = 0) {
-  const sound = Buffer.concat([Buffer.alloc(Math.round(afterS * 50) * frame), said]);
   const began = performance.now();
-  for (let n = 0; call.socket.readyState === 1; n++) {
+  call.said = began; // whoever spoke before falls silent
+  const sound = Buffer.concat([Buffer.alloc(Math.round(afterS * 50) * frame), said]);
+  for (let n = 0; call.socket.readyState === 1 && call.said === began; n++) {
     const piece = Buffer.alloc(frame);
     sound.subarray(n * frame, (n + 1) * frame).copy(piece);
     call.send({ type: "input_audio_buffer.append", audio: piece.toString("base64") });
@@ -85,13 +86,32 @@ const parts = {
     call.close();
     return { called, ...heard };
   },
+  // Speaks over every answer, until one is cut off in the making and the next has begun.
   async interruption(url) {
     const call = await connect(url, long);
     ask(call);
     let cut = false;
-    call.once("response.output_audio.delta", () => say(call, 1.0));
-    call.on("response.done", () => (cut = true));
-    await new Promise((resolve) => call.on("response.output_audio.delta", () => cut && resolve()));
+    let item_id = null;
+    let bytes = 0;
+    let from = 0;
+    call.on("input_audio_buffer.speech_started", () => {
+      if (!bytes) return;
+      // What a slow loudspeaker has played of it.
+      const played = Math.max(1, Math.floor(Math.min(bytes / 48, performance.now() - from) / 2));
+      const position = { item_id, content_index: 0, audio_end_ms: played };
+      call.send({ type: "conversation.item.truncate", ...position });
+    });
+    call.on("response.done", ({ response }) => (cut = response.status === "cancelled"));
+    await new Promise((resolve) =>
+      call.on("response.output_audio.delta", (event) => {
+        if (cut) return resolve();
+        if (event.item_id !== item_id) {
+          [item_id, bytes, from] = [event.item_id, 0, performance.now()];
+          say(call, 1.0);
+        }
+        bytes += Buffer.from(event.delta, "base64").length;
+      }),
+    );
     call.close();
     return {};
   },
@@ -105,8 +125,8 @@ const parts = {
 
 for (const [part, url] of Object.entries(JSON.parse(urls))) {
   const began = performance.now();
-  const late = sleep(60_000, null, { ref: false }).then(() => {
-    throw new Error(`${part}: not within a minute`);
+  const late = sleep(90_000, null, { ref: false }).then(() => {
+    throw new Error(`${part}: not within 90 s`);
   });
   const told = await Promise.race([parts[part](url), late]).catch((error) => ({ failed: error.stack }));
   const took_s = Math.round((performance.now() - began) / 100) / 10;

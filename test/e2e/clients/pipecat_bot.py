@@ -9,6 +9,7 @@ from pipecat.frames.frames import (
     InputAudioRawFrame,
     InterruptionFrame,
     LLMFullResponseEndFrame,
+    LLMFullResponseStartFrame,
     LLMRunFrame,
     StartFrame,
     TTSAudioRawFrame,
@@ -141,12 +142,21 @@ async def tool(url: str) -> dict:
 
 
 async def interruption(url: str) -> dict:
+    """Speaks over every answer, until one is cut off in the making and the next has begun."""
     async with connected(url, LONG) as call:
+        cut = asyncio.Event()
+
+        @call.llm.event_handler("on_conversation_item_updated")
+        async def note(service, item_id, item) -> None:
+            if item and item.status == "incomplete":
+                cut.set()
+
         await call.until(TTSAudioRawFrame)
-        call.microphone.mouth.say(after_s=1.0)
-        await call.until(InterruptionFrame)
-        await call.until(LLMFullResponseEndFrame)
-        await call.until(TTSAudioRawFrame)
+        while not cut.is_set():
+            call.microphone.mouth.say(after_s=1.0)
+            await call.until(InterruptionFrame)
+            await call.until(LLMFullResponseStartFrame)
+            await call.until(TTSAudioRawFrame)
     return {}
 
 

@@ -20,7 +20,7 @@ FRAME = RATE_HZ // 50 * 2  # bytes of 20 ms
 QUESTION = "What is the weather in Rome?"
 SAID = Path(sys.argv[2]).read_bytes()
 SHORT, LONG = sys.argv[3:]
-TIMEOUT_S = 60
+TIMEOUT_S = 90
 
 
 class Mouth:
@@ -39,6 +39,21 @@ class Mouth:
             yield frame
             due_s += FRAME / 2 / RATE_HZ
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+
+
+class Playing:
+    """What of an answer a slow loudspeaker has played, for clients that have none of their own."""
+
+    def __init__(self, item_id: str):
+        self.item_id, self.sound_s, self._began_s = item_id, 0.0, time.monotonic()
+
+    def passed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def position(self) -> dict[str, Any]:
+        played_s = min(self.sound_s, self.passed_s()) / 2
+        fields = {"item_id": self.item_id, "content_index": 0}
+        return {**fields, "audio_end_ms": max(1, int(played_s * 1000))}
 
 
 def seconds(pcm: bytes | bytearray) -> float:
