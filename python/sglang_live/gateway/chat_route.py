@@ -92,7 +92,7 @@ class ChatRoute:
             if form.stream:
                 first = await while_connected(request, first_of(events))
                 chunks = self._chunks(answer, first, events)
-                return Streamed(chunks, media_type="text/event-stream")
+                return Streamed(_with_errors(chunks), media_type="text/event-stream")
             await while_connected(request, answer.take_all(events))
             calls = self._calls(answer)
             file = await asyncio.to_thread(answer.file)  # a minute of mp3 takes half a second
@@ -170,11 +170,7 @@ class ChatRoute:
         if answer.pcm:
             until = self._said_before.keep(answer.audio_id, answer.text)
             yield answer.chunk({"audio": {"id": answer.audio_id, "expires_at": until}})
-        try:
-            calls = self._calls(answer)
-        except MalformedCallError as error:
-            yield _event({"error": error_body(error)})
-            return
+        calls = self._calls(answer)
         if calls:
             indexed = [{"index": n, **call} for n, call in enumerate(calls)]
             yield answer.chunk({"tool_calls": indexed})
@@ -248,6 +244,17 @@ class _Answer:
     def object(self, kind: str, choices: list, **more: Any) -> dict[str, Any]:
         head = {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
         return {**head, "choices": choices, **more}
+
+
+async def _with_errors(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """What goes wrong in mid-answer is told in it: its status has long been sent."""
+    async with aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                yield chunk
+        except LiveError as error:
+            log.warning("chat_failed code=%s: %s", error.code, error)
+            yield _event({"error": error_body(error)})
 
 
 def _wants_audio(body: bytes) -> bool:

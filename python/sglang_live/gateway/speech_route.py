@@ -16,6 +16,7 @@ from starlette.responses import Response
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS, Encoder
+from sglang_live.gateway.event_error import error_body
 from sglang_live.gateway.http_body import (
     Streamed,
     first_of,
@@ -127,9 +128,15 @@ async def _file(
 
 
 async def _events(file: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A file that breaks off can only break off; events can say so."""
     async with aclosing(file):
-        async for piece in file:
-            yield _event("speech.audio.delta", audio=encode_base64(piece))
+        try:
+            async for piece in file:
+                yield _event("speech.audio.delta", audio=encode_base64(piece))
+        except LiveError as error:
+            log.warning("speech_failed code=%s: %s", error.code, error)
+            yield _event("error", error=error_body(error))
+            return
     yield _event("speech.audio.done")
 
 

@@ -252,6 +252,16 @@ async def test_a_full_or_broken_server_says_so():
     assert failing.session.n_closed == 1
 
 
+async def test_what_goes_wrong_in_mid_answer_is_told_in_the_stream():
+    failing = FakeOrchestrator([[TranscriptDelta("Well"), StageUnavailableError("talker/0 died")]])
+    answer = await ask(failing, stream=True, audio={"voice": "bob", "format": "pcm16"})
+    first, *_, last = (json.loads(line[6:]) for line in answer.text.splitlines() if line)
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert last["error"]["code"] == "stage_unavailable"
+    assert "[DONE]" not in answer.text
+    assert failing.session.n_closed == 1
+
+
 async def test_a_client_that_leaves_is_not_answered_any_more():
     orchestrator = FakeOrchestrator([[TranscriptDelta("Good "), asyncio.Event()]])
     body = {"messages": [HELLO], "modalities": ["text", "audio"]}

@@ -95,6 +95,15 @@ async def test_what_cannot_be_is_refused(body, status, message):
     assert orchestrator.sessions == []
 
 
+async def test_events_tell_what_goes_wrong_in_mid_speech():
+    broken = FakeOrchestrator([[AudioDelta(tone(80)), StageUnavailableError("vocoder/0 died")]])
+    answer = await ask(broken, response_format="pcm", stream_format="sse")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    assert [event["type"] for event in events] == ["speech.audio.delta", "error"]
+    assert events[-1]["error"]["code"] == "stage_unavailable"
+    assert broken.session.n_closed == 1
+
+
 async def test_a_full_or_broken_server_says_so():
     busy = FakeOrchestrator(refuse_with=full())
     answer = await ask(busy)
