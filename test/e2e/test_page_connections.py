@@ -51,6 +51,7 @@ async def test_any_key_is_changed_for_a_secret_and_travels_in_no_socket():
         await caller.page.press("#key", "Enter")
         await caller.until(caller.is_heard, "what was typed before the key is answered")
         assert await caller.page.input_value("#key") == ""
+        await caller.page.wait_for_selector("#sessions:text('1')")  # counts are for key holders
     assert offered[0] == "realtime"
     assert offered[1].startswith("openai-insecure-api-key.ek_")
     assert len(offered) == 2

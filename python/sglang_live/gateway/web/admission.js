@@ -1,10 +1,12 @@
-// Who may call. A key is changed at once for a secret that opens calls only, and not kept.
+// Who may call. Calls are opened with a secret, for which a key is changed at once; the key itself
+// is kept in memory alone, for the server's counts, which are for holders of a key.
 
 const SECRET_S = 7200; // the longest there is
 const MARGIN_S = 60;
 const UNKNOWN = "the server does not know this key";
 
 let secret = null; // {value, until: ms}
+let authorization = {};
 
 export class KeyWanted extends Error {}
 
@@ -19,18 +21,24 @@ export async function admission() {
   return ["realtime"];
 }
 
+export function counts() {
+  return fetch("/metrics", { headers: authorization });
+}
+
 export async function useKey(key) {
   // No header could carry any other.
   if (!/^[\x20-\x7e]+$/.test(key)) throw new KeyWanted(UNKNOWN);
+  const bearer = { Authorization: `Bearer ${key}` };
   const answer = await ask("/v1/realtime/client_secrets", {
     method: "POST",
-    headers: { Authorization: `Bearer ${key}`, "Content-Type": "application/json" },
+    headers: { ...bearer, "Content-Type": "application/json" },
     body: JSON.stringify({ expires_after: { anchor: "created_at", seconds: SECRET_S } }),
   });
   if (answer.status === 401) throw new KeyWanted(UNKNOWN);
   const body = await answer.json();
   if (!answer.ok) throw new Error(body.error.message);
   // Counted from here: the clocks of server and browser may differ.
+  authorization = bearer;
   secret = { value: body.value, until: Date.now() + (SECRET_S - MARGIN_S) * 1000 };
 }
 
