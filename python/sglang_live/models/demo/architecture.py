@@ -54,8 +54,8 @@ def config_of(tokenizer, size: DemoSize) -> Qwen3OmniMoeConfig:
         # Three deepstack layers: the runtime assumes that number.
         "vision_config": {
             "depth": 3,
-            "hidden_size": 32,
-            "intermediate_size": 64,
+            "hidden_size": size.vision_hidden,
+            "intermediate_size": 2 * size.vision_hidden,
             "num_heads": 2,
             "out_hidden_size": size.hidden,
             "num_position_embeddings": 64,

@@ -25,6 +25,7 @@ class DemoSize:
     encoder_hidden: int = 32
     encoder_layers: int = 2
     encoder_channels: int = 16
+    vision_hidden: int = 32
     thinker_layers: int = 4
     talker_layers: int = 2
     predictor_layers: int = 2
