@@ -193,11 +193,13 @@ class Turns:
             raise DeadlineError("The turn before this one does not end.")
 
     async def _produce(self, run: Run, guess: Guess | None) -> None:
+        # Not kept: what is forgotten later would stay for as long as somebody knows of this run.
+        items, run.items = run.items, ()
         if guess is not None:
             events = guess.events()
         else:
             # Now that earlier turns have ended, the history knows what they generated.
-            events = self.session.respond(self._request(run.plan, run.items))
+            events = self.session.respond(self._request(run.plan, items))
         run.asked = True
         if run.answer and not _is_stateless(run.plan):
             self.monitor.turn_began(run.answer.reply)

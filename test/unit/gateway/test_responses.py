@@ -1,10 +1,12 @@
 """One response: the exact order of its events, what it asks the model."""
 
 import asyncio
+import gc
 from itertools import groupby
 
 import pytest
 
+from sglang_live.gateway.turns import Run
 from sglang_live.orchestrator.history import AudioDelta, TranscriptDelta
 
 from .fakes import FakeOrchestrator, audio_of, connected, done, services, spoken, tone, types
@@ -323,6 +325,16 @@ async def test_what_comes_behind_a_request_is_not_part_of_it():
         added = [e for e in events if e["type"] == "conversation.item.added"]
         places = {e["item"]["role"]: e["previous_item_id"] for e in added}
         assert places["assistant"] == "item_before"
+
+
+async def test_a_response_that_has_ended_keeps_nothing_of_what_was_said_before_it():
+    orchestrator = FakeOrchestrator([spoken("Yes.", 80)])
+    async with connected(orchestrator) as caller:
+        caller.say("Hello.", "hello1")
+        caller.send("response.create")
+        await caller.until("response.done")
+        assert orchestrator.turns[0].history
+        assert not any(run.items for run in gc.get_objects() if isinstance(run, Run))
 
 
 async def test_what_was_deleted_behind_a_request_is_not_answered():
