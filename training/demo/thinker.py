@@ -24,7 +24,7 @@ _TOGETHER = 2  # conversations in one pass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkerSettings:
-    steps: int = 5000
+    steps: int = 8000
     batch: int = 16  # conversations
     learning_rate: float = 1.2e-3
     tower_rate: float = 0.5  # of the learning rate, for the audio encoder

@@ -6,7 +6,6 @@ Why not soxr's stream: it holds back up to 37 ms (24 to 16 kHz) or 115 ms (8 to 
 audio, all of which would be added to the time until the caller hears an answer.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 
@@ -18,17 +17,20 @@ _ZERO_CROSSINGS = 24
 _KAISER_BETA = 8.0  # about 80 dB in the stop band
 # Cut-off as a part of the lower Nyquist frequency; the rest is the transition band.
 _CUTOFF = 0.92
+# Output is made in blocks of so many repetitions of the filters' pattern: the inputs of a block
+# are copied, so a long one is cheaper, and single ones take what is left, so nothing comes later.
+_PERIODS = (4, 1)
 
 
 class StreamResampler:
-    """What was pushed lies in a buffer that stays: new ones for each push cost more than the
-    filter, once thousands of a second have scattered the heap."""
-
     def __init__(self, rate_in_hz: int, rate_out_hz: int):
         divisor = gcd(rate_in_hz, rate_out_hz)
         self._up, self._down = rate_out_hz // divisor, rate_in_hz // divisor
         self._passes = self._up == self._down
-        self._taps = _taps(self._up, self._down)
+        # By block: input samples until the next one begins; and [n_taps, n], what `n_taps` inputs
+        # give for n output samples, the first of which is `reach - 1` inputs after them.
+        self._blocks = [(n * self._down, _block_taps(self._up, self._down, n)) for n in _PERIODS]
+        self._reach = _reach(self._up, self._down)
         self._start()
 
     @property
@@ -37,17 +39,17 @@ class StreamResampler:
         return self._n_expected() - self._n_out
 
     def push(self, pcm: np.ndarray) -> np.ndarray:
-        """pcm: [n] int16. Returns [m] int16, all the output whose filters are complete."""
+        """pcm: [n] int16. Returns [m] int16, all blocks of output whose filters are complete."""
         if self._passes:
             return pcm
         self._n_in += len(pcm)
-        self._take(pcm)
+        self._input = np.concatenate((self._input, pcm.astype(np.float64)))
         return self._emit()
 
     def finish(self) -> np.ndarray:
         """Return what is owed, as if silence followed, and begin a new stream."""
         owed = self.owed_samples
-        self._take(np.zeros(len(self._taps.one), np.int16))
+        self._input = np.concatenate((self._input, np.zeros(len(self._blocks[-1][1]), np.float64)))
         rest = self._emit()[:owed]
         self._start()
         return rest
@@ -55,71 +57,28 @@ class StreamResampler:
     def _start(self) -> None:
         self._n_in = 0
         self._n_out = 0
-        # Input from the first sample on that the next output needs, and room for more.
-        self._n_held = self._taps.reach - 1
-        self._input = np.zeros(4 * self._taps.reach, np.float64)
+        # Sample 0 of _input is the first one the filters of the next block need.
+        self._input = np.zeros(self._reach - 1, np.float64)
 
     def _n_expected(self) -> int:
         return self._n_out if self._passes else -(-self._n_in * self._up // self._down)
 
-    def _take(self, pcm: np.ndarray) -> None:
-        end = self._n_held + len(pcm)
-        if end > len(self._input):
-            self._input = np.concatenate((self._input[: self._n_held], np.zeros(end)))
-        self._input[self._n_held : end] = pcm
-        self._n_held = end
-
     def _emit(self) -> np.ndarray:
-        held = self._input[: self._n_held]
-        blocks = self._taps.in_blocks(held)
-        used = self._taps.block_in * len(blocks)
-        rest = self._taps.one_by_one(held[used:], self._down)
-        used += self._down * len(rest)
-        self._n_held -= used
-        self._input[: self._n_held] = held[used:]
-        out = np.concatenate((blocks.ravel(), rest.ravel()))
+        out = np.concatenate([self._filtered(*block) for block in self._blocks])
         self._n_out += len(out)
         return to_int16(out)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Taps:
-    """The filter, for the repetitions of its pattern in long blocks and one at a time.
-
-    In double precision, because the order in which products are added depends on the block.
-
-    Attributes:
-        reach: input samples that an output sample needs on each side.
-        block_in: input samples from one long block to the next; a block needs two of them.
-        first, second: [block_in, n], what these two give for the n output samples of a block, the
-            first of which is `reach - 1` inputs after the block's beginning.
-        one: [n_taps, up], the same of a block that is one repetition.
-    """
-
-    reach: int
-    block_in: int
-    first: np.ndarray
-    second: np.ndarray
-    one: np.ndarray
-
-    def in_blocks(self, held: np.ndarray) -> np.ndarray:
-        """[blocks, n] of as many long blocks as there are inputs for."""
-        n_blocks = max(len(held) // self.block_in - 1, 0)
-        if not n_blocks:
-            return np.zeros((0, self.first.shape[1]))
-        rows = held[: (n_blocks + 1) * self.block_in].reshape(n_blocks + 1, self.block_in)
-        out = rows[:-1] @ self.first
-        out += rows[1:] @ self.second
-        return out
-
-    def one_by_one(self, held: np.ndarray, down: int) -> np.ndarray:
-        """[repetitions, up] of what is left, so that nothing comes later than it could."""
-        n_taps = len(self.one)
-        n = max(0, (len(held) - n_taps) // down + 1)
+    def _filtered(self, block_in: int, taps: np.ndarray) -> np.ndarray:
+        n_taps = len(taps)
+        n_blocks = max(0, (len(self._input) - n_taps) // block_in + 1)
         # As sliding_window_view, whose checks cost more than the filter on pieces of 20 ms.
-        windows = np.ndarray((n, n_taps), np.float64, held, 0, (8 * down, 8))
-        # Copied, because BLAS takes no rows that overlap, and numpy's own product is slow.
-        return np.ascontiguousarray(windows) @ self.one
+        strides = (8 * block_in, 8)
+        windows = np.ndarray((n_blocks, n_taps), np.float64, self._input, 0, strides)
+        # Copied, because BLAS takes no rows that overlap, and numpy's own product is slow. In
+        # double precision, because the order in which it adds depends on how many rows there are.
+        out = np.ascontiguousarray(windows) @ taps
+        self._input = self._input[n_blocks * block_in :]
+        return out.ravel()
 
 
 def resample(pcm: np.ndarray, rate_in_hz: int, rate_out_hz: int) -> np.ndarray:
@@ -145,24 +104,9 @@ def _reach(up: int, down: int) -> int:
 
 
 @lru_cache(maxsize=32)  # the protocol has few rates
-def _taps(up: int, down: int) -> _Taps:
-    reach = _reach(up, down)
-    repetitions = -(-2 * reach // down)  # so many that a block needs no more than the next one
-    block_in = repetitions * down
-    block = _block_taps(up, down, repetitions)
-    block = np.pad(block, ((0, 2 * block_in - len(block)), (0, 0)))
-    return _Taps(
-        reach=reach,
-        block_in=block_in,
-        first=block[:block_in],
-        second=block[block_in:],
-        one=_block_taps(up, down, 1),
-    )
-
-
-def _block_taps(up: int, down: int, repetitions: int) -> np.ndarray:
+def _block_taps(up: int, down: int, periods: int) -> np.ndarray:
     """Kaiser-windowed sinc, [n_taps, n]; columns sum to one so that DC passes exactly."""
-    reach, cutoff, n = _reach(up, down), _CUTOFF / max(1.0, down / up), repetitions * up
+    reach, cutoff, n = _reach(up, down), _CUTOFF / max(1.0, down / up), periods * up
     # Output sample p of a block is at input sample p * down / up.
     taps = np.zeros(((n - 1) * down // up + 2 * reach, n))
     for p in range(n):

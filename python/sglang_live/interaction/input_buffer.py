@@ -57,7 +57,7 @@ class InputBuffer:
             )
 
     def append(self, pcm: np.ndarray) -> None:
-        self._pcm += pcm.astype("<i2", copy=False).data
+        self._pcm += pcm.astype("<i2", copy=False).tobytes()
 
     def take(self, start_sample: int, end_sample: int) -> AudioPart:
         """Cut [start_sample, end_sample) out; audio before it leaves too, it is too old."""

@@ -50,10 +50,16 @@ class SpeechScorer:
         self._answered: deque[_Answer] = deque()
         self._lock = threading.Lock()
         self._wakes = False  # the loop has been told, and has not looked yet
-        threading.Thread(target=self._work, name="speech", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="speech", daemon=True)
 
     async def score(self, windows: np.ndarray, state: SpeechState) -> Scored:
-        """As SpeechModel.score, of one. Callers are served in the order in which they ask."""
+        """As SpeechModel.score, of one. Callers are served in the order in which they ask.
+
+        Raises:
+            RuntimeError: it was closed.
+        """
+        if not self._thread.is_alive():
+            self._thread.start()
         loop = asyncio.get_running_loop()
         ask = _Ask((windows, state), loop, loop.create_future())
         self._asked.put(ask)

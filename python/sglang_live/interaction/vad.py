@@ -28,7 +28,6 @@ SAMPLES_PER_MS = INPUT_RATE_HZ // 1000
 HYSTERESIS = 0.15
 # A threshold of 0 would call digital silence speech.
 MIN_THRESHOLD = 0.05
-_SCALE = np.float32(1 / 32768)
 # A consonant may dip below the threshold; more than two windows of that is a new onset.
 _MAX_ONSET_GAP_SAMPLES = 2 * WINDOW_SAMPLES
 # A suspicion ends when the voice has ceased for this long: longer than the pause in a word.
@@ -193,10 +192,9 @@ class SpeechDetector:
     def _cut(self, n_windows: int) -> np.ndarray:
         """The next windows, [n, CONTEXT_SAMPLES + WINDOW_SAMPLES] float32."""
         taken = n_windows * WINDOW_SAMPLES
-        with_context = np.empty(CONTEXT_SAMPLES + taken, np.float32)
-        with_context[:CONTEXT_SAMPLES] = self._context
-        np.multiply(self._pending[:taken], _SCALE, out=with_context[CONTEXT_SAMPLES:])
+        audio = self._pending[:taken].astype(np.float32) / 32768.0
         self._pending = self._pending[taken:]
+        with_context = np.concatenate((self._context, audio))
         self._context = with_context[-CONTEXT_SAMPLES:]
         # As sliding_window_view, whose checks cost a fifth of the network.
         shape, strides = (n_windows, CONTEXT_SAMPLES + WINDOW_SAMPLES), (4 * WINDOW_SAMPLES, 4)

@@ -125,3 +125,12 @@ async def test_nobody_is_scored_for_who_has_left(scorer, network):
     network.may_answer.set()
     await asyncio.gather(first, last)
     assert network.shown == [1, 2]
+
+
+async def test_nobody_waits_for_one_that_was_closed(scorer, network):
+    state = network.initial_state()
+    await score(scorer, 1, state)
+    scorer.close()
+    scorer._thread.join(PATIENCE_S)
+    with pytest.raises(RuntimeError):
+        await score(scorer, 1, state)
