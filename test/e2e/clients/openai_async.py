@@ -6,18 +6,7 @@ import json
 from contextlib import asynccontextmanager
 
 from openai import AsyncOpenAI
-from play import LONG, QUESTION, SHORT, Mouth, Playing, play, seconds, weather
-
-TOOL = {
-    "type": "function",
-    "name": "weather",
-    "description": "The weather of a town.",
-    "parameters": {
-        "type": "object",
-        "properties": {"town": {"type": "string"}},
-        "required": ["town"],
-    },
-}
+from play import LONG, QUESTION, SHORT, TOOL, Mouth, Playing, play, seconds, weather
 
 
 @asynccontextmanager

@@ -4,18 +4,7 @@ import base64
 import json
 
 from openai import OpenAI
-from play import FRAME, LONG, QUESTION, SAID, SHORT, Playing, play, seconds, weather
-
-TOOL = {
-    "type": "function",
-    "name": "weather",
-    "description": "The weather of a town.",
-    "parameters": {
-        "type": "object",
-        "properties": {"town": {"type": "string"}},
-        "required": ["town"],
-    },
-}
+from play import FRAME, LONG, QUESTION, SAID, SHORT, TOOL, Playing, play, seconds, weather
 
 
 def connect(url: str, key: str = SHORT, **more):

@@ -21,6 +21,17 @@ QUESTION = "What is the weather in Rome?"
 SAID = Path(sys.argv[2]).read_bytes()
 SHORT, LONG = sys.argv[3:]
 TIMEOUT_S = 90
+# As the wire has it, for clients that describe their functions themselves.
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "description": "The weather of a town.",
+    "parameters": {
+        "type": "object",
+        "properties": {"town": {"type": "string"}},
+        "required": ["town"],
+    },
+}
 
 
 class Mouth:
