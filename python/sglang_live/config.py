@@ -18,8 +18,9 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.stages.spec import STAGES
+from sglang_live.stages.stage_flags import check_engine, split_arguments
 
-STAGES = ("thinker", "talker", "vocoder")
 # What `all` means. `off` is SGLang's own behaviour.
 POLICIES = (
     "urgency",
@@ -52,11 +53,6 @@ class StageConfig:
     def __post_init__(self) -> None:
         if any(not address.startswith("tcp://") for address in self.connect):
             raise BadInputError(f"connect takes tcp:// addresses, got {self.connect}")
-        # Values of SGLang's arguments are guessed from their looks: `--thinker.device 0` is an int.
-        if type(self.replicas) is not int or self.replicas < 1:
-            raise BadInputError(f"replicas must be a number from 1, got {self.replicas!r}")
-        if not isinstance(self.device, str):
-            raise BadInputError(f"device must be a name such as cuda:0, got {self.device!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,19 +143,20 @@ class ServerConfig:
 def parse(argv: list[str]) -> ServerConfig:
     """Raises BadInputError for values that cannot be; argparse exits for unknown syntax."""
     own, rest = _parser().parse_known_args(argv)
-    stage_args, shared = split_arguments(rest)
+    stage_args, shared = split_arguments(rest, vars(own))
     keys = own.api_key or []
     if not keys and (env := os.environ.get("SGLANG_LIVE_API_KEYS")):
         keys = [key.strip() for key in env.split(",") if key.strip()]
+    policies, retention = parse_policies(own.live_policies), _retention(own)
     stages = {}
     for stage in STAGES:
         args = dict(stage_args[stage])
         if stage != "vocoder":
             args = {**shared, **args}
-        connect = tuple(a for a in str(args.pop("connect", "")).split(",") if a)
+        connect = tuple(a for a in args.pop("connect", "").split(",") if a)
         replicas, device = args.pop("replicas", len(connect) or 1), args.pop("device", "cuda:0")
+        check_engine(stage, args, policies)
         stages[stage] = StageConfig(replicas=replicas, device=device, connect=connect, args=args)
-    policies, retention = parse_policies(own.live_policies), _retention(own)
     storage = parse_storage(own, policies, stages["thinker"].args)
     return ServerConfig(
         model_path=own.model_path,
@@ -324,36 +321,3 @@ def parse_policies(text: str) -> tuple[str, ...]:
     if "turnprefill" in names and "truncate" not in names:
         raise BadInputError("policy turnprefill needs truncate: what was no turn is taken back")
     return names
-
-
-def split_arguments(rest: list[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """`--a.b-c 1` -> ({"a": {"b_c": 1}}, shared). A flag without a value is True."""
-    per_stage: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
-    shared: dict[str, Any] = {}
-    at = 0
-    while at < len(rest):
-        word = rest[at]
-        if not word.startswith("--"):
-            raise BadInputError(f"unexpected argument {word!r}")
-        name, eq, value = word[2:].partition("=")
-        at += 1
-        if not eq and at < len(rest) and not rest[at].startswith("--"):
-            value, eq = rest[at], "="
-            at += 1
-        stage, dot, argument = name.partition(".")
-        if dot and stage not in STAGES:
-            raise BadInputError(f"--{name}: no stage is called {stage!r}; there are {STAGES}")
-        if not (argument if dot else name):
-            raise BadInputError(f"{word!r} names no argument")
-        target = per_stage[stage] if dot else shared
-        target[(argument if dot else name).replace("-", "_")] = _value(value) if eq else True
-    return per_stage, shared
-
-
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(text.lower(), text)

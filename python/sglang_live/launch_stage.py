@@ -14,22 +14,23 @@ from pathlib import Path
 
 from sglang_live.config import (
     POLICIES_HELP,
-    STAGES,
     add_storage_arguments,
     default_cache_dir,
     parse_policies,
     parse_storage,
-    split_arguments,
 )
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.launch_server import resolve_checkpoint
 from sglang_live.stages.ports import free_port
-from sglang_live.stages.spec import SPEC_ENV, StageSpec
+from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
+from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
 from sglang_live.stages.supervisor import new_run_dir
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("sglang_live.launch_stage", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "sglang_live.launch_stage", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--stage", required=True, choices=STAGES)
     parser.add_argument(
         "--model-path", required=True, help="checkpoint directory, `demo` or `demo-random`"
@@ -42,10 +43,14 @@ def main(argv: list[str] | None = None) -> int:
     add_storage_arguments(parser)
     own, rest = parser.parse_known_args(argv)
     try:
-        prefixed, engine_args = split_arguments(rest)
+        owner = "vocoder" if own.stage == "vocoder" else ""
+        prefixed, engine_args = split_arguments(rest, vars(own), unprefixed=owner)
         if any(prefixed.values()):
             raise BadInputError("one stage needs no prefix: write --NAME, not --STAGE.NAME")
+        if of_server := [name for name in STAGE_SETTINGS if name in engine_args]:
+            raise BadInputError(f"--{of_server[0]} is the server's, not that of one stage")
         policies = parse_policies(own.live_policies)
+        check_engine(own.stage, engine_args, policies)
         if own.session_storage is not None and own.stage != "thinker":
             raise BadInputError("session-storage is the thinker's")
         storage = parse_storage(own, policies, engine_args)

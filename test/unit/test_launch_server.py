@@ -35,9 +35,21 @@ def no_processes(monkeypatch):
         ),
         (["--model-path", "demo", "--speaker.tp", "2"], "error: --speaker.tp: no stage is called"),
         (["--model-path", "demo", "--live-policies", "x"], "error: unknown policies"),
+        (
+            ["--model-path", "demo", "--thinker.mem-fracton-static", "0.6"],
+            "error: --thinker.mem-fracton-static: SGLang has no such argument; "
+            "did you mean --thinker.mem-fraction-static?",
+        ),
         (["--model-path", "demo", "--timeline-dir", "/dev/null/x"], "error: cannot write /dev"),
     ],
-    ids=["no model", "open to all", "no such stage", "no such policy", "no such directory"],
+    ids=[
+        "no model",
+        "open to all",
+        "no such stage",
+        "no such policy",
+        "misspelt",
+        "no such directory",
+    ],
 )
 def test_it_refuses_in_one_line_and_with_status_1(argv, said, capsys):
     assert launch_server.main(argv) == 1
@@ -120,7 +132,7 @@ def test_every_stage_is_told_the_policies(model, text, policies):
 
 
 def test_what_a_stage_is_told_survives_the_way_to_its_process(model, monkeypatch):
-    for spec in specs(model, "--tp", "2", "--vocoder.chunk-frames", "8").values():
+    for spec in specs(model, "--tp-size", "2", "--vocoder.chunk-frames", "8").values():
         monkeypatch.setenv(SPEC_ENV, spec.to_env())
         assert StageSpec.from_env() == spec
         assert spec.stage in STAGES

@@ -59,7 +59,10 @@ def test_its_policies_are_those_it_is_started_with(launched):
     ("argv", "complaint"),
     [
         (["--live-policies", "x"], "unknown policies"),
-        (["--talker.tp", "2"], "one stage needs no prefix"),
+        (["--talker.tp-size", "2"], "one stage needs no prefix"),
+        (["--tp-sise", "2"], "--tp-sise: SGLang has no such argument; did you mean --tp-size?"),
+        (["--replicas", "2"], "--replicas is the server's"),
+        (["--chunk-frames", "8"], "--chunk-frames: SGLang has no such argument"),
         (["--speaker.tp", "2"], "no stage is called 'speaker'"),
         (["stray"], "unexpected argument 'stray'"),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 SPEC_ENV = "SGLANG_LIVE_SPEC"
+STAGES = ("thinker", "talker", "vocoder")
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):

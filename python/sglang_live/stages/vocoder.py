@@ -15,7 +15,8 @@ from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.tasks import result_beside, vital
-from sglang_live.stages.vocoder_engine import VocoderBatch, VocoderConfig, VocoderEngine
+from sglang_live.stages.vocoder_config import VocoderConfig
+from sglang_live.stages.vocoder_engine import VocoderBatch, VocoderEngine
 from sglang_live.telemetry.forward_log import ForwardLog
 
 log = logging.getLogger(__name__)

@@ -4,13 +4,14 @@ In: codec frames per job, as the talker makes them. Out: PCM chunks.
 Owner: one VocoderEngine per vocoder worker; not thread-safe, never sleeps, reads no clock.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sglang_live.errors import BadInputError, CapacityError, LiveError
+from sglang_live.stages.vocoder_config import VocoderConfig
 
 
 class UnknownJobError(LiveError):
@@ -30,38 +31,6 @@ class StreamDecoder(Protocol):
     def check_codes(self, codes: Tensor) -> None: ...
 
     def decode(self, streams: list[Any], codes: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VocoderConfig:
-    """How chunks are cut and batched.
-
-    Attributes:
-        max_streams: jobs open at once.
-        first_chunk_frames: frames of a job's first chunks; small, because a listener waits.
-        n_first_chunks: how many of them. With one, the next chunk of normal size would have to
-            be made while a small one plays.
-        chunk_frames: frames of every later chunk; larger, because each call has a fixed cost.
-        max_batch: chunks per decode.
-        max_buffered_frames: frames one job may have waiting; 750 are a minute of speech.
-    """
-
-    max_streams: int = 64
-    first_chunk_frames: int = 2
-    n_first_chunks: int = 2
-    chunk_frames: int = 4
-    max_batch: int = 16
-    max_buffered_frames: int = 750
-
-    def __post_init__(self):
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {value}")
-        if self.max_buffered_frames < max(self.first_chunk_frames, self.chunk_frames):
-            raise ValueError(
-                f"max_buffered_frames={self.max_buffered_frames} cannot hold one chunk"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
-from sglang_live.stages.vocoder_engine import (
-    UnknownJobError,
-    VocoderChunk,
-    VocoderConfig,
-    VocoderEngine,
-)
+from sglang_live.stages.vocoder_config import VocoderConfig
+from sglang_live.stages.vocoder_engine import UnknownJobError, VocoderChunk, VocoderEngine
 
 SAMPLES_PER_FRAME = 3
 CODEBOOK_SIZE = 100

@@ -1,0 +1,117 @@
+"""Flags that belong to stages: which stage, which setting of it, and of what type.
+
+In: what the server's own parser left over, and the names of its flags. Out: settings and engine
+arguments by stage. A name that does not exist is refused with the nearest that does.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from sglang_live.errors import BadInputError
+from sglang_live.stages.engine_args import engine_arguments, read_engine_argument
+from sglang_live.stages.spec import STAGES
+from sglang_live.stages.vocoder_config import VocoderConfig
+
+# Of a stage, not of the engine in it: `--STAGE.replicas 2`.
+STAGE_SETTINGS = ("replicas", "connect", "device")
+_VOCODER_FIELDS = tuple(field.name for field in fields(VocoderConfig))
+_DEVICE = re.compile(r"[a-z]+(:\d+)?")
+
+
+def split_arguments(
+    rest: list[str], own_flags: Iterable[str] = (), unprefixed: str = ""
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """`--a.b-c 1` -> ({"a": {"b_c": 1}}, shared). A flag without a value is True.
+
+    Args:
+        own_flags: of the program itself, with underscores; one of them may have been meant.
+        unprefixed: stage to which flags without a prefix belong; "": thinker and talker.
+    Raises:
+        BadInputError: naming the flag.
+    """
+    per_stage: dict[str, dict[str, Any]] = {stage: {} for stage in STAGES}
+    shared: dict[str, Any] = {}
+    at = 0
+    while at < len(rest):
+        word = rest[at]
+        if not word.startswith("--"):
+            raise BadInputError(f"unexpected argument {word!r}")
+        typed, eq, value = word.partition("=")
+        at += 1
+        if not eq and at < len(rest) and not rest[at].startswith("--"):
+            value, eq = rest[at], "="
+            at += 1
+        stage, dot, argument = typed[2:].partition(".")
+        if dot and stage not in STAGES:
+            raise BadInputError(f"{typed}: no stage is called {stage!r}; there are {STAGES}")
+        name = (argument if dot else stage).replace("-", "_")
+        if not name:
+            raise BadInputError(f"{word!r} names no argument")
+        text = value if eq else None
+        owner = stage if dot else unprefixed
+        field, read = _argument(owner, typed, name, text, tuple(own_flags))
+        (per_stage[stage] if dot else shared)[field] = read
+    return per_stage, shared
+
+
+def _argument(
+    stage: str, typed: str, name: str, text: str | None, own_flags: tuple[str, ...]
+) -> tuple[str, Any]:
+    """Its proper name, and its value. stage: "" for thinker and talker."""
+    if name in STAGE_SETTINGS:
+        return name, _setting(typed, name, text)
+    if stage == "vocoder":
+        return name, _vocoder_field(typed, name, text)
+    try:
+        return read_engine_argument(typed, name, text)
+    except KeyError:
+        known = (*engine_arguments(), *(STAGE_SETTINGS if stage else own_flags))
+        raise _unknown(typed, name, known, "SGLang has no such argument") from None
+
+
+def check_engine(stage: str, args: dict[str, Any], policies: tuple[str, ...]) -> None:
+    """Raises BadInputError for what its scheduler would refuse minutes later, or its settings."""
+    if stage == "vocoder":
+        try:
+            VocoderConfig(**args)
+        except ValueError as error:
+            raise BadInputError(f"vocoder: {error}") from None
+    elif args.get("speculative_algorithm") and (stage == "talker" or policies):
+        raise BadInputError(
+            f"{stage}: live streams need SGLang without speculation: no --speculative-algorithm"
+        )
+
+
+def _setting(typed: str, name: str, text: str | None) -> Any:
+    if name == "replicas":
+        if text is None or not text.isdecimal() or int(text) < 1:
+            raise BadInputError(f"{typed}: replicas must be a number from 1, got {text!r}")
+        return int(text)
+    if name == "device" and not _DEVICE.fullmatch(text or ""):
+        raise BadInputError(f"{typed}: device must be a name such as cuda:0, got {text!r}")
+    if text is None:
+        raise BadInputError(f"{typed} needs a value")
+    return text
+
+
+def _vocoder_field(typed: str, name: str, text: str | None) -> int:
+    if name not in _VOCODER_FIELDS:
+        known = (*_VOCODER_FIELDS, *STAGE_SETTINGS)
+        raise _unknown(typed, name, known, "a vocoder has no such setting")
+    try:
+        return int(text or "")
+    except ValueError:
+        raise BadInputError(f"{typed} takes a whole number, got {text!r}") from None
+
+
+def _unknown(typed: str, name: str, known: Iterable[str], what: str) -> BadInputError:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    if not near:
+        begin = [other for other in known if other.startswith(name + "_")]
+        near = begin if len(begin) == 1 else []
+    prefix = typed[: len(typed) - len(name)]
+    meant = f"; did you mean {prefix}{near[0].replace('_', '-')}?" if near else ""
+    return BadInputError(f"{typed}: {what}{meant}")
