@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
@@ -17,13 +18,14 @@ from prometheus_client import CollectorRegistry
 from sglang_live.bridge.media_urls import PRIVATE_MEDIA_ENV
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
-from sglang_live.config import STAGES, ServerConfig, parse
-from sglang_live.errors import BadInputError, LiveError
+from sglang_live.config import STAGES, ServerConfig, SessionStorage, parse
+from sglang_live.errors import LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.door import Door
 from sglang_live.gateway.health import SERVING, Health
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
+from sglang_live.models.checkpoint_files import check_checkpoint
 from sglang_live.models.demo.location import (
     CACHE_ENV,
     DEMO,
@@ -33,6 +35,13 @@ from sglang_live.models.demo.location import (
 )
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.live import LiveOrchestrator
+from sglang_live.preflight import (
+    check_log_folder,
+    check_shared_memory,
+    check_storage,
+    check_temporary_folder,
+)
+from sglang_live.stages.endings import telling_line
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import (
@@ -43,6 +52,7 @@ from sglang_live.stages.supervisor import (
 )
 from sglang_live.stages.zygote import Zygote, is_useful
 from sglang_live.telemetry.capacity_metrics import CapacityCollector
+from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 from sglang_live.telemetry.metrics import GatewayMetrics
 from sglang_live.telemetry.stage_metrics import StageCollector
 
@@ -54,21 +64,57 @@ SPARE_REQUEST_ROWS = 32
 
 
 def main(argv: list[str] | None = None) -> int:
+    drops = LogDrops()
+    protect_own_output(drops)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    return end_in_one_line(lambda: _main(sys.argv[1:] if argv is None else argv, drops))
+
+
+def _main(argv: list[str], drops: LogDrops) -> int:
+    config = parse(argv)
+    if config.log_dir is not None:
+        check_log_folder("--log-dir", config.log_dir)
+    if config.timeline_dir is not None:
+        check_log_folder("--timeline-dir", config.timeline_dir)
+    check_machine(config.session_storage)
+    model = load_model(config.model_path, config.cache_dir)
+    return uvloop.run(_serve(config, model, drops))
+
+
+def end_in_one_line(run: Callable[[], int]) -> int:
+    """The exit status of `run`. What ends it by an error is the last line that is printed."""
     try:
-        config = parse(sys.argv[1:] if argv is None else argv)
-        if config.timeline_dir is not None:
-            _make(config.timeline_dir)
-        model = Qwen3OmniSpec.load(resolve_checkpoint(config.model_path, config.cache_dir))
-        return uvloop.run(_serve(config, model))
+        return run()
     except LiveError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        text = str(error)
+    except KeyboardInterrupt:
+        text = "interrupted"
+    except Exception as error:
+        log.exception("start_failed")
+        text = f"{type(error).__name__}: {error}"
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    return 1
 
 
-async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
+def check_machine(storage: SessionStorage | None) -> None:
+    """Raises LiveError for what would end the start of an engine minutes later."""
+    check_temporary_folder()
+    check_shared_memory()
+    if storage is not None:
+        check_storage(storage.directory, storage.n_bytes)
+
+
+def load_model(model_path: str, cache_dir: Path) -> Qwen3OmniSpec:
+    """Raises BadInputError: it is no checkpoint of the kind, or a file of it is broken."""
+    path = resolve_checkpoint(model_path, cache_dir)
+    model = Qwen3OmniSpec.load(path)
+    check_checkpoint(path)
+    return model
+
+
+async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) -> int:
     door = Door(config.host, config.port)
     run_dir, native_port = new_run_dir(), free_port()
     # SGLang's API listens on loopback only: with a remote thinker it is not offered here.
@@ -81,6 +127,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
         log_dir=config.log_dir,
         on_change=_announce,
         zygote=zygote,
+        drops=drops,
     )
     try:
         await _start_or_interrupt(supervisor)
@@ -109,6 +156,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec) -> int:
         metrics = GatewayMetrics(CollectorRegistry())
         metrics.registry.register(StageCollector(lambda: supervisor.replicas))
         metrics.registry.register(CapacityCollector(capacity.report))
+        metrics.registry.register(drops)
         app = build_app(
             orchestrator,
             config=gateway,
@@ -211,13 +259,6 @@ def _engine_args(stage: str, args: dict, max_sessions: int) -> dict:
     }
 
 
-def _make(directory: Path) -> None:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInputError(f"cannot write {directory}: {error}") from error
-
-
 def resolve_checkpoint(model_path: str, cache_dir: Path) -> Path:
     """The checkpoint's directory; the random demo model is built in cache_dir when absent."""
     if model_path != DEMO_RANDOM:
@@ -227,7 +268,11 @@ def resolve_checkpoint(model_path: str, cache_dir: Path) -> Path:
         print("building the random demo model", flush=True)
         # In a process of its own: the gateway needs neither torch nor transformers.
         command = [sys.executable, "-m", "sglang_live.models.demo.build"]
-        subprocess.run(command, check=True, env={**os.environ, CACHE_ENV: str(cache_dir)})
+        environment = {**os.environ, CACHE_ENV: str(cache_dir)}
+        built = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if built.returncode:
+            cause = telling_line(built.stderr.splitlines()) or f"exit {built.returncode}"
+            raise LiveError(f"cannot build the random demo model in {cache_dir}: {cause}")
     return directory
 
 

@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from sglang_live.config import (
     POLICIES_HELP,
@@ -19,8 +20,8 @@ from sglang_live.config import (
     parse_policies,
     parse_storage,
 )
-from sglang_live.errors import BadInputError, LiveError
-from sglang_live.launch_server import resolve_checkpoint
+from sglang_live.errors import BadInputError
+from sglang_live.launch_server import check_machine, end_in_one_line, load_model
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
@@ -28,6 +29,20 @@ from sglang_live.stages.supervisor import new_run_dir
 
 
 def main(argv: list[str] | None = None) -> int:
+    return end_in_one_line(lambda: _main(argv))
+
+
+def _main(argv: list[str] | None) -> int:
+    parser = _parser()
+    own, rest = parser.parse_known_args(argv)
+    spec = _spec(own, *split_arguments(rest, vars(own), unprefixed=_unprefixed(own.stage)))
+    # The stage's runtime takes this process over: signals and exit codes are its own.
+    environment = {**os.environ, SPEC_ENV: spec.to_env()}
+    command = [sys.executable, "-m", "sglang_live.stages.runtime"]
+    os.execve(sys.executable, command, environment)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "sglang_live.launch_stage", description=__doc__, allow_abbrev=False
     )
@@ -41,29 +56,34 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--live-policies", default="all", help=f"{POLICIES_HELP}; as the server's")
     add_storage_arguments(parser)
-    own, rest = parser.parse_known_args(argv)
-    try:
-        owner = "vocoder" if own.stage == "vocoder" else ""
-        prefixed, engine_args = split_arguments(rest, vars(own), unprefixed=owner)
-        if any(prefixed.values()):
-            raise BadInputError("one stage needs no prefix: write --NAME, not --STAGE.NAME")
-        if of_server := [name for name in STAGE_SETTINGS if name in engine_args]:
-            raise BadInputError(f"--{of_server[0]} is the server's, not that of one stage")
-        policies = parse_policies(own.live_policies)
-        check_engine(own.stage, engine_args, policies)
-        if own.session_storage is not None and own.stage != "thinker":
-            raise BadInputError("session-storage is the thinker's")
-        storage = parse_storage(own, policies, engine_args)
-        checkpoint = resolve_checkpoint(own.model_path, Path(own.cache_dir))
-    except LiveError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return parser
+
+
+def _unprefixed(stage: str) -> str:
+    return "vocoder" if stage == "vocoder" else ""
+
+
+def _spec(
+    own: argparse.Namespace, prefixed: dict[str, dict[str, Any]], engine_args: dict[str, Any]
+) -> StageSpec:
+    """Raises LiveError for what would end the start minutes later."""
+    if any(prefixed.values()):
+        raise BadInputError("one stage needs no prefix: write --NAME, not --STAGE.NAME")
+    if of_server := [name for name in STAGE_SETTINGS if name in engine_args]:
+        raise BadInputError(f"--{of_server[0]} is the server's, not that of one stage")
+    policies = parse_policies(own.live_policies)
+    check_engine(own.stage, engine_args, policies)
+    if own.session_storage is not None and own.stage != "thinker":
+        raise BadInputError("session-storage is the thinker's")
+    storage = parse_storage(own, policies, engine_args)
+    check_machine(storage)
+    model = load_model(own.model_path, Path(own.cache_dir))
     if own.stage != "vocoder":
         engine_args = {"port": free_port(), **engine_args}
-    spec = StageSpec(
+    return StageSpec(
         stage=own.stage,
         replica=0,
-        model_path=str(checkpoint),
+        model_path=str(model.path),
         cache_dir=str(own.cache_dir),
         address=own.bind,
         same_host=False,
@@ -74,10 +94,6 @@ def main(argv: list[str] | None = None) -> int:
         policies=policies,
         session_storage=storage.to_env() if storage is not None else "",
     )
-    # The stage's runtime takes this process over: signals and exit codes are its own.
-    environment = {**os.environ, SPEC_ENV: spec.to_env()}
-    command = [sys.executable, "-m", "sglang_live.stages.runtime"]
-    os.execve(sys.executable, command, environment)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ async def test_processes_that_begin_at_once_are_of_one_process(tmp_path):
         with (tmp_path / "log").open("wb") as log:
             # Without a spec a stage has nothing to be, and says so.
             nothing = {"PATH": os.environ["PATH"]}
-            forked = await asyncio.gather(*(zygote.fork(nothing, log) for _ in range(3)))
+            forked = await asyncio.gather(*(zygote.fork(nothing, log.fileno()) for _ in range(3)))
         assert len({process.pid for process in forked}) == 3
         assert all(code > 0 for code in await asyncio.gather(*(p.wait() for p in forked)))
         assert len(zygotes()) == before + 1

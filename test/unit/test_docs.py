@@ -4,6 +4,7 @@ import importlib.util
 import re
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -156,6 +157,8 @@ def accept_server(argv: list[str], _monkeypatch) -> None:
 
 def accept_stage(argv: list[str], monkeypatch) -> None:
     taken_over = []
+    model = SimpleNamespace(path="/models/m")
+    monkeypatch.setattr(launch_stage, "load_model", lambda _path, _cache: model)
     monkeypatch.setattr(launch_stage.os, "execve", lambda *args: taken_over.append(args[-1]))
     assert launch_stage.main(argv) is None, argv
     monkeypatch.setenv(SPEC_ENV, taken_over[0][SPEC_ENV])

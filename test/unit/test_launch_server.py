@@ -40,7 +40,10 @@ def no_processes(monkeypatch):
             "error: --thinker.mem-fracton-static: SGLang has no such argument; "
             "did you mean --thinker.mem-fraction-static?",
         ),
-        (["--model-path", "demo", "--timeline-dir", "/dev/null/x"], "error: cannot write /dev"),
+        (
+            ["--model-path", "demo", "--timeline-dir", "/dev/null/x"],
+            "error: --timeline-dir: cannot write /dev",
+        ),
     ],
     ids=[
         "no model",
@@ -59,7 +62,7 @@ def test_it_refuses_in_one_line_and_with_status_1(argv, said, capsys):
 
 
 def test_a_port_that_is_taken_is_known_before_anything_starts(monkeypatch, model, capsys):
-    monkeypatch.setattr(launch_server.Qwen3OmniSpec, "load", lambda _path: model)
+    monkeypatch.setattr(launch_server, "load_model", lambda _path, _cache: model)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert launch_server.main(["--model-path", "demo", "--port", str(port)]) == 1
@@ -99,7 +102,7 @@ def test_a_stage_that_does_not_start_is_said_and_cleaned_up(tmp_path, monkeypatc
     run_dir.mkdir()
     monkeypatch.setattr(launch_server, "Supervisor", FailingSupervisor)
     monkeypatch.setattr(launch_server, "new_run_dir", lambda: run_dir)
-    monkeypatch.setattr(Qwen3OmniSpec, "load", lambda path: model)
+    monkeypatch.setattr(launch_server, "load_model", lambda _path, _cache: model)
     assert launch_server.main(["--model-path", "/models/m", "--port", str(free_port())]) == 1
     assert "error: talker/0 did not start (exit 3)" in capsys.readouterr().err
     assert stopped and not run_dir.exists()

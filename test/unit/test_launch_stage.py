@@ -1,6 +1,7 @@
 """A stage by itself: what its process is told, and what is refused."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +24,8 @@ def launched(monkeypatch, tmp_path):
 
     monkeypatch.setattr(launch_stage.os, "execve", execve)
     monkeypatch.setattr(launch_stage, "new_run_dir", lambda: tmp_path)
+    checkpoint = SimpleNamespace(path="/models/m")
+    monkeypatch.setattr(launch_stage, "load_model", lambda _path, _cache: checkpoint)
 
     def launch(*argv: str) -> dict | int:
         try:
@@ -78,3 +81,12 @@ def test_an_unknown_stage_or_no_address_ends_with_usage(launched, argv, capsys):
     with pytest.raises(SystemExit):
         launched(*argv)
     assert "usage:" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_is_none_is_known_before_the_stage_starts(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(launch_stage.os, "execve", lambda *_: pytest.fail("it was started"))
+    argv = ["--stage", "talker", "--model-path", str(tmp_path), "--bind", "tcp://127.0.0.1:7101"]
+    assert launch_stage.main(argv) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: cannot read {tmp_path}/config.json")
+    assert len(err.splitlines()) == 1

@@ -159,6 +159,7 @@ class Call:
             try:
                 await asyncio.to_thread(self._timeline.write, folder)
             except OSError as error:
+                self._services.metrics.timelines_lost.inc()
                 log.warning("timeline_lost session=%s error=%s", self._session_id, error)
 
     def _create_response(self, event: ResponseCreate) -> None:

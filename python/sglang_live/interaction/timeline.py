@@ -70,5 +70,9 @@ class Timeline:
         """Raises OSError if the folder cannot be written to."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self._session_id}.json"
-        path.write_text(json.dumps(self.to_json()) + "\n")
+        try:
+            path.write_text(json.dumps(self.to_json()) + "\n")
+        except OSError:
+            path.unlink(missing_ok=True)  # half of one is of no use
+            raise
         return path

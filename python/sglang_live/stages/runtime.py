@@ -130,9 +130,13 @@ def main() -> None:
         platform_cpu.share_cores(N_COMPUTING)
     try:
         stage, loop = build_stage(spec)
+        loop.run_until_complete(serve(stage, spec, began_s))
     except SeamError as error:
         sys.exit(f"sglang_live refuses to start: {error}")
-    loop.run_until_complete(serve(stage, spec, began_s))
+    except Exception as error:
+        log.exception("stage_failed")
+        # The last line of a start that failed is what its operator reads.
+        sys.exit(f"error: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
 if __name__ == "__main__":

@@ -10,15 +10,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Ready
 from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.connectors.wire import sweep_shared_memory
+from sglang_live.stages.endings import cause_of, oom_kills
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
+from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.stages.zygote import Forked, Zygote
+from sglang_live.telemetry.log_writing import LogDrops
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +31,18 @@ HUNG_AFTER_S = 60.0
 REMOTE_LOST_AFTER_S = 6.0
 # Waits before a start, by how many starts in a row have failed.
 RESTART_DELAY_S = (0.0, 1.0, 5.0, 15.0, 30.0)
+# Its last lines are on their way when it has ended.
+_LAST_LINES_S = 1.0
 STAGE_COMMAND = (sys.executable, "-m", "sglang_live.stages.runtime")
 
 
 @dataclass(slots=True)
 class Replica:
-    """One stage process. client is None while it is down."""
+    """One stage process. client is None while it is down.
+
+    status: with which its last process ended; negative: the signal. None: it has not ended.
+    oom_kills: of the whole machine, as of the last sign of life; None: unknown.
+    """
 
     spec: StageSpec
     client: StageClient | None = None
@@ -42,6 +50,8 @@ class Replica:
     process: asyncio.subprocess.Process | Forked | None = None
     sessions: set[str] = field(default_factory=set)
     n_starts: int = 0
+    status: int | None = None
+    oom_kills: int | None = None
 
     @property
     def is_up(self) -> bool:
@@ -56,11 +66,12 @@ class Supervisor:
     """
     Args:
         specs: one per replica.
-        log_dir: where stages write their logs; None: to this process's stderr.
-        on_change: called when a replica comes up or goes down.
+        log_dir: where stages' logs go; None: to this process's stderr.
+        on_change: called when a replica comes up or goes down; may fail.
         command: what a stage process runs; it finds its spec in the environment.
         clock: times the waits between starts.
         zygote: forks stages that need no environment of their own; None: each begins anew.
+        drops: counts lines for which no log had room.
     """
 
     def __init__(
@@ -72,10 +83,12 @@ class Supervisor:
         command: Sequence[str] = STAGE_COMMAND,
         clock: Clock | None = None,
         zygote: Zygote | None = None,
+        drops: LogDrops | None = None,
     ):
         self._zygote = zygote
         self.replicas = [Replica(spec) for spec in specs]
         self._log_dir, self._on_change = log_dir, on_change
+        self._drops, self._logs = drops, None
         self._command, self._clock = command, clock or MonotonicClock()
         self._watchers: list[asyncio.Task] = []
 
@@ -85,8 +98,7 @@ class Supervisor:
         Raises:
             StageUnavailableError: a stage ended before it was ready (its log says why).
         """
-        if self._log_dir is not None:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._logs = StageLogs(self._log_dir, self._drops)
         first_up = [asyncio.get_running_loop().create_future() for _ in self.replicas]
         self._watchers = [
             asyncio.create_task(self._watch(replica, up), name=f"watch {replica.spec.name}")
@@ -100,20 +112,35 @@ class Supervisor:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         for replica in self.replicas:
             await self._put_down(replica, "server stops")
+        if self._logs is not None:
+            await asyncio.to_thread(self._logs.close)
 
     def log_of(self, name: str) -> str:
         """What a replica has logged so far; only with a log_dir."""
-        return self._log_path(name).read_text(errors="replace")
+        return self._logs.path_of(name).read_text(errors="replace")
 
-    def _last_words(self, replica: Replica) -> str:
-        """The end of its log, where the reason stands; empty when it logs to our stderr."""
-        if self._log_dir is None or replica.spec.remote:
+    async def _cause(self, replica: Replica) -> str:
+        """Why it did not start, as far as its last lines tell; "" or a text behind a colon."""
+        if replica.spec.remote or self._logs is None:
             return ""
-        lines = [line for line in self.log_of(replica.spec.name).splitlines() if line.strip()]
-        return f": {lines[-1]}" if lines else ""
+        # Without a process of its own it is the forking one that failed.
+        name = replica.spec.name if replica.status is not None else "zygote"
+        lines = await asyncio.to_thread(self._logs.last_lines, name, _LAST_LINES_S)
+        cause = cause_of(replica.status, lines, self._out_of_memory(replica))
+        return f": {cause}" if cause else ""
 
-    def _log_path(self, name: str) -> Path:
-        return self._log_dir / f"{name.replace('/', '-')}.log"
+    def _out_of_memory(self, replica: Replica) -> bool:
+        """Whether the kernel killed for want of memory since its last sign of life."""
+        now = oom_kills()
+        # Where that cannot be told, it must be assumed.
+        return now is None or replica.oom_kills is None or now > replica.oom_kills
+
+    def _announce(self, replica: Replica, what: str) -> None:
+        try:
+            self._on_change(replica, what)
+        except Exception:
+            # Telling of it is not what a stage lives by.
+            log.exception("announcing_failed %s %s", replica.spec.name, what)
 
     async def _watch(self, replica: Replica, first_up: asyncio.Future) -> None:
         failures = 0
@@ -126,11 +153,15 @@ class Supervisor:
             except Exception as error:
                 # Whatever it is, the stage must come back.
                 log.exception("watching_failed %s", replica.spec.name)
-                await self._put_down(replica, "watching it failed")
                 came_up, end = False, repr(error)
-            self._on_change(replica, f"down ({end})")
+                try:
+                    await self._put_down(replica, "watching it failed")
+                except Exception:
+                    log.exception("putting_down_failed %s", replica.spec.name)
+            self._announce(replica, f"down ({end})")
             if not first_up.done():
-                text = f"{replica.spec.name} did not start ({end}){self._last_words(replica)}"
+                cause = await self._cause(replica)
+                text = f"{replica.spec.name} did not start ({end}){cause}"
                 first_up.set_exception(StageUnavailableError(text))
                 return
             failures = 0 if came_up else failures + 1
@@ -170,26 +201,24 @@ class Supervisor:
     def _came_up(self, replica: Replica, first_up: asyncio.Future) -> None:
         if not first_up.done():
             first_up.set_result(None)
-        self._on_change(replica, "up")
+        self._announce(replica, "up")
 
     async def _spawn(self, replica: Replica) -> None:
         spec = replica.spec
+        replica.status, replica.oom_kills = None, oom_kills()
         _remove_stale_socket(spec.address)
         environment = {**os.environ, **spec.environment, SPEC_ENV: spec.to_env()}
-        out = None
-        if self._log_dir is not None:
-            out = self._log_path(spec.name).open("ab")
+        out = self._logs.open(spec.name)
         try:
             replica.process = await self._begin(spec, environment, out)
         finally:
-            if out is not None:
-                out.close()
+            os.close(out)
         replica.n_starts += 1
         replica.client = StageClient(spec.name, spec.address, same_host=spec.same_host)
         log.info("stage_spawned %s pid=%d", spec.name, replica.process.pid)
 
     async def _begin(
-        self, spec: StageSpec, environment: dict[str, str], out: IO[bytes] | None
+        self, spec: StageSpec, environment: dict[str, str], out: int
     ) -> asyncio.subprocess.Process | Forked:
         """In a process group of its own, so that SGLang's children can be ended with it.
 
@@ -198,7 +227,7 @@ class Supervisor:
         the gateway and one another waiting, for up to half a second at a time.
         """
         if self._zygote is not None and not spec.environment:
-            return await self._zygote.fork(environment, out)
+            return await self._zygote.fork(environment, out, lambda: self._logs.open("zygote"))
         return await asyncio.create_subprocess_exec(
             *self._command,
             env=environment,
@@ -227,7 +256,7 @@ class Supervisor:
                 if not _same_process(ready, replica.ready):
                     log.error("stage_replaced %s", replica.spec.name)
                     return
-                replica.ready, silent_s = ready, 0.0
+                replica.ready, silent_s, replica.oom_kills = ready, 0.0, oom_kills()
                 continue
             silent_s += 2 * PING_EVERY_S
             if silent_s > lost_after_s:
@@ -242,12 +271,15 @@ class Supervisor:
             return None
         client.fail_all(reason)
         _kill_group(process.pid)
-        code = await process.wait()
+        replica.status = await process.wait()
         await client.close()
-        sweep_shared_memory(process.pid)
+        try:
+            sweep_shared_memory(process.pid)
+        except OSError as error:
+            log.error("not_swept %s error=%s", replica.spec.name, error)
         # Only now: stop() may have interrupted the watcher anywhere above.
         replica.process = replica.client = None
-        return code
+        return replica.status
 
 
 async def _answer(client: StageClient, ended: asyncio.Task, timeout_s: float) -> Ready | None:

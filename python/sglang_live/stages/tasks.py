@@ -6,12 +6,11 @@ import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from sglang_live.stages.endings import EXIT_BROKEN
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Exit status of a stage that cannot do its work any more (EX_SOFTWARE of sysexits.h).
-EXIT_BROKEN = 70
 
 
 def vital(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

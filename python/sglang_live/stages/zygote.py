@@ -17,12 +17,14 @@ import selectors
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import setproctitle
+
+from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 
 # Its imports are what every process of an engine needs.
 IMPORTS = (
@@ -52,11 +54,15 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class News(msgspec.Struct, frozen=True):
-    """exit_code: of the process; negative: the signal that ended it. None: it has begun."""
+    """exit_code: of the process; negative: the signal that ended it. None: it has begun.
+
+    error: why there is no such process; "" if there is one.
+    """
 
     number: int
     pid: int
     exit_code: int | None = None
+    error: str = ""
 
 
 # --- for the supervisor ---
@@ -89,17 +95,20 @@ class Zygote:
     _count: int = 0
     _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def fork(self, environment: dict[str, str], out: IO[bytes] | None) -> Forked:
+    async def fork(
+        self, environment: dict[str, str], out: int, own_out: Callable[[], int] | None = None
+    ) -> Forked:
         """A process that becomes the stage whose spec is in the environment.
 
         Args:
-            out: where it logs; None: where we do.
+            out: descriptor to which it logs.
+            own_out: opens that of the process that forks, when it starts; None: it logs as we do.
         Raises:
             OSError: there is no such process.
         """
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
-                await self._start()
+                await self._start(own_out)
         assert self._socket is not None
         loop = asyncio.get_running_loop()
         self._count += 1
@@ -107,8 +116,7 @@ class Zygote:
         begun = self._begun[number] = loop.create_future()
         ended = self._ended[number] = loop.create_future()
         packet = msgspec.json.encode(Wish(number, environment))
-        log_fd = 2 if out is None else out.fileno()
-        socket.send_fds(self._socket, [packet], [log_fd])
+        socket.send_fds(self._socket, [packet], [out])
         return Forked(await begun, ended)
 
     async def close(self) -> None:
@@ -120,8 +128,9 @@ class Zygote:
         await self._process.wait()
         await self._forget()
 
-    async def _start(self) -> None:
+    async def _start(self, own_out: Callable[[], int] | None) -> None:
         await self._forget()
+        out = own_out() if own_out is not None else None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -131,10 +140,14 @@ class Zygote:
                 "sglang_live.stages.zygote",
                 str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
                 pass_fds=[theirs.fileno()],
             )
         finally:
             theirs.close()
+            if out is not None:
+                os.close(out)
         self._socket = ours
         self._reader = asyncio.create_task(self._read(ours), name="zygote")
 
@@ -151,7 +164,10 @@ class Zygote:
         try:
             while packet := await loop.sock_recv(packets, _MAX_PACKET_BYTES):
                 news = msgspec.json.decode(packet, type=News)
-                if news.exit_code is None:
+                if news.error:
+                    self._ended.pop(news.number)
+                    self._begun.pop(news.number).set_exception(OSError(news.error))
+                elif news.exit_code is None:
                     self._begun.pop(news.number).set_result(news.pid)
                 else:
                     self._ended.pop(news.number).set_result(news.exit_code)
@@ -171,6 +187,7 @@ class Zygote:
 
 
 def main() -> None:
+    protect_own_output(LogDrops())
     packets = socket.socket(fileno=int(sys.argv[1]))
     # Also finds out where titles are kept, which nobody can who has another environment.
     setproctitle.setproctitle("sglang_live::zygote")
@@ -191,7 +208,13 @@ def main() -> None:
                 if not packet:
                     return  # the server is gone
                 wish = msgspec.json.decode(packet, type=Wish)
-                pid = os.fork()
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    # Too little memory, too many processes: that of one stage, not of all.
+                    packets.send(msgspec.json.encode(News(wish.number, 0, error=f"fork: {error}")))
+                    os.close(fds[0])
+                    continue
                 if not pid:
                     selector.close()
                     packets.close()

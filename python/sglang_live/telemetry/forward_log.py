@@ -5,11 +5,14 @@ processes of a machine share.
 """
 
 import atexit
+import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 FORWARD_LOG_ENV = "SGLANG_LIVE_FORWARD_LOG"
 
@@ -19,7 +22,12 @@ class ForwardLog:
 
     def __init__(self, directory: Path, stage: str):
         self._file = (directory / f"{stage}-{os.getpid()}.log").open("w", buffering=1)
-        atexit.register(self._file.close)
+        self._failed = False
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
 
     @staticmethod
     def from_env(stage: str) -> "ForwardLog | None":
@@ -32,7 +40,17 @@ class ForwardLog:
         try:
             yield
         finally:
-            self._file.write(f"{begin:.6f} {time.monotonic():.6f}\n")
+            self._write(f"{begin:.6f} {time.monotonic():.6f}\n")
+
+    def _write(self, line: str) -> None:
+        if self._failed:
+            return
+        try:
+            self._file.write(line)
+        except OSError as error:
+            # A full disk must not end the engine; what was measured so far is of use.
+            self._failed = True
+            log.error("forward_log_ends file=%s error=%s", self._file.name, error.strerror)
 
 
 def read_spans(directory: Path) -> list[tuple[float, float]]:

@@ -52,6 +52,9 @@ class GatewayMetrics:
         self.input_audio_dropped_s = self._counter(
             "input_audio_dropped_seconds", "Uncommitted audio without speech that was dropped."
         )
+        self.timelines_lost = self._counter(
+            "timelines_lost", "Timelines that could not be written."
+        )
         self.proxied = self._counter(
             "proxied_requests",
             "Requests to SGLang's own API, by route and status.",

@@ -264,3 +264,4 @@ async def test_a_timeline_that_cannot_be_written_costs_nothing_else(tmp_path, ca
     async with world.call():
         pass
     assert "timeline_lost" in caplog.text
+    assert world.shared.metrics.timelines_lost._value.get() == 1

@@ -2,6 +2,7 @@
 
 serve: answers pings, and holds every job open
 exit:  ends with status 3 before it serves
+raise: ends by an error before it serves
 hang:  never serves
 """
 
@@ -30,6 +31,8 @@ def main() -> None:
     print(f"this life: {word}", flush=True)
     if word == "exit":
         sys.exit(3)
+    if word == "raise":
+        raise ValueError("Not enough host memory available")
     if "child" in spec.engine_args:
         # As an engine's scheduler: a process of its own that does not watch its parent.
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

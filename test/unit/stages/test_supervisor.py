@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from sglang_live.stages.connectors.wire import SHM_DIR, SHM_PREFIX
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Supervisor, loopback_address
+from sglang_live.telemetry.log_writing import LogDrops
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -44,8 +46,9 @@ class SkippingClock:
 class Stages:
     """A supervisor over fake stages, and what it announced."""
 
-    def __init__(self, run_dir: Path, log_dir: Path):
+    def __init__(self, run_dir: Path, log_dir: Path | None):
         self.run_dir, self.log_dir = run_dir, log_dir
+        self.drops = LogDrops()
         self.clock = SkippingClock()
         self.announced: list[str] = []
         self._supervisor: Supervisor | None = None
@@ -72,6 +75,7 @@ class Stages:
             on_change=self._announce,
             command=command,
             clock=self.clock,
+            drops=self.drops,
         )
         return self._supervisor
 
@@ -99,6 +103,7 @@ class Stages:
 
 @pytest.fixture
 async def stages(run_dir, tmp_path):
+    (tmp_path / "logs").mkdir()
     running = Stages(run_dir, tmp_path / "logs")
     yield running
     await running.stop()
@@ -241,6 +246,76 @@ async def test_a_stage_that_hangs_is_killed_and_started_anew(stages, monkeypatch
     await stages.until_announced("vocoder up", "vocoder down (exit -9)")
     monkeypatch.setattr(supervisor_module, "HUNG_AFTER_S", 60.0)
     await stages.until_announced("vocoder up", "vocoder down (exit -9)", "vocoder up")
+
+
+# --- logs that cannot be written ---
+
+
+async def test_a_stage_lives_dies_and_returns_on_a_full_log_disk(stages, caplog):
+    (stages.log_dir / "vocoder-0.log").symlink_to("/dev/full")
+    supervisor = stages.of(vocoder=["serve"])
+    await supervisor.start()
+    os.kill(supervisor.replicas[0].ready.pid, signal.SIGKILL)
+    await stages.until_announced("vocoder up", "vocoder down (exit -9)", "vocoder up")
+    await supervisor.stop()
+    assert stages.drops.of("vocoder/0") == 2, "each life says one line"
+    said = [r for r in caplog.records if r.getMessage().startswith("log_dropped")]
+    assert [r.getMessage() for r in said] == [
+        "log_dropped log=vocoder/0 error=No space left on device"
+    ]
+
+
+async def test_a_stage_returns_when_the_folder_of_its_log_is_gone(stages):
+    supervisor = stages.of(vocoder=["serve"])
+    await supervisor.start()
+    shutil.rmtree(stages.log_dir)
+    os.kill(supervisor.replicas[0].ready.pid, signal.SIGKILL)
+    await stages.until_announced("vocoder up", "vocoder down (exit -9)", "vocoder up")
+
+
+async def test_a_log_goes_on_where_there_is_room_again_and_says_what_is_missing(stages):
+    path = stages.log_dir / "vocoder-0.log"
+    path.symlink_to("/dev/full")
+    supervisor = stages.of(vocoder=["serve"])
+    await supervisor.start()
+    path.unlink()
+    os.kill(supervisor.replicas[0].ready.pid, signal.SIGKILL)
+    await stages.until_announced("vocoder up", "vocoder down (exit -9)", "vocoder up")
+    await supervisor.stop()
+    assert supervisor.log_of("vocoder/0").splitlines() == [
+        "(1 lines were dropped here: No space left on device)",
+        "this life: serve",
+    ]
+
+
+async def test_who_cannot_be_told_of_a_stage_does_not_keep_it_from_returning(stages):
+    told = []
+
+    def fail(replica, what):
+        told.append(what)
+        raise OSError(28, "No space left on device")
+
+    supervisor = stages.of(vocoder=["serve"])
+    supervisor._on_change = fail
+    await supervisor.start()
+    os.kill(supervisor.replicas[0].ready.pid, signal.SIGKILL)
+    while told != ["up", "down (exit -9)", "up"]:
+        await asyncio.sleep(0.002)
+    assert supervisor.replicas[0].is_up
+
+
+@pytest.mark.parametrize("log", ["a file", "a full disk", "stderr"])
+async def test_a_failed_start_is_explained_wherever_its_log_goes(stages, log):
+    if log == "a full disk":
+        (stages.log_dir / "thinker-0.log").symlink_to("/dev/full")
+    elif log == "stderr":
+        stages.log_dir = None
+    supervisor = stages.of(thinker=["raise"])
+    with pytest.raises(StageUnavailableError) as refused:
+        await supervisor.start()
+    assert str(refused.value) == (
+        "thinker/0 did not start (exit 1): ValueError: Not enough host memory available"
+    )
 
 
 # --- stages that somebody else runs ---

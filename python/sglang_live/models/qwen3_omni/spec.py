@@ -54,6 +54,8 @@ class Qwen3OmniSpec:
             return Qwen3OmniSpec._of(path, _read_json(path / "config.json"))
         except KeyError as error:
             raise BadInputError(f"{path}/config.json lacks {error}") from error
+        except (TypeError, AttributeError, ValueError) as error:
+            raise BadInputError(f"{path}/config.json is malformed: {error}") from error
 
     @staticmethod
     def _of(path: Path, config: dict[str, Any]) -> "Qwen3OmniSpec":

@@ -1,0 +1,90 @@
+"""What a start needs of the machine, tried before anything is loaded.
+
+A stage that meets a full disk minutes later dies in the middle of a library, whose last words
+rarely name the folder.
+"""
+
+import errno
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+from sglang_live.errors import BadInputError, LiveError
+
+log = logging.getLogger(__name__)
+
+SHM_DIR = Path("/dev/shm")
+# SGLang maps a file there of 16 KiB per engine, and is killed where its pages cannot be had.
+_SHM_BYTES = 1 << 20
+_PROBE_BYTES = 1 << 16
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def check_log_folder(flag: str, folder: Path) -> None:
+    """Make it when absent. That its disk is full is only logged: lines are dropped then.
+
+    Raises:
+        BadInputError: it is no folder, or not to be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _probe(folder, _PROBE_BYTES)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise BadInputError(f"{flag}: cannot write {folder}: {_reason(error)}") from error
+        log.error("log_folder_full flag=%s folder=%s", flag, folder)
+
+
+def check_storage(folder: Path, n_bytes: int) -> None:
+    """Raises BadInputError if session storage could not hold anything."""
+    try:
+        _probe(folder, _PROBE_BYTES)
+    except OSError as error:
+        raise BadInputError(
+            f"--session-storage: cannot write {folder}: {_reason(error)}"
+        ) from error
+    space = os.statvfs(folder)
+    n_free = space.f_bavail * space.f_frsize
+    if n_free < n_bytes:
+        log.warning("session_storage_short folder=%s free=%d wanted=%d", folder, n_free, n_bytes)
+
+
+def check_temporary_folder() -> None:
+    """
+    Raises:
+        LiveError: there is none that can be written; or the one that TMPDIR names cannot, and
+            Python would silently use another.
+    """
+    named = os.environ.get("TMPDIR")
+    try:
+        folder = Path(named) if named else Path(tempfile.gettempdir())
+        _probe(folder, _PROBE_BYTES)
+    except OSError as error:
+        where = f"TMPDIR: cannot write {named}" if named else "no folder for temporary files"
+        raise LiveError(f"{where}: {_reason(error)}") from error
+
+
+def check_shared_memory() -> None:
+    """Raises LiveError if /dev/shm is there but has no room. Without one sockets carry all."""
+    if not SHM_DIR.is_dir():
+        return
+    try:
+        _probe(SHM_DIR, _SHM_BYTES)
+    except OSError as error:
+        hint = "; a container gets more by --shm-size=1g" if error.errno in _FULL else ""
+        raise LiveError(f"cannot write {SHM_DIR}: {_reason(error)}{hint}") from error
+
+
+def _probe(folder: Path, n_bytes: int) -> None:
+    """Take up n_bytes there and give them back."""
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        left = memoryview(bytes(n_bytes))
+        while len(left):
+            left = left[file.write(left) :]
+        # Some file systems find out only now.
+        os.fsync(file.fileno())
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)

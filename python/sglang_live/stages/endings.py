@@ -1,0 +1,79 @@
+"""Why a stage process ended: from its exit status and the lines it printed last."""
+
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+# Exit statuses of stage processes (70: EX_SOFTWARE of sysexits.h).
+EXIT_BROKEN = 70  # a task without which the stage is of no use has ended
+EXIT_ENGINE_DIED = 71  # a process of its engine has ended
+EXIT_STUCK = 72  # its scheduler made no progress
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_VMSTAT = Path("/proc/vmstat")
+
+# "pkg.module.SomeError: text", as the last line of a traceback, also behind a logger's prefix.
+_ERROR_LINE = re.compile(
+    r"(?:^|: )((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)?: .+)$"
+)
+_NAMED_ERROR = re.compile(r"(?:^|[\s:])(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)\b")
+# What Python and SGLang say after the reason.
+_NOISE = re.compile(
+    r"^\s*[\^~\s]*$|^\s+|^Traceback |^During handling|^The above exception"
+    r"|received sigquit|SIGQUIT received|kill_process_tree|usually means"
+    r"|resource_tracker|UserWarning|FutureWarning|DeprecationWarning|warnings\.warn"
+    r"|destroy_process_group|^Exception ignored in|^Fatal Python error: Segmentation"
+    r"|Subprocess .* crashed|^Current thread|^Extension modules|\bINFO\b",
+    re.IGNORECASE,
+)
+
+
+def telling_line(lines: Sequence[str]) -> str:
+    """The one of the last lines that gives the reason; "" if none does.
+
+    The last error that has a name, otherwise the last line that is neither a traceback's frame nor
+    what is printed when an engine is taken down.
+    """
+    worth = [line.strip() for line in lines if line.strip() and not _NOISE.search(line)]
+    named = [line for line in worth if _NAMED_ERROR.search(line)]
+    chosen = (named or worth or [""])[-1]
+    match = _ERROR_LINE.search(chosen)
+    return match[1] if match else chosen
+
+
+def cause_of(status: int | None, lines: Sequence[str], out_of_memory: bool) -> str:
+    """Why a process ended that should not have; "" if nothing tells.
+
+    Args:
+        status: exit status; negative: the signal. None: it never began.
+        lines: that it printed last. out_of_memory: see was_work.
+    """
+    said = telling_line(lines)
+    if status == -signal.SIGKILL and out_of_memory and not _NAMED_ERROR.search(said):
+        return "the kernel killed it: there is too little memory"
+    if status == -signal.SIGBUS:
+        return "SIGBUS: /dev/shm is full, or a file that was mapped became shorter"
+    return said or (signal.strsignal(-status) or "" if status is not None and status < 0 else "")
+
+
+def was_work(status: int, out_of_memory: bool) -> bool:
+    """Whether what the stage worked on may have ended it.
+
+    Args:
+        out_of_memory: the kernel has killed something for want of memory about then.
+    """
+    number = -status if status < 0 else status - 128  # as a shell tells of a signal
+    if status == 0 or number in _FROM_OUTSIDE:
+        return False
+    return number != signal.SIGKILL or out_of_memory
+
+
+def oom_kills() -> int | None:
+    """How often the kernel has killed for want of memory since it started; None: unknown."""
+    try:
+        for line in _VMSTAT.read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except (OSError, ValueError):
+        pass
+    return None

@@ -1,0 +1,152 @@
+"""What stage processes print, carried to a file each or to the server's own stderr.
+
+A stage writes into a pipe, so it never meets a full disk. In: the reading ends. Out: the files, and
+the last lines of each process, by which a failed start is explained.
+Owner: one per supervisor, with a thread that reads all pipes.
+"""
+
+import logging
+import os
+import selectors
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sglang_live.telemetry.log_writing import LogDrops, LogWriter
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES = 65_536
+_TAIL_LINES = 200
+_STDERR = 2
+# A terminal or pipe behind our stderr may be slow; stages wait for it behind 64 KiB of pipe.
+_STDERR_WAIT_S = 0.2
+
+
+@dataclass(eq=False)
+class _Output:
+    """One process's output. rest: the line that is not complete yet. fd: of the file, or -1."""
+
+    name: str
+    path: Path | None
+    writer: LogWriter
+    fd: int = -1
+    rest: bytes = b""
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, data: bytes) -> None:
+        whole, newline, self.rest = (self.rest + data).rpartition(b"\n")
+        if len(self.rest) > _READ_BYTES:
+            whole, newline, self.rest = self.rest, b"\n", b""  # no line is that long
+        if newline:
+            self._take_lines(whole + newline)
+
+    def _take_lines(self, data: bytes) -> None:
+        self.tail.extend(data.decode(errors="replace").splitlines())
+        was_whole = not self.writer.missing
+        if not self._write(data) and was_whole:
+            log.error("log_dropped log=%s error=%s", self.name, self.writer.error)
+
+    def end(self) -> None:
+        if self.rest:
+            self._take_lines(self.rest + b"\n")
+            self.rest = b""
+        self._close()
+        self.ended.set()
+
+    def _write(self, data: bytes) -> bool:
+        if self.path is None:
+            return self.writer.write(_STDERR, data)
+        try:
+            if self.fd < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                self.fd = os.open(self.path, flags, 0o666)
+        except OSError as error:
+            return self.writer.failed(data, error)
+        if self.writer.write(self.fd, data):
+            return True
+        self._close()  # the file may have been removed, or its folder: begin anew next time
+        return False
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            with suppress(OSError):  # a disk that is full may say so only now
+                os.close(self.fd)
+            self.fd = -1
+
+
+class StageLogs:
+    """
+    Args:
+        log_dir: for a file per stage; None: everything goes to our stderr.
+        drops: counts what could not be written.
+    """
+
+    def __init__(self, log_dir: Path | None, drops: LogDrops | None = None):
+        self._log_dir, self._drops = log_dir, drops or LogDrops()
+        self._outputs: dict[str, _Output] = {}
+        self._selector = selectors.DefaultSelector()
+        self._lock = threading.Lock()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="stage logs", daemon=True)
+        self._thread.start()
+
+    def open(self, name: str) -> int:
+        """The writing end for a process that is about to start; the caller closes it.
+
+        Raises:
+            OSError: there is no descriptor left.
+        """
+        read, write = os.pipe()
+        path = self.path_of(name)
+        wait_s = _STDERR_WAIT_S if path is None else 0.0
+        output = _Output(name, path, LogWriter(name, self._drops, wait_s=wait_s))
+        with self._lock:
+            if name in self._outputs:
+                output.writer = self._outputs[name].writer  # what is missing is said once
+            self._outputs[name] = output
+            self._selector.register(read, selectors.EVENT_READ, output)
+        os.write(self._wake_write, b"+")
+        return write
+
+    def path_of(self, name: str) -> Path | None:
+        return None if self._log_dir is None else self._log_dir / f"{name.replace('/', '-')}.log"
+
+    def last_lines(self, name: str, wait_s: float = 0.0) -> list[str]:
+        """Of the latest process of that name; waits for its end, for wait_s at most."""
+        output = self._outputs.get(name)
+        if output is None:
+            return []
+        output.ended.wait(wait_s)
+        return list(output.tail)
+
+    def close(self, wait_s: float = 1.0) -> None:
+        """Write what there is left, for wait_s at most: processes may have handed their end on."""
+        if not self._thread.is_alive():
+            return
+        for output in list(self._outputs.values()):
+            output.ended.wait(wait_s)
+        os.write(self._wake_write, b"x")
+        self._thread.join()
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+        self._selector.close()
+        os.close(self._wake_write)
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is None:
+                    if b"x" in os.read(self._wake_read, _READ_BYTES):
+                        return
+                elif data := os.read(key.fd, _READ_BYTES):
+                    key.data.take(data)
+                else:
+                    with self._lock:
+                        self._selector.unregister(key.fd)
+                    os.close(key.fd)
+                    key.data.end()

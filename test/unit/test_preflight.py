@@ -1,0 +1,120 @@
+"""What a start needs of the machine and of its checkpoint, tried before anything is loaded."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from sglang_live import launch_server, preflight
+from sglang_live.errors import BadInputError, LiveError
+from sglang_live.models.checkpoint_files import check_checkpoint
+from sglang_live.models.demo.location import TRAINED
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """A disk on which nothing can be written."""
+
+    def no_space(folder, n_bytes):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(preflight, "_probe", no_space)
+
+
+def test_a_folder_for_logs_is_made(tmp_path):
+    preflight.check_log_folder("--log-dir", tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir() and not list((tmp_path / "a" / "b").iterdir())
+
+
+def test_a_folder_for_logs_that_is_none_is_refused_by_its_flag(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(BadInputError, match=f"--log-dir: cannot write {folder}: "):
+            preflight.check_log_folder("--log-dir", folder)
+
+
+def test_a_full_log_disk_does_not_keep_a_server_from_starting(tmp_path, full, caplog):
+    preflight.check_log_folder("--log-dir", tmp_path)
+    assert "log_folder_full flag=--log-dir" in caplog.text
+
+
+def test_what_a_server_cannot_do_without_is_named_when_it_is_full(tmp_path, full, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with pytest.raises(LiveError, match=f"TMPDIR: cannot write {tmp_path}: No space left"):
+        preflight.check_temporary_folder()
+    with pytest.raises(LiveError, match=r"cannot write /dev/shm: No space left.*--shm-size"):
+        preflight.check_shared_memory()
+    with pytest.raises(LiveError, match=f"--session-storage: cannot write {tmp_path}: No space"):
+        preflight.check_storage(tmp_path, 1)
+
+
+def test_a_folder_for_temporary_files_that_is_absent_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
+    with pytest.raises(LiveError, match=r"TMPDIR: cannot write .*absent: No such file"):
+        preflight.check_temporary_folder()
+
+
+def test_this_machine_has_what_it_takes(tmp_path):
+    preflight.check_temporary_folder()
+    preflight.check_shared_memory()
+    preflight.check_storage(tmp_path, 1)
+    check_checkpoint(TRAINED)
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), ValueError("a\n  ^^^^")])
+def test_the_last_line_is_the_reason_whatever_went_wrong(fault, capsys):
+    def fail() -> int:
+        raise fault
+
+    assert launch_server.end_in_one_line(fail) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"error: {type(fault).__name__}: {' '.join(str(fault).split())}"
+
+
+# --- files of a checkpoint ---
+
+
+def weights(n_bytes: int, header: object = None) -> bytes:
+    tensor = {"dtype": "U8", "shape": [n_bytes], "data_offsets": [0, n_bytes]}
+    text = json.dumps({"a": tensor} if header is None else header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(n_bytes)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(weights(100))
+    check_checkpoint(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("model.safetensors", weights(100)[:-1], "has .* bytes, its header says"),
+        ("model.safetensors", weights(100) + b"x", "has .* bytes, its header says"),
+        ("model.safetensors", weights(100)[:20], "is no safetensors file, or cut short"),
+        ("model.safetensors", b"", "is no safetensors file, or cut short"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n" * 3, "is no safe"),
+        ("model.safetensors", weights(4, {"a": {}}), "broken header"),
+        ("model.safetensors", weights(4, [1]), "broken header"),
+        ("tokenizer.json", b"{", "is no JSON"),
+        ("tokenizer.json", b"\xff\xfe", "is no JSON"),
+        ("x.safetensors.index.json", b'{"weight_map": {"a": "far.safetensors"}}', "is missing"),
+        ("x.safetensors.index.json", b"[]", "has no weight_map"),
+    ],
+)
+def test_a_broken_file_is_named(checkpoint, name, content, complaint):
+    (checkpoint / name).write_bytes(content)
+    with pytest.raises(BadInputError, match=complaint) as refused:
+        check_checkpoint(checkpoint)
+    assert str(checkpoint) in str(refused.value)
+
+
+def test_a_checkpoint_without_weights_is_none(checkpoint):
+    (checkpoint / "model.safetensors").unlink()
+    with pytest.raises(BadInputError, match="has no weights"):
+        check_checkpoint(checkpoint)
+    with pytest.raises(BadInputError, match="there is no directory"):
+        check_checkpoint(checkpoint / "absent")
