@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.stages.spec import STAGES
+from sglang_live.stages.spec import STAGES, STUCK_AFTER_S
 from sglang_live.stages.stage_flags import check_engine, split_arguments
 
 # What `all` means. `off` is SGLang's own behaviour.
@@ -79,6 +79,7 @@ class ServerConfig:
     session_storage: of each thinker; None: their host memory is all there is.
     first_audio_s: what `admission` lets a turn take to its first audio.
     speculate_ms: of silence after which an answer is begun; None: when the turn is over.
+    stuck_after_s: an engine with work that completes no round for so long is started anew.
     turn_piece_s: how much speech `turnprefill` takes in at once while its caller goes on speaking.
     """
 
@@ -98,6 +99,7 @@ class ServerConfig:
     max_sessions: int = 64
     first_audio_s: float = 1.0
     turn_piece_s: float = 8.0
+    stuck_after_s: float = STUCK_AFTER_S
     speculate_ms: int | None = None
     max_sessions_per_key: int | None = None
     max_answers_per_minute: int | None = None
@@ -175,6 +177,7 @@ def parse(argv: list[str]) -> ServerConfig:
         max_sessions=own.max_sessions,
         first_audio_s=own.admission_first_audio_ms / 1000,
         turn_piece_s=own.turn_piece_s,
+        stuck_after_s=check_stuck(own.stuck_after_s),
         speculate_ms=own.speculate_ms,
         max_sessions_per_key=own.max_sessions_per_key,
         max_answers_per_minute=own.max_answers_per_minute,
@@ -215,6 +218,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how far it may grow beyond both before it is cut back",
     )
     add_storage_arguments(p)
+    add_stuck_argument(p)
     p.add_argument("--api-key", action="append", help="accepted key; may be given several times")
     p.add_argument("--ssl-certfile", help="serve https and wss with this certificate (PEM)")
     p.add_argument("--ssl-keyfile", help="its private key, if that is another file")
@@ -265,6 +269,24 @@ def add_storage_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--session-storage-gib", type=float, default=16.0, help="how long that file may get"
     )
+
+
+def add_stuck_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stuck-after-s",
+        type=float,
+        default=STUCK_AFTER_S,
+        metavar="S",
+        help="an engine that has work and completes no round of it for so long is started anew "
+        "(default: %(default)g)",
+    )
+
+
+def check_stuck(stuck_after_s: float) -> float:
+    """Raises BadInputError for what is no time to wait."""
+    if not 0 < stuck_after_s < math.inf:
+        raise BadInputError("stuck-after-s must be positive")
+    return stuck_after_s
 
 
 def parse_storage(

@@ -35,6 +35,7 @@ from sglang_live.models.demo.location import (
 )
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.live import LiveOrchestrator
+from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.preflight import (
     check_log_folder,
     check_shared_memory,
@@ -121,17 +122,18 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
     native_url = None if config.stages["thinker"].connect else f"http://127.0.0.1:{native_port}"
     if config.allow_private_media_urls:
         os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine asks where URLs redirect
-    zygote = Zygote() if is_useful() else None
+    zygote, clock = Zygote() if is_useful() else None, MonotonicClock()
+    suspects = Suspects(clock)
     supervisor = Supervisor(
         _specs(config, model, run_dir, native_port),
         log_dir=config.log_dir,
         on_change=_announce,
         zygote=zygote,
         drops=drops,
+        on_death=suspects.died,
     )
     try:
         await _start_or_interrupt(supervisor)
-        clock = MonotonicClock()
         capacity = CapacityControl(_capacity(config), clock, lambda: _pools(supervisor))
         orchestrator = LiveOrchestrator(
             supervisor,
@@ -140,6 +142,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             capacity=capacity,
             policies=config.policies,
             clock=clock,
+            suspects=suspects,
         )
         gateway = GatewayConfig(
             api_keys=config.api_keys,
@@ -157,6 +160,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         metrics.registry.register(StageCollector(lambda: supervisor.replicas))
         metrics.registry.register(CapacityCollector(capacity.report))
         metrics.registry.register(drops)
+        metrics.registry.register(suspects)
         app = build_app(
             orchestrator,
             config=gateway,
@@ -164,6 +168,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             health=lambda: _health(supervisor),
             metrics=metrics,
             endpoint_model=_endpoint_model(),
+            suspects=suspects,
         )
         server = uvicorn.Server(
             uvicorn.Config(
@@ -237,6 +242,7 @@ def _specs(
                     engine_args=_engine_args(stage, settings.args, config.max_sessions),
                     policies=config.policies,
                     session_storage=_storage(stage, config),
+                    stuck_after_s=config.stuck_after_s,
                 )
             )
     return specs

@@ -16,6 +16,8 @@ from typing import Any
 from sglang_live.config import (
     POLICIES_HELP,
     add_storage_arguments,
+    add_stuck_argument,
+    check_stuck,
     default_cache_dir,
     parse_policies,
     parse_storage,
@@ -56,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--live-policies", default="all", help=f"{POLICIES_HELP}; as the server's")
     add_storage_arguments(parser)
+    add_stuck_argument(parser)
     return parser
 
 
@@ -93,6 +96,7 @@ def _spec(
         engine_args=engine_args,
         policies=policies,
         session_storage=storage.to_env() if storage is not None else "",
+        stuck_after_s=check_stuck(own.stuck_after_s),
     )
 
 

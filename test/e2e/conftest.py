@@ -94,7 +94,12 @@ def wait_until(claim, timeout_s: float, what: str) -> None:
 
 
 @contextmanager
-def running_server(model_path: str, log_dir: Path) -> Iterator[Server]:
+def running_server(
+    model_path: str,
+    log_dir: Path,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+) -> Iterator[Server]:
     """A server of its own, which calls its model `demo`."""
     port = free_port()
     command = [sys.executable, "-m", "sglang_live.launch_server"]
@@ -102,8 +107,15 @@ def running_server(model_path: str, log_dir: Path) -> Iterator[Server]:
     command += ["--port", str(port), "--log-dir", str(log_dir), "--max-sessions", "16"]
     # However slow this machine is at the moment, nobody is to be turned away for it.
     command += ["--live-policies", ",".join(p for p in POLICIES if p != "admission")]
+    command += flags
     with (log_dir / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
+        )
     running = Server(process, port, log_dir)
     try:
 

@@ -16,8 +16,10 @@ from sglang.srt.managers.schedule_batch import (
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from sglang_live.bridge.control_channel import ControlChannel
+from sglang_live.bridge.deadly_ids import DeadlyIds
 from sglang_live.bridge.feed_types import AHEAD_PREFIX, SPEAK_PREFIX, THINK_PREFIX
 from sglang_live.bridge.held import Held, ReqsView, decode_batch_of
+from sglang_live.bridge.progress import ProgressCell
 from sglang_live.bridge.rounds import Pool
 from sglang_live.bridge.session_truncate import n_computed, streaming_sessions
 from sglang_live.policy.config import THINKER
@@ -36,6 +38,8 @@ class LiveScheduler(ControlChannel):
         if not self.spec_algorithm.is_none() or self.server_args.enable_dp_attention:
             raise RuntimeError("live streams need SGLang without speculation and DP attention")
         self.held: dict[str, Held] = {}
+        self._progress = ProgressCell.from_env() if self.outbox is not None else None
+        self._deadly = DeadlyIds.from_env() if self.policy_config is THINKER else None
 
     def init_pool_stats_observer(self) -> None:
         super().init_pool_stats_observer()
@@ -273,6 +277,12 @@ class LiveScheduler(ControlChannel):
         return getattr(getattr(self.tree_cache, "session", None), "idle", None) is not None
 
     def run_batch(self, batch: ScheduleBatch, *args, **kwargs):
+        if self._progress is not None:
+            is_prefill = batch.forward_mode.is_extend()
+            prompts = (len(req.origin_input_ids) for req in batch.reqs) if is_prefill else ()
+            self._progress.launch(sum(prompts))
+        if self._deadly is not None:
+            self._deadly.meet(req.origin_input_ids for req in batch.reqs)
         if self.rounds is not None:
             if batch.forward_mode.is_decode():
                 self.rounds.ran_decode(batch.reqs)
@@ -282,6 +292,8 @@ class LiveScheduler(ControlChannel):
 
     def process_batch_result(self, batch: ScheduleBatch, result):
         super().process_batch_result(batch, result)
+        if self._progress is not None:
+            self._progress.step()
         for req in batch.reqs:
             if req.finished_reason is None:
                 continue
@@ -355,6 +367,8 @@ class LiveScheduler(ControlChannel):
         return super().pause_generation(recv_req)
 
     def on_idle(self):
+        if self._progress is not None and (self.held or self.is_fully_idle()):
+            self._progress.step()  # rightly nothing was run
         if self.is_fully_idle():
             if self.rounds is not None:
                 self.rounds.table.keep_only(set())

@@ -36,6 +36,7 @@ from sglang_live.gateway.transcription_route import TranscriptionRoute
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
 from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -51,6 +52,7 @@ def build_app(
     speech_model: SpeechModel | None = None,
     endpoint_model: EndpointModel | None = None,
     clock: Clock | None = None,
+    suspects: Suspects | None = None,
 ) -> FastAPI:
     """Put the gateway together.
 
@@ -60,6 +62,7 @@ def build_app(
         metrics: for /metrics; by default on a registry of its own.
         speech_model: by default Silero, loaded now and shared by all callers.
         endpoint_model: for semantic_vad; without it silence alone ends turns.
+        suspects: requests that SGLang's own API does not get a second time.
     Raises:
         FileNotFoundError: if the default speech model is not installed.
     """
@@ -75,7 +78,7 @@ def build_app(
     keys = Keys(config.api_keys)
     proxy = None
     if native_url:
-        proxy = NativeProxy(native_url, config, metrics, orchestrator)
+        proxy = NativeProxy(native_url, config, metrics, orchestrator, suspects)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

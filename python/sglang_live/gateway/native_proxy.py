@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
+from sglang_live.clock import MonotonicClock
 from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.http_body import read_body
@@ -28,6 +29,7 @@ from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native_retention import take_retention
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.orchestrator.suspects import Flight, Suspects, digest
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,10 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
 }
 # Those by which a model answers: they count as answers.
 ANSWERING = ("/generate", "/v1/chat/completions", "/v1/completions")
+# The replica that serves SGLang's own API.
+NATIVE_ENGINE = "thinker/0"
+# Names, and how an answer is delivered: what is computed is the same.
+_NOT_CONTENT = ("rid", "stream", "stream_options", "user", "metadata", "store", "model")
 _MODEL_ROUTES = ("/v1/chat/completions", "/v1/completions")
 _NATIVE_PREFIX = "native-"
 _OWN_RID = re.compile(r"(?:native-)?[0-9a-f]{32}")
@@ -83,7 +89,9 @@ class NativeProxy:
         config: GatewayConfig,
         metrics: GatewayMetrics,
         orchestrator: Orchestrator,
+        suspects: Suspects | None = None,
     ):
+        self._suspects = suspects or Suspects(MonotonicClock())
         self._base_url = native_url.rstrip("/")
         self._config = config
         self._metrics = metrics
@@ -107,8 +115,11 @@ class NativeProxy:
     async def pass_on(self, request: Request, raw: bytes) -> Response:
         """raw: the request's body, which was read already."""
         route = request.url.path
+        flight = None
         try:
             body, retention = await self._checked_body(request, raw)
+            if route in ANSWERING:
+                flight = self._suspects.begin(NATIVE_ENGINE, content_of(route, body))
         except LiveError as error:
             return self._refused(request, error)
         headers = _forwarded(request.headers)
@@ -125,7 +136,11 @@ class NativeProxy:
             answer = await self._open_bounded(upstream, retention)
             self._metrics.proxied.labels(route, str(answer.status_code)).inc()
             return answer
-        return _Relay(upstream, route, self._metrics)
+        return _Relay(upstream, route, self._metrics, lambda broken: self._over(flight, broken))
+
+    def _over(self, flight: Flight | None, broken: bool) -> None:
+        if flight is not None:
+            self._suspects.end(flight, broken=broken)
 
     def _refused(self, request: Request, error: LiveError) -> Response:
         self._metrics.proxied.labels(request.url.path, str(error.http_status)).inc()
@@ -209,6 +224,14 @@ class NativeProxy:
         return self._client
 
 
+def content_of(route: str, body: bytes) -> bytes:
+    """Hash of what an engine is asked. body: JSON that was checked."""
+    asked = orjson.loads(body) if body else None
+    if isinstance(asked, dict):
+        asked = {name: value for name, value in asked.items() if name not in _NOT_CONTENT}
+    return digest(route.encode(), orjson.dumps(asked, option=orjson.OPT_SORT_KEYS))
+
+
 def _name_apart(body: dict[str, Any]) -> None:
     """Names of requests, as clients choose them, in a form of one length.
 
@@ -229,12 +252,16 @@ def _apart(rid: Any) -> Any:
 
 
 class _Relay(Response):
-    """Passes an upstream response on, and hangs up when the client does."""
+    """Passes an upstream response on, and hangs up when the client does.
 
-    def __init__(self, upstream, route: str, metrics: GatewayMetrics):
-        self._upstream = upstream
+    over: told at the end, with whether the upstream's connection broke.
+    """
+
+    def __init__(self, upstream, route: str, metrics: GatewayMetrics, over: Callable[[bool], None]):
+        self._upstream, self._over = upstream, over
         self._route = route
         self._metrics = metrics
+        self._broke = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -249,6 +276,8 @@ class _Relay(Response):
                 relay.cancel()
             gone.cancel()
             await asyncio.gather(relay, gone, return_exceptions=True)
+            failed = None if relay.cancelled() else relay.exception()
+            self._over(self._broke or isinstance(failed, aiohttp.ClientError))
         if not relay.cancelled():
             relay.result()
 
@@ -256,6 +285,7 @@ class _Relay(Response):
         try:
             response = await self._upstream
         except (aiohttp.ClientError, TimeoutError) as error:
+            self._broke = True
             answer = _unreachable(self._route, error)
             self._metrics.proxied.labels(self._route, str(answer.status_code)).inc()
             await answer(scope, receive, send)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from sglang_live.errors import LiveError
 from sglang_live.orchestrator.history import TurnDone, TurnRequest
 from sglang_live.orchestrator.links import ThinkerLink
+from sglang_live.orchestrator.suspects import Suspects
 
 log = logging.getLogger(__name__)
 
@@ -19,16 +20,17 @@ log = logging.getLogger(__name__)
 class Listening:
     """One at a time, and none while a turn runs."""
 
-    def __init__(self, thinker: ThinkerLink):
-        self._thinker = thinker
+    def __init__(self, thinker: ThinkerLink, suspects: Suspects):
+        self._thinker, self._suspects = thinker, suspects
         self._task: asyncio.Task[None] | None = None
         self._hurry: Callable[[], None] = lambda: None
         self._taken_in: set[str] = set()  # keys of pieces, since the last turn
 
-    def take_in(self, turn: TurnRequest) -> bool:
+    def take_in(self, turn: TurnRequest, content: bytes) -> bool:
+        """content: its hash, see TurnContent."""
         if self._task is not None and not self._task.done():
             return False
-        self._task = asyncio.create_task(self._run(turn), name=f"take in {turn.turn_id}")
+        self._task = asyncio.create_task(self._run(turn, content), name=f"take in {turn.turn_id}")
         return True
 
     async def ended(self) -> None:
@@ -58,12 +60,13 @@ class Listening:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, turn: TurnRequest) -> None:
+    async def _run(self, turn: TurnRequest, content: bytes) -> None:
         try:
-            async with self._thinker.open(turn) as thought:
-                self._hurry = thought.end_reply
-                async for _ in thought.tokens():
-                    pass
+            with self._suspects.turn(turn.turn_id, content):
+                async with self._thinker.open(turn) as thought:
+                    self._hurry = thought.end_reply
+                    async for _ in thought.tokens():
+                        pass
             self._taken_in |= {item.key for item in turn.history if not item.closes}
         except LiveError as error:
             # The turn itself will take it in, or fail for a reason that its caller hears of.

@@ -15,6 +15,7 @@ from sglang_live.orchestrator.listening import Listening
 from sglang_live.orchestrator.metronome import Metronome
 from sglang_live.orchestrator.stage_jobs import OnNote
 from sglang_live.orchestrator.steering import Steering
+from sglang_live.orchestrator.suspects import SuspectError, Suspects, TurnContent
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.policy.view import FIRST_INTERRUPTS
 from sglang_live.stages.supervisor import Replica, Supervisor
@@ -83,7 +84,8 @@ class LiveSession:
         self._beat = _TurnBeat(owner.capacity, session_id, None)  # of the latest turn
         self._interrupts = FIRST_INTERRUPTS
         self._watcher: OnNote | None = None
-        self._listening = Listening(self._links.thinker)
+        self._listening = Listening(self._links.thinker, owner.suspects)
+        self._content = TurnContent()
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         if self._closed:
@@ -109,19 +111,12 @@ class LiveSession:
                 await self._listening.ended()
             if turn.beat_s is not None:
                 await self._owner.metronome.beat(self._owner.clock.now_s() + turn.beat_s)
-            async with aclosing(run_turn(turn, links, trace, steering)) as events:
-                async for event in events:
-                    if isinstance(event, AudioDelta):
-                        beat.sounds()
-                    if isinstance(event, TurnDone):
-                        if turn.beat_s is not None:
-                            beat.frame_done()
-                        if not turn.stateless:
-                            event = self._listening.counted(event, turn)
-                        if turn.beat_s is None:
-                            self._log_done(event, trace)
-                        self._let_go_of(steering)
-                    yield event
+            content = self._content.of(turn)
+            with self._owner.suspects.turn(turn.turn_id, content):
+                events = self._run(turn, links, trace, steering, beat)
+                async with aclosing(events):
+                    async for event in events:
+                        yield event
         except BadInputError:
             raise
         except LiveError:
@@ -133,6 +128,28 @@ class LiveSession:
             if not turn.stateless:
                 self._busy = False
                 self._links.forget_deleted(turn)
+
+    async def _run(
+        self,
+        turn: TurnRequest,
+        links: StageLinks,
+        trace: TurnTrace,
+        steering: Steering,
+        beat: _TurnBeat,
+    ) -> AsyncIterator[TurnEvent]:
+        async with aclosing(run_turn(turn, links, trace, steering)) as events:
+            async for event in events:
+                if isinstance(event, AudioDelta):
+                    beat.sounds()
+                if isinstance(event, TurnDone):
+                    if turn.beat_s is not None:
+                        beat.frame_done()
+                    if not turn.stateless:
+                        event = self._listening.counted(event, turn)
+                    if turn.beat_s is None:
+                        self._log_done(event, trace)
+                    self._let_go_of(steering)
+                yield event
 
     def watch(self, on_note: OnNote) -> None:
         self._watcher = on_note
@@ -152,7 +169,14 @@ class LiveSession:
         self._beat.gap(silent_s)
 
     def take_in(self, turn: TurnRequest) -> bool:
-        return not self._closed and not self._busy and self._listening.take_in(turn)
+        if self._closed or self._busy:
+            return False
+        try:
+            content = self._content.of(turn)
+            self._owner.suspects.check(content)
+        except SuspectError:
+            return False  # its turn is refused, and says why
+        return self._listening.take_in(turn, content)
 
     def join_beat(self, frame_s: float) -> float:
         return self._owner.metronome.join(self.session_id, frame_s)
@@ -198,7 +222,9 @@ class LiveOrchestrator:
         capacity: CapacityControl,
         policies: tuple[str, ...] = (),
         clock: Clock,
+        suspects: Suspects | None = None,
     ):
+        self.suspects = suspects or Suspects(clock)
         self.model_name, self.voices, self.clock = model_name, voices, clock
         self.capacity = capacity
         self.policies = policies

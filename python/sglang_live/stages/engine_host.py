@@ -2,22 +2,33 @@
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
+import psutil
 import sglang as sgl
 import zmq
 import zmq.asyncio
 
 from sglang_live.bridge import platform_cpu, seams
 from sglang_live.bridge.feed_types import Report
+from sglang_live.bridge.progress import PROGRESS_ENV, ProgressCell
+from sglang_live.clock import MonotonicClock
 from sglang_live.errors import StageFailedError
+from sglang_live.stages.endings import EXIT_ENGINE_DIED, EXIT_STUCK
 from sglang_live.stages.ports import free_port
+from sglang_live.stages.progress_watch import ProgressWatch
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.tasks import vital
 
 log = logging.getLogger(__name__)
+
+_COMPILERS = ("ninja", "nvcc", "cicc", "ptxas", "cc1plus", "c++", "g++", "clang", "hipcc")
 
 
 def default_engine_args(device: str) -> dict[str, Any]:
@@ -61,6 +72,11 @@ class EngineHost:
     """
 
     def __init__(self, spec: StageSpec, args: dict[str, Any]):
+        self._stuck_after_s, self._cell = spec.stuck_after_s, None
+        if spec.policies or spec.stage == "talker":  # otherwise it is SGLang's own scheduler
+            path = spec.file_path("progress")
+            os.environ[PROGRESS_ENV] = str(path)
+            self._cell = ProgressCell(path)
         self.engine = sgl.Engine(**{**default_engine_args(spec.device), **args})
         # SGLang only logs a plugin that fails: make sure ours did its work here as well.
         seams.check_landed(spec.stage)
@@ -104,6 +120,52 @@ class EngineHost:
         """
         await self.engine.tokenizer_manager.freeze_gc()
 
+    def watch_over(self) -> None:
+        """End this process, to be started anew, when its engine dies or makes no progress.
+
+        Call it after a warm-up: only then SGLang's own handlers are in place to be replaced, which
+        leave with SIGKILL, as if somebody else had ended the stage.
+        """
+        self.loop.add_signal_handler(signal.SIGQUIT, self._engine_died)
+        self._watching = vital(self._watch_progress(), "watch progress")
+
+    def _engine_died(self) -> None:
+        # SGLang notices the end of its processes, and sends this signal.
+        watchdog = self.engine.tokenizer_manager._subprocess_watchdog
+        codes = [process.exitcode for process in watchdog._processes] if watchdog else []
+        signals = [-code for code in codes if code in (-signal.SIGTERM, -signal.SIGKILL)]
+        log.critical("engine_died exit_codes=%s", codes)
+        logging.shutdown()
+        os._exit(128 + signals[0] if signals else EXIT_ENGINE_DIED)
+
+    async def _watch_progress(self) -> None:
+        watch, clock = ProgressWatch(self._stuck_after_s), MonotonicClock()
+        states = self.engine.tokenizer_manager.rid_to_state
+        while True:
+            await asyncio.sleep(min(1.0, self._stuck_after_s / 4))
+            n_steps, round_tokens = self._progress()
+            now_s = clock.now_s()
+            if not watch.look(
+                now_s, has_work=bool(states), n_steps=n_steps, round_tokens=round_tokens
+            ):
+                continue
+            if compiler := _compiler_below_us():
+                log.warning("scheduler_compiles with=%s", compiler)
+                watch.forgive(now_s)
+                continue
+            log.critical(
+                "scheduler_stuck requests=%d limit_s=%.0f", len(states), self._stuck_after_s
+            )
+            logging.shutdown()
+            os._exit(EXIT_STUCK)
+
+    def _progress(self) -> tuple[float, int]:
+        if self._cell is not None:
+            return self._cell.read()
+        # SGLang's own scheduler publishes its load after each round, and while requests wait.
+        load = self.engine.tokenizer_manager.load_snapshot_reader.read(0)
+        return (load.timestamp if load is not None else 0.0), 0
+
     def load(self) -> dict[str, float]:
         """Gauges of the engine; what the scheduler published last (at once when it is idle)."""
         load = self.engine.tokenizer_manager.load_snapshot_reader.read(0)
@@ -146,6 +208,15 @@ class EngineHost:
             if self._http.done():
                 self._http.result()
             await asyncio.sleep(0.01)
+
+
+def _compiler_below_us() -> str:
+    """Name of a compiler that runs for us: kernels are built when they are first needed."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.name() in _COMPILERS:
+                return process.name()
+    return ""
 
 
 def _mark_up(engine: sgl.Engine) -> bool:

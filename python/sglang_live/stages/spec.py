@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 SPEC_ENV = "SGLANG_LIVE_SPEC"
+# Longer than a kernel takes to compile, and than any caller waits.
+STUCK_AFTER_S = 120.0
 STAGES = ("thinker", "talker", "vocoder")
 
 
@@ -20,6 +22,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     policies: those that are on; empty: SGLang's own scheduling.
     session_storage: "<bytes>:<directory>", for KV that a thinker's host memory has no room for.
     remote: somebody else starts it, on another host; we only connect.
+    stuck_after_s: an engine with work that completes no round for so long is started anew.
     """
 
     stage: str
@@ -37,6 +40,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ()
     session_storage: str = ""
     remote: bool = False
+    stuck_after_s: float = STUCK_AFTER_S
 
     @property
     def name(self) -> str:
@@ -44,6 +48,9 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def socket_path(self, what: str) -> str:
         return f"ipc://{Path(self.run_dir) / f'{self.stage}-{self.replica}-{what}'}"
+
+    def file_path(self, what: str) -> Path:
+        return Path(self.run_dir) / f"{self.stage}-{self.replica}-{what}"
 
     @staticmethod
     def from_env() -> "StageSpec":

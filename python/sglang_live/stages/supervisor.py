@@ -16,7 +16,7 @@ from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Ready
 from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.connectors.wire import sweep_shared_memory
-from sglang_live.stages.endings import cause_of, oom_kills
+from sglang_live.stages.endings import cause_of, oom_kills, was_work
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.stages.zygote import Forked, Zygote
@@ -72,6 +72,8 @@ class Supervisor:
         clock: times the waits between starts.
         zygote: forks stages that need no environment of their own; None: each begins anew.
         drops: counts lines for which no log had room.
+        on_death: told, before they fail, of the jobs that a replica had when it died of what it
+            worked on, as far as can be told. Not of those that were ended from outside.
     """
 
     def __init__(
@@ -84,11 +86,12 @@ class Supervisor:
         clock: Clock | None = None,
         zygote: Zygote | None = None,
         drops: LogDrops | None = None,
+        on_death: Callable[[str, list[str]], None] = lambda name, jobs: None,
     ):
         self._zygote = zygote
         self.replicas = [Replica(spec) for spec in specs]
         self._log_dir, self._on_change = log_dir, on_change
-        self._drops, self._logs = drops, None
+        self._drops, self._logs, self._on_death = drops, None, on_death
         self._command, self._clock = command, clock or MonotonicClock()
         self._watchers: list[asyncio.Task] = []
 
@@ -177,6 +180,8 @@ class Supervisor:
         if came_up:
             self._came_up(replica, first_up)
             await self._while_alive(replica, ended, HUNG_AFTER_S)
+            if ended.done() and was_work(ended.result(), self._out_of_memory(replica)):
+                self._on_death(replica.spec.name, replica.client.unfinished())
         code = await self._put_down(replica, "process ended")
         return came_up, f"exit {code}"
 
@@ -255,6 +260,8 @@ class Supervisor:
             if ready is not None:
                 if not _same_process(ready, replica.ready):
                     log.error("stage_replaced %s", replica.spec.name)
+                    # Of what it died on another host is not known: it must be assumed.
+                    self._on_death(replica.spec.name, replica.client.unfinished())
                     return
                 replica.ready, silent_s, replica.oom_kills = ready, 0.0, oom_kills()
                 continue

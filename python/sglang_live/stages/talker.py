@@ -93,6 +93,7 @@ class TalkerStage:
         self._reader = vital(self._read_reports(), "read reports")
         await self._warm_up()
         await self.host.freeze()
+        self.host.watch_over()
 
     async def _warm_up(self) -> None:
         """A few frames for nobody: the first request loads what is lazy."""

@@ -103,6 +103,7 @@ class ThinkerStage:
         self._reader = vital(self._read_reports(), "read reports")
         await self._warm_up()
         await self.host.freeze()
+        self.host.watch_over()
         if self.spec.native_port:
             await self.host.serve_http(self.spec.native_port)
 

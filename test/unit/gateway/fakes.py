@@ -42,6 +42,7 @@ from sglang_live.orchestrator.history import (
     TurnRequest,
     Usage,
 )
+from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.protocol import ServerEvents
 
@@ -366,6 +367,7 @@ def app_of(
     stages: dict[str, str] | None = None,
     native_url: str | None = None,
     speech_model: SpeechModel | None = None,
+    suspects: Suspects | None = None,
     **config: Any,
 ) -> FastAPI:
     stages = {"thinker": "serving"} if stages is None else stages
@@ -375,6 +377,7 @@ def app_of(
         native_url=native_url,
         health=lambda: Health(stages),
         speech_model=speech_model or LoudnessModel(),
+        suspects=suspects,
     )
 
 

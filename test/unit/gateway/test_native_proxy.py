@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import uuid
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 import pytest
@@ -13,15 +13,24 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from sglang_live.clock import SimClock
 from sglang_live.errors import StageFailedError
 from sglang_live.gateway.native_proxy import ROUTES
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.orchestrator.suspects import Suspects
 
 from .fakes import MODEL, FakeOrchestrator, app_of
 from .live_server import listening
 
 _PATIENCE_S = 5.0
 _SERVER = RetentionConfig(window_tokens=200, slack_tokens=50)
+
+
+class BrokenOff(Response):
+    """Says that there is more than it sends."""
+
+    def init_headers(self, headers=None) -> None:
+        self.raw_headers = [(b"content-length", b"100")]
 
 
 class FakeSglang:
@@ -32,6 +41,7 @@ class FakeSglang:
 
     def __init__(self):
         self.gate = asyncio.Event()
+        self.breaks = False
         self.working = asyncio.Event()
         self.hung_up = asyncio.Event()
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
@@ -72,11 +82,15 @@ class FakeSglang:
     async def generate(self, request: Request):
         body = json.loads(await request.body())
         if not body.get("stream"):
+            if self.breaks:
+                return BrokenOff(b"do")
             await self.until_open(request)
             return JSONResponse({"text": "done"})
 
         async def pieces():
             yield b"data: one\n\n"
+            if self.breaks:
+                raise ConnectionResetError
             await self.until_open(request)
             yield b"data: two\n\n"
 
@@ -97,11 +111,11 @@ class FakeSglang:
 
 
 @asynccontextmanager
-async def proxied(orchestrator: FakeOrchestrator | None = None, **config):
+async def proxied(orchestrator: FakeOrchestrator | None = None, suspects=None, **config):
     sglang = FakeSglang()
     async with listening(sglang.app) as upstream:
         orchestrator = orchestrator or FakeOrchestrator()
-        app = app_of(orchestrator, native_url=f"http://{upstream}/", **config)
+        app = app_of(orchestrator, native_url=f"http://{upstream}/", suspects=suspects, **config)
         async with (
             listening(app) as address,
             httpx.AsyncClient(base_url=f"http://{address}", timeout=_PATIENCE_S) as http,
@@ -362,3 +376,56 @@ async def test_an_upstream_that_is_down_is_a_503_with_a_reason():
             answer = await http.post(route, json=body)
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "stage_unavailable"
+
+
+# --- what was in the engine when it died ---
+
+
+async def test_a_request_that_died_with_its_engine_is_refused_the_second_time():
+    suspects = Suspects(SimClock())
+    async with proxied(suspects=suspects) as (http, sglang):
+        killer = {"text": "x", "sampling_params": {"n": 1, "top_p": 0.5}}
+        asking = asyncio.create_task(http.post("/generate", json=killer))
+        await sglang.working.wait()
+        suspects.died("thinker/0", [])
+        sglang.gate.set()
+        await asking
+        # Neither a name, nor the order of fields, nor how it is delivered make it another one.
+        again = {
+            "sampling_params": {"top_p": 0.5, "n": 1},
+            "rid": "again",
+            "stream": True,
+            "text": "x",
+        }
+        refused = await http.post("/generate", json=again)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "refused_after_engine_death"
+        assert "retry-after" not in refused.headers
+        for other in ({**killer, "text": "y"}, {**killer, "sampling_params": {"n": 2}}):
+            assert (await http.post("/generate", json=other)).status_code == 200
+        assert (await http.post("/v1/completions", json=killer)).status_code == 207
+        assert suspects.n_refused == 1
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_connection_that_breaks_before_its_engines_death_is_noticed_is_suspect(stream):
+    suspects = Suspects(SimClock())
+    async with proxied(suspects=suspects) as (http, sglang):
+        sglang.breaks = True
+        body = {"text": "x", "stream": stream}
+        with suppress(httpx.RemoteProtocolError):
+            await http.post("/generate", json=body)
+        suspects.died("thinker/0", [])
+        assert (await http.post("/generate", json=body)).status_code == 400
+
+
+async def test_what_was_answered_before_is_not_suspect():
+    suspects = Suspects(SimClock())
+    async with proxied(suspects=suspects) as (http, sglang):
+        sglang.gate.set()
+        for _ in range(2):
+            assert (await http.post("/generate", json={"text": "x"})).status_code == 200
+            while suspects._flights:  # a client has its answer a moment before the proxy is done
+                await asyncio.sleep(0.002)
+            suspects.died("thinker/0", [])
+        assert suspects.n_suspected == 0

@@ -51,6 +51,7 @@ class Stages:
         self.drops = LogDrops()
         self.clock = SkippingClock()
         self.announced: list[str] = []
+        self.deaths: list[tuple[str, list[str]]] = []
         self._supervisor: Supervisor | None = None
 
     def of(self, *, command: tuple[str, ...] = FAKE, **plans: list[str] | dict) -> Supervisor:
@@ -76,6 +77,7 @@ class Stages:
             command=command,
             clock=self.clock,
             drops=self.drops,
+            on_death=lambda name, jobs: self.deaths.append((name, jobs)),
         )
         return self._supervisor
 
@@ -246,6 +248,46 @@ async def test_a_stage_that_hangs_is_killed_and_started_anew(stages, monkeypatch
     await stages.until_announced("vocoder up", "vocoder down (exit -9)")
     monkeypatch.setattr(supervisor_module, "HUNG_AFTER_S", 60.0)
     await stages.until_announced("vocoder up", "vocoder down (exit -9)", "vocoder up")
+
+
+# --- what a stage may have died of ---
+
+
+@pytest.mark.parametrize(
+    ("number", "out_of_memory", "suspected"),
+    [
+        (signal.SIGSEGV, False, True),
+        (signal.SIGABRT, False, True),
+        (signal.SIGKILL, True, True),
+        (signal.SIGKILL, False, False),
+        (signal.SIGTERM, False, False),
+    ],
+)
+async def test_jobs_are_suspect_unless_their_stage_was_ended_from_outside(
+    stages, monkeypatch, number, out_of_memory, suspected
+):
+    kills = itertools.count()
+    monkeypatch.setattr(supervisor_module, "oom_kills", lambda: out_of_memory and next(kills))
+    supervisor = stages.of(vocoder=["serve"])
+    await supervisor.start()
+    [replica] = supervisor.replicas
+    await open_job(replica)
+    replica.client.open("not yet in the stage")
+    os.kill(replica.ready.pid, number)
+    await stages.until_announced("vocoder up", f"vocoder down (exit {-number})", "vocoder up")
+    assert stages.deaths == ([("vocoder/0", ["j"])] if suspected else [])
+
+
+async def test_jobs_of_a_stage_that_hangs_without_reason_are_not_suspect(stages, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 0.01)
+    monkeypatch.setattr(supervisor_module, "HUNG_AFTER_S", 0.1)
+    supervisor = stages.of(vocoder=["serve", "hang"])
+    await supervisor.start()
+    [replica] = supervisor.replicas
+    await open_job(replica)
+    os.kill(replica.ready.pid, signal.SIGSTOP)
+    await stages.until_announced("vocoder up", "vocoder down (exit -9)")
+    assert stages.deaths == []
 
 
 # --- logs that cannot be written ---

@@ -29,6 +29,10 @@ class Job:
         self._tensors: list[wire.TensorFrames] = []
         self._begun = self._over = self.cancelled = False
 
+    @property
+    def in_stage(self) -> bool:
+        return self._begun and not self._over
+
     async def begin(self, opener: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
         """Open the job in the stage, or open it anew after it Failed. Not once it was cancelled.
 
@@ -169,6 +173,10 @@ class StageClient:
     @property
     def n_jobs(self) -> int:
         return len(self._jobs)
+
+    def unfinished(self) -> list[str]:
+        """Ids of jobs that the stage has begun and not ended."""
+        return [job_id for job_id, job in self._jobs.items() if job.in_stage]
 
     def forget(self, job_id: str) -> None:
         self._jobs.pop(job_id, None)

@@ -1,0 +1,186 @@
+"""Requests that an engine was working on when it died are not given to it a second time.
+
+In: what each engine is asked, as a hash of its content; which engine died. Out: a refusal.
+Owner: one Suspects per server. An SDK repeats a request that failed; if that request is what ended
+the engine, its repetition would end it again, for all callers.
+"""
+
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from sglang_live.clock import Clock
+from sglang_live.errors import BadInputError
+from sglang_live.orchestrator.history import AudioPart, HistoryItem, TurnRequest
+
+log = logging.getLogger(__name__)
+
+KEPT_S = 600.0
+# Each is 32 bytes; more requests than this are never in engines at once.
+MAX_KEPT = 4096
+# A connection to an engine may break before its end is noticed.
+BROKEN_BEFORE_S = 10.0
+
+
+class SuspectError(BadInputError):
+    """Sending it again cannot help: hence no status that clients repeat by themselves."""
+
+    code = "refused_after_engine_death"
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One request that an engine has. broken_s: when its connection ended early; None: not."""
+
+    engine: str
+    content: bytes
+    broken_s: float | None = None
+
+
+@dataclass(eq=False)
+class Suspects:
+    """
+    Attributes:
+        n_suspected: requests that were in an engine when it died.
+        n_refused: requests refused because of that.
+    """
+
+    clock: Clock
+    kept_s: float = KEPT_S
+    max_kept: int = MAX_KEPT
+    n_suspected: int = 0
+    n_refused: int = 0
+    _until_s: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
+    _turns: dict[str, bytes] = field(default_factory=dict)
+    _flights: set[Flight] = field(default_factory=set)
+
+    def check(self, content: bytes) -> None:
+        """Raises SuspectError if it was in an engine that died, not long ago."""
+        now_s = self.clock.now_s()
+        while self._until_s and next(iter(self._until_s.values())) <= now_s:
+            self._until_s.popitem(last=False)
+        if content not in self._until_s:
+            return
+        self.n_refused += 1
+        left_s = self._until_s[content] - now_s
+        log.warning("suspect_refused content=%s left_s=%.0f", content.hex()[:12], left_s)
+        raise SuspectError(
+            "This request was being worked on when the model's engine died, and is not tried again "
+            f"for {max(1, round(left_s / 60))} min. Repeating it will not help; other requests "
+            "are served."
+        )
+
+    @contextmanager
+    def turn(self, turn_id: str, content: bytes) -> Iterator[None]:
+        """While a turn's jobs may be in engines. Raises SuspectError."""
+        self.check(content)
+        self._turns[turn_id] = content
+        try:
+            yield
+        finally:
+            del self._turns[turn_id]
+
+    def begin(self, engine: str, content: bytes) -> Flight:
+        """A request that goes to an engine by another way than jobs. Raises SuspectError."""
+        self.check(content)
+        flight = Flight(engine, content)
+        self._flights.add(flight)
+        return flight
+
+    def end(self, flight: Flight, *, broken: bool = False) -> None:
+        """It is over. broken: by the loss of its connection, perhaps because the engine died."""
+        now_s = self.clock.now_s()
+        if broken:
+            flight.broken_s = now_s
+        else:
+            self._flights.discard(flight)
+        self._flights = {
+            flown
+            for flown in self._flights
+            if flown.broken_s is None or flown.broken_s > now_s - BROKEN_BEFORE_S
+        }
+
+    def died(self, engine: str, jobs: Iterable[str]) -> None:
+        """What an engine had not finished is suspect from now on.
+
+        Args:
+            engine: name of the replica. jobs: ids of those it had begun, "<turn>-<stage's part>".
+        """
+        now_s = self.clock.now_s()
+        turns = {job_id.rpartition("-")[0] for job_id in jobs}
+        found = {self._turns[turn_id] for turn_id in turns if turn_id in self._turns}
+        flown = {
+            flight
+            for flight in self._flights
+            if flight.engine == engine
+            and (flight.broken_s is None or flight.broken_s > now_s - BROKEN_BEFORE_S)
+        }
+        found |= {flight.content for flight in flown}
+        self._flights = {f for f in self._flights if f not in flown or f.broken_s is None}
+        for content in found:
+            self._until_s.pop(content, None)
+            self._until_s[content] = now_s + self.kept_s
+        while len(self._until_s) > self.max_kept:
+            self._until_s.popitem(last=False)
+        self.n_suspected += len(found)
+        log.error(
+            "engine_died engine=%s suspects=%s", engine, [c.hex()[:12] for c in sorted(found)]
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """For a prometheus_client registry."""
+        suspected = CounterMetricFamily(
+            "sglang_live_suspects", "Requests that were in an engine when it died."
+        )
+        suspected.add_metric([], self.n_suspected)
+        refused = CounterMetricFamily(
+            "sglang_live_suspects_refused", "Requests refused because of that."
+        )
+        refused.add_metric([], self.n_refused)
+        yield from (suspected, refused)
+
+
+def digest(*parts: bytes) -> bytes:
+    """Of all parts; where one ends and the next begins counts."""
+    hashed = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        hashed.update(len(part).to_bytes(8, "little"))
+        hashed.update(part)
+    return hashed.digest()
+
+
+class TurnContent:
+    """Hashes of one session's turns; each item is hashed once, however long the conversation."""
+
+    def __init__(self):
+        self._items: dict[str, bytes] = {}  # by key, which changes with the content
+
+    def of(self, turn: TurnRequest) -> bytes:
+        """Of what the engines are asked: ids, and when it is asked, make no difference."""
+        items = {item.key: self._items.get(item.key) or _item(item) for item in turn.history}
+        if not turn.stateless:
+            self._items = items
+        sampling = (turn.max_output_tokens, turn.temperature, turn.seed, turn.wants_audio)
+        asked = (turn.voice, turn.script, turn.tools.functions, turn.tools.must_call)
+        return digest(
+            turn.instructions.encode("utf-8", "surrogatepass"),
+            repr((sampling, asked)).encode("utf-8", "surrogatepass"),
+            *items.values(),
+        )
+
+
+def _item(item: HistoryItem) -> bytes:
+    parts = [
+        part.pcm.tobytes()
+        if isinstance(part, AudioPart)
+        else part.text.encode("utf-8", "surrogatepass")
+        for part in item.parts
+    ]
+    shape = repr((item.role, item.token_ids, item.opens, item.closes))
+    kinds = "".join(type(part).__name__ for part in item.parts)
+    return digest(shape.encode(), kinds.encode(), *parts)

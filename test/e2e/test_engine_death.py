@@ -1,0 +1,91 @@
+"""A request that ends the engine is served once; who is beside it goes on. What is stuck returns.
+
+The server is one of its own: a test hook makes its thinker die of one prompt.
+"""
+
+import asyncio
+import os
+import signal
+
+import httpx
+import psutil
+import pytest
+from transformers import AutoTokenizer
+
+from test.e2e.conftest import running_server, wait_until
+from test.e2e.socket_client import connected
+
+pytestmark = [pytest.mark.e2e]
+
+RESTART_S = 90
+DEADLY = "kill the engine now"
+REFUSED = "refused_after_engine_death"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, request):
+    path = tmp_path_factory.mktemp("deadly")
+    from sglang_live.models.demo.build import ensure_built
+
+    tokenizer = AutoTokenizer.from_pretrained(ensure_built())
+    ids = tokenizer(DEADLY, add_special_tokens=False).input_ids
+    hook = {"SGLANG_LIVE_TEST_DEADLY_IDS": "die:" + ",".join(map(str, ids))}
+    flags = ("--stuck-after-s", "4")
+    with running_server("demo-random", path, *flags, environment=hook) as running:
+        yield running
+
+
+def complete(server, text: str, **more) -> httpx.Response:
+    message = {"role": "user", "content": text}
+    body = {"model": "demo", "messages": [message], "max_tokens": 4, **more}
+    return httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60)
+
+
+def until_back(server, n_starts: float) -> None:
+    def is_back() -> bool:
+        return server.stage_starts()["thinker"] == n_starts and server.is_healthy()
+
+    wait_until(is_back, RESTART_S, "thinker restarted")
+
+
+async def test_a_deadly_request_kills_once_and_calls_beside_it_go_on(server):
+    async with connected(server.ws) as beside, connected(server.ws) as deadly:
+        assert (await beside.ask("hello"))["response"]["status"] == "completed"
+        starts = server.stage_starts()["thinker"]
+        killed = await asyncio.to_thread(complete, server, DEADLY)
+        assert (killed.status_code, killed.json()["error"]["code"]) == (503, "stage_unavailable")
+        await asyncio.to_thread(until_back, server, starts + 1)
+        again = await asyncio.to_thread(complete, server, DEADLY, stream=True)
+        assert (again.status_code, again.json()["error"]["code"]) == (400, REFUSED)
+        assert (await beside.ask("and now"))["response"]["status"] == "completed"
+
+        # The same as a spoken turn is another request; it kills once as well, and then no more.
+        first = await deadly.ask(DEADLY)
+        assert first["response"]["status_details"]["error"]["code"] == "stage_unavailable"
+        await asyncio.to_thread(until_back, server, starts + 2)
+        await deadly.send("response.create")
+        second = await deadly.until("response.done")
+        assert second["response"]["status_details"]["error"]["code"] == REFUSED
+        assert (await beside.ask("and then"))["response"]["status"] == "completed"
+        assert server.stage_starts()["thinker"] == starts + 2
+
+
+async def test_a_scheduler_that_stops_in_its_work_is_noticed_and_one_that_is_idle_is_not(server):
+    starts = server.stage_starts()["thinker"]
+    scheduler = next(
+        child
+        for child in server.stage_process("thinker").children(recursive=True)
+        if "scheduler" in " ".join(child.cmdline())
+    )
+    scheduler.suspend()
+    try:
+        await asyncio.sleep(6)  # longer than the limit, without work
+        assert server.stage_starts()["thinker"] == starts
+        stuck = await asyncio.to_thread(complete, server, "are you there")
+        assert stuck.status_code == 503
+        await asyncio.to_thread(until_back, server, starts + 1)
+    finally:
+        if scheduler.is_running():
+            os.kill(scheduler.pid, signal.SIGCONT)
+    assert not psutil.pid_exists(scheduler.pid)
+    assert (await asyncio.to_thread(complete, server, "good morning")).status_code == 200
