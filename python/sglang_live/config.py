@@ -80,6 +80,7 @@ class ServerConfig:
     first_audio_s: what `admission` lets a turn take to its first audio.
     speculate_ms: of silence after which an answer is begun; None: when the turn is over.
     stuck_after_s: an engine with work that completes no round for so long is started anew.
+    drain_s: how long running answers may take to end when the server is to stop.
     turn_piece_s: how much speech `turnprefill` takes in at once while its caller goes on speaking.
     """
 
@@ -100,6 +101,7 @@ class ServerConfig:
     first_audio_s: float = 1.0
     turn_piece_s: float = 8.0
     stuck_after_s: float = STUCK_AFTER_S
+    drain_s: float = 20.0
     speculate_ms: int | None = None
     max_sessions_per_key: int | None = None
     max_answers_per_minute: int | None = None
@@ -121,6 +123,8 @@ class ServerConfig:
             raise BadInputError("--speculate-ms needs the policy truncate: guesses are taken back")
         if not 0 < self.first_audio_s < math.inf:
             raise BadInputError("admission-first-audio-ms must be positive")
+        if not 0 <= self.drain_s < math.inf:
+            raise BadInputError("drain-s must be seconds, at least 0")
         if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:
             raise BadInputError("max-sessions-per-key must be at least 1")
         if self.max_answers_per_minute is not None and self.max_answers_per_minute < 1:
@@ -178,6 +182,7 @@ def parse(argv: list[str]) -> ServerConfig:
         first_audio_s=own.admission_first_audio_ms / 1000,
         turn_piece_s=own.turn_piece_s,
         stuck_after_s=check_stuck(own.stuck_after_s),
+        drain_s=own.drain_s,
         speculate_ms=own.speculate_ms,
         max_sessions_per_key=own.max_sessions_per_key,
         max_answers_per_minute=own.max_answers_per_minute,
@@ -219,6 +224,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_storage_arguments(p)
     add_stuck_argument(p)
+    p.add_argument(
+        "--drain-s",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="on SIGTERM or SIGINT running answers may end within so long; a second signal ends "
+        "the server at once (default: %(default)g)",
+    )
     p.add_argument("--api-key", action="append", help="accepted key; may be given several times")
     p.add_argument("--ssl-certfile", help="serve https and wss with this certificate (PEM)")
     p.add_argument("--ssl-keyfile", help="its private key, if that is another file")

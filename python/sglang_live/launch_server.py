@@ -8,7 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -23,6 +24,7 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.door import Door
+from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.health import SERVING, Health
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.models.checkpoint_files import check_checkpoint
@@ -59,6 +61,8 @@ from sglang_live.telemetry.stage_metrics import StageCollector
 
 log = logging.getLogger("sglang_live")
 
+# For close frames to be answered.
+_CLOSING_S = 2.0
 MIN_REQUEST_ROWS = 256
 # For out-of-band responses and SGLang's own API beside the sessions.
 SPARE_REQUEST_ROWS = 32
@@ -123,7 +127,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
     if config.allow_private_media_urls:
         os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine asks where URLs redirect
     zygote, clock = Zygote() if is_useful() else None, MonotonicClock()
-    suspects = Suspects(clock)
+    suspects, drain = Suspects(clock), Drain()
     supervisor = Supervisor(
         _specs(config, model, run_dir, native_port),
         log_dir=config.log_dir,
@@ -169,8 +173,9 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             metrics=metrics,
             endpoint_model=_endpoint_model(),
             suspects=suspects,
+            drain=drain,
         )
-        server = uvicorn.Server(
+        server = _Server(
             uvicorn.Config(
                 app,
                 host=config.host,
@@ -185,9 +190,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         )
         gc.collect()
         gc.freeze()  # see EngineHost.freeze
-        # uvicorn raises the signal that stopped it once more, which would end us before the stages.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
+        _stop_on_signals(server, drain, config.drain_s)
         door.open()
         scheme = "https" if config.ssl_certfile else "http"
         url = f"{scheme}://{config.host}:{config.port}"
@@ -200,6 +203,52 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         if zygote is not None:
             await zygote.close()
         shutil.rmtree(run_dir, ignore_errors=True)
+
+
+class _Server(uvicorn.Server):
+    """One that leaves signals to us: uvicorn closes its port at the first, and raises it again."""
+
+    draining: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _stop_on_signals(server: uvicorn.Server, drain: Drain, drain_s: float) -> None:
+    """The first signal drains, the second ends the server at once."""
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        if drain.began.is_set():
+            log.warning("stopping_at_once signal=%s", signal.Signals(number).name)
+            drain.over.set()
+            server.should_exit = server.force_exit = True
+            return
+        log.warning("draining signal=%s limit_s=%g", signal.Signals(number).name, drain_s)
+        drain.began.set()
+        server.draining = loop.create_task(_drain(server, drain, drain_s), name="drain")
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, stop, number)
+
+
+async def _drain(server: uvicorn.Server, drain: Drain, drain_s: float) -> None:
+    try:
+        async with asyncio.timeout(drain_s):
+            await drain.until_quiet()
+    except TimeoutError:
+        log.warning("drain_ends with answers that were not finished")
+    drain.over.set()
+    try:
+        async with asyncio.timeout(_CLOSING_S):
+            await drain.until_quiet()
+    except TimeoutError:
+        pass  # uvicorn ends what is left
+    server.should_exit = True
 
 
 async def _start_or_interrupt(supervisor: Supervisor) -> None:

@@ -130,6 +130,8 @@ def running_server(
         children = []
         if process.poll() is None:
             children = psutil.Process(process.pid).children(recursive=True)
+        # Twice: what a test left running is not waited for.
+        process.terminate()
         process.terminate()
         try:
             process.wait(30)

@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 from transformers import AutoTokenizer
+from websockets.exceptions import ConnectionClosed
 
 from test.e2e.conftest import running_server, wait_until
 from test.e2e.socket_client import connected
@@ -89,3 +90,29 @@ async def test_a_scheduler_that_stops_in_its_work_is_noticed_and_one_that_is_idl
             os.kill(scheduler.pid, signal.SIGCONT)
     assert not psutil.pid_exists(scheduler.pid)
     assert (await asyncio.to_thread(complete, server, "good morning")).status_code == 200
+
+
+async def test_a_server_that_is_told_to_stop_finishes_its_answers(server):
+    """The last test of this server: it is gone afterwards."""
+    async with connected(server.ws) as speaking, connected(server.ws) as silent:
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "tell me a story"}],
+        }
+        await speaking.send("conversation.item.create", item=item)
+        await speaking.send("response.create", response={"max_output_tokens": 12})
+        await speaking.until("response.output_audio.delta")
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed) as closed:
+            await silent.until("error")
+        assert closed.value.rcvd.code == 1012
+        health = await asyncio.to_thread(httpx.get, f"{server.http}/health")
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        assert (await asyncio.to_thread(complete, server, "hello")).status_code == 503
+        done = await speaking.until("response.done")
+        assert done["response"]["status"] in ("completed", "incomplete")
+        with pytest.raises(ConnectionClosed) as closed:
+            await speaking.until("error")
+        assert closed.value.rcvd.code == 1012
+    assert await asyncio.to_thread(server.process.wait, 20) == 0

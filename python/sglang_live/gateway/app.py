@@ -22,6 +22,7 @@ from sglang_live.gateway.chat_route import ChatRoute
 from sglang_live.gateway.client_secrets import ClientSecrets
 from sglang_live.gateway.client_secrets_route import ClientSecretsRoute
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.health import Health
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.model import check_model
@@ -53,6 +54,7 @@ def build_app(
     endpoint_model: EndpointModel | None = None,
     clock: Clock | None = None,
     suspects: Suspects | None = None,
+    drain: Drain | None = None,
 ) -> FastAPI:
     """Put the gateway together.
 
@@ -63,11 +65,14 @@ def build_app(
         speech_model: by default Silero, loaded now and shared by all callers.
         endpoint_model: for semantic_vad; without it silence alone ends turns.
         suspects: requests that SGLang's own API does not get a second time.
+        drain: by which the process tells that it is about to stop.
     Raises:
         FileNotFoundError: if the default speech model is not installed.
     """
     metrics = metrics or GatewayMetrics(CollectorRegistry())
+    drain = drain or Drain()
     services = RealtimeServices(
+        drain=drain,
         orchestrator=orchestrator,
         config=config,
         speech_model=speech_model or SileroModel(),
@@ -90,6 +95,7 @@ def build_app(
     app = FastAPI(title="sglang_live", lifespan=lifespan, openapi_url=None)
     if config.own_pages_only and not config.api_keys:
         app.add_middleware(SameMachine, refused=metrics.errors)
+    app.add_middleware(DrainGate, drain=drain)
     secrets = ClientSecrets()
     realtime = RealtimeRoute(services, keys, secrets)
     app.router.routes.append(WebSocketRoute("/v1/realtime", realtime.__call__))
@@ -111,7 +117,7 @@ def build_app(
     _add_models(app, keys, orchestrator)
     _add_capacity(app, keys, orchestrator)
     _add_description(app, keys)
-    _add_operations(app, keys, health, metrics)
+    _add_operations(app, keys, health, metrics, drain)
     add_page(app)
     if proxy:
         limited = _limited(keys, services.rate_limits, proxy.__call__)
@@ -156,16 +162,20 @@ def _add_description(app: FastAPI, keys: Keys) -> None:
 
 
 def _add_operations(
-    app: FastAPI, keys: Keys, health: Callable[[], Health], metrics: GatewayMetrics
+    app: FastAPI,
+    keys: Keys,
+    health: Callable[[], Health],
+    metrics: GatewayMetrics,
+    drain: Drain,
 ) -> None:
     """What load balancers look at, open without a key, as in SGLang itself; and what it counts,
     which says who calls when."""
 
     async def show_health(_request: Request) -> Response:
         now = health()
-        status = "ok" if now.serving else "unavailable"
-        body = {"status": status, "stages": dict(now.stages)}
-        return JSONResponse(body, 200 if now.serving else 503)
+        is_ok = now.serving and not drain.began.is_set()
+        status = "ok" if is_ok else "draining" if drain.began.is_set() else "unavailable"
+        return JSONResponse({"status": status, "stages": dict(now.stages)}, 200 if is_ok else 503)
 
     async def show_metrics(_request: Request) -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)

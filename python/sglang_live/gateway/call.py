@@ -9,7 +9,6 @@ caller's audio, SessionMonitor what happened.
 import asyncio
 import logging
 import time
-from functools import partial
 
 from sglang_live.gateway.auth import ANYBODY
 from sglang_live.gateway.caller_turns import CallerTurns
@@ -18,6 +17,7 @@ from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.outbox import Outbox
 from sglang_live.gateway.playout import Playout
+from sglang_live.gateway.rate_limits import Standing
 from sglang_live.gateway.realtime_events import (
     AnyClientEvent,
     AudioAppend,
@@ -80,7 +80,11 @@ class Call:
         self._items = ConversationEvents(
             self._conversation, emit, services.metrics, max_bytes=config.max_append_bytes
         )
-        may_ask = partial(services.rate_limits.take, owner)
+
+        def may_ask() -> Standing | None:
+            services.drain.check()
+            return services.rate_limits.take(owner)
+
         self._responses = Responses(
             session=session,
             items=self._items,
@@ -114,6 +118,11 @@ class Call:
             clock=services.clock,
             metrics=services.metrics,
         )
+
+    @property
+    def at_work(self) -> bool:
+        """An answer is being made, or is still heard."""
+        return self._responses.at_work
 
     def greet(self) -> None:
         self._emit("session.created", session=self._config.to_wire(self._session_id))

@@ -8,11 +8,13 @@ interrupt.
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any, Protocol
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import ANYBODY
 from sglang_live.gateway.call import Call
+from sglang_live.gateway.draining import CLOSE_SERVICE_RESTART, DrainingError
 from sglang_live.gateway.event_error import ClientEventError, error_body, internal_error
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.outbox import Outbox
@@ -33,6 +35,8 @@ CLOSE_TRY_AGAIN_LATER = 1013
 
 # A client that does not read cannot take a close frame either; do not wait for it for long.
 _CLOSE_GRACE_S = 0.5
+# Playback ends by the clock, without an event.
+_LOOK_EVERY_S = 0.1
 
 
 class Wire(Protocol):
@@ -100,14 +104,22 @@ class RealtimeConnection:
         call.greet()
         reader = asyncio.create_task(self._read(call))
         lost = asyncio.create_task(self._outbox.until_lost())
+        drained = asyncio.create_task(self._until_drained(call))
+        tasks = (reader, sender, lost, drained)
         try:
-            await asyncio.wait({reader, sender, lost}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if drained.done() and not drained.cancelled():
+                self._outbox.close()  # what was said is still sent
+                await asyncio.wait({sender, lost}, timeout=_CLOSE_GRACE_S)
         finally:
-            for task in (reader, sender, lost):
+            for task in tasks:
                 task.cancel()
             await call.close()
-            await _end(reader, sender, lost)
-        if not lost.cancelled():
+            await _end(*tasks)
+        if not drained.cancelled():
+            self._metrics.clients_dropped.labels("draining").inc()
+            await self._close(CLOSE_SERVICE_RESTART, DrainingError.code)
+        elif not lost.cancelled():
             self._metrics.clients_dropped.labels(lost.result()).inc()
             log.warning("client_dropped session=%s reason=%s", self.session_id, lost.result())
             await self._close(CLOSE_POLICY_VIOLATION, "client does not read")
@@ -116,6 +128,14 @@ class RealtimeConnection:
             self._metrics.errors.labels(internal_error().code).inc()
             log.error("sender_crashed session=%s", self.session_id, exc_info=error)
             await self._close(CLOSE_INTERNAL_ERROR, internal_error().code)
+
+    async def _until_drained(self, call: Call) -> None:
+        """The server is about to stop, and nothing of this call is left to wait for."""
+        drain = self._services.drain
+        await drain.began.wait()
+        while call.at_work and not drain.over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(drain.over.wait(), _LOOK_EVERY_S)
 
     async def _read(self, call: Call) -> None:
         while True:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sglang_live.clock import Clock
 from sglang_live.gateway.conversation_events import ConversationEvents
+from sglang_live.gateway.draining import DrainingError
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.frame_call import FrameCall
 from sglang_live.gateway.outbox import Emit, Outbox
@@ -31,7 +32,8 @@ class Responses:
     """Who is answering, and what waits.
 
     voices: names the model knows; the first is the default.
-    may_ask: counts one more answer, and says how many are left; raises RateLimitError.
+    may_ask: counts one more answer, and says how many are left; raises RateLimitError, or
+        DrainingError.
     on_done: told how many seconds of a finished reply the caller still has to hear.
     has_spoken: some audio went out in this session.
     nobody_waits: set while no answer in the conversation is still without a sound.
@@ -74,6 +76,11 @@ class Responses:
         return self._main is not None
 
     @property
+    def at_work(self) -> bool:
+        """An answer is being made, or is to be, or is still heard."""
+        return bool(self._main or self._side or self._queued) or self.audible
+
+    @property
     def audible(self) -> bool:
         return self.playout.audible
 
@@ -82,6 +89,7 @@ class Responses:
         Raises:
             ClientEventError: the conversation, or the side, is busy.
             RateLimitError: there were too many answers.
+            DrainingError: the server is about to stop.
         """
         if plan.in_conversation and self._main:
             raise ClientEventError(
@@ -178,7 +186,7 @@ class Responses:
         """Nobody asked in so many words, so nobody would read an error: the answer fails."""
         try:
             self._start(plan, self.may_ask())
-        except RateLimitError as error:
+        except (RateLimitError, DrainingError) as error:
             self.withdraw_guess()
             writer = ResponseWriter(plan, self.items.conversation, self.outbox.emit)
             writer.create()

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from sglang_live.clock import Clock
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.rate_limits import RateLimits
 from sglang_live.gateway.side_lanes import SideLanes
 from sglang_live.gateway.turn_ends import TurnEnds
@@ -25,6 +26,7 @@ class RealtimeServices:
     endpoint_model: EndpointModel | None = None
     clock: Clock
     metrics: GatewayMetrics
+    drain: Drain = field(default_factory=Drain)
     callers: Callers = field(default_factory=Callers)
     rate_limits: RateLimits = field(init=False)
     side_lanes: SideLanes = field(init=False)

@@ -20,6 +20,7 @@ from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import CapacityError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.health import Health
 from sglang_live.gateway.realtime import RealtimeConnection
 from sglang_live.gateway.services import RealtimeServices
@@ -368,6 +369,7 @@ def app_of(
     native_url: str | None = None,
     speech_model: SpeechModel | None = None,
     suspects: Suspects | None = None,
+    drain: Drain | None = None,
     **config: Any,
 ) -> FastAPI:
     stages = {"thinker": "serving"} if stages is None else stages
@@ -378,6 +380,7 @@ def app_of(
         health=lambda: Health(stages),
         speech_model=speech_model or LoudnessModel(),
         suspects=suspects,
+        drain=drain,
     )
 
 
