@@ -1,4 +1,4 @@
-"""Decode request audio with soundfile and soxr instead of torchaudio or torchcodec."""
+"""Decode request audio within bounds, with the decoder that all other paths have."""
 
 TARGET = "sglang.srt.utils.common.load_audio"
 KIND = "replace"
@@ -6,8 +6,8 @@ SIGNATURE = (
     "(audio_file: 'Union[str, bytes]', sr: 'Optional[int]' = None, mono: 'bool' = True)"
     " -> 'np.ndarray'"
 )
-WHY = "upstream imports torchaudio even for audio at the right rate; no build of it loads on CPU"
-DROP_WHEN = "upstream decodes wav and flac without torchaudio"
+WHY = "upstream decodes without bounds (1 KB at 1 Hz becomes 32 MB) and needs torchaudio on CPU"
+DROP_WHEN = "upstream bounds what it decodes, and decodes without torchaudio"
 STAGES = ("*",)
-CPU_ONLY = True
+CPU_ONLY = False
 HOOK = "sglang_live.bridge.audio_input:load_audio"

@@ -34,6 +34,10 @@ from sglang.lang.chat_template import get_chat_template
 from sglang.lang.interpreter import ProgramState, StreamExecutor
 from sglang.lang.ir import SglGen, SglImage, SglSamplingParams
 
+from sglang_live.errors import BadInputError
+from sglang_live.sound.decoder import MAX_CLIP_S, Limits, hear
+
+INPUT_RATE_HZ = 16_000
 OUTPUT_RATE_HZ = 24_000
 
 # Rides on the field for constrained types, which the interpreter passes on as it stands.
@@ -57,9 +61,12 @@ def listen(clip: str | Path | np.ndarray, rate_hz: int | None = None) -> SglImag
             raise ValueError("samples need their rate_hz")
         samples = clip
     else:
+        rate_hz = INPUT_RATE_HZ
         try:
-            samples, rate_hz = sf.read(clip, dtype="int16")
-        except (OSError, sf.LibsndfileError) as error:
+            samples = hear(
+                Path(clip).read_bytes(), rate_hz=rate_hz, limits=Limits(max_s=MAX_CLIP_S)
+            )
+        except (OSError, BadInputError) as error:
             raise ValueError(f"cannot read audio file {clip}: {error}") from error
     file = io.BytesIO()
     sf.write(file, samples, rate_hz, format="WAV", subtype="PCM_16")

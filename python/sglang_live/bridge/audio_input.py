@@ -1,13 +1,17 @@
-"""Audio on its way into the thinker: decoded without torchaudio, and never dropped in silence."""
+"""Audio on its way into the thinker: decoded within bounds and never dropped without an error."""
 
 import base64
-import io
+from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import numpy as np
-import soundfile as sf
-import soxr
 import torch
+
+from sglang_live.errors import BadInputError
+from sglang_live.sound.decoder import MAX_CLIP_S, Limits, hear
+
+# Of a file that a path names; 10 minutes of stereo float at 48 kHz.
+_MAX_FILE_BYTES = 256 << 20
 
 
 def load_audio(audio_file: str | bytes, sr: int | None = None, mono: bool = True) -> np.ndarray:
@@ -20,21 +24,13 @@ def load_audio(audio_file: str | bytes, sr: int | None = None, mono: bool = True
     Returns:
         [n_samples] float32 in [-1, 1] ([n_samples, n_channels] when not mono).
     Raises:
-        ValueError: if the bytes are no audio that libsndfile reads, or hold no sample.
+        ValueError: if the bytes are no audio, hold no sample, or are beyond the limits.
     """
-    rate_hz = sr or 16_000
-    source = _source(audio_file)
+    limits = Limits(max_s=MAX_CLIP_S)
     try:
-        audio, file_rate_hz = sf.read(source, dtype="float32")
-    except sf.LibsndfileError as error:
+        return hear(_read(audio_file), rate_hz=sr or 16_000, limits=limits, mono=mono)
+    except (BadInputError, OSError) as error:
         raise ValueError(f"Could not decode audio: {error}") from error
-    if mono and audio.ndim > 1:
-        audio = audio.mean(axis=1)
-    if file_rate_hz != rate_hz and len(audio):
-        audio = soxr.resample(audio, file_rate_hz, rate_hz)
-    if not len(audio):
-        raise ValueError("Could not decode audio: it holds no samples")
-    return np.ascontiguousarray(audio, dtype=np.float32)
 
 
 def placeholder_spans(input_ids: torch.Tensor, mm_token_id: int) -> list[tuple[int, int]]:
@@ -65,20 +61,23 @@ async def check_audio_landed(original, processor, image_data, input_text, reques
     return result
 
 
-def _source(audio_file: str | bytes):
+def _read(audio_file: str | bytes) -> bytes:
     if isinstance(audio_file, bytes):
-        return io.BytesIO(audio_file)
+        return audio_file
     if not isinstance(audio_file, str):
         raise ValueError(f"Invalid audio: {type(audio_file).__name__}")
     if audio_file.startswith("data:"):
         try:
-            return io.BytesIO(base64.b64decode(audio_file.partition(",")[2], validate=True))
+            return base64.b64decode(audio_file.partition(",")[2], validate=True)
         except ValueError as error:
             raise ValueError("Could not decode audio: bad base64") from error
     if audio_file.startswith(("http://", "https://")):
         from sglang.srt.utils.common import download_remote_media
 
-        return io.BytesIO(download_remote_media(audio_file, timeout=5))
-    if audio_file.startswith("file://"):
-        return unquote(urlparse(audio_file).path)
-    return audio_file
+        return download_remote_media(audio_file, timeout=5)
+    is_url = audio_file.startswith("file://")
+    with Path(unquote(urlparse(audio_file).path) if is_url else audio_file).open("rb") as file:
+        data = file.read(_MAX_FILE_BYTES + 1)
+    if len(data) > _MAX_FILE_BYTES:
+        raise ValueError(f"Invalid audio: a file of more than {_MAX_FILE_BYTES} bytes")
+    return data

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import soundfile
-import soxr
+
+from sglang_live.errors import BadInputError
+from sglang_live.sound.decoder import Limits, hear
 
 SAMPLE_RATE_HZ = 24_000
 BYTES_PER_SAMPLE = 2
+MAX_CLIP_S = 3600.0
 FRAME_S = 0.020
 FRAME_BYTES = round(SAMPLE_RATE_HZ * FRAME_S) * BYTES_PER_SAMPLE
 
@@ -31,20 +33,16 @@ class Level:
 
 
 def load_pcm(path: Path) -> bytes:
-    """Read a wav or flac file of any rate as 24 kHz mono PCM16.
+    """Read a sound file of any rate as 24 kHz mono PCM16.
 
     Raises:
-        ValueError: if it cannot be read or holds no samples.
+        ValueError: if it cannot be read, holds no samples, or lasts more than an hour.
     """
     try:
-        samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
-    except (OSError, soundfile.LibsndfileError) as error:
+        mono = hear(path.read_bytes(), rate_hz=SAMPLE_RATE_HZ, limits=Limits(max_s=MAX_CLIP_S))
+    except (OSError, BadInputError) as error:
         raise ValueError(f"cannot read audio file {path}: {error}") from error
-    if not len(samples):
-        raise ValueError(f"audio file {path} holds no samples")
-    mono = soxr.resample(samples.mean(axis=1), rate_hz, SAMPLE_RATE_HZ)
-    # Resampling overshoots at full scale; wrapping around there would click.
-    return (np.clip(mono, -1.0, 1.0) * 32767).astype("<i2").tobytes()
+    return (mono * 32767).astype("<i2").tobytes()
 
 
 def duration_s(pcm: bytes) -> float:

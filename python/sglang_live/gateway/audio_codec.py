@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 import pybase64
 
-from sglang_live.gateway import g711
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.resampler import StreamResampler, resample
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, OUTPUT_RATE_HZ
+from sglang_live.sound import g711
 
 # Shorter frames cost more in envelope than in audio; longer ones make a client wait, and a
 # frame must stay far below the 1 MiB that some clients accept.

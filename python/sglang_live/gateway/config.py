@@ -5,6 +5,7 @@ from pathlib import Path
 
 from sglang_live.interaction.vad import VadSettings
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.sound.decoder import MAX_CLIP_S
 
 _MIB = 1024 * 1024
 
@@ -46,7 +47,7 @@ class GatewayConfig:
     max_answers_per_minute: int | None = None
     max_frame_bytes: int = MAX_FRAME_BYTES
     max_append_bytes: int = 15 * _MIB
-    max_input_audio_s: float = 600.0
+    max_input_audio_s: float = MAX_CLIP_S
     send_buffer_bytes: int = 16 * _MIB
     max_conversation_bytes: int = 256 * _MIB
     max_side_responses: int = 4

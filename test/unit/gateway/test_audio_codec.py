@@ -8,7 +8,6 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_live.gateway import g711
 from sglang_live.gateway.audio_codec import (
     MAX_FRAME_MS,
     PCM,
@@ -22,6 +21,7 @@ from sglang_live.gateway.audio_codec import (
 )
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.resampler import StreamResampler, resample
+from sglang_live.sound import g711
 
 RATES = [(24_000, 16_000), (8_000, 16_000), (24_000, 8_000), (16_000, 24_000)]
 ALL_INT16 = np.arange(-32768, 32768).astype(np.int16)

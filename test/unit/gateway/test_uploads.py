@@ -35,7 +35,7 @@ def test_every_usual_rate_is_heard_as_it_sounds(rate_hz, n_channels):
     assert np.abs(middle).max() == pytest.approx(8000, rel=0.03)
 
 
-@pytest.mark.parametrize("rate_hz", [1, 7_999, 192_001, 1_999_999_999])
+@pytest.mark.parametrize("rate_hz", [1, 3_999, 384_001, 1_999_999_999])
 def test_a_rate_that_nobody_records_at_is_refused_before_anything_is_read(rate_hz):
     data = bytearray(file_of(tone(0.01, 8_000), 8_000))
     data[24:28] = struct.pack("<I", rate_hz)
@@ -57,7 +57,7 @@ def test_just_long_enough_is_heard_and_longer_is_refused():
 
 @pytest.mark.parametrize("data", [b"", b"RIFF", b"no audio at all", b"\0" * 5000])
 def test_what_is_no_audio_is_refused(data):
-    with pytest.raises(BadInputError, match="no audio file"):
+    with pytest.raises(BadInputError, match=r"no audio file|no .data. chunk"):
         read_audio(data, max_s=10)
 
 

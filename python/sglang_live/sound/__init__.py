@@ -1,0 +1,1 @@
+"""Sound files of any sender, decoded within bounds. Imports nothing of the server."""

@@ -1,0 +1,167 @@
+"""The one decoder of sound files that others send: uploads, chats, the engine's own API, clients.
+
+In: bytes of wav, aiff, au, caf, w64, flac, mp3, ogg. Out: samples at the rate that is wanted.
+Block by block: what a file claims of its length is not believed, memory holds the result and one
+block, and decoding stops at the first block beyond the limits. Wav files are read here; the rest
+is libsndfile's.
+"""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import soundfile as sf
+import soxr
+
+from sglang_live.errors import BadInputError
+from sglang_live.sound.lengths import with_true_length
+from sglang_live.sound.wav import read_wav
+
+# Of one file, unless the caller says otherwise: float32 at 16 kHz is 38 MB of it.
+MAX_CLIP_S = 600.0
+# Frames of one block: 8 channels of it are 2 MiB.
+_BLOCK_FRAMES = 1 << 16
+_UNREADABLE = (
+    "This is no audio file that can be read: wav, aiff, au, caf, w64, flac, mp3 and ogg can."
+)
+# Containers whose readers are in wide use. libsndfile knows more, for which memory errors are
+# reported every few years and which no client sends.
+_CONTAINERS = frozenset(("WAV", "WAVEX", "AIFF", "AU", "CAF", "W64", "FLAC", "MP3", "OGG"))
+# Those whose samples were compared with what another decoder makes of them.
+_PLAIN = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")
+_CODED = ("IMA_ADPCM", "MS_ADPCM", "GSM610", "VORBIS", "OPUS")
+_LAYERS = ("MPEG_LAYER_I", "MPEG_LAYER_II", "MPEG_LAYER_III")
+_SUBTYPES = frozenset((*_PLAIN, *_CODED, *_LAYERS))
+# Floats overshoot full scale a little; beyond this they are integers that were never scaled.
+_MAX_OVERSHOOT = 16.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Of one file. A header may promise anything: billions of samples a second, a thousand
+    channels."""
+
+    max_s: float
+    min_rate_hz: int = 4_000
+    max_rate_hz: int = 384_000
+    max_channels: int = 8
+
+    def check(self, n_channels: int, rate_hz: int) -> None:
+        """Raises BadInputError."""
+        if n_channels > self.max_channels or not self.min_rate_hz <= rate_hz <= self.max_rate_hz:
+            raise BadInputError(
+                f"{n_channels} channels at {rate_hz} Hz: at most {self.max_channels}, and from "
+                f"{self.min_rate_hz} to {self.max_rate_hz} Hz."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A file as it is decoded: its blocks, [n, n_channels] float32, once."""
+
+    rate_hz: int
+    n_channels: int
+    blocks: Iterator[np.ndarray]
+
+
+def hear(data: bytes, *, rate_hz: int, limits: Limits, mono: bool = True) -> np.ndarray:
+    """Decode a whole file.
+
+    Returns:
+        [n] float32 in [-1, 1], its channels averaged; [n, n_channels] when not mono.
+    Raises:
+        BadInputError: not readable, no samples, beyond the limits, or samples that are no numbers.
+    """
+    sound = decode(data, limits)
+    n_channels = 1 if mono else sound.n_channels
+    stream = None
+    if sound.rate_hz != rate_hz:
+        stream = soxr.ResampleStream(sound.rate_hz, rate_hz, n_channels, dtype="float32")
+    pieces = [_resampled(block, n_channels, stream) for block in sound.blocks]
+    if stream is not None:
+        rest = np.zeros((0, n_channels), np.float32)
+        pieces.append(stream.resample_chunk(rest, last=True).reshape(-1, n_channels))
+    heard = np.concatenate(pieces)
+    if not len(heard):
+        raise BadInputError(f"The audio file holds no samples at {rate_hz} Hz.")
+    np.clip(heard, -1.0, 1.0, out=heard)  # coders and resampling overshoot
+    return heard[:, 0] if mono else heard
+
+
+def decode(data: bytes, limits: Limits) -> Sound:
+    """Begin to decode. The blocks raise what `hear` raises.
+
+    Samples beyond full scale are clipped, as other decoders do.
+    """
+    wav = read_wav(data)
+    if wav is not None:
+        limits.check(wav.n_channels, wav.rate_hz)
+    if wav is not None and wav.is_plain:
+        blocks = wav.blocks(_BLOCK_FRAMES)
+        return Sound(wav.rate_hz, wav.n_channels, _within(blocks, wav.rate_hz, limits))
+    source = io.BytesIO(wav.repaired() if wav else with_true_length(data))
+    try:
+        file = _Sequential(source)
+    except (sf.LibsndfileError, ValueError):
+        raise BadInputError(_UNREADABLE) from None
+    if file.format not in _CONTAINERS or file.subtype not in _SUBTYPES:
+        file.close()
+        raise BadInputError(f"{_UNREADABLE} Not {file.subtype} in {file.format}.")
+    limits.check(file.channels, file.samplerate)
+    rate_hz = file.samplerate
+    return Sound(rate_hz, file.channels, _within(_read(file, source), rate_hz, limits))
+
+
+class _Sequential(sf.SoundFile):
+    """Read from beginning to end. SoundFile seeks to where it is after each read, which fails at
+    the end of a FLAC stream that does not tell its length."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _read(file: sf.SoundFile, source: io.BytesIO) -> Iterator[np.ndarray]:
+    """source: the bytes that the file reads."""
+    with file:
+        n_read = _BLOCK_FRAMES
+        while n_read == _BLOCK_FRAMES:
+            # As float: read as integers, libsndfile does not scale what is stored as float.
+            block = np.full((_BLOCK_FRAMES, file.channels), np.nan, np.float32)
+            try:
+                n_read = len(file.read(out=block))
+            except sf.LibsndfileError:
+                # The file breaks off within a block of its codec: what is before it is heard.
+                n_read = int(np.isfinite(block[:, 0]).argmin())
+                if not n_read or source.tell() < len(source.getbuffer()):
+                    raise BadInputError(f"{_UNREADABLE} It is damaged.") from None
+                yield block[:n_read]
+                return
+            yield block[:n_read]
+
+
+def _within(blocks: Iterator[np.ndarray], rate_hz: int, limits: Limits) -> Iterator[np.ndarray]:
+    n_frames = 0
+    for block in blocks:
+        n_frames += len(block)
+        if n_frames > limits.max_s * rate_hz:
+            raise BadInputError(f"The audio is longer than {limits.max_s:g} s.")
+        peak = np.abs(block).max(initial=0.0)
+        if not np.isfinite(peak):
+            raise BadInputError("The audio holds samples that are infinite or not numbers.")
+        if peak > _MAX_OVERSHOOT:
+            raise BadInputError(f"The audio holds samples of {peak:g}: floats go from -1 to 1.")
+        yield np.clip(block, -1.0, 1.0)
+    if not n_frames:
+        raise BadInputError("The audio file holds no samples.")
+
+
+def _resampled(
+    block: np.ndarray, n_channels: int, stream: soxr.ResampleStream | None
+) -> np.ndarray:
+    """block: [n, channels of the file]. Returns [m, n_channels]."""
+    if n_channels < block.shape[1]:
+        block = block.mean(axis=1, keepdims=True, dtype=np.float32)
+    if stream is None:
+        return block
+    return stream.resample_chunk(np.ascontiguousarray(block)).reshape(-1, n_channels)

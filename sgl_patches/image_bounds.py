@@ -1,0 +1,14 @@
+"""Refuse a picture of too many pixels before it is decoded."""
+
+TARGET = "sglang.srt.utils.common._load_image"
+KIND = "around"
+SIGNATURE = (
+    "(image_bytes: 'bytes' = b'', image_file: 'str' = '',"
+    " gpu_image_decode: 'GPUImageDecodeMode' = True)"
+    " -> 'Union[torch.Tensor, Image.Image]'"
+)
+WHY = "a picture of 100 KB may hold a gigabyte of pixels, and upstream decodes it all"
+DROP_WHEN = "upstream bounds the pixels of a picture"
+STAGES = ("thinker",)
+CPU_ONLY = False
+HOOK = "sglang_live.bridge.visual_input:load_image"
