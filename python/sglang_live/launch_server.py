@@ -4,7 +4,6 @@ import asyncio
 import gc
 import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -46,12 +45,12 @@ from sglang_live.preflight import (
 )
 from sglang_live.stages.endings import telling_line
 from sglang_live.stages.ports import free_port
+from sglang_live.stages.run_dir import RunDir, clear_dead
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import (
     Replica,
     Supervisor,
     loopback_address,
-    new_run_dir,
 )
 from sglang_live.stages.zygote import Zygote, is_useful
 from sglang_live.telemetry.capacity_metrics import CapacityCollector
@@ -105,6 +104,7 @@ def end_in_one_line(run: Callable[[], int]) -> int:
 
 def check_machine(storage: SessionStorage | None) -> None:
     """Raises LiveError for what would end the start of an engine minutes later."""
+    clear_dead()  # first: it may be what fills them
     check_temporary_folder()
     check_shared_memory()
     if storage is not None:
@@ -121,7 +121,7 @@ def load_model(model_path: str, cache_dir: Path) -> Qwen3OmniSpec:
 
 async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) -> int:
     door = Door(config.host, config.port)
-    run_dir, native_port = new_run_dir(), free_port()
+    run_dir, native_port = RunDir.make(), free_port()
     # SGLang's API listens on loopback only: with a remote thinker it is not offered here.
     native_url = None if config.stages["thinker"].connect else f"http://127.0.0.1:{native_port}"
     if config.allow_private_media_urls:
@@ -129,7 +129,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
     zygote, clock = Zygote() if is_useful() else None, MonotonicClock()
     suspects, drain = Suspects(clock), Drain()
     supervisor = Supervisor(
-        _specs(config, model, run_dir, native_port),
+        _specs(config, model, run_dir.path, native_port),
         log_dir=config.log_dir,
         on_change=_announce,
         zygote=zygote,
@@ -202,7 +202,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         await supervisor.stop()
         if zygote is not None:
             await zygote.close()
-        shutil.rmtree(run_dir, ignore_errors=True)
+        run_dir.remove()
 
 
 class _Server(uvicorn.Server):

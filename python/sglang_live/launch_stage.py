@@ -25,9 +25,9 @@ from sglang_live.config import (
 from sglang_live.errors import BadInputError
 from sglang_live.launch_server import check_machine, end_in_one_line, load_model
 from sglang_live.stages.ports import free_port
+from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
-from sglang_live.stages.supervisor import new_run_dir
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -90,7 +90,7 @@ def _spec(
         cache_dir=str(own.cache_dir),
         address=own.bind,
         same_host=False,
-        run_dir=str(new_run_dir()),
+        run_dir=str(RunDir.make(survives_exec=True).path),
         served_name=own.served_model_name or Path(own.model_path).name,
         device=own.device,
         engine_args=engine_args,

@@ -5,7 +5,9 @@ The server is one of its own: a test hook makes its thinker die of one prompt.
 
 import asyncio
 import os
+import re
 import signal
+from pathlib import Path
 
 import httpx
 import psutil
@@ -30,9 +32,12 @@ def server(tmp_path_factory, request):
 
     tokenizer = AutoTokenizer.from_pretrained(ensure_built())
     ids = tokenizer(DEADLY, add_special_tokens=False).input_ids
+    temporary = tmp_path_factory.mktemp("t")  # short, for sockets
     hook = {"SGLANG_LIVE_TEST_DEADLY_IDS": "die:" + ",".join(map(str, ids))}
+    hook["TMPDIR"] = str(temporary)
     flags = ("--stuck-after-s", "4")
     with running_server("demo-random", path, *flags, environment=hook) as running:
+        running.temporary = temporary
         yield running
 
 
@@ -116,3 +121,8 @@ async def test_a_server_that_is_told_to_stop_finishes_its_answers(server):
             await speaking.until("error")
         assert closed.value.rcvd.code == 1012
     assert await asyncio.to_thread(server.process.wait, 20) == 0
+    assert list(server.temporary.iterdir()) == []
+    pids = set(re.findall(r"spawned \S+ pid=(\d+)", (server.log_dir / "server.log").read_text()))
+    assert len(pids) > 5, "three stages, and what was started anew"
+    left = [file.name for file in Path("/dev/shm").iterdir() if pids & set(file.name.split("-"))]
+    assert left == []

@@ -159,6 +159,7 @@ def accept_stage(argv: list[str], monkeypatch) -> None:
     taken_over = []
     model = SimpleNamespace(path="/models/m")
     monkeypatch.setattr(launch_stage, "load_model", lambda _path, _cache: model)
+    monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: model)
     monkeypatch.setattr(launch_stage.os, "execve", lambda *args: taken_over.append(args[-1]))
     assert launch_stage.main(argv) is None, argv
     monkeypatch.setenv(SPEC_ENV, taken_over[0][SPEC_ENV])

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -98,14 +99,12 @@ def test_a_stage_that_does_not_start_is_said_and_cleaned_up(tmp_path, monkeypatc
         async def stop(self):
             stopped.append(True)
 
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(launch_server, "Supervisor", FailingSupervisor)
-    monkeypatch.setattr(launch_server, "new_run_dir", lambda: run_dir)
     monkeypatch.setattr(launch_server, "load_model", lambda _path, _cache: model)
     assert launch_server.main(["--model-path", "/models/m", "--port", str(free_port())]) == 1
     assert "error: talker/0 did not start (exit 3)" in capsys.readouterr().err
-    assert stopped and not run_dir.exists()
+    assert stopped and not list(tmp_path.iterdir())
 
 
 def specs(model, *argv: str) -> dict:

@@ -23,7 +23,7 @@ def launched(monkeypatch, tmp_path):
         raise TakenOver(command, json.loads(environment[SPEC_ENV]))
 
     monkeypatch.setattr(launch_stage.os, "execve", execve)
-    monkeypatch.setattr(launch_stage, "new_run_dir", lambda: tmp_path)
+    monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: SimpleNamespace(path=tmp_path))
     checkpoint = SimpleNamespace(path="/models/m")
     monkeypatch.setattr(launch_stage, "load_model", lambda _path, _cache: checkpoint)
 

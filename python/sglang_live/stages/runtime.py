@@ -10,18 +10,22 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Protocol
 
 import setproctitle
 
 from sglang_live.bridge import platform_cpu
 from sglang_live.bridge.inbox import POLICIES_ENV, STORAGE_ENV
+from sglang_live.bridge.load_file import SHM_NAMES_ENV
 from sglang_live.bridge.neighbours import NEIGHBOURS_ENV, neighbours_env
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Outlook, Ready
 from sglang_live.stages.connectors.server import ServedJob, StageServer
+from sglang_live.stages.connectors.wire import SHM_PREFIX
 from sglang_live.stages.spec import StageSpec
 
 log = logging.getLogger(__name__)
@@ -97,6 +101,17 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
     await server.serve()
 
 
+def use_temporary_folder(spec: StageSpec) -> None:
+    """What SGLang leaves in the folder for temporary files goes with the server's own."""
+    folder = Path(spec.run_dir) / "tmp"
+    if not folder.is_dir():
+        return
+    # What torch compiles must outlive this run.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{spec.cache_dir}/torchinductor")
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None  # a process that was forked has looked already
+
+
 def die_with_parent() -> None:
     """A supervisor must not leave its stages behind, not even when it is killed."""
     if sys.platform == "linux":
@@ -116,6 +131,8 @@ def main() -> None:
     os.environ[STAGE_ENV] = spec.stage
     os.environ[POLICIES_ENV] = ",".join(spec.policies)
     os.environ[STORAGE_ENV] = spec.session_storage
+    os.environ[SHM_NAMES_ENV] = f"{SHM_PREFIX}{os.getpid()}-"
+    use_temporary_folder(spec)
     device = "cpu" if platform_cpu.is_active() else spec.device
     os.environ[NEIGHBOURS_ENV] = neighbours_env(spec.run_dir, device, spec.stage, spec.replica)
     logging.basicConfig(

@@ -17,6 +17,7 @@ from sglang_live.messages import Ready
 from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.connectors.wire import sweep_shared_memory
 from sglang_live.stages.endings import cause_of, oom_kills, was_work
+from sglang_live.stages.run_dir import PREFIX, note_process
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.stages.zygote import Forked, Zygote
@@ -219,6 +220,7 @@ class Supervisor:
         finally:
             os.close(out)
         replica.n_starts += 1
+        note_process(Path(spec.run_dir), replica.process.pid)
         replica.client = StageClient(spec.name, spec.address, same_host=spec.same_host)
         log.info("stage_spawned %s pid=%d", spec.name, replica.process.pid)
 
@@ -309,8 +311,8 @@ def loopback_address(run_dir: Path, stage: str, replica: int) -> str:
 
 
 def new_run_dir() -> Path:
-    # Short, because a Unix socket's path may have 107 characters at most.
-    return Path(tempfile.mkdtemp(prefix="sgl-live-"))
+    """For stages without a server; whoever makes it removes it. See RunDir."""
+    return Path(tempfile.mkdtemp(prefix=PREFIX))
 
 
 def _kill_group(leader_pid: int) -> None:
