@@ -102,6 +102,7 @@ class Call:
             session,
             emit,
             services.metrics,
+            services.scorer.model,
             may_work=self._responses.nobody_waits,
             may_ask=may_ask,
         )

@@ -6,7 +6,9 @@ Owner: one CallerTurns per connection. Time is audio received (see interaction/v
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -31,6 +33,7 @@ from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.endpoint import HEARD_SAMPLES
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
+from sglang_live.interaction.presence import has_speech
 from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.vad import (
     SAMPLES_PER_MS,
@@ -49,6 +52,7 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
+_USUAL_THRESHOLD = VadSettings().threshold
 # A long append is worked off in pieces, so that other callers and the own answer go on.
 _PIECE_MS = 1000
 
@@ -150,7 +154,8 @@ class CallerTurns:
         if self._detector:
             self._hear_no_more()
             self._reset(self._detector)
-        self._commit(self._buffer.take(self._buffer.start_sample, self._buffer.end_sample))
+        audio = self._buffer.take(self._buffer.start_sample, self._buffer.end_sample)
+        self._commit(audio, is_speech=partial(has_speech, audio.pcm, self.scorer.model))
 
     def clear(self) -> None:
         self._buffer.append(self._decoder.finish())  # the cleared audio still counts as time
@@ -292,7 +297,11 @@ class CallerTurns:
         assert self.config.turn_detection is not None
         self._emit_stopped(event)
         start, end = self._turn_start_ms * SAMPLES_PER_MS, event.at_ms * SAMPLES_PER_MS
-        self._commit(self._buffer.take(start, end))
+        audio, is_speech = self._buffer.take(start, end), None
+        # Below the usual threshold the detector takes noise for speech.
+        if self.config.turn_detection.vad.threshold < _USUAL_THRESHOLD:
+            is_speech = partial(has_speech, audio.pcm, self.scorer.model)
+        self._commit(audio, is_speech)
         if self.config.turn_detection.create_response:
             self._answer(event.speech_end_ms)
 
@@ -303,14 +312,15 @@ class CallerTurns:
             "input_audio_buffer.speech_stopped", audio_end_ms=event.at_ms, item_id=self._item_id
         )
 
-    def _commit(self, audio: AudioPart) -> None:
+    def _commit(self, audio: AudioPart, is_speech: Callable[[], bool] | None = None) -> None:
+        """is_speech: to be asked before it is answered; None: no question."""
         self._idle.disarm()
         self.monitor.turn_committed()
         content = [AudioContent(audio.pcm)]
         # What an answer was begun to is what the model has heard: all but the last silence.
         pieces = self.responses.guessed or self._pieces.whole(audio)
         self._pieces.forget()
-        item = MessageItem(self._item_id, "user", content, pieces)
+        item = MessageItem(self._item_id, "user", content, pieces, is_speech)
         self._next_item()
         previous = self.items.conversation.last_id
         self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)

@@ -4,6 +4,7 @@ Owner: the Conversation that holds the item. Only replies change (gateway/reply_
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -88,6 +89,8 @@ class MessageItem(Item):
     """A message that came in whole.
 
     pieces: in which it is taken in, if some of it was while it was said.
+    is_speech: whether its audio holds any, for judge(); None: it does.
+    is_silent: it was judged to hold no speech. The client has the item, the model does not see it.
     """
 
     def __init__(
@@ -96,9 +99,11 @@ class MessageItem(Item):
         role: Literal["system", "user", "assistant"],
         content,
         pieces: tuple[HistoryItem, ...] = (),
+        is_speech: Callable[[], bool] | None = None,
     ):
         self.id = item_id
         self._pieces = pieces
+        self._is_speech, self.is_silent = is_speech, False
         self.role = role
         self.content: tuple[TextContent | AudioContent, ...] = tuple(content)
         parts = tuple(part for part in (c.part() for c in self.content) if part)
@@ -113,6 +118,17 @@ class MessageItem(Item):
 
     def pieces(self) -> tuple[HistoryItem, ...]:
         return self._pieces or super().pieces()
+
+    @property
+    def is_unjudged(self) -> bool:
+        return self._is_speech is not None
+
+    def judge(self) -> None:
+        """Find out whether its audio is speech; takes milliseconds the first time."""
+        judged, self._is_speech = self._is_speech, None
+        if judged is not None and not judged():
+            self.is_silent = True
+            self._history, self._pieces = None, ()
 
     def transcribed(self, text: str) -> None:
         """What its audio says. The model goes on hearing the audio."""

@@ -31,6 +31,7 @@ class ResponsePlan:
 
     config: the session's settings with those of response.create over them.
     context: items that stand for the conversation, or None for the conversation itself.
+    instructed: it has instructions of its own, so that it can say something to nothing new.
     in_conversation: the reply becomes an item of the default conversation.
     decided_at_s: when the turn was known to have ended, on the gateway's clock.
     speech_end_at_s: when the caller stopped speaking, on the same clock, if speech ended it.
@@ -40,6 +41,7 @@ class ResponsePlan:
     decided_at_s: float
     speech_end_at_s: float | None = None
     context: tuple[Item, ...] | None = None
+    instructed: bool = False
     in_conversation: bool = True
     metadata: dict[str, str] | None = None
     response_id: str = field(default_factory=lambda: new_id("resp"))

@@ -66,6 +66,7 @@ def plan_response(
         config=config,
         decided_at_s=now_s,
         context=_context(form, config, conversation, max_audio_bytes),
+        instructed=form.instructions is not None,
         in_conversation=form.conversation != "none",
         metadata=form.metadata,
     )

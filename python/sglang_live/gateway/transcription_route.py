@@ -22,6 +22,7 @@ from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model
 from sglang_live.gateway.transcription import transcribe
 from sglang_live.gateway.uploads import read_audio
+from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.history import AudioPart, Usage
 from sglang_live.orchestrator.session import Orchestrator
 
@@ -40,8 +41,13 @@ class _Wish:
 
 
 class TranscriptionRoute:
-    def __init__(self, orchestrator: Orchestrator, config: GatewayConfig):
+    """speech_model: what it finds no speech in has an empty text."""
+
+    def __init__(
+        self, orchestrator: Orchestrator, config: GatewayConfig, speech_model: SpeechModel
+    ):
         self._orchestrator, self._config = orchestrator, config
+        self._speech_model = speech_model
 
     async def __call__(self, request: Request) -> Response:
         try:
@@ -90,6 +96,7 @@ class TranscriptionRoute:
             made = transcribe(
                 session,
                 wish.audio,
+                self._speech_model,
                 language=wish.language,
                 hint=wish.hint,
                 temperature=wish.temperature,

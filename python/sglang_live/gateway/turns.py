@@ -16,7 +16,7 @@ from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import internal_error
 from sglang_live.gateway.guess import Guess
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.items import Item
+from sglang_live.gateway.items import Item, MessageItem
 from sglang_live.gateway.model import voice_of
 from sglang_live.gateway.playout import Answer, Playout
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
@@ -27,10 +27,12 @@ from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.orchestrator.history import (
     OUTPUT_RATE_HZ,
     AudioDelta,
+    HistoryItem,
     TranscriptDelta,
     TurnDone,
     TurnEvent,
     TurnRequest,
+    Usage,
 )
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -195,6 +197,11 @@ class Turns:
     async def _produce(self, run: Run, guess: Guess | None) -> None:
         # Not kept: what is forgotten later would stay for as long as somebody knows of this run.
         items, run.items = run.items, ()
+        await _judge(run.plan.context or items)
+        if _is_answer_to_silence(run.plan, items):
+            if guess is not None:
+                guess.withdraw()
+            return self._finish(run, _nothing_to_say())
         if guess is not None:
             events = guess.events()
         else:
@@ -295,6 +302,24 @@ class Turns:
             retention=None if _is_stateless(plan) else config.truncation.retention,
             tools=tools_of(config.tools, config.tool_choice),
         )
+
+
+async def _judge(items: tuple[Item, ...]) -> None:
+    for item in items:
+        if isinstance(item, MessageItem) and item.is_unjudged:
+            await asyncio.to_thread(item.judge)
+
+
+def _is_answer_to_silence(plan: ResponsePlan, items: tuple[Item, ...]) -> bool:
+    """The newest item holds no speech, and nothing else asks for this response."""
+    newest = next((item for item in reversed(items) if not item.has_left), None)
+    silent = isinstance(newest, MessageItem) and newest.is_silent
+    return silent and plan.context is None and not plan.instructed
+
+
+def _nothing_to_say() -> TurnDone:
+    reply = HistoryItem(key=new_id("key"), role="assistant", parts=())
+    return TurnDone(status="completed", reason=None, reply=reply, usage=Usage())
 
 
 def _is_stateless(plan: ResponsePlan) -> bool:

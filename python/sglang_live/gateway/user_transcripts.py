@@ -16,6 +16,7 @@ from sglang_live.gateway.event_error import error_body, internal_error
 from sglang_live.gateway.items import MessageItem
 from sglang_live.gateway.outbox import Emit
 from sglang_live.gateway.transcription import transcribe
+from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.history import AudioPart
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -38,12 +39,16 @@ class _Wish:
 
 @dataclass(eq=False)
 class UserTranscripts:
-    """may_work: set while no answer waits for its first sound. may_ask: counts one more turn of
-    the model; raises RateLimitError."""
+    """
+    speech_model: what it finds no speech in has an empty transcript.
+    may_work: set while no answer waits for its first sound.
+    may_ask: counts one more turn of the model; raises RateLimitError.
+    """
 
     session: VoiceSession
     emit: Emit
     metrics: GatewayMetrics
+    speech_model: SpeechModel
     may_work: asyncio.Event
     may_ask: Callable[[], object]
     _waiting: deque[_Wish] = field(default_factory=deque)
@@ -81,7 +86,13 @@ class UserTranscripts:
     async def _write_down(self, wish: _Wish) -> None:
         self.may_ask()
         pieces: list[str] = []
-        made = transcribe(self.session, wish.audio, language=wish.language, hint=wish.hint)
+        made = transcribe(
+            self.session,
+            wish.audio,
+            self.speech_model,
+            language=wish.language,
+            hint=wish.hint,
+        )
         async for piece in made:
             if isinstance(piece, str):
                 pieces.append(piece)

@@ -177,3 +177,35 @@ async def test_a_client_that_leaves_is_not_written_down_for():
             asking.cancel()
         await asyncio.wait_for(orchestrator.session.closed.wait(), 5)
     assert orchestrator.session.n_cancelled == 1
+
+
+# --- nothing said ---
+
+
+def silent_file() -> bytes:
+    file = io.BytesIO()
+    sf.write(file, np.zeros(10 * INPUT_RATE_HZ, np.int16), INPUT_RATE_HZ, format="WAV")
+    return file.getvalue()
+
+
+async def test_silence_has_an_empty_text_in_every_format_and_the_model_is_not_asked():
+    orchestrator = FakeOrchestrator([[TranscriptDelta("close the shirt"), done("close")]] * 3)
+    answer = await ask(orchestrator, silent_file())
+    assert answer.json()["text"] == ""
+    assert answer.json()["usage"]["total_tokens"] == 0
+    assert (await ask(orchestrator, silent_file(), response_format="text")).text == "\n"
+    streamed = await ask(orchestrator, silent_file(), stream="true")
+    [event] = [json.loads(line[6:]) for line in streamed.text.splitlines() if line]
+    assert (event["type"], event["text"]) == ("transcript.text.done", "")
+    assert orchestrator.turns == []
+
+
+async def test_the_model_is_shown_the_speech_alone():
+    t = np.arange(INPUT_RATE_HZ) / INPUT_RATE_HZ
+    said = 0.3 * np.sin(2 * np.pi * 300 * t)
+    silence = np.zeros(10 * INPUT_RATE_HZ)
+    file = io.BytesIO()
+    sf.write(file, np.concatenate((silence, said, silence)), INPUT_RATE_HZ, format="WAV")
+    orchestrator = writes("A tone.")
+    assert (await ask(orchestrator, file.getvalue())).json()["text"] == "A tone."
+    assert 1.0 <= orchestrator.turns[0].history[0].parts[0].duration_s <= 2.0

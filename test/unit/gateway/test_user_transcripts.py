@@ -140,5 +140,8 @@ async def test_a_caller_who_hangs_up_leaves_nothing_running():
         caller.append(tone(200))
         caller.send("input_audio_buffer.commit")
         await caller.find("conversation.item.done")
+        async with asyncio.timeout(5):
+            while not orchestrator.turns:  # the speech in it is looked for in a thread
+                await asyncio.sleep(0.001)
         await caller.settle()
     assert orchestrator.session.n_cancelled == 1
