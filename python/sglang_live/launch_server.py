@@ -43,6 +43,7 @@ from sglang_live.preflight import (
     check_storage,
     check_temporary_folder,
 )
+from sglang_live.stages.connectors.wire import fallbacks
 from sglang_live.stages.endings import telling_line
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.run_dir import RunDir, clear_dead
@@ -165,6 +166,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         metrics.registry.register(CapacityCollector(capacity.report))
         metrics.registry.register(drops)
         metrics.registry.register(suspects)
+        metrics.registry.register(fallbacks)
         app = build_app(
             orchestrator,
             config=gateway,

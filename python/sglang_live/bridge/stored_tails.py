@@ -100,7 +100,14 @@ class StoredTails:
         self._storing: set[str] = set()
         self._fetching: dict[str, float] = {}  # since when
         self.counts = dict.fromkeys(
-            ("tokens_stored", "tokens_fetched", "fetches_without_room", "pages_damaged"), 0.0
+            (
+                "tokens_stored",
+                "storage_writes_failed",
+                "tokens_fetched",
+                "fetches_without_room",
+                "pages_damaged",
+            ),
+            0.0,
         )
 
     def reset(self) -> None:
@@ -181,7 +188,9 @@ class StoredTails:
             try:
                 self._file.write(place, _bytes_of(page))
             except OSError as error:
-                logger.error("session storage cannot be written: %s", error)
+                if not self.counts["storage_writes_failed"]:
+                    logger.error("session storage cannot be written: %s", error)
+                self.counts["storage_writes_failed"] += 1
                 return n
         return len(slots)
 

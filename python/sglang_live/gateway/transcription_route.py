@@ -4,6 +4,7 @@ In: OpenAI's multipart form. Out: the text, whole or as server-sent events.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from sglang_live.errors import BadInputError, LiveError
+from sglang_live.errors import BadInputError, CapacityError, LiveError
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.http_body import Streamed, bounded, first_of, while_connected
 from sglang_live.gateway.http_errors import error_response
@@ -26,6 +27,10 @@ from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.history import AudioPart, Usage
 from sglang_live.orchestrator.session import Orchestrator
 
+log = logging.getLogger(__name__)
+
+# Room comes when other uploads are done, or by the hand of an operator.
+_NO_ROOM_S = 30.0
 # verbose_json, srt and vtt tell when each word was said, which the model does not know.
 FORMATS = ("json", "text")
 
@@ -72,6 +77,11 @@ class TranscriptionRoute:
                 return await self._wish(form)
         except HTTPException as error:  # what Starlette makes of a form that it cannot read
             raise BadInputError(f"Invalid form: {error.detail}") from None
+        except OSError as error:  # the folder for temporary files is full
+            log.error("upload_not_kept error=%s", error)
+            raise CapacityError(
+                "There is no room for the file at this moment.", retry_after_s=_NO_ROOM_S
+            ) from error
 
     async def _wish(self, form: FormData) -> _Wish:
         file = form.get("file")

@@ -25,7 +25,7 @@ from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Outlook, Ready
 from sglang_live.stages.connectors.server import ServedJob, StageServer
-from sglang_live.stages.connectors.wire import SHM_PREFIX
+from sglang_live.stages.connectors.wire import SHM_PREFIX, fallbacks
 from sglang_live.stages.spec import StageSpec
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,11 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
             stage=spec.stage,
             pid=os.getpid(),
             startup_s=startup_s,
-            load={**stage.load(), "jobs": float(server.n_jobs)},
+            load={
+                **stage.load(),
+                "jobs": float(server.n_jobs),
+                "shared_memory_full": float(fallbacks.n),
+            },
         )
 
     server = StageServer(

@@ -258,6 +258,7 @@ def test_a_disk_that_fails_costs_nothing_but_the_room(cache, stored, file, talk,
     settle(stored)
     assert talk.on_host() == talk.values
     assert file.n_free == 4
+    assert stored.counts["storage_writes_failed"] == 1
 
 
 def test_without_room_on_the_host_it_stays_where_it_is(cache, stored, talk):

@@ -209,3 +209,14 @@ async def test_the_model_is_shown_the_speech_alone():
     orchestrator = writes("A tone.")
     assert (await ask(orchestrator, file.getvalue())).json()["text"] == "A tone."
     assert 1.0 <= orchestrator.turns[0].history[0].parts[0].duration_s <= 2.0
+
+
+async def test_a_file_for_which_the_disk_has_no_room_is_refused_for_now(monkeypatch):
+    async def full_disk(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("starlette.datastructures.UploadFile.write", full_disk)
+    answer = await ask(writes("x"))
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "server_overloaded"
+    assert int(answer.headers["retry-after"]) > 0

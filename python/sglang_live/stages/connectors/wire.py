@@ -6,14 +6,19 @@ in its name (sweep_shared_memory).
 """
 
 import itertools
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import zmq
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from sglang_live.messages import AnyMessage, TensorRef, UserSegment
+
+log = logging.getLogger(__name__)
 
 SHM_DIR = Path("/dev/shm")
 SHM_PREFIX = "sglang_live-"
@@ -24,6 +29,26 @@ HEARTBEAT_MS = 2000
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
 _count = itertools.count()
+
+
+class Fallbacks:
+    """Tensors of this process that shared memory had no room for; n: how many."""
+
+    def __init__(self):
+        self.n = 0
+
+    def note(self, error: OSError) -> None:
+        if not self.n:
+            log.error("shared_memory_full folder=%s error=%s", SHM_DIR, error)
+        self.n += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """For a prometheus_client registry."""
+        name, doc = "sglang_live_shared_memory_full", "Tensors that went by socket instead."
+        yield CounterMetricFamily(name, doc, value=self.n)
+
+
+fallbacks = Fallbacks()
 
 
 class TensorFrames:
@@ -40,8 +65,13 @@ class TensorFrames:
         if self._same_host and array.nbytes >= SHM_MIN_BYTES:
             name = f"{SHM_PREFIX}{os.getpid()}-{next(_count)}"
             self._shared.append(SHM_DIR / name)
-            array.tofile(SHM_DIR / name)
-            return TensorRef(dtype, shape, shm=name)
+            try:
+                _write(array, SHM_DIR / name)
+                return TensorRef(dtype, shape, shm=name)
+            except OSError as error:
+                # No room: the socket carries it, more slowly.
+                self._shared.pop().unlink(missing_ok=True)
+                fallbacks.note(error)
         # As bytes by numpy: a memoryview refuses to cast an empty array.
         self.frames.append(memoryview(array.reshape(-1).view(np.uint8)))
         return TensorRef(dtype, shape, frame=len(self.frames) - 1)
@@ -50,6 +80,11 @@ class TensorFrames:
         """Remove what nobody took from shared memory."""
         for path in self._shared:
             path.unlink(missing_ok=True)
+
+
+def _write(array: np.ndarray, path: Path) -> None:
+    """Raises OSError: there is no room."""
+    array.tofile(path)
 
 
 def take(ref: TensorRef, frames: list[bytes]) -> np.ndarray:

@@ -176,3 +176,19 @@ def test_a_field_of_the_wrong_type_is_refused():
     with pytest.raises(msgspec.ValidationError):
         wire.decode([frame])
     assert isinstance(wire.decode(wire.encode(Failed("j", "7", "m")))[0], Failed)
+
+
+def test_what_shared_memory_has_no_room_for_goes_by_socket_and_is_counted(monkeypatch, tmp_path):
+    def full(array, path):
+        path.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    fallbacks = wire.Fallbacks()
+    monkeypatch.setattr(wire, "fallbacks", fallbacks)
+    monkeypatch.setattr(wire, "_write", full)
+    tensors = wire.TensorFrames(same_host=True)
+    ref = tensors.put(LARGE)
+    assert not ref.shm and fallbacks.n == 1
+    assert np.array_equal(wire.take(ref, [bytes(frame) for frame in tensors.frames]), LARGE)
+    tensors.release()
+    assert not list(tmp_path.iterdir())
