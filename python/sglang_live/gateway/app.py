@@ -105,7 +105,7 @@ def build_app(
         methods=["POST"],
     )
     answering = {
-        "/v1/audio/speech": SpeechRoute(orchestrator),
+        "/v1/audio/speech": SpeechRoute(orchestrator, metrics),
         "/v1/audio/transcriptions": TranscriptionRoute(orchestrator, config, services.speech_model),
         "/v1/chat/completions": ChatRoute(
             orchestrator, config, metrics, written=proxy.pass_on if proxy else None

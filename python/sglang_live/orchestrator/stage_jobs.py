@@ -156,6 +156,7 @@ class Speech:
 
     Attributes:
         n_frames: that have come. ended: the talker came to its end, or has nothing to say.
+        cut: the talker did not come to its end within the bound of its text.
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class Speech:
         self._known, self._segments = known, segments
         self._keys = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.n_frames, self.ended = 0, False
+        self.n_frames, self.ended, self.cut = 0, False, False
         self.on_note: OnNote = _nobody_notes
 
     def cancel(self) -> None:
@@ -206,6 +207,7 @@ class Speech:
                     yield message.codes
                 elif isinstance(message, SpeakDone):
                     self.ended = message.finish == "stop"
+                    self.cut = message.finish == "length"
         except StageFailedError as error:
             if error.reason == "items_missing":
                 self._known.clear()  # the next turn tells everything again

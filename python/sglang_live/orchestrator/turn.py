@@ -79,7 +79,8 @@ async def run_turn(
 
 def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnTrace) -> TurnDone:
     done = thought.done
-    hit_limit = done.finish == "length"
+    # A talker that never ends is cut by a bound that follows from its text.
+    hit_limit = done.finish == "length" or speech.cut
     return TurnDone(
         status="incomplete" if hit_limit else "completed",
         reason="max_output_tokens" if hit_limit else None,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import uuid
 from collections import defaultdict
@@ -33,9 +34,12 @@ from sglang_live.stages.frame_queue import FrameQueue
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.progress_feed import ProgressFeed
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.speech_bound import SpeechBound
 from sglang_live.stages.stream_notes import NoteRoutes
 from sglang_live.stages.tasks import result_beside, vital
 from sglang_live.stages.thinker import EXTERNAL_MODELS, ItemsMissingError
+
+log = logging.getLogger(__name__)
 
 # Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
 TEMPERATURE = 0.9
@@ -84,7 +88,7 @@ class TalkerStage:
         self._frames: dict[str, FrameQueue] = {}
         self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
         self._bounds = "retention" in spec.policies
-        self._totals, self._n_frames = PolicyTotals(), 0
+        self._totals, self._n_frames, self._n_cut = PolicyTotals(), 0, 0
         self._notes = NoteRoutes()
         self._warm_up_rid = SPEAK_PREFIX + uuid.uuid4().hex
         self._newline_id = _newline_id(self.model.path)
@@ -126,10 +130,11 @@ class TalkerStage:
                 slack_frames=request.slack_frames,
             )
         )
-        feeding = asyncio.create_task(self._listen(job, rid))
+        bound = SpeechBound(MAX_FRAMES)
+        feeding = asyncio.create_task(self._listen(job, rid, bound))
         sending = asyncio.create_task(self._send_frames(job, frames))
         try:
-            generating = self._generate(rid, prompt)
+            generating = self._generate(rid, prompt, bound)
             last = await result_beside(generating, feeding, sending)
             # Token n completes frame n-1; the end token, or the last one allowed, has none.
             # All that were streamed: the engine's own count leaves out what a long reply dropped.
@@ -144,10 +149,15 @@ class TalkerStage:
             if self._progress is not None:
                 self._progress.forget(rid)
             self._feed.send(TalkerForget(rid))
-        finish = last["meta_info"]["finish_reason"]["type"]
+        # Without a reason it was ended here, by its bound.
+        reason = last["meta_info"]["finish_reason"]
+        finish = "length" if reason is None else reason["type"]
+        if finish == "length":
+            self._n_cut += 1
+            log.warning("speech_cut job=%s n_frames=%d", job.job_id, frames.n_sent)
         await job.send(SpeakDone(job.job_id, finish=finish, n_frames=frames.n_sent))
 
-    async def _generate(self, rid: str, prompt: list[int]) -> dict:
+    async def _generate(self, rid: str, prompt: list[int], bound: SpeechBound) -> dict:
         # The model has sampled already, from the reply's seed; SGLang takes what it chose.
         sampling = {"max_new_tokens": MAX_FRAMES, "temperature": 0.0}
         last: dict = {}
@@ -155,6 +165,8 @@ class TalkerStage:
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 last = chunk
+                if len(chunk["output_ids"]) > bound.max_frames:
+                    break
         return last
 
     async def close_session(self, session_id: str) -> None:
@@ -171,6 +183,7 @@ class TalkerStage:
             "sessions": float(len(self._segments)),
             "replies": float(len(self._frames)),
             "frames": float(self._n_frames),
+            "speech_cut": float(self._n_cut),
         }
         return {**self.host.load(), **self._totals.load(), **own}
 
@@ -204,9 +217,8 @@ class TalkerStage:
         prompt += self.ids.reply_prefix(self.model, speaker, self._newline_id, request.first_id)
         return prompt, states_at, np.concatenate(states) if states else None
 
-    async def _listen(self, job: ServedJob, rid: str) -> None:
+    async def _listen(self, job: ServedJob, rid: str, bound: SpeechBound) -> None:
         """Text tokens and the listener's progress from the orchestrator, on to the scheduler."""
-        n_ids = 0
         async for message in job.inputs():
             if isinstance(message, Progress) and self._progress is not None:
                 self._progress.put(rid, message)
@@ -215,8 +227,9 @@ class TalkerStage:
             ids = list(message.ids)
             if message.done:
                 ids.append(self.model.tts_eos_id)
-            n_ids += len(ids)
-            if n_ids > MAX_FRAMES:
+            bound.n_ids += len(ids)
+            bound.is_complete = message.done
+            if bound.n_ids > MAX_FRAMES:
                 raise StageFailedError(f"reply text is longer than {MAX_FRAMES} tokens")
             self._feed.send(TalkerText(rid, ids, message.done))
 

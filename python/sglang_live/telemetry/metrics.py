@@ -41,6 +41,9 @@ class GatewayMetrics:
             "turn_end_verdict_seconds", "How long a pause waited for its verdict.", _STOP_BUCKETS_S
         )
         self.tool_calls = self._counter("tool_calls", "Functions called, by outcome.", "outcome")
+        self.speech_cut = self._counter(
+            "speech_cut", "Texts read aloud whose speech did not end within its bound."
+        )
         self.errors = self._counter("errors", "Error events sent, by code.", "code")
         self.clients_dropped = self._counter(
             "clients_dropped", "Connections ended by the server, by reason.", "reason"

@@ -1,5 +1,6 @@
 """Text to speech over plain HTTP."""
 
+import asyncio
 import base64
 import io
 import json
@@ -11,9 +12,10 @@ import soundfile as sf
 
 from sglang_live.errors import StageUnavailableError
 from sglang_live.gateway.audio_files import FORMATS
-from sglang_live.orchestrator.history import OUTPUT_RATE_HZ, AudioDelta
+from sglang_live.orchestrator.history import OUTPUT_RATE_HZ, AudioDelta, Usage
 
 from .fakes import MODEL, FakeOrchestrator, app_of, done, full, tone
+from .live_server import listening
 
 
 def client(orchestrator: FakeOrchestrator, **config) -> httpx.AsyncClient:
@@ -117,3 +119,88 @@ async def test_a_full_or_broken_server_says_so():
 async def test_a_key_is_needed_where_there_are_keys():
     http = client(speaks(), api_keys=("k",))
     assert (await http.post("/v1/audio/speech", json={"input": "x"})).status_code == 401
+
+
+# --- speech that does not end ---
+
+ENDLESS = [AudioDelta(tone(1000)) for _ in range(2000)]
+
+
+def events_of(answer: httpx.Response) -> list[dict]:
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+
+
+def seconds(events: list[dict]) -> float:
+    pcm = b"".join(base64.b64decode(e["audio"]) for e in events if "audio" in e)
+    return len(pcm) / 2 / OUTPUT_RATE_HZ
+
+
+@pytest.mark.parametrize("text", ["Hello.", "é" * 4096])
+async def test_speech_ends_with_what_its_text_can_take_and_events_say_so(text):
+    orchestrator = FakeOrchestrator([ENDLESS])
+    answer = await ask(orchestrator, input=text, response_format="pcm", stream_format="sse")
+    events = events_of(answer)
+    assert seconds(events) < 90
+    assert events[-1]["type"] == "error"
+    assert events[-1]["error"]["code"] == "speech_cut"
+    # What follows the piece is not spoken either.
+    assert len(orchestrator.turns) == 1
+    assert (orchestrator.session.n_cancelled, orchestrator.session.n_closed) == (1, 1)
+
+
+async def test_a_talker_that_was_cut_says_so_too():
+    cut = done("Hello.", status="incomplete", reason="max_output_tokens")
+    answer = await ask(FakeOrchestrator([[AudioDelta(tone(80)), cut]]), stream_format="sse")
+    assert events_of(answer)[-1]["error"]["code"] == "speech_cut"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_file_of_it_breaks_off(name):
+    body = {"input": "Hello.", "response_format": name}
+    async with (
+        listening(app_of(FakeOrchestrator([ENDLESS]))) as address,
+        httpx.AsyncClient(base_url=f"http://{address}") as http,
+    ):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.post("/v1/audio/speech", json=body)
+
+
+async def test_a_client_that_leaves_ends_the_work():
+    orchestrator = FakeOrchestrator([[AudioDelta(tone(200)), asyncio.Event()]])
+    async with listening(app_of(orchestrator)) as address:
+        body = {"input": "Hello.", "response_format": "pcm"}
+        async with (
+            httpx.AsyncClient(base_url=f"http://{address}") as http,
+            http.stream("POST", "/v1/audio/speech", json=body) as answer,
+        ):
+            await anext(answer.aiter_bytes())
+        async with asyncio.timeout(5):
+            await orchestrator.session.closed.wait()
+    assert orchestrator.session.n_cancelled == 1
+
+
+# --- long texts, and what they cost ---
+
+
+async def test_a_long_text_is_spoken_in_pieces_without_a_gap():
+    text = "The sun went down, and the children went home. " * 20
+    one = [AudioDelta(tone(80)), AudioDelta(tone(80)), done("x")]
+    orchestrator = FakeOrchestrator([list(one) for _ in range(10)])
+    answer = await ask(orchestrator, input=text, response_format="pcm")
+    assert len(orchestrator.turns) == 4
+    assert " ".join(turn.script for turn in orchestrator.turns) == text.strip()
+    assert len({turn.turn_id for turn in orchestrator.turns}) == 4
+    assert len(answer.content) == 4 * 2 * len(tone(80))
+    assert orchestrator.session.n_closed == 1
+
+
+async def test_the_last_event_tells_what_was_read_and_spoken():
+    usage = Usage(output_text_tokens=11, output_audio_tokens=40)
+    spoken = [AudioDelta(tone(80)), done("x", usage=usage)]
+    text = "The sun went down, and the children went home. " * 8
+    orchestrator = FakeOrchestrator([list(spoken), list(spoken)])
+    answer = await ask(orchestrator, input=text, stream_format="sse")
+    assert events_of(answer)[-1] == {
+        "type": "speech.audio.done",
+        "usage": {"input_tokens": 22, "output_tokens": 80, "total_tokens": 102},
+    }

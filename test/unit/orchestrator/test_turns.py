@@ -119,6 +119,9 @@ async def test_a_talker_that_stops_early_does_not_hold_up_the_text(world_of):
     events = await answer(session, ask("t1", user("u1", "hi")))
     assert len(events[-1].reply.token_ids) == 4 * WINDOW - 1
     assert sound(events) == []
+    # Its listener is told that there is more text than sound.
+    assert (events[-1].status, events[-1].reason) == ("incomplete", "max_output_tokens")
+    assert not events[-1].spoken
 
 
 # --- what the stages are asked ---
