@@ -16,4 +16,5 @@ _SHM_DIR = Path("/dev/shm")
 def path_for(ipc_name: str) -> str:
     """In place of SGLang's load_snapshot.shm_path_for."""
     digest = hashlib.blake2s(ipc_name.encode(), digest_size=8).hexdigest()
-    return str(_SHM_DIR / f"{os.environ[SHM_NAMES_ENV]}loads-{digest}")
+    # An engine that no stage started keeps SGLang's way of naming.
+    return str(_SHM_DIR / f"{os.environ.get(SHM_NAMES_ENV, 'sglang_')}loads-{digest}")
