@@ -1,5 +1,6 @@
 """Audio on its way into the thinker: decoded within bounds and never dropped without an error."""
 
+import asyncio
 import base64
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 
 from sglang_live.errors import BadInputError
-from sglang_live.sound.decoder import MAX_CLIP_S, Limits, hear
+from sglang_live.sound.decoder import MAX_CLIP_S, Limits, duration_s, hear
 
 # Of a file that a path names; 10 minutes of stereo float at 48 kHz.
 _MAX_FILE_BYTES = 256 << 20
@@ -46,8 +47,12 @@ async def check_audio_landed(original, processor, image_data, input_text, reques
     """Around a processor: every clip of the request must own a non-empty run of placeholders.
 
     Raises:
-        ValueError: naming how many of how many clips the prompt has room for.
+        ValueError: naming how many of how many clips the prompt has room for; or clips that
+            together last longer than one may.
     """
+    if len(request_obj.audio_data or []) > 1:
+        clips = request_obj.audio_data
+        request_obj.audio_data = await asyncio.to_thread(_within_one_bound, clips)
     result = await original(processor, image_data, input_text, request_obj, *a, **kw)
     n_clips = len(request_obj.audio_data or [])
     if n_clips:
@@ -59,6 +64,22 @@ async def check_audio_landed(original, processor, image_data, input_text, reques
                 "the chat template must emit audio placeholders"
             )
     return result
+
+
+def _within_one_bound(clips: list) -> list:
+    """The clips, fetched. Each is bounded by itself, and all are held at once: hundreds of small
+    files of silence would be gigabytes."""
+    fetched, left_s = [], MAX_CLIP_S
+    for clip in clips:
+        data = clip
+        if isinstance(clip, str | bytes):
+            try:
+                data = _read(clip)
+                left_s -= duration_s(data, Limits(max_s=left_s))
+            except (BadInputError, OSError) as error:
+                raise ValueError(f"Could not decode audio: {error}") from error
+        fetched.append(data)
+    return fetched
 
 
 def _read(audio_file: str | bytes) -> bytes:

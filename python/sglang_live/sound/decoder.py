@@ -33,6 +33,7 @@ _PLAIN = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "
 _CODED = ("IMA_ADPCM", "MS_ADPCM", "GSM610", "VORBIS", "OPUS")
 _LAYERS = ("MPEG_LAYER_I", "MPEG_LAYER_II", "MPEG_LAYER_III")
 _SUBTYPES = frozenset((*_PLAIN, *_CODED, *_LAYERS))
+_SIGNATURES = (b".snd", b"dns.", b"caff", b"riff\x2e\x91", b"fLaC", b"OggS", b"ID3")
 # Floats overshoot full scale a little; beyond this they are integers that were never scaled.
 _MAX_OVERSHOOT = 16.0
 
@@ -89,6 +90,12 @@ def hear(data: bytes, *, rate_hz: int, limits: Limits, mono: bool = True) -> np.
     return heard[:, 0] if mono else heard
 
 
+def duration_s(data: bytes, limits: Limits) -> float:
+    """Of a whole file, decoded and let go of block by block. Raises what `hear` raises."""
+    sound = decode(data, limits)
+    return sum(len(block) for block in sound.blocks) / sound.rate_hz
+
+
 def decode(data: bytes, limits: Limits) -> Sound:
     """Begin to decode. The blocks raise what `hear` raises.
 
@@ -100,6 +107,8 @@ def decode(data: bytes, limits: Limits) -> Sound:
     if wav is not None and wav.is_plain:
         blocks = wav.blocks(_BLOCK_FRAMES)
         return Sound(wav.rate_hz, wav.n_channels, _within(blocks, wav.rate_hz, limits))
+    if wav is None and not _is_known(data):
+        raise BadInputError(_UNREADABLE)
     source = io.BytesIO(wav.repaired() if wav else with_true_length(data))
     try:
         file = _Sequential(source)
@@ -111,6 +120,13 @@ def decode(data: bytes, limits: Limits) -> Sound:
     limits.check(file.channels, file.samplerate)
     rate_hz = file.samplerate
     return Sound(rate_hz, file.channels, _within(_read(file, source), rate_hz, limits))
+
+
+def _is_known(data: bytes) -> bool:
+    """Seen before libsndfile looks: its readers of other containers never do."""
+    mpeg_frame = data[:1] == b"\xff" and len(data) > 1 and data[1] & 0xE0 == 0xE0
+    aiff = data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC")
+    return mpeg_frame or aiff or data.startswith(_SIGNATURES)
 
 
 class _Sequential(sf.SoundFile):

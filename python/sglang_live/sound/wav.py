@@ -128,7 +128,7 @@ def _chunks(data: bytes, order: str) -> dict[bytes, memoryview]:
             found[name] = view[body : _data_end(data, order, body, size)]
             break
         found.setdefault(name, view[body : body + size])
-        if name == b"ds64" and size >= 16:
+        if name == b"ds64" and body + 16 <= len(data):
             (long_data_bytes,) = struct.unpack_from("<Q", data, body + 8)
         at = _after(data, body + size, size)
     return found

@@ -187,7 +187,7 @@ def check(result, n_clips: int | None):
         seen.append((args, kwargs))
         return result
 
-    clips = None if n_clips is None else [b""] * n_clips
+    clips = None if n_clips is None else [file_bytes(tone())] * n_clips
     request = SimpleNamespace(audio_data=clips)
     checked = asyncio.run(
         check_audio_landed(processor, "self", [], "prompt", request, 1, max_req_input_len=2)
@@ -229,6 +229,26 @@ def test_a_clip_without_a_place_in_the_prompt_is_an_error_with_the_counts(
 ):
     with pytest.raises(ValueError, match=f"a place for {n_landed} of {n_clips} audio clips"):
         check(result, n_clips)
+
+
+def test_clips_that_are_long_together_are_refused_before_they_are_held():
+    silence = file_bytes(np.zeros(250 * RATE_HZ, np.int16), format="FLAC")
+    assert len(silence) < 100_000
+    request = SimpleNamespace(audio_data=[silence] * 3)
+    with pytest.raises(ValueError, match="longer than 100 s"):
+        asyncio.run(check_audio_landed(None, None, [], "", request))
+
+
+def test_several_clips_are_fetched_once_and_passed_on(tmp_path):
+    path = tmp_path / "clip.wav"
+    path.write_bytes(file_bytes(tone()))
+    request = SimpleNamespace(audio_data=[str(path), file_bytes(tone()), {"format": "features"}])
+
+    async def processor(*_args):
+        return SimpleNamespace(mm_items=[item("audio", [(1, 2)] * 3)])
+
+    asyncio.run(check_audio_landed(processor, None, [], "", request))
+    assert request.audio_data == [file_bytes(tone())] * 2 + [{"format": "features"}]
 
 
 def test_an_error_of_the_processor_itself_passes():

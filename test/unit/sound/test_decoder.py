@@ -115,6 +115,14 @@ def test_a_64_bit_wav_is_read_to_its_end(name, long_size):
     assert pcm16(data) == PCM.tolist()
 
 
+@pytest.mark.parametrize("n_bytes", range(12, 60))
+def test_a_64_bit_wav_that_breaks_off_in_its_header_is_refused(n_bytes):
+    ds64 = chunk(b"ds64", struct.pack("<QQQI", 0, 400, 400, 0))
+    data = b"RF64" + b"\xff" * 4 + b"WAVE" + ds64 + wav(fmt(1, 16), PCM.tobytes())[12:]
+    with pytest.raises(BadInputError):
+        samples(data[:n_bytes])
+
+
 @pytest.mark.parametrize("n_odd", [1, 3, 5])
 @pytest.mark.parametrize("padded", [True, False])
 def test_chunks_of_odd_length_before_the_data_are_passed_over(n_odd, padded):
