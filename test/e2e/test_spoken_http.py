@@ -64,6 +64,24 @@ def test_a_file_is_written_down_whole_and_in_pieces(client):
     assert "".join(piece.delta for piece in pieces[:-1]).strip() == whole.text
 
 
+def wav_of(samples: np.ndarray, subtype: str) -> bytes:
+    file = io.BytesIO()
+    sf.write(file, samples, 16_000, format="WAV", subtype=subtype)
+    return file.getvalue()
+
+
+def test_a_file_of_floats_says_what_its_integers_say_and_silence_says_nothing(client):
+    said, _ = sf.read(SPEECH)
+    files = [wav_of(said, subtype) for subtype in ("PCM_16", "FLOAT", "DOUBLE")]
+    files += [wav_of(np.zeros(160_000), "PCM_16")]
+    made = [
+        client.audio.transcriptions.create(model="demo", file=("a.wav", file)) for file in files
+    ]
+    integers, floats, doubles, silence = [one.text for one in made]
+    assert integers and floats == doubles == integers
+    assert silence == ""
+
+
 async def test_a_caller_reads_what_the_model_heard(server):
     async with connected(server.ws) as socket:
         wish = {"model": "any", "language": "en"}
