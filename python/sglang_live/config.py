@@ -94,6 +94,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = ()
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
+    operator_key: str | None = None
     allow_anonymous: bool = False
     allow_local_media: bool = False
     allow_private_media_urls: bool = False
@@ -175,6 +176,7 @@ def parse(argv: list[str]) -> ServerConfig:
         api_keys=tuple(keys),
         ssl_certfile=Path(own.ssl_certfile) if own.ssl_certfile else None,
         ssl_keyfile=Path(own.ssl_keyfile) if own.ssl_keyfile else None,
+        operator_key=own.operator_key or os.environ.get("SGLANG_LIVE_OPERATOR_KEY") or None,
         allow_anonymous=own.allow_anonymous,
         allow_local_media=own.allow_local_media,
         allow_private_media_urls=own.allow_private_media_urls,
@@ -233,6 +235,7 @@ def _parser() -> argparse.ArgumentParser:
         "the server at once (default: %(default)g)",
     )
     p.add_argument("--api-key", action="append", help="accepted key; may be given several times")
+    p.add_argument("--operator-key", help="key for what concerns all callers: /flush_cache")
     p.add_argument("--ssl-certfile", help="serve https and wss with this certificate (PEM)")
     p.add_argument("--ssl-keyfile", help="its private key, if that is another file")
     p.add_argument("--allow-anonymous", action="store_true", help="serve non-loopback without key")

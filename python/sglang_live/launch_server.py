@@ -25,6 +25,7 @@ from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.door import Door
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.health import SERVING, Health
+from sglang_live.gateway.native.limits import NativeLimits, has_eyes
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.models.checkpoint_files import check_checkpoint
 from sglang_live.models.demo.location import (
@@ -151,6 +152,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         )
         gateway = GatewayConfig(
             api_keys=config.api_keys,
+            operator_key=config.operator_key,
             own_pages_only=not config.allow_anonymous,
             max_sessions_per_key=config.max_sessions_per_key,
             max_answers_per_minute=config.max_answers_per_minute,
@@ -176,6 +178,11 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             endpoint_model=_endpoint_model(),
             suspects=suspects,
             drain=drain,
+            native_limits=NativeLimits(
+                vocab_size=model.thinker_vocab,
+                context_tokens=_context(config, model),
+                sees=has_eyes(model.path),
+            ),
         )
         server = _Server(
             uvicorn.Config(
@@ -354,6 +361,11 @@ def _capacity(config: ServerConfig) -> CapacityConfig:
         adapts="admission" in config.policies,
         first_packet_s=config.first_audio_s,
     )
+
+
+def _context(config: ServerConfig, model: Qwen3OmniSpec) -> int:
+    given = config.stages["thinker"].args.get("context_length")
+    return given if type(given) is int else model.thinker_context
 
 
 def _pools(supervisor: Supervisor) -> dict[str, float]:

@@ -26,7 +26,8 @@ from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.health import Health
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.model import check_model
-from sglang_live.gateway.native_proxy import ANSWERING, ROUTES, NativeProxy
+from sglang_live.gateway.native.limits import NativeLimits
+from sglang_live.gateway.native_proxy import FLUSH, LIMITED, ROUTES, NativeProxy
 from sglang_live.gateway.page import add_page
 from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
 from sglang_live.gateway.realtime_route import RealtimeRoute, unauthorized
@@ -55,6 +56,7 @@ def build_app(
     clock: Clock | None = None,
     suspects: Suspects | None = None,
     drain: Drain | None = None,
+    native_limits: NativeLimits | None = None,
 ) -> FastAPI:
     """Put the gateway together.
 
@@ -66,6 +68,7 @@ def build_app(
         endpoint_model: for semantic_vad; without it silence alone ends turns.
         suspects: requests that SGLang's own API does not get a second time.
         drain: by which the process tells that it is about to stop.
+        native_limits: what bodies for SGLang's own API are held against.
     Raises:
         FileNotFoundError: if the default speech model is not installed.
     """
@@ -83,7 +86,15 @@ def build_app(
     keys = Keys(config.api_keys)
     proxy = None
     if native_url:
-        proxy = NativeProxy(native_url, config, metrics, orchestrator, suspects)
+        proxy = NativeProxy(
+            native_url,
+            config,
+            metrics,
+            orchestrator,
+            suspects,
+            services.rate_limits,
+            native_limits,
+        )
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -122,8 +133,10 @@ def build_app(
     if proxy:
         limited = _limited(keys, services.rate_limits, proxy.__call__)
         for path, methods in ROUTES.items():
-            endpoint = limited if path in ANSWERING else proxy.__call__
-            app.add_route(path, _guarded(keys, endpoint), methods=list(methods))
+            endpoint = limited if path in LIMITED else proxy.__call__
+            if path != FLUSH:  # the proxy asks for the operator's key
+                endpoint = _guarded(keys, endpoint)
+            app.add_route(path, endpoint, methods=list(methods))
     return app
 
 

@@ -38,6 +38,9 @@ class GatewayConfig:
     timeline_dir: folder for a file per session (interaction/timeline.py), None for no files.
     allow_local_media: let HTTP requests name files of this machine.
     allow_private_media_urls: let them name hosts of this network.
+    operator_key: for what concerns all callers (/flush_cache); None: such routes answer 403.
+    max_native_sessions_per_key: sessions of SGLang's own API that one key may have open.
+    max_native_sessions: the same for all keys together.
     native_api_key: key for SGLang's own API, if it wants one.
     """
 
@@ -61,6 +64,9 @@ class GatewayConfig:
     timeline_dir: Path | None = None
     allow_local_media: bool = False
     allow_private_media_urls: bool = False
+    operator_key: str | None = None
+    max_native_sessions_per_key: int = 16
+    max_native_sessions: int = 32
     native_api_key: str | None = None
     native_connect_timeout_s: float = 5.0
 
@@ -80,6 +86,8 @@ class GatewayConfig:
             "max_side_responses",
             "max_side_responses_of_all",
             "max_body_bytes",
+            "max_native_sessions_per_key",
+            "max_native_sessions",
             "native_connect_timeout_s",
         )
         for name in positive:

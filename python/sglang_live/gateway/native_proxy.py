@@ -5,12 +5,12 @@ Owner: one NativeProxy per process, with one client session.
 """
 
 import asyncio
-import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from uuid import uuid4
 
 import aiohttp
 import orjson
@@ -21,12 +21,22 @@ from yarl import URL
 
 from sglang_live.clock import MonotonicClock
 from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
+from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.http_body import read_body
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.media_guard import MediaGuard
 from sglang_live.gateway.model import check_model
+from sglang_live.gateway.native.answers import early_error, model_info, server_info
+from sglang_live.gateway.native.checks import ParameterError
+from sglang_live.gateway.native.forms import forms
+from sglang_live.gateway.native.limits import NativeLimits
+from sglang_live.gateway.native.names import put_names, request_name, session_name
+from sglang_live.gateway.native.sessions import IDLE_S, NativeSessions
 from sglang_live.gateway.native_retention import take_retention
+from sglang_live.gateway.owner import owner_salt
+from sglang_live.gateway.rate_limits import RateLimits
+from sglang_live.gateway.same_machine import ForeignPageError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.orchestrator.suspects import Flight, Suspects, digest
@@ -34,7 +44,8 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-_OPEN_SESSION, _ABORT = "/open_session", "/abort_request"
+_OPEN_SESSION, _CLOSE_SESSION = "/open_session", "/close_session"
+_ABORT, FLUSH, _HEALTH = "/abort_request", "/flush_cache", "/health_generate"
 # An explicit list: SGLang also serves routes that load weights, profile or stop the engine.
 ROUTES: Mapping[str, tuple[str, ...]] = {
     "/generate": ("POST", "PUT"),
@@ -46,40 +57,63 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     "/model_info": ("GET",),
     "/get_server_info": ("GET",),
     "/server_info": ("GET",),
-    "/health_generate": ("GET",),
-    "/flush_cache": ("GET", "POST"),
-    _OPEN_SESSION: ("GET", "POST"),
-    "/close_session": ("GET", "POST"),
+    _HEALTH: ("GET",),
+    FLUSH: ("POST",),
+    _OPEN_SESSION: ("POST",),
+    _CLOSE_SESSION: ("POST",),
     _ABORT: ("POST",),
 }
 # Those by which a model answers: they count as answers.
 ANSWERING = ("/generate", "/v1/chat/completions", "/v1/completions")
+# Those that are charged; the health check has the model write a token.
+LIMITED = (*ANSWERING, _HEALTH)
+_TOLD_IN_PART = {
+    "/server_info": server_info,
+    "/get_server_info": server_info,
+    "/model_info": model_info,
+    "/get_model_info": model_info,
+}
+_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 # The replica that serves SGLang's own API.
 NATIVE_ENGINE = "thinker/0"
 # Names, and how an answer is delivered: what is computed is the same.
-_NOT_CONTENT = ("rid", "stream", "stream_options", "user", "metadata", "store", "model")
+_NOT_CONTENT = ("rid", "stream", "stream_options", "user", "model", "cache_salt")
 _MODEL_ROUTES = ("/v1/chat/completions", "/v1/completions")
-_NATIVE_PREFIX = "native-"
-_OWN_RID = re.compile(r"(?:native-)?[0-9a-f]{32}")
 _UNNAMED_MODEL = "default"  # what SGLang takes for the model it has
-# RFC 9110 section 7.6.1, and what the client library sets itself.
-_NOT_FORWARDED = frozenset(
+# No others: SGLang takes ranks, routing keys and overrides from headers.
+_FORWARDED = ("accept", "user-agent", "x-request-id", "traceparent", "tracestate")
+# RFC 9110 section 7.6.1, and what this server sets itself.
+_NOT_RETURNED = frozenset(
     (
         "connection",
         "keep-alive",
         "proxy-authenticate",
-        "proxy-authorization",
         "proxy-connection",
         "te",
         "trailer",
         "transfer-encoding",
         "upgrade",
-        "host",
         "content-length",
-        "authorization",  # the gateway's key is not SGLang's
-        "cookie",
+        "set-cookie",
     )
 )
+_MAX_EARLY_BYTES = 1 << 20
+
+
+class OperatorOnlyError(LiveError):
+    code = "operator_key_required"
+    http_status = 403
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """body: what is sent on. n_answers: 0 where no model answers. session: the client's name."""
+
+    body: bytes = b""
+    n_answers: int = 0
+    streams: bool = False
+    session: str = ""
+    retention: RetentionConfig | None = None
 
 
 class NativeProxy:
@@ -90,7 +124,16 @@ class NativeProxy:
         metrics: GatewayMetrics,
         orchestrator: Orchestrator,
         suspects: Suspects | None = None,
+        rate_limits: RateLimits | None = None,
+        limits: NativeLimits | None = None,
     ):
+        clock = MonotonicClock()
+        self._keys = Keys(config.api_keys)
+        self._rate_limits = rate_limits or RateLimits(None, clock)
+        self._forms = forms(limits or NativeLimits())
+        self._sessions = NativeSessions(
+            config.max_native_sessions_per_key, config.max_native_sessions, clock.now_s
+        )
         self._suspects = suspects or Suspects(MonotonicClock())
         self._base_url = native_url.rstrip("/")
         self._config = config
@@ -107,98 +150,148 @@ class NativeProxy:
         try:
             raw = await read_body(request, self._config.max_body_bytes)
         except LiveError as error:
-            return self._refused(request, error)
+            return self._refused(request.scope["path"], error)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
         return await self.pass_on(request, raw)
 
     async def pass_on(self, request: Request, raw: bytes) -> Response:
         """raw: the request's body, which was read already."""
-        route = request.url.path
+        route = request.scope["path"]  # not the URL's, which Starlette makes of Host
+        owner = self._keys.owner(request.headers)
         flight = None
         try:
-            body, retention = await self._checked_body(request, raw)
+            self._check_sender(request, route)
+            checked = await self._check(request, route, raw, owner)
             if route in ANSWERING:
-                flight = self._suspects.begin(NATIVE_ENGINE, content_of(route, body))
+                flight = self._suspects.begin(NATIVE_ENGINE, content_of(route, checked.body))
+            if checked.n_answers > 1:
+                self._rate_limits.take(owner, checked.n_answers - 1)  # one was counted
         except LiveError as error:
-            return self._refused(request, error)
+            self._over(flight, False)
+            return self._refused(route, error)
+        upstream = self._send(request, route, checked.body)
+        if route == _OPEN_SESSION:
+            answer = await self._open(upstream, checked, owner)
+        elif route in _TOLD_IN_PART:
+            answer = await _in_part(upstream, route)
+        else:
+            end = lambda broken: self._over(flight, broken)  # noqa: E731
+            return _Relay(upstream, route, self._metrics, end, checked.streams)
+        self._metrics.proxied.labels(route, str(answer.status_code)).inc()
+        return answer
+
+    def _send(self, request: Request, route: str, body: bytes):
+        """The one place where a checked body goes upstream."""
         headers = _forwarded(request.headers)
         headers["accept-encoding"] = "identity"  # bytes are passed on as they come
         if body:
             headers["content-type"] = "application/json"
-        headers |= self._key()
-        # Encoded as it came: quoting it again would change it.
-        url = URL(f"{self._base_url}{route}?{request.url.query}".removesuffix("?"), encoded=True)
-        upstream = self._session().request(
-            request.method, url, headers=headers, data=body or None, allow_redirects=False
+        return self._session().request(
+            request.method,
+            URL(f"{self._base_url}{route}", encoded=True),
+            headers=headers | self._key(),
+            data=body or None,
+            allow_redirects=False,
         )
-        if retention is not None:
-            answer = await self._open_bounded(upstream, retention)
-            self._metrics.proxied.labels(route, str(answer.status_code)).inc()
-            return answer
-        return _Relay(upstream, route, self._metrics, lambda broken: self._over(flight, broken))
+
+    def _check_sender(self, request: Request, route: str) -> None:
+        host = request.headers.get("host")
+        if host is not None and not _HOST.fullmatch(host):
+            raise ParameterError("Host", "must be a name, and a port if there is one.")
+        is_foreign = request.headers.get("sec-fetch-site") == "cross-site"
+        if is_foreign and (route == FLUSH or not self._config.api_keys):
+            raise ForeignPageError("A page from elsewhere may not send this.")
+        if route == FLUSH:
+            known = self._config.operator_key
+            if not known or not Keys((known,)).allow(request.headers):
+                raise OperatorOnlyError("/flush_cache is for the holder of --operator-key.")
 
     def _over(self, flight: Flight | None, broken: bool) -> None:
         if flight is not None:
             self._suspects.end(flight, broken=broken)
 
-    def _refused(self, request: Request, error: LiveError) -> Response:
-        self._metrics.proxied.labels(request.url.path, str(error.http_status)).inc()
+    def _refused(self, route: str, error: LiveError) -> Response:
+        self._metrics.proxied.labels(route, str(error.http_status)).inc()
         return error_response(error)
 
-    async def _checked_body(
-        self, request: Request, raw: bytes
-    ) -> tuple[bytes, RetentionConfig | None]:
+    async def _check(self, request: Request, route: str, raw: bytes, owner: str) -> _Checked:
         """Check and rewrite the body: what is sent on is exactly what was checked."""
-        if not raw:
-            return b"", None
+        form = self._forms.get(route)
+        if form is None:
+            return _Checked()
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
             raise BadInputError(f"Invalid JSON: {error}") from None
-        if request.url.path in _MODEL_ROUTES:
+        if route in _MODEL_ROUTES:
             self._check_model(body)
-        if request.url.path == _ABORT and isinstance(body, dict) and body.get("abort_all"):
-            raise BadInputError("abort_all would end the answers of everybody: name a rid.")
-        if isinstance(body, dict):
-            _name_apart(body)
         retention = None
-        if request.url.path == _OPEN_SESSION:
+        if route == _OPEN_SESSION:
             retention = take_retention(body, self._config.retention)
-        await self._guard.check(body)
         try:
-            return orjson.dumps(body), retention
-        except orjson.JSONEncodeError as error:  # the reader goes deeper than the writer
-            raise BadInputError(f"Invalid JSON: {error}") from None
+            asked = form(body)
+        except RecursionError:
+            raise BadInputError("Invalid request: nested too deep.") from None
+        await self._guard.check(asked.body)
+        sent, session = asked.body, ""
+        if route in ANSWERING:
+            if params := sent.get("session_params"):
+                self._sessions.used(owner, params["id"])
+            put_names(sent, owner)
+            sent["cache_salt"] = owner_salt(owner)
+        elif route == _ABORT:
+            sent["rid"] = request_name(owner, sent["rid"])
+        elif route == _OPEN_SESSION:
+            session = sent.get("session_id") or uuid4().hex
+            idle_s = sent.setdefault("timeout", IDLE_S)
+            self._sessions.open(owner, session, idle_s)
+            sent["session_id"] = session_name(owner, session)
+        elif route == _CLOSE_SESSION:
+            self._sessions.close(owner, sent["session_id"])
+            sent["session_id"] = session_name(owner, sent["session_id"])
+        streams = bool(sent.get("stream"))
+        return _Checked(orjson.dumps(sent), asked.n_answers, streams, session, retention)
 
     def _check_model(self, body: object) -> None:
         model = body.get("model") if isinstance(body, dict) else None
         if model != _UNNAMED_MODEL:
             check_model(self._orchestrator, model)
 
-    async def _open_bounded(self, upstream, retention: RetentionConfig) -> Response:
+    async def _open(self, upstream, checked: _Checked, owner: str) -> Response:
         """Open a session and bound it, and only then say so.
 
         The engine has confirmed the bound when the client gets its answer: no request that the
         client sends from then on runs without it. A client that hangs up changes nothing; if the
         bound cannot be had, the session is closed again.
         """
+        opened = False
         try:
             async with await upstream as response:
                 body = await response.read()
+            if response.status == 200:
+                session_id = orjson.loads(body)
+                if checked.retention is not None:
+                    await self._bound(session_id, checked.retention)
+                opened, body = True, orjson.dumps(checked.session)
+            answer = Response(body, response.status)
+            answer.raw_headers += _returned(response.headers)
+            return answer
         except (aiohttp.ClientError, TimeoutError) as error:
             return _unreachable(_OPEN_SESSION, error)
-        if response.status == 200:
-            session_id = orjson.loads(body)
-            try:
-                await self._orchestrator.bound_native(session_id, retention)
-            except LiveError as error:
-                log.warning("native_not_bounded session=%s error=%r", session_id, error)
-                await self._close_session(session_id)
-                return error_response(error)
-        answer = Response(body, response.status)
-        answer.raw_headers += _returned(response.headers)
-        return answer
+        except LiveError as error:
+            return error_response(error)
+        finally:
+            if not opened:
+                self._sessions.close(owner, checked.session)
+
+    async def _bound(self, session_id: str, retention: RetentionConfig) -> None:
+        try:
+            await self._orchestrator.bound_native(session_id, retention)
+        except LiveError as error:
+            log.warning("native_not_bounded session=%s error=%r", session_id, error)
+            await self._close_session(session_id)
+            raise
 
     async def _close_session(self, session_id: str) -> None:
         url, body = f"{self._base_url}/close_session", {"session_id": session_id}
@@ -232,23 +325,14 @@ def content_of(route: str, body: bytes) -> bytes:
     return digest(route.encode(), orjson.dumps(asked, option=orjson.OPT_SORT_KEYS))
 
 
-def _name_apart(body: dict[str, Any]) -> None:
-    """Names of requests, as clients choose them, in a form of one length.
-
-    SGLang aborts every request whose name begins with the one that is given: "think-" would be all
-    callers' answers.
-    """
-    for holder in (body, body.get("session_params")):
-        if isinstance(holder, dict) and "rid" in holder:
-            rid = holder["rid"]
-            holder["rid"] = [_apart(r) for r in rid] if isinstance(rid, list) else _apart(rid)
-
-
-def _apart(rid: Any) -> Any:
-    # SGLang's own names, and those that it got from here, come back in answers.
-    if not isinstance(rid, str) or _OWN_RID.fullmatch(rid):
-        return rid
-    return _NATIVE_PREFIX + hashlib.sha256(rid.encode()).hexdigest()[:32]
+async def _in_part(upstream, route: str) -> Response:
+    try:
+        async with await upstream as response:
+            told = orjson.loads(await response.read())
+    except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
+        return _unreachable(route, error)
+    kept = _TOLD_IN_PART[route](told) if isinstance(told, dict) else {}
+    return JSONResponse(kept, response.status)
 
 
 class _Relay(Response):
@@ -257,8 +341,15 @@ class _Relay(Response):
     over: told at the end, with whether the upstream's connection broke.
     """
 
-    def __init__(self, upstream, route: str, metrics: GatewayMetrics, over: Callable[[bool], None]):
-        self._upstream, self._over = upstream, over
+    def __init__(
+        self,
+        upstream,
+        route: str,
+        metrics: GatewayMetrics,
+        over: Callable[[bool], None],
+        streams: bool,
+    ):
+        self._upstream, self._over, self._streams = upstream, over, streams
         self._route = route
         self._metrics = metrics
         self._broke = False
@@ -290,17 +381,35 @@ class _Relay(Response):
             self._metrics.proxied.labels(self._route, str(answer.status_code)).inc()
             await answer(scope, receive, send)
             return
-        self._metrics.proxied.labels(self._route, str(response.status)).inc()
         try:
+            early = await self._early(response) if self._streams else b""
+            fault = early_error(early.partition(b"\n\n")[0]) if response.status == 200 else None
+            if fault is not None:
+                self._metrics.proxied.labels(self._route, str(fault.http_status)).inc()
+                await error_response(fault)(scope, receive, send)
+                return
+            self._metrics.proxied.labels(self._route, str(response.status)).inc()
             headers = _returned(response.headers)
             await send(
                 {"type": "http.response.start", "status": response.status, "headers": headers}
             )
+            if early:
+                await send({"type": "http.response.body", "body": early, "more_body": True})
             async for chunk in response.content.iter_any():
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             response.close()
+
+    async def _early(self, response: aiohttp.ClientResponse) -> bytes:
+        """The first event: what SGLang refuses in it can still become the answer's status."""
+        early = b""
+        while b"\n\n" not in early and len(early) < _MAX_EARLY_BYTES:
+            chunk = await response.content.readany()
+            if not chunk:
+                break
+            early += chunk
+        return early
 
 
 def _unreachable(route: str, error: Exception) -> JSONResponse:
@@ -312,17 +421,15 @@ def _returned(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in headers.items()
-        if name.lower() not in _NOT_FORWARDED
+        if name.lower() not in _NOT_RETURNED
     ]
 
 
 def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
-    # "Connection" may name further headers that are meant for this hop only.
+    # "Connection" may name headers that are meant for this hop only.
     for_this_hop = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     return {
-        name: value
-        for name, value in headers.items()
-        if name.lower() not in _NOT_FORWARDED and name.lower() not in for_this_hop
+        name: headers[name] for name in _FORWARDED if name in headers and name not in for_this_hop
     }
 
 

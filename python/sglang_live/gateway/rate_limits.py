@@ -44,8 +44,8 @@ class RateLimits:
         self._limit, self._clock = per_minute, clock
         self._asked: defaultdict[str, deque[float]] = defaultdict(deque)
 
-    def take(self, owner: str) -> Standing | None:
-        """Count one more answer of this owner.
+    def take(self, owner: str, n_answers: int = 1) -> Standing | None:
+        """Count so many more answers of this owner.
 
         Returns: None without a limit.
         Raises:
@@ -56,11 +56,11 @@ class RateLimits:
         now_s, asked = self._clock.now_s(), self._asked[owner]
         while asked and asked[0] <= now_s - _WINDOW_S:
             asked.popleft()
-        if len(asked) >= self._limit:
-            wait_s = asked[0] + _WINDOW_S - now_s
+        if len(asked) + n_answers > self._limit:
+            wait_s = asked[0] + _WINDOW_S - now_s if asked else _WINDOW_S
             raise RateLimitError(
                 f"This key may ask for {self._limit} answers a minute: wait {wait_s:.1f} s.",
                 retry_after_s=wait_s,
             )
-        asked.append(now_s)
+        asked.extend([now_s] * n_answers)
         return Standing(self._limit, self._limit - len(asked), asked[-1] + _WINDOW_S - now_s)

@@ -49,6 +49,10 @@ class SameMachine:
 def _is_local(headers: Headers) -> bool:
     # Only browsers must be recognised, and those send both.
     host, origin = headers.get("host"), headers.get("origin")
+    # An image or script tag of a page sends no Origin; a link that was followed is harmless.
+    is_followed = headers.get("sec-fetch-mode") == "navigate"
+    if headers.get("sec-fetch-site") == "cross-site" and not is_followed:
+        return False
     is_named_so = host is None or _is_loopback(f"//{host}")
     return is_named_so and (origin is None or _is_loopback(origin))
 

@@ -156,7 +156,7 @@ def test_no_key_and_no_secret_reaches_the_log(caplog, monkeypatch):
         with pytest.raises(WebSocketDenialResponse), calling(client, wrong):
             pass
         assert client.get("/v1/models", headers=by_wrong).status_code == 401
-        assert client.post("/generate", json={}, headers=by_key).status_code == 503
+        assert client.post("/generate", json={"text": "x"}, headers=by_key).status_code == 503
         assert client.post(ROUTE, content=b"\xff", headers=by_key).status_code == 400
     for event in ("event_crashed", "native_unreachable", "session_closed"):
         assert event in caplog.text

@@ -22,6 +22,7 @@ class Qwen3OmniSpec:
 
     path: Path
     thinker_vocab: int
+    thinker_context: int
     thinker_hidden: int
     accept_hidden_layer: int
     codec_vocab: int
@@ -74,6 +75,7 @@ class Qwen3OmniSpec:
         return Qwen3OmniSpec(
             path=path,
             thinker_vocab=thinker["text_config"]["vocab_size"],
+            thinker_context=thinker["text_config"]["max_position_embeddings"],
             thinker_hidden=thinker["text_config"]["hidden_size"],
             accept_hidden_layer=talker["accept_hidden_layer"],
             codec_vocab=talker["text_config"]["vocab_size"],

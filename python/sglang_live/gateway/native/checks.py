@@ -1,0 +1,104 @@
+"""Checks of JSON values, put together per field.
+
+In: a value as a client sent it, and its place in the body. Out: the value to send on, or
+ParameterError, which names the place. A null is an absent field.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang_live.errors import BadInputError
+
+Check = Callable[[Any, str], Any]
+_SHOWN_CHARS = 64
+
+
+class ParameterError(BadInputError):
+    """param: the place in the body, such as `sampling_params.n`."""
+
+    def __init__(self, param: str, message: str):
+        self.param = param[:_SHOWN_CHARS]
+        super().__init__(f"{self.param}: {message}")
+
+
+def boolean(value: Any, at: str) -> bool:
+    if not isinstance(value, bool):
+        raise ParameterError(at, "must be true or false.")
+    return value
+
+
+def integer(low: int, high: int) -> Check:
+    def check(value: Any, at: str) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ParameterError(at, f"must be a whole number from {low} to {high}.")
+        return value
+
+    return check
+
+
+def number(low: float, high: float) -> Check:
+    def check(value: Any, at: str) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not low <= value <= high:
+            raise ParameterError(at, f"must be a number from {low:g} to {high:g}.")
+        return value
+
+    return check
+
+
+def text(max_chars: int, *, least: int = 0) -> Check:
+    def check(value: Any, at: str) -> str:
+        if not isinstance(value, str) or not least <= len(value) <= max_chars:
+            raise ParameterError(at, f"must be a text of {least} to {max_chars} characters.")
+        return value
+
+    return check
+
+
+def one_of(*values: Any) -> Check:
+    def check(value: Any, at: str) -> Any:
+        if not any(type(value) is type(known) and value == known for known in values):
+            raise ParameterError(at, f"must be one of {list(values)}.")
+        return value
+
+    return check
+
+
+def list_of(item: Check, *, most: int, least: int = 0) -> Check:
+    def check(value: Any, at: str) -> list:
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            raise ParameterError(at, f"must be a list of {least} to {most}.")
+        return [item(part, f"{at}[{n}]") for n, part in enumerate(value)]
+
+    return check
+
+
+def one_or_list(item: Check, *, most: int) -> Check:
+    several = list_of(item, most=most)
+    return lambda value, at: several(value, at) if isinstance(value, list) else item(value, at)
+
+
+def fields(
+    table: Mapping[str, Check], *, required: tuple[str, ...] = (), dropped: tuple[str, ...] = ()
+) -> Check:
+    """An object with these fields and no others. dropped: accepted, and not sent on."""
+
+    def check(value: Any, at: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ParameterError(at or "body", "must be an object.")
+        kept = {}
+        for name, part in value.items():
+            place = f"{at}.{name}" if at else name
+            if name in dropped:
+                continue
+            if name not in table:
+                raise ParameterError(place, "this server does not take this parameter.")
+            if part is not None:
+                kept[name] = table[name](part, place)
+        for name in required:
+            if name not in kept:
+                raise ParameterError(f"{at}.{name}" if at else name, "is missing.")
+        return kept
+
+    return check
