@@ -31,7 +31,7 @@ _VALID = {
     "frequency_penalty": (-2, 1), "presence_penalty": (2,), "repetition_penalty": (0.01, 1.2, 2),
     "regex": ("[a-z]+", "(yes|no)"), "ebnf": ('root ::= "a" | "b"',), "ignore_eos": (True, False),
     "skip_special_tokens": (False,), "no_stop_trim": (True,),
-    "logit_bias": ({"5": 100, "6": -100}, {"2047": 1.5}),
+    "logit_bias": ({"5": 100, "6": -100}, {"1023": 1.5}),
 }  # fmt: skip
 _SCHEMA = '{"type":"object","properties":{"a":{"type":"string","maxLength":9}}}'
 _SAMPLING = _VALID | {
@@ -41,7 +41,7 @@ _SAMPLING = _VALID | {
 }  # fmt: skip
 _GENERATE = {
     "rid": ("mine", ["a", "b"]), "text": ("hello", ["a", "b"]),
-    "input_ids": ([5, 6, 7], [[5], [6, 7]], [2047], [5, 8, 9]), "return_logprob": (True, [True]),
+    "input_ids": ([5, 6, 7], [[5], [6, 7]], [1023], [5, 8, 9]), "return_logprob": (True, [True]),
     "logprob_start_len": (-1, 0, 1, 3, 30), "top_logprobs_num": (0, 3, 20, [1, 2]),
     "token_ids_logprob": ([5, 6], [[5], [6]]), "return_text_in_logprobs": (True,),
     "return_prompt_token_ids": (True,), "stream": (True, False),

@@ -370,6 +370,13 @@ async def test_what_clients_send_passes():
     }  # fmt: skip
     async with proxied() as (http, _):
         assert (await http.post("/v1/chat/completions", json=chat)).status_code == 207
+        function = {"name": "f", "arguments": "{}"}
+        call = {"id": "c", "index": 0, "type": "function", "function": function}
+        answered = {"role": "assistant", "content": None, "refusal": None, "audio": None,
+                    "function_call": None, "tool_calls": [call]}  # fmt: skip
+        result = {"role": "tool", "tool_call_id": "c", "content": "1"}
+        chat |= {"messages": [*_USER, answered, result], "store": False, "service_tier": "auto"}
+        assert (await http.post("/v1/chat/completions", json=chat)).status_code == 207
         asked = {"prompt": ["a", "b"], "n": 2, "logprobs": 5, "stop_regex": "[.!?] ?"}
         assert (await http.post("/v1/completions", json=asked)).status_code == 207
 

@@ -8,6 +8,7 @@ from sglang_live.gateway.native.checks import (
     ParameterError,
     boolean,
     fields,
+    integer,
     list_of,
     one_of,
     text,
@@ -71,6 +72,7 @@ def _message(limits: NativeLimits) -> Check:
     call = fields(
         {
             "id": _NAME,
+            "index": integer(0, _MAX_TOOLS),  # SGLang's own answers have it
             "type": one_of("function"),
             "function": fields({"name": _NAME, "arguments": words}, required=("name",)),
         },

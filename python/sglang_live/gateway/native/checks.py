@@ -90,12 +90,11 @@ def fields(
         kept = {}
         for name, part in value.items():
             place = f"{at}.{name}" if at else name
-            if name in dropped:
+            if name in dropped or part is None:
                 continue
             if name not in table:
                 raise ParameterError(place, "this server does not take this parameter.")
-            if part is not None:
-                kept[name] = table[name](part, place)
+            kept[name] = table[name](part, place)
         for name in required:
             if name not in kept:
                 raise ParameterError(f"{at}.{name}" if at else name, "is missing.")

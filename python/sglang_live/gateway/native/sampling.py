@@ -67,6 +67,9 @@ def openai(limits: NativeLimits) -> dict[str, Check]:
         "min_tokens": integer(0, limits.context_tokens),
         "max_tokens": integer(1, limits.context_tokens),
         "seed": _SEED,
+        # Values that ask for nothing: SGLang does not look at them.
+        "store": one_of(False),
+        "service_tier": one_of("auto", "default"),
     }
 
 
