@@ -269,6 +269,7 @@ HOSTILE = [
     ("/generate", {"input_ids": [5, [6]]}, "input_ids[1]"),
     ("/generate", {"input_ids": [5, True]}, "input_ids[1]"),
     ("/generate", {"input_ids": []}, "input_ids"),
+    ("/generate", {"input_ids": [5], "audio_data": "data:,x"}, "audio_data"),
     ("/generate", {"text": "x", "image_data": "data:,x"}, "image_data"),
     ("/generate", {"text": "x", "video_data": "data:,x"}, "video_data"),
     ("/generate", {"text": "x", "input_embeds": [[0.1]]}, "input_embeds"),

@@ -141,6 +141,10 @@ def _generate(body: Any, limits: NativeLimits) -> Asked:
     given = [name for name in ("text", "input_ids") if name in kept]
     if len(given) != 1:
         raise ParameterError("text", "give either text or input_ids.")
+    media_given = [name for name in ("audio_data", "image_data", "video_data") if name in kept]
+    if media_given and given == ["input_ids"]:
+        # SGLang decodes the ids to find the places; ids without a text then fail inside of it.
+        raise ParameterError(media_given[0], "needs its place in a text, not in input_ids.")
     n_prompts = _n_prompts(kept[given[0]], given[0])
     _check_lists(kept, n_prompts)
     params = kept.get("sampling_params", {})
