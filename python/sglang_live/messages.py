@@ -179,6 +179,10 @@ class TextTokens(Message, frozen=True, tag=True):
     text: str
 
 
+class Prefills(Message, frozen=True, tag=True):
+    """No reply yet, but the engine prefills: this turn's prompt, or those before it."""
+
+
 class WritesCall(Message, frozen=True, tag=True):
     """The reply grows by what is not spoken."""
 
@@ -304,6 +308,7 @@ AnyMessage = (
     | Read
     | UserSegment
     | TextTokens
+    | Prefills
     | WritesCall
     | ThinkDone
     | BoundNative

@@ -37,7 +37,7 @@ from sglang_live.stages.connectors.client import Job
 
 # No job may outlive this; the longest reply, heard to its end, takes 22 minutes.
 JOB_TIMEOUT_S = 3600.0
-# A thinker that writes nothing for so long is stuck behind a full KV pool; nobody waits longer.
+# A thinker that neither writes nor prefills for so long is stuck behind a full KV pool.
 THINKER_SILENCE_LIMIT_S = 30.0
 
 

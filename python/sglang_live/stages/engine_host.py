@@ -178,6 +178,16 @@ class EngineHost:
             "kv_tokens_total": float(load.max_total_num_tokens),
         }
 
+    def prefill_tokens(self) -> tuple[int, int]:
+        """Tokens of prompts computed so far, and left to compute, as of the latest prefill batch.
+
+        SGLang does not count batches of more than 2 s in the first; the second tells of these.
+        """
+        load = self.engine.tokenizer_manager.load_snapshot_reader.read(0)
+        if load is None:
+            return 0, 0
+        return load.total_prefill_uncached_tokens, load.num_waiting_uncached_tokens
+
     async def serve_http(self, port: int) -> None:
         """Serve SGLang's native API on a loopback port."""
         import uvicorn

@@ -41,6 +41,7 @@ from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
 from sglang_live.stages.policy_totals import PolicyTotals
+from sglang_live.stages.prefill_signs import show_prefill
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.stream_notes import NoteRoutes
 from sglang_live.stages.tasks import result_beside, vital
@@ -216,12 +217,16 @@ class ThinkerStage:
         state.on_generating = lambda rid: self._notes.add(rid, job)
         reply = self._reply(job, state)
         listening = asyncio.create_task(self._listen(job, session, state, reply))
+        signs = asyncio.create_task(
+            show_prefill(job, self.host.prefill_tokens, lambda: bool(reply.ids))
+        )
         try:
             writing = self._write(job, request, session, history, state, reply)
             await result_beside(writing, listening)
         finally:
             listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            signs.cancel()
+            await asyncio.gather(listening, signs, return_exceptions=True)
             self._notes.remove(state.rid)
             self._counts["sessions_rebuilt"] += state.rebuilt
             self._counts["sessions_truncated"] += state.truncated
