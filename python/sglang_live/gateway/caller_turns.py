@@ -109,8 +109,10 @@ class CallerTurns:
             self._barge_in.withdraw()
         elif self._detector is None:
             settings = self._vad_settings(config.turn_detection)
-            start = self._buffer.end_sample
+            # What waits in the buffer is judged with the next append: it may hold a turn's start.
+            start, end = self._buffer.start_sample, self._buffer.end_sample
             self._detector = SpeechDetector(self.scorer.model, settings, start_sample=start)
+            self._detector.take(self._buffer.peek(start, end))
         else:
             self._detector.settings = self._vad_settings(config.turn_detection)
 

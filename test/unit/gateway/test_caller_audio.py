@@ -327,3 +327,19 @@ async def test_an_idle_timer_does_not_outlive_its_call():
     clock.advance(10.0)
     await asyncio.sleep(0.01)
     assert len(orchestrator.turns) == 1
+
+
+async def test_audio_that_waits_is_judged_when_detection_is_switched_on_in_mid_speech():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.turn_detection(None)
+        caller.append(SILENCE_1S)
+        caller.append(tone(600))
+        caller.turn_detection({})
+        caller.append(tone(200))
+        caller.append(SILENCE_1S)
+        events = await caller.until("response.done")
+        started = next(e for e in events if e["type"] == "input_audio_buffer.speech_started")
+        assert 660 <= started["audio_start_ms"] <= 700
+        (part,) = orchestrator.turns[0].history[0].parts
+        assert part.duration_s > 1.1
