@@ -36,14 +36,14 @@ class Reply:
         self._consumed = Progress(job.job_id, 0.0, False, FIRST_INTERRUPTS)
 
     async def take(self, event: Generated) -> None:
-        ids, parts = event.ids, self.parts
+        ids, parts, text = event.ids, self.parts, _whole_characters(event.text)
         if ids and ids[-1] in self._end_ids:
             ids = ids[:-1]
         n_new = len(ids) - len(self.ids)
         self.ids, self.finish = ids, event.finish or self.finish
-        parts.take(ids, event.text)
+        parts.take(ids, text)
         if event.finish is not None:
-            parts.end(ids, event.text)
+            parts.end(ids, text)
         new_ids, new_text = ids[self._n_sent : parts.n_spoken], parts.spoken[len(self._sent) :]
         if new_ids or new_text:
             self._n_sent, self._sent = max(self._n_sent, parts.n_spoken), self._sent + new_text
@@ -66,3 +66,12 @@ class Reply:
         if self._n_unsigned >= _SIGN_EVERY:
             self._n_unsigned = 0
             await self._job.send(WritesCall(self._job.job_id))
+
+
+def _whole_characters(text: str) -> str:
+    """The text without a last character whose bytes are not all there.
+
+    A token may hold a part of a character. SGLang shows the part as U+FFFD when a reply ends at
+    its token limit or is interrupted.
+    """
+    return text.rstrip("\ufffd")

@@ -67,3 +67,11 @@ async def test_a_long_call_gives_signs_of_life_and_not_a_word(written):
     assert set(map(type, written.job.sent)) == {WritesCall}
     assert 5 <= len(written.job.sent) <= 10
     assert written.reply.parts.calls() == ["x" * 100]
+
+
+@pytest.mark.parametrize("finish", ["length", "interrupted"])
+async def test_a_reply_that_is_cut_ends_in_a_whole_character(written, finish):
+    await written.write(1, "caf")
+    await written.write(2, "\ufffd", finish)
+    assert "".join(message.text for message in written.job.sent) == "caf"
+    assert written.reply.parts.spoken == "caf"
