@@ -36,6 +36,7 @@ from benchmark.kv.workload import (
     plan,
 )
 from benchmark.load.provenance import config_of, facts
+from benchmark.native_client import native_client
 from benchmark.thinker import load_of, thinker
 from sglang_live.bridge.feed_types import Outlook, SpeechStart
 from sglang_live.stages.engine_host import FeedSocket
@@ -128,7 +129,6 @@ class Callers:
     def __init__(self, arm: str, replica, client: httpx.AsyncClient):
         self._tells, self._speaks = arm in ("nextuse", "preload"), arm == "preload"
         self._client = client
-        self._url = f"http://127.0.0.1:{replica.spec.native_port}"
         self._feed = FeedSocket(replica.spec.socket_path("inbox"))
         self._gap_s: float | None = None
 
@@ -137,7 +137,7 @@ class Callers:
         call, name = Call(), f"call-{accesses[0].session}"
         rng = random.Random(accesses[0].session)
         body = {"capacity_of_str_len": 1 << 40, "session_id": name, "streaming": True}
-        (await self._client.post(f"{self._url}/open_session", json=body)).raise_for_status()
+        (await self._client.post("/open_session", json=body)).raise_for_status()
         await asyncio.sleep(max(0.0, began_s + accesses[0].speech_s - time.monotonic()))
         for access in accesses:
             if self._speaks:
@@ -150,7 +150,7 @@ class Callers:
             await asyncio.sleep(plays_s + access.next_gap_s)
             if self._tells:
                 self._feed.send(Outlook(name, 0.0, self._gap_s, access.next_gap_s))
-        await self._client.post(f"{self._url}/close_session", json={"session_id": name})
+        await self._client.post("/close_session", json={"session_id": name})
         return call
 
     async def _turn(self, name: str, access: Access, call: Call, rng: random.Random) -> float:
@@ -166,7 +166,7 @@ class Callers:
             "stream": True,
         }
         asked_s, first_s, meta = time.monotonic(), 0.0, {}
-        async with self._client.stream("POST", f"{self._url}/generate", json=request) as answer:
+        async with self._client.stream("POST", "/generate", json=request) as answer:
             async for line in answer.aiter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue
@@ -189,7 +189,7 @@ async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
     environment = {"SGLANG_LIVE_MODELLED_LINK": options.link} if options.link else {}
     async with (
         thinker(ARMS[arm], engine_args(arm, pool_tokens, options), environment) as replica,
-        httpx.AsyncClient(timeout=180, limits=_CONNECTIONS) as client,
+        native_client(replica.spec, 180, _CONNECTIONS) as client,
     ):
         by_session: dict[int, list[Access]] = {}
         for access in schedule.accesses:

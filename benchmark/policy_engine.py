@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 
 from benchmark.load.provenance import facts
+from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
 from sglang_live.bridge.feed_types import THINK_PREFIX, Progress
 from sglang_live.stages.engine_host import FeedSocket
@@ -48,14 +49,16 @@ async def listen(feed: FeedSocket, rids: list[str]) -> None:
 
 async def measure(replica, n_streams: int, n_tokens: int) -> dict[str, float]:
     feed = FeedSocket(replica.spec.socket_path("inbox"))
-    url = f"http://127.0.0.1:{replica.spec.native_port}/generate"
     rids = [f"{THINK_PREFIX}{n_streams:06d}-{i:06d}" for i in range(n_streams)]
     before = await load_of(replica)
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as client:
+    async with native_client(replica.spec, 600, httpx.Limits(max_connections=None)) as client:
         listening = asyncio.create_task(listen(feed, rids))
         try:
             answers = await asyncio.gather(
-                *(client.post(url, json=_request(rid, n, n_tokens)) for n, rid in enumerate(rids))
+                *(
+                    client.post("/generate", json=_request(rid, n, n_tokens))
+                    for n, rid in enumerate(rids)
+                )
             )
         finally:
             listening.cancel()

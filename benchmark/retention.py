@@ -19,6 +19,7 @@ import httpx
 import numpy as np
 
 from benchmark.load.provenance import config_of, facts
+from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
 from sglang_live.bridge.feed_types import RetainSession
 from sglang_live.stages.engine_host import FeedSocket
@@ -46,12 +47,11 @@ class Options:
 class Call:
     def __init__(self, name: str, replica, client: httpx.AsyncClient, options: Options):
         self._name, self._client, self._options = name, client, options
-        self._url = f"http://127.0.0.1:{replica.spec.native_port}"
         self._rng = random.Random(f"{options.seed} {name}")
 
     async def open(self, feed: FeedSocket | None) -> None:
         body = {"capacity_of_str_len": 1 << 40, "session_id": self._name, "streaming": True}
-        (await self._client.post(f"{self._url}/open_session", json=body)).raise_for_status()
+        (await self._client.post("/open_session", json=body)).raise_for_status()
         if feed is not None:
             o = self._options
             feed.send(RetainSession(self._name, o.sink, o.window, o.slack, unasked=True))
@@ -69,19 +69,19 @@ class Call:
             },
         }
         began_s = time.monotonic()
-        (await self._client.post(f"{self._url}/generate", json=body)).raise_for_status()
+        (await self._client.post("/generate", json=body)).raise_for_status()
         return time.monotonic() - began_s
 
     async def close(self) -> None:
         body = {"session_id": self._name}
-        (await self._client.post(f"{self._url}/close_session", json=body)).raise_for_status()
+        (await self._client.post("/close_session", json=body)).raise_for_status()
 
 
 async def measure(arm: str, replica, options: Options) -> dict:
     feed = FeedSocket(replica.spec.socket_path("inbox")) if arm == "bounded" else None
     before = await load_of(replica)
     ages: list[dict[str, float]] = []
-    async with httpx.AsyncClient(timeout=120) as client:
+    async with native_client(replica.spec, 120) as client:
         calls = [Call(f"{arm}-{n}", replica, client, options) for n in range(options.calls)]
         for call in calls:
             await call.open(feed)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
-from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import (
     Replica,
@@ -27,7 +26,7 @@ async def thinker(
     environment: dict[str, str] | None = None,
 ) -> AsyncIterator[Replica]:
     """Its own engine, of the demo model with replies that do not end by themselves: every run
-    of a workload makes as many tokens. SGLang's API is on `spec.native_port`.
+    of a workload makes as many tokens. SGLang's API is reached by benchmark.native_client.
     """
     run_dir = new_run_dir()
     checkpoint = run_dir / "endless"
@@ -41,7 +40,7 @@ async def thinker(
         same_host=True,
         run_dir=str(run_dir),
         served_name="demo",
-        native_port=free_port(),
+        native_key="benchmark",
         policies=policies,
         engine_args=engine_args or {},
         environment=environment or {},

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -46,7 +47,6 @@ from sglang_live.preflight import (
 )
 from sglang_live.stages.connectors.wire import fallbacks
 from sglang_live.stages.endings import telling_line
-from sglang_live.stages.ports import free_port
 from sglang_live.stages.run_dir import RunDir, clear_dead
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import (
@@ -123,15 +123,16 @@ def load_model(model_path: str, cache_dir: Path) -> Qwen3OmniSpec:
 
 async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) -> int:
     door = Door(config.host, config.port)
-    run_dir, native_port = RunDir.make(), free_port()
-    # SGLang's API listens on loopback only: with a remote thinker it is not offered here.
-    native_url = None if config.stages["thinker"].connect else f"http://127.0.0.1:{native_port}"
+    run_dir, native_key = RunDir.make(), secrets.token_urlsafe(32)
     if config.allow_private_media_urls:
         os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine asks where URLs redirect
     zygote, clock = Zygote() if is_useful() else None, MonotonicClock()
     suspects, drain = Suspects(clock), Drain()
+    specs = _specs(config, model, run_dir.path, native_key)
+    # SGLang's API is on a socket of this machine: a remote thinker's is not offered here.
+    native = next((spec for spec in specs if spec.native_key), None)
     supervisor = Supervisor(
-        _specs(config, model, run_dir.path, native_port),
+        specs,
         log_dir=config.log_dir,
         on_change=_announce,
         zygote=zygote,
@@ -159,6 +160,8 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             allow_local_media=config.allow_local_media,
             allow_private_media_urls=config.allow_private_media_urls,
             timeline_dir=config.timeline_dir,
+            native_api_key=native.native_key if native else None,
+            native_socket=native.native_socket if native else None,
             retention=config.retention,
             speculate_ms=config.speculate_ms,
             turn_piece_s=config.turn_piece_s if "turnprefill" in config.policies else 0.0,
@@ -172,7 +175,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         app = build_app(
             orchestrator,
             config=gateway,
-            native_url=native_url,
+            native_url="http://native" if native else None,
             health=lambda: _health(supervisor),
             metrics=metrics,
             endpoint_model=_endpoint_model(),
@@ -275,7 +278,7 @@ async def _start_or_interrupt(supervisor: Supervisor) -> None:
 
 
 def _specs(
-    config: ServerConfig, model: Qwen3OmniSpec, run_dir: Path, native_port: int
+    config: ServerConfig, model: Qwen3OmniSpec, run_dir: Path, native_key: str
 ) -> list[StageSpec]:
     specs = []
     for stage in STAGES:
@@ -296,7 +299,9 @@ def _specs(
                     served_name=config.served_model_name,
                     device=settings.device,
                     # SGLang's own API is that of the first thinker.
-                    native_port=native_port if (stage, replica) == ("thinker", 0) else 0,
+                    native_key=native_key
+                    if (stage, replica) == ("thinker", 0) and not remote
+                    else "",
                     engine_args=_engine_args(stage, settings.args, config.max_sessions),
                     policies=config.policies,
                     session_storage=_storage(stage, config),
@@ -315,8 +320,6 @@ def _engine_args(stage: str, args: dict, max_sessions: int) -> dict:
     if stage == "vocoder":
         return {"max_streams": max_sessions + SPARE_REQUEST_ROWS, **args}
     return {
-        # Two engines on one machine must not meet on SGLang's default ports.
-        "port": free_port(),
         # A session keeps its request row in the thinker between turns, also when nothing runs.
         "max_running_requests": max(MIN_REQUEST_ROWS, max_sessions + SPARE_REQUEST_ROWS),
         **args,

@@ -24,7 +24,6 @@ from sglang_live.config import (
 )
 from sglang_live.errors import BadInputError
 from sglang_live.launch_server import check_machine, end_in_one_line, load_model
-from sglang_live.stages.ports import free_port
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
@@ -81,8 +80,6 @@ def _spec(
     storage = parse_storage(own, policies, engine_args)
     check_machine(storage)
     model = load_model(own.model_path, Path(own.cache_dir))
-    if own.stage != "vocoder":
-        engine_args = {"port": free_port(), **engine_args}
     return StageSpec(
         stage=own.stage,
         replica=0,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import httpx
 import torch
 
+from benchmark.native_client import native_client
 from sglang_live.bridge.feed_types import RetainSession
 from sglang_live.kv.retention import cut_of
 from sglang_live.stages.engine_host import FeedSocket
@@ -23,12 +24,12 @@ class Engine:
         self.retracts = retracts
         spec = stages.replica("thinker").spec
         self.stages, self.page = stages, page
-        self.url = f"http://127.0.0.1:{spec.native_port}"
+        self.spec = spec
         self.feed = FeedSocket(spec.socket_path("inbox"))
 
     async def post(self, path: str, body: dict) -> httpx.Response:
-        async with httpx.AsyncClient(timeout=120) as client:
-            answer = await client.post(f"{self.url}{path}", json=body)
+        async with native_client(self.spec, 120) as client:
+            answer = await client.post(path, json=body)
         assert answer.status_code == 200, answer.text
         return answer
 

@@ -15,7 +15,6 @@ from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
-from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import (
     Replica,
@@ -117,7 +116,7 @@ async def running_stages(
             run_dir=str(run_dir),
             served_name="demo",
             policies=policies,
-            native_port=free_port() if stage == "thinker" and policies else 0,
+            native_key="test key" if stage == "thinker" and policies else "",
             engine_args=args[stage],
             environment=environments.get(stage) or {},
             session_storage=session_storage if stage == "thinker" else "",

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import torch
 
+from benchmark.native_client import native_client
 from sglang_live.stages.engine_host import FeedSocket
 from test.engine.conftest import Stages
 from test.engine.reference import Reference
@@ -18,12 +19,12 @@ class Pool:
     def __init__(self, stages: Stages):
         self.stages = stages
         spec = stages.replica("thinker").spec
-        self.url = f"http://127.0.0.1:{spec.native_port}"
+        self.spec = spec
         self.feed = FeedSocket(spec.socket_path("inbox"))
 
     async def post(self, path: str, body: dict, timeout_s: float = 60.0) -> httpx.Response:
-        async with httpx.AsyncClient(timeout=timeout_s) as client:
-            answer = await client.post(f"{self.url}{path}", json=body)
+        async with native_client(self.spec, timeout_s) as client:
+            answer = await client.post(path, json=body)
         assert answer.status_code == 200, answer.text
         return answer
 
@@ -55,8 +56,8 @@ class Pool:
             "stream": True,
         }
         async with (
-            httpx.AsyncClient(timeout=180) as client,
-            client.stream("POST", f"{self.url}/generate", json=body) as answer,
+            native_client(self.spec, 180) as client,
+            client.stream("POST", "/generate", json=body) as answer,
         ):
             assert answer.status_code == 200
             events = answer.aiter_lines()

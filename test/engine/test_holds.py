@@ -9,13 +9,13 @@ import random
 from contextlib import aclosing
 from dataclasses import replace
 
-import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmark.native_client import native_client
 from sglang_live.bridge.feed_types import THINK_PREFIX, EndReply, Progress
 from sglang_live.stages.engine_host import FeedSocket
 from test.engine.conftest import Stages, running_stages
@@ -65,7 +65,7 @@ class Thinker:
 
     def __init__(self, stages: Stages):
         spec = stages.replica("thinker").spec
-        self.url = f"http://127.0.0.1:{spec.native_port}"
+        self.spec = spec
         self.feed = FeedSocket(spec.socket_path("inbox"))
         self._n_runs = 0
 
@@ -80,8 +80,8 @@ class Thinker:
             "input_ids": prompt,
             "sampling_params": {**sampling, "ignore_eos": "min_new_tokens" not in sampling},
         }
-        async with httpx.AsyncClient(timeout=60) as client:
-            answer = await client.post(f"{self.url}/generate", json=request)
+        async with native_client(self.spec, 60) as client:
+            answer = await client.post("/generate", json=request)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -245,8 +245,8 @@ async def test_a_held_request_can_be_aborted_and_ended(live_stages, thinker):
         for rid, prompt in zip(rids, prompts_of(5), strict=False)
     ]
     await until_held(live_stages, thinker, rids)
-    async with httpx.AsyncClient() as client:
-        await client.post(f"{thinker.url}/abort_request", json={"rid": rids[0]})
+    async with native_client(thinker.spec, 30) as client:
+        await client.post("/abort_request", json={"rid": rids[0]})
     aborted = await running[0]
     assert aborted["meta_info"]["finish_reason"]["type"] == "abort"
     thinker.feed.send(EndReply(rids[1]))
@@ -264,8 +264,8 @@ async def test_a_cache_is_not_flushed_under_a_held_request(live_stages, thinker)
     expected = await thinker.generate("plain-flush", prompt, sampling)
     running = asyncio.create_task(thinker.generate(rid, prompt, sampling))
     await until_held(live_stages, thinker, [rid])
-    async with httpx.AsyncClient(timeout=30) as client:
-        answer = await client.post(f"{thinker.url}/flush_cache")
+    async with native_client(thinker.spec, 30) as client:
+        answer = await client.post("/flush_cache")
     assert answer.status_code != 200
     thinker.feed.send(Progress.of([rid], [1000.0], [False], [0.0]))
     assert (await running)["output_ids"] == expected["output_ids"]

@@ -109,7 +109,7 @@ def test_a_stage_that_does_not_start_is_said_and_cleaned_up(tmp_path, monkeypatc
 
 def specs(model, *argv: str) -> dict:
     config = parse(["--model-path", "/models/m", *argv])
-    listed = launch_server._specs(config, model, Path("/tmp/run"), native_port=4000)
+    listed = launch_server._specs(config, model, Path("/tmp/run"), native_key="key")
     return {spec.name: spec for spec in listed}
 
 
@@ -118,10 +118,8 @@ def test_every_replica_gets_a_spec_and_an_address_of_its_own(model):
     assert list(by_name) == ["thinker/0", "thinker/1", "talker/0", "talker/1", "vocoder/0"]
     assert len({spec.address for spec in by_name.values()}) == 5
     assert all(spec.same_host and len(spec.address) < 100 for spec in by_name.values())
-    engines = [spec for spec in by_name.values() if spec.stage != "vocoder"]
-    assert len({spec.engine_args["port"] for spec in engines}) == 4
-    native = {name: spec.native_port for name, spec in by_name.items() if spec.native_port}
-    assert native == {"thinker/0": 4000}, "SGLang's own API is that of the first thinker"
+    native = {name: spec.native_key for name, spec in by_name.items() if spec.native_key}
+    assert native == {"thinker/0": "key"}, "SGLang's own API is that of the first thinker"
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,6 @@ def test_the_stage_binds_the_address_and_shares_no_memory(launched):
 def test_further_arguments_go_to_its_engine(launched):
     spec = launched(*TALKER, "--max-running-requests", "8")
     assert spec["engine_args"]["max_running_requests"] == 8
-    assert spec["engine_args"]["port"] > 0
     spec = launched("--stage", "vocoder", *TALKER[2:], "--chunk-frames", "8")
     assert spec["engine_args"] == {"chunk_frames": 8}
 

@@ -42,6 +42,7 @@ class GatewayConfig:
     max_native_sessions_per_key: sessions of SGLang's own API that one key may have open.
     max_native_sessions: the same for all keys together.
     native_api_key: key for SGLang's own API, if it wants one.
+    native_socket: Unix socket of SGLang's own API; None: its URL is reached by TCP.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -68,6 +69,7 @@ class GatewayConfig:
     max_native_sessions_per_key: int = 16
     max_native_sessions: int = 32
     native_api_key: str | None = None
+    native_socket: str | None = None
     native_connect_timeout_s: float = 5.0
 
     def __post_init__(self):

@@ -310,7 +310,10 @@ class NativeProxy:
             )
             # A connection that the upstream closes while it is idle would fail the next POST;
             # to the own machine a new one costs little.
-            connector = aiohttp.TCPConnector(limit=0, force_close=True)
+            if (path := self._config.native_socket) is not None:
+                connector = aiohttp.UnixConnector(path, limit=0, force_close=True)
+            else:
+                connector = aiohttp.TCPConnector(limit=0, force_close=True)
             self._client = aiohttp.ClientSession(
                 connector=connector, timeout=timeout, auto_decompress=False
             )

@@ -249,7 +249,7 @@ class LiveOrchestrator:
         return session
 
     async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
-        [replica] = [r for r in self._supervisor.replicas if r.spec.native_port]
+        [replica] = [r for r in self._supervisor.replicas if r.spec.native_key]
         await NativeLink(replica, session_id).bound(retention)
 
     def capacity_now(self) -> Capacity:

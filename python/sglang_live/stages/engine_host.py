@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from sglang_live.bridge.progress import PROGRESS_ENV, ProgressCell
 from sglang_live.clock import MonotonicClock
 from sglang_live.errors import StageFailedError
 from sglang_live.stages.endings import EXIT_ENGINE_DIED, EXIT_STUCK
+from sglang_live.stages.native_api import KeyGuard, restrict
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.progress_watch import ProgressWatch
 from sglang_live.stages.spec import StageSpec
@@ -39,6 +41,8 @@ def default_engine_args(device: str) -> dict[str, Any]:
         "sleep_on_idle": True,
         # SGLang would take one that the system may give away before the scheduler listens on it.
         "nccl_port": free_port(),
+        # Not served; two engines on one machine must not meet on ports that SGLang derives from it.
+        "port": free_port(),
     }
     if platform_cpu.is_active():
         args |= {
@@ -77,6 +81,11 @@ class EngineHost:
             path = spec.file_path("progress")
             os.environ[PROGRESS_ENV] = str(path)
             self._cell = ProgressCell(path)
+        if args.get("nnodes", 1) == 1 and not args.get("dist_init_addr"):
+            # torch's TCP store listens on all interfaces, to everyone, even for a single rank.
+            meeting = spec.file_path(f"ranks-{os.getpid()}")
+            meeting.unlink(missing_ok=True)
+            os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{meeting}"
         self.engine = sgl.Engine(**{**default_engine_args(spec.device), **args})
         # SGLang only logs a plugin that fails: make sure ours did its work here as well.
         seams.check_landed(spec.stage)
@@ -188,8 +197,8 @@ class EngineHost:
             return 0, 0
         return load.total_prefill_uncached_tokens, load.num_waiting_uncached_tokens
 
-    async def serve_http(self, port: int) -> None:
-        """Serve SGLang's native API on a loopback port."""
+    async def serve_http(self, path: str, key: str) -> None:
+        """Serve NATIVE_ROUTES of SGLang's HTTP API on a Unix socket, to holders of the key."""
         import uvicorn
         from sglang.srt.entrypoints import http_server
 
@@ -208,10 +217,12 @@ class EngineHost:
             "server_args": engine.server_args,
             "execute_warmup_func": lambda _: _mark_up(engine),
         }
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
-        config = uvicorn.Config(app, log_level="warning", lifespan="on")
+        restrict(app)
+        listener = socket.socket(socket.AF_UNIX)
+        Path(path).unlink(missing_ok=True)  # of a stage that was killed
+        listener.bind(path)
+        Path(path).chmod(0o600)
+        config = uvicorn.Config(KeyGuard(app, key), log_level="warning", lifespan="on")
         server = uvicorn.Server(config)
         self._http = asyncio.create_task(server.serve(sockets=[listener]), name="native http")
         while not server.started:

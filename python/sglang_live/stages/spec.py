@@ -22,6 +22,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     policies: those that are on; empty: SGLang's own scheduling.
     session_storage: "<bytes>:<directory>", for KV that a thinker's host memory has no room for.
     remote: somebody else starts it, on another host; we only connect.
+    native_key: serve SGLang's own HTTP API on native_socket, to holders of this key; empty: not.
     stuck_after_s: an engine with work that completes no round for so long is started anew.
     """
 
@@ -34,7 +35,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     served_name: str
     device: str = "cpu"
-    native_port: int = 0
+    native_key: str = ""
     engine_args: dict[str, Any] = {}
     environment: dict[str, str] = {}
     policies: tuple[str, ...] = ()
@@ -48,6 +49,11 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def socket_path(self, what: str) -> str:
         return f"ipc://{Path(self.run_dir) / f'{self.stage}-{self.replica}-{what}'}"
+
+    @property
+    def native_socket(self) -> str:
+        """A Unix socket in run_dir, whose mode 0700 keeps other users of the machine out."""
+        return str(self.file_path("native"))
 
     def file_path(self, what: str) -> Path:
         return Path(self.run_dir) / f"{self.stage}-{self.replica}-{what}"

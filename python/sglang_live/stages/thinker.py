@@ -84,7 +84,6 @@ class ThinkerStage:
                 **spec.engine_args,
                 # SGLang calls its own HTTP API once, after warming up.
                 "host": "127.0.0.1",
-                **({"port": spec.native_port} if spec.native_port else {}),
             },
         )
         self.engine = self.host.engine
@@ -105,8 +104,8 @@ class ThinkerStage:
         await self._warm_up()
         await self.host.freeze()
         self.host.watch_over()
-        if self.spec.native_port:
-            await self.host.serve_http(self.spec.native_port)
+        if self.spec.native_key:
+            await self.host.serve_http(self.spec.native_socket, self.spec.native_key)
 
     async def _warm_up(self) -> None:
         """One second of silence, heard and answered: the first request loads what is lazy."""

@@ -254,7 +254,7 @@ class FakeReplica:
                 same_host=True,
                 run_dir=str(run_dir),
                 served_name="fake",
-                native_port=1 if (stage.name, number) == ("thinker", 0) else 0,
+                native_key="k" if (stage.name, number) == ("thinker", 0) else "",
             )
         )
         self._serving: asyncio.Task | None = None

@@ -1,0 +1,64 @@
+"""What of the server's process group can be reached, and by whom."""
+
+import socket
+import stat
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from test.e2e.conftest import Server
+
+pytestmark = pytest.mark.e2e
+
+
+def processes(server: Server) -> list[psutil.Process]:
+    first = psutil.Process(server.process.pid)
+    return [first, *first.children(recursive=True)]
+
+
+def test_no_tcp_port_but_the_gateway_speaks_http(server):
+    ports = {
+        (connection.laddr.ip, connection.laddr.port)
+        for process in processes(server)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert ("127.0.0.1", server.port) in ports
+    assert {ip for ip, _ in ports} <= {"127.0.0.1", "::1"}, "a stage listens to other machines"
+    for ip, port in ports - {("127.0.0.1", server.port)}:
+        with socket.create_connection((ip, port), timeout=2) as stream:
+            stream.settimeout(2)
+            stream.sendall(b"GET /model_info HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            try:
+                answer = stream.recv(64)
+            except (TimeoutError, ConnectionError):
+                answer = b""
+        assert not answer.startswith(b"HTTP/"), f"port {port} answers HTTP"
+
+
+def test_the_socket_of_sglangs_api_wants_the_key_and_is_its_owners(server):
+    paths = {
+        Path(connection.laddr)
+        for process in processes(server)
+        for connection in process.net_connections("unix")
+        if connection.laddr and connection.laddr.endswith("thinker-0-native")
+    }
+    [path] = paths
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as http:
+        assert http.get("http://native/model_info").status_code == 401
+        body = {"text": "x", "sampling_params": {"max_new_tokens": 1}}
+        assert http.post("http://native/generate", json=body).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/generate", "/model_info", "/v1/models", "/health"])
+def test_no_website_is_allowed_by_cors(server, path):
+    origin = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    for answer in (
+        httpx.options(f"{server.http}{path}", headers=origin),
+        httpx.get(f"{server.http}{path}", headers=origin),
+    ):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
