@@ -70,6 +70,7 @@ SPARE_REQUEST_ROWS = 32
 
 
 def main(argv: list[str] | None = None) -> int:
+    os.umask(0o077)  # sockets, copies of speech and logs are for the server's user alone
     drops = LogDrops()
     protect_own_output(drops)
     logging.basicConfig(

@@ -89,6 +89,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
             load={
                 **stage.load(),
                 "jobs": float(server.n_jobs),
+                "malformed": float(server.n_malformed),
                 "shared_memory_full": float(fallbacks.n),
             },
         )
@@ -128,6 +129,7 @@ def die_with_parent() -> None:
 def main() -> None:
     began_s = time.monotonic()
     spec = StageSpec.from_env()
+    os.umask(0o077)  # sockets, copies of speech and logs are for the server's user alone
     setproctitle.setproctitle(f"sglang_live::{spec.name}")
     if spec.same_host:
         die_with_parent()

@@ -25,6 +25,10 @@ class Callers:
         if session_id:
             self._owners[session_id] = caller
 
+    def may_touch(self, caller: bytes, session_id: str) -> bool:
+        """Whether the session is the caller's, or has no owner yet."""
+        return self._owners.get(session_id, caller) == caller
+
     def closes(self, session_id: str) -> None:
         self._owners.pop(session_id, None)
 

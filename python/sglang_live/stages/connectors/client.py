@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import zmq
 import zmq.asyncio
 
-from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
+from sglang_live.errors import DeadlineError, LiveError, StageFailedError, StageUnavailableError
 from sglang_live.messages import STREAMED, AnyMessage, Cancel, Credit, Failed, Ping, Ready
 from sglang_live.stages.connectors import wire
 from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
@@ -204,8 +204,11 @@ class StageClient:
     def fail_all(self, reason: str) -> None:
         """The stage is gone: end every job now, and refuse new ones."""
         self._down = StageUnavailableError(f"{self.name}: {reason}", retry_after_s=10)
+        self._fail_jobs(self._down)
+
+    def _fail_jobs(self, error: LiveError) -> None:
         for job in self._jobs.values():
-            job.receive(self._down, [])
+            job.receive(error, [])
         self._jobs.clear()
 
     async def close(self) -> None:
@@ -217,7 +220,13 @@ class StageClient:
 
     async def _read(self) -> None:
         while True:
-            message, frames = wire.decode(await self._socket.recv_multipart())
+            try:
+                message, frames = wire.decode(await self._socket.recv_multipart(), self.same_host)
+            except wire.MalformedError as error:
+                # Whose answer it was is not known: no job may wait for it.
+                log.error("bad_answer stage=%s: %.200r", self.name, str(error))
+                self._fail_jobs(StageFailedError(f"{self.name}: unreadable answer"))
+                continue
             if isinstance(message, Ready):
                 if self._ready is not None and not self._ready.done():
                     self._ready.set_result(message)

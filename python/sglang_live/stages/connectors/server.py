@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import msgspec
 import zmq
 import zmq.asyncio
 
@@ -96,6 +95,7 @@ class StageServer:
         self._caller_speaks, self._outlook = caller_speaks, outlook
         # By caller and job id: callers name their jobs without asking each other.
         self._jobs: dict[tuple[bytes, str], ServedJob] = {}
+        self.n_malformed = 0
         self._chores: set[asyncio.Task] = set()
         self._callers = Callers()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
@@ -121,11 +121,15 @@ class StageServer:
                 peer, *parts = await self._socket.recv_multipart()
                 self._callers.heard(peer)
                 try:
-                    message, frames = wire.decode(parts)
-                except msgspec.MsgspecError as error:
-                    log.warning("bad_message peer=%s: %s", peer.hex(), error)
-                    continue
-                await self._receive(peer, message, frames)
+                    message, frames = wire.decode(parts, self.same_host)
+                    await self._receive(peer, message, frames)
+                except wire.MalformedError as error:
+                    self.n_malformed += 1
+                    log.warning("bad_message peer=%s: %.200r", peer.hex(), str(error))
+                except Exception:
+                    # One message must not end all callers' jobs.
+                    self.n_malformed += 1
+                    log.exception("message_failed peer=%s", peer.hex())
         finally:
             if watch is not None:
                 watch.cancel()
@@ -156,6 +160,10 @@ class StageServer:
             job.task = asyncio.create_task(self._serve_job(job), name=job.job_id)
             # Not in the task itself: one that is cancelled at once never runs a line.
             job.task.add_done_callback(lambda _: self._forget(job))
+        elif isinstance(message, CloseSession | CallerSpeaks | Outlook) and not (
+            self._callers.may_touch(peer, message.session_id)
+        ):
+            raise wire.MalformedError("the session is another peer's")
         elif isinstance(message, CloseSession):
             self._callers.closes(message.session_id)
             self._begin_closing(message.session_id)

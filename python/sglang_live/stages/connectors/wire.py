@@ -5,10 +5,13 @@ never read goes with the job (TensorFrames.release, discard) or, when a process 
 in its name (sweep_shared_memory).
 """
 
-import itertools
 import logging
+import math
 import os
+import secrets
+import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -16,7 +19,7 @@ import numpy as np
 import zmq
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sglang_live.messages import AnyMessage, TensorRef, UserSegment
+from sglang_live.messages import AnyMessage, Speak, TensorRef, Think, UserSegment, WireAudio
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +31,14 @@ HEARTBEAT_MS = 2000
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
-_count = itertools.count()
+# Of samples, codec frames and hidden states. Never of objects: those would be unpickled.
+_DTYPES = frozenset(
+    ("<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "|u1", "|i1", "|b1", "<u2", "<u4", "<u8")
+)
+
+
+class MalformedError(ValueError):
+    """What a peer sent is no message of ours."""
 
 
 class Fallbacks:
@@ -63,14 +73,17 @@ class TensorFrames:
         array = np.ascontiguousarray(array)
         dtype, shape = array.dtype.str, list(array.shape)
         if self._same_host and array.nbytes >= SHM_MIN_BYTES:
-            name = f"{SHM_PREFIX}{os.getpid()}-{next(_count)}"
+            # Random: a name that can be guessed could be taken before us.
+            name = f"{SHM_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
             self._shared.append(SHM_DIR / name)
             try:
                 _write(array, SHM_DIR / name)
                 return TensorRef(dtype, shape, shm=name)
             except OSError as error:
                 # No room: the socket carries it, more slowly.
-                self._shared.pop().unlink(missing_ok=True)
+                path = self._shared.pop()
+                if not isinstance(error, FileExistsError):  # then it is somebody else's
+                    path.unlink(missing_ok=True)
                 fallbacks.note(error)
         # As bytes by numpy: a memoryview refuses to cast an empty array.
         self.frames.append(memoryview(array.reshape(-1).view(np.uint8)))
@@ -83,33 +96,82 @@ class TensorFrames:
 
 
 def _write(array: np.ndarray, path: Path) -> None:
-    """Raises OSError: there is no room."""
-    array.tofile(path)
+    """Raises OSError: there is no room, or somebody else has made the file."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
+        left = memoryview(array.reshape(-1).view(np.uint8))
+        while len(left):
+            left = left[file.write(left) :]
 
 
 def take(ref: TensorRef, frames: list[bytes]) -> np.ndarray:
-    """The tensor a ref points to. A shared one can be taken once."""
+    """The tensor a ref points to. A shared one can be taken once.
+
+    Raises:
+        MalformedError: the ref does not describe a tensor that came with it.
+        FileNotFoundError: it was taken, or its sender took it back.
+    """
+    if ref.dtype not in _DTYPES or any(n < 0 for n in ref.shape):
+        raise MalformedError(f"bad tensor {ref.dtype[:16]!r} {ref.shape[:8]}")
+    data: bytes | memoryview
     if ref.shm:
-        path = _shared_path(ref)
-        array = np.fromfile(path, dtype=ref.dtype)
-        path.unlink()
+        data = _take_shared(_shared_path(ref))
+    elif 0 <= ref.frame < len(frames):
+        data = frames[ref.frame]
     else:
-        array = np.frombuffer(frames[ref.frame], dtype=ref.dtype)
-    return array.reshape(ref.shape)
+        raise MalformedError(f"no frame {ref.frame} among {len(frames)}")
+    n_bytes = math.prod(ref.shape) * np.dtype(ref.dtype).itemsize
+    if n_bytes != len(data):
+        raise MalformedError(f"{len(data)} bytes for a tensor of {n_bytes}")
+    return np.frombuffer(data, dtype=ref.dtype).reshape(ref.shape)
+
+
+def _take_shared(path: Path) -> bytes:
+    # A link, or a file that another user made, may be anything.
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            raise MalformedError(f"{path.name} is not a file of this user")
+        path.unlink()
+        return file.read()
 
 
 def discard(message: AnyMessage) -> None:
     """Free what a message that nobody will read holds in shared memory."""
-    if isinstance(message, UserSegment) and message.states and message.states.shm:
-        _shared_path(message.states).unlink(missing_ok=True)
+    for ref in _refs(message):
+        if ref.shm:
+            _shared_path(ref).unlink(missing_ok=True)
 
 
 def encode(message: AnyMessage, tensors: TensorFrames | None = None) -> list:
     return [_encoder.encode(message), *(tensors.frames if tensors else ())]
 
 
-def decode(parts: list[bytes]) -> tuple[AnyMessage, list[bytes]]:
-    return _decoder.decode(parts[0]), parts[1:]
+def decode(parts: list[bytes], same_host: bool = True) -> tuple[AnyMessage, list[bytes]]:
+    """
+    Args:
+        same_host: whether the sender may refer to this machine's shared memory.
+    Raises:
+        MalformedError: it is no message.
+    """
+    try:
+        message = _decoder.decode(parts[0])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, IndexError) as error:
+        raise MalformedError(str(error) or type(error).__name__) from error
+    if not same_host and any(ref.shm for ref in _refs(message)):
+        raise MalformedError("a peer on another host refers to shared memory")
+    return message, parts[1:]
+
+
+def _refs(message: AnyMessage) -> Iterator[TensorRef]:
+    """All that a message refers to."""
+    if isinstance(message, UserSegment) and message.states is not None:
+        yield message.states
+    elif isinstance(message, Think):
+        parts = (part for item in message.items for part in item.parts)
+        yield from (part.pcm for part in parts if isinstance(part, WireAudio))
+    elif isinstance(message, Speak):
+        yield from (s.states for s in message.segments if s.states is not None)
 
 
 def keep_alive(socket: zmq.Socket) -> None:
@@ -119,14 +181,19 @@ def keep_alive(socket: zmq.Socket) -> None:
 
 
 def sweep_shared_memory(pid: int) -> int:
-    """Remove what a dead process left in shared memory; the number of files."""
-    left = list(SHM_DIR.glob(f"{SHM_PREFIX}{pid}-*")) if SHM_DIR.is_dir() else []
-    for path in left:
-        path.unlink(missing_ok=True)
-    return len(left)
+    """Remove what a dead process of this user left in shared memory; the number of files."""
+    n_removed = 0
+    for path in SHM_DIR.glob(f"{SHM_PREFIX}{pid}-*") if SHM_DIR.is_dir() else ():
+        with suppress(FileNotFoundError):
+            if path.lstat().st_uid != os.geteuid():
+                log.warning("foreign_file path=%s", path)
+                continue
+            path.unlink()
+            n_removed += 1
+    return n_removed
 
 
 def _shared_path(ref: TensorRef) -> Path:
     if not ref.shm.startswith(SHM_PREFIX) or "/" in ref.shm:
-        raise ValueError(f"bad shared memory name {ref.shm!r}")
+        raise MalformedError(f"bad shared memory name {ref.shm[:80]!r}")
     return SHM_DIR / ref.shm

@@ -166,14 +166,14 @@ def test_files_carry_the_pid_that_a_sweep_looks_for(shared_memory):
     [b"", b"\xc1", b"hello", msgspec.msgpack.encode({"type": "Nothing", "job_id": "j"})],
     ids=["empty", "invalid", "text", "unknown tag"],
 )
-def test_what_is_no_message_is_a_msgspec_error(frame):
-    with pytest.raises(msgspec.MsgspecError):
+def test_what_is_no_message_is_malformed(frame):
+    with pytest.raises(wire.MalformedError):
         wire.decode([frame])
 
 
 def test_a_field_of_the_wrong_type_is_refused():
     frame = msgspec.msgpack.encode({"type": "Failed", "job_id": "j", "code": 7, "message": "m"})
-    with pytest.raises(msgspec.ValidationError):
+    with pytest.raises(wire.MalformedError, match="Expected `str`"):
         wire.decode([frame])
     assert isinstance(wire.decode(wire.encode(Failed("j", "7", "m")))[0], Failed)
 
@@ -192,3 +192,77 @@ def test_what_shared_memory_has_no_room_for_goes_by_socket_and_is_counted(monkey
     assert np.array_equal(wire.take(ref, [bytes(frame) for frame in tensors.frames]), LARGE)
     tensors.release()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_in_shared_memory_is_its_users_alone(shared_memory):
+    mask = os.umask(0o022)
+    try:
+        ref = wire.TensorFrames(same_host=True).put(LARGE)
+    finally:
+        os.umask(mask)
+    assert (shared_memory / ref.shm).stat().st_mode & 0o777 == 0o600
+
+
+def test_names_in_shared_memory_cannot_be_guessed(shared_memory):
+    tensors = wire.TensorFrames(same_host=True)
+    names = [tensors.put(LARGE).shm for _ in range(20)]
+    assert len({name.rsplit("-", 1)[1] for name in names}) == 20
+    assert all(len(name.rsplit("-", 1)[1]) == 32 for name in names)
+
+
+def test_a_planted_link_is_neither_written_nor_read(shared_memory, tmp_path_factory, monkeypatch):
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret"
+    secret.write_bytes(LARGE.tobytes())
+    monkeypatch.setattr(wire.secrets, "token_hex", lambda n: "guessed")
+    link = shared_memory / f"sglang_live-{os.getpid()}-guessed"
+    link.symlink_to(secret)
+    ref = wire.TensorFrames(same_host=True).put(LARGE + 1)
+    assert not ref.shm, "goes by socket"
+    link.unlink(missing_ok=True)
+    link.symlink_to(secret)
+    with pytest.raises(OSError, match=r"symbolic link|Too many levels"):
+        wire.take(TensorRef("<f4", [100], shm=link.name), [])
+    assert secret.read_bytes() == LARGE.tobytes()
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        TensorRef("|O", [1], frame=0),
+        TensorRef("<f4", [-1], frame=0),
+        TensorRef("<f4", [3], frame=1),
+        TensorRef("<f4", [3], frame=-1),
+        TensorRef("<f4", [2**40, 2**40], frame=0),
+        TensorRef("<f4", [4], frame=0),
+        TensorRef("nonsense", [3], frame=0),
+    ],
+)
+def test_a_ref_to_no_tensor_that_came_along_is_malformed(ref):
+    with pytest.raises(wire.MalformedError):
+        wire.take(ref, [bytes(12)])
+
+
+def test_a_peer_on_another_host_may_not_name_shared_memory(shared_memory):
+    ref = wire.TensorFrames(same_host=True).put(LARGE)
+    message = wire.encode(UserSegment("j", "key", [1], ref))
+    with pytest.raises(wire.MalformedError, match="another host"):
+        wire.decode(message, same_host=False)
+    assert (shared_memory / ref.shm).exists()
+    assert wire.decode(message, same_host=True)[0].states == ref
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_mutated_messages_decode_or_are_malformed(data):
+    kind = data.draw(st.sampled_from(MESSAGES))
+    frame = bytearray(wire.encode(data.draw(values(kind)))[0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(frame) - 1))
+        frame[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(frame)))
+    for mutated in (bytes(frame), bytes(frame[:cut]), bytes([0x91]) * 5000 + bytes(frame)):
+        try:
+            message, _ = wire.decode([mutated], same_host=False)
+        except wire.MalformedError:
+            continue
+        assert type(message) in MESSAGES
