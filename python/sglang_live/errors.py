@@ -25,6 +25,12 @@ class BadInputError(LiveError):
     http_status = 400
 
 
+class ContextLengthError(BadInputError):
+    """The input does not fit into the model's context."""
+
+    code = "context_length_exceeded"
+
+
 class ModelNotFoundError(LiveError):
     code = "model_not_found"
     http_status = 404
@@ -53,6 +59,8 @@ class StageFailedError(LiveError):
     def __init__(self, message: str, *, reason: str = ""):
         super().__init__(message)
         self.reason = reason
+        if reason == ContextLengthError.code:
+            self.code, self.http_status = reason, ContextLengthError.http_status
 
 
 class DeadlineError(LiveError):

@@ -130,6 +130,7 @@ class Think(Message, frozen=True, tag=True):
         in need; EndReply: somebody waits for it now.
     speculative: the next history may lack what is new in this one.
     timely: somebody hears every delay; what is only read waits behind those.
+    drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
     """
 
     session_id: str
@@ -148,6 +149,7 @@ class Think(Message, frozen=True, tag=True):
     ahead: bool = False
     speculative: bool = False
     timely: bool = True
+    drops_oldest: bool = False
 
 
 class Read(Message, frozen=True, tag=True):

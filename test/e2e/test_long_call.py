@@ -53,3 +53,23 @@ async def test_a_window_can_be_given_up_in_the_middle_of_a_call(server):
         assert n_deleted == len(
             [e for e in socket.events if e["type"] == "conversation.item.deleted"]
         )
+
+
+def said(text: str) -> dict:
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+async def test_a_conversation_that_is_too_long_answers_its_next_small_turn(server):
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD)
+        for n in range(100):
+            await socket.send("conversation.item.create", item=said(f"item {n} of many"))
+        done = await socket.ask("a question", max_output_tokens=10)
+        assert done["response"]["status"] in ("completed", "incomplete"), done
+        await socket.send("conversation.item.create", item=said("long " * 60_000))
+        await socket.send("response.create", response={"output_modalities": ["text"]})
+        failed = (await socket.until("response.done"))["response"]
+        assert failed["status"] == "failed"
+        assert failed["status_details"]["error"]["code"] == "context_length_exceeded"
+        done = await socket.ask("and now?", max_output_tokens=10)
+        assert done["response"]["status"] in ("completed", "incomplete"), done

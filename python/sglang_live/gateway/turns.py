@@ -301,6 +301,7 @@ class Turns:
             stateless=_is_stateless(plan),
             retention=None if _is_stateless(plan) else config.truncation.retention,
             tools=tools_of(config.tools, config.tool_choice),
+            drops_oldest=not _is_stateless(plan) and config.truncation.wire != "disabled",
         )
 
 

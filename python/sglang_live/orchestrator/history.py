@@ -83,6 +83,7 @@ class TurnRequest:
     ahead: the caller still speaks: there is to be no reply yet.
     speculative: its last message may turn out to have been longer: the next history may lack it.
     beat_s: the turn is a frame: it waits for the next tick, and is to be over within this.
+    drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
     """
 
     turn_id: str
@@ -100,6 +101,7 @@ class TurnRequest:
     ahead: bool = False
     speculative: bool = False
     beat_s: float | None = None
+    drops_oldest: bool = False
 
     @property
     def is_timely(self) -> bool:

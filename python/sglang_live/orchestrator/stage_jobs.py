@@ -139,6 +139,7 @@ class Thought:
                 ahead=turn.ahead,
                 speculative=turn.speculative,
                 timely=turn.is_timely,
+                drops_oldest=turn.drops_oldest,
             ),
             tensors,
         )
@@ -215,6 +216,10 @@ class Speech:
 
     async def _begin(self, first_id: int) -> None:
         turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
+        unheard = [key not in self._known and key not in self._segments for key in self._keys]
+        if turn.drops_oldest and True in unheard:
+            # The thinker dropped them, and what is older: the oldest leave first.
+            self._keys = self._keys[len(unheard) - unheard[::-1].index(True) :]
         new = [key for key in self._keys if key not in self._known]
         await self._job.begin(
             Speak(

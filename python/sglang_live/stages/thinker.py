@@ -247,7 +247,7 @@ class ThinkerStage:
                 n_audio=reply.n_audio,
                 n_cached=state.n_cached,
                 rebuilt=state.rebuilt,
-                gone=gone,
+                gone=[*state.dropped, *gone],
                 calls=reply.parts.calls(),
             )
         )
@@ -290,6 +290,8 @@ class ThinkerStage:
             retention=_retention(request) if self._bounds else None,
             opening=self.prompt.opening(request.must_call),
             speculative=request.speculative,
+            max_tokens=self.engine.tokenizer_manager.max_req_input_len,
+            drops_oldest=request.drops_oldest,
         )
         taken_in: list[HistoryItem] = []
         clips: list[np.ndarray] = []

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from sglang_live.bridge.feed_types import AHEAD_PREFIX, THINK_PREFIX, RetainSession
+from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.models.qwen3_omni.prompt import (
     NO_OPENING,
@@ -22,6 +23,7 @@ from sglang_live.models.qwen3_omni.prompt import (
 )
 from sglang_live.orchestrator.history import HistoryItem
 from sglang_live.stages.engine_host import EngineHost
+from sglang_live.stages.fitting_history import most_tokens_of, newest_that_fit
 from sglang_live.stages.held_history import (
     BeforeSpeech,
     HeldReply,
@@ -33,6 +35,10 @@ from sglang_live.stages.thinker_feed import ThinkerFeed
 from sglang_live.stages.thinker_turn import Generated, Prefilled, Started, TurnState
 
 log = logging.getLogger(__name__)
+
+# Of the context an eighth is left to the reply. Instructions may fill three quarters of the rest.
+_REPLY_SHARE, _HEADER_SHARE = 8, 0.75
+_ASK_TOKENS = 8  # the markup that asks for a reply, and a margin
 
 
 @dataclass(slots=True)
@@ -79,6 +85,8 @@ class ThinkerSession:
         retention: RetentionConfig | None = None,
         opening: Opening = NO_OPENING,
         speculative: bool = False,
+        max_tokens: int | None = None,
+        drops_oldest: bool = False,
     ) -> AsyncIterator[Started | Prefilled | Generated]:
         """Bring the session up to `history` and generate a reply; none if it is ended before.
 
@@ -87,9 +95,26 @@ class ThinkerSession:
 
         Closing the iterator early, or an error, loses the session's KV: SGLang has no way to keep
         an aborted request's. The next turn then rebuilds it. `end_reply` keeps it.
+
+        Args:
+            max_tokens: the session's prompt may have; None: any number.
+            drops_oldest: what does not fit leaves from the history's beginning.
+        Raises:
+            ContextLengthError: it does not fit. Nothing of the history was appended.
         """
-        keys = [item.key for item in history]
+        ask_len = len(opening.token_ids) + _ASK_TOKENS
+        limit = None if max_tokens is None else max_tokens - max_tokens // _REPLY_SHARE - ask_len
+        if limit is not None:
+            self._check_header(instructions, limit)
         await self._reconcile(instructions, history, state)
+        if limit is not None and not self._fits(history[len(self.held) :], limit):
+            fitting = newest_that_fit(self.prompt, history, limit - self.n_header, drops_oldest)
+            state.dropped = [item.key for item in history[: len(history) - len(fitting)]]
+            log.warning("history_cut items=%d of=%d", len(state.dropped), len(history))
+            history, state.rebuilt = fitting, True
+            await self.close()
+            await self._open(instructions)
+        keys = [item.key for item in history]
         self._tell_bound(retention)
         new = history[len(self.held) :]
         before = self.n_tokens, self.last_reply, self.tail
@@ -193,6 +218,19 @@ class ThinkerSession:
     async def _lose(self) -> None:
         self.lost = True
         await self.close()
+
+    def _check_header(self, instructions: str, limit: int) -> None:
+        header = self.prompt.n_tokens(self.prompt.header(instructions), iter(()))
+        if header > limit * _HEADER_SHARE:
+            raise ContextLengthError(
+                f"The instructions and tools are {header} tokens long; at most "
+                f"{int(limit * _HEADER_SHARE)} fit."
+            )
+
+    def _fits(self, new: list[HistoryItem], limit: int) -> bool:
+        tail = self.prompt.n_tokens(self.tail, iter(()))
+        n_new = sum(most_tokens_of(self.prompt, item) for item in new)
+        return self.n_tokens - self.n_cut + tail + n_new <= limit
 
     # --- what is held, and what should be ---
 

@@ -1,7 +1,7 @@
 """A turn in a thinker's session: what it reports, and what is known of it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sglang_live.models.qwen3_omni.prompt import Append
 from sglang_live.orchestrator.history import HistoryItem
@@ -46,6 +46,7 @@ class TurnState:
     ahead: what is said is taken in while the caller still speaks; nobody waits for it.
     timely: somebody hears every delay.
     prefilling: the request that is taken in, while it is.
+    dropped: keys of the oldest items, which did not fit.
     """
 
     n_prompt: int = 0
@@ -60,3 +61,4 @@ class TurnState:
     ahead: bool = False
     timely: bool = True
     prefilling: str | None = None
+    dropped: list[str] = field(default_factory=list)

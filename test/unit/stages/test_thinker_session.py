@@ -10,6 +10,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 
+from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.models.qwen3_omni.prompt import NO_OPENING, Opening
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
@@ -50,6 +51,8 @@ class Call:
         retention: RetentionConfig | None = None,
         opening: Opening = NO_OPENING,
         speculative: bool = False,
+        max_tokens: int | None = None,
+        drops_oldest: bool = False,
     ):
         self.state, self.events = TurnState(), []
         return self.session.think(
@@ -62,6 +65,8 @@ class Call:
             retention=retention,
             opening=opening,
             speculative=speculative,
+            max_tokens=max_tokens,
+            drops_oldest=drops_oldest,
         )
 
     async def turn(self, *history: HistoryItem, key: str = "r", **changes) -> TurnState:
@@ -450,3 +455,51 @@ async def test_a_session_of_which_nobody_knows_what_it_holds_is_built_anew(call)
     state = await call.turn(*history, SECOND)
     assert state.rebuilt
     assert call.engine.tokens == await built_anew(*history, SECOND)
+
+
+LIMIT = 400  # of the whole prompt, in tokens
+
+
+@pytest.mark.parametrize("n_held", [0, 2])
+async def test_a_history_that_does_not_fit_loses_its_oldest_items_and_the_next_turn_works(n_held):
+    call = Call()
+    items = [user(f"u{i}", f"{i} is a number among others") for i in range(60)]
+    if n_held:
+        await call.turn(*items[:n_held], max_tokens=LIMIT, drops_oldest=True)
+    state = await call.turn(*items[n_held:], key="r1", max_tokens=LIMIT, drops_oldest=True)
+    dropped = len(state.dropped)
+    assert 0 < dropped < 60 - n_held
+    assert state.dropped == [item.key for item in items[n_held:][:dropped]]
+    assert len(call.engine.tokens) <= LIMIT
+    kept = items[n_held:][dropped:]
+    assert call.session.held == [*(item.key for item in kept), "r1"]
+    state = await call.turn(*kept, reply("r1", 5, 6, 7), user("new", "And?"), max_tokens=LIMIT)
+    assert not state.dropped and not state.rebuilt
+
+
+@pytest.mark.parametrize("drops_oldest", [True, False])
+async def test_a_last_message_that_is_too_long_fails_its_turn_alone(drops_oldest):
+    call = Call()
+    await call.turn(user("a", "Hello."), key="r", max_tokens=LIMIT, drops_oldest=drops_oldest)
+    before, long = list(call.engine.tokens), user("b", "long " * 1000)
+    with pytest.raises(ContextLengthError, match="at most"):
+        history = user("a", "Hello."), reply("r", 5, 6, 7), long
+        await call.turn(*history, key="s", max_tokens=LIMIT, drops_oldest=drops_oldest)
+    assert call.engine.tokens == before
+    state = await call.turn(long, user("c", "Hi."), max_tokens=LIMIT, drops_oldest=True)
+    assert state.dropped == ["b"] and call.reply
+
+
+async def test_instructions_that_are_too_long_fail_the_turn_and_keep_the_session():
+    call = Call()
+    await call.turn(user("a", "Hello."), max_tokens=LIMIT, drops_oldest=True)
+    before = list(call.engine.tokens)
+    with pytest.raises(ContextLengthError, match="instructions"):
+        await call.turn(user("a", "Hello."), instructions="x " * 1000, max_tokens=LIMIT)
+    assert call.engine.tokens == before
+
+
+async def test_a_thousand_short_messages_are_one_prefill():
+    call = Call()
+    await call.turn(*[user(f"u{i}", "One more word.") for i in range(1000)])
+    assert sum(isinstance(event, Prefilled) for event in call.events) == 1

@@ -1,0 +1,52 @@
+"""The newest part of a history that fits into the model's context.
+
+In: a history and the tokens it may have. Out: its newest messages, whole ones only.
+"""
+
+from math import ceil
+
+from sglang_live.errors import ContextLengthError
+from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem
+
+# 12.5 tokens a second, rounded up once per started second.
+_AUDIO_TOKENS_PER_S = 13
+# After a cut a quarter is free, so that the next turns need no other: each one prefills anew.
+_KEEP_SHARE = 0.75
+
+
+def most_tokens_of(prompt: ChatPrompt, item: HistoryItem) -> int:
+    """An upper bound of the tokens that the item adds to a session."""
+    clips = (part for part in item.parts if isinstance(part, AudioPart))
+    places = (_AUDIO_TOKENS_PER_S * (ceil(len(c.pcm) / INPUT_RATE_HZ) + 1) for c in clips)
+    return prompt.n_tokens(prompt.item(item), places)
+
+
+def newest_that_fit(
+    prompt: ChatPrompt, history: list[HistoryItem], limit_tokens: int, drops_oldest: bool
+) -> list[HistoryItem]:
+    """The history without the oldest messages, so that it fits with room to spare.
+
+    Raises:
+        ContextLengthError: the newest message alone does not fit, or nothing may be dropped.
+    """
+    sizes = [most_tokens_of(prompt, item) for item in history]
+    total = sum(sizes)
+    if total > limit_tokens and not drops_oldest:
+        raise ContextLengthError(
+            f"The conversation is {total} tokens long; at most {limit_tokens} fit. "
+            "Delete items, or make them shorter."
+        )
+    begins = [i for i, item in enumerate(history) if item.opens] or [0]
+    newest = sum(sizes[begins[-1] :])
+    if newest > limit_tokens:
+        raise ContextLengthError(
+            f"The newest message is {newest} tokens long; at most {limit_tokens} fit. "
+            "Delete it, or make it shorter."
+        )
+    kept = begins[-1]
+    for begin in reversed(begins):
+        if sum(sizes[begin:]) > limit_tokens * _KEEP_SHARE:
+            break
+        kept = begin
+    return history[kept:]
