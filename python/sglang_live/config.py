@@ -18,6 +18,7 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.stages.connectors.stage_key import add_key_arguments, check_exposed
 from sglang_live.stages.spec import STAGES, STUCK_AFTER_S
 from sglang_live.stages.stage_flags import check_engine, split_arguments
 
@@ -109,6 +110,7 @@ class ServerConfig:
     cache_dir: Path = Path.home() / ".cache" / "sglang_live"
     log_dir: Path | None = None
     timeline_dir: Path | None = None
+    stage_key_file: str = ""
     stages: dict[str, StageConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -164,6 +166,8 @@ def parse(argv: list[str]) -> ServerConfig:
         replicas, device = args.pop("replicas", len(connect) or 1), args.pop("device", "cuda:0")
         check_engine(stage, args, policies)
         stages[stage] = StageConfig(replicas=replicas, device=device, connect=connect, args=args)
+    remote = tuple(address for stage in stages.values() for address in stage.connect)
+    check_exposed(remote, own.stage_key_file, own.allow_keyless_stages)
     storage = parse_storage(own, policies, stages["thinker"].args)
     return ServerConfig(
         model_path=own.model_path,
@@ -191,6 +195,7 @@ def parse(argv: list[str]) -> ServerConfig:
         cache_dir=Path(own.cache_dir),
         log_dir=Path(own.log_dir) if own.log_dir else None,
         timeline_dir=Path(own.timeline_dir) if own.timeline_dir else None,
+        stage_key_file=own.stage_key_file,
         stages=stages,
     )
 
@@ -226,6 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_storage_arguments(p)
     add_stuck_argument(p)
+    add_key_arguments(p)
     p.add_argument(
         "--drain-s",
         type=float,

@@ -296,6 +296,7 @@ def _specs(
                     address=address,
                     same_host=not remote,
                     remote=remote,
+                    key_file=config.stage_key_file if remote else "",
                     run_dir=str(run_dir),
                     served_name=config.served_model_name,
                     device=settings.device,

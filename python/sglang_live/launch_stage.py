@@ -24,6 +24,7 @@ from sglang_live.config import (
 )
 from sglang_live.errors import BadInputError
 from sglang_live.launch_server import check_machine, end_in_one_line, load_model
+from sglang_live.stages.connectors.stage_key import add_key_arguments, check_exposed
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--live-policies", default="all", help=f"{POLICIES_HELP}; as the server's")
     add_storage_arguments(parser)
     add_stuck_argument(parser)
+    add_key_arguments(parser)
     return parser
 
 
@@ -79,6 +81,7 @@ def _spec(
         raise BadInputError("session-storage is the thinker's")
     storage = parse_storage(own, policies, engine_args)
     check_machine(storage)
+    check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)
     model = load_model(own.model_path, Path(own.cache_dir))
     return StageSpec(
         stage=own.stage,
@@ -87,6 +90,7 @@ def _spec(
         cache_dir=str(own.cache_dir),
         address=own.bind,
         same_host=False,
+        key_file=own.stage_key_file,
         run_dir=str(RunDir.make(survives_exec=True).path),
         served_name=own.served_model_name or Path(own.model_path).name,
         device=own.device,

@@ -90,7 +90,9 @@ def test_replicas_and_device_belong_to_the_stage_not_to_its_engine():
 
 
 def test_a_stage_on_other_hosts_has_a_replica_per_address():
-    stage = parsed("--talker.connect", "tcp://a:1,tcp://b:2").stages["talker"]
+    stage = parsed("--talker.connect", "tcp://a:1,tcp://b:2", "--allow-keyless-stages").stages[
+        "talker"
+    ]
     assert (stage.connect, stage.replicas) == (("tcp://a:1", "tcp://b:2"), 2)
 
 

@@ -135,6 +135,9 @@ def test_every_command_is_accepted_as_it_stands(path, tmp_path, monkeypatch):
     """By whoever would take its arguments; nothing is started."""
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).touch()
+    key = tmp_path / "stage.key"
+    key.write_text("k" * 32)
+    key.chmod(0o600)
     monkeypatch.chdir(tmp_path)
     check = {
         "sglang_live.launch_server": accept_server,

@@ -139,6 +139,6 @@ def test_what_a_stage_is_told_survives_the_way_to_its_process(model, monkeypatch
 
 
 def test_stages_on_other_hosts_are_reached_by_tcp_without_shared_memory(model):
-    by_name = specs(model, "--talker.connect", "tcp://far:1")
+    by_name = specs(model, "--talker.connect", "tcp://far:1", "--allow-keyless-stages")
     assert by_name["talker/0"].address == "tcp://far:1"
     assert not by_name["talker/0"].same_host and by_name["thinker/0"].same_host

@@ -9,7 +9,7 @@ from sglang_live import launch_stage
 from sglang_live.config import POLICIES
 from sglang_live.stages.spec import SPEC_ENV
 
-TALKER = ["--stage", "talker", "--model-path", "/models/m", "--bind", "tcp://0.0.0.0:7101"]
+TALKER = ["--stage", "talker", "--model-path", "/models/m", "--bind", "tcp://127.0.0.1:7101"]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def launched(monkeypatch, tmp_path):
 
 def test_the_stage_binds_the_address_and_shares_no_memory(launched):
     spec = launched(*TALKER, "--device", "cuda:1")
-    assert (spec["stage"], spec["address"]) == ("talker", "tcp://0.0.0.0:7101")
+    assert (spec["stage"], spec["address"]) == ("talker", "tcp://127.0.0.1:7101")
     assert spec["same_host"] is False
     assert (spec["device"], spec["served_name"]) == ("cuda:1", "m")
 

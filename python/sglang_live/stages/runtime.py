@@ -97,6 +97,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
     server = StageServer(
         spec.address,
         same_host=spec.same_host,
+        key_file=spec.key_file,
         run=stage.run,
         close_session=stage.close_session,
         ready=ready,

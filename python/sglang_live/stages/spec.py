@@ -22,6 +22,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     policies: those that are on; empty: SGLang's own scheduling.
     session_storage: "<bytes>:<directory>", for KV that a thinker's host memory has no room for.
     remote: somebody else starts it, on another host; we only connect.
+    key_file: secret shared with a stage on another host (connectors/stage_key.py); empty: none.
     native_key: serve SGLang's own HTTP API on native_socket, to holders of this key; empty: not.
     stuck_after_s: an engine with work that completes no round for so long is started anew.
     """
@@ -36,6 +37,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     served_name: str
     device: str = "cpu"
     native_key: str = ""
+    key_file: str = ""
     engine_args: dict[str, Any] = {}
     environment: dict[str, str] = {}
     policies: tuple[str, ...] = ()

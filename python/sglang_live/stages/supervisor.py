@@ -189,7 +189,9 @@ class Supervisor:
     async def _visit_once(self, replica: Replica, first_up: asyncio.Future) -> tuple[bool, str]:
         """A stage that another host runs, from its first answer until it falls silent."""
         spec = replica.spec
-        replica.client = StageClient(spec.name, spec.address, same_host=spec.same_host)
+        replica.client = StageClient(
+            spec.name, spec.address, same_host=spec.same_host, key_file=spec.key_file
+        )
         replica.n_starts += 1
         never = asyncio.get_running_loop().create_future()
         log.info("stage_awaited %s address=%s", spec.name, spec.address)

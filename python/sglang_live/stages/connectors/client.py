@@ -10,7 +10,7 @@ import zmq.asyncio
 
 from sglang_live.errors import DeadlineError, LiveError, StageFailedError, StageUnavailableError
 from sglang_live.messages import STREAMED, AnyMessage, Cancel, Credit, Failed, Ping, Ready
-from sglang_live.stages.connectors import wire
+from sglang_live.stages.connectors import stage_key, wire
 from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
 
 log = logging.getLogger(__name__)
@@ -144,9 +144,10 @@ class StageClient:
         name: for messages, e.g. "talker/0".
         address: ZMQ endpoint the stage binds.
         same_host: large tensors may go through shared memory.
+        key_file: secret shared with a stage on another host; empty: none.
     """
 
-    def __init__(self, name: str, address: str, *, same_host: bool):
+    def __init__(self, name: str, address: str, *, same_host: bool, key_file: str = ""):
         self.name, self.same_host = name, same_host
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -156,6 +157,8 @@ class StageClient:
         self._socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().hex.encode())
         if not same_host:
             wire.keep_alive(self._socket)
+        if key_file:
+            stage_key.unlock(self._socket, key_file)
         self._socket.connect(address)
         self._jobs: dict[str, Job] = {}
         self._ready: asyncio.Future[Ready] | None = None

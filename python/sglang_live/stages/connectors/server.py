@@ -23,11 +23,14 @@ from sglang_live.messages import (
     Speak,
     Think,
 )
-from sglang_live.stages.connectors import wire
+from sglang_live.stages.connectors import stage_key, wire
 from sglang_live.stages.connectors.callers import TICK_S, Callers
 from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
 
 log = logging.getLogger(__name__)
+
+# Of a peer on another host: a conversation's hidden states, with room to spare.
+MAX_FRAME_BYTES = 256 << 20
 
 
 class ServedJob:
@@ -70,6 +73,7 @@ class StageServer:
         address: endpoint to bind.
         same_host: large tensors may go through shared memory, and a caller that is silent is
             busy; on another host it is lost after a while, with its jobs and sessions.
+        key_file: secret shared with callers on other hosts; empty: none.
         run: the coroutine of one job; returning ends it, LiveError becomes Failed.
         close_session: called for CloseSession.
         caller_speaks: called for CallerSpeaks.
@@ -88,6 +92,7 @@ class StageServer:
         ready: Callable[[], Ready],
         caller_speaks: Callable[[str], None] = lambda session_id: None,
         outlook: Callable[[Outlook], None] = lambda message: None,
+        key_file: str = "",
         tick_s: float = TICK_S,
     ):
         self.same_host, self._tick_s = same_host, tick_s
@@ -107,6 +112,9 @@ class StageServer:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if not same_host:
             wire.keep_alive(self._socket)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        if key_file:
+            stage_key.guard(self._socket, key_file)
         self._socket.bind(address)
 
     @property

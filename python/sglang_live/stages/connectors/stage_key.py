@@ -1,0 +1,84 @@
+"""The secret that a server shares with its stages on other hosts: CURVE, from one key file.
+
+The stage's key pair is derived from the file. Only who knows the stage's public key can talk to
+it (ZMTP 3.1 CURVE, RFC 26), and that is nowhere but in the file: it identifies both ends, and the
+connection is encrypted.
+"""
+
+import hashlib
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from sglang_live.errors import BadInputError
+
+MIN_BYTES = 32
+
+
+def read_key(path: str | Path) -> bytes:
+    """
+    Returns:
+        the stage's secret key, Z85.
+    Raises:
+        BadInputError: the file cannot be read, is short, or is for others than its owner.
+    """
+    try:
+        secret = Path(path).read_bytes().strip()
+        mode = Path(path).stat().st_mode
+    except OSError as error:
+        raise BadInputError(f"cannot read the stage key: {error}") from error
+    if len(secret) < MIN_BYTES:
+        raise BadInputError(f"the stage key {path} has under {MIN_BYTES} bytes")
+    if mode & 0o077:
+        raise BadInputError(f"other users may read the stage key {path}: chmod 600 it")
+    return z85.encode(hashlib.sha256(b"sglang_live stage key" + secret).digest())
+
+
+def guard(socket: zmq.Socket, path: str) -> None:
+    """The stage's end, before it binds."""
+    secret = read_key(path)
+    socket.setsockopt(zmq.CURVE_SERVER, 1)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(secret))
+
+
+def unlock(socket: zmq.Socket, path: str) -> None:
+    """The server's end, before it connects."""
+    public, secret = zmq.curve_keypair()
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(read_key(path)))
+
+
+def check_exposed(addresses: tuple[str, ...], key_file: str, allowed: bool) -> None:
+    """
+    Args:
+        addresses: tcp:// addresses of stages. allowed: --allow-keyless-stages.
+    Raises:
+        BadInputError: one can be reached by other machines, and no key guards it.
+    """
+    if key_file:
+        read_key(key_file)
+        return
+    for address in addresses:
+        host = address.removeprefix("tcp://").rpartition(":")[0]
+        if host not in ("127.0.0.1", "localhost", "[::1]") and not allowed:
+            raise BadInputError(
+                f"{address} without a key: give --stage-key-file to both ends, or "
+                "--allow-keyless-stages on a network where every machine is yours"
+            )
+
+
+def add_key_arguments(parser) -> None:
+    parser.add_argument(
+        "--stage-key-file",
+        default="",
+        metavar="FILE",
+        help="secret shared with stages on other hosts, at least 32 bytes, mode 600",
+    )
+    parser.add_argument(
+        "--allow-keyless-stages",
+        action="store_true",
+        help="stages on other hosts without --stage-key-file",
+    )
