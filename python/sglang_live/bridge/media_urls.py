@@ -7,6 +7,11 @@ import os
 import socket
 from urllib.parse import urlsplit
 
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
 from sglang_live.addresses import is_public
 
 # Set where requests may name hosts of this network.
@@ -21,10 +26,65 @@ def check_public(result: None, url: str) -> None:
     """
     if os.environ.get(PRIVATE_MEDIA_ENV):
         return
-    host = urlsplit(url).hostname or ""
+    public_address(urlsplit(url).hostname or "")
+
+
+def public_address(host: str) -> str:
+    """An address of the host, of which all are public.
+
+    Raises:
+        ValueError: its host is unknown, or not public.
+    """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise ValueError(f"The media host {host!r} cannot be resolved") from None
-    if not all(is_public(str(address[0])) for *_, address in found):
+    addresses = [str(address[0]) for *_, address in found]
+    if not addresses or not all(is_public(address) for address in addresses):
         raise ValueError(f"The media host {host!r} is not a public address")
+    return addresses[0]
+
+
+class _PublicConnection(HTTPConnection):
+    """Connects to the address that it has checked, whatever the name resolves to a moment later.
+
+    urllib3 takes the name for TLS and for the Host header from `host` after `_new_conn`.
+    """
+
+    def _new_conn(self) -> socket.socket:
+        if os.environ.get(PRIVATE_MEDIA_ENV):
+            return super()._new_conn()
+        name = self._dns_host
+        self._dns_host = public_address(name)
+        try:
+            return super()._new_conn()
+        finally:
+            self._dns_host = name
+
+
+class _PublicTlsConnection(_PublicConnection, HTTPSConnection):
+    pass
+
+
+class _PublicPool(HTTPConnectionPool):
+    ConnectionCls = _PublicConnection
+
+
+class _PublicTlsPool(HTTPSConnectionPool):
+    ConnectionCls = _PublicTlsConnection
+
+
+class PublicAdapter(HTTPAdapter):
+    """Of requests; behind a proxy of the environment, the proxy resolves."""
+
+    def init_poolmanager(self, *args, **kwargs) -> None:
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = {"http": _PublicPool, "https": _PublicTlsPool}
+
+
+def with_public_connections(session: requests.Session) -> requests.Session:
+    """After SGLang makes, or finds again, a thread's session for downloads."""
+    if not isinstance(session.adapters.get("http://"), PublicAdapter):
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, PublicAdapter())
+    return session

@@ -2,15 +2,22 @@
 
 import io
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
+import requests
 import soundfile as sf
 from sglang.srt.utils import common
 
 from sglang_live.addresses import is_public
 from sglang_live.bridge.audio_input import load_audio
-from sglang_live.bridge.media_urls import PRIVATE_MEDIA_ENV, check_public
+from sglang_live.bridge.media_urls import (
+    PRIVATE_MEDIA_ENV,
+    check_public,
+    with_public_connections,
+)
 
 ADDRESSES = {"media.example": ["93.184.216.34"], "half.example": ["93.184.216.34", "10.0.0.7"]}
 
@@ -111,3 +118,78 @@ def test_a_private_address_in_any_dress_is_private(address):
     assert not is_public(address)
     assert is_public("93.184.216.34") and is_public("2606:2800:220:1::1")
     assert is_public("64:ff9b::5db8:d822")
+
+
+@pytest.fixture
+def admin():
+    """A server of this machine that no download may reach; its port, and what it was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(f"{self.headers['Host']}{self.path}")
+            self.send_response(200)
+            self.send_header("content-length", "6")
+            self.end_headers()
+            self.wfile.write(b"secret")
+
+        def log_message(self, *_args):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port, asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def resolving_to(monkeypatch, *answers: str) -> None:
+    """A name server that gives another address each time; the last one from then on."""
+    left, real = list(answers), socket.getaddrinfo
+
+    def resolve(host, port, *args, **how):
+        if host != "rebinding.example":
+            return real(host, port, *args, **how)
+        return real(left.pop(0) if len(left) > 1 else left[0], port, *args, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+def test_a_name_that_moves_to_a_private_address_is_not_followed(admin, monkeypatch):
+    port, asked = admin
+    monkeypatch.delenv(PRIVATE_MEDIA_ENV, raising=False)
+    session, url = requests.Session(), f"http://rebinding.example:{port}/admin"
+    session.trust_env = False
+    resolving_to(monkeypatch, "93.184.216.34", "127.0.0.1")
+    check_public(None, url)
+    assert session.get(url, timeout=5).content == b"secret", "requests alone follows it"
+    asked.clear()
+    resolving_to(monkeypatch, "93.184.216.34", "127.0.0.1")
+    check_public(None, url)
+    guarded = with_public_connections(requests.Session())
+    guarded.trust_env = False
+    with pytest.raises(ValueError, match="not a public address"):
+        guarded.get(url, timeout=5)
+    assert asked == []
+
+
+def test_a_connection_goes_to_the_address_checked_under_the_name_asked_for(admin, monkeypatch):
+    port, asked = admin
+    monkeypatch.delenv(PRIVATE_MEDIA_ENV, raising=False)
+    monkeypatch.setattr("sglang_live.bridge.media_urls.is_public", lambda address: True)
+    resolving_to(monkeypatch, "127.0.0.1", "203.0.113.1")
+    session = with_public_connections(with_public_connections(requests.Session()))
+    session.trust_env = False
+    assert session.get(f"http://rebinding.example:{port}/a", timeout=5).content == b"secret"
+    assert asked == [f"rebinding.example:{port}/a"]
+
+
+def test_the_operators_own_network_is_reached_through_such_a_session(admin, monkeypatch):
+    port, asked = admin
+    monkeypatch.setenv(PRIVATE_MEDIA_ENV, "1")
+    session = with_public_connections(requests.Session())
+    session.trust_env = False
+    assert session.get(f"http://127.0.0.1:{port}/a", timeout=5).content == b"secret"
+    assert len(asked) == 1
