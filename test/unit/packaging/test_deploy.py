@@ -1,5 +1,6 @@
 """What lies in deploy/ names only what there is, and docs/deploy.md agrees with itself."""
 
+import fnmatch
 import json
 import re
 import shlex
@@ -157,3 +158,28 @@ def test_stages_on_eight_gpus_are_where_the_table_says(tmp_path, monkeypatch):
     placed |= dict.fromkeys(range(first, first + thinker.args["tp_size"]), "thinker")
     assert placed == said and set(placed) == set(range(8))
     assert {stage: set(config.stages[stage].connect) for stage in bound} == bound
+
+
+@pytest.mark.parametrize("name", ["Dockerfile.cpu", "Dockerfile.cuda"])
+def test_an_image_runs_without_roots_rights_on_a_base_that_can_be_pinned(name):
+    lines = (ROOT / "deploy" / name).read_text().splitlines()
+    users = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert users and users[-1] not in ("root", "0")
+    last_user = max(i for i, line in enumerate(lines) if line.startswith("USER "))
+    assert last_user < next(i for i, line in enumerate(lines) if line.startswith("ENTRYPOINT"))
+    [base] = [line for line in lines if line.startswith("FROM ")]
+    assert base == "FROM ${BASE}"
+
+
+@pytest.mark.parametrize("secret", ["key.pem", "deploy/tls/server.key", ".env", "x/.env.prod"])
+def test_secrets_beside_the_sources_stay_out_of_images(secret):
+    rules = (ROOT / ".dockerignore").read_text().split()
+    name = secret.rsplit("/", 1)[-1]
+    assert any(fnmatch.fnmatch(name, rule.removeprefix("**/")) for rule in rules)
+
+
+def test_every_javascript_package_of_the_examples_is_locked_by_its_hash():
+    lock = json.loads((ROOT / "docs/examples/package-lock.json").read_text())
+    packages = {name: entry for name, entry in lock["packages"].items() if name}
+    assert packages and all(entry["integrity"] for entry in packages.values())
+    assert not any("resolved" in entry for entry in packages.values()), "names a registry"
