@@ -15,3 +15,8 @@ class ServerEvents:
     def see(self, event: dict[str, Any]) -> None:
         schema.check(event)
         self._order.see(event)
+
+    @property
+    def item_ids(self) -> tuple[str, ...]:
+        """Of the conversation, in order."""
+        return self._order.item_ids

@@ -57,6 +57,10 @@ class EventOrder:
     _committed: str | None = None  # must be added next
     _transcripts: dict[str, list[str] | None] = field(default_factory=dict)  # None: over
 
+    @property
+    def item_ids(self) -> tuple[str, ...]:
+        return tuple(self._items)
+
     def see(self, event: Event) -> None:
         assert event["event_id"] not in self._seen_ids, f"an event_id twice: {event}"
         self._seen_ids.add(event["event_id"])

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from secrets import token_urlsafe
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from sglang_live.errors import CapacityError
+from sglang_live.gateway.json_forms import Strict
 from sglang_live.gateway.realtime_events import SessionForm
 
 _PREFIX = "ek_"
@@ -22,14 +23,14 @@ _RANDOM_BYTES = 24
 _MOST, _MOST_OF_ONE = 10_000, 1_000
 
 
-class ExpiryForm(Struct):
+class ExpiryForm(Strict):
     """From OpenAI's API: seconds from when the secret was made."""
 
     anchor: Literal["created_at"] = "created_at"
     seconds: Annotated[int, Meta(ge=10, le=7200)] = 600
 
 
-class ClientSecretForm(Struct):
+class ClientSecretForm(Strict):
     expires_after: ExpiryForm | None = None
     session: SessionForm | None = None
 

@@ -17,16 +17,22 @@ _REPLIES_WITH_AUDIO = 2
 _MAX_ITEMS = 4096
 # When full, drop a quarter at once: each drop makes the model's session recompute its prefix.
 _KEEP_WHEN_FULL = 0.75
+# Outputs of calls that have left the conversation still come; of how many is remembered.
+_MAX_CALL_IDS = 4096
 ROOT = "root"
 
 
 class Conversation:
-    """promised_id: of an item that is to come; nobody else may have it."""
+    """
+    promised_id: of an item that is to come; nobody else may have it.
+    call_ids: of function calls, also of those that have left, the oldest first.
+    """
 
     promised_id: str | None = None
 
     def __init__(self, max_bytes: int):
         self.id = new_id("conv")
+        self.call_ids: dict[str, None] = {}
         self._max_bytes = max_bytes
         self._items: list[Item] = []
         self._by_id: dict[str, Item] = {}
@@ -88,6 +94,8 @@ class Conversation:
         self._by_id[item.id] = item
         self._bytes_by_id[item.id] = item.size_bytes
         self._total_bytes += item.size_bytes
+        if item.call_id is not None:
+            self.remember_call(item.call_id)
         if isinstance(item, ReplyItem):
             self._forget_old_audio()
         return self._items[at - 1].id if at else None
@@ -95,6 +103,12 @@ class Conversation:
     def id_before(self, item: Item) -> str | None:
         at = self._items.index(item)
         return self._items[at - 1].id if at else None
+
+    def remember_call(self, call_id: str) -> None:
+        """An output for this call may come from now on."""
+        self.call_ids[call_id] = None
+        if len(self.call_ids) > _MAX_CALL_IDS:
+            del self.call_ids[next(iter(self.call_ids))]
 
     def delete(self, item: Item) -> None:
         item.has_left = True

@@ -60,7 +60,13 @@ class ConversationEvents:
 
     def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
         self.conversation.check_insert(event.item.id, event.previous_item_id)
-        item = build_item(event.item, audio_format, max_bytes=self._max_audio_bytes, path="item")
+        item = build_item(
+            event.item,
+            audio_format,
+            max_bytes=self._max_audio_bytes,
+            path="item",
+            call_ids=self.conversation.call_ids,
+        )
         self.add(item, event.previous_item_id)
 
     def delete(self, event: ItemDelete) -> None:

@@ -5,12 +5,13 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
 
 from sglang_live.errors import BadInputError
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.json_forms import decoder_of, read_form
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +54,11 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 def read_json(body: bytes, form: type[Form]) -> Form:
     """Raises BadInputError that says where the body is wrong."""
     try:
-        return msgspec.json.decode(body, type=form)
-    except msgspec.MsgspecError as error:
-        raise BadInputError(f"Invalid request: {error}.") from None
-    except UnicodeError:
-        raise BadInputError("Invalid request: not UTF-8.") from None
-    except RecursionError:
-        raise BadInputError("Invalid request: nested too deep.") from None
+        return read_form(body, decoder_of(form))
+    except ClientEventError as error:
+        if error.code == "invalid_event":  # there are none over HTTP
+            error.code = BadInputError.code
+        raise
 
 
 async def while_connected(request: Request, making: Coroutine[Any, Any, Made]) -> Made:

@@ -3,8 +3,13 @@
 In: ItemForm. Out: Item, or ClientEventError with the path of the bad field.
 """
 
+from collections.abc import Container
+
+import orjson
+
 from sglang_live.gateway.audio_codec import WireFormat, decode_base64, decode_clip
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.beta_names import ga_part
+from sglang_live.gateway.event_error import ClientEventError, cut
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.items import (
     AudioContent,
@@ -14,6 +19,7 @@ from sglang_live.gateway.items import (
     TextContent,
     call_in_words,
 )
+from sglang_live.gateway.json_forms import missing_parameter
 from sglang_live.gateway.realtime_events import (
     ContentForm,
     FunctionCallForm,
@@ -21,6 +27,7 @@ from sglang_live.gateway.realtime_events import (
     ItemForm,
     MessageForm,
 )
+from sglang_live.gateway.tool_forms import check_name
 from sglang_live.orchestrator.history import HistoryItem, TextPart
 
 # Of one item. More than any model reads, and little enough to be told back to the client.
@@ -34,23 +41,40 @@ _CONTENT_OF_ROLE = {
 }
 
 
-def build_item(form: ItemForm, audio_format: WireFormat, *, max_bytes: int, path: str) -> Item:
+def build_item(
+    form: ItemForm,
+    audio_format: WireFormat,
+    *,
+    max_bytes: int,
+    path: str,
+    call_ids: Container[str],
+) -> Item:
     """Check a client's item and decode its audio.
 
     Args:
         max_bytes: audio in one event, decoded.
         path: where the item stands in the event, for errors.
+        call_ids: of the calls that an output can belong to.
     Raises:
-        ClientEventError: unknown role, or content that the role cannot have.
+        ClientEventError: unknown role, content that the role cannot have, arguments that are no
+            JSON, or an output of no call.
     """
     item_id = form.id or new_id("item")
     check_text(_characters(form), path)
     if isinstance(form, FunctionCallForm):
+        check_name(form.name, f"{path}.name")
+        check_arguments(form.arguments, f"{path}.arguments")
         return _function_call(item_id, form)
     if isinstance(form, FunctionCallOutputForm):
+        if form.call_id not in call_ids:
+            raise ClientEventError(
+                f"Tool call ID '{cut(form.call_id)}' not found in conversation.",
+                code="invalid_tool_call_id",
+                param=f"{path}.call_id",
+            )
         return _function_call_output(item_id, form)
     if form.role not in _CONTENT_OF_ROLE:
-        raise ClientEventError(f"Unknown role {form.role!r}.", param=f"{path}.role")
+        raise ClientEventError(f"Unknown role {cut(form.role)!r}.", param=f"{path}.role")
     if len(form.content) > _MAX_PARTS:
         raise ClientEventError(f"At most {_MAX_PARTS} parts.", param=f"{path}.content")
     content = [
@@ -70,6 +94,16 @@ def check_text(n_characters: int, path: str) -> None:
         )
 
 
+def check_arguments(text: str, path: str) -> None:
+    """Raises ClientEventError: no JSON object. Empty, or null, is a call without arguments."""
+    try:
+        arguments = orjson.loads(text or "null")
+    except orjson.JSONDecodeError as error:
+        raise ClientEventError(f"{path} must be JSON: {error}.", param=path) from None
+    if not isinstance(arguments, dict | None):
+        raise ClientEventError(f"{path} must be a JSON object.", param=path)
+
+
 def _characters(form: ItemForm) -> int:
     if isinstance(form, FunctionCallForm):
         return len(form.name) + len(form.arguments)
@@ -83,19 +117,18 @@ def _content(
 ) -> TextContent | AudioContent:
     if part.type not in _CONTENT_OF_ROLE[form.role]:
         allowed = " or ".join(_CONTENT_OF_ROLE[form.role])
+        known = ga_part(form.role, part.type)
+        hint = f" The protocol has '{known}'." if known else ""
         raise ClientEventError(
-            f"Content {part.type!r} is not supported in a {form.role} message, only {allowed}.",
+            f"Content {cut(part.type)!r} is not supported in a {form.role} message, only "
+            f"{allowed}.{hint}",
             code="unsupported_content_type",
             param=f"{path}.type",
         )
     field = "audio" if part.type == "input_audio" else "text"
     value = getattr(part, field)
     if value is None:
-        raise ClientEventError(
-            f"Missing required parameter: '{path}.{field}'.",
-            code="missing_required_parameter",
-            param=f"{path}.{field}",
-        )
+        raise missing_parameter(f"{path}.{field}")
     if field == "text":
         return TextContent(part.type, value)
     raw = decode_base64(value, audio_format, max_bytes=max_bytes, param=f"{path}.audio")

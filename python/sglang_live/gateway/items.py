@@ -62,10 +62,11 @@ class AudioContent:
 class Item:
     """What all items have. `to_wire(audio_format)` includes audio only when given a format.
 
-    has_left: the conversation holds it no more.
+    has_left: the conversation holds it no more. call_id: of a function call.
     """
 
     id: str
+    call_id: str | None = None
     has_left: bool = False
 
     def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
@@ -145,7 +146,8 @@ class MessageItem(Item):
 def call_in_words(name: str, arguments: str) -> HistoryItem:
     """A call in the form in which models of the Hermes line (Qwen) write it: they must recognise
     it as something they said themselves."""
-    call = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments or "{}"}}}'
+    written = "{}" if arguments in ("", "null") else arguments
+    call = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {written}}}'
     text = f"<tool_call>\n{call}\n</tool_call>"
     return HistoryItem(key=new_id("key"), role="assistant", parts=(TextPart(text),))
 
@@ -157,6 +159,8 @@ class FunctionItem(Item):
         self.id = item_id
         self._kind = kind
         self._fields = fields
+        if kind == "function_call":
+            self.call_id = fields["call_id"]
         self._history = history
 
     def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:

@@ -2,17 +2,18 @@
 
 In: a text frame. Out: one of the protocol's eleven events or our own playback.ack, or
 ClientEventError.
-UNSET is a key the client did not send, None an explicit null. Unknown keys are ignored, so
-that clients of tomorrow keep working.
+UNSET is a key the client did not send, None an explicit null. A key that neither the protocol
+nor this server has is an error. Keys of type Ignored are the protocol's, without effect here.
 """
 
-import re
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.beta_names import ga_event
+from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.json_forms import Strict, loosely_read, read_form
 
 # What is told back, in answers or in errors, must not fill what a client has yet to read.
 MAX_ID, MAX_NAME, MAX_HINT = 128, 512, 16_384
@@ -21,16 +22,20 @@ Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 # Of things that are looked up, and of what others named: an empty one is just not found.
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 
+Ignored = Any
+
 # Some clients divide before they send: 12.0 is a number of milliseconds like 12.
 WholeNumber = Annotated[float, Meta(multiple_of=1)]
 
 
-class FormatForm(Struct):
+class FormatForm(Strict):
     type: str
     rate: int | UnsetType | None = UNSET
 
 
-class TurnDetectionForm(Struct):
+class TurnDetectionForm(Strict):
+    """model_version: sent by some clients, for servers that have more than one detector."""
+
     type: str | UnsetType | None = UNSET
     threshold: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
     prefix_padding_ms: Annotated[int, Meta(ge=0, le=30_000)] | UnsetType | None = UNSET
@@ -42,15 +47,26 @@ class TurnDetectionForm(Struct):
     confirm_ms: Annotated[int, Meta(ge=0, le=2_000)] | UnsetType | None = UNSET
     frame_ms: Annotated[int, Meta(ge=80, le=2_000, multiple_of=80)] | UnsetType | None = UNSET
     max_tokens: Annotated[int, Meta(ge=1, le=64)] | UnsetType | None = UNSET
+    model_version: Ignored = None
 
 
-class TranscriptionForm(Struct):
+class TranscriptionForm(Strict):
+    """delay, keywords, languages: of other transcribers; here the model listens by itself."""
+
     model: NullableStr = None
     language: Name | None = None
     prompt: Annotated[str, Meta(max_length=MAX_HINT)] | None = None
+    delay: Ignored = None
+    keywords: Ignored = None
+    languages: Ignored = None
 
 
-class VoiceRef(Struct):
+class NoiseReductionForm(Strict):
+    type: NullableStr = None
+    strength: float | None = None
+
+
+class VoiceRef(Strict):
     id: Name
 
 
@@ -58,21 +74,29 @@ def voice_name(voice: str | VoiceRef | None) -> str | None:
     return voice.id if isinstance(voice, VoiceRef) else voice
 
 
-class AudioInputForm(Struct):
+class AudioInputForm(Strict):
     format: FormatForm | UnsetType | None = UNSET
     transcription: TranscriptionForm | UnsetType | None = UNSET
     turn_detection: TurnDetectionForm | UnsetType | None = UNSET
+    noise_reduction: NoiseReductionForm | None = None
 
 
-class AudioOutputForm(Struct):
+class ResponseOutputForm(Strict):
     format: FormatForm | UnsetType | None = UNSET
     voice: Name | VoiceRef | UnsetType | None = UNSET
+
+
+class AudioOutputForm(ResponseOutputForm):
     speed: Annotated[float, Meta(ge=0.25, le=1.5)] | UnsetType | None = UNSET
 
 
-class AudioForm(Struct):
+class AudioForm(Strict):
     input: AudioInputForm | UnsetType | None = UNSET
     output: AudioOutputForm | UnsetType | None = UNSET
+
+
+class ResponseAudioForm(Strict):
+    output: ResponseOutputForm | UnsetType | None = UNSET
 
 
 # Five seconds of audio: with less, a session forgets what it was just asked. A million is beyond
@@ -80,60 +104,96 @@ class AudioForm(Struct):
 _LimitTokens = Annotated[int, Meta(ge=64, le=1_000_000)]
 
 
-class TokenLimitsForm(Struct):
+class TokenLimitsForm(Strict):
     post_instructions: _LimitTokens | None = None
 
 
-class RetentionRatioForm(Struct):
+class RetentionRatioForm(Strict):
     type: Literal["retention_ratio"]
     retention_ratio: Annotated[float, Meta(gt=0, le=1)]
     token_limits: TokenLimitsForm | None = None
 
 
-class _Settings(Struct):
+class TracingForm(Strict):
+    group_id: NullableStr = None
+    metadata: Ignored = None
+    workflow_name: NullableStr = None
+
+
+class PromptForm(Strict):
+    id: str
+    variables: dict[str, Any] | None = None
+    version: NullableStr = None
+
+
+class ReasoningForm(Strict):
+    effort: NullableStr = None
+
+
+class _Settings(Strict):
     """What session.update and response.create have in common."""
 
     output_modalities: list[str] | UnsetType | None = UNSET
     instructions: str | UnsetType | None = UNSET
     tools: list[dict[str, Any]] | UnsetType | None = UNSET
     tool_choice: str | dict[str, Any] | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
     max_output_tokens: int | str | UnsetType | None = UNSET
     temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
-    audio: AudioForm | UnsetType | None = UNSET
+    prompt: PromptForm | None = None
+    reasoning: ReasoningForm | None = None
 
 
 class SessionForm(_Settings, kw_only=True):
+    """object, id, expires_at: of a session that was shown, which clients send back."""
+
     type: str
+    audio: AudioForm | UnsetType | None = UNSET
     truncation: str | RetentionRatioForm | UnsetType | None = UNSET
+    model: NullableStr = None
+    include: list[str] | None = None
+    tracing: Literal["auto"] | TracingForm | None = None
+    object: Ignored = None
+    id: Ignored = None
+    expires_at: Ignored = None
 
 
-class ContentForm(Struct):
+class ContentForm(Strict):
+    """image_url, detail: of parts that are refused by their type."""
+
     type: str
     text: NullableStr = None
     audio: NullableStr = None
     transcript: NullableStr = None
+    image_url: Ignored = None
+    detail: Ignored = None
 
 
-class MessageForm(Struct, tag="message"):
+class _ItemForm(Strict, kw_only=True):
+    """object, status: as in items that were shown; what comes from a client is complete."""
+
+    id: Id | None = None
+    object: Literal["realtime.item"] | None = None
+    status: Literal["completed", "incomplete", "in_progress"] | None = None
+
+
+class MessageForm(_ItemForm, tag="message", kw_only=True):
     role: str
     content: list[ContentForm]
-    id: Id | None = None
 
 
-class FunctionCallForm(Struct, tag="function_call"):
+class FunctionCallForm(_ItemForm, tag="function_call", kw_only=True):
     name: str
     arguments: str
     call_id: Name | None = None
-    id: Id | None = None
 
 
-class FunctionCallOutputForm(Struct, tag="function_call_output"):
+class FunctionCallOutputForm(_ItemForm, tag="function_call_output", kw_only=True):
     call_id: Name
     output: str
-    id: Id | None = None
 
 
-class ItemReference(Struct, tag="item_reference"):
+class ItemReference(Strict, tag="item_reference"):
     id: Name
 
 
@@ -141,12 +201,13 @@ ItemForm = MessageForm | FunctionCallForm | FunctionCallOutputForm
 
 
 class ResponseForm(_Settings):
+    audio: ResponseAudioForm | UnsetType | None = UNSET
     conversation: NullableStr = None
     input: list[ItemForm | ItemReference] | None = None
     metadata: dict[str, str] | None = None
 
 
-class ClientEvent(Struct):
+class ClientEvent(Strict):
     event_id: Name | None = None
 
 
@@ -221,56 +282,48 @@ AnyClientEvent = (
 )
 
 
-class _Envelope(Struct):
+class _Envelope(msgspec.Struct):
+    type: Any = None
     event_id: Any = None
 
 
 _decoder = msgspec.json.Decoder(AnyClientEvent)
 _envelope_decoder = msgspec.json.Decoder(_Envelope)
-_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 
 
 def parse_client_event(frame: str) -> AnyClientEvent:
     """Read one text frame.
 
     Raises:
-        ClientEventError: not JSON, not an event, or a field that is missing or wrong; `param`
-            is the path of that field.
+        ClientEventError: not JSON, not an event, or a field that is missing, wrong or unknown;
+            `param` is the path of that field.
     """
     try:
-        return _decoder.decode(frame)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error)) from None
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise ClientEventError(f"Invalid JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise ClientEventError("JSON nested too deeply.", code="invalid_json") from None
+        return read_form(frame, _decoder)
+    except ClientEventError as error:
+        if error.param != "type":
+            raise
+        kind = _envelope(frame).type
+        known = ga_event(kind) if isinstance(kind, str) else None
+        if known is None:
+            raise
+        raise ClientEventError(
+            f"Unknown event '{cut(kind)}'. The protocol has '{known}'.", param="type"
+        ) from None
 
 
 def event_id_of(frame: str) -> str | None:
     """The client's event_id in a frame that parse_client_event refused, if it can be read."""
-    try:
-        event_id = _envelope_decoder.decode(frame).event_id
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    event_id = _envelope(frame).event_id
+    if not isinstance(event_id, str) or len(event_id) > MAX_NAME:
         return None
-    return event_id if isinstance(event_id, str) and len(event_id) <= MAX_NAME else None
+    return None if any("\ud800" <= c <= "\udfff" for c in event_id) else event_id
 
 
-def _explain(message: str) -> ClientEventError:
-    """Turn msgspec's "Expected `str`, got `int` - at `$.audio`" into a protocol error."""
-    what, found, path = message.rpartition(" - at `$")  # it may quote all of a frame
-    if not found:
-        what, path = message, ""
-    path = path.removesuffix("`").removeprefix(".")
-    missing = _MISSING.search(what)
-    if missing:
-        path = f"{path}.{missing['name']}".lstrip(".")
-        return ClientEventError(
-            f"Missing required parameter: '{path}'.",
-            code="missing_required_parameter",
-            param=path,
-        )
-    code = "invalid_type" if ", got `" in what else "invalid_value"
-    if not path:
-        return ClientEventError(f"Not a client event: {what}.", code="invalid_event")
-    return ClientEventError(f"{what} at '{path}'.", code=code, param=path)
+def _envelope(frame: str) -> _Envelope:
+    try:
+        return _envelope_decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        event = loosely_read(frame)  # it may hold what the strict reader refuses
+        event = event if isinstance(event, dict) else {}
+        return _Envelope(event.get("type"), event.get("event_id"))

@@ -204,6 +204,7 @@ class ResponseWriter:
         address = self._item_address(index=len(self._output()))
         before_id = self._calls[-1].id if self._calls else self.item and self.item.id
         self._calls.append(item)
+        self._conversation.remember_call(item.call_id)  # also of one outside the conversation
         self._emit("response.output_item.added", item=item.to_wire(), **address)
         if self._plan.in_conversation:
             before = self._conversation.insert(item, before_id or self._after_id)

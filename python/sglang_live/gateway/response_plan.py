@@ -77,15 +77,24 @@ def _context(
 ) -> tuple[Item, ...] | None:
     if form.input is None:
         return None
-    items = []
+    items: list[Item] = []
+    call_ids = set(conversation.call_ids)
     for index, entry in enumerate(form.input):
         path = f"response.input[{index}]"
         if isinstance(entry, ItemReference):
             items.append(_referenced(entry, conversation, path))
         else:
             items.append(
-                build_item(entry, config.input_format, max_bytes=max_audio_bytes, path=path)
+                build_item(
+                    entry,
+                    config.input_format,
+                    max_bytes=max_audio_bytes,
+                    path=path,
+                    call_ids=call_ids,
+                )
             )
+            if made := items[-1].call_id:
+                call_ids.add(made)
     return tuple(items)
 
 

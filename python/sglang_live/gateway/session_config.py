@@ -17,15 +17,16 @@ from sglang_live.gateway.frame_mode import FrameMode, merge_frame_mode
 from sglang_live.gateway.item_forms import check_text
 from sglang_live.gateway.realtime_events import (
     AudioInputForm,
-    AudioOutputForm,
     FormatForm,
+    ResponseOutputForm,
     SessionForm,
     TranscriptionForm,
     voice_name,
 )
-from sglang_live.gateway.tool_calls import check_choice, check_tools, has_chosen
+from sglang_live.gateway.tool_calls import check_choice, has_chosen
+from sglang_live.gateway.tool_forms import read_choice, read_tools
 from sglang_live.gateway.truncation import Truncation, choose_truncation
-from sglang_live.gateway.turn_detection import TurnDetection, merge_turn_detection
+from sglang_live.gateway.turn_detection import TurnDetection, check_keys, merge_turn_detection
 from sglang_live.orchestrator.session import Orchestrator
 
 MAX_OUTPUT_TOKENS = 4096
@@ -35,13 +36,13 @@ _TRANSCRIBERS = (
     "gpt-4o-transcribe",
     "gpt-4o-transcribe-diarize",
 )
-_TOOL_CHOICES = ("auto", "none", "required")
 _MODALITIES = (("audio",), ("text",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
     """max_output_tokens: None is "inf". voice: the name the client used, known or not.
+    parallel_tool_calls: a response may call more than one function. Not echoed: strict clients.
 
     frames: the caller is heard at a beat; there are no turns then.
     """
@@ -52,6 +53,7 @@ class SessionConfig:
     output_modalities: tuple[str, ...] = ("audio",)
     tools: tuple[dict[str, Any], ...] = ()
     tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
     max_output_tokens: int | None = None
     temperature: float | None = None
     truncation: Truncation
@@ -182,8 +184,9 @@ def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str
     checks = {
         "output_modalities": _modalities,
         "instructions": _instructions,
-        "tools": _tools,
-        "tool_choice": _tool_choice,
+        "tools": read_tools,
+        "tool_choice": read_choice,
+        "parallel_tool_calls": _as_is,
         "max_output_tokens": _max_output_tokens,
         "temperature": _as_is,
     }
@@ -197,7 +200,9 @@ def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str
     return changes
 
 
-def output_changes(form: AudioOutputForm, defaults: SessionConfig, *, path: str) -> dict[str, Any]:
+def output_changes(
+    form: ResponseOutputForm, defaults: SessionConfig, *, path: str
+) -> dict[str, Any]:
     # speed is accepted for the clients that always send it, and has no effect.
     changes = {}
     if form.format is not UNSET:
@@ -217,6 +222,8 @@ def _input_changes(
         changes["transcription"] = _transcription(form.transcription)
     if form.turn_detection is not UNSET:
         assert defaults.turn_detection is not None
+        if form.turn_detection is not None:
+            check_keys(form.turn_detection, current.frames or current.turn_detection)
         changes["frames"] = frames = merge_frame_mode(form.turn_detection, current.frames)
         changes["turn_detection"] = (
             None
@@ -265,32 +272,6 @@ def _max_output_tokens(value: int | str, path: str) -> int | None:
             f"{path} must be 1 to {MAX_OUTPUT_TOKENS} or 'inf', got {value!r}.", param=path
         )
     return value
-
-
-def _tools(value: list[dict[str, Any]], path: str) -> tuple[dict[str, Any], ...]:
-    for index, tool in enumerate(value):
-        at = f"{path}[{index}]"
-        if tool.get("type") != "function":
-            raise ClientEventError("Only function tools are supported.", param=f"{at}.type")
-        if not isinstance(tool.get("name"), str) or not tool["name"]:
-            raise ClientEventError("A function needs a name.", param=f"{at}.name")
-        if not isinstance(tool.get("description") or "", str):
-            raise ClientEventError("A description is a string.", param=f"{at}.description")
-    keys = ("type", "name", "description", "parameters")
-    tools = tuple({key: tool[key] for key in keys if tool.get(key) is not None} for tool in value)
-    check_tools(tools, path=path)
-    return tools
-
-
-def _tool_choice(value: str | dict[str, Any], path: str) -> str | dict[str, Any]:
-    if isinstance(value, str):
-        if value not in _TOOL_CHOICES:
-            raise ClientEventError(f"Unknown tool_choice {value!r}.", param=path)
-        return value
-    name = value.get("name")
-    if value.get("type") != "function" or not isinstance(name, str):
-        raise ClientEventError("tool_choice must name a function.", param=path)
-    return {"type": "function", "name": name}
 
 
 def _instructions(value: str, path: str) -> str:

@@ -51,8 +51,13 @@ def tools_of(tools: tuple[dict[str, Any], ...], choice: str | dict[str, Any]) ->
     return Tools(functions=functions, must_call=must_call)
 
 
-def check_tools(tools: tuple[dict[str, Any], ...], *, path: str) -> None:
-    """Raises ClientEventError: too much in all, or parameters are no JSON schema."""
+def check_tools(tools: tuple[dict[str, Any], ...], *, path: str, inner: str = "") -> None:
+    """
+    Args:
+        inner: what stands between a tool's place and its fields.
+    Raises:
+        ClientEventError: too much in all, a name twice, or parameters that are no JSON schema.
+    """
     n_bytes = sum(_size(tool, f"{path}[{index}]") for index, tool in enumerate(tools))
     if n_bytes > MAX_TOOLS_BYTES:
         raise ClientEventError(
@@ -64,7 +69,20 @@ def check_tools(tools: tuple[dict[str, Any], ...], *, path: str) -> None:
         try:
             check_schema(tool.get("parameters") or {})
         except SchemaFaultError as fault:
-            raise ClientEventError(str(fault), param=f"{path}[{index}].parameters") from None
+            at = f"{path}[{index}]{inner}.parameters"
+            raise ClientEventError(str(fault), param=at) from None
+    _check_names_differ(tools, path, inner)
+
+
+def _check_names_differ(tools: tuple[dict[str, Any], ...], path: str, inner: str) -> None:
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool["name"] in names:
+            raise ClientEventError(
+                f"There are two functions named {cut(tool['name'])!r}.",
+                param=f"{path}[{index}]{inner}.name",
+            )
+        names.add(tool["name"])
 
 
 def _size(tool: dict[str, Any], path: str) -> int:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 from msgspec import UNSET
 
 from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.frame_mode import KIND as FRAMES
+from sglang_live.gateway.frame_mode import FrameMode
 from sglang_live.gateway.realtime_events import TurnDetectionForm
 from sglang_live.interaction.vad import VadSettings
 
@@ -18,6 +20,13 @@ from sglang_live.interaction.vad import VadSettings
 _SILENCE_MS_BY_EAGERNESS = {"low": 1200, "medium": 700, "auto": 700, "high": 400}
 _FLAGS = ("create_response", "interrupt_response")
 _SERVER_VAD_NUMBERS = ("threshold", "prefix_padding_ms", "silence_duration_ms")
+_OF_BOTH = (*_FLAGS, "confirm_ms", "model_version")
+_KEYS_OF = {
+    "server_vad": (*_SERVER_VAD_NUMBERS, "idle_timeout_ms", *_OF_BOTH),
+    "semantic_vad": ("eagerness", *_OF_BOTH),
+    FRAMES: ("frame_ms", "max_tokens"),
+}
+_PATH = "session.audio.input.turn_detection"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +54,18 @@ class TurnDetection:
         return {"type": self.kind, **numbers, "idle_timeout_ms": self.idle_timeout_ms, **flags}
 
 
+def check_keys(form: TurnDetectionForm, current: TurnDetection | FrameMode | None) -> None:
+    """Raises ClientEventError: a key has a value, but no meaning for this kind of detection."""
+    kind = form.type or (FRAMES if isinstance(current, FrameMode) else _kind(form, current))
+    for name in form.__struct_fields__:
+        if name == "type" or getattr(form, name) in (UNSET, None):
+            continue
+        if name not in _KEYS_OF.get(kind, (name,)):
+            raise ClientEventError(
+                f"{kind} has no {name}.", code="unknown_parameter", param=f"{_PATH}.{name}"
+            )
+
+
 def merge_turn_detection(
     form: TurnDetectionForm | None, current: TurnDetection | None, defaults: VadSettings
 ) -> TurnDetection | None:
@@ -65,7 +86,7 @@ def merge_turn_detection(
     if changes["eagerness"] not in _SILENCE_MS_BY_EAGERNESS:
         raise ClientEventError(
             f"Unknown eagerness {changes['eagerness']!r}: low, medium, high or auto.",
-            param="session.audio.input.turn_detection.eagerness",
+            param=f"{_PATH}.eagerness",
         )
     if default.kind == "semantic_vad":
         changes["idle_timeout_ms"] = None  # the protocol has it for server_vad alone
@@ -79,7 +100,7 @@ def _kind(form: TurnDetectionForm, current: TurnDetection | None) -> str:
     if form.type not in ("server_vad", "semantic_vad"):
         raise ClientEventError(
             f"Unknown turn detection {form.type!r}: server_vad, semantic_vad, frames or null.",
-            param="session.audio.input.turn_detection.type",
+            param=f"{_PATH}.type",
         )
     return form.type
 

@@ -257,13 +257,16 @@ class Turns:
             except MalformedCallError as error:
                 log.warning("tool_call_malformed response=%s: %s", run.plan.response_id, error)
                 fault = error
-        self.metrics.tool_calls.labels("made").inc(len(calls))
-        self.metrics.tool_calls.labels("malformed").inc(len(end.calls) - len(calls))
+        n_wrong = len(end.calls) - len(calls)
+        n_made = len(calls) if run.plan.config.parallel_tool_calls else min(1, len(calls))
+        self.metrics.tool_calls.labels("made").inc(n_made)
+        self.metrics.tool_calls.labels("malformed").inc(n_wrong)
+        self.metrics.tool_calls.labels("surplus").inc(len(calls) - n_made)
         if fault and not calls and run.writer.item is None:
             # Nothing was said and nothing is called: silence would be no answer.
             run.writer.fail(fault)
         else:
-            run.writer.complete(end, calls)
+            run.writer.complete(end, calls[:n_made])
 
     def take_in(self, config: SessionConfig, pieces: Pieces) -> bool:
         """What is being said goes where the next turn will need it. False: not now."""

@@ -90,10 +90,8 @@ async def test_a_session_can_keep_everything_and_change_its_mind():
         assert await retention_of(caller, orchestrator) == SERVER
 
 
-async def test_only_keys_with_a_meaning_are_echoed():
+async def test_limits_that_say_nothing_are_not_echoed():
     async with connected(FakeOrchestrator(), retention=SERVER) as caller:
-        limits = {"token_limits": {"post_instructions": 100, "other": 1}, "extra": []}
-        assert await updated(caller, ratio(0.5) | limits) == ratio(0.5, 100)
         for empty in (None, {}, {"post_instructions": None}):
             assert await updated(caller, ratio(0.5) | {"token_limits": empty}) == ratio(0.5)
 
@@ -111,6 +109,8 @@ async def test_only_keys_with_a_meaning_are_echoed():
         (ratio(1.01), "invalid_value", ".retention_ratio"),
         (ratio(0.5) | {"retention_ratio": "0.5"}, "invalid_type", ".retention_ratio"),
         (ratio(0.5) | {"token_limits": 100}, "invalid_type", ".token_limits"),
+        (ratio(0.5) | {"extra": []}, "unknown_parameter", ".extra"),
+        (ratio(0.5) | {"token_limits": {"n": 1}}, "unknown_parameter", ".token_limits.n"),
         (ratio(0.5, 63), "invalid_value", ".token_limits.post_instructions"),
         (ratio(0.5, 1_000_001), "invalid_value", ".token_limits.post_instructions"),
     ],

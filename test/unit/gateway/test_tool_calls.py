@@ -327,3 +327,116 @@ async def test_tools_are_checked_when_they_are_given_and_not_again(monkeypatch):
         caller.send("response.create", response={"instructions": "Be brief."})
         await caller.until("response.done")
     assert checked == [WEATHER["parameters"]]
+
+
+# --- what clients say of functions and calls ---
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([WEATHER, WEATHER], "[1].name"),
+        ([{**WEATHER, "name": "a"}, WEATHER, {**WEATHER, "name": "a"}], "[2].name"),
+        *(
+            ([{**WEATHER, "name": name}], "[0].name")
+            for name in ("", "a b", "a\nb", "caf\u00e9", "a.b", "x" * 65, None, 7)
+        ),
+        ([{**WEATHER, "strict": "yes"}], "[0].strict"),
+        ([{**WEATHER, "returns": {}}], "[0].returns"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["session.update", "response.create"])
+async def test_functions_that_cannot_be_are_one_error_that_names_the_place(kind, tools, param):
+    holder = kind.split(".")[0]
+    fields = {"type": "realtime"} if holder == "session" else {}
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send(kind, **{holder: {**fields, "tools": tools}})
+        [error] = await caller.settle()
+        assert error["error"]["param"] == f"{holder}.tools{param}"
+
+
+def call_item(**fields):
+    return {
+        "type": "function_call",
+        "name": "weather",
+        "call_id": "c1",
+        "arguments": "{}",
+        **fields,
+    }
+
+
+def output_of(call_id):
+    return {"type": "function_call_output", "call_id": call_id, "output": "rain"}
+
+
+@pytest.mark.parametrize("arguments", ["{", "no json", '{"a": NaN}', "[]", "7", '"x"', "{} {}"])
+async def test_arguments_that_are_no_json_object_are_one_error(arguments):
+    item = call_item(arguments=arguments)
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("conversation.item.create", item=item)
+        assert (await caller.expect("error"))["error"]["param"] == "item.arguments"
+        caller.send("response.create", response={"input": [item]})
+        [error] = await caller.settle()
+        assert error["error"]["param"] == "response.input[0].arguments"
+
+
+@pytest.mark.parametrize("arguments", ["", "null", "{}", '{"town": "Rome"}'])
+async def test_a_call_without_arguments_is_one(arguments):
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.send("conversation.item.create", item=call_item(arguments=arguments))
+        caller.send("response.create")
+        await caller.until("response.done")
+        [seen] = orchestrator.turns[-1].history
+        _, call, _ = seen.parts[0].text.split("\n")
+        assert isinstance(json.loads(call)["arguments"], dict)
+
+
+async def test_an_output_needs_a_call_that_came_before_it():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("conversation.item.create", item=output_of("c1"), event_id="e")
+        error = (await caller.expect("error"))["error"]
+        assert (error["code"], error["param"]) == ("invalid_tool_call_id", "item.call_id")
+        assert error["event_id"] == "e"
+        caller.send("response.create", response={"input": [output_of("c1"), call_item()]})
+        error = (await caller.expect("error"))["error"]
+        assert error["param"] == "response.input[0].call_id"
+        # Neither left an item; the call and its output do, in this order.
+        for item in (call_item(id="call"), output_of("c1")):
+            caller.send("conversation.item.create", item=item)
+            await caller.find("conversation.item.done")
+        caller.send("response.create", response={"input": [call_item(), output_of("c1")]})
+        await caller.until("response.done")
+
+
+async def test_a_call_that_has_left_the_conversation_can_still_be_answered():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("conversation.item.create", item=call_item(id="call"))
+        await caller.find("conversation.item.done")
+        caller.send("conversation.item.delete", item_id="call")
+        await caller.find("conversation.item.deleted")
+        caller.send("conversation.item.create", item=output_of("c1"))
+        await caller.find("conversation.item.done")
+
+
+async def test_a_call_of_a_response_outside_the_conversation_can_be_answered_in_it():
+    orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=(CALL,))]])
+    async with connected(orchestrator) as caller:
+        caller.update(tools=[WEATHER])
+        caller.send("response.create", response={"conversation": "none"})
+        [made] = (await caller.find("response.done"))["response"]["output"]
+        caller.send("conversation.item.create", item=output_of(made["call_id"]))
+        await caller.find("conversation.item.done")
+
+
+@pytest.mark.parametrize("at", ["session", "response"])
+async def test_one_call_at_a_time_where_the_client_wants_it_so(at):
+    orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=(CALL, CALL))]])
+    shared, wish = services(orchestrator), {"parallel_tool_calls": False}
+    async with connected(orchestrator, shared) as caller:
+        caller.update(tools=[WEATHER], **(wish if at == "session" else {}))
+        caller.send("response.create", response=wish if at == "response" else {})
+        ended = (await caller.find("response.done"))["response"]
+        assert [item["type"] for item in ended["output"]] == ["function_call"]
+    name = "sglang_live_gateway_tool_calls_total"
+    assert shared.metrics.registry.get_sample_value(name, {"outcome": "surplus"}) == 1

@@ -1,0 +1,143 @@
+"""JSON of a client, read into a form; what is wrong with it as an error that names the place.
+
+In: one JSON document. Out: the form, or ClientEventError with code and param.
+Forms refuse keys that they do not have: a key that is ignored is a setting that its sender believes
+in.
+"""
+
+import json
+import re
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from sglang_live.gateway.beta_names import ga_name
+from sglang_live.gateway.event_error import ClientEventError, cut
+
+Form = TypeVar("Form")
+
+_MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# Escapes in turn, so that a pair is taken as one; group 1 is half of a pair.
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+# Larger documents are not searched for the place.
+_MAX_SEARCHED = 1 << 16
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of forms. A key that they do not have is an `unknown_parameter`."""
+
+
+def read_form(data: str | bytes, decoder: msgspec.json.Decoder[Form]) -> Form:
+    """
+    Raises:
+        ClientEventError: not JSON, or not of this form; `param` is the path of what is wrong.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), data) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise broken_json(data, error) from None
+
+
+@cache
+def decoder_of(form: type[Form]) -> msgspec.json.Decoder[Form]:
+    return msgspec.json.Decoder(form)
+
+
+def unknown_parameter(path: str) -> ClientEventError:
+    """path: of a key that is not in the protocol."""
+    known = ga_name(path)
+    hint = f" The protocol has '{known}'." if known else ""
+    return ClientEventError(
+        f"Unknown parameter: '{cut(path)}'.{hint}", code="unknown_parameter", param=path
+    )
+
+
+def missing_parameter(path: str) -> ClientEventError:
+    return ClientEventError(
+        f"Missing required parameter: '{path}'.", code="missing_required_parameter", param=path
+    )
+
+
+def broken_json(data: str | bytes, error: Exception) -> ClientEventError:
+    """The error for a document that a JSON reader refused with `error`.
+
+    JSON can write half of a surrogate pair ("\\ud800"), which no text can hold. Readers call it
+    truncated or malformed, so it is looked for.
+    """
+    if isinstance(error, RecursionError):
+        return ClientEventError("JSON nested too deeply.", code="invalid_json")
+    half = _lone_surrogate(data)
+    if half is None:
+        return ClientEventError(f"Invalid JSON: {error}", code="invalid_json")
+    path = _place_of_surrogate(data) if len(data) <= _MAX_SEARCHED else ""
+    return ClientEventError(
+        f"'{cut(path) or 'The JSON'}' holds {half}, half of a surrogate pair: no text can.",
+        code="invalid_value",
+        param=path or None,
+    )
+
+
+def loosely_read(data: str | bytes) -> Any:
+    """The document, surrogates and all; None if it cannot be read even so."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _lone_surrogate(data: str | bytes) -> str | None:
+    """The first escape that stands for half of a pair, as it is written."""
+    text = data if isinstance(data, str) else data.decode("utf-8", "replace")
+    found = ("\\" + match[1] for match in _ESCAPE.finditer(text) if match[1])
+    return next(found, None)
+
+
+def _place_of_surrogate(data: str | bytes) -> str:
+    """Path of the first text that holds half of a pair; of a key, that of its object."""
+    pending = [("", loosely_read(data))]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, list):
+            pending += reversed([(f"{path}[{n}]", part) for n, part in enumerate(value)])
+        elif isinstance(value, dict):
+            if any(map(_SURROGATE.search, value)):
+                return path
+            parts = [(f"{path}.{name}".lstrip("."), part) for name, part in value.items()]
+            pending += reversed(parts)
+        elif isinstance(value, str) and _SURROGATE.search(value):
+            return path
+    return ""
+
+
+def _explain(message: str, data: str | bytes) -> ClientEventError:
+    """Turn msgspec's "Expected `str`, got `int` - at `$.audio`" into a protocol error."""
+    what, found, path = message.rpartition(" - at `$")  # it may quote all of the document
+    if not found:
+        what, path = message, ""
+    path = path.removesuffix("`").removeprefix(".")
+    if unknown := _UNKNOWN.fullmatch(what):
+        _check_readable(data)
+        return unknown_parameter(f"{path}.{unknown['name']}".lstrip("."))
+    if missing := _MISSING.search(what):
+        return missing_parameter(f"{path}.{missing['name']}".lstrip("."))
+    if not path:
+        return ClientEventError(f"Not what is expected here: {what}.", code="invalid_event")
+    code = "invalid_type" if ", got `" in what else "invalid_value"
+    return ClientEventError(f"{what} at '$.{path}'.", code=code, param=path)
+
+
+def _check_readable(data: str | bytes) -> None:
+    """Raises ClientEventError: the document is no JSON behind its first unknown key."""
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise broken_json(data, error) from None
