@@ -21,7 +21,9 @@ _STOP_STEPS = 10_000
 _REGEX_CHARS, _GRAMMAR_BYTES = 4_096, 16_384
 _EXPANDED = 20_000
 _DEPTH, _NODES = 24, 4_000
-_REPEAT = re.compile(r"\{\s*(\d+)?\s*(,)?\s*(\d+)?\s*\}")
+# Possessive: a grammar of "{" and blanks must not be split among the parts in all ways.
+_REPEAT = re.compile(r"\{\s*+(\d++)?\s*+(,)?\s*+(\d++)?\s*+\}")
+_DIGITS = 9  # more of them are beyond every bound, and int() takes no more than 4,300
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MAX_COUNT = 1_024
 
@@ -51,7 +53,7 @@ def ebnf(value: Any, at: str) -> str:
         most = max(most, depth)
     written_out = len(grammar)
     for low, _, high in _REPEAT.findall(grammar):
-        written_out *= max(1, int(low or 0), int(high or 0))
+        written_out *= max(1, int(low[:_DIGITS] or 0), int(high[:_DIGITS] or 0))
         if written_out > 50 * _EXPANDED:
             break
     if most > _DEPTH or written_out > 50 * _EXPANDED:
