@@ -65,13 +65,15 @@ setup(
         "silero-vad>=6.2",
         "soundfile>=0.13",
         "soxr>=1.0",
+        # Older ones build the path that the proxy compares with its list from the Host header.
+        "starlette>=1.10",
         "uvicorn",
         "websockets>=14",
     ],
     extras_require={
         # SGLang itself is missing here: see requirements/cpu_no_deps.txt.
         "cpu": pinned("cpu.txt"),
-        "cuda": [SGLANG],
+        "cuda": [SGLANG, *pinned("cuda.txt")],
         "test": pinned("test.txt"),
         "bench": pinned("bench.txt"),
         "training": pinned("training.txt"),

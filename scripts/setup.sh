@@ -81,6 +81,11 @@ pip_install() {
     "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check --no-compile "$@"
 }
 
+install_locked() {
+    # Each list is complete: pip looks for nothing beyond it, and takes no file but those hashed.
+    pip_install --no-deps --require-hashes --requirement "requirements/locked/$1.txt"
+}
+
 compile_bytecode() {
     # Some packages ship templates that are not valid Python: their failure is not ours.
     "$VENV/bin/python" -m compileall -q -j 0 "$@" || true
@@ -96,21 +101,21 @@ step_venv() {
     "$python" -m venv "$VENV"
 }
 
-step_torch() {
-    pip_install --constraint requirements/cpu.txt torch setuptools
-}
-
 step_sglang() {
-    pip_install --no-deps --requirement requirements/cpu_no_deps.txt
+    install_locked cpu_no_deps
 }
 
 step_packages() {
-    # pip unpacks on one core; meanwhile the others compile the two largest packages.
-    local site
-    site=$(site_packages)
-    compile_bytecode "$site/torch" "$site/sglang" &
-    pip_install --requirement requirements/cpu.txt
+    # pip unpacks on one core; meanwhile the others compile the largest package that is there.
+    compile_bytecode "$(site_packages)/sglang" &
+    install_locked cpu
     wait
+}
+
+step_torch() {
+    # Without a hash: CPU builds of one version differ by index and by local file. What it
+    # requires is there by now, by hash, except for the CUDA libraries of a build with CUDA.
+    pip_install --constraint requirements/cpu.txt torch setuptools
 }
 
 step_cuda() {
@@ -133,7 +138,7 @@ step_bytecode() {
 }
 
 step_test() {
-    pip_install --requirement requirements/test.txt
+    install_locked test
 }
 
 find_browser() {
@@ -154,17 +159,17 @@ step_clients() {
     rm -rf "$CLIENTS"
     "$VENV/bin/python" -m venv "$CLIENTS"
     "$CLIENTS/bin/python" -m pip install --no-input --disable-pip-version-check --no-compile \
-        --requirement docs/examples/requirements.txt
+        --no-deps --require-hashes --requirement requirements/locked/clients.txt
     # The lock has a hash of every package; none of them needs to run code to be installed.
     npm ci --prefix docs/examples --ignore-scripts --no-audit --no-fund
 }
 
 step_bench() {
-    pip_install --requirement requirements/bench.txt
+    install_locked bench
 }
 
 step_training() {
-    pip_install --requirement requirements/training.txt
+    install_locked training
 }
 
 declare -A title=(
@@ -185,13 +190,13 @@ declare -A title=(
 if [[ $device == cuda ]]; then
     steps=(venv cuda bytecode)
 else
-    steps=(venv torch sglang packages project bytecode)
+    steps=(venv sglang packages torch project bytecode)
 fi
 steps+=("${extras[@]}")
 
 # Anything that decides what is installed, and where: the editable install holds paths.
 fingerprint=$({
-    cat requirements/*.txt docs/examples/requirements.txt docs/examples/package*.json setup.py pyproject.toml scripts/setup.sh
+    cat requirements/*.txt requirements/locked/*.txt docs/examples/requirements.txt docs/examples/package*.json setup.py pyproject.toml scripts/setup.sh
     echo "$device $ROOT"
 } | sha256sum | cut -d' ' -f1)
 
