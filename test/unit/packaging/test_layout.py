@@ -56,3 +56,64 @@ def test_an_unknown_option_is_exit_code_2_before_anything_happens(script):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "unknown option" in done.stderr
+
+
+# --- requirements/locked/: what scripts/setup.sh installs ---
+
+LOCKED = sorted((ROOT / "requirements" / "locked").glob("*.txt"))
+SETUP = (ROOT / "scripts" / "setup.sh").read_text()
+
+
+def locked(path: Path) -> dict[str, tuple[str, int]]:
+    """Version and number of hashes of each package in a locked list."""
+    blocks = re.split(r"\n(?=\S)", path.read_text().strip())
+    packages = {}
+    for block in blocks:
+        name, version = re.match(r"([a-z0-9-]+)==([^\s;]+)", block).groups()
+        packages[name] = (version, len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", block)))
+    return packages
+
+
+@pytest.mark.parametrize("path", LOCKED, ids=lambda path: path.name)
+def test_every_locked_package_has_hashes_and_no_address(path):
+    assert all(n_hashes for _, n_hashes in locked(path).values())
+    assert "://" not in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu_no_deps", "test", "bench", "training"])
+def test_a_locked_list_has_the_pins_of_its_requirements(name):
+    lines = requirement_lines(ROOT / "requirements" / f"{name}.txt")
+    pins = dict(line.split("==") for line in lines)
+    pins.pop("torch", None)  # by version alone: its CPU builds differ by index
+    versions = {
+        package: version
+        for package, (version, _) in locked(
+            ROOT / "requirements" / "locked" / f"{name}.txt"
+        ).items()
+    }
+    assert versions == pins
+
+
+def test_the_clients_are_locked_in_the_versions_that_the_examples_name():
+    lines = requirement_lines(ROOT / "docs" / "examples" / "requirements.txt")
+    packages = locked(ROOT / "requirements" / "locked" / "clients.txt")
+    pins = dict(re.sub(r"\[.*\]", "", line).split("==") for line in lines)
+    assert {name: packages[name][0] for name in pins} == pins
+
+
+def test_the_setup_for_the_cpu_takes_packages_by_hash_and_runs_no_script_of_npms():
+    assert SETUP.count("--no-deps --require-hashes") == 2  # .venv, .venv-clients
+    for name in ("cpu", "cpu_no_deps", "test", "bench", "training"):
+        assert re.search(rf"^ +install_locked {name}$", SETUP, re.MULTILINE)
+    assert "npm ci" in SETUP and "--ignore-scripts" in SETUP and "npm install" not in SETUP
+
+
+def test_the_gateway_requires_a_starlette_whose_path_is_not_made_of_the_host_header():
+    assert '"starlette>=1.10"' in (ROOT / "setup.py").read_text()
+    pins = requirement_lines(ROOT / "requirements" / "cuda.txt")
+    assert any(line.startswith("starlette==") for line in pins)
+    assert set(pins) <= {
+        line
+        for name in ("cpu.txt", "cpu_no_deps.txt")
+        for line in requirement_lines(ROOT / "requirements" / name)
+    }
