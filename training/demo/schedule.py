@@ -108,7 +108,7 @@ class Course:
         """
         begin = 0
         if self.path and self.path.exists():
-            state = torch.load(self.path, weights_only=False)
+            state = torch.load(self.path, weights_only=True)
             begin = state["step"]
             module.load_state_dict(state["module"])
             optimiser.load_state_dict(state["optimiser"])

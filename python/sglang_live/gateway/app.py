@@ -103,7 +103,8 @@ def build_app(
         if proxy:
             await proxy.close()
 
-    app = FastAPI(title="sglang_live", lifespan=lifespan, openapi_url=None)
+    # No redirect to the same path with a slash: it goes to whatever host the request named.
+    app = FastAPI(title="sglang_live", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     if config.own_pages_only and not config.api_keys:
         app.add_middleware(SameMachine, refused=metrics.errors)
     app.add_middleware(DrainGate, drain=drain)

@@ -187,7 +187,7 @@ class ChatRoute:
             try:
                 call = read_call(text, tools)
             except MalformedCallError as error:
-                log.warning("tool_call_malformed completion=%s: %s", answer.id, error)
+                log.warning("tool_call_malformed completion=%s: %r", answer.id, str(error))
                 self._metrics.tool_calls.labels("malformed").inc()
                 fault = error
                 continue

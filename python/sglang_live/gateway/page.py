@@ -15,7 +15,7 @@ _CLIP = _PACKAGE / "assets" / "question.flac"
 _HEADERS = {
     # Nothing from elsewhere is loaded, and nobody frames a page that may use a microphone.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
-    "connect-src 'self' ws: wss:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

@@ -255,7 +255,7 @@ class Turns:
             try:
                 calls.append(read_call(text, run.plan.config.tools))
             except MalformedCallError as error:
-                log.warning("tool_call_malformed response=%s: %s", run.plan.response_id, error)
+                log.warning("tool_call_malformed response=%s: %r", run.plan.response_id, str(error))
                 fault = error
         n_wrong = len(end.calls) - len(calls)
         n_made = len(calls) if run.plan.config.parallel_tool_calls else min(1, len(calls))

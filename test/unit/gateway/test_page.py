@@ -68,3 +68,14 @@ def test_its_parts_fit_together():
     assert not any("https://" in text or "http://" in text for text in scripts.values())
     labels = set(re.findall(r'<label for="([^"]+)"', html))
     assert set(re.findall(r'<input id="([^"]+)"', html)) == labels, "every field has a label"
+
+
+async def test_a_missing_slash_redirects_to_no_host_that_a_request_names(http):
+    answer = await http.get("/page", headers={"Host": "evil.example"})
+    assert answer.status_code == 404
+    assert "location" not in answer.headers
+
+
+async def test_the_page_connects_to_its_own_server_alone(http):
+    policy = (await http.get("/")).headers["content-security-policy"]
+    assert re.search(r"connect-src ([^;]+);", policy)[1] == "'self'"
