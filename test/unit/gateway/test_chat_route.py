@@ -311,3 +311,14 @@ async def test_files_are_made_beside_the_event_loop(monkeypatch):
     monkeypatch.setattr(chat_route._Answer, "file", watched)
     assert (await ask(FakeOrchestrator(), audio={"format": "mp3"})).status_code == 200
     assert threads and threading.main_thread() not in threads
+
+
+async def test_a_line_break_in_a_functions_name_writes_no_line_of_its_own(caplog):
+    name = "weather\nERROR forged"
+    tool = {"type": "function", "function": {**WEATHER["function"], "name": name}}
+    end = done("", calls=(json.dumps({"name": name, "arguments": {"city": 5}}),))
+    await ask(FakeOrchestrator([[end]]), tools=[tool])
+    lines = [record.getMessage() for record in caplog.records]
+    [told] = [line for line in lines if line.startswith("tool_call_malformed")]
+    assert "forged" in told
+    assert not any("\n" in line for line in lines)
