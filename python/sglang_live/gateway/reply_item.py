@@ -18,8 +18,9 @@ from sglang_live.orchestrator.history import FRAME_S, HistoryItem, TextPart, Tur
 _FRAME_MS = 1000 * FRAME_S
 _ROUNDING_MS = 0.5
 # Words, or single characters of scripts that write without spaces (CJK, kana, Thai).
+# Not from within blanks: a reply that ends in thousands would be scanned from each of them.
 _WORD = re.compile(
-    r"\s*(?:[\u0e00-\u0e7f\u2e80-\u9fff\uf900-\ufaff]|[^\s\u0e00-\u0e7f\u2e80-\u9fff]+)"
+    r"(?<!\s)\s*(?:[\u0e00-\u0e7f\u2e80-\u9fff\uf900-\ufaff]|[^\s\u0e00-\u0e7f\u2e80-\u9fff]+)"
 )
 
 
