@@ -1,10 +1,11 @@
 """One stage by itself, for a server on another host: `python -m sglang_live.launch_stage`.
 
-    python -m sglang_live.launch_stage --stage talker --model-path DIR --bind tcp://0.0.0.0:7101
+    python -m sglang_live.launch_stage --stage talker --model-path DIR --bind tcp://0.0.0.0:7101 \\
+        --stage-key-file stage.key
 
-The server then starts with `--talker.connect tcp://THIS_HOST:7101`. The connection is neither
-authenticated nor encrypted: use it inside a private network only. Further arguments go to the
-stage's engine, as with launch_server.
+The server then starts with `--talker.connect tcp://THIS_HOST:7101 --stage-key-file stage.key`. The
+key authenticates both ends and encrypts the connection. Further arguments go to the stage's engine,
+as with launch_server.
 """
 
 import argparse

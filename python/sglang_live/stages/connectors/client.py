@@ -156,7 +156,7 @@ class StageClient:
         # The stage knows this caller again when the connection broke and is there again.
         self._socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().hex.encode())
         if not same_host:
-            wire.keep_alive(self._socket)
+            wire.harden(self._socket)
         if key_file:
             stage_key.unlock(self._socket, key_file)
         self._socket.connect(address)

@@ -29,9 +29,6 @@ from sglang_live.stages.connectors.window import ReceiveCount, SendWindow
 
 log = logging.getLogger(__name__)
 
-# Of a peer on another host: a conversation's hidden states, with room to spare.
-MAX_FRAME_BYTES = 256 << 20
-
 
 class ServedJob:
     """One job as the stage sees it."""
@@ -111,8 +108,7 @@ class StageServer:
         # A caller whose connection broke goes on under its own name.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if not same_host:
-            wire.keep_alive(self._socket)
-            self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+            wire.harden(self._socket)
         if key_file:
             stage_key.guard(self._socket, key_file)
         self._socket.bind(address)
@@ -161,6 +157,8 @@ class StageServer:
         if isinstance(message, Ping):
             await self.send(peer, self._ready())
         elif isinstance(message, OPENERS):
+            if job is not None and job.task is not None:
+                job.task.cancel()  # opened anew: nothing would end the earlier one
             job = ServedJob(self, peer, message, frames)
             if isinstance(message, Think | Speak):
                 self._callers.opens(peer, message.session_id)

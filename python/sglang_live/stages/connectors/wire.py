@@ -11,7 +11,6 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -28,6 +27,8 @@ SHM_PREFIX = "sglang_live-"
 # Below this a copy through the socket costs less than opening a file.
 SHM_MIN_BYTES = 256 * 1024
 HEARTBEAT_MS = 2000
+# Of a peer on another host: a conversation's hidden states, with room to spare.
+MAX_FRAME_BYTES = 256 << 20
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
@@ -174,8 +175,9 @@ def _refs(message: AnyMessage) -> Iterator[TensorRef]:
         yield from (s.states for s in message.segments if s.states is not None)
 
 
-def keep_alive(socket: zmq.Socket) -> None:
-    """Notice a connection whose other end is gone without a word, and connect anew."""
+def harden(socket: zmq.Socket) -> None:
+    """For a peer on another host: bound its frames, and notice when it is gone without a word."""
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
 
@@ -184,12 +186,18 @@ def sweep_shared_memory(pid: int) -> int:
     """Remove what a dead process of this user left in shared memory; the number of files."""
     n_removed = 0
     for path in SHM_DIR.glob(f"{SHM_PREFIX}{pid}-*") if SHM_DIR.is_dir() else ():
-        with suppress(FileNotFoundError):
+        try:
             if path.lstat().st_uid != os.geteuid():
                 log.warning("foreign_file path=%s", path)
                 continue
             path.unlink()
             n_removed += 1
+        except FileNotFoundError:
+            pass
+        except (
+            OSError
+        ) as error:  # a directory, or one that may not be removed: not a tensor of ours
+            log.warning("leftover_not_removed path=%s error=%s", path, error)
     return n_removed
 
 

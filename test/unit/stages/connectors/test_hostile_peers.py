@@ -125,3 +125,23 @@ async def test_a_session_is_closed_by_the_peer_that_opened_it(tmp_path):
         assert stage.speakers == ["s"]
     finally:
         await stage.close()
+
+
+async def test_a_job_that_is_opened_twice_ends_the_earlier_one(tmp_path):
+    running: list[asyncio.Task] = []
+
+    async def run(job):
+        running.append(asyncio.current_task())
+        await stage.tell()
+        await asyncio.Event().wait()
+
+    stage = Stage(f"ipc://{tmp_path}/stage", run)
+    try:
+        caller = stage.caller()
+        for n in (1, 2):
+            await caller.send(Read("job", "text", "key", 60.0))
+            await stage.until(lambda n=n: len(running) == n)
+        await stage.until(lambda: stage.cancelled == ["job"])
+        assert running[0].cancelling() and not running[1].done() and stage.server.n_jobs == 1
+    finally:
+        await stage.close()

@@ -266,3 +266,10 @@ def test_mutated_messages_decode_or_are_malformed(data):
         except wire.MalformedError:
             continue
         assert type(message) in MESSAGES
+
+
+def test_a_sweep_goes_on_past_what_it_cannot_remove(shared_memory):
+    (shared_memory / "sglang_live-77-a").mkdir()
+    (shared_memory / "sglang_live-77-b").touch()
+    assert wire.sweep_shared_memory(77) == 1
+    assert [path.name for path in shared_memory.iterdir()] == ["sglang_live-77-a"]
