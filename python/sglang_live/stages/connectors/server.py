@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import zmq
@@ -157,6 +158,9 @@ class StageServer:
         if isinstance(message, Ping):
             await self.send(peer, self._ready())
         elif isinstance(message, OPENERS):
+            # The event loop keeps its timers in order by comparing them: NaN would break that.
+            if not 0 < message.timeout_s < math.inf:
+                raise wire.MalformedError(f"timeout_s is {message.timeout_s}")
             if job is not None and job.task is not None:
                 job.task.cancel()  # opened anew: nothing would end the earlier one
             job = ServedJob(self, peer, message, frames)

@@ -145,3 +145,18 @@ async def test_a_job_that_is_opened_twice_ends_the_earlier_one(tmp_path):
         assert running[0].cancelling() and not running[1].done() and stage.server.n_jobs == 1
     finally:
         await stage.close()
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), float("inf"), -1.0, 0.0])
+async def test_a_job_must_say_a_time_that_ends(tmp_path, timeout_s):
+    async def run(job):
+        raise AssertionError("no job was opened")
+
+    stage = Stage(f"ipc://{tmp_path}/stage", run)
+    try:
+        caller = stage.caller()
+        await caller.send(Read("job", "text", "key", timeout_s))
+        assert await caller.ping(PATIENCE_S) is not None
+        assert stage.server.n_malformed == 1 and stage.server.n_jobs == 0
+    finally:
+        await stage.close()
