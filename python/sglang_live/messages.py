@@ -131,6 +131,7 @@ class Think(Message, frozen=True, tag=True):
     speculative: the next history may lack what is new in this one.
     timely: somebody hears every delay; what is only read waits behind those.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
+    cache_salt: turns with another one share none of its KV.
     """
 
     session_id: str
@@ -150,6 +151,7 @@ class Think(Message, frozen=True, tag=True):
     speculative: bool = False
     timely: bool = True
     drops_oldest: bool = False
+    cache_salt: str = ""
 
 
 class Read(Message, frozen=True, tag=True):

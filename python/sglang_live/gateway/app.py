@@ -120,7 +120,11 @@ def build_app(
         "/v1/audio/speech": SpeechRoute(orchestrator, metrics),
         "/v1/audio/transcriptions": TranscriptionRoute(orchestrator, config, services.speech_model),
         "/v1/chat/completions": ChatRoute(
-            orchestrator, config, metrics, written=proxy.pass_on if proxy else None
+            orchestrator,
+            config,
+            metrics,
+            written=proxy.pass_on if proxy else None,
+            owner=keys.owner,
         ),
     }
     for path, route in answering.items():

@@ -16,6 +16,7 @@ from sglang_live.gateway.conversation import Conversation
 from sglang_live.gateway.conversation_events import ConversationEvents
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.outbox import Outbox
+from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.playout import Playout
 from sglang_live.gateway.rate_limits import Standing
 from sglang_live.gateway.realtime_events import (
@@ -96,6 +97,7 @@ class Call:
             metrics=services.metrics,
             max_side_responses=config.max_side_responses,
             side_lanes=services.side_lanes,
+            cache_salt=owner_salt(owner),
             may_ask=may_ask,
         )
         self._transcripts = UserTranscripts(

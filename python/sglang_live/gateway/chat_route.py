@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
@@ -26,6 +27,7 @@ from sglang_live.gateway.http_body import Streamed, first_of, read_body, while_c
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model, voice_of
+from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.tool_calls import MalformedCallError, read_call, tools_of
 from sglang_live.orchestrator.history import (
     AudioDelta,
@@ -67,7 +69,10 @@ class _SaidBefore:
 
 
 class ChatRoute:
-    """written: takes requests that ask for text alone, with their body; None: nobody does."""
+    """
+    written: takes requests that ask for text alone, with their body; None: nobody does.
+    owner: of a request (Keys.owner).
+    """
 
     def __init__(
         self,
@@ -75,9 +80,10 @@ class ChatRoute:
         config: GatewayConfig,
         metrics: GatewayMetrics,
         written: Callable[[Request, bytes], Awaitable[Response]] | None,
+        owner: Callable[[Headers], str],
     ):
         self._orchestrator, self._config, self._metrics = orchestrator, config, metrics
-        self._written = written
+        self._written, self._owner = written, owner
         self._said_before = _SaidBefore()
 
     async def __call__(self, request: Request) -> Response:
@@ -86,7 +92,8 @@ class ChatRoute:
             if self._written and not _wants_audio(body):
                 return await self._written(request, body)
             form = read_chat(body)
-            turn = await asyncio.to_thread(self._turn, form)
+            salt = owner_salt(self._owner(request.headers))
+            turn = await asyncio.to_thread(self._turn, form, salt)
             answer = _Answer(form, self._orchestrator.model_name)
             events = self._events(turn)
             if form.stream:
@@ -102,7 +109,7 @@ class ChatRoute:
         except ClientDisconnect:
             return Response(status_code=499)  # nobody reads it
 
-    def _turn(self, form: ChatForm) -> TurnRequest:
+    def _turn(self, form: ChatForm, salt: str) -> TurnRequest:
         check_model(self._orchestrator, form.model)
         instructions, history = history_of(
             form.messages, self._said_before.texts(), max_audio_s=self._config.max_input_audio_s
@@ -118,6 +125,7 @@ class ChatRoute:
             seed=form.seed,
             stateless=True,
             tools=tools_of(form.functions(), form.choice()),
+            cache_salt=salt,
         )
 
     async def _events(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:

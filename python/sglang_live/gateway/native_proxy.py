@@ -29,6 +29,7 @@ from sglang_live.gateway.media_guard import MediaGuard
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.answers import early_error, model_info, server_info
 from sglang_live.gateway.native.checks import ParameterError
+from sglang_live.gateway.native.control_tokens import without_control_tokens
 from sglang_live.gateway.native.forms import forms
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.names import put_names, request_name, session_name
@@ -44,6 +45,7 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
+_CHAT = "/v1/chat/completions"
 _OPEN_SESSION, _CLOSE_SESSION = "/open_session", "/close_session"
 _ABORT, FLUSH, _HEALTH = "/abort_request", "/flush_cache", "/health_generate"
 # An explicit list: SGLang also serves routes that load weights, profile or stop the engine.
@@ -235,6 +237,10 @@ class NativeProxy:
             raise BadInputError("Invalid request: nested too deep.") from None
         await self._guard.check(asked.body)
         sent, session = asked.body, ""
+        if route == _CHAT:
+            for name in ("messages", "tools"):
+                if name in sent:
+                    sent[name] = without_control_tokens(sent[name])
         if route in ANSWERING:
             if params := sent.get("session_params"):
                 self._sessions.used(owner, params["id"])

@@ -32,6 +32,7 @@ class Responses:
     """Who is answering, and what waits.
 
     voices: names the model knows; the first is the default.
+    cache_salt: of the owner (gateway/owner.py).
     may_ask: counts one more answer, and says how many are left; raises RateLimitError, or
         DrainingError.
     on_done: told how many seconds of a finished reply the caller still has to hear.
@@ -49,6 +50,7 @@ class Responses:
     metrics: GatewayMetrics
     max_side_responses: int
     side_lanes: SideLanes
+    cache_salt: str
     may_ask: Callable[[], Standing | None]
     on_done: Callable[[float], None] = lambda playout_left_s: None
     has_spoken: bool = False
@@ -67,6 +69,7 @@ class Responses:
             voices=self.voices,
             clock=self.clock,
             metrics=self.metrics,
+            cache_salt=self.cache_salt,
             settle=self._settle,
         )
 

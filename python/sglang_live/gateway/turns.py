@@ -70,7 +70,10 @@ class Run:
 
 @dataclass(eq=False)
 class Turns:
-    """voices: names the model knows; the first is the default."""
+    """
+    voices: names the model knows; the first is the default.
+    cache_salt: of the owner (gateway/owner.py).
+    """
 
     session: VoiceSession
     items: ConversationEvents
@@ -79,6 +82,7 @@ class Turns:
     voices: tuple[str, ...]
     clock: Clock
     metrics: GatewayMetrics
+    cache_salt: str
     settle: Callable[[Run], None]
 
     def __post_init__(self):
@@ -304,6 +308,7 @@ class Turns:
             stateless=_is_stateless(plan),
             retention=None if _is_stateless(plan) else config.truncation.retention,
             tools=tools_of(config.tools, config.tool_choice),
+            cache_salt=self.cache_salt,
             drops_oldest=not _is_stateless(plan) and config.truncation.wire != "disabled",
         )
 

@@ -84,6 +84,7 @@ class TurnRequest:
     speculative: its last message may turn out to have been longer: the next history may lack it.
     beat_s: the turn is a frame: it waits for the next tick, and is to be over within this.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
+    cache_salt: turns with another one share none of its KV.
     """
 
     turn_id: str
@@ -102,6 +103,7 @@ class TurnRequest:
     speculative: bool = False
     beat_s: float | None = None
     drops_oldest: bool = False
+    cache_salt: str = ""
 
     @property
     def is_timely(self) -> bool:

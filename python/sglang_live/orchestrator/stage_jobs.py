@@ -140,6 +140,7 @@ class Thought:
                 speculative=turn.speculative,
                 timely=turn.is_timely,
                 drops_oldest=turn.drops_oldest,
+                cache_salt=turn.cache_salt,
             ),
             tensors,
         )

@@ -292,6 +292,7 @@ class ThinkerStage:
             speculative=request.speculative,
             max_tokens=self.engine.tokenizer_manager.max_req_input_len,
             drops_oldest=request.drops_oldest,
+            cache_salt=request.cache_salt,
         )
         taken_in: list[HistoryItem] = []
         clips: list[np.ndarray] = []

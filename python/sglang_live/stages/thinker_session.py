@@ -53,6 +53,7 @@ class ThinkerSession:
     bound: what the engine was told that it may hold; None: anything.
     lost: the last turn was cut short, and its KV with it.
     before: while the last message that is held has not come to its end.
+    cache_salt: part of the radix tree's key for all requests.
     """
 
     host: EngineHost
@@ -71,6 +72,7 @@ class ThinkerSession:
     bound: RetainSession | None = None
     lost: bool = False
     before: BeforeSpeech | None = None
+    cache_salt: str = ""
     _places: list[int] = field(default_factory=list)  # of the running turn's clips
 
     async def think(
@@ -87,6 +89,7 @@ class ThinkerSession:
         speculative: bool = False,
         max_tokens: int | None = None,
         drops_oldest: bool = False,
+        cache_salt: str = "",
     ) -> AsyncIterator[Started | Prefilled | Generated]:
         """Bring the session up to `history` and generate a reply; none if it is ended before.
 
@@ -99,9 +102,11 @@ class ThinkerSession:
         Args:
             max_tokens: the session's prompt may have; None: any number.
             drops_oldest: what does not fit leaves from the history's beginning.
+            cache_salt: sessions with the same one share their instructions' KV.
         Raises:
             ContextLengthError: it does not fit. Nothing of the history was appended.
         """
+        self.cache_salt = cache_salt
         ask_len = len(opening.token_ids) + _ASK_TOKENS
         limit = None if max_tokens is None else max_tokens - max_tokens // _REPLY_SHARE - ask_len
         if limit is not None:
@@ -388,10 +393,14 @@ class ThinkerSession:
         sampling = {"max_new_tokens": 0, "temperature": 0}
         state.prefilling = rid if state.ahead else None
         try:
-            last = await self.host.run(rid, **append_request(self.engine_session, append, sampling))
+            last = await self.host.run(rid, **self._request(append, sampling))
         finally:
             state.prefilling = None
         return self._prefilled(rid, append, last["meta_info"], state)
+
+    def _request(self, append: Append, sampling: dict) -> dict:
+        request = append_request(self.engine_session, append, sampling)
+        return request | ({"cache_salt": self.cache_salt} if self.cache_salt else {})
 
     async def _generate(
         self, append: Append, sampling: dict, state: TurnState
@@ -400,7 +409,7 @@ class ThinkerSession:
         state.on_generating(rid)
         begun = False
         try:
-            request = append_request(self.engine_session, append, sampling)
+            request = self._request(append, sampling)
             async for chunk in self.host.stream(rid, **request):
                 meta = chunk["meta_info"]
                 if not begun:

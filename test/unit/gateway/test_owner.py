@@ -1,6 +1,11 @@
 """Names and salts of key owners."""
 
+import asyncio
+
 from sglang_live.gateway.owner import owned_digest, owner_salt
+from sglang_live.gateway.realtime import RealtimeConnection
+
+from .fakes import Caller, FakeOrchestrator, MemoryWire, services
 
 
 def test_a_salt_belongs_to_one_owner_and_stays():
@@ -13,3 +18,20 @@ def test_names_are_apart_by_owner_and_kind_and_not_by_how_they_are_joined():
     names = [("rid", "a", "bc"), ("rid", "ab", "c"), ("session", "a", "bc"), ("rid", "a", "b")]
     assert len({owned_digest(*name) for name in names}) == len(names)
     assert owned_digest("rid", "a", "bc") == owned_digest("rid", "a", "bc")
+
+
+async def test_turns_of_one_key_carry_one_salt_and_of_two_keys_two():
+    salts = []
+    for owner in ("alice", "alice", "bob"):
+        orchestrator, wire = FakeOrchestrator(), MemoryWire()
+        serving = asyncio.create_task(
+            RealtimeConnection(wire, services(orchestrator), owner=owner).run()
+        )
+        caller = Caller(wire)
+        await caller.expect("session.created")
+        caller.send("response.create")
+        await caller.until("response.done")
+        salts.append(orchestrator.turns[0].cache_salt)
+        caller.send_raw(None)
+        await serving
+    assert salts == [owner_salt("alice"), owner_salt("alice"), owner_salt("bob")]

@@ -20,7 +20,7 @@ class FakeEngine:
     reply: what it generates, with the end token.
     refuses: it does not truncate, and does not answer to a bound.
     before_request, before_token: called with the rid, and with the number of the token.
-    n_prefilled: tokens that requests have appended.
+    n_prefilled: tokens that requests have appended. salts: of each request.
     """
 
     def __init__(self, reply: list[int] | None = None):
@@ -33,6 +33,7 @@ class FakeEngine:
         self.before_request: Callable[[str], None] = lambda rid: None
         self.before_token: Callable[[int], None] = lambda n: None
         self.n_prefilled = 0
+        self.salts: list[str | None] = []
         self.engine = SimpleNamespace(tokenizer_manager=self)
         self._ended: set[str] = set()
 
@@ -52,6 +53,7 @@ class FakeEngine:
 
     async def stream(self, rid: str, *, sampling_params, session_params, **content):
         self.before_request(rid)
+        self.salts.append(content.get("cache_salt"))
         tokens = self.sessions[session_params["id"]]
         new = content.get("input_ids") or _expanded(content["prompt"])
         tokens += new

@@ -503,3 +503,19 @@ async def test_a_thousand_short_messages_are_one_prefill():
     call = Call()
     await call.turn(*[user(f"u{i}", "One more word.") for i in range(1000)])
     assert sum(isinstance(event, Prefilled) for event in call.events) == 1
+
+
+async def test_every_request_of_a_session_carries_its_owners_salt():
+    call = Call()
+    turn = call.session.think(
+        instructions="Be brief.",
+        history=[user("a", "Listen:", 1600, "What was it?")],
+        reply_key="r",
+        sampling={"max_new_tokens": 4},
+        end_ids=(END_ID,),
+        state=TurnState(),
+        cache_salt="of one owner",
+    )
+    async for _ in turn:
+        pass
+    assert len(call.engine.salts) >= 3 and set(call.engine.salts) == {"of one owner"}
