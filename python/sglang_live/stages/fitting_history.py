@@ -6,6 +6,7 @@ In: a history and the tokens it may have. Out: its newest messages, whole ones o
 from math import ceil
 
 from sglang_live.errors import ContextLengthError
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem
 
@@ -49,4 +50,23 @@ def newest_that_fit(
         if sum(sizes[begin:]) > limit_tokens * _KEEP_SHARE:
             break
         kept = begin
+    return history[kept:]
+
+
+def newest_that_are_kept(
+    prompt: ChatPrompt, history: list[HistoryItem], retention: RetentionConfig
+) -> list[HistoryItem]:
+    """The history without the oldest of what was answered already and exceeds the window.
+
+    All that follows the last reply stays, however long: the model has not seen it yet.
+    """
+    answered = max((i for i, item in enumerate(history) if item.role == "assistant"), default=-1)
+    sizes = [most_tokens_of(prompt, item) for item in history]
+    total = sum(sizes)
+    if total <= retention.window_tokens + retention.slack_tokens:
+        return history
+    kept = 0
+    while kept <= answered and (total > retention.window_tokens or not history[kept].opens):
+        total -= sizes[kept]
+        kept += 1
     return history[kept:]

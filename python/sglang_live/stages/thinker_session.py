@@ -23,7 +23,11 @@ from sglang_live.models.qwen3_omni.prompt import (
 )
 from sglang_live.orchestrator.history import HistoryItem
 from sglang_live.stages.engine_host import EngineHost
-from sglang_live.stages.fitting_history import most_tokens_of, newest_that_fit
+from sglang_live.stages.fitting_history import (
+    most_tokens_of,
+    newest_that_are_kept,
+    newest_that_fit,
+)
 from sglang_live.stages.held_history import (
     BeforeSpeech,
     HeldReply,
@@ -119,6 +123,11 @@ class ThinkerSession:
             history, state.rebuilt = fitting, True
             await self.close()
             await self._open(instructions)
+        elif retention is not None and drops_oldest and not self.held:
+            # A replayed conversation: what would be dropped after the turn is not prefilled.
+            kept = newest_that_are_kept(self.prompt, history, retention)
+            state.dropped = [item.key for item in history[: len(history) - len(kept)]]
+            history = kept
         keys = [item.key for item in history]
         self._tell_bound(retention)
         new = history[len(self.held) :]

@@ -519,3 +519,15 @@ async def test_every_request_of_a_session_carries_its_owners_salt():
     async for _ in turn:
         pass
     assert len(call.engine.salts) >= 3 and set(call.engine.salts) == {"of one owner"}
+
+
+async def test_of_a_replayed_conversation_only_the_window_and_what_is_new_is_prefilled():
+    call, window = Call(), RetentionConfig(window_tokens=300, slack_tokens=50)
+    told = [user(f"u{i}", "Once more.") if i % 2 else reply(f"r{i}", 5, 6) for i in range(1000)]
+    new = [user("tool", "result " * 200), user("asked", "Well?")]
+    state = await call.turn(*told[1:], *new, retention=window, drops_oldest=True)
+    n_new = len(PROMPT.words("result " * 200))
+    assert n_new > 350, "what was not answered yet stays, though it exceeds the window"
+    assert n_new < len(call.engine.tokens) < n_new + 350
+    assert call.session.held[-3:] == ["tool", "asked", "r"]
+    assert state.dropped and state.dropped == [i.key for i in told[1:]][: len(state.dropped)]
