@@ -67,7 +67,7 @@ class Call:
         self._session_id = session.session_id
         self._emit = emit = outbox.emit
         self._services = services
-        self._conversation = Conversation(config.max_conversation_bytes)
+        self._conversation = Conversation(config.max_conversation_bytes, services.item_budget)
         self._timeline = Timeline(
             session.session_id,
             began_s=services.clock.now_s(),
@@ -167,6 +167,7 @@ class Call:
         await self._transcripts.close()
         await self._responses.close()
         self._monitor.close()
+        self._conversation.close()
         if folder := self._services.config.timeline_dir:
             try:
                 await asyncio.to_thread(self._timeline.write, folder)

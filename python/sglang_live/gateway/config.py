@@ -26,6 +26,7 @@ class GatewayConfig:
     max_input_audio_s: audio that may wait for a commit.
     send_buffer_bytes: events a client has not read yet; beyond it the connection is dropped.
     max_conversation_bytes: text and audio of all items of a session; the oldest leave first.
+    max_conversation_bytes_of_all: the same for all sessions together.
     max_side_responses: responses outside the conversation that may run at the same time.
     max_side_responses_of_all: the same for all sessions together.
     max_body_bytes: body of one HTTP request to SGLang's own API.
@@ -54,6 +55,7 @@ class GatewayConfig:
     max_input_audio_s: float = MAX_CLIP_S
     send_buffer_bytes: int = 16 * _MIB
     max_conversation_bytes: int = 256 * _MIB
+    max_conversation_bytes_of_all: int = 2048 * _MIB
     max_side_responses: int = 4
     max_side_responses_of_all: int = 32
     max_body_bytes: int = 64 * _MIB
@@ -85,6 +87,7 @@ class GatewayConfig:
             "max_input_audio_s",
             "send_buffer_bytes",
             "max_conversation_bytes",
+            "max_conversation_bytes_of_all",
             "max_side_responses",
             "max_side_responses_of_all",
             "max_body_bytes",

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from sglang_live.gateway.call_item import CallItem
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.item_budget import ItemBudget
 from sglang_live.gateway.items import Item
 from sglang_live.gateway.reply_item import ReplyItem
 
@@ -30,10 +31,10 @@ class Conversation:
 
     promised_id: str | None = None
 
-    def __init__(self, max_bytes: int):
+    def __init__(self, max_bytes: int, budget: ItemBudget):
         self.id = new_id("conv")
         self.call_ids: dict[str, None] = {}
-        self._max_bytes = max_bytes
+        self._max_bytes, self.budget = max_bytes, budget
         self._items: list[Item] = []
         self._by_id: dict[str, Item] = {}
         self._bytes_by_id: dict[str, int] = {}  # as they came in: replies have their own bounds
@@ -94,6 +95,7 @@ class Conversation:
         self._by_id[item.id] = item
         self._bytes_by_id[item.id] = item.size_bytes
         self._total_bytes += item.size_bytes
+        self.budget.take(item.size_bytes)
         if item.call_id is not None:
             self.remember_call(item.call_id)
         if isinstance(item, ReplyItem):
@@ -113,18 +115,29 @@ class Conversation:
     def delete(self, item: Item) -> None:
         item.has_left = True
         del self._by_id[item.id]
-        self._total_bytes -= self._bytes_by_id.pop(item.id)
+        n_bytes = self._bytes_by_id.pop(item.id)
+        self._total_bytes -= n_bytes
+        self.budget.give_back(n_bytes)
         self._items.remove(item)
 
     def drop_oldest_if_full(self) -> list[str]:
         """Keep the session's memory bounded. Returns the ids of the items that left."""
-        if not self._over(self._max_bytes, _MAX_ITEMS):
+        alone = len(self._items) <= 1
+        if not self._over(self._max_bytes, _MAX_ITEMS) and (alone or not self.budget.over):
             return []
         dropped = []
-        while self._over(self._max_bytes * _KEEP_WHEN_FULL, _MAX_ITEMS * _KEEP_WHEN_FULL):
+        max_bytes = self._max_bytes * _KEEP_WHEN_FULL
+        if self.budget.over:
+            max_bytes = min(max_bytes, self._total_bytes * _KEEP_WHEN_FULL)
+        while self._over(max_bytes, _MAX_ITEMS * _KEEP_WHEN_FULL):
             dropped.append(self._items[0].id)
             self.delete(self._items[0])
         return dropped
+
+    def close(self) -> None:
+        """Give back what its items took. Safe to call twice."""
+        for item in self.items:
+            self.delete(item)
 
     def seen_as(self, keys: Collection[str]) -> list[Item]:
         """The items that the model now sees under these keys, in order."""

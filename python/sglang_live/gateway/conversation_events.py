@@ -59,6 +59,7 @@ class ConversationEvents:
                 self._report_dropped(gone.id, "window", lane)
 
     def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
+        """Raises ClientEventError; CapacityError while all conversations together are full."""
         self.conversation.check_insert(event.item.id, event.previous_item_id)
         item = build_item(
             event.item,
@@ -67,6 +68,7 @@ class ConversationEvents:
             path="item",
             call_ids=self.conversation.call_ids,
         )
+        self.conversation.budget.check(item.size_bytes)
         self.add(item, event.previous_item_id)
 
     def delete(self, event: ItemDelete) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from sglang_live.gateway import conversation
 from sglang_live.gateway.conversation import Conversation
+from sglang_live.gateway.item_budget import ItemBudget
 from sglang_live.gateway.items import MessageItem
 from sglang_live.orchestrator.history import AudioPart, TextPart
 
@@ -149,7 +150,7 @@ async def test_a_deleted_item_is_forgotten_and_its_id_is_free_under_a_new_key():
 
 
 def test_empty_items_cannot_pile_up_for_ever():
-    conversation = Conversation(max_bytes=1000)
+    conversation = Conversation(max_bytes=1000, budget=ItemBudget(10_000))
     dropped = []
     for n in range(5000):
         conversation.insert(MessageItem(f"i{n}", "user", []))

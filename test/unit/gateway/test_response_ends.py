@@ -8,6 +8,7 @@ from sglang_live.errors import StageFailedError
 from sglang_live.gateway import turns
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.conversation import Conversation
+from sglang_live.gateway.item_budget import ItemBudget
 from sglang_live.gateway.reply_item import ReplyItem
 from sglang_live.gateway.response import ResponsePlan, ResponseWriter
 from sglang_live.gateway.session_config import initial_config
@@ -200,7 +201,9 @@ def test_a_response_that_cannot_be_closed_is_over_all_the_same(monkeypatch):
     emitted = []
     config = initial_config("model", "ada", GatewayConfig())
     plan = ResponsePlan(config=config, decided_at_s=0.0)
-    writer = ResponseWriter(plan, Conversation(1000), lambda kind, **_: emitted.append(kind))
+    writer = ResponseWriter(
+        plan, Conversation(1000, ItemBudget(1000)), lambda kind, **_: emitted.append(kind)
+    )
     writer.add_transcript("Well")
     monkeypatch.setattr(Conversation, "id_before", crash)
     with pytest.raises(ValueError):

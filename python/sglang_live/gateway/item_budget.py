@@ -1,0 +1,33 @@
+"""Memory that the items of all conversations may take together.
+
+Owner: one ItemBudget per process. A conversation has a bound of its own; this one keeps many
+conversations that are all near theirs from taking the machine's memory.
+"""
+
+from dataclasses import dataclass
+
+from sglang_live.errors import CapacityError
+
+
+@dataclass(slots=True)
+class ItemBudget:
+    limit_bytes: int
+    used_bytes: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.used_bytes > self.limit_bytes
+
+    def check(self, n_bytes: int) -> None:
+        """Raises CapacityError if so many bytes more do not fit."""
+        if self.used_bytes + n_bytes > self.limit_bytes:
+            raise CapacityError(
+                f"This item has {n_bytes} bytes, and the conversations of this server hold "
+                f"{self.used_bytes} of {self.limit_bytes}. Delete items, or try again later."
+            )
+
+    def take(self, n_bytes: int) -> None:
+        self.used_bytes += n_bytes
+
+    def give_back(self, n_bytes: int) -> None:
+        self.used_bytes -= n_bytes
