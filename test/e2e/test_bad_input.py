@@ -38,10 +38,20 @@ async def test_a_minute_of_silence_starts_no_turn(server):
     assert "error" not in kinds
 
 
-async def test_a_minute_of_pushed_silence_is_a_turn_like_any_other(server):
+async def test_a_minute_of_pushed_silence_is_taken_and_not_shown_to_the_model(server):
     async with connected(server.ws) as socket:
         await socket.session(**NO_VAD)
         done = await socket.say(np.zeros(60 * 24_000, dtype="<i2"))
+    assert done["response"]["status"] == "completed"
+    assert done["response"]["usage"]["input_token_details"]["audio_tokens"] == 0
+
+
+async def test_a_minute_of_pushed_speech_is_a_turn_like_any_other(server):
+    clip = clip_24k("sp_jfk.flac")
+    speech = np.tile(clip, 1 + 60 * 24_000 // len(clip))[: 60 * 24_000]
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD)
+        done = await socket.say(speech.astype("<i2"))
     assert done["response"]["status"] == "completed"
     # 13 placeholders a second: nothing of a long clip may be cut off.
     assert done["response"]["usage"]["input_token_details"]["audio_tokens"] >= 60 * 12.5
