@@ -1,99 +1,177 @@
-"""A request for a chat completion, spoken or written: its shape, and the history it stands for.
+"""A request for a spoken chat completion: its shape.
 
-In: OpenAI's JSON. Out: ChatForm, HistoryItems, or BadInputError.
+In: OpenAI's JSON. Out: ChatForm, or ClientEventError. Every parameter of OpenAI's API is listed:
+honoured, refused with its name, or accepted because it asks for nothing that an answer shows.
 """
 
-import binascii
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, field
 
-from sglang_live.errors import BadInputError
+from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.http_body import read_json
-from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.items import call_in_words
-from sglang_live.gateway.realtime_events import VoiceRef, voice_name
+from sglang_live.gateway.json_forms import Strict
+from sglang_live.gateway.realtime_events import Ignored, Name, VoiceRef, voice_name
 from sglang_live.gateway.tool_calls import check_choice, check_tools
-from sglang_live.gateway.uploads import read_audio
-from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
+from sglang_live.gateway.tool_forms import check_name
 
 MAX_TOKENS = 4096
+# Seeds become 64-bit numbers in a stage.
+_MAX_SEED = (1 << 63) - 1
+
+# Of parameters without a meaning for speech, the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "function_call": (),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "moderation": (),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "stop": ([],),
+    "store": (False,),
+    "top_logprobs": (0,),
+    "top_p": (1,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
 
 
-class AudioOptions(Struct):
+class AudioOptions(Strict):
     """voice: as in the realtime protocol, other names speak with the model's first voice."""
 
-    voice: str | VoiceRef | None = None
+    voice: Name | VoiceRef | None = None
     format: Literal["wav", "mp3", "flac", "opus", "pcm16"] = "wav"
 
 
-class StreamOptions(Struct):
-    include_usage: bool = False
+class StreamOptions(Strict):
+    """include_obfuscation: accepted, no effect: padding that hides the length of what is said."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
-class _InputAudio(Struct):
+class InputAudio(Strict):
+    """format: accepted, no effect: the data says it."""
+
     data: str
     format: str = "wav"
 
 
-class _TextPart(Struct, tag="text"):
+class TextPart(Strict, tag="text"):
     text: str
+    prompt_cache_breakpoint: Ignored = None
 
 
-class _AudioPart(Struct, tag="input_audio"):
-    input_audio: _InputAudio
+class AudioPart(Strict, tag="input_audio"):
+    input_audio: InputAudio
+    prompt_cache_breakpoint: Ignored = None
 
 
-class _Function(Struct):
+class CalledFunction(Strict):
     name: str
     arguments: str = "{}"
 
 
-class _ToolCall(Struct):
-    function: _Function
-    id: str = ""
+class ToolCall(Strict):
+    function: CalledFunction
+    id: Name = ""
+    type: Literal["function"] = "function"
 
 
-class _AudioRef(Struct):
+class AudioRef(Strict):
+    """data, expires_at, transcript: as in an answer that is sent back."""
+
     id: str
+    data: Ignored = None
+    expires_at: Ignored = None
+    transcript: Ignored = None
 
 
-class Message(Struct):
+class Message(Strict):
+    """name: accepted, no effect. refusal, function_call, annotations: as in an answer."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_TextPart | _AudioPart] | None = None
-    audio: _AudioRef | None = None
-    tool_calls: list[_ToolCall] | None = None
+    content: str | list[TextPart | AudioPart] | None = None
+    audio: AudioRef | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Name | None = None
+    name: str | None = None
+    refusal: None = None
+    function_call: None = None
+    annotations: list[Any] | None = None
 
 
-class _FunctionTool(Struct):
-    name: Annotated[str, Meta(min_length=1)]
+class FunctionTool(Strict):
+    """strict: accepted, always so."""
+
+    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
-class _Tool(Struct):
+class Tool(Strict):
     type: Literal["function"]
-    function: _FunctionTool
+    function: FunctionTool
 
 
-class ChatForm(Struct):
+class ChosenFunction(Strict):
+    name: str
+
+
+class Choice(Strict):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class ChatForm(Strict):
+    """From metadata on: accepted, no effect. Behind them: _NEUTRAL values only."""
+
     messages: Annotated[list[Message], Meta(min_length=1)]
-    modalities: list[Literal["text", "audio"]] = field(default_factory=lambda: ["text"])
+    modalities: list[Literal["text", "audio"]] | None = field(default_factory=lambda: ["text"])
     model: str | None = None
     audio: AudioOptions | None = None
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=-_MAX_SEED, le=_MAX_SEED)] | None = None
     n: Literal[1] | None = None
-    tools: list[_Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | Choice | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    user: Ignored = None
+    frequency_penalty: Any = None
+    function_call: Any = None
+    functions: Any = None
+    logit_bias: Any = None
+    logprobs: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    presence_penalty: Any = None
+    reasoning_effort: Any = None
+    response_format: Any = None
+    stop: Any = None
+    store: Any = None
+    top_logprobs: Any = None
+    top_p: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
 
     @property
     def wants_audio(self) -> bool:
-        return "audio" in self.modalities
+        return "audio" in (self.modalities or ())
 
     @property
     def voice(self) -> str | None:
@@ -103,7 +181,11 @@ class ChatForm(Struct):
     def limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 
-    def functions(self) -> tuple[dict[str, Any], ...]:
+    @property
+    def max_calls(self) -> int | None:
+        return 1 if self.parallel_tool_calls is False else None
+
+    def functions_of(self) -> tuple[dict[str, Any], ...]:
         """In the realtime protocol's form, as the rest of the gateway has them."""
         tools = (tool.function for tool in self.tools or ())
         return tuple(
@@ -114,94 +196,42 @@ class ChatForm(Struct):
         )
 
     def choice(self) -> str | dict[str, Any]:
-        """Raises BadInputError."""
+        """As functions_of."""
         choice = self.tool_choice
-        if choice is None or choice in ("auto", "none", "required"):
-            return choice or "auto"
-        function = choice.get("function") if isinstance(choice, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str):
-            raise BadInputError("tool_choice is auto, none, required or names a function.")
-        return {"type": "function", "name": name}
+        if isinstance(choice, Choice):
+            return {"type": "function", "name": choice.function.name}
+        return choice or "auto"
 
 
 def read_chat(body: bytes) -> ChatForm:
-    """Raises BadInputError that says where the request is wrong."""
+    """Raises ClientEventError with the parameter that is wrong."""
     form = read_json(body, ChatForm)
-    if form.stream and form.audio and form.audio.format != "pcm16":
-        raise BadInputError("With 'stream' audio.format must be 'pcm16'.")
-    functions = form.functions()
-    check_tools(functions, path="tools")
+    for name, values in _NEUTRAL.items():
+        value = getattr(form, name)
+        if value is not None and value not in values:
+            raise ClientEventError(
+                f"Unsupported parameter: '{name}' has no meaning for spoken answers here.",
+                code="unsupported_parameter",
+                param=name,
+            )
+    _check_together(form)
+    functions = form.functions_of()
+    for n, function in enumerate(functions):
+        check_name(function["name"], f"tools[{n}].function.name")
+    check_tools(functions, path="tools", inner=".function")
     check_choice(functions, form.choice(), path="tool_choice")
     return form
 
 
-def history_of(
-    messages: list[Message], said_before: dict[str, str], *, max_audio_s: float
-) -> tuple[str, tuple[HistoryItem, ...]]:
-    """Instructions and what follows them.
-
-    Args:
-        said_before: transcripts of our earlier answers, by audio id.
-        max_audio_s: of all messages together.
-    Raises:
-        BadInputError: content that a role cannot have, an unknown audio id, or no question.
-    """
-    instructions, items, left_s = [], [], max_audio_s
-    for n, message in enumerate(messages):
-        at = f"messages[{n}]"
-        if message.role in ("system", "developer"):
-            instructions += [part.text for part in _parts(message, at, left_s, spoken=False)]
-            continue
-        found = _items(message, at, said_before, left_s)
-        left_s -= sum(p.duration_s for i in found for p in i.parts if isinstance(p, AudioPart))
-        items += found
-    if not items:
-        raise BadInputError("There is no message to answer.")
-    return "\n\n".join(instructions), tuple(items)
-
-
-def _items(
-    message: Message, at: str, said_before: dict[str, str], max_audio_s: float
-) -> list[HistoryItem]:
-    parts = _parts(message, at, max_audio_s, spoken=message.role == "user")
-    if message.audio is not None:
-        if message.audio.id not in said_before:
-            raise BadInputError(
-                f"{at}: there is no audio {message.audio.id!r} any more. Send what it said as "
-                "'content'."
-            )
-        parts.append(TextPart(said_before[message.audio.id]))
-    found = []
-    if parts:
-        found.append(HistoryItem(key=new_id("key"), role=message.role, parts=tuple(parts)))
-    for call in message.tool_calls or ():
-        found.append(call_in_words(call.function.name, call.function.arguments))
-    if not found:
-        raise BadInputError(f"{at} is empty.")
-    return found
-
-
-def _parts(
-    message: Message, at: str, max_audio_s: float, *, spoken: bool
-) -> list[TextPart | AudioPart]:
-    content = message.content
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [TextPart(content)] if content else []
-    parts: list[TextPart | AudioPart] = []
-    for part in content:
-        if isinstance(part, _TextPart):
-            parts.append(TextPart(part.text))
-            continue
-        if not spoken:
-            raise BadInputError(f"{at}: a {message.role} message cannot hold audio.")
-        try:
-            data = binascii.a2b_base64(part.input_audio.data, strict_mode=True)
-        except (binascii.Error, ValueError):
-            raise BadInputError(f"{at}: input_audio.data is not base64.") from None
-        audio = read_audio(data, max_s=max_audio_s)
-        max_audio_s -= audio.duration_s
-        parts.append(audio)
-    return parts
+def _check_together(form: ChatForm) -> None:
+    """Raises ClientEventError: a parameter that another one makes meaningless."""
+    if form.stream and form.audio and form.audio.format != "pcm16":
+        raise ClientEventError("With 'stream' audio.format must be 'pcm16'.", param="audio.format")
+    if form.stream_options and not form.stream:
+        raise ClientEventError("'stream_options' needs 'stream'.", param="stream_options")
+    if form.max_tokens and form.max_completion_tokens not in (None, form.max_tokens):
+        raise ClientEventError(
+            "'max_tokens' and 'max_completion_tokens' disagree.", param="max_tokens"
+        )
+    if form.tool_choice == "required" and not form.tools:
+        raise ClientEventError("tool_choice: there are no 'tools'.", param="tool_choice")

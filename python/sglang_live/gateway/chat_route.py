@@ -20,10 +20,17 @@ from starlette.responses import JSONResponse, Response
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS
-from sglang_live.gateway.chat_forms import ChatForm, history_of, read_chat
+from sglang_live.gateway.chat_forms import ChatForm, read_chat
+from sglang_live.gateway.chat_history import history_of
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.event_error import error_body
-from sglang_live.gateway.http_body import Streamed, first_of, read_body, while_connected
+from sglang_live.gateway.http_body import (
+    Streamed,
+    first_of,
+    read_body,
+    refuse_query,
+    while_connected,
+)
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model, voice_of
@@ -91,6 +98,7 @@ class ChatRoute:
             body = await read_body(request, self._config.max_body_bytes)
             if self._written and not _wants_audio(body):
                 return await self._written(request, body)
+            refuse_query(request)
             form = read_chat(body)
             salt = owner_salt(self._owner(request.headers))
             turn = await asyncio.to_thread(self._turn, form, salt)
@@ -124,7 +132,7 @@ class ChatRoute:
             temperature=form.temperature,
             seed=form.seed,
             stateless=True,
-            tools=tools_of(form.functions(), form.choice()),
+            tools=tools_of(form.functions_of(), form.choice()),
             cache_salt=salt,
         )
 
@@ -190,7 +198,7 @@ class ChatRoute:
 
     def _calls(self, answer: "_Answer") -> list[dict[str, Any]]:
         """Raises MalformedCallError: the answer is a call that is none, and nothing else."""
-        calls, tools, fault = [], answer.form.functions(), None
+        calls, tools, fault = [], answer.form.functions_of(), None
         for text in answer.done.calls:
             try:
                 call = read_call(text, tools)
@@ -198,6 +206,9 @@ class ChatRoute:
                 log.warning("tool_call_malformed completion=%s: %r", answer.id, str(error))
                 self._metrics.tool_calls.labels("malformed").inc()
                 fault = error
+                continue
+            if len(calls) == answer.form.max_calls:
+                self._metrics.tool_calls.labels("surplus").inc()
                 continue
             self._metrics.tool_calls.labels("made").inc()
             function = {"name": call.name, "arguments": call.arguments}

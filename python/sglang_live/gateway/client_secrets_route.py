@@ -6,7 +6,7 @@ from starlette.responses import JSONResponse, Response
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.client_secrets import ClientSecretForm, ClientSecrets
-from sglang_live.gateway.http_body import read_body, read_json
+from sglang_live.gateway.http_body import read_body, read_json, refuse_query
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.services import RealtimeServices
@@ -24,6 +24,7 @@ class ClientSecretsRoute:
     async def __call__(self, request: Request) -> Response:
         try:
             body = await read_body(request, _MAX_BODY_BYTES)
+            refuse_query(request)
             form = read_json(body or b"{}", ClientSecretForm)
             # What a session cannot be is told now, to those who can change it.
             config = first_config(self._services.orchestrator, self._services.config, form.session)

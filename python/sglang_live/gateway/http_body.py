@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
 
 from sglang_live.errors import BadInputError
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.event_error import ClientEventError, cut
 from sglang_live.gateway.json_forms import decoder_of, read_form
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,16 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
         ClientDisconnect: the client left.
     """
     return await bounded(request, max_bytes).body()
+
+
+def refuse_query(request: Request) -> None:
+    """Raises ClientEventError: a parameter stands in the URL, where none is read."""
+    for name in request.query_params:
+        raise ClientEventError(
+            f"Unknown parameter in the URL: {cut(name)!r}. Parameters stand in the body.",
+            code="unknown_parameter",
+            param=name,
+        )
 
 
 def read_json(body: bytes, form: type[Form]) -> Form:

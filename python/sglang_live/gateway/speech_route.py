@@ -12,26 +12,28 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import orjson
-from msgspec import Meta, Struct
+from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from sglang_live.errors import BadInputError, LiveError, StageFailedError
+from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.audio_codec import encode_base64
 from sglang_live.gateway.audio_files import FORMATS, Encoder
-from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.event_error import ClientEventError, cut, error_body
 from sglang_live.gateway.fades import Fades
 from sglang_live.gateway.http_body import (
     Streamed,
     first_of,
     read_body,
     read_json,
+    refuse_query,
     while_connected,
 )
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.json_forms import Strict
 from sglang_live.gateway.model import brief_session, check_model, voice_of
-from sglang_live.gateway.realtime_events import VoiceRef, voice_name
+from sglang_live.gateway.realtime_events import Name, VoiceRef, voice_name
 from sglang_live.gateway.speech_pieces import longest_s, pieces_of
 from sglang_live.orchestrator.history import (
     OUTPUT_RATE_HZ,
@@ -57,11 +59,11 @@ class SpeechCutError(LiveError):
     code = "speech_cut"
 
 
-class SpeechForm(Struct):
+class SpeechForm(Strict):
     """speed: 1 alone. instructions: accepted, no effect: the talker takes none."""
 
     input: Annotated[str, Meta(min_length=1, max_length=_MAX_CHARACTERS)]
-    voice: str | VoiceRef | None = None
+    voice: Name | VoiceRef | None = None
     model: str | None = None
     response_format: str = "mp3"
     stream_format: Literal["audio", "sse"] = "audio"
@@ -75,6 +77,7 @@ class SpeechRoute:
 
     async def __call__(self, request: Request) -> Response:
         try:
+            refuse_query(request)
             form = self._read(await read_body(request, _MAX_BODY_BYTES))
             media_type, encoder = FORMATS[form.response_format]
             cost = _Cost()
@@ -93,13 +96,14 @@ class SpeechRoute:
     def _read(self, body: bytes) -> SpeechForm:
         form = read_json(body, SpeechForm)
         if not form.input.strip():
-            raise BadInputError("There is nothing to say in 'input'.")
+            raise ClientEventError("There is nothing to say in 'input'.", param="input")
         if form.response_format not in FORMATS:
-            raise BadInputError(
-                f"Unknown response_format {form.response_format!r}: {', '.join(FORMATS)}."
+            raise ClientEventError(
+                f"Unknown response_format {cut(form.response_format)!r}: {', '.join(FORMATS)}.",
+                param="response_format",
             )
         if form.speed != 1.0:
-            raise BadInputError("Only speed 1 is supported.")
+            raise ClientEventError("Only speed 1 is supported.", param="speed")
         check_model(self._orchestrator, form.model)
         return form
 

@@ -17,11 +17,19 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_live.errors import BadInputError, CapacityError, LiveError
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.http_body import Streamed, bounded, first_of, while_connected
+from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.http_body import (
+    Streamed,
+    bounded,
+    first_of,
+    refuse_query,
+    while_connected,
+)
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model
 from sglang_live.gateway.transcription import transcribe
+from sglang_live.gateway.transcription_fields import check_fields, flag, temperature, word
 from sglang_live.gateway.uploads import read_audio
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.history import AudioPart, Usage
@@ -69,6 +77,7 @@ class TranscriptionRoute:
             return Response(status_code=499)  # nobody reads it
 
     async def _read(self, request: Request) -> _Wish:
+        refuse_query(request)
         # The parser spools files to disk, whatever their length.
         request = bounded(request, self._config.max_body_bytes)
         try:
@@ -84,21 +93,27 @@ class TranscriptionRoute:
             ) from error
 
     async def _wish(self, form: FormData) -> _Wish:
+        check_fields(form)
         file = form.get("file")
         if not isinstance(file, UploadFile):
-            raise BadInputError("The form needs a 'file'.")
-        check_model(self._orchestrator, _word(form, "model"))
-        shape = _word(form, "response_format") or "json"
+            raise ClientEventError(
+                "The form needs a 'file'.", code="missing_required_parameter", param="file"
+            )
+        check_model(self._orchestrator, word(form, "model"))
+        shape = word(form, "response_format") or "json"
         if shape not in FORMATS:
-            raise BadInputError(f"Unknown response_format {shape!r}: {', '.join(FORMATS)}.")
+            raise ClientEventError(
+                f"Unknown response_format {cut(shape)!r}: {', '.join(FORMATS)}.",
+                param="response_format",
+            )
         data = await file.read()
         return _Wish(
             audio=await asyncio.to_thread(read_audio, data, max_s=self._config.max_input_audio_s),
-            language=_word(form, "language"),
-            hint=_word(form, "prompt"),
-            temperature=_temperature(form),
+            language=word(form, "language"),
+            hint=word(form, "prompt"),
+            temperature=temperature(form),
             plain=shape == "text",
-            streamed=_word(form, "stream") in ("true", "True", "1"),
+            streamed=flag(form, "stream"),
         )
 
     async def _write_down(self, wish: _Wish) -> AsyncIterator[str | Usage]:
@@ -156,23 +171,3 @@ def _cost(usage: Usage) -> dict:
         "output_tokens": usage.output_text_tokens,
         "total_tokens": n_in + usage.output_text_tokens,
     }
-
-
-def _word(form: FormData, name: str) -> str | None:
-    value = form.get(name)
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
-        raise BadInputError(f"'{name}' must be text.")
-    return value
-
-
-def _temperature(form: FormData) -> float:
-    text = _word(form, "temperature")
-    try:
-        value = float(text or 0)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 2:
-        raise BadInputError(f"temperature must be 0 to 2, got {text!r}.")
-    return value

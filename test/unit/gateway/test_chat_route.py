@@ -316,8 +316,11 @@ async def test_files_are_made_beside_the_event_loop(monkeypatch):
 async def test_a_line_break_in_a_functions_name_writes_no_line_of_its_own(caplog):
     name = "weather\nERROR forged"
     tool = {"type": "function", "function": {**WEATHER["function"], "name": name}}
+    refused = await ask(FakeOrchestrator(), tools=[tool])
+    assert refused.json()["error"]["param"] == "tools[0].function.name"
+    # The model is not bound by what a name may be.
     end = done("", calls=(json.dumps({"name": name, "arguments": {"city": 5}}),))
-    await ask(FakeOrchestrator([[end]]), tools=[tool])
+    await ask(FakeOrchestrator([[end]]), tools=[WEATHER])
     lines = [record.getMessage() for record in caplog.records]
     [told] = [line for line in lines if line.startswith("tool_call_malformed")]
     assert "forged" in told
