@@ -81,6 +81,8 @@ class ServerConfig:
     first_audio_s: what `admission` lets a turn take to its first audio.
     speculate_ms: of silence after which an answer is begun; None: when the turn is over.
     stuck_after_s: an engine with work that completes no round for so long is started anew.
+    max_connections_per_address: None: what max_sessions needs, at least 1,024.
+    first_request_s: how long a connection may take to send the headers of a request.
     drain_s: how long running answers may take to end when the server is to stop.
     turn_piece_s: how much speech `turnprefill` takes in at once while its caller goes on speaking.
     """
@@ -106,6 +108,8 @@ class ServerConfig:
     drain_s: float = 20.0
     speculate_ms: int | None = None
     max_sessions_per_key: int | None = None
+    max_connections_per_address: int | None = None
+    first_request_s: float = 10.0
     max_answers_per_minute: int | None = None
     cache_dir: Path = Path.home() / ".cache" / "sglang_live"
     log_dir: Path | None = None
@@ -132,6 +136,10 @@ class ServerConfig:
             raise BadInputError("max-sessions-per-key must be at least 1")
         if self.max_answers_per_minute is not None and self.max_answers_per_minute < 1:
             raise BadInputError("max-answers-per-minute must be at least 1")
+        if self.max_connections_per_address is not None and self.max_connections_per_address < 1:
+            raise BadInputError("max-connections-per-address must be at least 1")
+        if not 0 < self.first_request_s < math.inf:
+            raise BadInputError("first-request-s must be positive")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise BadInputError("--ssl-keyfile without --ssl-certfile")
         for file in (self.ssl_certfile, self.ssl_keyfile):
@@ -192,6 +200,8 @@ def parse(argv: list[str]) -> ServerConfig:
         speculate_ms=own.speculate_ms,
         max_sessions_per_key=own.max_sessions_per_key,
         max_answers_per_minute=own.max_answers_per_minute,
+        max_connections_per_address=own.max_connections_per_address,
+        first_request_s=own.first_request_s,
         cache_dir=Path(own.cache_dir),
         log_dir=Path(own.log_dir) if own.log_dir else None,
         timeline_dir=Path(own.timeline_dir) if own.timeline_dir else None,
@@ -274,6 +284,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--max-sessions-per-key", type=int, help="of them, by one key (default: all)")
     p.add_argument("--max-answers-per-minute", type=int, help="by one key (default: no limit)")
+    p.add_argument(
+        "--max-connections-per-address",
+        type=int,
+        metavar="N",
+        help="open at once, of one address (default: twice --max-sessions, at least 1024)",
+    )
+    p.add_argument(
+        "--first-request-s",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="a connection that has sent no complete headers is closed after so long "
+        "(default: %(default)g)",
+    )
     p.add_argument(
         "--cache-dir", default=default_cache_dir(), help="derived files (env SGLANG_LIVE_CACHE)"
     )

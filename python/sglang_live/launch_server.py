@@ -23,6 +23,7 @@ from sglang_live.config import STAGES, ServerConfig, SessionStorage, parse
 from sglang_live.errors import LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
 from sglang_live.gateway.door import Door
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.health import SERVING, Health
@@ -37,6 +38,7 @@ from sglang_live.models.demo.location import (
     default_directory,
 )
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.open_files import raise_open_files
 from sglang_live.orchestrator.live import LiveOrchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.preflight import (
@@ -86,8 +88,19 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     if config.timeline_dir is not None:
         check_log_folder("--timeline-dir", config.timeline_dir)
     check_machine(config.session_storage)
+    limits = connection_limits(config)
+    raise_open_files(config.max_sessions, limits.per_address + limits.silent)
     model = load_model(config.model_path, config.cache_dir)
     return uvloop.run(_serve(config, model, drops))
+
+
+def connection_limits(config: ServerConfig) -> ConnectionLimits:
+    # A proxy in front has one address for everybody: a call, and the page beside it.
+    default = max(ConnectionLimits().per_address, 2 * config.max_sessions)
+    return ConnectionLimits(
+        request_s=config.first_request_s,
+        per_address=config.max_connections_per_address or default,
+    )
 
 
 def end_in_one_line(run: Callable[[], int]) -> int:
@@ -188,19 +201,19 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
                 sees=has_eyes(model.path),
             ),
         )
-        server = _Server(
-            uvicorn.Config(
-                app,
-                host=config.host,
-                port=config.port,
-                log_level="warning",
-                ssl_certfile=config.ssl_certfile,
-                ssl_keyfile=config.ssl_keyfile,
-                ws_max_size=gateway.max_frame_bytes,
-                ws_per_message_deflate=False,  # audio in base64: all cost, little gain
-                timeout_graceful_shutdown=5,
-            )
+        http = uvicorn.Config(
+            app,
+            host=config.host,
+            port=config.port,
+            log_level="warning",
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
+            ws_max_size=gateway.max_frame_bytes,
+            ws_per_message_deflate=False,  # audio in base64: all cost, little gain
+            timeout_graceful_shutdown=5,
         )
+        ConnectionGuard(connection_limits(config), metrics.connections_closed).protect(http)
+        server = _Server(http)
         gc.collect()
         gc.freeze()  # see EngineHost.freeze
         _stop_on_signals(server, drain, config.drain_s)

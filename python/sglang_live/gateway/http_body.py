@@ -20,6 +20,8 @@ Form = TypeVar("Form")
 
 # Whoever takes nothing for so long has let the answer down; a player that is paused is buffered.
 STALLED_AFTER_S = 60.0
+# The largest body takes so long at 1 Mbit/s.
+BODY_PAUSE_S, BODY_S = 20.0, 600.0
 
 
 class BodyTooLargeError(BadInputError):
@@ -27,13 +29,28 @@ class BodyTooLargeError(BadInputError):
     http_status = 413
 
 
+class BodyTooSlowError(BadInputError):
+    code = "request_timeout"
+    http_status = 408
+
+
 def bounded(request: Request, max_bytes: int) -> Request:
-    """The same request. Reading it raises BodyTooLargeError as soon as its body is longer."""
+    """The same request.
+
+    Reading it raises BodyTooLargeError as soon as its body is longer, and BodyTooSlowError when
+    nothing of it comes for BODY_PAUSE_S, or when all of it has not come within BODY_S.
+    """
     n_bytes = 0
+    until_s = asyncio.get_running_loop().time() + BODY_S
 
     async def receive() -> Message:
         nonlocal n_bytes
-        message = await request.receive()
+        now_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout_at(min(until_s, now_s + BODY_PAUSE_S)):
+                message = await request.receive()
+        except TimeoutError:
+            raise BodyTooSlowError("The body of the request does not come.") from None
         n_bytes += len(message.get("body", b""))
         if n_bytes > max_bytes:
             raise BodyTooLargeError(f"The body may have at most {max_bytes} bytes.")

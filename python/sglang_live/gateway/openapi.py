@@ -36,6 +36,7 @@ _REFUSALS = {
     401: "There is no such key.",
     403: "A page from elsewhere asked, or a name that is not this machine's.",
     404: "There is no such model.",
+    408: "The body of the request did not come in time.",
     413: "The request is too large.",
     429: "This key has used up its answers of this minute.",
     500: "A stage failed.",

@@ -1,7 +1,7 @@
 """An ASGI application on a real loopback socket, in the test's own event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -21,8 +21,10 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[str]:
-    """Yields host:port."""
+async def listening(
+    app: ASGIApp, protect: Callable[[uvicorn.Config], None] = lambda config: None
+) -> AsyncIterator[str]:
+    """Yields host:port. protect: what the server's settings go through before it starts."""
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
@@ -31,6 +33,7 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
         ws_max_size=MAX_FRAME_BYTES,
         timeout_graceful_shutdown=1,
     )
+    protect(config)
     server = _Server(config)
     serving = asyncio.create_task(server.serve())
     await server.ready.wait()

@@ -1,0 +1,192 @@
+"""Connections that open and say nothing, and addresses that open too many.
+
+In: connections as they come, get a request and go. Out: some of them closed, and counted.
+Owner: one ConnectionGuard per process. uvicorn has no deadline for a first request, so its
+protocol classes are extended here.
+"""
+
+import asyncio
+import ipaddress
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import prometheus_client
+import uvicorn
+
+from sglang_live.errors import LiveError
+from sglang_live.gateway.event_error import error_body
+
+# A customer's network has as many addresses of IPv6.
+_IPV6_PREFIX = 64
+
+
+class TooManyConnectionsError(LiveError):
+    code = "too_many_connections"
+    http_status = 429
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """
+    request_s: how long a connection may take until the headers of a request are complete.
+    per_address: open connections of one address; of IPv6, of one /64 network.
+    silent_per_address: those of them that have not sent a request; the oldest is closed for a
+        new one, so that an address that others share stays reachable.
+    silent: the same for all addresses.
+    """
+
+    request_s: float = 10.0
+    per_address: int = 1024
+    silent_per_address: int = 128
+    silent: int = 2048
+
+
+class ConnectionGuard:
+    """closed: counts, by reason (`silent`, `crowded_out`, `too_many`)."""
+
+    def __init__(self, limits: ConnectionLimits, closed: prometheus_client.Counter):
+        self._limits, self._closed = limits, closed
+        self._open: Counter[str] = Counter()
+        self._address: dict[Any, str] = {}
+        # In the order in which they fell silent, with what ends them.
+        self._silent: dict[Any, asyncio.TimerHandle] = {}
+        self._n_silent: Counter[str] = Counter()
+
+    def protect(self, config: uvicorn.Config) -> None:
+        """Before the server starts. The protocol classes of `config` report to this guard."""
+        if not config.loaded:
+            config.load()
+        config.http_protocol_class = _guarded_http(config.http_protocol_class, self)
+        config.ws_protocol_class = _guarded_socket(config.ws_protocol_class, self)
+
+    def came(self, connection: Any) -> None:
+        address = _network(connection.transport)
+        if self._open[address] >= self._limits.per_address and not self._crowd_out(address):
+            self._closed.labels("too_many").inc()
+            _refuse(connection.transport, self._limits.per_address)
+            return
+        self._address[connection] = address
+        self._open[address] += 1
+
+    def waits(self, connection: Any) -> None:
+        """It has sent no request, or a part of one."""
+        address = self._address.get(connection)
+        if address is None or connection in self._silent:
+            return
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(self._limits.request_s, self._close, connection, "silent")
+        self._silent[connection] = late
+        self._n_silent[address] += 1
+        if self._n_silent[address] > self._limits.silent_per_address:
+            self._crowd_out(address)
+        elif len(self._silent) > self._limits.silent:
+            self._crowd_out(None)
+
+    def asked(self, connection: Any) -> None:
+        """It has sent a request."""
+        if (late := self._silent.pop(connection, None)) is not None:
+            late.cancel()
+            self._less(self._n_silent, self._address[connection])
+
+    def went(self, connection: Any) -> None:
+        self.asked(connection)
+        if (address := self._address.pop(connection, None)) is not None:
+            self._less(self._open, address)
+
+    def _crowd_out(self, address: str | None) -> bool:
+        """Close the connection that has been silent longest. False: there is none."""
+        for connection in self._silent:
+            if address in (None, self._address[connection]):
+                self._close(connection, "crowded_out")
+                return True
+        return False
+
+    def _close(self, connection: Any, reason: str) -> None:
+        self._closed.labels(reason).inc()
+        self.went(connection)
+        connection.transport.abort()
+
+    @staticmethod
+    def _less(counts: Counter[str], address: str) -> None:
+        counts[address] -= 1
+        if not counts[address]:
+            del counts[address]  # who has left is not remembered
+
+
+def _network(transport: asyncio.Transport) -> str:
+    peer = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple):
+        return ""
+    address = ipaddress.ip_address(peer[0].partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
+    return str(address)
+
+
+def _refuse(transport: asyncio.Transport, limit: int) -> None:
+    error = TooManyConnectionsError(f"This address has {limit} connections open, its limit.")
+    transport.write(plain_answer("429 Too Many Requests", error))
+    transport.close()
+
+
+def plain_answer(status: str, error: LiveError) -> bytes:
+    """An HTTP answer in the protocol's form of errors, for where there is no application."""
+    body = orjson.dumps({"error": error_body(error)})
+    head = (
+        f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+class InvalidRequestError(LiveError):
+    code = "invalid_http_request"
+    http_status = 400
+
+
+def _guarded_http(base: type, guard: ConnectionGuard) -> type:
+    class GuardedHttp(base):
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            guard.came(self)
+            guard.waits(self)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            guard.went(self)
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self.transport.is_closing():
+                return
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                guard.asked(self)
+            elif not self.transport.is_closing():
+                guard.waits(self)
+
+        def handle_websocket_upgrade(self, *request: Any) -> None:
+            guard.went(self)
+            super().handle_websocket_upgrade(*request)
+
+        def send_400_response(self, msg: str) -> None:
+            self.transport.write(plain_answer("400 Bad Request", InvalidRequestError(msg)))
+            self.transport.close()
+
+    return GuardedHttp
+
+
+def _guarded_socket(base: type, guard: ConnectionGuard) -> type:
+    class GuardedSocket(base):
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            guard.came(self)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            guard.went(self)
+            super().connection_lost(exc)
+
+    return GuardedSocket

@@ -1,0 +1,39 @@
+"""The limit on open files, raised at the start: a connection is one, and so is much else."""
+
+import logging
+import resource
+
+log = logging.getLogger(__name__)
+
+_WANTED = 65_536
+# Sockets of stages, model files, shared memory, and the connections of a caller or two each.
+_OWN_FILES = 512
+_PER_SESSION = 4
+
+
+def raise_open_files(max_sessions: int, n_connections: int) -> int:
+    """Raise the soft limit to the hard one, at most to 65,536. Children inherit it.
+
+    Args:
+        n_connections: that may be open at once, by the server's own limits.
+    Returns:
+        The limit there is now. One that does not suffice is logged with what does.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    top = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < top:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (top, hard))
+            soft = top
+        except (ValueError, OSError) as error:
+            log.warning("open_files_not_raised limit=%d hard=%d error=%s", soft, hard, error)
+    n_needed = _OWN_FILES + _PER_SESSION * max_sessions + n_connections
+    if soft != resource.RLIM_INFINITY and soft < n_needed:
+        log.warning(
+            "open_files_short limit=%d needed=%d: raise it with `ulimit -n %d`, LimitNOFILE= of "
+            "systemd or --ulimit nofile of a container",
+            soft,
+            n_needed,
+            n_needed,
+        )
+    return soft
