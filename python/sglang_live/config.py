@@ -40,6 +40,8 @@ POLICIES_HELP = "`off`, `all`, or a comma list"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RETENTION = RetentionConfig()
 _GIB = 1 << 30
+# An answer every two seconds; people take five at the least.
+_ANSWERS_PER_MINUTE_OF_A_CALL = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,9 @@ class ServerConfig:
     first_audio_s: what `admission` lets a turn take to its first audio.
     speculate_ms: of silence after which an answer is begun; None: when the turn is over.
     stuck_after_s: an engine with work that completes no round for so long is started anew.
+    max_sessions_per_key, max_answers_per_minute: as given; what holds is below.
+    max_sessions_per_secret: calls that one client secret may have open.
+    idle_call_s: a call whose client sends nothing for so long is closed; 0: never.
     max_connections_per_address: None: what max_sessions needs, at least 1,024.
     first_request_s: how long a connection may take to send the headers of a request.
     drain_s: how long running answers may take to end when the server is to stop.
@@ -108,6 +113,8 @@ class ServerConfig:
     drain_s: float = 20.0
     speculate_ms: int | None = None
     max_sessions_per_key: int | None = None
+    max_sessions_per_secret: int = 4
+    idle_call_s: float = 1800.0
     max_connections_per_address: int | None = None
     first_request_s: float = 10.0
     max_answers_per_minute: int | None = None
@@ -138,6 +145,10 @@ class ServerConfig:
             raise BadInputError("max-answers-per-minute must be at least 1")
         if self.max_connections_per_address is not None and self.max_connections_per_address < 1:
             raise BadInputError("max-connections-per-address must be at least 1")
+        if self.max_sessions_per_secret < 1:
+            raise BadInputError("max-sessions-per-secret must be at least 1")
+        if not 0 <= self.idle_call_s < math.inf:
+            raise BadInputError("idle-call-s must be seconds, at least 0")
         if not 0 < self.first_request_s < math.inf:
             raise BadInputError("first-request-s must be positive")
         if self.ssl_keyfile and not self.ssl_certfile:
@@ -155,6 +166,20 @@ class ServerConfig:
             raise BadInputError(
                 f"serving {self.host} without an API key: give --api-key, or --allow-anonymous"
             )
+
+    @property
+    def sessions_per_key(self) -> int | None:
+        """With several keys none takes all seats. None: no limit."""
+        if self.max_sessions_per_key is not None or len(self.api_keys) < 2:
+            return self.max_sessions_per_key
+        return max(1, self.max_sessions * 3 // 4)
+
+    @property
+    def answers_per_minute(self) -> int | None:
+        """With keys more than calls need, and less than a loop takes. None: no limit."""
+        if self.max_answers_per_minute is not None or not self.api_keys:
+            return self.max_answers_per_minute
+        return _ANSWERS_PER_MINUTE_OF_A_CALL * (self.sessions_per_key or self.max_sessions)
 
 
 def parse(argv: list[str]) -> ServerConfig:
@@ -200,6 +225,8 @@ def parse(argv: list[str]) -> ServerConfig:
         speculate_ms=own.speculate_ms,
         max_sessions_per_key=own.max_sessions_per_key,
         max_answers_per_minute=own.max_answers_per_minute,
+        max_sessions_per_secret=own.max_sessions_per_secret,
+        idle_call_s=own.idle_call_s,
         max_connections_per_address=own.max_connections_per_address,
         first_request_s=own.first_request_s,
         cache_dir=Path(own.cache_dir),
@@ -282,8 +309,30 @@ def _parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="fewer callers while more than one turn in ten takes longer to its first audio",
     )
-    p.add_argument("--max-sessions-per-key", type=int, help="of them, by one key (default: all)")
-    p.add_argument("--max-answers-per-minute", type=int, help="by one key (default: no limit)")
+    p.add_argument(
+        "--max-sessions-per-key",
+        type=int,
+        help="of them, by one key (default: with several keys three quarters, else all)",
+    )
+    p.add_argument(
+        "--max-sessions-per-secret",
+        type=int,
+        default=4,
+        help="of them, by one client secret (default: %(default)d)",
+    )
+    p.add_argument(
+        "--max-answers-per-minute",
+        type=int,
+        help="by one key (default: with keys 30 for each call it may have, else no limit)",
+    )
+    p.add_argument(
+        "--idle-call-s",
+        type=float,
+        default=1800.0,
+        metavar="S",
+        help="a call whose client sends nothing, no audio either, for so long is closed; 0: never "
+        "(default: %(default)g)",
+    )
     p.add_argument(
         "--max-connections-per-address",
         type=int,

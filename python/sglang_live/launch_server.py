@@ -58,6 +58,7 @@ from sglang_live.stages.supervisor import (
 )
 from sglang_live.stages.zygote import Zygote, is_useful
 from sglang_live.telemetry.capacity_metrics import CapacityCollector
+from sglang_live.telemetry.log_lines import log_in_lines
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 from sglang_live.telemetry.metrics import GatewayMetrics
 from sglang_live.telemetry.stage_metrics import StageCollector
@@ -75,9 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     os.umask(0o077)  # sockets, copies of speech and logs are for the server's user alone
     drops = LogDrops()
     protect_own_output(drops)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_in_lines("%(asctime)s %(levelname)s %(name)s: %(message)s")
     return end_in_one_line(lambda: _main(sys.argv[1:] if argv is None else argv, drops))
 
 
@@ -169,8 +168,10 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             api_keys=config.api_keys,
             operator_key=config.operator_key,
             own_pages_only=not config.allow_anonymous,
-            max_sessions_per_key=config.max_sessions_per_key,
-            max_answers_per_minute=config.max_answers_per_minute,
+            max_sessions_per_key=config.sessions_per_key,
+            max_sessions_per_secret=config.max_sessions_per_secret,
+            max_answers_per_minute=config.answers_per_minute,
+            idle_call_s=config.idle_call_s or None,
             allow_local_media=config.allow_local_media,
             allow_private_media_urls=config.allow_private_media_urls,
             timeline_dir=config.timeline_dir,

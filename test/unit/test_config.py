@@ -297,3 +297,34 @@ def test_configurations_cannot_change():
         config.port = 1
     with pytest.raises(AttributeError):
         StageConfig().replicas = 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sessions", "answers"),
+    [
+        ([], None, None),
+        (["--api-key", "a"], None, 30 * 64),
+        (["--api-key", "a", "--api-key", "b"], 48, 30 * 48),
+        (["--api-key", "a", "--api-key", "b", "--max-sessions", "1"], 1, 30),
+        (["--api-key", "a", "--max-sessions-per-key", "7"], 7, 30 * 7),
+        (["--api-key", "a", "--max-answers-per-minute", "5"], None, 5),
+    ],
+)
+def test_a_key_has_limits_unless_it_is_the_only_one(arguments, sessions, answers):
+    config = parse(["--model-path", "demo", *arguments])
+    assert (config.sessions_per_key, config.answers_per_minute) == (sessions, answers)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--max-sessions-per-secret", "0"],
+        ["--idle-call-s", "-1"],
+        ["--idle-call-s", "inf"],
+        ["--first-request-s", "0"],
+        ["--max-connections-per-address", "0"],
+    ],
+)
+def test_limits_that_cannot_be_are_refused(arguments):
+    with pytest.raises(BadInputError):
+        parse(["--model-path", "demo", *arguments])

@@ -3,7 +3,9 @@
 import os
 
 from sglang_live.bridge import seams
+from sglang_live.telemetry.log_lines import log_in_lines
 
 
 def register() -> None:
+    log_in_lines()
     seams.install_or_exit(os.environ.get(seams.STAGE_ENV))

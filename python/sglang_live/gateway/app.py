@@ -24,7 +24,7 @@ from sglang_live.gateway.client_secrets_route import ClientSecretsRoute
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.health import Health
-from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.http_errors import add_error_forms, error_response
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native_proxy import FLUSH, LIMITED, ROUTES, NativeProxy
@@ -108,6 +108,7 @@ def build_app(
     if config.own_pages_only and not config.api_keys:
         app.add_middleware(SameMachine, refused=metrics.errors)
     app.add_middleware(DrainGate, drain=drain)
+    add_error_forms(app)
     secrets = ClientSecrets()
     realtime = RealtimeRoute(services, keys, secrets)
     app.router.routes.append(WebSocketRoute("/v1/realtime", realtime.__call__))

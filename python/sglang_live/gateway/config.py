@@ -21,6 +21,8 @@ class GatewayConfig:
     api_keys: accepted keys; empty means that everybody may connect.
     own_pages_only: without keys, answer to names of this machine and to its own pages alone.
     max_sessions_per_key: calls that one key, and the secrets made with it, may have at once.
+    max_sessions_per_secret: of them, with one client secret.
+    idle_call_s: how long a client may send nothing, audio being something; None: as it likes.
     max_answers_per_minute: that one key, and the secrets made with it, may ask for.
     max_append_bytes: audio in one event, after base64.
     max_input_audio_s: audio that may wait for a commit.
@@ -49,6 +51,8 @@ class GatewayConfig:
     api_keys: tuple[str, ...] = ()
     own_pages_only: bool = False
     max_sessions_per_key: int | None = None
+    max_sessions_per_secret: int = 4
+    idle_call_s: float | None = None
     max_answers_per_minute: int | None = None
     max_frame_bytes: int = MAX_FRAME_BYTES
     max_append_bytes: int = 15 * _MIB
@@ -82,6 +86,7 @@ class GatewayConfig:
         if self.max_answers_per_minute is not None and self.max_answers_per_minute < 1:
             raise ValueError("max_answers_per_minute must be positive")
         positive = (
+            "max_sessions_per_secret",
             "max_frame_bytes",
             "max_append_bytes",
             "max_input_audio_s",
@@ -98,6 +103,8 @@ class GatewayConfig:
         for name in positive:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.idle_call_s is not None and self.idle_call_s <= 0:
+            raise ValueError(f"idle_call_s must be positive, got {self.idle_call_s}")
         if self.turn_piece_s < 0:
             raise ValueError(f"turn_piece_s must not be negative, got {self.turn_piece_s}")
         if self.speculate_ms is not None and self.speculate_ms < 1:

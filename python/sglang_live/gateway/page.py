@@ -7,7 +7,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
+
+from sglang_live.gateway.http_errors import unknown_path
 
 _PACKAGE = Path(__file__).parents[1]
 _WEB = _PACKAGE / "gateway" / "web"
@@ -24,6 +26,12 @@ _HEADERS = {
 
 class _Web(StaticFiles):
     """index.html is in there as well."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await unknown_path(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         answer = await super().get_response(path, scope)

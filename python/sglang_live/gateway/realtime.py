@@ -29,14 +29,22 @@ from sglang_live.orchestrator.session import VoiceSession
 
 log = logging.getLogger(__name__)
 
+CLOSE_NORMAL = 1000
 CLOSE_POLICY_VIOLATION = 1008
 CLOSE_INTERNAL_ERROR = 1011
 CLOSE_TRY_AGAIN_LATER = 1013
 
 # A client that does not read cannot take a close frame either; do not wait for it for long.
 _CLOSE_GRACE_S = 0.5
+# How often a call that is idle is looked at for the end of its answer.
+_IDLE_STEP_S = 1.0
 # Playback ends by the clock, without an event.
 _LOOK_EVERY_S = 0.1
+
+
+class IdleCallError(LiveError):
+    code = "session_idle"
+    http_status = 408
 
 
 class Wire(Protocol):
@@ -62,6 +70,7 @@ class RealtimeConnection:
         owner: str = ANYBODY,
     ):
         self._owner = owner
+        self._heard_at_s = services.clock.now_s()
         self.session_id = new_id("sess")
         self._preset = preset
         self._wire = wire
@@ -105,10 +114,13 @@ class RealtimeConnection:
         reader = asyncio.create_task(self._read(call))
         lost = asyncio.create_task(self._outbox.until_lost())
         drained = asyncio.create_task(self._until_drained(call))
-        tasks = (reader, sender, lost, drained)
+        idle = asyncio.create_task(self._until_idle(call))
+        tasks = (reader, sender, lost, drained, idle)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if drained.done() and not drained.cancelled():
+            if idle.done() and not idle.cancelled():
+                self._emit_error(idle.result(), None)
+            if any(task.done() and not task.cancelled() for task in (drained, idle)):
                 self._outbox.close()  # what was said is still sent
                 await asyncio.wait({sender, lost}, timeout=_CLOSE_GRACE_S)
         finally:
@@ -116,7 +128,11 @@ class RealtimeConnection:
                 task.cancel()
             await call.close()
             await _end(*tasks)
-        if not drained.cancelled():
+        if not idle.cancelled():
+            self._metrics.clients_dropped.labels("idle").inc()
+            log.info("client_idle session=%s", self.session_id)
+            await self._close(CLOSE_NORMAL, IdleCallError.code)
+        elif not drained.cancelled():
             self._metrics.clients_dropped.labels("draining").inc()
             await self._close(CLOSE_SERVICE_RESTART, DrainingError.code)
         elif not lost.cancelled():
@@ -137,9 +153,19 @@ class RealtimeConnection:
             with suppress(TimeoutError):
                 await asyncio.wait_for(drain.over.wait(), _LOOK_EVERY_S)
 
+    async def _until_idle(self, call: Call) -> IdleCallError:
+        """The client has sent nothing for too long, and no answer is made or heard."""
+        clock, limit_s = self._services.clock, self._services.config.idle_call_s
+        if limit_s is None:
+            await asyncio.Event().wait()
+        while (left_s := self._heard_at_s + limit_s - clock.now_s()) > 0 or call.at_work:
+            await clock.sleep(max(left_s, min(_IDLE_STEP_S, limit_s)))
+        return IdleCallError(f"The client sent nothing for {limit_s:g} s.")
+
     async def _read(self, call: Call) -> None:
         while True:
             frame = await self._wire.receive()
+            self._heard_at_s = self._services.clock.now_s()
             if frame is None:
                 return
             await self._handle(frame, call)

@@ -11,10 +11,10 @@ import orjson
 from starlette.responses import JSONResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sglang_live.errors import ModelNotFoundError
+from sglang_live.errors import LiveError, ModelNotFoundError
 from sglang_live.gateway.auth import Keys, choose_subprotocol, offered_keys
 from sglang_live.gateway.client_secrets import ClientSecrets
-from sglang_live.gateway.event_error import ClientEventError, error_body
+from sglang_live.gateway.event_error import ClientEventError, cut, error_body
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.rate_limits import RateLimitError
@@ -27,6 +27,13 @@ from sglang_live.gateway.realtime_events import SessionForm
 from sglang_live.gateway.services import RealtimeServices
 
 log = logging.getLogger(__name__)
+
+_QUERY = ("model", "intent", "call_id")
+_BETA_HEADER, _BETA_SUBPROTOCOL = "realtime=v1", "openai-beta.realtime-v1"
+
+
+class TooManyCallsError(RateLimitError):
+    """Of one key, or of one client secret."""
 
 
 class SocketWire:
@@ -52,7 +59,7 @@ class SocketWire:
 class RealtimeRoute:
     def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
         self._services, self._keys, self._secrets = services, keys, secrets
-        self._open: Counter[str] = Counter()  # sessions by key
+        self._open: Counter[str] = Counter()  # sessions by key, and by client secret
 
     async def __call__(self, socket: WebSocket) -> None:
         offered = socket.scope.get("subprotocols", [])
@@ -62,40 +69,48 @@ class RealtimeRoute:
             return
         owner = secret.owner if secret else self._keys.owner(socket.headers, offered)
         await socket.accept(choose_subprotocol(offered))
-        refusal = self._refusal(socket, owner)
+        holders = [owner, secret.value] if secret else [owner]
+        refusal = self._refusal(socket, holders)
         try:
             if refusal:
                 self._services.metrics.sessions_refused.labels(refusal["code"]).inc()
                 await _refuse(socket, refusal)
             else:
-                await self._serve(socket, owner, secret.session if secret else None)
+                await self._serve(socket, holders, secret.session if secret else None)
         except WebSocketDisconnect:
             pass  # gone before it was told why
 
-    async def _serve(self, socket: WebSocket, owner: str, preset: SessionForm | None) -> None:
-        self._open[owner] += 1
+    async def _serve(
+        self, socket: WebSocket, holders: list[str], preset: SessionForm | None
+    ) -> None:
+        """holders: the key's owner, then the client secret if it came with one."""
+        self._open.update(holders)
         try:
-            await RealtimeConnection(SocketWire(socket), self._services, preset, owner).run()
+            wire = SocketWire(socket)
+            await RealtimeConnection(wire, self._services, preset, holders[0]).run()
         finally:
-            self._open[owner] -= 1
+            self._open.subtract(holders)
             self._open += Counter()  # who has none left is not remembered
 
-    def _refusal(self, socket: WebSocket, owner: str) -> dict[str, Any] | None:
-        limit = self._services.config.max_sessions_per_key
-        if limit is not None and self._open[owner] >= limit:
-            return error_body(RateLimitError(f"This key has {limit} calls open, its limit."))
-        if socket.query_params.get("intent") == "transcription":
-            error = ClientEventError(
-                "Transcription-only sessions are not supported.",
-                code="unsupported_session_type",
-                param="intent",
-            )
-            return error_body(error)
+    def _refusal(self, socket: WebSocket, holders: list[str]) -> dict[str, Any] | None:
         try:
+            self._check_room(*holders)
+            _check_shape(socket)
             check_model(self._services.orchestrator, socket.query_params.get("model"))
         except ModelNotFoundError as error:
             return {**error_body(error), "param": "model"}
+        except LiveError as error:
+            return error_body(error)
         return None
+
+    def _check_room(self, owner: str, secret: str | None = None) -> None:
+        config = self._services.config
+        limit = config.max_sessions_per_key
+        if limit is not None and self._open[owner] >= limit:
+            raise TooManyCallsError(f"This key has {limit} calls open, its limit.")
+        limit = config.max_sessions_per_secret
+        if secret is not None and self._open[secret] >= limit:
+            raise TooManyCallsError(f"This client secret has {limit} calls open, its limit.")
 
     async def _deny(self, socket: WebSocket) -> None:
         self._services.metrics.sessions_refused.labels("invalid_api_key").inc()
@@ -104,6 +119,34 @@ class RealtimeRoute:
             await socket.send_denial_response(unauthorized())
         else:
             await socket.close(CLOSE_POLICY_VIOLATION, "invalid_api_key")
+
+
+def _check_shape(socket: WebSocket) -> None:
+    """Raises ClientEventError: the beta's events, or what is not served here, are asked for."""
+    offered = socket.scope.get("subprotocols", [])
+    if _BETA_HEADER in socket.headers.get("openai-beta", "") or _BETA_SUBPROTOCOL in offered:
+        raise ClientEventError(
+            "The beta's events are not spoken here, only those of the general release: leave out "
+            "the header OpenAI-Beta.",
+            code="beta_api_shape_disabled",
+            param="OpenAI-Beta",
+        )
+    for name in socket.query_params:
+        if name not in _QUERY:
+            raise ClientEventError(
+                f"Unknown parameter in the URL: {cut(name)!r}. A session is set up by "
+                "session.update.",
+                code="unknown_parameter",
+                param=name,
+            )
+    if "call_id" in socket.query_params:
+        raise ClientEventError("There are no calls by WebRTC or SIP here.", param="call_id")
+    if (intent := socket.query_params.get("intent")) is not None:
+        raise ClientEventError(
+            f"Sessions for {cut(intent)!r} are not supported, only conversations.",
+            code="unsupported_session_type",
+            param="intent",
+        )
 
 
 def unauthorized() -> JSONResponse:

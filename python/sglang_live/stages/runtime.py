@@ -27,6 +27,7 @@ from sglang_live.messages import Outlook, Ready
 from sglang_live.stages.connectors.server import ServedJob, StageServer
 from sglang_live.stages.connectors.wire import SHM_PREFIX, fallbacks
 from sglang_live.stages.spec import StageSpec
+from sglang_live.telemetry.log_lines import log_in_lines
 
 log = logging.getLogger(__name__)
 
@@ -142,9 +143,7 @@ def main() -> None:
     use_temporary_folder(spec)
     device = "cpu" if platform_cpu.is_active() else spec.device
     os.environ[NEIGHBOURS_ENV] = neighbours_env(spec.run_dir, device, spec.stage, spec.replica)
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s"
-    )
+    log_in_lines(f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s")
     logging.getLogger("sglang").setLevel(logging.WARNING)
     if platform_cpu.is_active():
         import torch

@@ -162,3 +162,25 @@ def test_no_key_and_no_secret_reaches_the_log(caplog, monkeypatch):
         assert event in caplog.text
     logged = caplog.text + "".join(repr(vars(record)) for record in caplog.records)
     assert not [word for word in (key, wrong, native, secret) if word in logged]
+
+
+def test_a_secret_has_few_calls_and_leaves_the_key_its_others():
+    with TestClient(app(max_sessions_per_secret=2)) as client:
+        value, another = secret_of(client), secret_of(client)
+        with calling(client, value) as one, calling(client, value) as two:
+            for call in (one, two):
+                assert call.receive_json()["type"] == "session.created"
+            with calling(client, value) as refused:
+                error = refused.receive_json()["error"]
+                assert (error["code"], "secret" in error["message"]) == (
+                    "rate_limit_exceeded",
+                    True,
+                )
+                with pytest.raises(WebSocketDisconnect) as closed:
+                    refused.receive_json()
+                assert closed.value.code == 1013
+            for good in (another, "k"):
+                with calling(client, good) as call:
+                    assert call.receive_json()["type"] == "session.created"
+        with calling(client, value) as again:
+            assert again.receive_json()["type"] == "session.created"
