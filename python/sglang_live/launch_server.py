@@ -213,7 +213,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             ws_per_message_deflate=False,  # audio in base64: all cost, little gain
             timeout_graceful_shutdown=5,
         )
-        ConnectionGuard(connection_limits(config), metrics.connections_closed).protect(http)
+        ConnectionGuard(connection_limits(config), metrics.clients_dropped).protect(http)
         server = _Server(http)
         gc.collect()
         gc.freeze()  # see EngineHost.freeze

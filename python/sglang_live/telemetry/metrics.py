@@ -48,9 +48,6 @@ class GatewayMetrics:
         self.clients_dropped = self._counter(
             "clients_dropped", "Connections ended by the server, by reason.", "reason"
         )
-        self.connections_closed = self._counter(
-            "connections_closed", "Connections closed by the guard, by reason.", "reason"
-        )
         self.vad_events = self._counter("vad_events", "Speech events, by kind.", "kind")
         self.items_dropped = self._counter(
             "items_dropped", "Items that left conversations by themselves, by reason.", "reason"

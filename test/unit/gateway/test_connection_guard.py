@@ -28,14 +28,14 @@ PATIENCE_S = 10.0
 async def guarded(**limits):
     """Yields host, port and the metrics of a server with these limits."""
     metrics = GatewayMetrics(CollectorRegistry())
-    guard = ConnectionGuard(ConnectionLimits(**limits), metrics.connections_closed)
+    guard = ConnectionGuard(ConnectionLimits(**limits), metrics.clients_dropped)
     async with listening(app_of(FakeOrchestrator()), guard.protect) as address:
         host, port = address.split(":")
         yield host, int(port), metrics
 
 
 def closed(metrics: GatewayMetrics, reason: str) -> float:
-    name = "sglang_live_gateway_connections_closed_total"
+    name = "sglang_live_gateway_clients_dropped_total"
     return metrics.registry.get_sample_value(name, {"reason": reason}) or 0
 
 
@@ -202,6 +202,6 @@ def test_the_protocol_classes_are_uvicorns_own_extended():
     config.load()
     before = config.http_protocol_class, config.ws_protocol_class
     metrics = GatewayMetrics(CollectorRegistry())
-    ConnectionGuard(ConnectionLimits(), metrics.connections_closed).protect(config)
+    ConnectionGuard(ConnectionLimits(), metrics.clients_dropped).protect(config)
     now = config.http_protocol_class, config.ws_protocol_class
     assert all(issubclass(new, old) for new, old in zip(now, before, strict=True))
