@@ -21,9 +21,11 @@ import pytest
 from test.e2e.conftest import Server
 from test.e2e.relay import DELTA, TRANSCRIPT, Line, Relay, certificate
 from test.e2e.socket_client import clip_24k
-from test.e2e.test_examples import EXAMPLES, PYTHON, run
+from test.e2e.test_examples import EXAMPLES, PYTHON, ROOT, run
+from test.protocol.ga_events import events
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, spoken
 from test.unit.gateway.live_server import listening
+from test.unit.gateway.test_unknown_parameters import try_out_types, try_out_unknown_keys
 
 pytestmark = [pytest.mark.e2e]
 
@@ -228,3 +230,12 @@ def test_after_a_broken_line_there_is_a_new_session(played):
 
 def test_nothing_is_left_of_them(server):
     server.wait_until_free()
+
+
+async def test_all_that_the_newest_types_allow_is_understood():
+    """Unit tests hold the server's own version of OpenAI's types; clients have a newer one."""
+    printed = await run(PYTHON, "-m", "test.protocol.ga_events", cwd=ROOT, within_s=60)
+    newest = [json.loads(line) for line in printed.splitlines()]
+    assert len(newest) > len(list(events()))
+    assert await try_out_types(newest) > 200
+    assert await try_out_unknown_keys(newest) > 600

@@ -41,6 +41,9 @@ N_GOING_ON, MOST_JOINED = 2000, 5
 # Of each recording, for the thinker; the first one as it is, the others distorted.
 N_FRONTS = 4
 
+# What is kept between runs, and all that is made of a file there.
+KEPT = [Codebooks, Fronts, Heard]
+
 
 class Training:
     """Every part is made when it is first asked for.
@@ -193,7 +196,8 @@ class Training:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(made, path.with_suffix(".part"))
             path.with_suffix(".part").replace(path)
-        return torch.load(path, weights_only=False)
+        with torch.serialization.safe_globals(KEPT):
+            return torch.load(path, weights_only=True)
 
 
 def framed(said: recordings.Said) -> np.ndarray:

@@ -8,6 +8,7 @@ import re
 from starlette.datastructures import FormData
 
 from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.realtime_events import MAX_HINT, MAX_NAME
 
 HONOURED = ("file", "model", "language", "prompt", "response_format", "stream", "temperature")
 # OpenAI's, but for other models: they ask for what this one does not know, or cannot be told.
@@ -48,12 +49,15 @@ def check_fields(form: FormData) -> None:
 
 
 def word(form: FormData, name: str) -> str | None:
-    """None: absent, or empty."""
+    """None: absent, or empty. Raises ClientEventError: no text, or too long."""
     value = form.get(name)
     if value is None or value == "":
         return None
     if not isinstance(value, str):
         raise ClientEventError(f"'{name}' must be text.", param=name)
+    most = MAX_HINT if name == "prompt" else MAX_NAME
+    if len(value) > most:
+        raise ClientEventError(f"'{name}' may have {most} characters.", param=name)
     return value
 
 

@@ -79,8 +79,8 @@ SPEECH_TABLE: dict[str, dict[str, list[Any]]] = {
 TRANSCRIPTION_TABLE: dict[str, dict[str, list[Any]]] = {
     "file": {},
     "model": {HONOURED: [MODEL]},
-    "language": {HONOURED: ["de"]},
-    "prompt": {HONOURED: ["Regen"]},
+    "language": {HONOURED: ["de"], REFUSED: ["d" * 513]},
+    "prompt": {HONOURED: ["Regen"], REFUSED: ["x" * 16_385]},
     "response_format": {HONOURED: ["text"], REFUSED: ["srt", "verbose_json"]},
     "temperature": {HONOURED: ["0.5"], REFUSED: ["3", "warm"]},
     "stream": {HONOURED: ["true", "True", "1"], ACCEPTED: ["false", "0"], REFUSED: ["yes"]},
