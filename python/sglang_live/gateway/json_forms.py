@@ -26,8 +26,9 @@ _ESCAPE = re.compile(
     r"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
-# Larger documents are not searched for the place.
-_MAX_SEARCHED = 1 << 16
+_CANDIDATE = re.compile(r"\\u[dD][89a-fA-F]")
+# Larger documents are not searched for the place, or at all: it would hold up everybody.
+_MAX_SEARCHED, _MAX_SCANNED = 1 << 16, 1 << 20
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
@@ -75,9 +76,12 @@ def broken_json(data: str | bytes, error: Exception) -> ClientEventError:
     """
     if isinstance(error, RecursionError):
         return ClientEventError("JSON nested too deeply.", code="invalid_json")
-    half = _lone_surrogate(data)
+    text = data if isinstance(data, str) else data.decode("utf-8", "replace")
+    half = _lone_surrogate(text) if len(text) <= _MAX_SCANNED else None
     if half is None:
-        return ClientEventError(f"Invalid JSON: {error}", code="invalid_json")
+        may_be = len(text) > _MAX_SCANNED and _CANDIDATE.search(text)
+        hint = " It may hold half of a surrogate pair." if may_be else ""
+        return ClientEventError(f"Invalid JSON: {error}.{hint}", code="invalid_json")
     path = _place_of_surrogate(data) if len(data) <= _MAX_SEARCHED else ""
     return ClientEventError(
         f"'{cut(path) or 'The JSON'}' holds {half}, half of a surrogate pair: no text can.",
@@ -94,9 +98,8 @@ def loosely_read(data: str | bytes) -> Any:
         return None
 
 
-def _lone_surrogate(data: str | bytes) -> str | None:
+def _lone_surrogate(text: str) -> str | None:
     """The first escape that stands for half of a pair, as it is written."""
-    text = data if isinstance(data, str) else data.decode("utf-8", "replace")
     found = ("\\" + match[1] for match in _ESCAPE.finditer(text) if match[1])
     return next(found, None)
 

@@ -25,6 +25,7 @@ from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.http_body import read_body
 from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.json_forms import broken_json
 from sglang_live.gateway.media_guard import MediaGuard
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.answers import early_error, model_info, server_info
@@ -225,7 +226,7 @@ class NativeProxy:
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
-            raise BadInputError(f"Invalid JSON: {error}") from None
+            raise broken_json(raw, error) from None
         if route in _MODEL_ROUTES:
             self._check_model(body)
         retention = None

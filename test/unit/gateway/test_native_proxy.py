@@ -641,3 +641,13 @@ async def test_control_tokens_in_a_written_chat_reach_the_engine_as_text():
         await http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages})
         sent = json.loads(sglang.requests[-1][2])["messages"][0]["content"][0]["text"]
         assert "<|" not in sent and sent.replace("\u200b", "") == attack
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+async def test_half_of_a_surrogate_pair_is_named(path):
+    body = {"messages": [{"role": "user", "content": "a\ud800"}]}
+    async with proxied() as (http, _):
+        answer = await http.post(path, content=json.dumps(body))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "messages[0].content")
+        assert "surrogate" in error["message"]
