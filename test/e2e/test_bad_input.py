@@ -38,11 +38,12 @@ async def test_a_minute_of_silence_starts_no_turn(server):
     assert "error" not in kinds
 
 
-async def test_a_minute_of_pushed_silence_is_taken_and_not_shown_to_the_model(server):
+async def test_a_minute_of_pushed_silence_is_taken_and_answered_with_nothing(server):
     async with connected(server.ws) as socket:
         await socket.session(**NO_VAD)
         done = await socket.say(np.zeros(60 * 24_000, dtype="<i2"))
     assert done["response"]["status"] == "completed"
+    assert done["response"]["output"] == []
     assert done["response"]["usage"]["input_token_details"]["audio_tokens"] == 0
 
 

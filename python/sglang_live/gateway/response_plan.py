@@ -5,6 +5,8 @@ In: ResponseForm over the session's settings. Out: ResponsePlan, or ClientEventE
 
 from dataclasses import replace
 
+from msgspec import UNSET
+
 from sglang_live.gateway.conversation import Conversation
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.item_forms import build_item
@@ -66,7 +68,7 @@ def plan_response(
         config=config,
         decided_at_s=now_s,
         context=_context(form, config, conversation, max_audio_bytes),
-        instructed=form.instructions is not None,
+        instructed=form.instructions not in (None, UNSET),
         in_conversation=form.conversation != "none",
         metadata=form.metadata,
     )

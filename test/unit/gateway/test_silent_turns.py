@@ -1,5 +1,7 @@
 """A turn in which nobody speaks: the client has its item, the model invents nothing about it."""
 
+import pytest
+
 from sglang_live.orchestrator.history import AudioPart
 
 from .fakes import FakeOrchestrator, connected, spoken, tone
@@ -12,14 +14,15 @@ def audio_parts(turn) -> int:
     return sum(isinstance(part, AudioPart) for item in turn.history for part in item.parts)
 
 
-async def test_a_committed_silence_is_an_item_that_is_not_answered():
+@pytest.mark.parametrize("asked", [{}, {"response": {}}, {"response": {"instructions": None}}])
+async def test_a_committed_silence_is_an_item_that_is_not_answered(asked):
     orchestrator = FakeOrchestrator([spoken("Close the shirt.")])
     async with connected(orchestrator) as caller:
         caller.turn_detection(None)
         caller.append(SILENCE_1S)
         caller.send("input_audio_buffer.commit")
         assert (await caller.find("conversation.item.done"))["item"]["role"] == "user"
-        caller.send("response.create")
+        caller.send("response.create", **asked)
         response = (await caller.find("response.done"))["response"]
         assert (response["status"], response["output"]) == ("completed", [])
         assert response["usage"]["total_tokens"] == 0
