@@ -187,6 +187,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         metrics.registry.register(drops)
         metrics.registry.register(suspects)
         metrics.registry.register(fallbacks)
+        metrics.registry.register(supervisor.queue_counts)
         app = build_app(
             orchestrator,
             config=gateway,

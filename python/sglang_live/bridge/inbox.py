@@ -16,6 +16,10 @@ OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
 POLICIES_ENV = "SGLANG_LIVE_POLICIES"
 # "<bytes>:<directory>"; empty or absent: session KV has host memory at most.
 STORAGE_ENV = "SGLANG_LIVE_SESSION_STORAGE"
+# Messages that wait at either end. Each end is watched and ended long before: this bounds memory.
+QUEUE_MESSAGES = 65_536
+# Thinker states of forward passes, which may have megabytes.
+_PENDING_ROWS = 1_024
 # Name of our radix cache in SGLang's registry.
 RADIX_BACKEND = "sglang_live"
 
@@ -25,7 +29,7 @@ class Inbox:
 
     def __init__(self, address: str):
         self.socket = zmq.Context.instance().socket(zmq.PULL)
-        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
         self.socket.bind(address)
         self._decoder = msgspec.msgpack.Decoder(Feed)
 
@@ -38,11 +42,11 @@ class Inbox:
 
 
 class Outbox:
-    """PUSH end inside the scheduler's process, for one thread."""
+    """PUSH end inside the scheduler's process, for one thread. Waits for a stage that is behind."""
 
     def __init__(self, address: str):
         self._socket = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -57,7 +61,7 @@ class RowsOutbox:
     """
 
     def __init__(self, address: str):
-        self._pending: queue.SimpleQueue = queue.SimpleQueue()
+        self._pending: queue.Queue = queue.Queue(_PENDING_ROWS)
         self._address = address
         threading.Thread(target=self._run, name="hidden-rows", daemon=True).start()
 

@@ -33,7 +33,7 @@ from sglang_live.messages import (
 from sglang_live.orchestrator.head_start import HeadStarts
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TurnRequest
 from sglang_live.stages.connectors import wire
-from sglang_live.stages.connectors.client import Job
+from sglang_live.stages.connectors.job import Job
 
 # No job may outlive this; the longest reply, heard to its end, takes 22 minutes.
 JOB_TIMEOUT_S = 3600.0

@@ -17,7 +17,8 @@ import zmq
 import zmq.asyncio
 
 from sglang_live.bridge import platform_cpu, seams
-from sglang_live.bridge.feed_types import Report
+from sglang_live.bridge.feed_types import Feed, Report
+from sglang_live.bridge.inbox import QUEUE_MESSAGES
 from sglang_live.bridge.progress import PROGRESS_ENV, ProgressCell
 from sglang_live.clock import MonotonicClock
 from sglang_live.errors import StageFailedError
@@ -252,7 +253,7 @@ class Reports:
 
     def __init__(self, address: str):
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
-        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
         self._socket.bind(address)
         self._decoder = msgspec.msgpack.Decoder(Report)
 
@@ -266,9 +267,15 @@ class FeedSocket:
 
     def __init__(self, address: str):
         self._socket = zmq.Context.instance().socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
 
-    def send(self, feed) -> None:
-        self._socket.send(self._encoder.encode(feed), zmq.NOBLOCK)
+    def send(self, feed: Feed) -> None:
+        """A scheduler that reads nothing ends the stage, to be started anew."""
+        try:
+            self._socket.send(self._encoder.encode(feed), zmq.NOBLOCK)
+        except zmq.Again:
+            log.critical("scheduler_does_not_read messages=%d", QUEUE_MESSAGES)
+            logging.shutdown()
+            os._exit(EXIT_STUCK)

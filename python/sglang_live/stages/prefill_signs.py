@@ -27,5 +27,5 @@ async def show_prefill(
             return
         now_computed, now_left = prefill_tokens()
         if now_computed > computed or now_left < left:
-            await job.send(Prefills(job.job_id))
+            job.post(Prefills(job.job_id))
         computed, left = now_computed, now_left

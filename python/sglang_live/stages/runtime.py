@@ -91,6 +91,9 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
                 **stage.load(),
                 "jobs": float(server.n_jobs),
                 "malformed": float(server.n_malformed),
+                "jobs_refused": float(server.n_refused),
+                "jobs_flooded": float(server.counts.flooded),
+                "queue_full": float(server.counts.full),
                 "shared_memory_full": float(fallbacks.n),
             },
         )

@@ -18,7 +18,7 @@ class NoteRoutes:
     def remove(self, rid: str) -> None:
         self._jobs.pop(rid, None)
 
-    async def tell(self, notes: StreamNotes) -> None:
+    def tell(self, notes: StreamNotes) -> None:
         for rid, what, ahead_s in zip(notes.rids, notes.what, notes.ahead_s, strict=True):
             if (job := self._jobs.get(rid)) is not None:
-                await job.send(StreamNote(job.job_id, what, ahead_s))
+                job.post(StreamNote(job.job_id, what, ahead_s))

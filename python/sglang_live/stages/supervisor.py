@@ -14,7 +14,9 @@ from pathlib import Path
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Ready
+from sglang_live.stages.connectors.callers import new_run
 from sglang_live.stages.connectors.client import StageClient
+from sglang_live.stages.connectors.queues import QueueCounts
 from sglang_live.stages.connectors.wire import sweep_shared_memory
 from sglang_live.stages.endings import cause_of, oom_kills, was_work
 from sglang_live.stages.run_dir import PREFIX, note_process
@@ -75,6 +77,9 @@ class Supervisor:
         drops: counts lines for which no log had room.
         on_death: told, before they fail, of the jobs that a replica had when it died of what it
             worked on, as far as can be told. Not of those that were ended from outside.
+
+    Attributes:
+        queue_counts: of all replicas, since the start.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Supervisor:
         on_death: Callable[[str, list[str]], None] = lambda name, jobs: None,
     ):
         self._zygote = zygote
+        self._run, self.queue_counts = new_run(), QueueCounts()
         self.replicas = [Replica(spec) for spec in specs]
         self._log_dir, self._on_change = log_dir, on_change
         self._drops, self._logs, self._on_death = drops, None, on_death
@@ -189,9 +195,7 @@ class Supervisor:
     async def _visit_once(self, replica: Replica, first_up: asyncio.Future) -> tuple[bool, str]:
         """A stage that another host runs, from its first answer until it falls silent."""
         spec = replica.spec
-        replica.client = StageClient(
-            spec.name, spec.address, same_host=spec.same_host, key_file=spec.key_file
-        )
+        replica.client = self._client(spec)
         replica.n_starts += 1
         never = asyncio.get_running_loop().create_future()
         log.info("stage_awaited %s address=%s", spec.name, spec.address)
@@ -223,8 +227,18 @@ class Supervisor:
             os.close(out)
         replica.n_starts += 1
         note_process(Path(spec.run_dir), replica.process.pid)
-        replica.client = StageClient(spec.name, spec.address, same_host=spec.same_host)
+        replica.client = self._client(spec)
         log.info("stage_spawned %s pid=%d", spec.name, replica.process.pid)
+
+    def _client(self, spec: StageSpec) -> StageClient:
+        return StageClient(
+            spec.name,
+            spec.address,
+            same_host=spec.same_host,
+            key_file=spec.key_file if spec.remote else "",
+            run=self._run,
+            counts=self.queue_counts,
+        )
 
     async def _begin(
         self, spec: StageSpec, environment: dict[str, str], out: int
@@ -261,6 +275,8 @@ class Supervisor:
         while not ended.done():
             await asyncio.wait({ended}, timeout=PING_EVERY_S)
             ready = await _answer(replica.client, ended, PING_EVERY_S)
+            if replica.client.is_down:  # it has said why
+                return
             if ready is not None:
                 if not _same_process(ready, replica.ready):
                     log.error("stage_replaced %s", replica.spec.name)

@@ -243,7 +243,7 @@ class TalkerStage:
             if isinstance(report, Frames):
                 self._take_frames(report)
             elif isinstance(report, StreamNotes):
-                await self._notes.tell(report)
+                self._notes.tell(report)
             else:
                 self._totals.take(report)
 

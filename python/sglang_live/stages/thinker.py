@@ -205,7 +205,7 @@ class ThinkerStage:
                 case Truncated() | Retained():
                     self._feed.answered(report)
                 case StreamNotes():
-                    await self._notes.tell(report)
+                    self._notes.tell(report)
                 case _:
                     self._totals.take(report)
 

@@ -6,6 +6,7 @@ import torch
 import zmq
 from msgspec import msgpack
 
+from sglang_live.bridge import inbox as inbox_module
 from sglang_live.bridge.feed_types import (
     Frames,
     HiddenRows,
@@ -16,6 +17,8 @@ from sglang_live.bridge.feed_types import (
 )
 from sglang_live.bridge.inbox import INBOX_ENV, Inbox, Outbox, RowsOutbox, address_from_env
 from sglang_live.bridge.talker_feed import stream_of
+from sglang_live.stages import engine_host
+from sglang_live.stages.endings import EXIT_STUCK
 
 
 @pytest.fixture
@@ -68,6 +71,32 @@ def test_an_outbox_delivers_frames(address, peer):
     outbox = Outbox(address)
     outbox.send(frames)
     assert received(stage) == frames
+    outbox._socket.close(linger=0)
+
+
+def test_a_scheduler_that_reads_nothing_ends_its_stage(address, monkeypatch, caplog):
+    def leave(status: int):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(engine_host, "QUEUE_MESSAGES", 5)
+    monkeypatch.setattr(engine_host.os, "_exit", leave)
+    feed = engine_host.FeedSocket(address)
+    for _ in range(5):
+        feed.send(TalkerForget("r"))
+    with pytest.raises(SystemExit, match=str(EXIT_STUCK)):
+        feed.send(TalkerForget("r"))
+    assert "scheduler_does_not_read" in caplog.text
+    feed._socket.close(linger=0)
+
+
+def test_a_stage_that_reads_nothing_holds_its_scheduler_up(address, monkeypatch):
+    monkeypatch.setattr(inbox_module, "QUEUE_MESSAGES", 5)
+    outbox, frames = Outbox(address), Frames(["r"], [3], [[1, 2]])
+    outbox._socket.setsockopt(zmq.SNDTIMEO, 50)  # a test cannot wait for ever
+    for _ in range(5):
+        outbox.send(frames)
+    with pytest.raises(zmq.Again):
+        outbox.send(frames)
     outbox._socket.close(linger=0)
 
 

@@ -17,15 +17,12 @@ async def signs_of(
     monkeypatch.setattr(prefill_signs, "LONGEST_PREFILL_S", 0.001 * (len(counts) - 1))
     sent, left, looks = [], iter(counts), 0
 
-    async def send(message) -> None:
-        sent.append(message)
-
     def writes() -> bool:
         nonlocal looks
         looks += 1
         return writes_after is not None and looks > writes_after
 
-    job = SimpleNamespace(job_id="job", send=send)
+    job = SimpleNamespace(job_id="job", post=sent.append)
     await asyncio.wait_for(prefill_signs.show_prefill(job, lambda: next(left), writes), 5.0)
     assert all(message == Prefills("job") for message in sent)
     return len(sent)

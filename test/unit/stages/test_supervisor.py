@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from sglang_live.errors import StageUnavailableError
-from sglang_live.messages import Pcm, Ready, Voice
+from sglang_live.messages import Pcm, Ready, StreamNote, Voice
 from sglang_live.stages import supervisor as supervisor_module
 from sglang_live.stages.connectors.server import StageServer
 from sglang_live.stages.connectors.wire import SHM_DIR, SHM_PREFIX
@@ -157,6 +157,23 @@ async def test_a_killed_stage_fails_its_jobs_at_once_and_comes_back(stages, monk
     assert replica.ready.pid != first_pid
     assert replica.sessions == {"caller"}, "a caller stays with its replica"
     assert shared_files(first_pid) == []
+
+
+async def test_a_stage_that_does_not_read_is_put_down_and_comes_back(stages, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 0.01)
+    supervisor = stages.of(vocoder=["serve"])
+    await supervisor.start()
+    [replica] = supervisor.replicas
+    job, first_pid = await open_job(replica), replica.ready.pid
+    os.kill(first_pid, signal.SIGSTOP)
+    with pytest.raises(StageUnavailableError, match="does not read"):
+        while True:
+            for _ in range(1000):
+                job.post(StreamNote("j", 1000 * "x", 0.0))
+            await job.send(StreamNote("j", "", 0.0))
+    await stages.until_announced("vocoder up", "vocoder down (exit -9)", "vocoder up")
+    assert replica.ready.pid != first_pid
+    assert supervisor.queue_counts.full >= 1
 
 
 async def test_restarts_back_off_until_one_succeeds(stages):

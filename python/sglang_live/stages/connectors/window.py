@@ -17,7 +17,7 @@ class SendWindow:
         self._open.set()
 
     async def take(self) -> None:
-        while self._left == 0:
+        while self._left <= 0:
             self._open.clear()
             await self._open.wait()
         self._left -= 1

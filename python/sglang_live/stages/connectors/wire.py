@@ -27,6 +27,8 @@ SHM_PREFIX = "sglang_live-"
 # Below this a copy through the socket costs less than opening a file.
 SHM_MIN_BYTES = 256 * 1024
 HEARTBEAT_MS = 2000
+# A connection that has not proved its key by then is closed. Until then it can fill one frame.
+HANDSHAKE_MS = 10_000
 # Of a peer on another host: a conversation's hidden states, with room to spare.
 MAX_FRAME_BYTES = 256 << 20
 
@@ -177,7 +179,8 @@ def _refs(message: AnyMessage) -> Iterator[TensorRef]:
 
 def harden(socket: zmq.Socket) -> None:
     """For a peer on another host: bound its frames, and notice when it is gone without a word."""
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)  # holds from the first byte on
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
 

@@ -1,6 +1,16 @@
 """Who is lost to a stage, and what it leaves there."""
 
-from sglang_live.stages.connectors.callers import LOST_AFTER_TICKS, Callers
+import pytest
+
+from sglang_live.errors import CapacityError
+from sglang_live.stages.connectors import callers as callers_module
+from sglang_live.stages.connectors.callers import (
+    LOST_AFTER_TICKS,
+    Callers,
+    ForeignSessionError,
+    connection_name,
+    new_run,
+)
 
 ONE, OTHER = b"one", b"other"
 
@@ -27,12 +37,46 @@ def test_a_silent_caller_is_lost_once_with_the_sessions_it_did_not_close():
     assert ticks(callers) == []
 
 
-def test_a_session_that_a_server_opened_anew_outlives_its_first_connection():
+def test_a_session_outlives_the_connection_of_the_server_that_opened_it():
+    callers, run = Callers(), new_run()
+    first, second = connection_name(run), connection_name(run)
+    callers.heard(first)
+    callers.opens(first, "a")
+    callers.tick()
+    callers.heard(second)
+    callers.opens(second, "a")
+    assert ticks(callers, LOST_AFTER_TICKS - 1) == [(first, [])]
+    assert callers.tick() == [(second, ["a"])]
+
+
+def test_a_session_stays_with_the_server_that_opened_it_first():
+    callers = Callers()
+    for one, other in ((ONE, OTHER), (connection_name(new_run()), connection_name(new_run()))):
+        session_id = f"of {one!r}"
+        callers.opens(one, session_id)
+        with pytest.raises(ForeignSessionError):
+            callers.opens(other, session_id)
+        assert callers.may_touch(one, session_id) and not callers.may_touch(other, session_id)
+        callers.closes(session_id)
+        callers.opens(other, session_id)
+        assert not callers.may_touch(one, session_id)
+
+
+def test_a_lost_servers_sessions_can_be_opened_by_another():
     callers = Callers()
     callers.heard(ONE)
     callers.opens(ONE, "a")
-    callers.tick()
-    callers.heard(OTHER)
+    ticks(callers)
     callers.opens(OTHER, "a")
-    assert ticks(callers, LOST_AFTER_TICKS - 1) == [(ONE, [])]
-    assert callers.tick() == [(OTHER, ["a"])]
+
+
+def test_one_server_can_own_only_so_many_sessions(monkeypatch):
+    monkeypatch.setattr(callers_module, "MAX_SESSIONS", 2)
+    callers = Callers()
+    for session_id in ("a", "b", "b", "a"):
+        callers.opens(ONE, session_id)
+    with pytest.raises(CapacityError):
+        callers.opens(ONE, "c")
+    callers.opens(OTHER, "c")
+    callers.closes("a")
+    callers.opens(ONE, "d")
