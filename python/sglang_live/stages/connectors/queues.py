@@ -43,7 +43,7 @@ class FloodedError(LiveError):
     code = "flooded"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class QueueCounts:
     """full: messages for which there was no room in time. flooded: jobs with too many messages."""
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import zmq
 import zmq.asyncio
+from prometheus_client import CollectorRegistry
 
 from sglang_live.errors import StageFailedError, StageUnavailableError
 from sglang_live.messages import (
@@ -346,6 +347,15 @@ async def test_queues_of_both_ends_have_a_limit(client, serve):
     for socket in (client._socket, stage.server._socket):
         for option in (zmq.SNDHWM, zmq.RCVHWM):
             assert socket.getsockopt(option) == LIMIT
+
+
+def test_what_met_a_limit_is_told_by_kind():
+    registry, counts = CollectorRegistry(), queues.QueueCounts()
+    registry.register(counts)
+    counts.full, counts.flooded = 3, 2
+    name = "sglang_live_stage_queue_limits_total"
+    assert registry.get_sample_value(name, {"what": "full"}) == 3
+    assert registry.get_sample_value(name, {"what": "flooded"}) == 2
 
 
 def peak_bytes() -> int:
