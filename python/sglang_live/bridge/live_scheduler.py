@@ -20,6 +20,7 @@ from sglang_live.bridge.deadly_ids import DeadlyIds
 from sglang_live.bridge.feed_types import AHEAD_PREFIX, SPEAK_PREFIX, THINK_PREFIX
 from sglang_live.bridge.held import Held, ReqsView, decode_batch_of
 from sglang_live.bridge.progress import ProgressCell
+from sglang_live.bridge.put_back import PutBack
 from sglang_live.bridge.rounds import Pool
 from sglang_live.bridge.session_truncate import n_computed, streaming_sessions
 from sglang_live.policy.config import THINKER
@@ -38,29 +39,41 @@ class LiveScheduler(ControlChannel):
         if not self.spec_algorithm.is_none() or self.server_args.enable_dp_attention:
             raise RuntimeError("live streams need SGLang without speculation and DP attention")
         self.held: dict[str, Held] = {}
+        puts_back = self.rounds is not None and self.rounds.puts_back
+        puts_back = puts_back and not self.enable_lora and self.server_args.pp_size == 1
+        self.put_back = PutBack(self) if puts_back else None
         self._progress = ProgressCell.from_env() if self.outbox is not None else None
         self._deadly = DeadlyIds.from_env() if self.policy_config is THINKER else None
 
     def init_pool_stats_observer(self) -> None:
         super().init_pool_stats_observer()
-        self._count_held(self.pool_stats_observer)
+        self._have_it_see(self.pool_stats_observer, self._holding_kv)
 
     def init_invariant_checker(self) -> None:
         super().init_invariant_checker()
-        self._count_held(self.invariant_checker)
+        self._have_it_see(self.invariant_checker, self._holding_kv)
 
     def init_load_inquirer(self) -> None:
         super().init_load_inquirer()
-        self._count_held(self.load_inquirer)
+        self._have_it_see(self.load_inquirer, self._running_and_held)
 
-    def _count_held(self, observer) -> None:
+    def _have_it_see(self, observer, reqs_view) -> None:
         # Frozen dataclasses: what they observe is fixed at construction, but for this.
-        object.__setattr__(observer, "get_running_batch", self._running_and_held)
+        object.__setattr__(observer, "get_running_batch", reqs_view)
 
     def _running_and_held(self):
-        if not self.held:
+        if not self.held and not self._put_back_reqs():
             return self.running_batch
-        return ReqsView([*self.running_batch.reqs, *(h.req for h in self.held.values())])
+        held = [h.req for h in self.held.values()]
+        return ReqsView([*self.running_batch.reqs, *held, *self._put_back_reqs()])
+
+    def _holding_kv(self):
+        """As above, and the prompt that is half-way: in rounds of decode it is in no batch."""
+        view = self._running_and_held()
+        return view if self.chunked_req is None else ReqsView([*view.reqs, self.chunked_req])
+
+    def _put_back_reqs(self) -> list[Req]:
+        return self.put_back.reqs() if self.put_back is not None else []
 
     # --- who sits out ---
 
@@ -121,9 +134,10 @@ class LiveScheduler(ControlChannel):
         if self.rounds is not None:
             self.rounds.decide(
                 self._pool(),
-                prefill_running=self.chunked_req is not None,
+                prefill_running=self.chunked_req is not None or bool(self._put_back_reqs()),
                 gated=[
-                    rid for rid, h in self.held.items() if h.step_in_flight or self._gated(h.req)
+                    *(r for r, h in self.held.items() if h.step_in_flight or self._gated(h.req)),
+                    *(req.rid for req in (self.put_back.half_way() if self.put_back else ())),
                 ],
             )
             if self.neighbours is not None:
@@ -173,6 +187,17 @@ class LiveScheduler(ControlChannel):
                 self.rounds.totals["prefill_put_off"] += 1
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
         own_chunk = self.chunked_prefill_size
+        is_put_back = False
+        if self.put_back is not None:
+            chosen = self.put_back.choose(queue, running_batch.reqs)
+            if chosen is None:
+                return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+            queue, later = chosen[0], chosen[1] + later
+            is_put_back = bool(self.put_back.waiting) and self.chunked_req is None
+            if self.put_back.half_way() or any(
+                self._tokens_to_prefill(req) > self.rounds.slice_tokens for req in queue
+            ):
+                budget = min(budget or self.rounds.slice_tokens, self.rounds.slice_tokens)
         if budget is not None and own_chunk:
             pages = max(1, budget // self.page_size)
             self.chunked_prefill_size = min(own_chunk, pages * self.page_size)
@@ -182,11 +207,18 @@ class LiveScheduler(ControlChannel):
         self.waiting_queue = queue
         try:
             plan = super().get_new_batch_prefill(running_batch)
+            if plan.batch_to_run is None and is_put_back:
+                # The shorter ones do not fit after all: it goes on.
+                self.put_back.go_on_with_shortest()
+                later, self.waiting_queue = [*self.waiting_queue, *later], []
+                plan = super().get_new_batch_prefill(plan.running_batch)
         finally:
             self.chunked_prefill_size = own_chunk
         self.waiting_queue.extend(later)
         if plan.batch_to_run is None and self.rounds is not None and self.held:
             self._give_way_to(queue, plan.running_batch)
+        if self.put_back is not None and plan.batch_to_run is not None:
+            self.put_back.sliced(plan.batch_to_run.reqs, self.rounds.now_s)
         if self.rounds is not None and plan.batch_to_run is not None:
             for req in plan.batch_to_run.reqs:
                 self.rounds.table.admit(req.rid, self.rounds.now_s)
@@ -257,6 +289,9 @@ class LiveScheduler(ControlChannel):
     def _retract_held(self, req: Req, n_running: int) -> None:
         del self.held[req.rid]
         self._counts["held_gave_way"] += 1
+        self._retract(req, n_running)
+
+    def _retract(self, req: Req, n_running: int) -> None:
         release_req(
             req=req,
             remaing_req_count=n_running,
@@ -345,13 +380,21 @@ class LiveScheduler(ControlChannel):
     # --- everybody who counts live requests ---
 
     def _totals(self) -> dict[str, float]:
-        return super()._totals() | {"held_now": float(len(self.held))}
+        own = self.put_back.totals if self.put_back is not None else {}
+        return super()._totals() | {"held_now": float(len(self.held))} | own
 
     def collect_inflight_reqs(self) -> set[Req]:
-        return super().collect_inflight_reqs() | {held.req for held in self.held.values()}
+        held = {held.req for held in self.held.values()}
+        return super().collect_inflight_reqs() | held | set(self._put_back_reqs())
+
+    def abort_request(self, recv_req):
+        super().abort_request(recv_req)
+        if self.put_back is not None:
+            self.put_back.abort(recv_req.rid, recv_req.abort_all)
 
     def is_fully_idle(self, for_health_check=False, ignore_waiting=False) -> bool:
-        return not self.held and super().is_fully_idle(for_health_check, ignore_waiting)
+        apart = self.held or self._put_back_reqs()
+        return not apart and super().is_fully_idle(for_health_check, ignore_waiting)
 
     def pause_generation(self, recv_req):
         # A pause that retracts looks at the running batch only.
@@ -364,6 +407,10 @@ class LiveScheduler(ControlChannel):
                 self.running_batch = batch
             else:
                 self.running_batch.merge_batch(batch)
+        if recv_req.mode == "retract" and self.put_back is not None:
+            for req in self.put_back.reqs():
+                del self.put_back.waiting[req.rid]
+                self._retract(req, 0)
         return super().pause_generation(recv_req)
 
     def on_idle(self):

@@ -57,6 +57,11 @@ class PolicyConfig:
         may_park_prefill: the engine can run decodes between two chunks of a prompt, as SGLang
             does by its prefill_decode_interval. Otherwise slices would only cost more.
 
+    Long prompts:
+        slice_s: one is computed in slices of so long; who comes meanwhile waits for one of them.
+        max_put_back_s: shorter prompts pass it for so long; then a slice of it is computed. So it
+            has at least a slice of every slice_s + max_put_back_s, a sixth of the time.
+
     Admission:
         max_bypass_s: a stream that does not fit is passed over no longer than this.
         max_wait_s: then a waiting stream counts as U1 if it is of class U2, or nobody listens to
@@ -92,6 +97,8 @@ class PolicyConfig:
     short_rounds: float = 1.5
     min_prefill_share: float = 0.2
     may_park_prefill: bool = False
+    slice_s: float = 0.1
+    max_put_back_s: float = 0.5
     max_bypass_s: float = 2.0
     max_wait_s: float = 10.0
     critical_s: float = 1.0
