@@ -7,29 +7,20 @@ runs it as it is.
 
 from collections.abc import Iterable
 
-from sglang.srt.managers.schedule_batch import (
-    NextBatchPlan,
-    Req,
-    ScheduleBatch,
-    release_req,
-)
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 
-from sglang_live.bridge.control_channel import ControlChannel
 from sglang_live.bridge.deadly_ids import DeadlyIds
 from sglang_live.bridge.feed_types import AHEAD_PREFIX, SPEAK_PREFIX, THINK_PREFIX
 from sglang_live.bridge.held import Held, ReqsView, decode_batch_of
+from sglang_live.bridge.memory_scheduler import MemoryScheduler
 from sglang_live.bridge.progress import ProgressCell
-from sglang_live.bridge.put_back import PutBack
-from sglang_live.bridge.rounds import Pool
-from sglang_live.bridge.session_truncate import n_computed, streaming_sessions
 from sglang_live.policy.config import THINKER
 
 # How long a round may wait for input when every stream sits out. Messages end the wait at once.
 IDLE_WAIT_MS = 20
 
 
-class LiveScheduler(ControlChannel):
+class LiveScheduler(MemoryScheduler):
     policy_config = THINKER
 
     # --- setting up ---
@@ -38,10 +29,6 @@ class LiveScheduler(ControlChannel):
         super().init_running_status()
         if not self.spec_algorithm.is_none() or self.server_args.enable_dp_attention:
             raise RuntimeError("live streams need SGLang without speculation and DP attention")
-        self.held: dict[str, Held] = {}
-        puts_back = self.rounds is not None and self.rounds.puts_back
-        puts_back = puts_back and not self.enable_lora and self.server_args.pp_size == 1
-        self.put_back = PutBack(self) if puts_back else None
         self._progress = ProgressCell.from_env() if self.outbox is not None else None
         self._deadly = DeadlyIds.from_env() if self.policy_config is THINKER else None
 
@@ -71,9 +58,6 @@ class LiveScheduler(ControlChannel):
         """As above, and the prompt that is half-way: in rounds of decode it is in no batch."""
         view = self._running_and_held()
         return view if self.chunked_req is None else ReqsView([*view.reqs, self.chunked_req])
-
-    def _put_back_reqs(self) -> list[Req]:
-        return self.put_back.reqs() if self.put_back is not None else []
 
     # --- who sits out ---
 
@@ -132,14 +116,11 @@ class LiveScheduler(ControlChannel):
             self.retention.settle()
             self._make_rows()
         if self.rounds is not None:
-            self.rounds.decide(
-                self._pool(),
-                prefill_running=self.chunked_req is not None or bool(self._put_back_reqs()),
-                gated=[
-                    *(r for r, h in self.held.items() if h.step_in_flight or self._gated(h.req)),
-                    *(req.rid for req in (self.put_back.half_way() if self.put_back else ())),
-                ],
-            )
+            gated = [r for r, h in self.held.items() if h.step_in_flight or self._gated(h.req)]
+            half_way = self.half_way()
+            if self.put_back is not None:
+                gated += [req.rid for req in half_way]
+            self.rounds.decide(self._pool(), prefill_running=bool(half_way), gated=gated)
             if self.neighbours is not None:
                 self.neighbours.tell(self.rounds.urgent, self.rounds.now_s)
         if self._reports:
@@ -152,17 +133,6 @@ class LiveScheduler(ControlChannel):
         if plan.batch_to_run is None and self.held and last_batch is None:
             self._wait_for_news()
         return plan
-
-    def _make_rows(self) -> None:
-        """A session keeps its row while it is idle; without a free one SGLang admits nobody."""
-        n_free = self.req_to_token_pool.available_size()
-        if n_free >= len(self.waiting_queue) or not self._sessions_give_back():
-            return
-        sessions = self.tree_cache.session
-        ids = [req.session.session_id if req.session else None for req in self.waiting_queue]
-        n_needed = max(1, sum(not sessions.has_row(session_id) for session_id in ids))
-        if n_needed > n_free:
-            sessions.give_back_rows(n_needed - n_free)
 
     def _wait_for_news(self) -> None:
         limit_s = IDLE_WAIT_MS / 1000
@@ -186,18 +156,20 @@ class LiveScheduler(ControlChannel):
             if self.waiting_queue or self.chunked_req is not None:
                 self.rounds.totals["prefill_put_off"] += 1
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-        own_chunk = self.chunked_prefill_size
-        is_put_back = False
         if self.put_back is not None:
             chosen = self.put_back.choose(queue, running_batch.reqs)
             if chosen is None:
                 return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-            queue, later = chosen[0], chosen[1] + later
-            is_put_back = bool(self.put_back.waiting) and self.chunked_req is None
-            if self.put_back.half_way() or any(
-                self._tokens_to_prefill(req) > self.rounds.slice_tokens for req in queue
-            ):
-                budget = min(budget or self.rounds.slice_tokens, self.rounds.slice_tokens)
+            queue, others, most = chosen
+            later = others + later
+            budget = min((n for n in (budget, most) if n is not None), default=None)
+        return self._prefill(queue, later, budget, running_batch)
+
+    def _prefill(
+        self, queue: list[Req], later: list[Req], budget: int | None, running_batch: ScheduleBatch
+    ) -> NextBatchPlan:
+        """budget: tokens; None: the engine's own chunk. later: stay in the queue."""
+        own_chunk = self.chunked_prefill_size
         if budget is not None and own_chunk:
             pages = max(1, budget // self.page_size)
             self.chunked_prefill_size = min(own_chunk, pages * self.page_size)
@@ -207,47 +179,24 @@ class LiveScheduler(ControlChannel):
         self.waiting_queue = queue
         try:
             plan = super().get_new_batch_prefill(running_batch)
-            if plan.batch_to_run is None and is_put_back:
-                # The shorter ones do not fit after all: it goes on.
-                self.put_back.go_on_with_shortest()
-                later, self.waiting_queue = [*self.waiting_queue, *later], []
+            if plan.batch_to_run is None and self.chunked_req is None and self._put_back_reqs():
+                self.put_back.go_on()  # those that were to pass do not fit after all
+                later, self.waiting_queue = self.waiting_queue + later, []
                 plan = super().get_new_batch_prefill(plan.running_batch)
         finally:
             self.chunked_prefill_size = own_chunk
         self.waiting_queue.extend(later)
-        if plan.batch_to_run is None and self.rounds is not None and self.held:
-            self._give_way_to(queue, plan.running_batch)
-        if self.put_back is not None and plan.batch_to_run is not None:
-            self.put_back.sliced(plan.batch_to_run.reqs, self.rounds.now_s)
         if self.rounds is not None and plan.batch_to_run is not None:
-            for req in plan.batch_to_run.reqs:
-                self.rounds.table.admit(req.rid, self.rounds.now_s)
+            self._launched(plan.batch_to_run.reqs)
+        elif self.rounds is not None and self.held:
+            self._give_way_to(queue, plan.running_batch)
         return plan
 
-    def _give_way_to(self, queue: list[Req], running_batch: ScheduleBatch) -> None:
-        """Nobody of the queue was admitted. If memory was short for a request that is not ahead of
-        its listener, whoever is far ahead gives way: what sits out would hold its memory for as
-        long as it takes to be heard.
-        """
-        if not self.req_to_token_pool.available_size():
-            return
-        urgent = [req for req in queue if not self.rounds.is_ahead(req.rid)]
-        if not urgent or self._has_memory(urgent[0], running_batch):
-            return
-        spare = [h for rid, h in self.held.items() if self.rounds.is_ahead(rid)]
-        spare = [held for held in spare if self._can_retract(held)]
-        if spare:
-            farthest = max(spare, key=lambda held: self.rounds.ahead_s(held.req.rid))
-            self._retract_held(farthest.req, len(running_batch.reqs))
-            running_batch.batch_is_full = False
-
-    def _has_memory(self, req: Req, running_batch: ScheduleBatch) -> bool:
-        """By upstream's measure (PrefillAdder): its prefill and its answer, beside what those that
-        run are expected to write still.
-        """
-        needed = self._tokens_to_prefill(req) + _tokens_left(req) + self.page_size
-        promised = sum(_tokens_left(running) for running in running_batch.reqs)
-        return needed + self.new_token_ratio_tracker.current * promised <= self._pool().free
+    def _launched(self, reqs: list[Req]) -> None:
+        if self.put_back is not None:
+            self.put_back.launched(reqs)
+        for req in reqs:
+            self.rounds.table.admit(req.rid, self.rounds.now_s)
 
     def _admission_order(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
         """The queue as it is tried in this round, and those that wait for another one."""
@@ -262,7 +211,7 @@ class LiveScheduler(ControlChannel):
             return batch
         if self.retention is not None:
             self.retention.bound_running(batch)
-        if self.held:
+        if self.held or self.half_way():
             self._make_room(batch)
         reqs = batch.reqs
         left = super().update_running_batch(batch)
@@ -276,40 +225,6 @@ class LiveScheduler(ControlChannel):
         for req in before:
             if req.rid not in stayed and req.to_finish is not None:
                 self.rounds.table.leave(req.rid)
-
-    def _make_room(self, batch: ScheduleBatch) -> None:
-        """Out of memory, those that sit out give way before those that run."""
-        if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
-            return
-        spare = [h for h in self.held.values() if self._can_retract(h)]
-        spare.sort(key=lambda held: len(held.req.output_ids))
-        while spare and not batch.check_decode_mem():
-            self._retract_held(spare.pop().req, len(batch.reqs))
-
-    def _retract_held(self, req: Req, n_running: int) -> None:
-        del self.held[req.rid]
-        self._counts["held_gave_way"] += 1
-        self._retract(req, n_running)
-
-    def _retract(self, req: Req, n_running: int) -> None:
-        release_req(
-            req=req,
-            remaing_req_count=n_running,
-            req_to_token_pool=self.req_to_token_pool,
-            token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
-            tree_cache=self.tree_cache,
-            hisparse_coordinator=None,
-        )
-        self._add_request_to_queue(req, is_retracted=True)
-
-    def _can_retract(self, held: Held) -> bool:
-        if held.step_in_flight or held.req.finished():
-            return False
-        # A session's KV stays with the session: that frees nothing unless sessions give back.
-        return held.req.session is None or self._sessions_give_back()
-
-    def _sessions_give_back(self) -> bool:
-        return getattr(getattr(self.tree_cache, "session", None), "idle", None) is not None
 
     def run_batch(self, batch: ScheduleBatch, *args, **kwargs):
         if self._progress is not None:
@@ -365,18 +280,6 @@ class LiveScheduler(ControlChannel):
             self.rounds.table.leave(req.rid)
         super()._release_aborted_request(req)
 
-    def _tokens_to_prefill(self, req: Req) -> int:
-        n_tokens = len(req.origin_input_ids) + len(req.output_ids)
-        streaming = streaming_sessions(self.tree_cache)
-        if req.session is not None and streaming is not None:
-            n_tokens -= n_computed(streaming, req.session.session_id)
-        return max(1, n_tokens)
-
-    def _pool(self) -> Pool:
-        free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
-        rows = self.req_to_token_pool.available_size()
-        return Pool(free=free, total=self.max_total_num_tokens, free_rows=rows)
-
     # --- everybody who counts live requests ---
 
     def _totals(self) -> dict[str, float]:
@@ -408,8 +311,8 @@ class LiveScheduler(ControlChannel):
             else:
                 self.running_batch.merge_batch(batch)
         if recv_req.mode == "retract" and self.put_back is not None:
-            for req in self.put_back.reqs():
-                del self.put_back.waiting[req.rid]
+            for req in self._put_back_reqs():
+                self.put_back.leave(req)
                 self._retract(req, 0)
         return super().pause_generation(recv_req)
 
@@ -441,10 +344,6 @@ def heard_within(
             return queue[:at], queue[at:]
         has_heard = True
     return queue, []
-
-
-def _tokens_left(req: Req) -> int:
-    return min(req.sampling_params.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)
 
 
 def _must_end(req: Req) -> bool:

@@ -16,7 +16,6 @@ from sglang_live.bridge.feed_types import Progress, StreamNotes
 from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import OF_TURNS, Policies
-from sglang_live.policy.put_back import slice_tokens
 from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates
 
 # Weight of the newest round in the measured rates: about ten rounds of memory.
@@ -258,10 +257,6 @@ class Rounds:
     def puts_back(self) -> bool:
         """Whether a half-prefilled prompt makes way for shorter ones."""
         return self._policies.order == "urgency"
-
-    @property
-    def slice_tokens(self) -> int:
-        return slice_tokens(self.rates, self.config)
 
     # --- accounts ---
 

@@ -58,9 +58,11 @@ class PolicyConfig:
             does by its prefill_decode_interval. Otherwise slices would only cost more.
 
     Long prompts:
-        slice_s: one is computed in slices of so long; who comes meanwhile waits for one of them.
-        max_put_back_s: shorter prompts pass it for so long; then a slice of it is computed. So it
-            has at least a slice of every slice_s + max_put_back_s, a sixth of the time.
+        slice_s: of one; who comes meanwhile waits for half of it on average.
+        min_slice_tokens: below it the fixed cost of a round outweighs its work by far.
+        long_slices: a prompt of no more slices is computed in one go.
+        max_put_back_s: shorter prompts pass a half-prefilled one for so long, then a slice of it
+            is computed: it has a sixth of the time, whatever comes.
 
     Admission:
         max_bypass_s: a stream that does not fit is passed over no longer than this.
@@ -97,8 +99,10 @@ class PolicyConfig:
     short_rounds: float = 1.5
     min_prefill_share: float = 0.2
     may_park_prefill: bool = False
-    slice_s: float = 0.1
-    max_put_back_s: float = 0.5
+    slice_s: float = 0.05
+    min_slice_tokens: int = 32
+    long_slices: float = 4.0
+    max_put_back_s: float = 0.25
     max_bypass_s: float = 2.0
     max_wait_s: float = 10.0
     critical_s: float = 1.0
@@ -113,7 +117,13 @@ class PolicyConfig:
             value = getattr(self, name)
             if not 0 <= value < float("inf") or (value == 0 and name not in may_be_zero):
                 raise ValueError(f"policy config: {name} must be positive, got {value}")
-        for name in ("chunk_steps", "chunk_tokens", "min_chunk_tokens", "n_startup_max"):
+        for name in (
+            "chunk_steps",
+            "chunk_tokens",
+            "min_chunk_tokens",
+            "min_slice_tokens",
+            "n_startup_max",
+        ):
             if not isinstance(getattr(self, name), int):
                 raise ValueError(f"policy config: {name} must be a whole number")
         for low, high in (

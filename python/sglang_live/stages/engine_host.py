@@ -188,6 +188,11 @@ class EngineHost:
             "kv_tokens_total": float(load.max_total_num_tokens),
         }
 
+    @property
+    def context_tokens(self) -> int:
+        """Of a prompt and its answer together."""
+        return self.engine.tokenizer_manager.context_len
+
     def prefill_tokens(self) -> tuple[int, int]:
         """Tokens of prompts computed so far, and left to compute, as of the latest prefill batch.
 

@@ -159,7 +159,9 @@ class TalkerStage:
 
     async def _generate(self, rid: str, prompt: list[int], bound: SpeechBound) -> dict:
         # The model has sampled already, from the reply's seed; SGLang takes what it chose.
-        sampling = {"max_new_tokens": MAX_FRAMES, "temperature": 0.0}
+        # Behind a long prompt there is less room; without any, the engine says so.
+        room = max(1, self.host.context_tokens - len(prompt) - 1)
+        sampling = {"max_new_tokens": min(MAX_FRAMES, room), "temperature": 0.0}
         last: dict = {}
         stream = self.host.stream(rid, input_ids=prompt, sampling_params=sampling)
         async with aclosing(stream) as chunks:
