@@ -30,7 +30,6 @@ START_TIMEOUT_S = 300.0
 # Words of the demo model's tokenizer: 1.2 tokens each.
 CORPUS = Path(__file__).parents[1] / "python/sglang_live/models/demo/corpus.txt"
 LONG_TIMEOUT_S = 900.0
-MODES = ("realtime", "written")
 _count = itertools.count(1)
 
 
@@ -39,8 +38,9 @@ class Options:
     """One flag per field.
 
     long, short: "realtime" or "written", comma-separated pairs: the first of both, then the
-        second. asks: short questions alone. head_start_s: of the long prompt before the first
-        question. tokens: of an answer.
+        second. asks: short questions alone; most_asks: beside. head_start_s: of the long prompt
+        before the first question. pause_s: at most, before a question: they come at any moment of
+        a slice. tokens: of an answer.
     """
 
     policies: str = "off,all"
@@ -49,7 +49,9 @@ class Options:
     short: str = "realtime,written"
     asks: int = 8
     repeats: int = 3
+    most_asks: int = 60
     head_start_s: float = 0.5
+    pause_s: float = 0.3
     tokens: int = 16
     model_path: str = "demo-random"
     server_arg: str = ""
@@ -162,14 +164,18 @@ async def measure(server: ServerProcess, options: Options, n_words: int, pair: t
     long_kind, short_kind = pair
     async with AsyncExitStack() as calls:
         short = await calls.enter_async_context(KINDS[short_kind](server, model, options.tokens))
-        alone = [await short.ask(short_text()) for _ in range(options.asks)]
+        alone = []
+        for _ in range(options.asks):
+            await asyncio.sleep(random.uniform(0.0, options.pause_s))
+            alone.append(await short.ask(short_text()))
         async with KINDS[long_kind](server, model, options.tokens) as call:
             long_alone = await call.ask(long_text(n_words, options.seed))
         async with KINDS[long_kind](server, model, options.tokens) as call:
             asking = asyncio.create_task(call.ask(long_text(n_words, options.seed)))
             await asyncio.sleep(options.head_start_s)
             beside = []
-            while not asking.done() and len(beside) < 100:
+            while not asking.done() and len(beside) < options.most_asks:
+                await asyncio.sleep(random.uniform(0.0, options.pause_s))
                 beside.append(await short.ask(short_text()))
             long_beside = await asking
     return {

@@ -58,8 +58,8 @@ class PolicyConfig:
             does by its prefill_decode_interval. Otherwise slices would only cost more.
 
     Long prompts:
-        slice_s: of one; who comes meanwhile waits for half of it on average.
-        min_slice_tokens: below it the fixed cost of a round outweighs its work by far.
+        slice_s: of one, but min_chunk_tokens at least; who comes meanwhile waits for half of it
+            on average.
         long_slices: a prompt of no more slices is computed in one go.
         max_put_back_s: shorter prompts pass a half-prefilled one for so long, then a slice of it
             is computed: it has a sixth of the time, whatever comes.
@@ -100,7 +100,6 @@ class PolicyConfig:
     min_prefill_share: float = 0.2
     may_park_prefill: bool = False
     slice_s: float = 0.05
-    min_slice_tokens: int = 32
     long_slices: float = 4.0
     max_put_back_s: float = 0.25
     max_bypass_s: float = 2.0
@@ -117,13 +116,7 @@ class PolicyConfig:
             value = getattr(self, name)
             if not 0 <= value < float("inf") or (value == 0 and name not in may_be_zero):
                 raise ValueError(f"policy config: {name} must be positive, got {value}")
-        for name in (
-            "chunk_steps",
-            "chunk_tokens",
-            "min_chunk_tokens",
-            "min_slice_tokens",
-            "n_startup_max",
-        ):
+        for name in ("chunk_steps", "chunk_tokens", "min_chunk_tokens", "n_startup_max"):
             if not isinstance(getattr(self, name), int):
                 raise ValueError(f"policy config: {name} must be a whole number")
         for low, high in (

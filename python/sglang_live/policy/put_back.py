@@ -15,7 +15,7 @@ from sglang_live.policy.view import StageRates
 def slice_tokens(rates: StageRates, config: PolicyConfig) -> int:
     """Tokens of one slice: what a request that comes meanwhile waits for."""
     tokens = int(config.slice_s / max(rates.prefill_s_per_token, 1e-9))
-    return max(config.min_slice_tokens, tokens)
+    return max(config.min_chunk_tokens, tokens)
 
 
 def is_long(tokens: int, rates: StageRates, config: PolicyConfig) -> bool:

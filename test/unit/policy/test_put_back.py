@@ -42,7 +42,7 @@ def test_nobody_passes_into_memory_that_is_reserved():
     assert passed(10_000, [30, 20], free=39) == [1]
 
 
-@pytest.mark.parametrize(("per_token_s", "tokens"), [(5e-4, 100), (1e-5, 5000), (1.0, 32)])
+@pytest.mark.parametrize(("per_token_s", "tokens"), [(5e-4, 100), (1e-5, 5000), (1.0, 64)])
 def test_slices_follow_the_measured_cost(per_token_s, tokens):
     rates = StageRates(prefill_s_per_token=per_token_s)
     assert slice_tokens(rates, CONFIG) == tokens
