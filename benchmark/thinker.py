@@ -2,18 +2,13 @@
 
 import asyncio
 import contextlib
-import shutil
 from collections.abc import AsyncIterator
 
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
+from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.supervisor import (
-    Replica,
-    Supervisor,
-    loopback_address,
-    new_run_dir,
-)
+from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
 
 # The scheduler reports twice a second.
 _REPORTED_S = 1.0
@@ -28,7 +23,8 @@ async def thinker(
     """Its own engine, of the demo model with replies that do not end by themselves: every run
     of a workload makes as many tokens. SGLang's API is reached by benchmark.native_client.
     """
-    run_dir = new_run_dir()
+    owned = RunDir.make()
+    run_dir = owned.path
     checkpoint = run_dir / "endless"
     build(checkpoint, DemoSize(thinker_end_logit=0.0))
     spec = StageSpec(
@@ -51,7 +47,7 @@ async def thinker(
         yield supervisor.replicas[0]
     finally:
         await supervisor.stop()
-        shutil.rmtree(run_dir, ignore_errors=True)
+        owned.remove()
 
 
 async def load_of(replica: Replica) -> dict[str, float]:

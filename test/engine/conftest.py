@@ -1,7 +1,6 @@
 """Real stages for the tests of this folder, started once per variant and shared."""
 
 import contextlib
-import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,9 @@ from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
+from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.supervisor import (
-    Replica,
-    Supervisor,
-    loopback_address,
-    new_run_dir,
-)
+from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
 from sglang_live.stages.zygote import Zygote, is_useful
 from test.engine.reference import Reference
 
@@ -101,7 +96,7 @@ async def running_stages(
     engine_args: of thinker and talker; thinker_args: of the thinker, beside them.
     session_storage: of the thinker, "<bytes>:<directory>".
     """
-    run_dir = new_run_dir()
+    run_dir = RunDir.make()
     both = engine_args or {}
     args = {"thinker": both | (thinker_args or {}), "talker": both, "vocoder": {}}
     environments = {"talker": talker_environment, "thinker": thinker_environment}
@@ -111,9 +106,9 @@ async def running_stages(
             replica=0,
             model_path=str(checkpoint),
             cache_dir=str(cache),
-            address=loopback_address(run_dir, stage, 0),
+            address=loopback_address(run_dir.path, stage, 0),
             same_host=True,
-            run_dir=str(run_dir),
+            run_dir=str(run_dir.path),
             served_name="demo",
             policies=policies,
             native_key="test key" if stage == "thinker" and policies else "",
@@ -129,7 +124,7 @@ async def running_stages(
         yield Stages(supervisor, Qwen3OmniSpec.load(checkpoint))
     finally:
         await supervisor.stop()
-        shutil.rmtree(run_dir, ignore_errors=True)
+        run_dir.remove()
 
 
 @pytest.fixture(scope="session")

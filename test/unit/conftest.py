@@ -1,11 +1,10 @@
 """Fixtures that tests of several rooms share."""
 
-import shutil
 import signal
-import tempfile
-from pathlib import Path
 
 import pytest
+
+from sglang_live.stages.run_dir import RunDir
 
 HANG_S = 20
 
@@ -13,9 +12,9 @@ HANG_S = 20
 @pytest.fixture
 def run_dir():
     """A directory for Unix sockets: their paths must be short, which tmp_path's are not."""
-    path = Path(tempfile.mkdtemp(prefix="sgl-live-"))
-    yield path
-    shutil.rmtree(path)
+    made = RunDir.make()
+    yield made.path
+    made.remove()
 
 
 @pytest.fixture

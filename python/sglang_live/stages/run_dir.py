@@ -56,7 +56,8 @@ class RunDir:
 def note_process(run_dir: Path, pid: int) -> None:
     """What it leaves in shared memory is cleared by the next start if we are killed."""
     try:
-        with (run_dir / _OWNER).open("a") as owner:
+        # Without O_CREAT: an owner file without its lock would hand the folder to the next start.
+        with os.fdopen(os.open(run_dir / _OWNER, os.O_WRONLY | os.O_APPEND), "w") as owner:
             owner.write(f"{pid}\n")
     except OSError as error:
         log.warning("process_not_noted pid=%d error=%s", pid, error)

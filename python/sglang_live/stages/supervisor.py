@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.connectors.queues import QueueCounts
 from sglang_live.stages.connectors.wire import sweep_shared_memory
 from sglang_live.stages.endings import cause_of, oom_kills, was_work
-from sglang_live.stages.run_dir import PREFIX, note_process
+from sglang_live.stages.run_dir import note_process
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.stages.zygote import Forked, Zygote
@@ -326,11 +325,6 @@ def _same_process(one: Ready, other: Ready) -> bool:
 
 def loopback_address(run_dir: Path, stage: str, replica: int) -> str:
     return f"ipc://{run_dir / f'{stage}-{replica}'}"
-
-
-def new_run_dir() -> Path:
-    """For stages without a server; whoever makes it removes it. See RunDir."""
-    return Path(tempfile.mkdtemp(prefix=PREFIX))
 
 
 def _kill_group(leader_pid: int) -> None:

@@ -91,3 +91,11 @@ def test_what_is_not_a_servers_is_left_alone(temporary):
 def test_a_note_that_cannot_be_written_costs_nothing_else(temporary, caplog):
     note_process(temporary / "absent", 1)
     assert "process_not_noted" in caplog.text
+
+
+def test_a_note_makes_no_folder_look_like_a_dead_servers(temporary):
+    """Without an owner's lock the next start would remove it under those who use it."""
+    (temporary / "sgl-live-borrowed").mkdir()
+    note_process(temporary / "sgl-live-borrowed", os.getpid())
+    assert clear_dead() == 0
+    assert (temporary / "sgl-live-borrowed").is_dir()
