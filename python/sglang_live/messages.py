@@ -2,7 +2,8 @@
 
 One job is one reply in one stage. The orchestrator opens it (Think, Speak, Voice), may send more
 (SpeakText, VoiceFrames, Progress, EndReply), and receives events until ThinkDone, SpeakDone,
-VoiceDone or Failed. BoundNative opens one, too, because it needs an answer: NativeBounded.
+VoiceDone or Failed. BoundNative and Measure open one, too, because they need an answer:
+NativeBounded, Measured.
 Tensors are not in the message: a TensorRef says where they are (see connectors/wire.py).
 """
 
@@ -27,6 +28,9 @@ class TensorRef(msgspec.Struct, frozen=True):
 
 
 # --- any stage ---
+
+# A gauge in Ready.load of thinkers: tokens that one prompt may have.
+PROMPT_TOKENS_MOST = "prompt_tokens_most"
 
 
 class Ping(Message, frozen=True, tag=True):
@@ -223,6 +227,32 @@ class NativeBounded(Message, frozen=True, tag=True):
     """The engine keeps to the bound from now on."""
 
 
+class Measure(Message, frozen=True, tag=True):
+    """How many tokens a prompt would need at least; answered by Measured. Nothing is computed.
+
+    instructions, functions: see Think. texts, clips_s: words of its messages, and how long each of
+    their recordings is.
+    """
+
+    instructions: str
+    functions: list[str]
+    texts: list[str]
+    clips_s: list[float]
+    timeout_s: float
+
+
+class Measured(Message, frozen=True, tag=True):
+    """header_tokens: of instructions and functions; item_tokens: of the messages.
+
+    most_header_tokens, most_tokens: that a prompt may have of the former, and of both.
+    """
+
+    header_tokens: int
+    item_tokens: int
+    most_header_tokens: int
+    most_tokens: int
+
+
 class CloseSession(Message, frozen=True, tag=True):
     session_id: str
 
@@ -317,6 +347,8 @@ AnyMessage = (
     | ThinkDone
     | BoundNative
     | NativeBounded
+    | Measure
+    | Measured
     | CloseSession
     | Speak
     | SpeakText

@@ -79,7 +79,11 @@ class Call:
         )
         self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics)
         self._items = ConversationEvents(
-            self._conversation, emit, services.metrics, max_bytes=config.max_append_bytes
+            self._conversation,
+            emit,
+            services.metrics,
+            services.context_room,
+            max_bytes=config.max_append_bytes,
         )
 
         def may_ask() -> Standing | None:
@@ -140,7 +144,7 @@ class Call:
             case AudioClear():
                 self._turns.clear()
             case ItemCreate():
-                self._items.create(event, self._config.input_format)
+                await self._items.create(event, self._config.input_format)
             case ItemDelete():
                 self._items.delete(event)
             case ItemRetrieve():
@@ -151,11 +155,11 @@ class Call:
             case PlaybackAck():
                 self._playout.ack(event.item_id, event.audio_end_ms)
             case ResponseCreate():
-                self._create_response(event)
+                await self._create_response(event)
             case ResponseCancel():
                 self._responses.cancel(event.response_id)
             case SessionUpdate():
-                self._update_session(event)
+                await self._update_session(event)
             case OutputAudioClear():
                 raise ClientEventError(
                     "output_audio_buffer.clear exists for WebRTC and SIP only.", param="type"
@@ -175,7 +179,7 @@ class Call:
                 self._services.metrics.timelines_lost.inc()
                 log.warning("timeline_lost session=%s error=%s", self._session_id, error)
 
-    def _create_response(self, event: ResponseCreate) -> None:
+    async def _create_response(self, event: ResponseCreate) -> None:
         if self._config.frames is not None:
             raise ClientEventError(
                 "There are no responses in frame mode: every frame is answered by frame.done.",
@@ -190,15 +194,19 @@ class Call:
             now_s=self._services.clock.now_s(),
             voice_locked=self._responses.has_spoken,
         )
+        if event.response is not None:
+            await self._services.context_room.check_response(plan, event.response, self._config)
         self._responses.create(plan)
 
-    def _update_session(self, event: SessionUpdate) -> None:
+    async def _update_session(self, event: SessionUpdate) -> None:
         config = update_config(
             self._config,
             event.session,
             defaults=self._defaults,
             voice_locked=self._responses.has_spoken,
         )
+        room = self._services.context_room
+        await room.check_settings(config, event.session, self._config, "session")
         if config.frames is not None and self._config.frames is None and self._responses.busy:
             raise ClientEventError(
                 "Frame mode cannot begin while a response is in progress.",

@@ -23,6 +23,7 @@ from sglang_live.gateway.audio_files import FORMATS
 from sglang_live.gateway.chat_forms import ChatForm, read_chat
 from sglang_live.gateway.chat_history import history_of
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.context_room import ContextRoom
 from sglang_live.gateway.event_error import error_body
 from sglang_live.gateway.http_body import (
     Streamed,
@@ -33,11 +34,13 @@ from sglang_live.gateway.http_body import (
 )
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.item_forms import check_text
 from sglang_live.gateway.model import brief_session, check_model, voice_of
 from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.tool_calls import MalformedCallError, read_call, tools_of
 from sglang_live.orchestrator.history import (
     AudioDelta,
+    PromptContent,
     TranscriptDelta,
     TurnDone,
     TurnEvent,
@@ -92,6 +95,7 @@ class ChatRoute:
         self._orchestrator, self._config, self._metrics = orchestrator, config, metrics
         self._written, self._owner = written, owner
         self._said_before = _SaidBefore()
+        self._room = ContextRoom(orchestrator, metrics)
 
     async def __call__(self, request: Request) -> Response:
         try:
@@ -102,6 +106,7 @@ class ChatRoute:
             form = read_chat(body)
             salt = owner_salt(self._owner(request.headers))
             turn = await asyncio.to_thread(self._turn, form, salt)
+            await self._check_room(turn)
             answer = _Answer(form, self._orchestrator.model_name)
             events = self._events(turn)
             if form.stream:
@@ -135,6 +140,14 @@ class ChatRoute:
             tools=tools_of(form.functions_of(), form.choice()),
             cache_salt=salt,
         )
+
+    async def _check_room(self, turn: TurnRequest) -> None:
+        """Raises ClientEventError: it cannot fit, or is more text than is worth a look."""
+        functions = turn.tools.functions
+        content = PromptContent.of(turn.history, turn.instructions, functions)
+        check_text(content.n_characters + len(content.instructions), "messages")
+        header_at = "tools" if functions else "messages"
+        await self._room.check(content, header_at=header_at, items_at="messages")
 
     async def _events(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         async with (

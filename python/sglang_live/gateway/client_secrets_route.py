@@ -27,7 +27,12 @@ class ClientSecretsRoute:
             refuse_query(request)
             form = read_json(body or b"{}", ClientSecretForm)
             # What a session cannot be is told now, to those who can change it.
-            config = first_config(self._services.orchestrator, self._services.config, form.session)
+            orchestrator, gateway = self._services.orchestrator, self._services.config
+            config = first_config(orchestrator, gateway, form.session)
+            if form.session is not None:
+                default = first_config(orchestrator, gateway, None)
+                room = self._services.context_room
+                await room.check_settings(config, form.session, default, "session")
             secret = self._secrets.make(form, self._keys.owner(request.headers))
         except LiveError as error:
             return error_response(error)

@@ -7,6 +7,7 @@ ClientEventError and no change.
 from collections.abc import Collection
 
 from sglang_live.gateway.audio_codec import WireFormat
+from sglang_live.gateway.context_room import ContextRoom
 from sglang_live.gateway.conversation import Conversation
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.item_forms import build_item
@@ -28,9 +29,16 @@ TRUNCATE_TOLERANCE_MS = 500
 
 class ConversationEvents:
     def __init__(
-        self, conversation: Conversation, emit: Emit, metrics: GatewayMetrics, *, max_bytes: int
+        self,
+        conversation: Conversation,
+        emit: Emit,
+        metrics: GatewayMetrics,
+        room: ContextRoom,
+        *,
+        max_bytes: int,
     ):
         self.conversation = conversation
+        self._room = room
         self._emit = emit
         self._metrics = metrics
         self._max_audio_bytes = max_bytes
@@ -58,7 +66,7 @@ class ConversationEvents:
                 self.conversation.delete(gone)
                 self._report_dropped(gone.id, "window", lane)
 
-    def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
+    async def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
         """Raises ClientEventError; CapacityError while all conversations together are full."""
         self.conversation.check_insert(event.item.id, event.previous_item_id)
         item = build_item(
@@ -68,6 +76,9 @@ class ConversationEvents:
             path="item",
             call_ids=self.conversation.call_ids,
         )
+        await self._room.check_item(item, event.item, "item")
+        # Meanwhile a response may have put in, or dropped, an item.
+        self.conversation.check_insert(event.item.id, event.previous_item_id)
         self.conversation.budget.check(item.size_bytes)
         self.add(item, event.previous_item_id)
 

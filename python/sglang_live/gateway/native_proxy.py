@@ -28,7 +28,7 @@ from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.json_forms import broken_json
 from sglang_live.gateway.media_guard import MediaGuard
 from sglang_live.gateway.model import check_model
-from sglang_live.gateway.native.answers import early_error, model_info, server_info
+from sglang_live.gateway.native.answers import early_error, model_info, server_info, too_long
 from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.native.control_tokens import without_control_tokens
 from sglang_live.gateway.native.forms import forms
@@ -394,6 +394,9 @@ class _Relay(Response):
         try:
             early = await self._early(response) if self._streams else b""
             fault = early_error(early.partition(b"\n\n")[0]) if response.status == 200 else None
+            if response.status == 400:
+                early += await response.read()
+                fault = too_long(early)
             if fault is not None:
                 self._metrics.proxied.labels(self._route, str(fault.http_status)).inc()
                 await error_response(fault)(scope, receive, send)

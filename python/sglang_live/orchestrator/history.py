@@ -5,7 +5,9 @@ The orchestrator finds out which prefix of it the thinker's session already hold
 and sends only the rest. Everything here is frozen: a turn cannot change under its own feet.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -15,6 +17,7 @@ from sglang_live.policy.view import FRAME_S as FRAME_S
 
 INPUT_RATE_HZ = 16_000
 OUTPUT_RATE_HZ = 24_000
+_MOST_AUDIO_TOKENS_PER_S = 13
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -109,6 +112,62 @@ class TurnRequest:
     def is_timely(self) -> bool:
         """Whether it matters when the reply comes, beyond a reader's patience."""
         return self.wants_audio or self.beat_s is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptContent:
+    """What a prompt is to hold, as far as its length goes.
+
+    functions: see Tools. texts: the words of messages. clips_s: seconds of each recording in them.
+    """
+
+    instructions: str = ""
+    functions: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    clips_s: tuple[float, ...] = ()
+
+    @staticmethod
+    def of(
+        items: Iterable[HistoryItem], instructions: str = "", functions: tuple[str, ...] = ()
+    ) -> "PromptContent":
+        # Within a message a token may span two texts.
+        texts, clips_s = [], []
+        for item in items:
+            for kind, parts in groupby(item.parts, key=type):
+                if kind is TextPart:
+                    texts.append("".join(part.text for part in parts))
+                else:
+                    clips_s += [part.duration_s for part in parts]
+        return PromptContent(
+            instructions=instructions,
+            functions=functions,
+            texts=tuple(texts),
+            clips_s=tuple(clips_s),
+        )
+
+    @property
+    def n_characters(self) -> int:
+        return sum(map(len, self.texts))
+
+    @property
+    def most_tokens(self) -> int:
+        """An upper bound: a token stands for a byte of text at least."""
+        texts = (self.instructions, *self.functions, *self.texts)
+        n_audio = sum(_MOST_AUDIO_TOKENS_PER_S * (clip_s + 1) for clip_s in self.clips_s)
+        return sum(len(text.encode()) for text in texts) + int(n_audio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSize:
+    """Tokens at least, and at most: header: instructions and functions; items: messages.
+
+    most_header: that instructions and functions may have; most: these and messages together.
+    """
+
+    header: int
+    items: int
+    most_header: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,23 @@ from dataclasses import dataclass, field
 
 from sglang_live.errors import StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.messages import BoundNative, CallerSpeaks, CloseSession, NativeBounded, Outlook
+from sglang_live.messages import (
+    BoundNative,
+    CallerSpeaks,
+    CloseSession,
+    Measure,
+    Measured,
+    NativeBounded,
+    Outlook,
+)
 from sglang_live.orchestrator.head_start import HeadStarts
-from sglang_live.orchestrator.history import TurnRequest
+from sglang_live.orchestrator.history import PromptContent, TurnRequest
 from sglang_live.orchestrator.stage_jobs import JOB_TIMEOUT_S, Segment, Speech, Thought, VoiceJob
 from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.supervisor import Replica
+
+# Its client's next event waits for it.
+_MEASURE_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -88,6 +99,26 @@ class NativeLink(_Link):
             )
             async for _ in job.events(NativeBounded):
                 pass
+
+
+class MeasuringLink(_Link):
+    """To any thinker, for no session."""
+
+    async def measure(self, content: PromptContent) -> Measured:
+        async with self.client().open(f"measure-{uuid.uuid4().hex}") as job:
+            await job.begin(
+                Measure(
+                    job.job_id,
+                    instructions=content.instructions,
+                    functions=list(content.functions),
+                    texts=list(content.texts),
+                    clips_s=list(content.clips_s),
+                    timeout_s=_MEASURE_TIMEOUT_S,
+                )
+            )
+            events = job.events(Measured, silence_limit_s=_MEASURE_TIMEOUT_S)
+            [(measured, _)] = [event async for event in events]
+            return measured
 
 
 class TalkerLink(_Link):

@@ -8,9 +8,17 @@ from sglang_live.capacity.control import Capacity, CapacityControl
 from sglang_live.clock import Clock
 from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.messages import PROMPT_TOKENS_MOST
 from sglang_live.orchestrator.head_start import HeadStarts
-from sglang_live.orchestrator.history import AudioDelta, TurnDone, TurnEvent, TurnRequest
-from sglang_live.orchestrator.links import NativeLink, StageLinks
+from sglang_live.orchestrator.history import (
+    AudioDelta,
+    PromptContent,
+    PromptSize,
+    TurnDone,
+    TurnEvent,
+    TurnRequest,
+)
+from sglang_live.orchestrator.links import MeasuringLink, NativeLink, StageLinks
 from sglang_live.orchestrator.listening import Listening
 from sglang_live.orchestrator.metronome import Metronome
 from sglang_live.orchestrator.stage_jobs import OnNote
@@ -251,6 +259,21 @@ class LiveOrchestrator:
     async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
         [replica] = [r for r in self._supervisor.replicas if r.spec.native_key]
         await NativeLink(replica, session_id).bound(retention)
+
+    async def measure(self, content: PromptContent) -> PromptSize | None:
+        # All thinkers have the same model, and the same limits unless they are on other hosts.
+        replica = self._least_loaded("thinker")
+        most_tokens = replica.ready.load.get(PROMPT_TOKENS_MOST, 0)
+        # The other half: markup, and functions in the words of the model's own template.
+        if content.most_tokens <= most_tokens // 2:
+            return None
+        measured = await MeasuringLink(replica, "").measure(content)
+        return PromptSize(
+            header=measured.header_tokens,
+            items=measured.item_tokens,
+            most_header=measured.most_header_tokens,
+            most=measured.most_tokens,
+        )
 
     def capacity_now(self) -> Capacity:
         return self.capacity.report()

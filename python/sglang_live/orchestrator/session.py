@@ -5,7 +5,7 @@ from typing import Protocol
 
 from sglang_live.capacity.control import Capacity
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.history import TurnEvent, TurnRequest
+from sglang_live.orchestrator.history import PromptContent, PromptSize, TurnEvent, TurnRequest
 
 
 class VoiceSession(Protocol):
@@ -97,6 +97,14 @@ class Orchestrator(Protocol):
 
     def capacity_now(self) -> Capacity:
         """How many more sessions may come."""
+        ...
+
+    async def measure(self, content: PromptContent) -> PromptSize | None:
+        """How long a prompt with this would be; None: so short that it fits in any case.
+
+        Raises:
+            StageUnavailableError, StageFailedError, DeadlineError: not known.
+        """
         ...
 
     async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:

@@ -11,15 +11,32 @@ from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem
 
 # 12.5 tokens a second, rounded up once per started second.
-_AUDIO_TOKENS_PER_S = 13
+AUDIO_TOKENS_PER_S = 13
+# Of the context an eighth is left to the reply. Instructions may fill three quarters of the rest.
+_REPLY_SHARE, _HEADER_SHARE = 8, 0.75
+_ASK_TOKENS = 8  # the markup that asks for a reply, and a margin
 # After a cut a quarter is free, so that the next turns need no other: each one prefills anew.
 _KEEP_SHARE = 0.75
+
+
+def room_for_prompt(max_tokens: int, opening_tokens: int = 0) -> int:
+    """Tokens that instructions and messages may have together.
+
+    Args:
+        max_tokens: that a request may have. opening_tokens: of the reply, see Opening.
+    """
+    return max_tokens - max_tokens // _REPLY_SHARE - opening_tokens - _ASK_TOKENS
+
+
+def room_for_header(room_tokens: int) -> int:
+    """Of them, those of the instructions and functions."""
+    return int(room_tokens * _HEADER_SHARE)
 
 
 def most_tokens_of(prompt: ChatPrompt, item: HistoryItem) -> int:
     """An upper bound of the tokens that the item adds to a session."""
     clips = (part for part in item.parts if isinstance(part, AudioPart))
-    places = (_AUDIO_TOKENS_PER_S * (ceil(len(c.pcm) / INPUT_RATE_HZ) + 1) for c in clips)
+    places = (AUDIO_TOKENS_PER_S * (ceil(len(c.pcm) / INPUT_RATE_HZ) + 1) for c in clips)
     return prompt.n_tokens(prompt.item(item), places)
 
 

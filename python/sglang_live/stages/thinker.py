@@ -20,8 +20,10 @@ from sglang_live.clock import MonotonicClock
 from sglang_live.errors import BadInputError, DeadlineError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
+    PROMPT_TOKENS_MOST,
     BoundNative,
     EndReply,
+    Measure,
     NativeBounded,
     Outlook,
     Progress,
@@ -42,6 +44,7 @@ from sglang_live.stages.connectors.server import ServedJob
 from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.prefill_signs import show_prefill
+from sglang_live.stages.prompt_sizes import PromptSizes
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.stream_notes import NoteRoutes
 from sglang_live.stages.tasks import result_beside, vital
@@ -89,6 +92,7 @@ class ThinkerStage:
         self.engine = self.host.engine
         tokenizer = self.engine.tokenizer_manager.tokenizer
         self.prompt = ChatPrompt(self.model, tokenizer)
+        self._sizes = PromptSizes(self.prompt, tokenizer)
         self._sessions: dict[str, ThinkerSession] = {}
         self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._items: dict[str, dict[str, HistoryItem]] = defaultdict(dict)
@@ -127,6 +131,8 @@ class ThinkerStage:
     async def run(self, job: ServedJob) -> None:
         if isinstance(job.opener, BoundNative):
             return await self._bound_native(job, job.opener)
+        if isinstance(job.opener, Measure):
+            return await job.send(await self._sizes.of(job.opener, self._max_tokens))
         if isinstance(job.opener, Read):
             return await self._recite(job, job.opener)
         request: Think = job.opener
@@ -158,8 +164,14 @@ class ThinkerStage:
                 engine_session, message.plays_for_s, message.reply_gap_s, message.saw_gap_s
             )
 
+    @property
+    def _max_tokens(self) -> int:
+        """Of one prompt: the context, or the KV pool if that is smaller."""
+        return self.engine.tokenizer_manager.max_req_input_len
+
     def load(self) -> dict[str, float]:
         own = {"sessions": float(len(self._sessions)), **self._counts}
+        own[PROMPT_TOKENS_MOST] = float(self._max_tokens)
         return {**self.host.load(), **self._totals.load(), **own}
 
     async def _bound_native(self, job: ServedJob, request: BoundNative) -> None:
@@ -290,7 +302,7 @@ class ThinkerStage:
             retention=_retention(request) if self._bounds else None,
             opening=self.prompt.opening(request.must_call),
             speculative=request.speculative,
-            max_tokens=self.engine.tokenizer_manager.max_req_input_len,
+            max_tokens=self._max_tokens,
             drops_oldest=request.drops_oldest,
             cache_salt=request.cache_salt,
         )

@@ -27,6 +27,8 @@ from sglang_live.stages.fitting_history import (
     most_tokens_of,
     newest_that_are_kept,
     newest_that_fit,
+    room_for_header,
+    room_for_prompt,
 )
 from sglang_live.stages.held_history import (
     BeforeSpeech,
@@ -39,10 +41,6 @@ from sglang_live.stages.thinker_feed import ThinkerFeed
 from sglang_live.stages.thinker_turn import Generated, Prefilled, Started, TurnState
 
 log = logging.getLogger(__name__)
-
-# Of the context an eighth is left to the reply. Instructions may fill three quarters of the rest.
-_REPLY_SHARE, _HEADER_SHARE = 8, 0.75
-_ASK_TOKENS = 8  # the markup that asks for a reply, and a margin
 
 
 @dataclass(slots=True)
@@ -111,9 +109,9 @@ class ThinkerSession:
             ContextLengthError: it does not fit. Nothing of the history was appended.
         """
         self.cache_salt = cache_salt
-        ask_len = len(opening.token_ids) + _ASK_TOKENS
-        limit = None if max_tokens is None else max_tokens - max_tokens // _REPLY_SHARE - ask_len
-        if limit is not None:
+        limit = None
+        if max_tokens is not None:
+            limit = room_for_prompt(max_tokens, len(opening.token_ids))
             self._check_header(instructions, limit)
         await self._reconcile(instructions, history, state)
         if limit is not None and not self._fits(history[len(self.held) :], limit):
@@ -235,10 +233,9 @@ class ThinkerSession:
 
     def _check_header(self, instructions: str, limit: int) -> None:
         header = self.prompt.n_tokens(self.prompt.header(instructions), iter(()))
-        if header > limit * _HEADER_SHARE:
+        if header > (most := room_for_header(limit)):
             raise ContextLengthError(
-                f"The instructions and tools are {header} tokens long; at most "
-                f"{int(limit * _HEADER_SHARE)} fit."
+                f"The instructions and tools are {header} tokens long; at most {most} fit."
             )
 
     def _fits(self, new: list[HistoryItem], limit: int) -> bool:

@@ -52,6 +52,9 @@ class GatewayMetrics:
         self.items_dropped = self._counter(
             "items_dropped", "Items that left conversations by themselves, by reason.", "reason"
         )
+        self.prompts_unmeasured = self._counter(
+            "prompts_unmeasured", "Long inputs taken although no thinker said whether they fit."
+        )
         self.input_audio_dropped_s = self._counter(
             "input_audio_dropped_seconds", "Uncommitted audio without speech that was dropped."
         )

@@ -36,6 +36,8 @@ from sglang_live.orchestrator.history import (
     OUTPUT_RATE_HZ,
     AudioDelta,
     HistoryItem,
+    PromptContent,
+    PromptSize,
     TextPart,
     TranscriptDelta,
     TurnDone,
@@ -210,6 +212,8 @@ class FakeOrchestrator:
     """
     scripts: what the turns of the next session do, one list per turn.
     native_bounds: of sessions of SGLang's own API. may_bound: until it is set, none is confirmed.
+    most_tokens: of a prompt, of which three quarters may be instructions and tools; a character is
+        a token, a second of audio ten. None: everything fits. measured: what was asked of it.
     """
 
     scripts: list[list[Step]] = field(default_factory=list)
@@ -219,6 +223,22 @@ class FakeOrchestrator:
     sessions: list[FakeSession] = field(default_factory=list)
     native_bounds: dict[str, RetentionConfig] = field(default_factory=dict)
     may_bound: asyncio.Event | None = None
+    most_tokens: int | None = None
+    measured: list[PromptContent] = field(default_factory=list)
+    measure_fails_with: Exception | None = None
+
+    async def measure(self, content: PromptContent) -> PromptSize | None:
+        self.measured.append(content)
+        if self.measure_fails_with:
+            raise self.measure_fails_with
+        if self.most_tokens is None:
+            return None
+        return PromptSize(
+            header=len(content.instructions) + sum(map(len, content.functions)),
+            items=content.n_characters + sum(int(10 * clip_s) for clip_s in content.clips_s),
+            most_header=self.most_tokens * 3 // 4,
+            most=self.most_tokens,
+        )
 
     def capacity_now(self) -> Capacity:
         pools = {"thinker": (0.25, math.inf), "talker": (0.5, 12.3456)}

@@ -166,6 +166,44 @@ async def test_an_answer_can_be_referred_to_by_its_id():
     assert orchestrator.turns[0].voice == "ada", "a voice of others is the model's first"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("messages", "fields", "param"),
+    [
+        ([{"role": "user", "content": "x" * 4001}], {}, "messages"),
+        ([{"role": "user", "content": "x" * 3000}] * 2, {}, "messages"),
+        ([{"role": "system", "content": "x" * 3500}, HELLO], {}, "messages"),
+        ([{"role": "system", "content": "x" * 2500}, *[HELLO] * 300], {}, "messages"),
+        ([HELLO], {"tools": [WEATHER]}, "tools"),
+    ],
+)
+async def test_what_cannot_fit_into_the_context_is_no_turn(messages, fields, param, stream):
+    if "tools" in fields:
+        function = WEATHER["function"] | {"description": "x" * 3500}
+        fields = {"tools": [WEATHER | {"function": function}]}
+    orchestrator = FakeOrchestrator(most_tokens=4000)
+    audio = {"voice": "bob", "format": "pcm16"}
+    answer = await ask(orchestrator, *messages, stream=stream, audio=audio, **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert orchestrator.sessions == []
+    assert (await ask(orchestrator, HELLO)).status_code == 200
+
+
+async def test_more_text_than_is_worth_a_look_is_not_measured():
+    orchestrator = FakeOrchestrator()
+    half = {"role": "user", "content": "x" * ((1 << 19) + 1)}
+    answer = await ask(orchestrator, half, half)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "text_too_large",
+        "messages",
+    )
+    assert orchestrator.measured == []
+
+
 async def test_a_call_is_checked_and_not_spoken():
     script = [TranscriptDelta("One moment."), done("One moment.", calls=(CALL, '{"name": "x"}'))]
     orchestrator = FakeOrchestrator([script, script])

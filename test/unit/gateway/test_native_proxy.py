@@ -38,11 +38,12 @@ class FakeSglang:
     """Echoes what it was asked; streams three pieces, waiting for the gate before the second.
 
     open_sessions: opened and not closed; an id that is open is refused.
+    refuses_with: the body of an answer of status 400 to /generate.
     """
 
     def __init__(self):
         self.gate = asyncio.Event()
-        self.breaks = False
+        self.breaks, self.refuses_with = False, None
         self.working = asyncio.Event()
         self.hung_up = asyncio.Event()
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
@@ -82,6 +83,8 @@ class FakeSglang:
 
     async def generate(self, request: Request):
         body = json.loads(await request.body())
+        if self.refuses_with:
+            return JSONResponse(self.refuses_with, 400)
         if not body.get("stream"):
             if self.breaks:
                 return BrokenOff(b"do")
@@ -435,6 +438,31 @@ def test_a_server_tells_no_paths_ports_or_keys():
     told = {"version": "1", "port": 3, "api_key": "k", "launch_command": "--api-key k"}
     assert server_info(told) == {"version": "1"}
     assert model_info({"model_path": "/home/x/demo"}) == {"model_path": "demo"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "The input (40000 tokens) is longer than the model's context length (32768 tokens).",
+        "Requested token count exceeds the model's maximum context length of 32768 tokens.",
+        "Input length (32764 tokens) exceeds the maximum allowed length (32762 tokens).",
+    ],
+)
+async def test_a_prompt_that_does_not_fit_is_told_by_its_code(stream, message):
+    async with proxied() as (http, sglang):
+        forms = {"error": {"message": message}}, {"object": "error", "message": message}
+        for sglang.refuses_with in forms:
+            answer = await http.post("/generate", json={"text": "x", "stream": stream})
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert (error["code"], error["message"]) == ("context_length_exceeded", message)
+            assert error["type"] == "invalid_request_error"
+        sglang.refuses_with = {"error": {"message": "another one"}}
+        answer = await http.post("/generate", json={"text": "x", "stream": stream})
+        assert (answer.status_code, answer.json()) == (400, sglang.refuses_with)
+    told = early_error(b"data: " + json.dumps({"error": {"message": message}}).encode())
+    assert (told.code, told.http_status) == ("context_length_exceeded", 400)
 
 
 async def test_a_repeated_key_cannot_smuggle_media_past_the_guard():

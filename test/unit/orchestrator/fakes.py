@@ -17,6 +17,8 @@ from sglang_live.messages import (
     BoundNative,
     CodecFrames,
     EndReply,
+    Measure,
+    Measured,
     NativeBounded,
     Outlook,
     Pcm,
@@ -123,6 +125,12 @@ class FakeThinker(FakeStage):
         if isinstance(job.opener, BoundNative):
             await self.step(0)
             return await job.send(NativeBounded(job.job_id))
+        if isinstance(job.opener, Measure):
+            await self.step(0)
+            texts = (job.opener.instructions, *job.opener.functions), job.opener.texts
+            n_header, n_items = (sum(map(len, part)) for part in texts)
+            n_audio = sum(int(clip_s) for clip_s in job.opener.clips_s)
+            return await job.send(Measured(job.job_id, n_header, n_items + n_audio, 750, 1000))
         request: Think = job.opener
         clips = {
             item.key: [wire.take(p.pcm, job.frames) for p in item.parts if isinstance(p, WireAudio)]

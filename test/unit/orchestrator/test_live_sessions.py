@@ -4,6 +4,7 @@ import asyncio
 import math
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from sglang_live.errors import (
@@ -14,7 +15,8 @@ from sglang_live.errors import (
     StageUnavailableError,
 )
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.history import AudioDelta, TurnDone
+from sglang_live.messages import PROMPT_TOKENS_MOST
+from sglang_live.orchestrator.history import AudioDelta, PromptContent, PromptSize, TurnDone
 
 from .fakes import ask, user
 
@@ -234,3 +236,42 @@ async def test_a_session_that_finds_no_stage_takes_no_room(world_of):
     with pytest.raises(StageUnavailableError):
         await world.orchestrator.open_session("caller")
     assert world.orchestrator.capacity_now().n_sessions == 0
+
+
+# --- how long prompts are ---
+
+
+def content(n_characters: int, **changes) -> PromptContent:
+    return PromptContent.of([user("a", "x" * n_characters)], **changes)
+
+
+async def test_a_thinker_measures_what_may_be_too_long_and_nothing_else(world):
+    size = await world.orchestrator.measure(content(30, instructions="yy", functions=("z",)))
+    assert size == PromptSize(header=3, items=30, most_header=750, most=1000)
+    ready = world.replicas[0].ready
+    world.replicas[0].ready = msgspec.structs.replace(ready, load={PROMPT_TOKENS_MOST: 100.0})
+    world.thinker.openers.clear()
+    assert await world.orchestrator.measure(content(50)) is None
+    assert await world.orchestrator.measure(PromptContent(clips_s=(2.0,))) is None
+    assert world.thinker.openers == []
+    assert (await world.orchestrator.measure(content(51))).items == 51
+    assert (await world.orchestrator.measure(PromptContent(clips_s=(3.0,)))).items == 3
+    assert (await world.orchestrator.measure(PromptContent(texts=("é" * 26,)))).items == 26
+    assert world.n_jobs() == 0
+
+
+async def test_a_thinker_that_fails_to_measure_says_so(world):
+    world.thinker.fails_at = 0
+    with pytest.raises(StageFailedError):
+        await world.orchestrator.measure(content(30))
+    await world.process(world.thinker).stop()
+    with pytest.raises(StageUnavailableError):
+        await world.orchestrator.measure(content(30))
+    assert world.n_jobs() == 0
+
+
+def test_texts_of_a_message_without_audio_between_them_are_one():
+    item = user("a", "x", "y", 16_000, "z")
+    other = user("b", 8_000)
+    parts = PromptContent.of([item, other])
+    assert (parts.texts, parts.clips_s, parts.n_characters) == (("xy", "z"), (1.0, 0.5), 3)

@@ -1,11 +1,12 @@
 """What of SGLang's answers is changed on the way to a client."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from sglang_live.errors import BadInputError, LiveError, StageFailedError
+from sglang_live.errors import BadInputError, ContextLengthError, LiveError, StageFailedError
 
 # Of some 600 fields: sizes, and nothing of keys, ports, paths or the command line.
 _SERVER_FIELDS = (
@@ -25,6 +26,11 @@ _SERVER_FIELDS = (
     "attention_backend",
     "schedule_policy",
 )
+# What SGLang's tokenizer and its scheduler say of prompts that do not fit. Its own code is 400.
+_TOO_LONG = re.compile(
+    r"longer than the model's context length|exceeds the (model's maximum context length"
+    r"|maximum allowed length \()"
+)
 _PATHS = ("model_path", "tokenizer_path")
 
 
@@ -36,6 +42,18 @@ def model_info(told: dict[str, Any]) -> dict[str, Any]:
     """Paths are cut to their last part, by which clients choose a chat template."""
     kept = {name: value for name, value in told.items() if name != "preferred_sampling_params"}
     return kept | {n: Path(kept[n]).name for n in _PATHS if isinstance(kept.get(n), str)}
+
+
+def too_long(body: bytes) -> ContextLengthError | None:
+    """The error in an answer of status 400, if the prompt does not fit into the context."""
+    try:
+        told = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    fault = told.get("error", told) if isinstance(told, dict) else None
+    message = fault.get("message") if isinstance(fault, dict) else None
+    is_too_long = isinstance(message, str) and _TOO_LONG.search(message)
+    return ContextLengthError(message) if is_too_long else None
 
 
 def early_error(event: bytes) -> LiveError | None:
@@ -58,5 +76,7 @@ def early_error(event: bytes) -> LiveError | None:
     if not isinstance(fault, dict):
         fault = {"message": str(fault)}
     code, message = fault.get("code"), str(fault.get("message") or "the engine refused it")
+    if _TOO_LONG.search(message):
+        return ContextLengthError(message)
     is_ours = isinstance(code, int) and 400 <= code < 500
     return BadInputError(message) if is_ours or code is None else StageFailedError(message)
