@@ -4,7 +4,7 @@ import asyncio
 
 from sglang_live.clock import SimClock
 
-from .fakes import FakeOrchestrator, connected, paced, services, tone
+from .fakes import Caller, FakeOrchestrator, connected, paced, services, tone
 
 LIMIT_S = 100.0
 
@@ -14,6 +14,13 @@ async def pass_time(clock: SimClock, seconds: float) -> None:
         clock.advance(1.0)
         for _ in range(5):
             await asyncio.sleep(0)
+
+
+async def taken(caller: Caller) -> None:
+    """The call has received what was sent; the server's threads have no part in simulated time."""
+    async with asyncio.timeout(5):
+        while not caller.wire.incoming.empty():
+            await asyncio.sleep(0.001)
 
 
 def idle_after(orchestrator: FakeOrchestrator):
@@ -41,6 +48,7 @@ async def test_silence_from_an_open_microphone_keeps_a_call():
     async with connected(orchestrator, shared) as caller:
         for _ in range(10):
             caller.append(bytes(len(tone(20))))
+            await taken(caller)
             await pass_time(shared.clock, LIMIT_S / 2)
         assert await caller.settle() == []
         assert caller.wire.closed is None
