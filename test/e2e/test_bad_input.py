@@ -118,6 +118,28 @@ async def test_a_frame_too_large_to_read_closes_that_connection_alone(server):
         await still_answers(other)
 
 
+async def test_what_cannot_fit_into_the_context_is_refused_and_the_call_goes_on(server):
+    long = "one two three " * 21_000  # 294,000 characters
+    part = {"type": "input_text", "text": long}
+    item = {"type": "message", "role": "user", "content": [part]}
+    output = {"type": "function_call_output", "call_id": "c", "output": long}
+    call = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD)
+        await socket.send("conversation.item.create", item=call)
+        for entry, place in ((item, "item.content[0].text"), (output, "item.output")):
+            await socket.send("conversation.item.create", item=entry)
+            error = (await socket.until("error"))["error"]
+            assert (error["code"], error["param"]) == ("context_length_exceeded", place)
+            assert "At most" in error["message"]
+        await still_answers(socket)
+    for modalities in ({}, {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}}):
+        body = {"model": "demo", "messages": [{"role": "user", "content": long}], **modalities}
+        answer = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=30)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
 async def test_callers_who_vanish_mid_turn_and_call_again_at_once_are_served(server):
     """Each call is dropped in another phase of its turn."""
     voice = clip_24k("sp_jfk.flac", 2.0)
