@@ -7,11 +7,14 @@ goes with all that its processes had in shared memory.
 
 import fcntl
 import logging
+import math
 import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from sglang_live.stages.connectors.wire import sweep_shared_memory
 
@@ -84,8 +87,8 @@ def _clear(folder: Path) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         pids = (folder / _OWNER).read_text().split()
         for pid in pids:
-            if pid.isdecimal() and not _is_alive(int(pid)):
-                sweep_shared_memory(int(pid))
+            if pid.isdecimal():
+                sweep_shared_memory(int(pid), before_s=_began_s(int(pid)))
         shutil.rmtree(folder)
     except OSError as error:
         if not isinstance(error, BlockingIOError):
@@ -96,11 +99,12 @@ def _clear(folder: Path) -> bool:
     return True
 
 
-def _is_alive(pid: int) -> bool:
+def _began_s(pid: int) -> float:
+    """When the process began, in seconds since 1970; infinite: it has ended.
+
+    A pid is given to another process in time: what is older than that is not its own.
+    """
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return math.inf

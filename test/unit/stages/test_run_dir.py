@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sglang_live.stages.connectors.wire import SHM_DIR, SHM_PREFIX
@@ -72,6 +73,25 @@ def test_stages_that_were_noted_are_cleared_as_well_unless_they_live(owner):
         assert [file.exists() for file in files] == [False, True]
     finally:
         files[1].unlink()
+
+
+def test_a_pid_that_was_given_to_another_process_keeps_no_leftover(owner):
+    """What is older than the process that has the pid now is of the one before."""
+    process, folder, _ = owner
+    note_process(folder, os.getpid())
+    old, own = (SHM_DIR / f"{SHM_PREFIX}{os.getpid()}-{name}" for name in ("old", "own"))
+    try:
+        for file in (old, own):
+            file.write_text("x")
+        before_us = psutil.Process().create_time() - 10
+        os.utime(old, (before_us, before_us))
+        process.kill()
+        process.wait()
+        clear_dead()
+        assert (old.exists(), own.exists()) == (False, True)
+    finally:
+        for file in (old, own):
+            file.unlink(missing_ok=True)
 
 
 def test_what_is_not_a_servers_is_left_alone(temporary):

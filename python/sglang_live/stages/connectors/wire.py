@@ -185,13 +185,20 @@ def harden(socket: zmq.Socket) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
 
 
-def sweep_shared_memory(pid: int) -> int:
-    """Remove what a dead process of this user left in shared memory; the number of files."""
+def sweep_shared_memory(pid: int, before_s: float = math.inf) -> int:
+    """Remove what a dead process of this user left in shared memory; the number of files.
+
+    Args:
+        before_s: younger files stay; in seconds since 1970.
+    """
     n_removed = 0
     for path in SHM_DIR.glob(f"{SHM_PREFIX}{pid}-*") if SHM_DIR.is_dir() else ():
         try:
-            if path.lstat().st_uid != os.geteuid():
+            status = path.lstat()
+            if status.st_uid != os.geteuid():
                 log.warning("foreign_file path=%s", path)
+                continue
+            if status.st_mtime >= before_s:
                 continue
             path.unlink()
             n_removed += 1
