@@ -115,6 +115,7 @@ def running_server(
             stderr=log,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **(environment or {})},
+            umask=0o022,  # most users': what the server's files are does not come of it
         )
     running = Server(process, port, log_dir)
     try:

@@ -61,6 +61,23 @@ def test_the_socket_of_sglangs_api_wants_the_key_and_is_its_owners(server):
         assert http.post("http://native/generate", json=body).status_code == 401
 
 
+def test_files_and_sockets_are_their_owners_alone(server):
+    """Of the server's folder, its logs, and everything in shared memory that it has open."""
+    bound = [c.laddr for p in processes(server) for c in p.net_connections("unix") if c.laddr]
+    folder = next(Path(path).parent for path in bound if path.endswith("thinker-0-native"))
+    logs = [path for path in server.log_dir.iterdir() if path.name != "server.log"]
+    shared = {
+        Path(mapped.path)
+        for process in processes(server)
+        for mapped in process.memory_maps()
+        if mapped.path.startswith("/dev/shm/") and Path(mapped.path).exists()
+    }
+    sockets = [path for path in map(Path, bound) if path.is_socket()]
+    assert logs and shared and len(sockets) > 3
+    for path in (folder, *folder.rglob("*"), *logs, *shared, *sockets):
+        assert not stat.S_IMODE(path.lstat().st_mode) & 0o077, path
+
+
 @pytest.mark.parametrize("path", ["/generate", "/model_info", "/v1/models", "/health"])
 def test_no_website_is_allowed_by_cors(server, path):
     origin = {"origin": "https://evil.example", "access-control-request-method": "POST"}

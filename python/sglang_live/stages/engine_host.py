@@ -250,7 +250,8 @@ def _mark_up(engine: sgl.Engine) -> bool:
     from sglang.srt.managers.tokenizer_manager import ServerStatus
 
     engine.tokenizer_manager.server_status = ServerStatus.Up
-    return True
+    # Otherwise SGLang posts to its own /freeze_gc, at a TCP port that any other process may hold.
+    return False
 
 
 class Reports:
