@@ -69,7 +69,7 @@ async def test_long_replies_are_spoken_as_through_a_window(bounded, reference, s
     for n in range(2):
         clip, sight = speech[8_000 * n : 8_000 * n + 24_000 + 1_600 * n], Sight(page)
         inputs = reference.inputs(chat("", ("user", AUDIO)), [clip])
-        reply_ids, codes = reference.speak(inputs, 12 + 3 * n, N_FRAMES, sight)
+        reply_ids, codes = reference.speak(inputs, 20 + 3 * n, N_FRAMES, sight)
         assert sight.n_dropped > N_FRAMES - 2 * (WINDOW + SLACK + 2 * page)
         links = stages.links(f"long-{n}")
         turn = greedy_turn(user(clip), system="", n_tokens=len(reply_ids))
