@@ -1,0 +1,25 @@
+"""Bounds what is kept of compiled grammars: each request may bring another one.
+
+The grammar of a large schema takes a few MB with a large vocabulary.
+"""
+
+import xgrammar
+from sglang.srt.constrained.base_grammar_backend import BaseGrammarBackend, BaseGrammarObject
+
+MOST_GRAMMARS = 64
+MOST_BYTES = 256 << 20
+
+
+class BoundedCompiler(xgrammar.GrammarCompiler):
+    """Of what it compiled, it keeps the latest MOST_BYTES."""
+
+    def __init__(self, tokenizer_info: xgrammar.TokenizerInfo):
+        super().__init__(tokenizer_info, cache_limit_bytes=MOST_BYTES)
+
+
+def keep_bounded(
+    result: None, backend: BaseGrammarBackend, key: tuple[str, str], value: BaseGrammarObject
+) -> None:
+    """After BaseGrammarBackend.set_cache: the oldest go. Requests that run have copies."""
+    while len(backend.cache) > MOST_GRAMMARS:
+        del backend.cache[next(iter(backend.cache))]

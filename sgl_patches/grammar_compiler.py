@@ -1,0 +1,13 @@
+"""xgrammar's own cache of compiled grammars has a limit."""
+
+TARGET = "sglang.srt.constrained.xgrammar_backend.GrammarCompiler"
+KIND = "replace"
+SIGNATURE = (
+    "(tokenizer_info: xgrammar.tokenizer_info.TokenizerInfo, *, max_threads: int = 8, "
+    "cache_enabled: bool = True, cache_limit_bytes: int = -1)"
+)
+WHY = "upstream sets none, and clearing that cache leaves the rules of all grammars in it"
+DROP_WHEN = "upstream passes cache_limit_bytes"
+STAGES = ("thinker",)
+CPU_ONLY = False
+HOOK = "sglang_live.bridge.grammar_cache:BoundedCompiler"
