@@ -7,21 +7,18 @@ goes with all that its processes had in shared memory.
 
 import fcntl
 import logging
-import math
 import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from sglang_live.stages.connectors.wire import sweep_shared_memory
 
 log = logging.getLogger(__name__)
 
 PREFIX = "sgl-live-"
-# Pids of the server and of all its stages, one a line; locked by the server.
+# Locked by the server.
 _OWNER = "owner"
 
 
@@ -48,22 +45,18 @@ class RunDir:
         # Under its name it is locked already: no other start takes this folder for a dead one's.
         (path / "new").rename(path / _OWNER)
         os.set_inheritable(lock, survives_exec)
-        note_process(path, os.getpid())
         return RunDir(path, lock)
 
     def remove(self) -> None:
+        """After the last process of the run has ended."""
+        sweep_shared_memory(run_of(self.path))
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
-def note_process(run_dir: Path, pid: int) -> None:
-    """What it leaves in shared memory is cleared by the next start if we are killed."""
-    try:
-        # Without O_CREAT: an owner file without its lock would hand the folder to the next start.
-        with os.fdopen(os.open(run_dir / _OWNER, os.O_WRONLY | os.O_APPEND), "w") as owner:
-            owner.write(f"{pid}\n")
-    except OSError as error:
-        log.warning("process_not_noted pid=%d error=%s", pid, error)
+def run_of(folder: Path) -> str:
+    """The run's name, which its files in shared memory carry as well; drawn by mkdtemp."""
+    return folder.name.removeprefix(PREFIX)
 
 
 def clear_dead() -> int:
@@ -85,10 +78,8 @@ def _clear(folder: Path) -> bool:
         return False  # without an owner it may just be in the making
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        pids = (folder / _OWNER).read_text().split()
-        for pid in pids:
-            if pid.isdecimal():
-                sweep_shared_memory(int(pid), before_s=_began_s(int(pid)))
+        # Its stages end with it (runtime.die_with_parent): no process uses these files.
+        sweep_shared_memory(run_of(folder))
         shutil.rmtree(folder)
     except OSError as error:
         if not isinstance(error, BlockingIOError):
@@ -97,14 +88,3 @@ def _clear(folder: Path) -> bool:
     finally:
         os.close(lock)
     return True
-
-
-def _began_s(pid: int) -> float:
-    """When the process began, in seconds since 1970; infinite: it has ended.
-
-    A pid is given to another process in time: what is older than that is not its own.
-    """
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.NoSuchProcess:
-        return math.inf

@@ -25,7 +25,7 @@ from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Outlook, Ready
 from sglang_live.stages.connectors.server import ServedJob, StageServer
-from sglang_live.stages.connectors.wire import SHM_PREFIX, fallbacks
+from sglang_live.stages.connectors.wire import fallbacks, shm_names
 from sglang_live.stages.spec import StageSpec
 from sglang_live.telemetry.log_lines import log_in_lines
 
@@ -101,6 +101,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
     server = StageServer(
         spec.address,
         same_host=spec.same_host,
+        shm_run=spec.run,
         key_file=spec.key_file,
         run=stage.run,
         close_session=stage.close_session,
@@ -142,7 +143,7 @@ def main() -> None:
     os.environ[STAGE_ENV] = spec.stage
     os.environ[POLICIES_ENV] = ",".join(spec.policies)
     os.environ[STORAGE_ENV] = spec.session_storage
-    os.environ[SHM_NAMES_ENV] = f"{SHM_PREFIX}{os.getpid()}-"
+    os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     device = "cpu" if platform_cpu.is_active() else spec.device
     os.environ[NEIGHBOURS_ENV] = neighbours_env(spec.run_dir, device, spec.stage, spec.replica)

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from sglang_live.stages.run_dir import run_of
+
 SPEC_ENV = "SGLANG_LIVE_SPEC"
 # Longer than a kernel takes to compile, and than any caller waits.
 STUCK_AFTER_S = 120.0
@@ -48,6 +50,11 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         return f"{self.stage}/{self.replica}"
+
+    @property
+    def run(self) -> str:
+        """Of the server, or of the stage where that is started by itself."""
+        return run_of(Path(self.run_dir))
 
     def socket_path(self, what: str) -> str:
         return f"ipc://{Path(self.run_dir) / f'{self.stage}-{self.replica}-{what}'}"

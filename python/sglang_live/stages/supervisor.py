@@ -18,7 +18,6 @@ from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.connectors.queues import QueueCounts
 from sglang_live.stages.connectors.wire import sweep_shared_memory
 from sglang_live.stages.endings import cause_of, oom_kills, was_work
-from sglang_live.stages.run_dir import note_process
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.stages.zygote import Forked, Zygote
@@ -225,7 +224,6 @@ class Supervisor:
         finally:
             os.close(out)
         replica.n_starts += 1
-        note_process(Path(spec.run_dir), replica.process.pid)
         replica.client = self._client(spec)
         log.info("stage_spawned %s pid=%d", spec.name, replica.process.pid)
 
@@ -236,6 +234,7 @@ class Supervisor:
             same_host=spec.same_host,
             key_file=spec.key_file if spec.remote else "",
             run=self._run,
+            shm_run=spec.run,
             counts=self.queue_counts,
         )
 
@@ -300,7 +299,7 @@ class Supervisor:
         replica.status = await process.wait()
         await client.close()
         try:
-            sweep_shared_memory(process.pid)
+            sweep_shared_memory(replica.spec.run, process.pid)
         except OSError as error:
             log.error("not_swept %s error=%s", replica.spec.name, error)
         # Only now: stop() may have interrupted the watcher anywhere above.

@@ -54,6 +54,7 @@ async def _serve(spec: StageSpec) -> None:
     server = StageServer(
         spec.address,
         same_host=True,
+        shm_run=spec.run,
         run=run,
         close_session=close_session,
         ready=lambda: Ready("", stage=spec.stage, pid=os.getpid(), startup_s=0.1),

@@ -7,21 +7,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-import psutil
 import pytest
 
-from sglang_live.stages.connectors.wire import SHM_DIR, SHM_PREFIX
-from sglang_live.stages.run_dir import RunDir, clear_dead, note_process
+from sglang_live.stages.connectors.wire import SHM_DIR, shm_names
+from sglang_live.stages.run_dir import RunDir, clear_dead, run_of
 
 # Makes a folder, with a file in shared memory, and waits to be killed.
 OWNER = """
 import sys, time
-from sglang_live.stages.connectors.wire import SHM_DIR, SHM_PREFIX
-from sglang_live.stages.run_dir import RunDir
+from sglang_live.stages.connectors.wire import SHM_DIR, shm_names
+from sglang_live.stages.run_dir import RunDir, run_of
 import os
 made = RunDir.make()
 (made.path / "tmp" / "left").write_text("x")
-(SHM_DIR / f"{SHM_PREFIX}{os.getpid()}-loads-x").write_text("x")
+(SHM_DIR / (shm_names(run_of(made.path), os.getpid()) + "loads-x")).write_text("x")
 print(made.path, flush=True)
 time.sleep(60)
 """
@@ -38,7 +37,7 @@ def temporary(tmp_path, monkeypatch):
 def owner():
     with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE) as process:
         folder = Path(process.stdout.readline().decode().strip())
-        yield process, folder, SHM_DIR / f"{SHM_PREFIX}{process.pid}-loads-x"
+        yield process, folder, SHM_DIR / (shm_names(run_of(folder), process.pid) + "loads-x")
         process.kill()
 
 
@@ -58,40 +57,23 @@ def test_what_a_killed_server_left_goes_with_the_next_start(owner, temporary):
     assert not shared.exists() and not list(temporary.iterdir())
 
 
-def test_stages_that_were_noted_are_cleared_as_well_unless_they_live(owner):
+def test_all_of_a_dead_run_goes_whatever_has_its_pids_now_and_of_a_live_one_nothing(owner):
+    """In containers that share the memory two servers may well have the same pids."""
     process, folder, _ = owner
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    files = [SHM_DIR / f"{SHM_PREFIX}{pid}-x" for pid in (gone.pid, os.getpid())]
-    for pid, file in zip((gone.pid, os.getpid()), files, strict=True):
-        note_process(folder, pid)
-        file.write_text("x")
+    dead, alive = run_of(folder), RunDir.make()
+    names = [shm_names(run, os.getpid()) + "x" for run in (dead, run_of(alive.path), dead[:-1])]
+    for name in names:
+        (SHM_DIR / name).write_text("x")
     try:
         process.kill()
         process.wait()
-        clear_dead()
-        assert [file.exists() for file in files] == [False, True]
+        assert clear_dead() == 1
+        assert [(SHM_DIR / name).exists() for name in names] == [False, True, True]
+        assert alive.path.is_dir()
+        alive.remove()
+        assert not (SHM_DIR / names[1]).exists(), "a stop leaves nothing either"
     finally:
-        files[1].unlink()
-
-
-def test_a_pid_that_was_given_to_another_process_keeps_no_leftover(owner):
-    """What is older than the process that has the pid now is of the one before."""
-    process, folder, _ = owner
-    note_process(folder, os.getpid())
-    old, own = (SHM_DIR / f"{SHM_PREFIX}{os.getpid()}-{name}" for name in ("old", "own"))
-    try:
-        for file in (old, own):
-            file.write_text("x")
-        before_us = psutil.Process().create_time() - 10
-        os.utime(old, (before_us, before_us))
-        process.kill()
-        process.wait()
-        clear_dead()
-        assert (old.exists(), own.exists()) == (False, True)
-    finally:
-        for file in (old, own):
-            file.unlink(missing_ok=True)
+        (SHM_DIR / names[2]).unlink()
 
 
 def test_what_is_not_a_servers_is_left_alone(temporary):
@@ -108,14 +90,7 @@ def test_what_is_not_a_servers_is_left_alone(temporary):
     assert sorted(temporary.rglob("*")) == before
 
 
-def test_a_note_that_cannot_be_written_costs_nothing_else(temporary, caplog):
-    note_process(temporary / "absent", 1)
-    assert "process_not_noted" in caplog.text
-
-
-def test_a_note_makes_no_folder_look_like_a_dead_servers(temporary):
-    """Without an owner's lock the next start would remove it under those who use it."""
-    (temporary / "sgl-live-borrowed").mkdir()
-    note_process(temporary / "sgl-live-borrowed", os.getpid())
+def test_a_folder_without_its_owners_lock_is_no_dead_servers(temporary):
+    (temporary / "sgl-live-borrowed" / "tmp").mkdir(parents=True)
     assert clear_dead() == 0
-    assert (temporary / "sgl-live-borrowed").is_dir()
+    assert (temporary / "sgl-live-borrowed" / "tmp").is_dir()

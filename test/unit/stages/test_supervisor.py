@@ -124,7 +124,7 @@ async def until_gone(pid: int) -> None:
 
 
 def shared_files(pid: int) -> list[Path]:
-    return list(SHM_DIR.glob(f"{SHM_PREFIX}{pid}-*"))
+    return list(SHM_DIR.glob(f"{SHM_PREFIX}*-{pid}-*"))
 
 
 async def open_job(replica):

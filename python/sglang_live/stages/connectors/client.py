@@ -23,6 +23,7 @@ class StageClient:
         same_host: large tensors may go through shared memory.
         key_file: secret shared with a stage on another host; empty: none.
         run: of the server, as sessions know their owner: new_run(). None: of this client alone.
+        shm_run: of the server, in the names of its files in shared memory (run_dir.run_of).
         counts: of what met a limit, beyond the life of this client.
         patience_s: how long a message waits for a stage that does not read.
     """
@@ -35,10 +36,12 @@ class StageClient:
         same_host: bool,
         key_file: str = "",
         run: str | None = None,
+        shm_run: str = wire.NO_RUN,
         counts: queues.QueueCounts | None = None,
         patience_s: float = queues.PATIENCE_S,
     ):
         self.name, self.same_host, self._patience_s = name, same_host, patience_s
+        self._shm_run = shm_run
         self.counts = counts or queues.QueueCounts()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         queues.bound(self._socket)
@@ -80,7 +83,7 @@ class StageClient:
         return self._down is not None
 
     def tensors(self) -> wire.TensorFrames:
-        return wire.TensorFrames(self.same_host)
+        return wire.TensorFrames(self.same_host, self._shm_run)
 
     async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
         """Raises StageUnavailableError: the stage is down, or reads nothing."""
@@ -140,7 +143,8 @@ class StageClient:
             if n_read % queues.READ_AT_ONCE == 0:
                 await asyncio.sleep(0)
             try:
-                message, frames = wire.decode(await self._socket.recv_multipart(), self.same_host)
+                parts = await self._socket.recv_multipart()
+                message, frames = wire.decode(parts, self.same_host, self._shm_run)
             except wire.MalformedError as error:
                 # Whose answer it was is not known: no job may wait for it.
                 log.error("bad_answer stage=%s: %.200r", self.name, str(error))

@@ -65,7 +65,7 @@ class ServedJob:
         self.task.cancel()
 
     def tensors(self) -> wire.TensorFrames:
-        return wire.TensorFrames(self._server.same_host)
+        return wire.TensorFrames(self._server.same_host, self._server.shm_run)
 
     async def inputs(self) -> AsyncIterator[AnyMessage]:
         """What the orchestrator sends after opening the job; never ends by itself."""
@@ -88,6 +88,7 @@ class StageServer:
         address: endpoint to bind.
         same_host: large tensors may go through shared memory, and a caller that is silent is
             busy; on another host it is lost after a while, with its jobs and sessions.
+        shm_run: of the server, in the names of its files in shared memory (run_dir.run_of).
         key_file: secret shared with callers on other hosts; empty: none.
         run: the coroutine of one job; returning ends it, LiveError becomes Failed.
         close_session: called for CloseSession.
@@ -108,10 +109,12 @@ class StageServer:
         ready: Callable[[], Ready],
         caller_speaks: Callable[[str], None] = lambda session_id: None,
         outlook: Callable[[Outlook], None] = lambda message: None,
+        shm_run: str = wire.NO_RUN,
         key_file: str = "",
         tick_s: float = TICK_S,
         patience_s: float = queues.PATIENCE_S,
     ):
+        self.shm_run = shm_run
         self.same_host, self._tick_s, self._patience_s = same_host, tick_s, patience_s
         self._run, self._close_session, self._ready = run, close_session, ready
         self._caller_speaks, self._outlook = caller_speaks, outlook
@@ -151,7 +154,7 @@ class StageServer:
                 if watch is not None:
                     self._callers.heard(peer)
                 try:
-                    message, frames = wire.decode(parts, self.same_host)
+                    message, frames = wire.decode(parts, self.same_host, self.shm_run)
                     self._receive(peer, message, frames)
                 except wire.MalformedError as error:
                     self.n_malformed += 1

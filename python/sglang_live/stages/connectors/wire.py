@@ -1,8 +1,8 @@
 """Messages as ZMQ multipart: one msgpack frame, then raw tensor frames.
 
 On one host a large tensor goes through shared memory instead; its reader removes it. What is
-never read goes with the job (TensorFrames.release, discard) or, when a process died, by the pid
-in its name (sweep_shared_memory).
+never read goes with the job (TensorFrames.release, discard) or, when a process or a server died,
+by the run and the pid in its name (sweep_shared_memory).
 """
 
 import logging
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 SHM_DIR = Path("/dev/shm")
 SHM_PREFIX = "sglang_live-"
+# Of tensors that belong to no server: those of tests and benchmarks.
+NO_RUN = "none"
 # Below this a copy through the socket costs less than opening a file.
 SHM_MIN_BYTES = 256 * 1024
 HEARTBEAT_MS = 2000
@@ -64,10 +66,25 @@ class Fallbacks:
 fallbacks = Fallbacks()
 
 
-class TensorFrames:
-    """Raw frames that go with one message."""
+def shm_names(run: str, pid: int | None = None) -> str:
+    """Begin of the names of all files in shared memory of a run, or of one process of it.
 
-    def __init__(self, same_host: bool):
+    Args:
+        run: of a server, see run_dir.run_of. Two servers never have the same at a time; their
+            processes may have the same pids, in containers that share the memory.
+    """
+    return f"{SHM_PREFIX}{run}-" if pid is None else f"{SHM_PREFIX}{run}-{pid}-"
+
+
+class TensorFrames:
+    """Raw frames that go with one message.
+
+    Args:
+        run: of the server, in the names of files in shared memory.
+    """
+
+    def __init__(self, same_host: bool, run: str = NO_RUN):
+        self._names = shm_names(run, os.getpid())
         self.frames: list[memoryview] = []
         self._same_host = same_host and SHM_DIR.is_dir()
         self._shared: list[Path] = []
@@ -77,7 +94,7 @@ class TensorFrames:
         dtype, shape = array.dtype.str, list(array.shape)
         if self._same_host and array.nbytes >= SHM_MIN_BYTES:
             # Random: a name that can be guessed could be taken before us.
-            name = f"{SHM_PREFIX}{os.getpid()}-{secrets.token_hex(16)}"
+            name = f"{self._names}{secrets.token_hex(16)}"
             self._shared.append(SHM_DIR / name)
             try:
                 _write(array, SHM_DIR / name)
@@ -150,10 +167,13 @@ def encode(message: AnyMessage, tensors: TensorFrames | None = None) -> list:
     return [_encoder.encode(message), *(tensors.frames if tensors else ())]
 
 
-def decode(parts: list[bytes], same_host: bool = True) -> tuple[AnyMessage, list[bytes]]:
+def decode(
+    parts: list[bytes], same_host: bool = True, run: str = ""
+) -> tuple[AnyMessage, list[bytes]]:
     """
     Args:
         same_host: whether the sender may refer to this machine's shared memory.
+        run: and to files of which server; "": of any.
     Raises:
         MalformedError: it is no message.
     """
@@ -163,6 +183,8 @@ def decode(parts: list[bytes], same_host: bool = True) -> tuple[AnyMessage, list
         raise MalformedError(str(error) or type(error).__name__) from error
     if not same_host and any(ref.shm for ref in _refs(message)):
         raise MalformedError("a peer on another host refers to shared memory")
+    if run and any(r.shm and not r.shm.startswith(shm_names(run)) for r in _refs(message)):
+        raise MalformedError("a peer refers to shared memory of another server")
     return message, parts[1:]
 
 
@@ -185,28 +207,22 @@ def harden(socket: zmq.Socket) -> None:
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
 
 
-def sweep_shared_memory(pid: int, before_s: float = math.inf) -> int:
-    """Remove what a dead process of this user left in shared memory; the number of files.
-
-    Args:
-        before_s: younger files stay; in seconds since 1970.
-    """
-    n_removed = 0
-    for path in SHM_DIR.glob(f"{SHM_PREFIX}{pid}-*") if SHM_DIR.is_dir() else ():
+def sweep_shared_memory(run: str, pid: int | None = None) -> int:
+    """Remove what a dead process, or a dead server's run, left; the number of files."""
+    n_removed, names = 0, shm_names(run, pid)
+    for path in list(SHM_DIR.iterdir()) if SHM_DIR.is_dir() else ():
+        if not path.name.startswith(names):
+            continue
         try:
-            status = path.lstat()
-            if status.st_uid != os.geteuid():
+            if path.lstat().st_uid != os.geteuid():
                 log.warning("foreign_file path=%s", path)
-                continue
-            if status.st_mtime >= before_s:
                 continue
             path.unlink()
             n_removed += 1
         except FileNotFoundError:
             pass
-        except (
-            OSError
-        ) as error:  # a directory, or one that may not be removed: not a tensor of ours
+        except OSError as error:
+            # A directory, or one that may not be removed: not a tensor of ours.
             log.warning("leftover_not_removed path=%s error=%s", path, error)
     return n_removed
 

@@ -148,17 +148,34 @@ def test_discarding_a_message_frees_its_tensor(shared_memory):
     wire.discard(Ping("j"))
 
 
-def test_sweeping_removes_the_files_of_one_process_only(shared_memory):
-    for name in ("sglang_live-12-0", "sglang_live-12-7", "sglang_live-123-0", "other-12-0"):
+def test_sweeping_removes_the_files_of_one_process_or_one_run_only(shared_memory):
+    names = ("sglang_live-a-12-0", "sglang_live-a-12-7", "sglang_live-a-123-0")
+    others = {"sglang_live-ab-12-0", "sglang_live-b-12-0", "other-a-12-0"}
+    for name in (*names, *others):
         (shared_memory / name).touch()
-    assert wire.sweep_shared_memory(12) == 2
-    assert {path.name for path in shared_memory.iterdir()} == {"sglang_live-123-0", "other-12-0"}
+    assert wire.sweep_shared_memory("a", 12) == 2
+    left = {path.name for path in shared_memory.iterdir()}
+    assert left == {"sglang_live-a-123-0", *others}
+    assert wire.sweep_shared_memory("a") == 1
+    assert {path.name for path in shared_memory.iterdir()} == others
 
 
-def test_files_carry_the_pid_that_a_sweep_looks_for(shared_memory):
-    wire.TensorFrames(same_host=True).put(LARGE)
-    assert wire.sweep_shared_memory(os.getpid()) == 1
+def test_files_carry_the_run_and_the_pid_that_a_sweep_looks_for(shared_memory):
+    for _ in range(2):
+        wire.TensorFrames(same_host=True, run="a").put(LARGE)
+        assert wire.sweep_shared_memory("b", os.getpid()) == wire.sweep_shared_memory("a", 1) == 0
+        assert wire.sweep_shared_memory("a", os.getpid()) == 1
     assert list(shared_memory.iterdir()) == []
+
+
+def test_a_peer_may_not_name_another_servers_shared_memory(shared_memory):
+    ref = wire.TensorFrames(same_host=True, run="a").put(LARGE)
+    message = wire.encode(UserSegment("j", "key", [1], ref))
+    for run in ("b", "a-1", "aa"):
+        with pytest.raises(wire.MalformedError, match="another server"):
+            wire.decode(message, True, run)
+    assert (shared_memory / ref.shm).exists()
+    assert wire.decode(message, True, "a")[0].states == ref
 
 
 @pytest.mark.parametrize(
@@ -214,7 +231,7 @@ def test_a_planted_link_is_neither_written_nor_read(shared_memory, tmp_path_fact
     secret = tmp_path_factory.mktemp("elsewhere") / "secret"
     secret.write_bytes(LARGE.tobytes())
     monkeypatch.setattr(wire.secrets, "token_hex", lambda n: "guessed")
-    link = shared_memory / f"sglang_live-{os.getpid()}-guessed"
+    link = shared_memory / f"sglang_live-none-{os.getpid()}-guessed"
     link.symlink_to(secret)
     ref = wire.TensorFrames(same_host=True).put(LARGE + 1)
     assert not ref.shm, "goes by socket"
@@ -269,7 +286,7 @@ def test_mutated_messages_decode_or_are_malformed(data):
 
 
 def test_a_sweep_goes_on_past_what_it_cannot_remove(shared_memory):
-    (shared_memory / "sglang_live-77-a").mkdir()
-    (shared_memory / "sglang_live-77-b").touch()
-    assert wire.sweep_shared_memory(77) == 1
-    assert [path.name for path in shared_memory.iterdir()] == ["sglang_live-77-a"]
+    (shared_memory / "sglang_live-a-77-a").mkdir()
+    (shared_memory / "sglang_live-a-77-b").touch()
+    assert wire.sweep_shared_memory("a", 77) == 1
+    assert [path.name for path in shared_memory.iterdir()] == ["sglang_live-a-77-a"]
