@@ -9,6 +9,8 @@ import httpx
 import psutil
 import pytest
 
+from sglang_live.stages.connectors.wire import SHM_DIR, shm_names
+from sglang_live.stages.run_dir import run_of
 from test.e2e.conftest import Server
 
 pytestmark = pytest.mark.e2e
@@ -76,6 +78,20 @@ def test_files_and_sockets_are_their_owners_alone(server):
     assert logs and shared and len(sockets) > 3
     for path in (folder, *folder.rglob("*"), *logs, *shared, *sockets):
         assert not stat.S_IMODE(path.lstat().st_mode) & 0o077, path
+
+
+def test_all_that_it_has_in_shared_memory_bears_its_runs_name(server):
+    """So that the next start knows whose it was, if this server is killed."""
+    bound = [c.laddr for p in processes(server) for c in p.net_connections("unix") if c.laddr]
+    folder = next(Path(path).parent for path in bound if path.endswith("thinker-0-native"))
+    maps = [f"/proc/{process.pid}/maps" for process in processes(server)]
+    lines = [line.split() for path in maps for line in Path(path).read_text().splitlines()]
+    # By inode: a semaphore is mapped under another name than the one that it leaves.
+    mapped = {int(line[4]) for line in lines if len(line) > 5 and line[5].startswith("/dev/shm/")}
+    names = [path for path in SHM_DIR.iterdir() if path.lstat().st_ino in mapped]
+    assert names
+    for name in names:
+        assert name.name.startswith(shm_names(run_of(folder))), name
 
 
 @pytest.mark.parametrize("path", ["/generate", "/model_info", "/v1/models", "/health"])

@@ -3,9 +3,11 @@
 import os
 
 from sglang_live.bridge import seams
+from sglang_live.bridge.progress_lock import forgo_progress_lock
 from sglang_live.telemetry.log_lines import log_in_lines
 
 
 def register() -> None:
     log_in_lines()
+    forgo_progress_lock()
     seams.install_or_exit(os.environ.get(seams.STAGE_ENV))

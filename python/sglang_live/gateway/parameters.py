@@ -86,7 +86,7 @@ def _keywords(root: dict[str, Any]) -> dict[str, Keyword]:
         return check_in_time
 
     def reference(validator, pointer, instance, _schema):
-        return validator.descend(instance, _target(root, pointer))
+        return validator.descend(instance, target_of(root, pointer))
 
     ours = {name: reference for name in _POINTERS}
     ours |= {"uniqueItems": _unique_items, "additionalProperties": _additional_properties}
@@ -146,7 +146,7 @@ def _cleaned(schema: Any) -> dict[str, Any]:
 def _schemas_in(root: dict, keyword: str, value: Any, at: str) -> list[tuple[str, Any]]:
     """The schemas of one keyword and their places; none of one that is not known."""
     if keyword in _POINTERS:
-        return [(value, _target(root, value))]
+        return [(value, target_of(root, value))]
     form = _FORMS.get(keyword)
     if form is None or isinstance(value, _OLD_FORMS.get(keyword, ())):
         return []
@@ -156,7 +156,7 @@ def _schemas_in(root: dict, keyword: str, value: Any, at: str) -> list[tuple[str
     return [(f"{at}{name}", part) for name, part in inner(value)]
 
 
-def _target(root: dict[str, Any], pointer: Any) -> Any:
+def target_of(root: dict[str, Any], pointer: Any) -> Any:
     """What a reference leads to (RFC 6901, in a URI fragment)."""
     if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
         raise SchemaFaultError("A schema may refer to itself only, as in '#/$defs/name'.")

@@ -21,6 +21,7 @@ from sglang_live.bridge import platform_cpu
 from sglang_live.bridge.inbox import POLICIES_ENV, STORAGE_ENV
 from sglang_live.bridge.load_file import SHM_NAMES_ENV
 from sglang_live.bridge.neighbours import NEIGHBOURS_ENV, neighbours_env
+from sglang_live.bridge.progress_lock import forgo_progress_lock
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Outlook, Ready
@@ -145,6 +146,7 @@ def main() -> None:
     os.environ[STORAGE_ENV] = spec.session_storage
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
+    forgo_progress_lock()
     device = "cpu" if platform_cpu.is_active() else spec.device
     os.environ[NEIGHBOURS_ENV] = neighbours_env(spec.run_dir, device, spec.stage, spec.replica)
     log_in_lines(f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s")

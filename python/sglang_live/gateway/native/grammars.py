@@ -14,6 +14,7 @@ import orjson
 
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.native.checks import Check, ParameterError, text
+from sglang_live.gateway.native.schema_loops import has_endless_part
 from sglang_live.gateway.parameters import check_schema
 
 _STOP_CHARS = 256
@@ -26,6 +27,9 @@ _REPEAT = re.compile(r"\{\s*+(\d++)?\s*+(,)?\s*+(\d++)?\s*+\}")
 _DIGITS = 9  # more of them are beyond every bound, and int() takes no more than 4,300
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MAX_COUNT = 1_024
+_SCHEMA_KEYS = ("json_schema", "schema")  # in a structural tag
+# For "at least m of these n" xgrammar has a rule for each pair of a property and a number.
+_MAX_PROPERTY_RULES = 4_096
 
 
 def stop_regex(value: Any, at: str) -> str:
@@ -79,6 +83,7 @@ def schema(value: Any, at: str) -> dict[str, Any]:
         check_schema(value)
     except BadInputError as error:
         raise ParameterError(at, str(error)) from None
+    _check_ends(value, at)
     return value
 
 
@@ -122,12 +127,29 @@ def _bounded(root: dict[str, Any], at: str) -> None:
             if not is_count or not 0 <= part <= _MAX_COUNT:
                 raise ParameterError(f"{at}.{key}", f"must be from 0 to {_MAX_COUNT}.")
         if isinstance(part, dict):
+            _check_properties(part, at)
+            if key in _SCHEMA_KEYS:
+                _check_ends(part, f"{at}.{key}")
             if isinstance(part.get("patternProperties"), dict):
                 for pattern in part["patternProperties"]:
                     regex(pattern, f"{at}.patternProperties")
             pending += [(inner, depth + 1, name) for name, inner in part.items()]
         elif isinstance(part, list):
             pending += [(inner, depth + 1, "") for inner in part]
+
+
+def _check_ends(root: dict[str, Any], at: str) -> None:
+    if has_endless_part(root):
+        raise ParameterError(at, "has a part that refers to itself and to nothing else.")
+
+
+def _check_properties(part: dict[str, Any], at: str) -> None:
+    properties = part.get("properties")
+    counts = [part.get(name) for name in ("minProperties", "maxProperties")]
+    most = max((n for n in counts if isinstance(n, int)), default=0)
+    n_properties = len(properties) if isinstance(properties, dict) else 0
+    if n_properties * min(most, n_properties) > _MAX_PROPERTY_RULES:
+        raise ParameterError(at, f"counts its {n_properties} properties: too many for that.")
 
 
 def _parse(pattern: str, at: str) -> Any:
