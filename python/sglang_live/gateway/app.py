@@ -27,7 +27,8 @@ from sglang_live.gateway.health import Health
 from sglang_live.gateway.http_errors import add_error_forms, error_response
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.limits import NativeLimits
-from sglang_live.gateway.native_proxy import FLUSH, LIMITED, ROUTES, NativeProxy
+from sglang_live.gateway.native.routes import FLUSH, LIMITED, ROUTES
+from sglang_live.gateway.native_proxy import NativeProxy
 from sglang_live.gateway.page import add_page
 from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
 from sglang_live.gateway.realtime_route import RealtimeRoute, unauthorized

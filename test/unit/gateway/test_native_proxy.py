@@ -16,7 +16,7 @@ from starlette.routing import Route
 from sglang_live.clock import SimClock
 from sglang_live.errors import StageFailedError
 from sglang_live.gateway.native.answers import early_error, model_info, server_info
-from sglang_live.gateway.native_proxy import ROUTES
+from sglang_live.gateway.native.routes import ROUTES
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.suspects import Suspects
 

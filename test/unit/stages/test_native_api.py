@@ -4,7 +4,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 
-from sglang_live.gateway.native_proxy import ROUTES
+from sglang_live.gateway.native.routes import ROUTES
 from sglang_live.stages.native_api import NATIVE_ROUTES, KeyGuard, restrict
 
 

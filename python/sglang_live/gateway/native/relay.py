@@ -1,0 +1,112 @@
+"""An answer of SGLang's own API on its way to a client, in pieces as they come.
+
+In: the upstream's response. Out: the same, or a JSON error while nothing was sent.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import aiohttp
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from sglang_live.errors import StageUnavailableError
+from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.native.answers import early_error, too_long
+from sglang_live.gateway.native.headers import returned
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+_MAX_EARLY_BYTES = 1 << 20
+
+
+class Relay(Response):
+    """Passes an upstream response on, and hangs up when the client does.
+
+    over: told at the end, with whether the upstream's connection broke.
+    """
+
+    def __init__(
+        self,
+        upstream,
+        route: str,
+        metrics: GatewayMetrics,
+        over: Callable[[bool], None],
+        streams: bool,
+    ):
+        self._upstream, self._over, self._streams = upstream, over, streams
+        self._route = route
+        self._metrics = metrics
+        self._broke = False
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        relay = asyncio.create_task(self._relay(scope, receive, send))
+        gone = asyncio.create_task(_until_disconnect(receive))
+        try:
+            await asyncio.wait({relay, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # Cancelling closes the upstream connection, by which SGLang aborts the request.
+            if not relay.done():
+                self._metrics.proxied.labels(self._route, "disconnected").inc()
+                relay.cancel()
+            gone.cancel()
+            await asyncio.gather(relay, gone, return_exceptions=True)
+            failed = None if relay.cancelled() else relay.exception()
+            self._over(self._broke or isinstance(failed, aiohttp.ClientError))
+        if not relay.cancelled():
+            relay.result()
+
+    async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await self._upstream
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self._broke = True
+            answer = unreachable(self._route, error)
+            self._metrics.proxied.labels(self._route, str(answer.status_code)).inc()
+            await answer(scope, receive, send)
+            return
+        try:
+            early = await self._early(response) if self._streams else b""
+            fault = early_error(early.partition(b"\n\n")[0]) if response.status == 200 else None
+            if response.status == 400:
+                early += await response.read()
+                fault = too_long(early)
+            if fault is not None:
+                self._metrics.proxied.labels(self._route, str(fault.http_status)).inc()
+                await error_response(fault)(scope, receive, send)
+                return
+            self._metrics.proxied.labels(self._route, str(response.status)).inc()
+            headers = returned(response.headers)
+            await send(
+                {"type": "http.response.start", "status": response.status, "headers": headers}
+            )
+            if early:
+                await send({"type": "http.response.body", "body": early, "more_body": True})
+            async for chunk in response.content.iter_any():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            response.close()
+
+    async def _early(self, response: aiohttp.ClientResponse) -> bytes:
+        """The first event: what SGLang refuses in it can still become the answer's status."""
+        early = b""
+        while b"\n\n" not in early and len(early) < _MAX_EARLY_BYTES:
+            chunk = await response.content.readany()
+            if not chunk:
+                break
+            early += chunk
+        return early
+
+
+def unreachable(route: str, error: Exception) -> JSONResponse:
+    log.warning("native_unreachable route=%s error=%r", route, error)
+    return error_response(StageUnavailableError("SGLang's own API does not answer."))
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
