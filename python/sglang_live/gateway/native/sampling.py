@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sglang_live.gateway.native import grammars
+from sglang_live.gateway.native import grammars, patterns
 from sglang_live.gateway.native.checks import (
     Check,
     ParameterError,
@@ -32,7 +32,7 @@ def shared(limits: NativeLimits) -> dict[str, Check]:
         "n": integer(1, limits.max_answers),
         "stop": one_or_list(text(_STOP_CHARS, least=1), most=_STOPS),
         "stop_token_ids": list_of(token_id(limits), most=_STOP_IDS),
-        "stop_regex": one_or_list(grammars.stop_regex, most=4),
+        "stop_regex": one_or_list(patterns.stop_regex, most=4),
         "temperature": number(0, 100),
         "top_p": number(1e-6, 1),
         "top_k": _top_k,
@@ -40,7 +40,7 @@ def shared(limits: NativeLimits) -> dict[str, Check]:
         "frequency_penalty": number(-2, 2),
         "presence_penalty": number(-2, 2),
         "repetition_penalty": number(0.01, 2),  # smaller ones divide by zero in half precision
-        "regex": grammars.regex,
+        "regex": patterns.regex,
         "ebnf": grammars.ebnf,
         "ignore_eos": boolean,
         "skip_special_tokens": boolean,
