@@ -55,6 +55,7 @@ class ThinkerSession:
     bound: what the engine was told that it may hold; None: anything.
     lost: the last turn was cut short, and its KV with it.
     before: while the last message that is held has not come to its end.
+    left_out: keys of what did not fit; histories have them until a turn that is answered says so.
     cache_salt: part of the radix tree's key for all requests.
     """
 
@@ -74,6 +75,7 @@ class ThinkerSession:
     bound: RetainSession | None = None
     lost: bool = False
     before: BeforeSpeech | None = None
+    left_out: frozenset[str] = frozenset()
     cache_salt: str = ""
     _places: list[int] = field(default_factory=list)  # of the running turn's clips
 
@@ -113,20 +115,19 @@ class ThinkerSession:
         if max_tokens is not None:
             limit = room_for_prompt(max_tokens, len(opening.token_ids))
             self._check_header(instructions, limit)
-        await self._reconcile(instructions, history, state)
+        given, history = history, await self._reconcile(instructions, history, state, drops_oldest)
         if limit is not None and not self._fits(history[len(self.held) :], limit):
             fitting = newest_that_fit(self.prompt, history, limit - self.n_header, drops_oldest)
-            state.dropped = [item.key for item in history[: len(history) - len(fitting)]]
-            log.warning("history_cut items=%d of=%d", len(state.dropped), len(history))
+            log.warning("history_cut items=%d of=%d", len(history) - len(fitting), len(history))
             history, state.rebuilt = fitting, True
             await self.close()
             await self._open(instructions)
         elif retention is not None and drops_oldest and not self.held:
             # A replayed conversation: what would be dropped after the turn is not prefilled.
-            kept = newest_that_are_kept(self.prompt, history, retention)
-            state.dropped = [item.key for item in history[: len(history) - len(kept)]]
-            history = kept
+            history = newest_that_are_kept(self.prompt, history, retention)
         keys = [item.key for item in history]
+        state.dropped = [item.key for item in given if item.key not in frozenset(keys)]
+        self.left_out = frozenset(state.dropped)
         self._tell_bound(retention)
         new = history[len(self.held) :]
         before = self.n_tokens, self.last_reply, self.tail
@@ -223,7 +224,7 @@ class ThinkerSession:
     async def close(self) -> None:
         session, self.engine_session = self.engine_session, None
         self.held, self.ends, self.last_reply, self.tail = [], [], None, []
-        self.before = None
+        self.before, self.left_out = None, frozenset()
         if session is not None:
             await close_session(self.host, session)
 
@@ -246,19 +247,31 @@ class ThinkerSession:
     # --- what is held, and what should be ---
 
     async def _reconcile(
-        self, instructions: str, history: list[HistoryItem], state: TurnState
-    ) -> None:
-        """Make `held` a prefix of the history: as it is, without its last reply, or anew."""
+        self,
+        instructions: str,
+        history: list[HistoryItem],
+        state: TurnState,
+        drops_oldest: bool,
+    ) -> list[HistoryItem]:
+        """Make `held` a prefix of the history: as it is, without its last reply, or anew.
+
+        Returns:
+            The history without what this session has left out. Where nothing is held, all of it:
+            what fits is chosen anew.
+        """
+        left_out = self.left_out if drops_oldest else frozenset()
+        known = [item for item in history if item.key not in left_out]
         if self.engine_session is not None and instructions == self.instructions:
-            await self._withdraw(history, state)
+            await self._withdraw(known, state)
         if self.engine_session is not None and instructions == self.instructions:
-            if begins_with(history, self.held):
-                return
-            if await self._cut_last_reply(history, state):
-                return
+            if begins_with(known, self.held):
+                return known if self.held else history
+            if await self._cut_last_reply(known, state):
+                return known if self.held else history
         state.rebuilt = self.engine_session is not None or self.lost
         await self.close()
         await self._open(instructions)
+        return history
 
     async def _cut_last_reply(self, history: list[HistoryItem], state: TurnState) -> bool:
         """Keep of the last reply what the history still has of it: its first tokens, or nothing."""

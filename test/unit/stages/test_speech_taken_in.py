@@ -7,16 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_live.orchestrator.history import AudioPart, HistoryItem
+from sglang_live.errors import ContextLengthError
+from sglang_live.kv.retention import RetentionConfig
+from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart, HistoryItem
 
 from .fake_engine import N_PLACES
-from .test_thinker_session import Call, built_anew, call, kept, reply, user
+from .test_thinker_session import LIMIT, Call, built_anew, call, kept, reply, user
 
 __all__ = ["call"]
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
 HELLO = user("u0", "hello")
+
+
+def seconds(duration_s: int) -> tuple[AudioPart]:
+    return (AudioPart(np.zeros(duration_s * INPUT_RATE_HZ, np.int16)),)
 
 
 def pieces(key: str, n: int, *, whole: bool) -> list[HistoryItem]:
@@ -190,3 +196,63 @@ async def test_any_call_holds_what_its_history_says(steps):
             *await built_anew(*history),
         ]
         history.append(reply(f"r{n}", *call.reply[:-1]))
+
+
+# --- conversations that do not fit, while somebody speaks ---
+
+TOLD = [reply(f"r{i}", 5, 6) if i % 2 else user(f"u{i}", "Once more.") for i in range(300)]
+BOUNDS = {
+    "window": {"retention": RetentionConfig(window_tokens=300, slack_tokens=50)},
+    "context": {"max_tokens": LIMIT},
+}
+
+
+@pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
+async def test_what_does_not_fit_is_left_out_once_and_not_with_every_piece(call, bound):
+    bound = bound | {"drops_oldest": True}
+    first = await call.take_in(*TOLD, *pieces("s", 1, whole=False), **bound)
+    assert len(first.dropped) > 200
+    for n in (2, 3, 4):
+        n_prefilled = call.engine.n_prefilled
+        state = await call.take_in(*TOLD, *pieces("s", n, whole=False), **bound)
+        assert kept(state) and state.dropped == first.dropped
+        assert call.engine.n_prefilled - n_prefilled < 2 * N_PLACES + 8
+    state = await call.turn(*TOLD, *pieces("s", 5, whole=True), **bound)
+    assert kept(state) and state.dropped == first.dropped, "its owner has not been told before"
+    left = TOLD[len(first.dropped) :]
+    assert call.engine.tokens == await built_anew(*left, *pieces("s", 5, whole=True))
+
+
+@pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
+async def test_what_was_left_out_for_nothing_comes_back_if_it_fits(call, bound):
+    bound = bound | {"drops_oldest": True}
+    few = TOLD[:6]
+    loud = HistoryItem(key="s/0", role="user", parts=seconds(22), opens=True, closes=False)
+    state = await call.take_in(*few, loud, **bound)
+    assert len(state.dropped) == 6
+    state = await call.turn(*few, user("u", "Hi."), **bound)
+    assert state.dropped == []
+    assert call.engine.tokens == await built_anew(*few, user("u", "Hi."))
+
+
+async def test_an_owner_who_wants_to_keep_all_is_told_that_it_does_not_fit(call):
+    await call.take_in(*TOLD, *pieces("s", 1, whole=False), max_tokens=LIMIT, drops_oldest=True)
+    with pytest.raises(ContextLengthError, match="The conversation is"):
+        await call.turn(*TOLD, *pieces("s", 2, whole=True), max_tokens=LIMIT)
+    state = await call.turn(*TOLD[-4:], user("u", "Hi."), max_tokens=LIMIT)
+    assert state.dropped == [] and call.reply
+
+
+async def test_speech_that_grows_beyond_the_context_fails_alone(call):
+    bound = {"max_tokens": LIMIT, "drops_oldest": True}
+    history = await answered(call, HELLO)
+    begin, rest = (
+        HistoryItem(key=f"l/{i}", role="user", parts=seconds(s), opens=i == 0, closes=i == 1)
+        for i, s in enumerate((8, 30))
+    )
+    await call.take_in(*history, begin, **bound)
+    with pytest.raises(ContextLengthError, match="The newest message"):
+        await call.turn(*history, begin, rest, **bound)
+    state = await call.turn(*history, begin, rest, user("u", "Hi."), **bound)
+    assert call.reply and state.dropped == ["u0", "r1", "l/0", "l/1"]
+    assert call.engine.tokens == await built_anew(user("u", "Hi."))

@@ -14,6 +14,7 @@ from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.models.qwen3_omni.prompt import NO_OPENING, Opening
 from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart
+from sglang_live.stages.fitting_history import room_for_header, room_for_prompt
 from sglang_live.stages.thinker_session import ThinkerSession
 from sglang_live.stages.thinker_turn import Generated, Prefilled, TurnState
 
@@ -490,6 +491,58 @@ async def test_a_last_message_that_is_too_long_fails_its_turn_alone(drops_oldest
     assert state.dropped == ["b"] and call.reply
 
 
+def words_of(key: str, role: str, n_words: int) -> HistoryItem:
+    return HistoryItem(key=key, role=role, parts=(TextPart("word " * n_words),))
+
+
+async def test_a_conversation_that_may_lose_nothing_fails_until_an_item_is_deleted():
+    call = Call()
+    items = [words_of(f"u{i}", "user", 20) for i in range(20)]
+    for _ in range(2):
+        with pytest.raises(ContextLengthError, match="The conversation is"):
+            await call.turn(*items, max_tokens=LIMIT)
+    left = items[12:]
+    assert (await call.turn(*left, key="r", max_tokens=LIMIT)).dropped == []
+    state = await call.turn(*left, reply("r", 5, 6, 7), FIRST, max_tokens=LIMIT)
+    assert kept(state) and call.reply
+
+
+@pytest.mark.parametrize(
+    ("history", "dropped"),
+    [
+        ([("call", "assistant", 4), ("u", "user", 280), ("output", "tool", 60)], ["call"]),
+        ([("call", "assistant", 4), ("output", "tool", 290), ("u", "user", 50)], ["call"]),
+        ([("u", "user", 250), ("call", "assistant", 9), ("output", "tool", 100)], ["u"]),
+        ([("u", "user", 250), ("output", "tool", 100), ("call", "assistant", 9)], ["u"]),
+        ([("call", "assistant", 300), ("output", "tool", 100)], ["call"]),
+        ([("output", "tool", 300), ("call", "assistant", 100)], ["output"]),
+    ],
+)
+async def test_a_call_and_its_output_may_be_parted(history, dropped):
+    call, items = Call(), [words_of(*item) for item in history]
+    bound = {"max_tokens": LIMIT, "drops_oldest": True}
+    state = await call.turn(*items, key="r", **bound)
+    assert call.reply and state.dropped[: len(dropped)] == dropped
+    left = [item for item in items if item.key not in state.dropped]
+    state = await call.turn(*left, reply("r", 5, 6, 7), FIRST, **bound)
+    assert call.reply and not state.rebuilt
+
+
+@pytest.mark.parametrize("window_tokens", [1, 64, LIMIT, 1_000_000])
+async def test_whatever_part_is_to_be_kept_a_conversation_of_any_length_is_answered(window_tokens):
+    call, history = Call(), []
+    bound = {"max_tokens": LIMIT, "drops_oldest": True}
+    bound["retention"] = RetentionConfig(window_tokens=window_tokens, slack_tokens=1)
+    for n in range(12):
+        history += [words_of(f"u{n}", "user", 60), words_of(f"t{n}", "tool", 30)]
+        state = await call.turn(*history, key=f"r{n}", **bound)
+        assert call.reply and len(call.engine.tokens) <= LIMIT
+        history.append(reply(f"r{n}", *call.reply[:-1]))
+        gone = {*state.dropped, *await call.session.drop_old()}
+        history = [item for item in history if item.key not in gone]
+    assert len(history) < 36
+
+
 async def test_instructions_that_are_too_long_fail_the_turn_and_keep_the_session():
     call = Call()
     await call.turn(user("a", "Hello."), max_tokens=LIMIT, drops_oldest=True)
@@ -497,6 +550,10 @@ async def test_instructions_that_are_too_long_fail_the_turn_and_keep_the_session
     with pytest.raises(ContextLengthError, match="instructions"):
         await call.turn(user("a", "Hello."), instructions="x " * 1000, max_tokens=LIMIT)
     assert call.engine.tokens == before
+    room = room_for_header(room_for_prompt(LIMIT))
+    full = "x " * ((room - 20) // len(PROMPT.words(" x x")) * 2)
+    state = await call.turn(user("a", "Hello."), instructions=full, max_tokens=LIMIT)
+    assert state.dropped == [] and call.reply and call.session.n_header > room * 0.7
 
 
 async def test_a_thousand_short_messages_are_one_prefill():
