@@ -106,7 +106,13 @@ async def cramped(endless_checkpoint, tmp_path_factory):
         **POISON,
     }
     stages = running_stages(
-        endless_checkpoint, cache, args, environment, policies=POLICIES, names=NAMES
+        endless_checkpoint,
+        cache,
+        args,
+        environment,
+        policies=POLICIES,
+        names=NAMES,
+        thinker_args={"max_total_tokens": 2000},
     )
     async with stages as running:
         yield running
@@ -130,3 +136,16 @@ async def test_replies_longer_than_the_pool_are_spoken_side_by_side(cramped):
         assert len(np.unique(codes[-WINDOW:, 0])) > WINDOW // 4
     assert await total(cramped, "talker", "policy_retracted") > 0
     assert await total(cramped, "talker", "kv_tokens_used") == 0
+
+
+async def test_what_is_too_long_for_the_talker_is_answered_aloud(cramped):
+    """Its pool is smaller than the thinker's: it speaks without the messages that do not fit."""
+    n_before = await total(cramped, "talker", "segments_unread")
+    links, long = cramped.links("unread"), user("tell me more " * 100)
+    for history in ((long,), (user("why"), long, user("go on"))):
+        turn = greedy_turn(*history, system="", n_tokens=4)
+        assert (await think(links, turn)).n_prompt > POOL_TOKENS
+        heard = await speak(links, turn, list(range(20, 30)), 8)
+        assert heard.shape == (8, 16)
+    links.close()
+    assert await total(cramped, "talker", "segments_unread") == n_before + 1 + 2

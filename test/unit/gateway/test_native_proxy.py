@@ -38,7 +38,7 @@ class FakeSglang:
     """Echoes what it was asked; streams three pieces, waiting for the gate before the second.
 
     open_sessions: opened and not closed; an id that is open is refused.
-    refuses_with: the body of an answer of status 400 to /generate.
+    refuses_with: the body of an answer of status 400 to every request with a prompt.
     """
 
     def __init__(self):
@@ -64,6 +64,8 @@ class FakeSglang:
     async def echo(self, request: Request):
         body = await request.body()
         self.requests.append((request.url.path, dict(request.headers), body))
+        if self.refuses_with:
+            return JSONResponse(self.refuses_with, 400)
         headers = {"x-sglang": "yes", "connection": "close"}
         seen = {"path": request.url.path, "query": request.url.query, "body": body.decode()}
         return JSONResponse(seen, 207, headers)
@@ -457,7 +459,16 @@ async def test_a_prompt_that_does_not_fit_is_told_by_its_code(stream, message):
             assert answer.status_code == 400
             error = answer.json()["error"]
             assert (error["code"], error["message"]) == ("context_length_exceeded", message)
-            assert error["type"] == "invalid_request_error"
+            assert (error["type"], error["param"]) == ("invalid_request_error", None)
+            chat = {"messages": [{"role": "user", "content": "x"}]}
+            routes = (
+                ("chat/completions", chat, "messages"),
+                ("completions", {"prompt": "x"}, "prompt"),
+            )
+            for route, body, param in routes:
+                answer = await http.post(f"/v1/{route}", json=body | {"stream": stream})
+                error = answer.json()["error"]
+                assert (error["code"], error["param"]) == ("context_length_exceeded", param)
         sglang.refuses_with = {"error": {"message": "another one"}}
         answer = await http.post("/generate", json={"text": "x", "stream": stream})
         assert (answer.status_code, answer.json()) == (400, sglang.refuses_with)

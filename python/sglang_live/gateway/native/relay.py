@@ -11,7 +11,7 @@ import aiohttp
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from sglang_live.errors import StageUnavailableError
+from sglang_live.errors import ContextLengthError, StageUnavailableError
 from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.native.answers import early_error, too_long
 from sglang_live.gateway.native.headers import returned
@@ -20,6 +20,8 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 
 _MAX_EARLY_BYTES = 1 << 20
+# The parameter that makes a prompt long. /generate has several.
+_PROMPT_AT = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 
 
 class Relay(Response):
@@ -74,6 +76,8 @@ class Relay(Response):
             if response.status == 400:
                 early += await response.read()
                 fault = too_long(early)
+            if isinstance(fault, ContextLengthError):
+                fault.param = _PROMPT_AT.get(self._route)
             if fault is not None:
                 self._metrics.proxied.labels(self._route, str(fault.http_status)).inc()
                 await error_response(fault)(scope, receive, send)
