@@ -18,7 +18,8 @@ class FakeEngine:
     """In place of an EngineHost, and of a session's way to the scheduler.
 
     reply: what it generates, with the end token.
-    refuses: it does not truncate, and does not answer to a bound.
+    refuses: it does not truncate, and does not answer to a bound. Nor does it truncate to where it
+        has dropped tokens.
     before_request, before_token: called with the rid, and with the number of the token.
     n_prefilled: tokens that requests have appended. salts: of each request.
     """
@@ -83,6 +84,8 @@ class FakeEngine:
             return False
         tokens = self.sessions[engine_session]
         sink, n_cut = self.cuts.get(engine_session, (0, 0))
+        if sink < n_tokens < sink + n_cut:
+            return False  # what lies there was dropped
         place = n_tokens if n_tokens <= sink else n_tokens - n_cut
         assert 0 < place < len(tokens)
         del tokens[place:]
