@@ -20,6 +20,7 @@ from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.relay import Relay, unreachable
 from sglang_live.gateway.native.request_check import RequestCheck
 from sglang_live.gateway.native.routes import ANSWERING, MODEL_INFO, OPEN_SESSION, SERVER_INFO
+from sglang_live.gateway.native.running import RunningNames
 from sglang_live.gateway.native.session_opening import SessionOpening
 from sglang_live.gateway.native.sessions import NativeSessions
 from sglang_live.gateway.native.upstream import Upstream
@@ -56,6 +57,7 @@ class NativeProxy:
             MonotonicClock().now_s,
         )
         self._check = RequestCheck(config, orchestrator, sessions, limits or NativeLimits())
+        self._running = RunningNames()
         self._upstream = Upstream(native_url, config)
         self._opening = SessionOpening(self._upstream, sessions, orchestrator)
 
@@ -75,15 +77,17 @@ class NativeProxy:
         """raw: the request's body, which was read already."""
         route = request.scope["path"]  # not the URL's, which Starlette makes of Host
         owner = self._keys.owner(request.headers)
-        flight = None
+        flight, names = None, []
         try:
             self._check.sender(request, route)
             checked = await self._check.body(route, raw, owner)
+            names = await self._running.take(checked.names)
             if route in ANSWERING:
                 flight = self._suspects.begin(NATIVE_ENGINE, content_of(route, checked.body))
             if checked.n_answers > 1:
                 self._rate_limits.take(owner, checked.n_answers - 1)  # one was counted
         except LiveError as error:
+            self._running.free(names)
             self._over(flight, False)
             return self._refused(route, error)
         upstream = self._upstream.send(request, route, checked.body)
@@ -92,8 +96,12 @@ class NativeProxy:
         elif route in _TOLD_IN_PART:
             answer = await _in_part(upstream, route)
         else:
-            end = lambda broken: self._over(flight, broken)  # noqa: E731
-            return Relay(upstream, route, self._metrics, end, checked.streams)
+
+            def over(broken: bool, hung_up: bool) -> None:
+                self._running.free(names, hung_up=hung_up)
+                self._over(flight, broken)
+
+            return Relay(upstream, route, self._metrics, over, checked.streams)
         self._metrics.proxied.labels(route, str(answer.status_code)).inc()
         return answer
 

@@ -15,7 +15,9 @@ from starlette.routing import Route
 
 from sglang_live.clock import SimClock
 from sglang_live.errors import StageFailedError
+from sglang_live.gateway.native import running
 from sglang_live.gateway.native.answers import early_error, model_info, server_info
+from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.native.routes import ROUTES
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.suspects import Suspects
@@ -213,6 +215,37 @@ async def test_forbidden_media_and_broken_bodies_never_reach_sglang():
         assert (await http.post("/v1/completions", content=b"[" * 900)).status_code == 400
         assert (await http.post("/v1/completions", content=b" " * 1001)).status_code == 413
         assert sglang.requests == []
+
+
+@pytest.mark.parametrize("again", ["mine", ["other", "mine"]])
+async def test_a_name_is_used_by_one_request_at_a_time(again, monkeypatch):
+    monkeypatch.setattr(running.RunningNames.__init__, "__defaults__", (0.05,))
+    async with proxied() as (http, sglang):
+        asking = asyncio.create_task(http.post("/generate", json={"text": "x", "rid": "mine"}))
+        await sglang.working.wait()
+        texts = "y" if isinstance(again, str) else ["y", "z"]
+        refused = await http.post("/generate", json={"text": texts, "rid": again})
+        assert refused.status_code == 400
+        assert "running" in refused.json()["error"]["message"]
+        sglang.gate.set()
+        assert (await asking).status_code == 200
+        for _ in range(3):  # one after the other, at once
+            answer = await http.post("/generate", json={"text": texts, "rid": again})
+            assert answer.status_code == 200
+
+
+async def test_the_name_of_a_request_whose_client_hung_up_is_not_free_at_once():
+    """The engine may still have a word to say of it."""
+    names = running.RunningNames(wait_s=0.01)
+    taken = await names.take(["native-1_0", "native-1_1", "native-2"])
+    with pytest.raises(ParameterError, match="running"):
+        await names.take(["native-1"])
+    assert taken == ["native-1", "native-2"]
+    names.free(taken[1:], hung_up=True)
+    with pytest.raises(ParameterError, match="running"):
+        await names.take(["native-2"])
+    names.free(taken[:1])
+    assert await names.take(["native-1"]) == ["native-1"]
 
 
 async def test_nobody_ends_the_answers_of_others():

@@ -27,7 +27,8 @@ _PROMPT_AT = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 class Relay(Response):
     """Passes an upstream response on, and hangs up when the client does.
 
-    over: told at the end, with whether the upstream's connection broke.
+    over: told at the end, with whether the upstream's connection broke, and whether the client
+        hung up.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class Relay(Response):
         upstream,
         route: str,
         metrics: GatewayMetrics,
-        over: Callable[[bool], None],
+        over: Callable[[bool, bool], None],
         streams: bool,
     ):
         self._upstream, self._over, self._streams = upstream, over, streams
@@ -57,7 +58,7 @@ class Relay(Response):
             gone.cancel()
             await asyncio.gather(relay, gone, return_exceptions=True)
             failed = None if relay.cancelled() else relay.exception()
-            self._over(self._broke or isinstance(failed, aiohttp.ClientError))
+            self._over(self._broke or isinstance(failed, aiohttp.ClientError), relay.cancelled())
         if not relay.cancelled():
             relay.result()
 

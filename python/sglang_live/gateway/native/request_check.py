@@ -49,13 +49,17 @@ class OperatorOnlyError(LiveError):
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """body: what is sent on. n_answers: 0 where no model answers. session: the client's name."""
+    """body: what is sent on. n_answers: 0 where no model answers. session: the client's name.
+
+    names: of the requests that run in the engine.
+    """
 
     body: bytes = b""
     n_answers: int = 0
     streams: bool = False
     session: str = ""
     retention: RetentionConfig | None = None
+    names: tuple[str, ...] = ()
 
 
 class RequestCheck:
@@ -105,7 +109,15 @@ class RequestCheck:
         await self._guard.check(asked.body)
         session = self._rewrite(route, asked.body, owner)
         streams = bool(asked.body.get("stream"))
-        return Checked(orjson.dumps(asked.body), asked.n_answers, streams, session, retention)
+        rid = asked.body["rid"] if route in ANSWERING else ()
+        return Checked(
+            orjson.dumps(asked.body),
+            asked.n_answers,
+            streams,
+            session,
+            retention,
+            (rid,) if isinstance(rid, str) else tuple(rid),
+        )
 
     def _rewrite(self, route: str, sent: dict[str, Any], owner: str) -> str:
         """Names and salts of the owner. Returns the client's name of a session that is opened."""

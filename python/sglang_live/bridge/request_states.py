@@ -1,0 +1,17 @@
+"""States of requests in SGLang's tokenizer manager: of a batch all are made, or none."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def all_or_none(make_states: Callable[..., None], manager: Any, obj: Any, *args: Any) -> None:
+    """Around TokenizerManager._init_req_state.
+
+    Raises:
+        ValueError: a name is that of a request under way, or stands twice; nothing was changed.
+    """
+    names = obj.rid if isinstance(obj.rid, list) else [obj.rid]
+    for n, name in enumerate(names):
+        if name in manager.rid_to_state or name in names[:n]:
+            raise ValueError(f"Duplicate request ID detected: {name}")
+    make_states(manager, obj, *args)
