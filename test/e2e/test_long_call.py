@@ -66,10 +66,16 @@ async def test_a_conversation_that_is_too_long_answers_its_next_small_turn(serve
             await socket.send("conversation.item.create", item=said(f"item {n} of many"))
         done = await socket.ask("a question", max_output_tokens=10)
         assert done["response"]["status"] in ("completed", "incomplete"), done
-        await socket.send("conversation.item.create", item=said("long " * 60_000))
+        await socket.session(truncation="disabled")
+        long_ids = [f"long-{n}" for n in range(4)]
+        for item_id in long_ids:
+            item = said("long " * 9_000) | {"id": item_id}
+            await socket.send("conversation.item.create", item=item)
         await socket.send("response.create", response={"output_modalities": ["text"]})
         failed = (await socket.until("response.done"))["response"]
         assert failed["status"] == "failed"
         assert failed["status_details"]["error"]["code"] == "context_length_exceeded"
+        for item_id in long_ids:
+            await socket.send("conversation.item.delete", item_id=item_id)
         done = await socket.ask("and now?", max_output_tokens=10)
         assert done["response"]["status"] in ("completed", "incomplete"), done
