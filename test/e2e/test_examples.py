@@ -66,12 +66,12 @@ async def test_openais_sdk_hears_writes_down_and_is_interrupted(server, tmp_path
         text = await run(*command, cwd=tmp_path)
         assert "you: " in text
         assert seconds_of_sound(text)[0] > 0.3
-        # A pause in the question can end the turn: what is then cancelled was not heard yet.
+        # The answer may be complete by then, or cancelled. A pause in the question can cancel one
+        # of which nothing was heard.
         interrupted = re.search(r"interrupted: \d+ ms of it were heard", text)
         if interrupted:
             break
     assert interrupted
-    assert "answer: cancelled" in text
 
 
 @pytest.mark.parametrize("name", ["openai_agents_voice.py", "pipecat_voice.py"])
