@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,8 +14,9 @@ import numpy as np
 
 from sglang_live.messages import CodecFrames, Speak, SpeakDone, SpeakText, WireSegment
 from sglang_live.stages.connectors.client import StageClient
+from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.supervisor import Supervisor, loopback_address, new_run_dir
+from sglang_live.stages.supervisor import Supervisor, loopback_address
 
 JOB_TIMEOUT_S = 60.0
 LOG_TAIL_LINES = 20
@@ -64,7 +64,8 @@ async def run_arm(
 async def _stage(
     checkpoint: Path, device: str, engine_args: dict[str, Any], start_timeout_s: float
 ) -> AsyncIterator[StageClient]:
-    run_dir = new_run_dir()
+    owned = RunDir.make()
+    run_dir = owned.path
     spec = StageSpec(
         stage="talker",
         replica=0,
@@ -89,7 +90,7 @@ async def _stage(
         raise
     finally:
         await supervisor.stop()
-        shutil.rmtree(run_dir, ignore_errors=True)
+        owned.remove()
 
 
 async def _speak(client: StageClient, request: Request, name: str) -> tuple[np.ndarray, float]:
