@@ -146,6 +146,9 @@ async def stopping():
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
 
+    # The tests themselves may run under nohup.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     def begin(drain_s: float):
         launch_server._stop_on_signals(server, drain, drain_s)
         return server, drain
