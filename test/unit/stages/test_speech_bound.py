@@ -21,6 +21,8 @@ def test_the_bound_follows_the_text_once_it_is_complete(n_ids):
 class FakeHost:
     """Speaks one frame a chunk, and after `ends_at` of them says that it has come to its end."""
 
+    context_tokens = 32_768
+
     def __init__(self, stage: TalkerStage, ends_at: int):
         self.stage, self.ends_at, self.left_early = stage, ends_at, False
 
