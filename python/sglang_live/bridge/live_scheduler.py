@@ -34,17 +34,17 @@ class LiveScheduler(MemoryScheduler):
 
     def init_pool_stats_observer(self) -> None:
         super().init_pool_stats_observer()
-        self._have_it_see(self.pool_stats_observer, self._holding_kv)
+        self._observe(self.pool_stats_observer, self._holding_kv)
 
     def init_invariant_checker(self) -> None:
         super().init_invariant_checker()
-        self._have_it_see(self.invariant_checker, self._holding_kv)
+        self._observe(self.invariant_checker, self._holding_kv)
 
     def init_load_inquirer(self) -> None:
         super().init_load_inquirer()
-        self._have_it_see(self.load_inquirer, self._running_and_held)
+        self._observe(self.load_inquirer, self._running_and_held)
 
-    def _have_it_see(self, observer, reqs_view) -> None:
+    def _observe(self, observer, reqs_view) -> None:
         # Frozen dataclasses: what they observe is fixed at construction, but for this.
         object.__setattr__(observer, "get_running_batch", reqs_view)
 
@@ -55,7 +55,7 @@ class LiveScheduler(MemoryScheduler):
         return ReqsView([*self.running_batch.reqs, *held, *self._put_back_reqs()])
 
     def _holding_kv(self):
-        """As above, and the prompt that is half-way: in rounds of decode it is in no batch."""
+        """As above, and the half-prefilled prompt: in a decode round it is in no batch."""
         view = self._running_and_held()
         return view if self.chunked_req is None else ReqsView([*view.reqs, self.chunked_req])
 

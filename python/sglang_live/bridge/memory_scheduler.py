@@ -1,28 +1,28 @@
-"""SGLang's scheduler when memory is short: who gives way, and to whom.
+"""SGLang's scheduler when KV memory is short: which requests are retracted, and when.
 
-Streams that sit out hold KV that nobody writes to, and so do prompts that are half-prefilled. They
-give it back before those that run are retracted.
+Paused streams and half-prefilled prompts hold KV between their steps. They are retracted before
+running requests are.
 """
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch, release_req
-from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 
 from sglang_live.bridge.control_channel import ControlChannel
 from sglang_live.bridge.held import Held
-from sglang_live.bridge.put_back import PutBack, tokens_left
+from sglang_live.bridge.put_back import PutBack, prefill_tokens_left, reply_tokens_left
 from sglang_live.bridge.rounds import Pool
 from sglang_live.bridge.session_truncate import n_computed, streaming_sessions
 
 
 class MemoryScheduler(ControlChannel):
     """
-    held: streams that sit out, by request id. put_back: None: a prompt is prefilled to its end.
+    held: paused streams, by request id. put_back: None if a prompt is prefilled without a break.
     """
 
     def init_running_status(self) -> None:
         super().init_running_status()
         self.held: dict[str, Held] = {}
-        # Adapters in a batch are limited, and pipelined batches have a prompt each half-way.
+        # SGLang limits the adapters of a batch; with pipeline stages each microbatch has a
+        # half-prefilled prompt of its own.
         alone = not self.enable_lora and self.server_args.pp_size == 1
         puts_back = alone and self.rounds is not None and self.rounds.puts_back
         self.put_back = PutBack(self) if puts_back else None
@@ -37,7 +37,7 @@ class MemoryScheduler(ControlChannel):
         return [req for req in self.half_way() if req is not self.chunked_req]
 
     def _make_rows(self) -> None:
-        """A session keeps its row while it is idle; without a free one SGLang admits nobody."""
+        """Take rows from idle sessions, so that waiting requests can be admitted."""
         n_free = self.req_to_token_pool.available_size()
         if n_free >= len(self.waiting_queue) or not self._sessions_give_back():
             return
@@ -48,9 +48,9 @@ class MemoryScheduler(ControlChannel):
             sessions.give_back_rows(n_needed - n_free)
 
     def _give_way_to(self, queue: list[Req], running_batch: ScheduleBatch) -> None:
-        """Nobody of the queue was admitted. If memory was short for a request that is not ahead of
-        its listener, whoever is far ahead gives way: what sits out would hold its memory for as
-        long as it takes to be heard.
+        """Retract the paused stream with the most audio ahead of its listener, if no request of
+        the queue was admitted and memory was short for an urgent one. Such a stream would hold its
+        KV until its audio is heard.
         """
         if not self.req_to_token_pool.available_size():
             return
@@ -68,12 +68,12 @@ class MemoryScheduler(ControlChannel):
         """By upstream's measure (PrefillAdder): its prefill and its answer, beside what those that
         run are expected to write still.
         """
-        needed = self._tokens_to_prefill(req) + _tokens_left(req) + self.page_size
-        promised = sum(_tokens_left(running) for running in running_batch.reqs)
+        needed = self._tokens_to_prefill(req) + reply_tokens_left(req) + self.page_size
+        promised = sum(reply_tokens_left(running) for running in running_batch.reqs)
         return needed + self.new_token_ratio_tracker.current * promised <= self._pool().free
 
     def _make_room(self, batch: ScheduleBatch) -> None:
-        """Out of memory, those that run give way last."""
+        """Retract paused streams, then half-prefilled prompts, until the batch can decode."""
         if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
             return
         spare = [h for h in self.held.values() if self._can_retract(h)]
@@ -83,7 +83,7 @@ class MemoryScheduler(ControlChannel):
         if self.put_back is None:
             return
         half = [req for req in self.half_way() if self._gives_back(req)]
-        half.sort(key=lambda req: (-tokens_left(req), req.rid))
+        half.sort(key=lambda req: (-prefill_tokens_left(req), req.rid))
         while half and not batch.check_decode_mem():
             self.put_back.leave(req := half.pop())
             self._retract(req, len(batch.reqs))
@@ -127,7 +127,3 @@ class MemoryScheduler(ControlChannel):
         free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
         rows = self.req_to_token_pool.available_size()
         return Pool(free=free, total=self.max_total_num_tokens, free_rows=rows)
-
-
-def _tokens_left(req: Req) -> int:
-    return min(req.sampling_params.max_new_tokens - len(req.output_ids), CLIP_MAX_NEW_TOKENS)

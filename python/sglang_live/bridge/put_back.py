@@ -51,7 +51,7 @@ class PutBack:
         idle_s = self._rounds.now_s - self._sliced_s.get(first.rid, self._rounds.now_s)
         free = self._free(half, running)
         passed = passing(
-            tokens_left(first), waiting, idle_s=idle_s, free=free, most=most, config=config
+            prefill_tokens_left(first), waiting, idle_s=idle_s, free=free, most=most, config=config
         )
         if passed:
             self._park()
@@ -64,7 +64,7 @@ class PutBack:
             self._decodes_next = False
             return None
         self._go_on(first)
-        # Beside others that are put back nobody is admitted whose memory was not looked at.
+        # With other prompts put back, a request is admitted only after its memory was checked.
         return ([], queue, most) if self.waiting else (queue, [], most)
 
     def go_on(self) -> None:
@@ -84,7 +84,7 @@ class PutBack:
 
         def rank(req: Req) -> tuple[float, str]:
             begun_s = self._begun_s.get(req.rid, now_s)
-            return rank_s(begun_s, tokens_left(req), rates, config), req.rid
+            return rank_s(begun_s, prefill_tokens_left(req), rates, config), req.rid
 
         return min(half, key=rank)
 
@@ -94,13 +94,15 @@ class PutBack:
         found = []
         for req in queue:
             tokens = self._scheduler._tokens_to_prefill(req)
-            found.append((tokens, tokens + _answer(req) + page_size))
+            found.append((tokens, tokens + reply_tokens_left(req) + page_size))
         return found
 
     def _free(self, half: list[Req], running: list[Req]) -> int:
         page_size = self._scheduler.page_size
-        reserved = sum(tokens_left(req) + _answer(req) + page_size for req in half)
-        return self._scheduler._pool().free - reserved - sum(map(_answer, running))
+        reserved = sum(
+            prefill_tokens_left(req) + reply_tokens_left(req) + page_size for req in half
+        )
+        return self._scheduler._pool().free - reserved - sum(map(reply_tokens_left, running))
 
     def _decodes_go_first(self, running: list[Req], idle_s: float) -> bool:
         if idle_s < self._rounds.config.max_put_back_s and any(map(_begins, running)):
@@ -111,7 +113,7 @@ class PutBack:
 
     def _has_room(self, first: Req, most: int, running: list[Req]) -> bool:
         """Running answers may have outgrown what was expected when it was begun."""
-        needed = min(tokens_left(first), most) + 2 * self._scheduler.page_size
+        needed = min(prefill_tokens_left(first), most) + 2 * self._scheduler.page_size
         if self._scheduler._pool().free >= needed:
             return True
         # They end, or are retracted. With none running it goes on as upstream has it.
@@ -153,12 +155,14 @@ class PutBack:
             scheduler.chunked_req, scheduler._pending_chunked_abort_req = current, pending
 
 
-def tokens_left(req: Req) -> int:
+def prefill_tokens_left(req: Req) -> int:
+    """Of a prompt whose computed part is in prefix_indices, as between two chunks."""
     total = len(req.origin_input_ids) + len(req.output_ids)
     return max(1, total - len(req.prefix_indices))
 
 
-def _answer(req: Req) -> int:
+def reply_tokens_left(req: Req) -> int:
+    """As SGLang's PrefillAdder reserves for it."""
     tokens = req.sampling_params.max_new_tokens - len(req.output_ids)
     return max(0, min(tokens, CLIP_MAX_NEW_TOKENS))
 

@@ -19,7 +19,7 @@ def slice_tokens(rates: StageRates, config: PolicyConfig) -> int:
 
 
 def is_long(tokens: int, rates: StageRates, config: PolicyConfig) -> bool:
-    """Whether a prompt of so many tokens is computed in slices."""
+    """Returns True if a prompt of this length is prefilled in slices."""
     return tokens > config.long_slices * slice_tokens(rates, config)
 
 

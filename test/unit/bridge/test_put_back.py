@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.put_back import PutBack, tokens_left
+from sglang_live.bridge.put_back import PutBack, prefill_tokens_left
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.view import StageRates
 
@@ -50,7 +50,7 @@ class FakeScheduler:
         )
 
     def _tokens_to_prefill(self, req: FakeReq) -> int:
-        return tokens_left(req)
+        return prefill_tokens_left(req)
 
     def _pool(self) -> SimpleNamespace:
         return SimpleNamespace(free=self.free)

@@ -96,7 +96,7 @@ class StageClient:
     def send_later(self, message: AnyMessage) -> None:
         """For callers that must not wait; nothing to tell a stage that is down."""
         if self._down is None and not queues.try_send(self._socket, wire.encode(message)):
-            # A Cancel or CloseSession that is lost would hold a seat in the stage for ever.
+            # Without its Cancel or CloseSession the stage would keep the job's place.
             self._does_not_read()
 
     def _does_not_read(self) -> StageUnavailableError:
