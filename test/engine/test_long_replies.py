@@ -140,7 +140,7 @@ async def test_replies_longer_than_the_pool_are_spoken_side_by_side(cramped):
 
 async def test_what_is_too_long_for_the_talker_is_answered_aloud(cramped):
     """Its pool is smaller than the thinker's: it speaks without the messages that do not fit."""
-    n_before = await total(cramped, "talker", "segments_unread")
+    n_before = await total(cramped, "talker", "segments_left_out")
     links, long = cramped.links("unread"), user("tell me more " * 100)
     for history in ((long,), (user("why"), long, user("go on"))):
         turn = greedy_turn(*history, system="", n_tokens=4)
@@ -148,4 +148,4 @@ async def test_what_is_too_long_for_the_talker_is_answered_aloud(cramped):
         heard = await speak(links, turn, list(range(20, 30)), 8)
         assert heard.shape == (8, 16)
     links.close()
-    assert await total(cramped, "talker", "segments_unread") == n_before + 1 + 2
+    assert await total(cramped, "talker", "segments_left_out") == n_before + 1 + 2

@@ -82,7 +82,7 @@ class Call:
             self._conversation,
             emit,
             services.metrics,
-            services.context_room,
+            services.context_limit,
             max_bytes=config.max_append_bytes,
         )
 
@@ -195,7 +195,7 @@ class Call:
             voice_locked=self._responses.has_spoken,
         )
         if event.response is not None:
-            await self._services.context_room.check_response(plan, event.response, self._config)
+            await self._services.context_limit.check_response(plan, event.response, self._config)
         self._responses.create(plan)
 
     async def _update_session(self, event: SessionUpdate) -> None:
@@ -205,8 +205,8 @@ class Call:
             defaults=self._defaults,
             voice_locked=self._responses.has_spoken,
         )
-        room = self._services.context_room
-        await room.check_settings(config, event.session, self._config, "session")
+        limit = self._services.context_limit
+        await limit.check_settings(config, event.session, self._config, "session")
         if config.frames is not None and self._config.frames is None and self._responses.busy:
             raise ClientEventError(
                 "Frame mode cannot begin while a response is in progress.",

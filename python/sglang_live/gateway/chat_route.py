@@ -23,7 +23,7 @@ from sglang_live.gateway.audio_files import FORMATS
 from sglang_live.gateway.chat_forms import ChatForm, read_chat
 from sglang_live.gateway.chat_history import history_of
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.context_room import ContextRoom
+from sglang_live.gateway.context_limit import ContextLimit
 from sglang_live.gateway.event_error import error_body
 from sglang_live.gateway.http_body import (
     Streamed,
@@ -95,7 +95,7 @@ class ChatRoute:
         self._orchestrator, self._config, self._metrics = orchestrator, config, metrics
         self._written, self._owner = written, owner
         self._said_before = _SaidBefore()
-        self._room = ContextRoom(orchestrator, metrics)
+        self._context_limit = ContextLimit(orchestrator, metrics)
 
     async def __call__(self, request: Request) -> Response:
         try:
@@ -106,7 +106,7 @@ class ChatRoute:
             form = read_chat(body)
             salt = owner_salt(self._owner(request.headers))
             turn = await asyncio.to_thread(self._turn, form, salt)
-            await self._check_room(turn)
+            await self._check_context(turn)
             answer = _Answer(form, self._orchestrator.model_name)
             events = self._events(turn)
             if form.stream:
@@ -141,13 +141,13 @@ class ChatRoute:
             cache_salt=salt,
         )
 
-    async def _check_room(self, turn: TurnRequest) -> None:
+    async def _check_context(self, turn: TurnRequest) -> None:
         """Raises ClientEventError: it cannot fit, or is more text than is worth a look."""
         functions = turn.tools.functions
         content = PromptContent.of(turn.history, turn.instructions, functions)
         check_text(content.n_characters + len(content.instructions), "messages")
         header_at = "tools" if functions else "messages"
-        await self._room.check(content, header_at=header_at, items_at="messages")
+        await self._context_limit.check(content, header_at=header_at, items_at="messages")
 
     async def _events(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         async with (

@@ -31,8 +31,8 @@ class ClientSecretsRoute:
             config = first_config(orchestrator, gateway, form.session)
             if form.session is not None:
                 default = first_config(orchestrator, gateway, None)
-                room = self._services.context_room
-                await room.check_settings(config, form.session, default, "session")
+                limit = self._services.context_limit
+                await limit.check_settings(config, form.session, default, "session")
             secret = self._secrets.make(form, self._keys.owner(request.headers))
         except LiveError as error:
             return error_response(error)

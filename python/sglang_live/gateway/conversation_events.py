@@ -7,7 +7,7 @@ ClientEventError and no change.
 from collections.abc import Collection
 
 from sglang_live.gateway.audio_codec import WireFormat
-from sglang_live.gateway.context_room import ContextRoom
+from sglang_live.gateway.context_limit import ContextLimit
 from sglang_live.gateway.conversation import Conversation
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.item_forms import build_item
@@ -33,12 +33,12 @@ class ConversationEvents:
         conversation: Conversation,
         emit: Emit,
         metrics: GatewayMetrics,
-        room: ContextRoom,
+        context_limit: ContextLimit,
         *,
         max_bytes: int,
     ):
         self.conversation = conversation
-        self._room = room
+        self._context_limit = context_limit
         self._emit = emit
         self._metrics = metrics
         self._max_audio_bytes = max_bytes
@@ -76,7 +76,7 @@ class ConversationEvents:
             path="item",
             call_ids=self.conversation.call_ids,
         )
-        await self._room.check_item(item, event.item, "item")
+        await self._context_limit.check_item(item, event.item, "item")
         # Meanwhile a response may have put in, or dropped, an item.
         self.conversation.check_insert(event.item.id, event.previous_item_id)
         self.conversation.budget.check(item.size_bytes)

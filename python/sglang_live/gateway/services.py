@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from sglang_live.clock import Clock
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.context_room import ContextRoom
+from sglang_live.gateway.context_limit import ContextLimit
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.item_budget import ItemBudget
 from sglang_live.gateway.rate_limits import RateLimits
@@ -33,7 +33,7 @@ class RealtimeServices:
     rate_limits: RateLimits = field(init=False)
     side_lanes: SideLanes = field(init=False)
     item_budget: ItemBudget = field(init=False)
-    context_room: ContextRoom = field(init=False)
+    context_limit: ContextLimit = field(init=False)
     scorer: SpeechScorer = field(init=False)
     turn_ends: TurnEnds | None = field(init=False)
 
@@ -41,7 +41,7 @@ class RealtimeServices:
         self.rate_limits = RateLimits(self.config.max_answers_per_minute, self.clock)
         self.side_lanes = SideLanes(self.config.max_side_responses_of_all)
         self.item_budget = ItemBudget(self.config.max_conversation_bytes_of_all)
-        self.context_room = ContextRoom(self.orchestrator, self.metrics)
+        self.context_limit = ContextLimit(self.orchestrator, self.metrics)
         self.scorer = SpeechScorer(self.speech_model)
         model = self.endpoint_model
         self.turn_ends = TurnEnds(model, self.clock, self.metrics) if model else None

@@ -36,7 +36,7 @@ from sglang_live.stages.progress_feed import ProgressFeed
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.speech_bound import SpeechBound
 from sglang_live.stages.stream_notes import NoteRoutes
-from sglang_live.stages.talker_room import n_unread
+from sglang_live.stages.talker_context import n_left_out
 from sglang_live.stages.tasks import result_beside, vital
 from sglang_live.stages.thinker import EXTERNAL_MODELS, ItemsMissingError
 
@@ -90,7 +90,7 @@ class TalkerStage:
         self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
         self._bounds = "retention" in spec.policies
         self._totals, self._n_frames, self._n_cut = PolicyTotals(), 0, 0
-        self._n_unread = 0
+        self._n_left_out = 0
         self._notes = NoteRoutes()
         self._warm_up_rid = SPEAK_PREFIX + uuid.uuid4().hex
         self._newline_id = _newline_id(self.model.path)
@@ -188,7 +188,7 @@ class TalkerStage:
             "replies": float(len(self._frames)),
             "frames": float(self._n_frames),
             "speech_cut": float(self._n_cut),
-            "segments_unread": float(self._n_unread),
+            "segments_left_out": float(self._n_left_out),
         }
         return {**self.host.load(), **self._totals.load(), **own}
 
@@ -212,11 +212,11 @@ class TalkerStage:
         prefix = self.ids.reply_prefix(self.model, speaker, self._newline_id, request.first_id)
         lengths = [len(known[key].ids) for key in request.segment_keys]
         most_tokens = self.engine.tokenizer_manager.max_req_input_len
-        first_read = n_unread(lengths, len(prefix), most_tokens)
+        first_read = n_left_out(lengths, len(prefix), most_tokens)
         if first_read:
-            self._n_unread += first_read
+            self._n_left_out += first_read
             log.warning(
-                "segments_unread job=%s n=%d of=%d", request.job_id, first_read, len(lengths)
+                "segments_left_out job=%s n=%d of=%d", request.job_id, first_read, len(lengths)
             )
         prompt: list[int] = []
         states_at: list[int] = []

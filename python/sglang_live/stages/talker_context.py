@@ -4,7 +4,7 @@
 _SPEECH_SHARE = 8
 
 
-def n_unread(lengths: list[int], prefix_tokens: int, most_tokens: int) -> int:
+def n_left_out(lengths: list[int], prefix_tokens: int, most_tokens: int) -> int:
     """How many messages, from the oldest, are left out of the prompt.
 
     All are, if the newest is too long. The reply is spoken in any case: what it says is in its own

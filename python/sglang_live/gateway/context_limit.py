@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ContextRoom:
+class ContextLimit:
     """All checks raise ClientEventError with code context_length_exceeded."""
 
     orchestrator: Orchestrator

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_live.stages.talker_room import n_unread
+from sglang_live.stages.talker_context import n_left_out
 
 
 @pytest.mark.parametrize(
@@ -21,4 +21,4 @@ from sglang_live.stages.talker_room import n_unread
     ],
 )
 def test_the_oldest_messages_are_left_out_until_the_rest_fits(lengths, unread):
-    assert n_unread(lengths, prefix_tokens=10, most_tokens=100) == unread
+    assert n_left_out(lengths, prefix_tokens=10, most_tokens=100) == unread
