@@ -1,9 +1,13 @@
-"""Tests marked `gpu` are skipped where there is no CUDA device; no example is timed."""
+"""Tests marked `gpu` are skipped where there is no CUDA device; no example is timed.
+
+Tests run on uvloop, as the server and SGLang do.
+"""
 
 import shutil
 import subprocess
 
 import pytest
+import uvloop
 from hypothesis import settings
 
 # How long an example takes is the machine's business.
@@ -17,6 +21,10 @@ def _has_gpu() -> bool:
         return False
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
     return "GPU" in listed.stdout
+
+
+def pytest_asyncio_loop_factories(config, item):
+    return {"uvloop": uvloop.new_event_loop}
 
 
 def pytest_collection_modifyitems(items):

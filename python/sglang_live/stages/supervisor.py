@@ -249,14 +249,19 @@ class Supervisor:
         """
         if self._zygote is not None and not spec.environment:
             return await self._zygote.fork(environment, out, lambda: self._logs.open("zygote"))
-        return await asyncio.create_subprocess_exec(
-            *self._command,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            process_group=0,
-        )
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                env=environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                # Not process_group=0: uvloop, on which the server runs, refuses it.
+                preexec_fn=os.setpgrp,
+            )
+        except OSError as error:
+            error.filename = self._command[0]  # uvloop's names none
+            raise
 
     async def _until_ready(self, replica: Replica, ended: asyncio.Future) -> bool:
         while not ended.done():
