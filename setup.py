@@ -79,7 +79,7 @@ setup(
         "training": pinned("training.txt"),
     },
     entry_points={
-        "sglang.srt.platforms": ["sglang_live_cpu = sglang_live.bridge.platform_cpu:activate"],
+        "sglang.srt.platforms": ["sglang_live_cpu = sglang_live.bridge.platform.cpu:activate"],
         "sglang.srt.plugins": ["sglang_live = sglang_live.bridge.plugin:register"],
     },
 )

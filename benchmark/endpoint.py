@@ -19,11 +19,11 @@ import soundfile
 import soxr
 
 from benchmark.load.provenance import facts
-from sglang_live.gateway.turn_ends import _EAGERNESS, _PAUSE_MS
+from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.gateway.realtime.turns.endpointing import _EAGERNESS, _PAUSE_MS
 from sglang_live.interaction.endpoint import HEARD_SAMPLES, SmartTurnModel, installed_model_path
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.vad import SpeechDetector, SpeechPaused, SpeechStarted, VadSettings
-from sglang_live.orchestrator.history import INPUT_RATE_HZ
 
 _SAMPLES_PER_MS = INPUT_RATE_HZ // 1000
 _SILENCES_MS = (300, 500, 700, 1200)

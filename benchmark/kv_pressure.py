@@ -38,7 +38,7 @@ from benchmark.kv.workload import (
 from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, thinker
-from sglang_live.bridge.feed_types import Outlook, SpeechStart
+from sglang_live.engine_channel.messages import Outlook, SpeechStart
 from sglang_live.stages.engine_host import FeedSocket
 
 # The engine closes a connection that was idle for five seconds; ours must be let go before.

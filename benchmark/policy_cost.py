@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmark.load.provenance import facts
-from sglang_live.bridge.feed_types import Progress
-from sglang_live.bridge.inbox import Inbox
 from sglang_live.bridge.stream_table import StreamTable
+from sglang_live.engine_channel.inbox import Inbox
+from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.decide import Policies
 from sglang_live.policy.view import FRAME_S, StageRates, StageView
 from sglang_live.stages.engine_host import FeedSocket

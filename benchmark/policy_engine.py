@@ -20,7 +20,7 @@ import httpx
 from benchmark.load.provenance import facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
-from sglang_live.bridge.feed_types import THINK_PREFIX, Progress
+from sglang_live.engine_channel.messages import THINK_PREFIX, Progress
 from sglang_live.stages.engine_host import FeedSocket
 
 POLICIES = ("urgency", "pacing", "truncate")

@@ -21,7 +21,7 @@ import numpy as np
 from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, spent, thinker
-from sglang_live.bridge.feed_types import RetainSession
+from sglang_live.engine_channel.messages import RetainSession
 from sglang_live.stages.engine_host import FeedSocket
 
 POLICIES = ("urgency", "pacing", "truncate", "retention")

@@ -22,12 +22,12 @@ import numpy as np
 
 from benchmark.load.provenance import facts
 from sglang_live.clock import MonotonicClock
-from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart, TurnRequest
+from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.orchestrator.metronome import Metronome
 from sglang_live.orchestrator.stage_jobs import Thought
 from sglang_live.policy.decide import Policies
 from sglang_live.policy.view import StageRates, StageView
-from sglang_live.stages.connectors.client import StageClient
+from sglang_live.stages.transport.client import StageClient
 
 DUE = (16, 64, 256, 1024)
 _FRAME_MS = 480

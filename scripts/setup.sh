@@ -129,7 +129,7 @@ step_project() {
     pip_install --no-deps --no-build-isolation --editable .
     # The condition keeps Python quiet should sglang_live be uninstalled one day.
     echo 'import importlib.util as u; u.find_spec("sglang_live") and' \
-        '__import__("sglang_live.bridge.torchvision_shim", fromlist=["install"]).install()' \
+        '__import__("sglang_live.bridge.platform.torchvision_shim", fromlist=["install"]).install()' \
         >"$(site_packages)/$SITE_PTH"
 }
 

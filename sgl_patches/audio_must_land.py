@@ -7,4 +7,4 @@ WHY = "a prompt without placeholders (a text-only chat template) silently answer
 DROP_WHEN = "upstream raises when audio items and placeholders do not match"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.audio_input:check_audio_landed"
+HOOK = "sglang_live.bridge.platform.audio_input:check_audio_landed"

@@ -9,4 +9,4 @@ WHY = "upstream uses torch.roll, which wraps: such a prompt loses its audio with
 DROP_WHEN = "get_mm_items_offset no longer wraps around"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.audio_input:placeholder_spans"
+HOOK = "sglang_live.bridge.platform.audio_input:placeholder_spans"

@@ -7,4 +7,4 @@ WHY = "a tokenizer beside it must be on time; and denormals make the reference a
 DROP_WHEN = "upstream says when a process begins to compute, and torch_native computes what is used"
 STAGES = ("*",)
 CPU_ONLY = True
-HOOK = "sglang_live.bridge.platform_cpu:begin_computing_and"
+HOOK = "sglang_live.bridge.platform.cpu:begin_computing_and"

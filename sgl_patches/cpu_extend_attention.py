@@ -17,4 +17,4 @@ WHY = "upstream computes all earlier positions again: a chunk costs the square o
 DROP_WHEN = "upstream's torch_native backend computes the new positions only"
 STAGES = ("*",)
 CPU_ONLY = True
-HOOK = "sglang_live.bridge.cpu_attention:own_rows"
+HOOK = "sglang_live.bridge.platform.cpu_attention:own_rows"

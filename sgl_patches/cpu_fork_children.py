@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 
-from sglang_live.bridge.forking import Forking
+from sglang_live.bridge.platform.forking import Forking
 from sglang_live.stages.zygote import FORKED_ENV
 
 TARGET = "sglang.srt.entrypoints.engine.mp"

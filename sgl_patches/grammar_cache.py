@@ -10,4 +10,4 @@ WHY = "upstream keeps every grammar that was ever compiled: callers could fill t
 DROP_WHEN = "upstream bounds its cache of grammars"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.grammar_cache:keep_bounded"
+HOOK = "sglang_live.bridge.scheduler.grammar_cache:keep_bounded"

@@ -10,4 +10,4 @@ WHY = "upstream sets none, and clearing that cache leaves the rules of all gramm
 DROP_WHEN = "upstream passes cache_limit_bytes"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.grammar_cache:BoundedCompiler"
+HOOK = "sglang_live.bridge.scheduler.grammar_cache:BoundedCompiler"

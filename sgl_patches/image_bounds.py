@@ -11,4 +11,4 @@ WHY = "a picture of 100 KB may hold a gigabyte of pixels, and upstream decodes i
 DROP_WHEN = "upstream bounds the pixels of a picture"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.visual_input:load_image"
+HOOK = "sglang_live.bridge.platform.visual_input:load_image"

@@ -10,4 +10,4 @@ WHY = "upstream decodes without bounds (1 KB at 1 Hz becomes 32 MB) and needs to
 DROP_WHEN = "upstream bounds what it decodes, and decodes without torchaudio"
 STAGES = ("*",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.audio_input:load_audio"
+HOOK = "sglang_live.bridge.platform.audio_input:load_audio"

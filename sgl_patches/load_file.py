@@ -7,4 +7,4 @@ WHY = "each start of an engine leaves a file in shared memory that nothing may r
 DROP_WHEN = "the name of SGLang's file says whose it is, or its processes are not killed"
 STAGES = ("thinker", "talker")
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.load_file:path_for"
+HOOK = "sglang_live.bridge.platform.load_file:path_for"

@@ -7,4 +7,4 @@ WHY = "upstream follows a redirect to any host that is on no list: to neighbours
 DROP_WHEN = "upstream refuses private addresses at every hop of a download"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.media_urls:check_public"
+HOOK = "sglang_live.bridge.platform.media_urls:check_public"

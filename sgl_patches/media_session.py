@@ -7,4 +7,4 @@ WHY = "upstream resolves a host again to connect: a name server may give it anot
 DROP_WHEN = "upstream connects to the address that it has checked"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.media_urls:with_public_connections"
+HOOK = "sglang_live.bridge.platform.media_urls:with_public_connections"

@@ -8,4 +8,4 @@ DROP_WHEN = "penalties are counted where tokens are committed"
 STAGES = ("thinker", "talker")
 CPU_ONLY = False
 WITH_POLICIES = True
-HOOK = "sglang_live.bridge.held:cumulate_one_behind"
+HOOK = "sglang_live.bridge.scheduler.paused:cumulate_one_behind"

@@ -10,4 +10,4 @@ WHY = "upstream keeps the states of the names before it for good: the engine the
 DROP_WHEN = "upstream looks at all names of a batch before it makes the first state"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.request_states:all_or_none"
+HOOK = "sglang_live.bridge.scheduler.request_states:all_or_none"

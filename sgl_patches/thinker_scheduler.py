@@ -10,4 +10,4 @@ DROP_WHEN = "upstream has a scheduling policy interface with per-request holds"
 STAGES = ("thinker",)
 CPU_ONLY = False
 WITH_POLICIES = True
-HOOK = "sglang_live.bridge.live_scheduler:LiveScheduler"
+HOOK = "sglang_live.bridge.scheduler.live:LiveScheduler"

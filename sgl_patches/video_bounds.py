@@ -7,4 +7,4 @@ WHY = "upstream samples any number of frames of any size"
 DROP_WHEN = "upstream bounds the frames of a video"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.visual_input:check_video"
+HOOK = "sglang_live.bridge.platform.visual_input:check_video"

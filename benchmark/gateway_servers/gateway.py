@@ -10,11 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 
 from benchmark.gateway_servers.serving import serve, speech
-from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.health import SERVING, Health
-from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.history import (
+from sglang_live.core import (
     FRAME_S,
     OUTPUT_RATE_HZ,
     AudioDelta,
@@ -27,6 +23,10 @@ from sglang_live.orchestrator.history import (
     TurnRequest,
     Usage,
 )
+from sglang_live.gateway.app import build_app
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.health import SERVING, Health
+from sglang_live.kv.retention import RetentionConfig
 
 FIRST_AUDIO_S = 0.3
 # The vocoder's first chunk and its later ones: 2 and 4 frames of 80 ms.

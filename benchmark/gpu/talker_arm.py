@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from sglang_live.messages import CodecFrames, Speak, SpeakDone, SpeakText, WireSegment
-from sglang_live.stages.connectors.client import StageClient
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Supervisor, loopback_address
+from sglang_live.stages.transport.client import StageClient
 
 JOB_TIMEOUT_S = 60.0
 LOG_TAIL_LINES = 20

@@ -18,9 +18,9 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.stages.connectors.stage_key import add_key_arguments, check_exposed
 from sglang_live.stages.spec import STAGES, STUCK_AFTER_S
 from sglang_live.stages.stage_flags import check_engine, split_arguments
+from sglang_live.stages.transport.stage_key import add_key_arguments, check_exposed
 
 # What `all` means. `off` is SGLang's own behaviour.
 POLICIES = (

@@ -16,7 +16,7 @@ import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from sglang_live.bridge.media_urls import PRIVATE_MEDIA_ENV
+from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import STAGES, ServerConfig, SessionStorage, parse
@@ -24,9 +24,9 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
-from sglang_live.gateway.door import Door
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.health import SERVING, Health
+from sglang_live.gateway.listen_socket import Door
 from sglang_live.gateway.native.limits import NativeLimits, has_eyes
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.models.checkpoint_files import check_checkpoint
@@ -39,7 +39,7 @@ from sglang_live.models.demo.location import (
 )
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.open_files import raise_open_files
-from sglang_live.orchestrator.live import LiveOrchestrator
+from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.preflight import (
     check_log_folder,
@@ -47,8 +47,8 @@ from sglang_live.preflight import (
     check_storage,
     check_temporary_folder,
 )
-from sglang_live.stages.connectors.wire import fallbacks
 from sglang_live.stages.endings import telling_line
+from sglang_live.stages.metrics import StageCollector
 from sglang_live.stages.run_dir import RunDir, clear_dead
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import (
@@ -56,12 +56,12 @@ from sglang_live.stages.supervisor import (
     Supervisor,
     loopback_address,
 )
+from sglang_live.stages.transport.wire import fallbacks
 from sglang_live.stages.zygote import Zygote, is_useful
 from sglang_live.telemetry.capacity_metrics import CapacityCollector
 from sglang_live.telemetry.log_lines import log_in_lines
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 from sglang_live.telemetry.metrics import GatewayMetrics
-from sglang_live.telemetry.stage_metrics import StageCollector
 
 log = logging.getLogger("sglang_live")
 

@@ -25,10 +25,10 @@ from sglang_live.config import (
 )
 from sglang_live.errors import BadInputError
 from sglang_live.launch_server import check_machine, end_in_one_line, load_model
-from sglang_live.stages.connectors.stage_key import add_key_arguments, check_exposed
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
+from sglang_live.stages.transport.stage_key import add_key_arguments, check_exposed
 
 
 def main(argv: list[str] | None = None) -> int:

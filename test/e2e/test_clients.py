@@ -24,8 +24,8 @@ from test.e2e.socket_client import clip_24k
 from test.e2e.test_examples import EXAMPLES, PYTHON, ROOT, run
 from test.protocol.ga_events import events
 from test.unit.gateway.fakes import FakeOrchestrator, app_of, done, spoken
+from test.unit.gateway.http.test_unknown_parameters import try_out_types, try_out_unknown_keys
 from test.unit.gateway.live_server import listening
-from test.unit.gateway.test_unknown_parameters import try_out_types, try_out_unknown_keys
 
 pytestmark = [pytest.mark.e2e]
 

@@ -9,8 +9,8 @@ import httpx
 import psutil
 import pytest
 
-from sglang_live.stages.connectors.wire import SHM_DIR, shm_names
 from sglang_live.stages.run_dir import run_of
+from sglang_live.stages.transport.wire import SHM_DIR, shm_names
 from test.e2e.conftest import Server
 
 pytestmark = pytest.mark.e2e

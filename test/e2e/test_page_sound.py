@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from sglang_live.core import TranscriptDelta
 from sglang_live.errors import StageUnavailableError
 from sglang_live.interaction.silero import SileroModel
-from sglang_live.orchestrator.history import TranscriptDelta
 from test.e2e.browser import microphone
 from test.e2e.scripted_page import (
     CLICKS_ARE_NOT_NEEDED,

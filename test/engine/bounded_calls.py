@@ -8,7 +8,7 @@ import httpx
 import torch
 
 from benchmark.native_client import native_client
-from sglang_live.bridge.feed_types import RetainSession
+from sglang_live.engine_channel.messages import RetainSession
 from sglang_live.kv.retention import cut_of
 from sglang_live.stages.engine_host import FeedSocket
 from test.engine.conftest import Stages

@@ -13,7 +13,7 @@ import soundfile as sf
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
-from sglang_live.orchestrator.links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
+from sglang_live.orchestrator.stage_links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address

@@ -6,7 +6,7 @@ import random
 import pytest
 import pytest_asyncio
 
-from sglang_live.bridge.feed_types import SpeechStart, TruncateSession
+from sglang_live.engine_channel.messages import SpeechStart, TruncateSession
 from test.engine.bounded_calls import SINK, Call, Engine
 from test.engine.conftest import running_stages
 from test.engine.small_pool import Pool, check

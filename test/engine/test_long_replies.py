@@ -13,7 +13,7 @@ import pytest_asyncio
 from sglang_live.kv.retention import RetentionConfig
 from test.engine.conftest import running_stages
 from test.engine.reference import AUDIO, chat
-from test.engine.test_holds import total
+from test.engine.test_pauses import total
 from test.engine.turns import greedy_turn, speak, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]

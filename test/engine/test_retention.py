@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 import torch
 
+from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.history import AudioPart, HistoryItem
 from test.engine.bounded_calls import SINK, SLACK, WINDOW, Engine, a_call
 from test.engine.conftest import running_stages
 from test.engine.reference import AUDIO, Reference

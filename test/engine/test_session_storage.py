@@ -13,7 +13,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_live.bridge.feed_types import SpeechStart, TruncateSession
+from sglang_live.engine_channel.messages import SpeechStart, TruncateSession
 from test.engine.conftest import running_stages
 from test.engine.small_pool import Pool, check
 

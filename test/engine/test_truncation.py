@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from sglang_live.core import FRAME_S, HistoryItem, TextPart
 from sglang_live.messages import ThinkDone
-from sglang_live.orchestrator.history import FRAME_S, HistoryItem, TextPart
 from test.engine.conftest import Stages, running_stages
 from test.engine.reference import AUDIO, chat
 from test.engine.turns import greedy_turn, reply_of, speak, think, user

@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 import numpy as np
 
+from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.messages import ThinkDone
-from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart, TurnRequest
-from sglang_live.orchestrator.links import StageLinks
+from sglang_live.orchestrator.stage_links import StageLinks
 
 _count = itertools.count()
 

@@ -14,7 +14,7 @@ from sglang_live.client.config import parse_args as parse_client
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.interaction.vad import VadSettings
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
-from sglang_live.stages.vocoder_config import VocoderConfig
+from sglang_live.stages.vocoder.config import VocoderConfig
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.unit.commands_in_docs import blocks_of, commands_of
 

@@ -3,7 +3,7 @@
 import os
 
 from sglang_live.bridge import seams
-from sglang_live.bridge.progress_lock import forgo_progress_lock
+from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.telemetry.log_lines import log_in_lines
 
 

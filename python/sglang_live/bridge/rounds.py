@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sglang_live.bridge.feed_types import Progress, StreamNotes
 from sglang_live.bridge.stream_table import StreamTable
+from sglang_live.engine_channel.messages import Progress, StreamNotes
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import OF_TURNS, Policies
 from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates

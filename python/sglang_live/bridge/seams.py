@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from sglang_live.bridge import platform_cpu
-from sglang_live.bridge.inbox import policies_from_env
+from sglang_live.bridge.platform import cpu
+from sglang_live.engine_channel.inbox import policies_from_env
 from sglang_live.errors import SeamError
 
 STAGE_ENV = "SGLANG_LIVE_STAGE"
@@ -76,7 +76,7 @@ def all_seams() -> list[Seam]:
 
 def needed_seams(stage: str | None) -> list[Seam]:
     """Seams for this process. Outside a stage of ours only the platform's own shims apply."""
-    on_cpu = platform_cpu.is_active()
+    on_cpu = cpu.is_active()
     if stage is None:
         return [s for s in all_seams() if s.cpu_only and on_cpu and "*" in s.stages]
     return [s for s in all_seams() if s.needed(stage, on_cpu, policies_from_env())]

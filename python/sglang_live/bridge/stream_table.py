@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sglang_live.bridge.feed_types import Progress
+from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.view import FIRST_INTERRUPTS, StageRates, StageView
 
 # A stream that is this far ahead of a consumer nobody has reported on has lost its telemetry.

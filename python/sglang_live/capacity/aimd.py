@@ -10,7 +10,7 @@ what passes.
 import math
 from dataclasses import dataclass
 
-from sglang_live.capacity.beats import Verdict
+from sglang_live.capacity.deadlines import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

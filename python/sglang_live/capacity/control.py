@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sglang_live.capacity.aimd import Aimd, AimdConfig
-from sglang_live.capacity.beats import Beats, BeatsConfig
+from sglang_live.capacity.deadlines import Beats, BeatsConfig
 from sglang_live.capacity.forecast import PoolForecast
 from sglang_live.clock import Clock
 from sglang_live.errors import CapacityError

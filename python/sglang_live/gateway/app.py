@@ -15,27 +15,27 @@ from starlette.routing import WebSocketRoute
 
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import ModelNotFoundError
-from sglang_live.gateway import openapi
 from sglang_live.gateway.auth import Keys
-from sglang_live.gateway.capacity_body import capacity_body
-from sglang_live.gateway.chat_route import ChatRoute
-from sglang_live.gateway.client_secrets import ClientSecrets
-from sglang_live.gateway.client_secrets_route import ClientSecretsRoute
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.health import Health
+from sglang_live.gateway.http import openapi
+from sglang_live.gateway.http.capacity_body import capacity_body
+from sglang_live.gateway.http.chat import ChatRoute
+from sglang_live.gateway.http.client_secrets import ClientSecretsRoute
+from sglang_live.gateway.http.page import add_page
+from sglang_live.gateway.http.speech import SpeechRoute
+from sglang_live.gateway.http.transcription import TranscriptionRoute
 from sglang_live.gateway.http_errors import add_error_forms, error_response
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.limits import NativeLimits
+from sglang_live.gateway.native.proxy import NativeProxy
 from sglang_live.gateway.native.routes import FLUSH, LIMITED, ROUTES
-from sglang_live.gateway.native_proxy import NativeProxy
-from sglang_live.gateway.page import add_page
 from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
-from sglang_live.gateway.realtime_route import RealtimeRoute, unauthorized
+from sglang_live.gateway.realtime.client_secrets import ClientSecrets
+from sglang_live.gateway.realtime.route import RealtimeRoute, unauthorized
+from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.same_machine import SameMachine
-from sglang_live.gateway.services import RealtimeServices
-from sglang_live.gateway.speech_route import SpeechRoute
-from sglang_live.gateway.transcription_route import TranscriptionRoute
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.silero import SileroModel, SpeechModel
 from sglang_live.orchestrator.session import Orchestrator

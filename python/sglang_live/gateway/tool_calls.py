@@ -9,15 +9,15 @@ from typing import Any
 
 import orjson
 
+from sglang_live.core import Tools
 from sglang_live.errors import LiveError
 from sglang_live.gateway.event_error import ClientEventError, cut
-from sglang_live.gateway.parameters import (
+from sglang_live.gateway.tool_schema import (
     SchemaFaultError,
     TooManyStepsError,
     check_schema,
     fault_in,
 )
-from sglang_live.orchestrator.history import Tools
 
 # Of all functions, as the model is told of them: more than it should read before every answer.
 MAX_TOOLS_BYTES = 1 << 16

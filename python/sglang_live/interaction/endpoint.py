@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_live.orchestrator.history import INPUT_RATE_HZ
+from sglang_live.core import INPUT_RATE_HZ
 
 # It hears the last eight seconds; shorter audio has silence before it.
 HEARD_SAMPLES = 8 * INPUT_RATE_HZ

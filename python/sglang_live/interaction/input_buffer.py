@@ -7,8 +7,8 @@ they stay valid while old audio leaves.
 
 import numpy as np
 
+from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.errors import BadInputError
-from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart
 
 # Shorter audio holds no syllable; OpenAI refuses it too, and clients rely on the error.
 MIN_COMMIT_MS = 100

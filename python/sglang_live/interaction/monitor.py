@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_live.clock import Clock
-from sglang_live.interaction.habits import Callers, Habits
 from sglang_live.interaction.playback import PlaybackClock
 from sglang_live.interaction.timeline import Timeline
+from sglang_live.interaction.user_stats import Callers, Habits
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 

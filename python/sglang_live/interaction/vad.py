@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.interaction.silero import (
     CONTEXT_SAMPLES,
     WINDOW_SAMPLES,
@@ -20,7 +21,6 @@ from sglang_live.interaction.silero import (
     SpeechModel,
     SpeechState,
 )
-from sglang_live.orchestrator.history import INPUT_RATE_HZ
 
 SAMPLES_PER_MS = INPUT_RATE_HZ // 1000
 # Speech goes on until the probability falls this far below the threshold: without the band a

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from sglang_live.capacity.control import Capacity
+from sglang_live.core import PromptContent, PromptSize, TurnEvent, TurnRequest
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.history import PromptContent, PromptSize, TurnEvent, TurnRequest
 
 
 class VoiceSession(Protocol):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sglang_live.core import AudioPart, HistoryItem, TurnRequest
 from sglang_live.errors import StageFailedError
 from sglang_live.messages import (
     CodecFrames,
@@ -30,10 +31,9 @@ from sglang_live.messages import (
     WireSegment,
     WireText,
 )
-from sglang_live.orchestrator.head_start import HeadStarts
-from sglang_live.orchestrator.history import AudioPart, HistoryItem, TurnRequest
-from sglang_live.stages.connectors import wire
-from sglang_live.stages.connectors.job import Job
+from sglang_live.orchestrator.startup_delay import HeadStarts
+from sglang_live.stages.transport import wire
+from sglang_live.stages.transport.job import Job
 
 # No job may outlive this; the longest reply, heard to its end, takes 22 minutes.
 JOB_TIMEOUT_S = 3600.0

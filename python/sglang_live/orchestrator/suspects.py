@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from sglang_live.clock import Clock
+from sglang_live.core import AudioPart, HistoryItem, TurnRequest
 from sglang_live.errors import BadInputError
-from sglang_live.orchestrator.history import AudioPart, HistoryItem, TurnRequest
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,8 @@ caller hears the beginning before the thinker knows the end.
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from sglang_live.orchestrator.history import (
+from sglang_live.aio import merge
+from sglang_live.core import (
     AudioDelta,
     HistoryItem,
     TextPart,
@@ -17,10 +18,9 @@ from sglang_live.orchestrator.history import (
     TurnRequest,
     Usage,
 )
-from sglang_live.orchestrator.links import StageLinks
-from sglang_live.orchestrator.merge import merge
 from sglang_live.orchestrator.stage_jobs import Speech, Thought
-from sglang_live.orchestrator.steering import Steering
+from sglang_live.orchestrator.stage_links import StageLinks
+from sglang_live.orchestrator.turn_control import Steering
 from sglang_live.telemetry.trace import TurnTrace
 
 

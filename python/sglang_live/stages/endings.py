@@ -5,8 +5,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-# Exit statuses of stage processes (70: EX_SOFTWARE of sysexits.h).
-EXIT_BROKEN = 70  # a task without which the stage is of no use has ended
+# Exit statuses of stage processes, beside aio.EXIT_BROKEN.
 EXIT_ENGINE_DIED = 71  # a process of its engine has ended
 EXIT_STUCK = 72  # its scheduler made no progress
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

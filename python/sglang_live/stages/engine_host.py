@@ -16,18 +16,19 @@ import sglang as sgl
 import zmq
 import zmq.asyncio
 
-from sglang_live.bridge import platform_cpu, seams
-from sglang_live.bridge.feed_types import Feed, Report
-from sglang_live.bridge.inbox import QUEUE_MESSAGES
-from sglang_live.bridge.progress import PROGRESS_ENV, ProgressCell
+from sglang_live.aio import vital
+from sglang_live.bridge import seams
+from sglang_live.bridge.platform import cpu
+from sglang_live.bridge.scheduler.progress import PROGRESS_ENV, ProgressCell
 from sglang_live.clock import MonotonicClock
+from sglang_live.engine_channel.inbox import QUEUE_MESSAGES
+from sglang_live.engine_channel.messages import Feed, Report
 from sglang_live.errors import StageFailedError
 from sglang_live.stages.endings import EXIT_ENGINE_DIED, EXIT_STUCK
 from sglang_live.stages.native_api import KeyGuard, restrict
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.progress_watch import ProgressWatch
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.tasks import vital
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def default_engine_args(device: str) -> dict[str, Any]:
         # Not served; two engines on one machine must not meet on ports that SGLang derives from it.
         "port": free_port(),
     }
-    if platform_cpu.is_active():
+    if cpu.is_active():
         args |= {
             "device": "cpu",
             "attention_backend": "torch_native",

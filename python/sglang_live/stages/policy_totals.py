@@ -1,6 +1,6 @@
 """What the policies of an engine have done so far, for a stage's load."""
 
-from sglang_live.bridge.feed_types import PolicyReport
+from sglang_live.engine_channel.messages import PolicyReport
 
 
 class PolicyTotals:

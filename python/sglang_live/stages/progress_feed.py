@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable
 
 from sglang_live import messages
-from sglang_live.bridge.feed_types import Progress
 from sglang_live.clock import Clock
+from sglang_live.engine_channel.messages import Progress
 
 # A decode round takes as long on a fast device; news within one cannot be told apart.
 FLUSH_EVERY_S = 0.02

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_live.stages.connectors.wire import sweep_shared_memory
+from sglang_live.stages.transport.wire import sweep_shared_memory
 
 log = logging.getLogger(__name__)
 

@@ -17,17 +17,17 @@ from typing import Protocol
 
 import setproctitle
 
-from sglang_live.bridge import platform_cpu
-from sglang_live.bridge.inbox import POLICIES_ENV, STORAGE_ENV
-from sglang_live.bridge.load_file import SHM_NAMES_ENV
-from sglang_live.bridge.neighbours import NEIGHBOURS_ENV, neighbours_env
-from sglang_live.bridge.progress_lock import forgo_progress_lock
+from sglang_live.bridge.platform import cpu
+from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
+from sglang_live.bridge.scheduler.device_peers import NEIGHBOURS_ENV, neighbours_env
+from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.bridge.seams import STAGE_ENV
+from sglang_live.engine_channel.inbox import POLICIES_ENV, STORAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Outlook, Ready
-from sglang_live.stages.connectors.server import ServedJob, StageServer
-from sglang_live.stages.connectors.wire import fallbacks, shm_names
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.transport.server import ServedJob, StageServer
+from sglang_live.stages.transport.wire import fallbacks, shm_names
 from sglang_live.telemetry.log_lines import log_in_lines
 
 log = logging.getLogger(__name__)
@@ -59,17 +59,17 @@ class Stage(Protocol):
 def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
     """The stage and the event loop it must run in. Heavy imports happen here, per stage."""
     if spec.stage == "thinker":
-        from sglang_live.stages.thinker import ThinkerStage
+        from sglang_live.stages.thinker.stage import ThinkerStage
 
         thinker = ThinkerStage(spec)
         return thinker, thinker.engine.loop
     if spec.stage == "talker":
-        from sglang_live.stages.talker import TalkerStage
+        from sglang_live.stages.talker.stage import TalkerStage
 
         talker = TalkerStage(spec)
         return talker, talker.engine.loop
     if spec.stage == "vocoder":
-        from sglang_live.stages.vocoder import VocoderStage
+        from sglang_live.stages.vocoder.stage import VocoderStage
 
         return VocoderStage(spec), asyncio.new_event_loop()
     raise ValueError(f"no stage is called {spec.stage!r}")
@@ -147,16 +147,16 @@ def main() -> None:
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     forgo_progress_lock()
-    device = "cpu" if platform_cpu.is_active() else spec.device
+    device = "cpu" if cpu.is_active() else spec.device
     os.environ[NEIGHBOURS_ENV] = neighbours_env(spec.run_dir, device, spec.stage, spec.replica)
     log_in_lines(f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s")
     logging.getLogger("sglang").setLevel(logging.WARNING)
-    if platform_cpu.is_active():
+    if cpu.is_active():
         import torch
 
         os.nice(_PACED_NICE[spec.stage] if "pacing" in spec.policies else STAGE_NICE)
         torch.set_num_threads(1)
-        platform_cpu.share_cores(N_COMPUTING)
+        cpu.share_cores(N_COMPUTING)
     try:
         stage, loop = build_stage(spec)
         loop.run_until_complete(serve(stage, spec, began_s))

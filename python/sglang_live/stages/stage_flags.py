@@ -13,7 +13,7 @@ from typing import Any
 from sglang_live.errors import BadInputError
 from sglang_live.stages.engine_args import engine_arguments, read_engine_argument
 from sglang_live.stages.spec import STAGES
-from sglang_live.stages.vocoder_config import VocoderConfig
+from sglang_live.stages.vocoder.config import VocoderConfig
 
 # Of a stage, not of the engine in it: `--STAGE.replicas 2`.
 STAGE_SETTINGS = ("replicas", "connect", "device")

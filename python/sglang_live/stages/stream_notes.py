@@ -3,9 +3,9 @@
 Owner: one NoteRoutes per stage. Notes of requests that nobody waits for any more are dropped.
 """
 
-from sglang_live.bridge.feed_types import StreamNotes
+from sglang_live.engine_channel.messages import StreamNotes
 from sglang_live.messages import StreamNote
-from sglang_live.stages.connectors.server import ServedJob
+from sglang_live.stages.transport.server import ServedJob
 
 
 class NoteRoutes:

@@ -4,8 +4,8 @@ import io
 
 import soundfile as sf
 
+from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.models.qwen3_omni.prompt import Append
-from sglang_live.orchestrator.history import INPUT_RATE_HZ, AudioPart
 from sglang_live.stages.engine_host import EngineHost
 
 # SGLang asks for a bound on a session's text; ours is bounded by tokens, elsewhere.

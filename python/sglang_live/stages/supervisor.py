@@ -13,13 +13,13 @@ from pathlib import Path
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Ready
-from sglang_live.stages.connectors.callers import new_run
-from sglang_live.stages.connectors.client import StageClient
-from sglang_live.stages.connectors.queues import QueueCounts
-from sglang_live.stages.connectors.wire import sweep_shared_memory
 from sglang_live.stages.endings import cause_of, oom_kills, was_work
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.stage_logs import StageLogs
+from sglang_live.stages.transport.client import StageClient
+from sglang_live.stages.transport.peers import new_run
+from sglang_live.stages.transport.queues import QueueCounts
+from sglang_live.stages.transport.wire import sweep_shared_memory
 from sglang_live.stages.zygote import Forked, Zygote
 from sglang_live.telemetry.log_writing import LogDrops
 

@@ -32,9 +32,9 @@ IMPORTS = (
     "sglang.srt.managers.scheduler",
     "sglang.srt.managers.detokenizer_manager",
     "sglang_live.stages.runtime",
-    "sglang_live.stages.thinker",
-    "sglang_live.stages.talker",
-    "sglang_live.stages.vocoder",
+    "sglang_live.stages.thinker.stage",
+    "sglang_live.stages.talker.stage",
+    "sglang_live.stages.vocoder.stage",
 )
 # In the environment of a process that was forked, and of those that it starts.
 FORKED_ENV = "SGLANG_LIVE_FORKED"

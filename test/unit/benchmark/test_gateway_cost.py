@@ -15,8 +15,7 @@ from benchmark.gateway_servers.callers import Callers, period
 from benchmark.gateway_servers.process import ServerProcess
 from sglang_live.client import clip
 from sglang_live.clock import SimClock
-from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.history import (
+from sglang_live.core import (
     AudioDelta,
     HistoryItem,
     TextPart,
@@ -24,6 +23,7 @@ from sglang_live.orchestrator.history import (
     TurnDone,
     TurnRequest,
 )
+from sglang_live.kv.retention import RetentionConfig
 
 
 def cost(arm: str, cpu_s: float, audio_s: float, late_share: float = 0.0) -> Cost:

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.feed_types import Progress
 from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
+from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.decide import Policies
 
 POOL = Pool(free=5000, total=10_000, free_rows=8)

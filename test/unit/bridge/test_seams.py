@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.bridge import platform_cpu, seams
+from sglang_live.bridge import seams
+from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.seams import Seam, all_seams
 from sglang_live.config import STAGES
 from sglang_live.errors import SeamError
@@ -81,7 +82,7 @@ def test_a_seam_fits_the_sglang_that_is_installed(seam):
     assert seams.upstream_signature(seam) == seam.signature
 
 
-@pytest.mark.skipif(not platform_cpu.is_active(), reason="upstream defines these with a GPU")
+@pytest.mark.skipif(not cpu.is_active(), reason="upstream defines these with a GPU")
 @pytest.mark.parametrize(
     "seam", [seam for seam in SEAMS if seam.kind == "define"], ids=lambda seam: seam.name
 )
@@ -128,10 +129,10 @@ def test_a_process_needs_the_seams_of_its_stage_and_platform(
 
 
 def test_outside_a_stage_of_ours_only_the_platforms_shims_apply(monkeypatch):
-    monkeypatch.setattr(seams.platform_cpu, "is_active", lambda: True)
+    monkeypatch.setattr(cpu, "is_active", lambda: True)
     shims = {seam.name for seam in SEAMS if seam.cpu_only and "*" in seam.stages}
     assert {seam.name for seam in seams.needed_seams(None)} == shims
-    monkeypatch.setattr(seams.platform_cpu, "is_active", lambda: False)
+    monkeypatch.setattr(cpu, "is_active", lambda: False)
     assert seams.needed_seams(None) == []
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sglang_live.bridge.feed_types import Progress
 from sglang_live.bridge.stream_table import SILENT_CONSUMER_S, StreamTable
+from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.view import StageRates, StageView
 
 UNIT_S = 0.08

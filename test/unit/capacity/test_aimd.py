@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.capacity.aimd import Aimd, AimdConfig
-from sglang_live.capacity.beats import Verdict
+from sglang_live.capacity.deadlines import Verdict
 
 NOTHING = Verdict(None)
 

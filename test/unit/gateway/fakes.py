@@ -17,22 +17,7 @@ from pydantic import ValidationError
 
 from sglang_live.capacity.control import Capacity
 from sglang_live.clock import Clock, MonotonicClock
-from sglang_live.errors import CapacityError
-from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.draining import Drain
-from sglang_live.gateway.health import Health
-from sglang_live.gateway.realtime import RealtimeConnection
-from sglang_live.gateway.services import RealtimeServices
-from sglang_live.interaction.silero import (
-    CONTEXT_SAMPLES,
-    Asked,
-    Scored,
-    SpeechModel,
-    SpeechState,
-)
-from sglang_live.kv.retention import RetentionConfig
-from sglang_live.orchestrator.history import (
+from sglang_live.core import (
     OUTPUT_RATE_HZ,
     AudioDelta,
     HistoryItem,
@@ -45,6 +30,21 @@ from sglang_live.orchestrator.history import (
     TurnRequest,
     Usage,
 )
+from sglang_live.errors import CapacityError
+from sglang_live.gateway.app import build_app
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.draining import Drain
+from sglang_live.gateway.health import Health
+from sglang_live.gateway.realtime.connection import RealtimeConnection
+from sglang_live.gateway.realtime.services import RealtimeServices
+from sglang_live.interaction.silero import (
+    CONTEXT_SAMPLES,
+    Asked,
+    Scored,
+    SpeechModel,
+    SpeechState,
+)
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.suspects import Suspects
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.protocol import ServerEvents

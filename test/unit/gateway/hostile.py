@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from sglang_live.gateway import parameters
+from sglang_live.gateway import tool_schema
 
 
 def doubled(depth: int) -> dict:
@@ -23,7 +23,7 @@ HOSTILE_SCHEMAS = (
     {"allOf": [{"not": {}}] * 2000},
 )
 
-KEYWORDS = sorted({*parameters._FORMS, *parameters._POINTERS, *parameters._NAMES, "const"})
+KEYWORDS = sorted({*tool_schema._FORMS, *tool_schema._POINTERS, *tool_schema._NAMES, "const"})
 _SCALARS = (
     st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["x", "string", "#", ""])
 )

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 from websockets.asyncio.client import connect
 
 from sglang_live import open_files
-from sglang_live.gateway import http_body
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits, _network
+from sglang_live.gateway.http import body as http_body
 from sglang_live.open_files import raise_open_files
 from sglang_live.telemetry.metrics import GatewayMetrics
 

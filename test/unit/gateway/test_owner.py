@@ -3,7 +3,7 @@
 import asyncio
 
 from sglang_live.gateway.owner import owned_digest, owner_salt
-from sglang_live.gateway.realtime import RealtimeConnection
+from sglang_live.gateway.realtime.connection import RealtimeConnection
 
 from .fakes import Caller, FakeOrchestrator, MemoryWire, services
 

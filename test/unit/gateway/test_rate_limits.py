@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.clock import SimClock
+from sglang_live.core import TranscriptDelta
 from sglang_live.gateway.rate_limits import RateLimitError, RateLimits
-from sglang_live.orchestrator.history import TranscriptDelta
 
 from .fakes import FakeOrchestrator, app_of, connected, done, services, tone, types
 

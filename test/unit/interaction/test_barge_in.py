@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import SimClock
 from sglang_live.interaction.barge_in import BargeIn
-from sglang_live.interaction.habits import Callers
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
+from sglang_live.interaction.user_stats import Callers
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 from .test_monitor import Stages

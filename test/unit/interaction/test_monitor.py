@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import SimClock
 from sglang_live.interaction import timeline as timeline_module
-from sglang_live.interaction.habits import Callers, Habits
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.playback import ACK_TIMEOUT_S
 from sglang_live.interaction.timeline import Timeline
+from sglang_live.interaction.user_stats import Callers, Habits
 from sglang_live.policy.view import FIRST_INTERRUPTS
 from sglang_live.telemetry.metrics import GatewayMetrics
 

@@ -10,8 +10,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from sglang_live.models.qwen3_omni.code_predictor import TOP_K, TOP_P, CodePredictor, traced
+from sglang_live.models.qwen3_omni.engine.talker_weights import load_predictor_weight
 from sglang_live.models.qwen3_omni.sampling_noise import draws_of
-from sglang_live.models.qwen3_omni.talker_weights import load_predictor_weight
 
 HIDDEN, VOCAB, N_STEPS = 32, 90, 7
 

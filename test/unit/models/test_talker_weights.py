@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from sglang_live.models.qwen3_omni.code_predictor import CodePredictor
+from sglang_live.models.qwen3_omni.engine.talker_weights import load_talker_weights
 from sglang_live.models.qwen3_omni.stage_view import THINKER_EMBEDDING
-from sglang_live.models.qwen3_omni.talker_weights import load_talker_weights
 
 PREDICTOR = {
     "vocab_size": 6,

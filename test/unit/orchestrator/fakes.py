@@ -12,6 +12,7 @@ import numpy as np
 
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import SimClock
+from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.messages import (
     BoundNative,
@@ -36,13 +37,12 @@ from sglang_live.messages import (
     VoiceFrames,
     WireAudio,
 )
-from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart, TurnRequest
-from sglang_live.orchestrator.live import LiveOrchestrator
-from sglang_live.stages.connectors import wire
-from sglang_live.stages.connectors.client import StageClient
-from sglang_live.stages.connectors.server import ServedJob, StageServer
+from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica
+from sglang_live.stages.transport import wire
+from sglang_live.stages.transport.client import StageClient
+from sglang_live.stages.transport.server import ServedJob, StageServer
 
 N_STATES = 4  # audio states the thinker reports per clip
 

@@ -6,10 +6,10 @@ import dataclasses
 import pytest
 
 from sglang_live.clock import SimClock
+from sglang_live.core import FRAME_S, AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Outlook
-from sglang_live.orchestrator.history import FRAME_S, AudioDelta, TranscriptDelta, TurnDone
-from sglang_live.orchestrator.steering import Steering
+from sglang_live.orchestrator.turn_control import Steering
 
 from .fakes import ask, user
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_live.clock import SimClock
-from sglang_live.orchestrator.history import AudioPart, HistoryItem, TextPart, Tools, TurnRequest
+from sglang_live.core import AudioPart, HistoryItem, TextPart, Tools, TurnRequest
 from sglang_live.orchestrator.suspects import (
     BROKEN_BEFORE_S,
     KEPT_S,

@@ -5,12 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
+from sglang_live.core import AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
 from sglang_live.messages import SpeakDone, WireAudio, WireText
 from sglang_live.orchestrator import stage_jobs
-from sglang_live.orchestrator.history import AudioDelta, TranscriptDelta, TurnDone
-from sglang_live.stages.connectors import wire
-from sglang_live.stages.connectors.window import WINDOW
+from sglang_live.stages.transport import wire
+from sglang_live.stages.transport.flow_control import WINDOW
 
 from .fakes import N_STATES, ItemsMissingError, ask, user
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import soundfile as sf
 
-from sglang_live.bridge.audio_input import load_audio
+from sglang_live.bridge.platform.audio_input import load_audio
 from sglang_live.errors import BadInputError
-from sglang_live.gateway.uploads import read_audio
+from sglang_live.gateway.http.uploads import read_audio
 from test.unit.sound.files import chunk, fmt, wav, written
 
 MAX_S = 30.0

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from sglang_live.bridge.feed_types import Retained, RetainSession
+from sglang_live.engine_channel.messages import Retained, RetainSession
 from sglang_live.models.demo.tokenizer import build_tokenizer
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from sglang_live.messages import Pcm, Ready
-from sglang_live.stages.connectors import wire
-from sglang_live.stages.connectors.server import StageServer
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.transport import wire
+from sglang_live.stages.transport.server import StageServer
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from sglang_live import messages
-from sglang_live.bridge.feed_types import (
+from sglang_live.clock import SimClock
+from sglang_live.engine_channel.messages import (
     EndReply,
     Outlook,
     PolicyReport,
@@ -16,11 +17,10 @@ from sglang_live.bridge.feed_types import (
     Truncated,
     TruncateSession,
 )
-from sglang_live.clock import SimClock
-from sglang_live.stages import thinker_feed
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.progress_feed import FLUSH_EVERY_S, ProgressFeed
-from sglang_live.stages.thinker_feed import ThinkerFeed
+from sglang_live.stages.thinker import engine_control
+from sglang_live.stages.thinker.engine_control import ThinkerFeed
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -136,7 +136,7 @@ async def test_a_truncation_is_done_when_the_engine_says_exactly_that(feed, sent
 
 
 async def test_a_truncation_nobody_answers_is_given_up(feed, monkeypatch):
-    monkeypatch.setattr(thinker_feed, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(engine_control, "ANSWER_TIMEOUT_S", 0.01)
     assert not await feed.truncate("s", 7)
     feed.answered(Truncated("s", 7))  # too late
 
@@ -181,7 +181,7 @@ async def test_a_bound_without_a_session_of_ours_is_in_force_once_it_is_answered
 
 
 async def test_a_bound_nobody_answers_may_not_be_in_force(feed, monkeypatch):
-    monkeypatch.setattr(thinker_feed, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(engine_control, "ANSWER_TIMEOUT_S", 0.01)
     assert not await feed.bound_native(RetainSession("s", 4, 64, 8))
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sglang_live.bridge.deadly_ids import DeadlyIds
-from sglang_live.bridge.progress import ProgressCell
+from sglang_live.bridge.scheduler.fault_injection import DeadlyIds
+from sglang_live.bridge.scheduler.progress import ProgressCell
 from sglang_live.stages.progress_watch import ROUND_TOKENS, ProgressWatch
 
 

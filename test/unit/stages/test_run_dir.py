@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sglang_live.stages.connectors.wire import SHM_DIR, shm_names
 from sglang_live.stages.run_dir import RunDir, clear_dead, run_of
+from sglang_live.stages.transport.wire import SHM_DIR, shm_names
 
 # Makes a folder, with a file in shared memory, and waits to be killed.
 OWNER = """
 import sys, time
-from sglang_live.stages.connectors.wire import SHM_DIR, shm_names
+from sglang_live.stages.transport.wire import SHM_DIR, shm_names
 from sglang_live.stages.run_dir import RunDir, run_of
 import os
 made = RunDir.make()

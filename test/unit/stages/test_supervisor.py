@@ -17,11 +17,11 @@ import zmq
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import Pcm, Ready, StreamNote, Voice
 from sglang_live.stages import supervisor as supervisor_module
-from sglang_live.stages.connectors.server import StageServer
-from sglang_live.stages.connectors.wire import SHM_DIR, SHM_PREFIX
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Supervisor, loopback_address
+from sglang_live.stages.transport.server import StageServer
+from sglang_live.stages.transport.wire import SHM_DIR, SHM_PREFIX
 from sglang_live.telemetry.log_writing import LogDrops
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")

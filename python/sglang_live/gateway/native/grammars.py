@@ -12,7 +12,7 @@ from sglang_live.errors import BadInputError
 from sglang_live.gateway.native.checks import Check, ParameterError, text
 from sglang_live.gateway.native.patterns import MAX_DEPTH, MAX_EXPANDED, regex
 from sglang_live.gateway.native.schema_loops import has_endless_part
-from sglang_live.gateway.parameters import check_schema
+from sglang_live.gateway.tool_schema import check_schema
 
 _GRAMMAR_BYTES = 16_384
 _NODES = 4_000

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.http.media_guard import MediaGuard
 from sglang_live.gateway.json_forms import broken_json
-from sglang_live.gateway.media_guard import MediaGuard
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.native.control_tokens import without_control_tokens
@@ -23,6 +23,7 @@ from sglang_live.gateway.native.forms import forms
 from sglang_live.gateway.native.headers import is_host
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.names import put_names, request_name, session_name
+from sglang_live.gateway.native.retention import take_retention
 from sglang_live.gateway.native.routes import (
     ABORT,
     ANSWERING,
@@ -33,7 +34,6 @@ from sglang_live.gateway.native.routes import (
     OPEN_SESSION,
 )
 from sglang_live.gateway.native.sessions import IDLE_S, NativeSessions
-from sglang_live.gateway.native_retention import take_retention
 from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.same_machine import ForeignPageError
 from sglang_live.kv.retention import RetentionConfig

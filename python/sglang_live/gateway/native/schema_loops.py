@@ -7,7 +7,7 @@ xgrammar compiles them, and then allows no token at all: the request would be ab
 from typing import Any
 
 from sglang_live.errors import BadInputError
-from sglang_live.gateway.parameters import target_of
+from sglang_live.gateway.tool_schema import target_of
 
 
 def has_endless_part(root: dict[str, Any]) -> bool:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
+from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.models.qwen3_omni.tool_prompt import (
     CALL_BEGIN,
     instructions_with,
     opening_of,
 )
-from sglang_live.orchestrator.history import AudioPart, HistoryItem
 
 
 class Tokenizer(Protocol):

@@ -26,10 +26,10 @@ from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer
 from torch import Tensor, nn
 
 from sglang_live.models.qwen3_omni.code_predictor import TOP_K, CodePredictor, traced
+from sglang_live.models.qwen3_omni.engine.talker_weights import load_talker_weights
 from sglang_live.models.qwen3_omni.sampling_noise import draws_of
 from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
 from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream
-from sglang_live.models.qwen3_omni.talker_weights import load_talker_weights
 from sglang_live.telemetry.forward_log import ForwardLog
 
 # Codec ids from here to the end of the vocabulary are controls; only the end may be sampled.

@@ -14,7 +14,7 @@ from sglang.srt.models.qwen3_omni_moe import (
     Qwen3OmniMoeForConditionalGeneration as UpstreamThinker,
 )
 
-from sglang_live.bridge.inbox import OUTBOX_ENV, RowsOutbox
+from sglang_live.engine_channel.inbox import OUTBOX_ENV, RowsOutbox
 from sglang_live.telemetry.forward_log import ForwardLog
 
 

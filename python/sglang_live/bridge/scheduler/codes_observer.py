@@ -1,0 +1,53 @@
+"""Codec frames out of the talker's engine, on SGLang's own sampling-observer path.
+
+Frames leave after their step's token was committed and before the response is streamed, so a
+frame that reaches the vocoder belongs to the reply for good.
+"""
+
+from torch import Tensor
+
+from sglang_live.engine_channel.inbox import Outbox
+from sglang_live.engine_channel.messages import Frames
+from sglang_live.models.qwen3_omni.talker_state import TalkerStream
+
+
+class CodesObserver:
+    """Installed as ModelRunner.sampling_observer of the talker."""
+
+    def __init__(self, model, outbox: Outbox):
+        self._model, self._outbox = model, outbox
+
+    def is_active(self, sampling_info) -> bool:
+        return self._model.frame_codes is not None
+
+    def before_grammar(self, logits: Tensor, sampling_info) -> Tensor:
+        # A captured graph writes the next step's codes into the same buffer.
+        return self._model.frame_codes[: logits.shape[0]].clone()
+
+    def after_sample(self, state: Tensor, token_ids: Tensor) -> "_DeviceFrames":
+        return _DeviceFrames(state, self._outbox, self._model.streams)
+
+
+class _DeviceFrames:
+    def __init__(self, codes: Tensor, outbox: Outbox, streams: dict[str, TalkerStream]):
+        self._codes, self._outbox, self._streams = codes, outbox, streams
+
+    def copy_to_host(self, copy) -> "_HostFrames":
+        return _HostFrames(copy(self._codes), self._outbox, self._streams)
+
+
+class _HostFrames:
+    def __init__(self, codes: Tensor, outbox: Outbox, streams: dict[str, TalkerStream]):
+        self._codes, self._outbox, self._streams = codes, outbox, streams
+
+    def consume(self, batch, commits) -> None:
+        """Send the frame that each committed token completed: the one before it."""
+        rids, index, codes = [], [], []
+        for req, commit, row in zip(batch.reqs, commits, self._codes.tolist(), strict=True):
+            if commit is not None and row[0] >= 0:
+                stream = self._streams.get(req.rid)
+                rids.append(req.rid)
+                index.append(commit.output_index - 1 + (stream.n_dropped if stream else 0))
+                codes.append(row)
+        if rids:
+            self._outbox.send(Frames(rids, index, codes))

@@ -1,0 +1,133 @@
+"""SGLang's scheduler when KV memory is short: which requests are retracted, and when.
+
+Paused streams and half-prefilled prompts hold KV between their steps. They are retracted before
+running requests are.
+"""
+
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch, release_req
+
+from sglang_live.bridge.rounds import Pool
+from sglang_live.bridge.scheduler.paused import Held
+from sglang_live.bridge.scheduler.reporting import ControlChannel
+from sglang_live.bridge.scheduler.sliced_prefill import (
+    PutBack,
+    prefill_tokens_left,
+    reply_tokens_left,
+)
+from sglang_live.bridge.session.truncate import n_computed, streaming_sessions
+
+
+class MemoryScheduler(ControlChannel):
+    """
+    held: paused streams, by request id. put_back: None if a prompt is prefilled without a break.
+    """
+
+    def init_running_status(self) -> None:
+        super().init_running_status()
+        self.held: dict[str, Held] = {}
+        # SGLang limits the adapters of a batch; with pipeline stages each microbatch has a
+        # half-prefilled prompt of its own.
+        alone = not self.enable_lora and self.server_args.pp_size == 1
+        puts_back = alone and self.rounds is not None and self.rounds.puts_back
+        self.put_back = PutBack(self) if puts_back else None
+
+    def half_way(self) -> list[Req]:
+        """Prompts between two chunks."""
+        if self.put_back is not None:
+            return self.put_back.half_way()
+        return [] if self.chunked_req is None else [self.chunked_req]
+
+    def _put_back_reqs(self) -> list[Req]:
+        return [req for req in self.half_way() if req is not self.chunked_req]
+
+    def _make_rows(self) -> None:
+        """Take rows from idle sessions, so that waiting requests can be admitted."""
+        n_free = self.req_to_token_pool.available_size()
+        if n_free >= len(self.waiting_queue) or not self._sessions_give_back():
+            return
+        sessions = self.tree_cache.session
+        ids = [req.session.session_id if req.session else None for req in self.waiting_queue]
+        n_needed = max(1, sum(not sessions.has_row(session_id) for session_id in ids))
+        if n_needed > n_free:
+            sessions.give_back_rows(n_needed - n_free)
+
+    def _give_way_to(self, queue: list[Req], running_batch: ScheduleBatch) -> None:
+        """Retract the paused stream with the most audio ahead of its listener, if no request of
+        the queue was admitted and memory was short for an urgent one. Such a stream would hold its
+        KV until its audio is heard.
+        """
+        if not self.req_to_token_pool.available_size():
+            return
+        urgent = [req for req in queue if not self.rounds.is_ahead(req.rid)]
+        if not urgent or self._has_memory(urgent[0], running_batch):
+            return
+        spare = [h for rid, h in self.held.items() if self.rounds.is_ahead(rid)]
+        spare = [held for held in spare if self._can_retract(held)]
+        if spare:
+            farthest = max(spare, key=lambda held: self.rounds.ahead_s(held.req.rid))
+            self._retract_held(farthest.req, len(running_batch.reqs))
+            running_batch.batch_is_full = False
+
+    def _has_memory(self, req: Req, running_batch: ScheduleBatch) -> bool:
+        """By upstream's measure (PrefillAdder): its prefill and its answer, beside what those that
+        run are expected to write still.
+        """
+        needed = self._tokens_to_prefill(req) + reply_tokens_left(req) + self.page_size
+        promised = sum(reply_tokens_left(running) for running in running_batch.reqs)
+        return needed + self.new_token_ratio_tracker.current * promised <= self._pool().free
+
+    def _make_room(self, batch: ScheduleBatch) -> None:
+        """Retract paused streams, then half-prefilled prompts, until the batch can decode."""
+        if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
+            return
+        spare = [h for h in self.held.values() if self._can_retract(h)]
+        spare.sort(key=lambda held: len(held.req.output_ids))
+        while spare and not batch.check_decode_mem():
+            self._retract_held(spare.pop().req, len(batch.reqs))
+        if self.put_back is None:
+            return
+        half = [req for req in self.half_way() if self._gives_back(req)]
+        half.sort(key=lambda req: (-prefill_tokens_left(req), req.rid))
+        while half and not batch.check_decode_mem():
+            self.put_back.leave(req := half.pop())
+            self._retract(req, len(batch.reqs))
+
+    def _retract_held(self, req: Req, n_running: int) -> None:
+        del self.held[req.rid]
+        self._counts["held_gave_way"] += 1
+        self._retract(req, n_running)
+
+    def _retract(self, req: Req, n_running: int) -> None:
+        release_req(
+            req=req,
+            remaing_req_count=n_running,
+            req_to_token_pool=self.req_to_token_pool,
+            token_to_kv_pool_allocator=self.token_to_kv_pool_allocator,
+            tree_cache=self.tree_cache,
+            hisparse_coordinator=None,
+        )
+        self._add_request_to_queue(req, is_retracted=True)
+
+    def _can_retract(self, held: Held) -> bool:
+        if held.step_in_flight or held.req.finished():
+            return False
+        return self._gives_back(held.req)
+
+    def _gives_back(self, req: Req) -> bool:
+        # A session's KV stays with the session: that frees nothing unless sessions give back.
+        return req.session is None or self._sessions_give_back()
+
+    def _sessions_give_back(self) -> bool:
+        return getattr(getattr(self.tree_cache, "session", None), "idle", None) is not None
+
+    def _tokens_to_prefill(self, req: Req) -> int:
+        n_tokens = len(req.origin_input_ids) + len(req.output_ids)
+        streaming = streaming_sessions(self.tree_cache)
+        if req.session is not None and streaming is not None:
+            n_tokens -= n_computed(streaming, req.session.session_id)
+        return max(1, n_tokens)
+
+    def _pool(self) -> Pool:
+        free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
+        rows = self.req_to_token_pool.available_size()
+        return Pool(free=free, total=self.max_total_num_tokens, free_rows=rows)

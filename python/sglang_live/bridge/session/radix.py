@@ -1,0 +1,186 @@
+"""SGLang's radix cache, with our sessions in it: one order for all memory that may be taken back.
+
+In: what the tree holds for nobody in particular, and idle sessions. Out: room, from whoever is
+expected to be used last. Transfers of both go through SGLang's HiCache.
+"""
+
+from collections.abc import Callable
+
+from sglang.srt.mem_cache.base_prefix_cache import (
+    EvictParams,
+    EvictResult,
+    InitLoadBackParams,
+    InsertParams,
+    InsertResult,
+)
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sglang_live.bridge.kv_record import Place
+from sglang_live.bridge.session.cache import LiveSession
+from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.session.rebase import Rebase
+from sglang_live.bridge.tiers.host import SessionTier
+from sglang_live.bridge.tiers.modelled_link import link_from_env
+from sglang_live.bridge.tiers.preload import Preloads
+from sglang_live.bridge.tiers.storage import storage_from_env
+from sglang_live.engine_channel.inbox import RADIX_BACKEND, policies_from_env
+from sglang_live.kv.tree_age import TreeAge
+
+
+class LiveRadixCache(UnifiedRadixCache):
+    """Memory of idle sessions counts as evictable here, and is ranked with the tree's own."""
+
+    def __init__(self, params):
+        self._age = TreeAge()
+        super().__init__(params)
+        self.session = LiveSession(inner=self)
+
+    def _reset_full(self) -> None:
+        super()._reset_full()
+        self._age = TreeAge()
+        session = getattr(self, "session", None)  # also called while we are being built
+        if not isinstance(session, LiveSession):
+            return
+        if session.idle is not None:
+            session.idle = IdleSessions(self.page_size)
+        if session.tier is not None:
+            session.tier.reset()
+        if session.preloads is not None:
+            session.preloads = Preloads(session)
+
+    # --- memory ---
+
+    def tree_evictable_size(self) -> int:
+        return super().evictable_size()
+
+    def evict_tree(self, n_tokens: int) -> int:
+        """Returns what was freed of prompts that no call holds."""
+        return super().evict(EvictParams(num_tokens=n_tokens)).num_tokens_evicted
+
+    def evictable_size(self) -> int:
+        return super().evictable_size() + self._idle_tokens
+
+    def full_evictable_size(self) -> int:
+        return super().full_evictable_size() + self._idle_tokens
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        if self.session.idle is None:
+            return super().evict(params)
+        return self._evict_oldest(params, super().evict)
+
+    def evict_for_alloc(self, params: EvictParams) -> EvictResult:
+        if self.session.idle is None:
+            return super().evict_for_alloc(params)
+        return self._evict_oldest(params, super().evict_for_alloc)
+
+    def insert(self, params: InsertParams) -> InsertResult:
+        if self.session.idle is not None:
+            self._age.used(len(params.key), self.session.idle.now_s)
+        return super().insert(params)
+
+    @property
+    def _idle_tokens(self) -> int:
+        return self.session.idle.tokens if self.session.idle is not None else 0
+
+    def _evict_oldest(
+        self, params: EvictParams, from_tree: Callable[[EvictParams], EvictResult]
+    ) -> EvictResult:
+        """From tree and idle sessions, whoever is expected to be used last.
+
+        A leaf of the tree that was not used for so long is expected to be unused for as long again,
+        as sessions are of which nothing is known.
+        """
+        idle, result, missing = self.session.idle, EvictResult(), params.num_tokens
+
+        def take_from_tree(n_tokens: int) -> int:
+            freed = from_tree(EvictParams(num_tokens=n_tokens)).num_tokens_evicted
+            result.num_tokens_evicted += freed
+            return freed
+
+        while missing > 0 and (session := idle.first()) is not None:
+            as_old_s = idle.now_s - session.remaining_s
+            n_older = self._age.unused_since(as_old_s, self.tree_evictable_size())
+            if n_older > 0:
+                missing -= (freed := take_from_tree(min(missing, n_older)))
+                if freed > 0:
+                    continue
+            freed = self.session.give_back(min(missing, session.n_tokens))
+            result.num_tokens_evicted += freed
+            missing -= freed
+            assert freed > 0  # or this would never end
+        if missing > 0:
+            missing -= take_from_tree(missing)
+        if missing > 0:
+            result.num_tokens_evicted += self.session.give_back(missing)
+        return result
+
+    # --- the host ---
+
+    def init_load_back(self, params: InitLoadBackParams):
+        if isinstance(params.best_match_node, Place):
+            return self.session.tier.load_back(params.req)
+        return super().init_load_back(params)
+
+    def check_hicache_events(self) -> None:
+        super().check_hicache_events()
+        self.session.look_after_tiers()
+
+    def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
+        super().writing_check(write_back=write_back, finish_count=finish_count)
+        if write_back and self.session.tier is not None:
+            self.session.tier.copies.all_written()
+
+    def _finish_write_through_ack(self, ack_id: int) -> None:
+        tier = self.session.tier
+        if tier is None or not tier.copies.acknowledged(ack_id):
+            super()._finish_write_through_ack(ack_id)
+
+    def _log_write_ack_metrics(self, ack) -> None:
+        if self.session.tier is not None:
+            self.session.tier.copies.measure(ack, self.session.tier.copies.to_host)
+        super()._log_write_ack_metrics(ack)
+
+    def loading_check(self, finish_count: int | None = None) -> None:
+        tier, controller = self.session.tier, self.cache_controller
+        if tier is not None and controller is not None:
+            queue = controller.ack_load_queue
+            n = self._count_ready_acks(queue) if finish_count is None else finish_count
+            for ack in queue[:n]:
+                ack.finish_event.synchronize()
+                tier.copies.measure(ack, tier.copies.to_device)
+                # What SGLang does not know it does not look for.
+                ack.node_ids[:] = [i for i in ack.node_ids if not tier.copies.acknowledged(i)]
+        super().loading_check(finish_count)
+
+
+def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
+    """Factory for SGLang's registry.
+
+    Raises:
+        ValueError: this model's sessions cannot be cut.
+    """
+    if ctx.is_hybrid_swa or ctx.is_hybrid_ssm or ctx.disable_radix_cache:
+        raise ValueError("bounded sessions need a radix cache and plain attention in every layer")
+    if not ctx.model_config.model_is_mrope:
+        # Their positions would follow from the length of what is left.
+        raise ValueError("bounded sessions need a model with M-RoPE, whose positions are a table")
+    cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
+    policies = policies_from_env()
+    if "nextuse" in policies:
+        cache.session.idle = IdleSessions(cache.page_size)
+        if ctx.enable_hierarchical_cache:
+            controller = cache.cache_controller
+            if (link := link_from_env(controller.io_backend)) is not None:
+                controller.l2_transfer_engine = link
+            cache.session.tier = SessionTier(cache.session, storage_from_env())
+            if "preload" in policies:
+                cache.session.preloads = Preloads(cache.session)
+    kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()
+    cache.session.cuts.rebase = Rebase(
+        ctx.tp_worker.model_runner.model, kv, ctx.model_config.context_len
+    )
+    return cache
+
+
+REGISTRY_ITEM = (RADIX_BACKEND, live_radix_cache)

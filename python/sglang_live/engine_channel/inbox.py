@@ -1,0 +1,94 @@
+"""Sockets between a stage process and its SGLang scheduler: facts in, products out."""
+
+import os
+import queue
+import threading
+
+import msgspec
+import torch
+import zmq
+
+from sglang_live.engine_channel.messages import Feed, HiddenRows, Report
+
+INBOX_ENV = "SGLANG_LIVE_INBOX"
+OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
+# Comma list of the policies that are on; empty or absent: SGLang's own scheduling.
+POLICIES_ENV = "SGLANG_LIVE_POLICIES"
+# "<bytes>:<directory>"; empty or absent: session KV has host memory at most.
+STORAGE_ENV = "SGLANG_LIVE_SESSION_STORAGE"
+# Messages that wait at either end. Each end is watched and ended long before: this bounds memory.
+QUEUE_MESSAGES = 65_536
+# Thinker states of forward passes, which may have megabytes.
+_PENDING_ROWS = 1_024
+# Name of our radix cache in SGLang's registry.
+RADIX_BACKEND = "sglang_live"
+
+
+class Inbox:
+    """PULL end inside the scheduler. Drained once a round, never blocks."""
+
+    def __init__(self, address: str):
+        self.socket = zmq.Context.instance().socket(zmq.PULL)
+        self.socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
+        self.socket.bind(address)
+        self._decoder = msgspec.msgpack.Decoder(Feed)
+
+    def drain(self) -> list[Feed]:
+        feeds = []
+        # Asking first: an exception in every round would cost more than most rounds' news.
+        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            feeds.append(self._decoder.decode(self.socket.recv(zmq.NOBLOCK)))
+        return feeds
+
+
+class Outbox:
+    """PUSH end inside the scheduler's process, for one thread. Waits for a stage that is behind."""
+
+    def __init__(self, address: str):
+        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, report: Report) -> None:
+        self._socket.send(self._encoder.encode(report))
+
+
+class RowsOutbox:
+    """Sends thinker states without making the forward pass wait for the device.
+
+    A thread waits for the copy to the host and owns the socket.
+    """
+
+    def __init__(self, address: str):
+        self._pending: queue.Queue = queue.Queue(_PENDING_ROWS)
+        self._address = address
+        threading.Thread(target=self._run, name="hidden-rows", daemon=True).start()
+
+    def send(self, rid: str, at: list[int], rows: torch.Tensor) -> None:
+        """rows: [len(at), hidden] on the device of the model."""
+        event = None
+        host = rows.to("cpu", torch.float32, non_blocking=True)
+        if rows.is_cuda:
+            event = torch.cuda.Event()
+            event.record()
+        self._pending.put((rid, at, host, event))
+
+    def _run(self) -> None:
+        outbox = Outbox(self._address)
+        while True:
+            rid, at, host, event = self._pending.get()
+            if event is not None:
+                event.synchronize()
+            outbox.send(HiddenRows(rid, at, host.numpy().tobytes()))
+
+
+def address_from_env(name: str) -> str:
+    address = os.environ.get(name)
+    if not address:
+        raise RuntimeError(f"{name} is not set: this engine was not started by a stage")
+    return address
+
+
+def policies_from_env() -> tuple[str, ...]:
+    return tuple(name for name in os.environ.get(POLICIES_ENV, "").split(",") if name)

@@ -1,0 +1,131 @@
+"""Messages of a chat completion as the history that they stand for.
+
+In: Messages. Out: instructions and HistoryItems, or ClientEventError with the message's place.
+"""
+
+import binascii
+
+from sglang_live.core import AudioPart, HistoryItem, TextPart
+from sglang_live.errors import BadInputError
+from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.http.chat_schema import Message, ToolCall
+from sglang_live.gateway.http.chat_schema import TextPart as TextForm
+from sglang_live.gateway.http.uploads import read_audio
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.json_forms import missing_parameter
+from sglang_live.gateway.realtime.conversation.item_schema import check_arguments
+from sglang_live.gateway.realtime.conversation.items import call_in_words
+from sglang_live.gateway.tool_forms import check_name
+
+# What only one role can have.
+_ROLE_OF = {"audio": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
+
+
+def history_of(
+    messages: list[Message], said_before: dict[str, str], *, max_audio_s: float
+) -> tuple[str, tuple[HistoryItem, ...]]:
+    """Instructions and what follows them.
+
+    Args:
+        said_before: transcripts of our earlier answers, by audio id.
+        max_audio_s: of all messages together.
+    Raises:
+        ClientEventError: content that a role cannot have, an unknown audio id, an output of no
+            call, or no question.
+    """
+    reading = _Reading(said_before, max_audio_s)
+    instructions, items = [], []
+    for n, message in enumerate(messages):
+        at = f"messages[{n}]"
+        _check_role(message, at)
+        if message.role in ("system", "developer"):
+            instructions += [part.text for part in reading.parts(message, at)]
+        else:
+            items += reading.items(message, at)
+    if not items:
+        raise ClientEventError("There is no message to answer.", param="messages")
+    return "\n\n".join(instructions), tuple(items)
+
+
+def _check_role(message: Message, at: str) -> None:
+    for name, role in _ROLE_OF.items():
+        if getattr(message, name) is not None and message.role != role:
+            raise ClientEventError(
+                f"{at}: a {message.role} message cannot have {name}.", param=f"{at}.{name}"
+            )
+
+
+class _Reading:
+    """What one message leaves to the next: audio that may still come, calls to be answered."""
+
+    def __init__(self, said_before: dict[str, str], left_s: float):
+        self._said_before, self._left_s = said_before, left_s
+        self._call_ids: set[str] = set()
+
+    def items(self, message: Message, at: str) -> list[HistoryItem]:
+        if message.role == "tool":
+            self._check_answers(message, at)
+        parts = self.parts(message, at)
+        if message.audio is not None:
+            if message.audio.id not in self._said_before:
+                raise ClientEventError(
+                    f"{at}: there is no audio {cut(message.audio.id)!r} any more. Send what it "
+                    "said as 'content'.",
+                    param=f"{at}.audio.id",
+                )
+            parts.append(TextPart(self._said_before[message.audio.id]))
+        found = []
+        if parts:
+            found.append(HistoryItem(key=new_id("key"), role=message.role, parts=tuple(parts)))
+        for n, call in enumerate(message.tool_calls or ()):
+            found.append(self._call(call, f"{at}.tool_calls[{n}]"))
+        if not found:
+            raise ClientEventError(f"{at} is empty.", param=f"{at}.content")
+        return found
+
+    def parts(self, message: Message, at: str) -> list[TextPart | AudioPart]:
+        content = message.content
+        if isinstance(content, str):
+            return [TextPart(content)] if content else []
+        parts: list[TextPart | AudioPart] = []
+        for n, part in enumerate(content or ()):
+            place = f"{at}.content[{n}]"
+            if isinstance(part, TextForm):
+                parts.append(TextPart(part.text))
+            elif message.role != "user":
+                raise ClientEventError(
+                    f"{at}: a {message.role} message cannot hold audio.", param=f"{place}.type"
+                )
+            else:
+                parts.append(self._heard(part.input_audio.data, f"{place}.input_audio.data"))
+        return parts
+
+    def _heard(self, text: str, at: str) -> AudioPart:
+        try:
+            data = binascii.a2b_base64(text, strict_mode=True)
+        except (binascii.Error, ValueError):
+            raise ClientEventError(f"{at} is not base64.", param=at) from None
+        try:
+            audio = read_audio(data, max_s=self._left_s)
+        except BadInputError as error:
+            raise ClientEventError(f"{at}: {error}", code=error.code, param=at) from None
+        self._left_s -= audio.duration_s
+        return audio
+
+    def _call(self, call: ToolCall, at: str) -> HistoryItem:
+        function = call.function
+        check_name(function.name, f"{at}.function.name")
+        check_arguments(function.arguments, f"{at}.function.arguments")
+        self._call_ids.add(call.id)
+        return call_in_words(function.name, function.arguments)
+
+    def _check_answers(self, message: Message, at: str) -> None:
+        at = f"{at}.tool_call_id"
+        if message.tool_call_id is None:
+            raise missing_parameter(at)
+        if message.tool_call_id not in self._call_ids:
+            raise ClientEventError(
+                f"Tool call ID {cut(message.tool_call_id)!r} not found in the messages before.",
+                code="invalid_tool_call_id",
+                param=at,
+            )

@@ -1,0 +1,237 @@
+"""A request for a spoken chat completion: its shape.
+
+In: OpenAI's JSON. Out: ChatForm, or ClientEventError. Every parameter of OpenAI's API is listed:
+honoured, refused with its name, or accepted because it asks for nothing that an answer shows.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, field
+
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.http.body import read_json
+from sglang_live.gateway.json_forms import Strict
+from sglang_live.gateway.realtime.events import Ignored, Name, VoiceRef, voice_name
+from sglang_live.gateway.tool_calls import check_choice, check_tools
+from sglang_live.gateway.tool_forms import check_name
+
+MAX_TOKENS = 4096
+# Seeds become 64-bit numbers in a stage.
+_MAX_SEED = (1 << 63) - 1
+
+# Of parameters without a meaning for speech, the values that ask for nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "function_call": (),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "moderation": (),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "stop": ([],),
+    "store": (False,),
+    "top_logprobs": (0,),
+    "top_p": (1,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+class AudioOptions(Strict):
+    """voice: as in the realtime protocol, other names speak with the model's first voice."""
+
+    voice: Name | VoiceRef | None = None
+    format: Literal["wav", "mp3", "flac", "opus", "pcm16"] = "wav"
+
+
+class StreamOptions(Strict):
+    """include_obfuscation: accepted, no effect: padding that hides the length of what is said."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class InputAudio(Strict):
+    """format: accepted, no effect: the data says it."""
+
+    data: str
+    format: str = "wav"
+
+
+class TextPart(Strict, tag="text"):
+    text: str
+    prompt_cache_breakpoint: Ignored = None
+
+
+class AudioPart(Strict, tag="input_audio"):
+    input_audio: InputAudio
+    prompt_cache_breakpoint: Ignored = None
+
+
+class CalledFunction(Strict):
+    name: str
+    arguments: str = "{}"
+
+
+class ToolCall(Strict):
+    function: CalledFunction
+    id: Name = ""
+    type: Literal["function"] = "function"
+
+
+class AudioRef(Strict):
+    """data, expires_at, transcript: as in an answer that is sent back."""
+
+    id: str
+    data: Ignored = None
+    expires_at: Ignored = None
+    transcript: Ignored = None
+
+
+class Message(Strict):
+    """name: accepted, no effect. refusal, function_call, annotations: as in an answer."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart | AudioPart] | None = None
+    audio: AudioRef | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Name | None = None
+    name: str | None = None
+    refusal: None = None
+    function_call: None = None
+    annotations: list[Any] | None = None
+
+
+class FunctionTool(Strict):
+    """strict: accepted, always so."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class ChosenFunction(Strict):
+    name: str
+
+
+class Choice(Strict):
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+class ChatForm(Strict):
+    """From metadata on: accepted, no effect. Behind them: _NEUTRAL values only."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    modalities: list[Literal["text", "audio"]] | None = field(default_factory=lambda: ["text"])
+    model: str | None = None
+    audio: AudioOptions | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    seed: Annotated[int, Meta(ge=-_MAX_SEED, le=_MAX_SEED)] | None = None
+    n: Literal[1] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | Choice | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+    user: Ignored = None
+    frequency_penalty: Any = None
+    function_call: Any = None
+    functions: Any = None
+    logit_bias: Any = None
+    logprobs: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    presence_penalty: Any = None
+    reasoning_effort: Any = None
+    response_format: Any = None
+    stop: Any = None
+    store: Any = None
+    top_logprobs: Any = None
+    top_p: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+    @property
+    def wants_audio(self) -> bool:
+        return "audio" in (self.modalities or ())
+
+    @property
+    def voice(self) -> str | None:
+        return voice_name(self.audio.voice) if self.audio else None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def max_calls(self) -> int | None:
+        return 1 if self.parallel_tool_calls is False else None
+
+    def functions_of(self) -> tuple[dict[str, Any], ...]:
+        """In the realtime protocol's form, as the rest of the gateway has them."""
+        tools = (tool.function for tool in self.tools or ())
+        return tuple(
+            {"type": "function", "name": f.name}
+            | ({"description": f.description} if f.description else {})
+            | ({"parameters": f.parameters} if f.parameters else {})
+            for f in tools
+        )
+
+    def choice(self) -> str | dict[str, Any]:
+        """As functions_of."""
+        choice = self.tool_choice
+        if isinstance(choice, Choice):
+            return {"type": "function", "name": choice.function.name}
+        return choice or "auto"
+
+
+def read_chat(body: bytes) -> ChatForm:
+    """Raises ClientEventError with the parameter that is wrong."""
+    form = read_json(body, ChatForm)
+    for name, values in _NEUTRAL.items():
+        value = getattr(form, name)
+        if value is not None and value not in values:
+            raise ClientEventError(
+                f"Unsupported parameter: '{name}' has no meaning for spoken answers here.",
+                code="unsupported_parameter",
+                param=name,
+            )
+    _check_together(form)
+    functions = form.functions_of()
+    for n, function in enumerate(functions):
+        check_name(function["name"], f"tools[{n}].function.name")
+    check_tools(functions, path="tools", inner=".function")
+    check_choice(functions, form.choice(), path="tool_choice")
+    return form
+
+
+def _check_together(form: ChatForm) -> None:
+    """Raises ClientEventError: a parameter that another one makes meaningless."""
+    if form.stream and form.audio and form.audio.format != "pcm16":
+        raise ClientEventError("With 'stream' audio.format must be 'pcm16'.", param="audio.format")
+    if form.stream_options and not form.stream:
+        raise ClientEventError("'stream_options' needs 'stream'.", param="stream_options")
+    if form.max_tokens and form.max_completion_tokens not in (None, form.max_tokens):
+        raise ClientEventError(
+            "'max_tokens' and 'max_completion_tokens' disagree.", param="max_tokens"
+        )
+    if form.tool_choice == "required" and not form.tools:
+        raise ClientEventError("tool_choice: there are no 'tools'.", param="tool_choice")

@@ -1,0 +1,47 @@
+"""POST /v1/realtime/client_secrets: who has a key makes a secret for who has none."""
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from sglang_live.errors import LiveError
+from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.http.body import read_body, read_json, refuse_query
+from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.realtime.client_secrets import ClientSecretForm, ClientSecrets
+from sglang_live.gateway.realtime.services import RealtimeServices
+from sglang_live.gateway.realtime.session_config import first_config
+
+_MAX_BODY_BYTES = 1 << 16
+
+
+class ClientSecretsRoute:
+    """Mounted behind the keys' guard: a secret makes no secrets."""
+
+    def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
+        self._services, self._keys, self._secrets = services, keys, secrets
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            body = await read_body(request, _MAX_BODY_BYTES)
+            refuse_query(request)
+            form = read_json(body or b"{}", ClientSecretForm)
+            # What a session cannot be is told now, to those who can change it.
+            orchestrator, gateway = self._services.orchestrator, self._services.config
+            config = first_config(orchestrator, gateway, form.session)
+            if form.session is not None:
+                default = first_config(orchestrator, gateway, None)
+                limit = self._services.context_limit
+                await limit.check_settings(config, form.session, default, "session")
+            secret = self._secrets.make(form, self._keys.owner(request.headers))
+        except LiveError as error:
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        return JSONResponse(
+            {
+                "value": secret.value,
+                "expires_at": int(secret.expires_at_s),
+                "session": config.to_wire(new_id("sess")),
+            }
+        )

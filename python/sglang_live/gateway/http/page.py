@@ -1,0 +1,53 @@
+"""The page at `/`: talk to the server from a browser. Everything it needs comes from here."""
+
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from sglang_live.gateway.http_errors import unknown_path
+
+_PACKAGE = Path(__file__).parents[2]
+_WEB = _PACKAGE / "gateway" / "web"
+_CLIP = _PACKAGE / "assets" / "question.flac"
+_HEADERS = {
+    # Nothing from elsewhere is loaded, and nobody frames a page that may use a microphone.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class _Web(StaticFiles):
+    """index.html is in there as well."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await unknown_path(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        answer = await super().get_response(path, scope)
+        answer.headers.update(_HEADERS)
+        return answer
+
+
+def add_page(app: FastAPI) -> None:
+    """Open without a key: it asks for one when the server wants it."""
+
+    async def page(_request: Request) -> Response:
+        return FileResponse(_WEB / "index.html", media_type="text/html", headers=_HEADERS)
+
+    async def clip(_request: Request) -> Response:
+        return FileResponse(_CLIP, media_type="audio/flac")
+
+    app.add_route("/", page, methods=["GET"])
+    app.add_route("/page/question.flac", clip, methods=["GET"])
+    app.router.routes.append(Mount("/page", _Web(directory=_WEB)))

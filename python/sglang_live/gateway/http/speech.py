@@ -1,0 +1,214 @@
+"""POST /v1/audio/speech: a text, spoken by the talker as it stands.
+
+In: OpenAI's request. Out: audio while it is made, as a file or as server-sent events.
+A long text is spoken in pieces, one after the other. Speech that does not end within what its text
+can take is cut and the rest is not spoken: events say so, and a file breaks off.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import orjson
+from msgspec import Meta
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from sglang_live.core import (
+    OUTPUT_RATE_HZ,
+    AudioDelta,
+    HistoryItem,
+    TextPart,
+    TurnDone,
+    TurnRequest,
+    Usage,
+)
+from sglang_live.errors import LiveError, StageFailedError
+from sglang_live.gateway.audio.codec import encode_base64
+from sglang_live.gateway.audio.fades import Fades
+from sglang_live.gateway.audio.files import FORMATS, Encoder
+from sglang_live.gateway.event_error import ClientEventError, cut, error_body
+from sglang_live.gateway.http.body import (
+    Streamed,
+    first_of,
+    read_body,
+    read_json,
+    refuse_query,
+    while_connected,
+)
+from sglang_live.gateway.http.speech_pieces import longest_s, pieces_of
+from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.json_forms import Strict
+from sglang_live.gateway.model import brief_session, check_model, voice_of
+from sglang_live.gateway.realtime.events import Name, VoiceRef, voice_name
+from sglang_live.orchestrator.session import Orchestrator, VoiceSession
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+_MAX_CHARACTERS = 4096
+_MAX_BODY_BYTES = 1 << 16
+
+
+class SpeechCutError(LiveError):
+    """The talker did not come to an end."""
+
+    code = "speech_cut"
+
+
+class SpeechForm(Strict):
+    """speed: 1 alone. instructions: accepted, no effect: the talker takes none."""
+
+    input: Annotated[str, Meta(min_length=1, max_length=_MAX_CHARACTERS)]
+    voice: Name | VoiceRef | None = None
+    model: str | None = None
+    response_format: str = "mp3"
+    stream_format: Literal["audio", "sse"] = "audio"
+    speed: float = 1.0
+    instructions: str | None = None
+
+
+class SpeechRoute:
+    def __init__(self, orchestrator: Orchestrator, metrics: GatewayMetrics):
+        self._orchestrator, self._metrics = orchestrator, metrics
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            refuse_query(request)
+            form = self._read(await read_body(request, _MAX_BODY_BYTES))
+            media_type, encoder = FORMATS[form.response_format]
+            cost = _Cost()
+            audio = self._speak(form, cost)
+            # What fails before there is a sound is told as an error, not as a broken file.
+            first = await while_connected(request, first_of(audio)) or b""
+        except LiveError as error:
+            return error_response(error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        data = _file(first, audio, encoder())
+        if form.stream_format == "sse":
+            data, media_type = _events(data, cost), "text/event-stream"
+        return Streamed(data, media_type=media_type)
+
+    def _read(self, body: bytes) -> SpeechForm:
+        form = read_json(body, SpeechForm)
+        if not form.input.strip():
+            raise ClientEventError("There is nothing to say in 'input'.", param="input")
+        if form.response_format not in FORMATS:
+            raise ClientEventError(
+                f"Unknown response_format {cut(form.response_format)!r}: {', '.join(FORMATS)}.",
+                param="response_format",
+            )
+        if form.speed != 1.0:
+            raise ClientEventError("Only speed 1 is supported.", param="speed")
+        check_model(self._orchestrator, form.model)
+        return form
+
+    async def _speak(self, form: SpeechForm, cost: "_Cost") -> AsyncIterator[bytes]:
+        """int16 at OUTPUT_RATE_HZ, as it comes.
+
+        Raises:
+            SpeechCutError: it did not end within what the text can take.
+        """
+        pieces = pieces_of(form.input)
+        async with brief_session(self._orchestrator, new_id("speech")) as session:
+            for n, text in enumerate(pieces):
+                fades = Fades(after=n > 0, before=n + 1 < len(pieces))
+                async with aclosing(self._speak_piece(session, form, text, cost)) as audio:
+                    async for pcm in audio:
+                        if ready := fades.push(pcm):
+                            yield ready
+                if rest := fades.finish():
+                    yield rest
+
+    async def _speak_piece(
+        self, session: VoiceSession, form: SpeechForm, text: str, cost: "_Cost"
+    ) -> AsyncIterator[bytes]:
+        left_bytes = 2 * OUTPUT_RATE_HZ * longest_s(text)
+        async with aclosing(session.respond(self._turn(form, text))) as events:
+            async for event in events:
+                match event:
+                    case AudioDelta():
+                        left_bytes -= len(event.pcm)
+                        if left_bytes < 0:
+                            raise self._cut(text)
+                        yield event.pcm
+                    case TurnDone():
+                        cost.add(event.usage)
+                        if event.status == "incomplete":
+                            raise self._cut(text)
+                        return
+        raise StageFailedError("The turn ended without a result.")
+
+    def _cut(self, text: str) -> SpeechCutError:
+        self._metrics.speech_cut.inc()
+        log.warning("speech_cut n_characters=%d max_s=%.1f", len(text), longest_s(text))
+        return SpeechCutError(
+            f"The speech did not end within {longest_s(text):.0f} s, what {len(text)} characters "
+            "can take. It is cut; what follows is not spoken."
+        )
+
+    def _turn(self, form: SpeechForm, text: str) -> TurnRequest:
+        read = HistoryItem(key=new_id("key"), role="user", parts=(TextPart(text),))
+        return TurnRequest(
+            turn_id=new_id("speech"),
+            instructions="",
+            history=(read,),
+            voice=voice_of(self._orchestrator.voices, voice_name(form.voice)),
+            stateless=True,
+            script=text,
+        )
+
+
+@dataclass
+class _Cost:
+    """Of all pieces: tokens of text that were read, and frames of sound."""
+
+    n_read: int = 0
+    n_spoken: int = 0
+
+    def add(self, usage: Usage) -> None:
+        # What is read aloud is the talker's input, though the thinker "wrote" it.
+        self.n_read += usage.input_text_tokens + usage.output_text_tokens
+        self.n_spoken += usage.output_audio_tokens
+
+    def to_wire(self) -> dict[str, int]:
+        total = self.n_read + self.n_spoken
+        return {
+            "input_tokens": self.n_read,
+            "output_tokens": self.n_spoken,
+            "total_tokens": total,
+        }
+
+
+async def _file(
+    first: bytes, audio: AsyncIterator[bytes], encoder: Encoder
+) -> AsyncIterator[bytes]:
+    async with aclosing(audio):
+        if data := encoder.push(first):
+            yield data
+        async for pcm in audio:
+            if data := encoder.push(pcm):
+                yield data
+    if data := encoder.finish():
+        yield data
+
+
+async def _events(file: AsyncIterator[bytes], cost: _Cost) -> AsyncIterator[bytes]:
+    """A file that breaks off can only break off; events can say so."""
+    async with aclosing(file):
+        try:
+            async for piece in file:
+                yield _event("speech.audio.delta", audio=encode_base64(piece))
+        except LiveError as error:
+            log.warning("speech_failed code=%s: %s", error.code, error)
+            yield _event("error", error=error_body(error))
+            return
+    yield _event("speech.audio.done", usage=cost.to_wire())
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"data: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"

@@ -1,0 +1,81 @@
+"""Fields of a transcription's form: which there are, and their values.
+
+In: a multipart form. Out: words and flags, or ClientEventError with the field's name.
+"""
+
+import re
+
+from starlette.datastructures import FormData
+
+from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.realtime.events import MAX_HINT, MAX_NAME
+
+HONOURED = ("file", "model", "language", "prompt", "response_format", "stream", "temperature")
+# OpenAI's, but for other models: they ask for what this one does not know, or cannot be told.
+UNSUPPORTED = (
+    "include",
+    "keywords",
+    "known_speaker_names",
+    "known_speaker_references",
+    "languages",
+    "timestamp_granularities",
+)
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+# Lists and objects are written as `name[]` and `name[key]`.
+_INNER = re.compile(r"\[.*", re.DOTALL)
+
+
+def check_fields(form: FormData) -> None:
+    """Raises ClientEventError: a field that is unknown, unsupported, or there twice."""
+    seen: set[str] = set()
+    for written, value in form.multi_items():
+        name = _INNER.sub("", written)
+        # Where a long file is taken apart is up to this server: it is not.
+        if name == "chunking_strategy" and value == "auto":
+            continue
+        if name in (*UNSUPPORTED, "chunking_strategy"):
+            raise ClientEventError(
+                f"Unsupported parameter: '{name}' has no meaning for this model.",
+                code="unsupported_parameter",
+                param=name,
+            )
+        if written not in HONOURED:
+            raise ClientEventError(
+                f"Unknown parameter: {cut(written)!r}.", code="unknown_parameter", param=written
+            )
+        if name in seen:
+            raise ClientEventError(f"'{name}' is there twice.", param=name)
+        seen.add(name)
+
+
+def word(form: FormData, name: str) -> str | None:
+    """None: absent, or empty. Raises ClientEventError: no text, or too long."""
+    value = form.get(name)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise ClientEventError(f"'{name}' must be text.", param=name)
+    most = MAX_HINT if name == "prompt" else MAX_NAME
+    if len(value) > most:
+        raise ClientEventError(f"'{name}' may have {most} characters.", param=name)
+    return value
+
+
+def flag(form: FormData, name: str) -> bool:
+    text = word(form, name) or "false"
+    if text.lower() not in _FLAGS:
+        raise ClientEventError(f"{name} must be true or false, got {cut(text)!r}.", param=name)
+    return _FLAGS[text.lower()]
+
+
+def temperature(form: FormData) -> float:
+    text = word(form, "temperature") or "0"
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 2:
+        raise ClientEventError(
+            f"temperature must be 0 to 2, got {cut(text)!r}.", param="temperature"
+        )
+    return value

@@ -1,0 +1,20 @@
+"""Audio files that clients send, as the model hears them.
+
+In: bytes of a file. Out: int16 at INPUT_RATE_HZ.
+"""
+
+import numpy as np
+
+from sglang_live.core import INPUT_RATE_HZ, AudioPart
+from sglang_live.gateway.audio.resampler import to_int16
+from sglang_live.sound.decoder import Limits, hear
+
+
+def read_audio(data: bytes, *, max_s: float) -> AudioPart:
+    """A whole file of any usual rate, its channels mixed.
+
+    Raises:
+        BadInputError: see sound.decoder.hear.
+    """
+    heard = hear(data, rate_hz=INPUT_RATE_HZ, limits=Limits(max_s=max_s))
+    return AudioPart(to_int16(heard * np.float32(32768)))

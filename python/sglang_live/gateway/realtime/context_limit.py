@@ -1,0 +1,143 @@
+"""What cannot fit into the model's context is refused when it comes, not when it is answered.
+
+In: items, instructions and functions. Out: ClientEventError that says how long they may be.
+The thinker measures, by its own tokenizer and limits; texts so short that they fit in any case are
+not shown to it. What fits by itself may still be too long with all the rest: turns see to that.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from msgspec import UNSET
+
+from sglang_live.core import PromptContent, PromptSize
+from sglang_live.errors import ContextLengthError, LiveError
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.realtime.conversation.items import Item
+from sglang_live.gateway.realtime.events import (
+    FunctionCallForm,
+    FunctionCallOutputForm,
+    ItemForm,
+    ItemReference,
+    MessageForm,
+    ResponseForm,
+    SessionForm,
+)
+from sglang_live.gateway.realtime.responses.response import ResponsePlan
+from sglang_live.gateway.realtime.session_config import SessionConfig
+from sglang_live.gateway.tool_calls import tools_of
+from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextLimit:
+    """All checks raise ClientEventError with code context_length_exceeded."""
+
+    orchestrator: Orchestrator
+    metrics: GatewayMetrics
+
+    async def check_item(self, item: Item, form: ItemForm | ItemReference, path: str) -> None:
+        """path: where the item stands in the event."""
+        if (seen := item.history()) is not None:
+            await self.check(PromptContent.of([seen]), items_at=f"{path}{_place_in(form)}")
+
+    async def check_settings(
+        self,
+        config: SessionConfig,
+        form: SessionForm | ResponseForm,
+        before: SessionConfig,
+        path: str,
+    ) -> None:
+        """Instructions and functions, unless the form leaves them as they were before."""
+        if (config.instructions, config.tools) == (before.instructions, before.tools):
+            return
+        # The choice may change with every response.
+        functions = tools_of(config.tools, "auto").functions
+        await self.check(
+            PromptContent(instructions=config.instructions), header_at=f"{path}.instructions"
+        )
+        at = "instructions" if form.tools is UNSET else "tools"
+        content = PromptContent(instructions=config.instructions, functions=functions)
+        await self.check(content, header_at=f"{path}.{at}")
+
+    async def check_response(
+        self, plan: ResponsePlan, form: ResponseForm, before: SessionConfig
+    ) -> None:
+        """What a response.create brings with it."""
+        await self.check_settings(plan.config, form, before, "response")
+        if plan.context is None:
+            return
+        for n, (item, entry) in enumerate(zip(plan.context, form.input, strict=True)):
+            await self.check_item(item, entry, f"response.input[{n}]")
+        seen = [seen for item in plan.context if (seen := item.history())]
+        functions = tools_of(plan.config.tools, plan.config.tool_choice).functions
+        content = PromptContent.of(seen, plan.config.instructions, functions)
+        await self.check(content, items_at="response.input")
+
+    async def check(
+        self, content: PromptContent, *, header_at: str = "", items_at: str = ""
+    ) -> None:
+        """
+        Args:
+            header_at: place of what makes instructions and functions as long as they are; "": of
+                their own length nothing is said.
+            items_at: the same of the messages; "": there are none.
+        """
+        try:
+            size = await self.orchestrator.measure(content)
+        except LiveError as error:
+            # Nothing is lost by it: the turn that it is too long for says so.
+            self.metrics.prompts_unmeasured.inc()
+            log.warning("prompt_unmeasured code=%s: %s", error.code, error)
+            return
+        if size is None:
+            return
+        if header_at and size.header > size.most_header:
+            raise _too_long(_header_text(content, size), header_at)
+        if items_at and size.header + size.items > size.most:
+            raise _too_long(_items_text(content, size), items_at)
+
+
+def _too_long(text: str, path: str) -> ClientEventError:
+    return ClientEventError(text, code=ContextLengthError.code, param=path)
+
+
+def _header_text(content: PromptContent, size: PromptSize) -> str:
+    n_characters = len(content.instructions) + sum(map(len, content.functions))
+    most = int(n_characters * size.most_header / size.header)
+    return (
+        f"Instructions and tools are {n_characters} characters long, {size.header} tokens. At most "
+        f"{size.most_header} tokens fit into the model's context: about {most} such characters."
+    )
+
+
+def _items_text(content: PromptContent, size: PromptSize) -> str:
+    left = max(0, size.most - size.header)
+    share, audio_s = left / size.items, sum(content.clips_s)
+    is_long, may_be = [], []
+    if content.n_characters:
+        is_long.append(f"{content.n_characters} characters")
+        may_be.append(f"{int(content.n_characters * share)} such characters")
+    if audio_s:
+        is_long.append(f"{audio_s:.0f} s of audio")
+        may_be.append(f"{int(audio_s * share)} s of audio")
+    return (
+        f"This is {' and '.join(is_long)} long, {size.items} tokens. At most {left} tokens fit "
+        f"into the model's context: about {' and '.join(may_be)}."
+    )
+
+
+def _place_in(form: ItemForm | ItemReference) -> str:
+    match form:
+        case FunctionCallOutputForm():
+            return ".output"
+        case FunctionCallForm():
+            return ".arguments"
+        case MessageForm(content=[part]):
+            return ".content[0].audio" if part.type == "input_audio" else ".content[0].text"
+        case MessageForm():
+            return ".content"
+    return ".id"

@@ -1,0 +1,164 @@
+"""The default conversation of one session: its items, in order.
+
+Owner: one Conversation per connection. Emits nothing; those who change it report it.
+"""
+
+from collections.abc import Collection
+
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem
+from sglang_live.gateway.realtime.conversation.function_call import CallItem
+from sglang_live.gateway.realtime.conversation.items import Item
+from sglang_live.gateway.realtime.item_budget import ItemBudget
+
+# Clients retrieve the item they just truncated, not old ones.
+_REPLIES_WITH_AUDIO = 2
+# Hours of talk; the bound is for clients that create items in a loop.
+_MAX_ITEMS = 4096
+# When full, drop a quarter at once: each drop makes the model's session recompute its prefix.
+_KEEP_WHEN_FULL = 0.75
+# Outputs of calls that have left the conversation still come; of how many is remembered.
+_MAX_CALL_IDS = 4096
+ROOT = "root"
+
+
+class Conversation:
+    """
+    promised_id: of an item that is to come; nobody else may have it.
+    call_ids: of function calls, also of those that have left, the oldest first.
+    """
+
+    promised_id: str | None = None
+
+    def __init__(self, max_bytes: int, budget: ItemBudget):
+        self.id = new_id("conv")
+        self.call_ids: dict[str, None] = {}
+        self._max_bytes, self.budget = max_bytes, budget
+        self._items: list[Item] = []
+        self._by_id: dict[str, Item] = {}
+        self._bytes_by_id: dict[str, int] = {}  # as they came in: replies have their own bounds
+        self._total_bytes = 0
+
+    def __contains__(self, item_id: str) -> bool:
+        return item_id in self._by_id
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """In order, as they are now."""
+        return tuple(self._items)
+
+    @property
+    def last_id(self) -> str | None:
+        return self._items[-1].id if self._items else None
+
+    def get(self, item_id: str, *, action: str) -> Item:
+        """Raises ClientEventError with the code that clients know for this action."""
+        item = self._by_id.get(item_id)
+        if item is None:
+            raise ClientEventError(
+                f"Cannot {action} item: the item with id '{item_id}' does not exist.",
+                code=f"item_{action}_invalid_item_id",
+                param="item_id",
+            )
+        return item
+
+    def check_insert(self, item_id: str | None, after_id: str | None) -> None:
+        """Raises ClientEventError for a duplicate id or an unknown place."""
+        if item_id is not None and item_id in (*self._by_id, self.promised_id):
+            raise ClientEventError(
+                f"Error adding item: an item with id '{item_id}' already exists.",
+                code="item_create_duplicate_item_id",
+                param="item.id",
+            )
+        if after_id not in (None, ROOT) and after_id not in self._by_id:
+            raise ClientEventError(
+                f"Error adding item: the previous item with id '{after_id}' does not exist.",
+                code="item_create_invalid_previous_item_id",
+                param="previous_item_id",
+            )
+
+    def insert(self, item: Item, after_id: str | None = None) -> str | None:
+        """Add an item after after_id, first for ROOT, last for None or an item that has left.
+
+        Returns:
+            Id of the item before it, None if it is the first.
+        """
+        assert item.id not in self._by_id
+        if after_id == ROOT:
+            at = 0
+        elif after_id in self._by_id:
+            at = self._items.index(self._by_id[after_id]) + 1
+        else:
+            at = len(self._items)
+        self._items.insert(at, item)
+        self._by_id[item.id] = item
+        self._bytes_by_id[item.id] = item.size_bytes
+        self._total_bytes += item.size_bytes
+        self.budget.take(item.size_bytes)
+        if item.call_id is not None:
+            self.remember_call(item.call_id)
+        if isinstance(item, ReplyItem):
+            self._forget_old_audio()
+        return self._items[at - 1].id if at else None
+
+    def id_before(self, item: Item) -> str | None:
+        at = self._items.index(item)
+        return self._items[at - 1].id if at else None
+
+    def remember_call(self, call_id: str) -> None:
+        """An output for this call may come from now on."""
+        self.call_ids[call_id] = None
+        if len(self.call_ids) > _MAX_CALL_IDS:
+            del self.call_ids[next(iter(self.call_ids))]
+
+    def delete(self, item: Item) -> None:
+        item.has_left = True
+        del self._by_id[item.id]
+        n_bytes = self._bytes_by_id.pop(item.id)
+        self._total_bytes -= n_bytes
+        self.budget.give_back(n_bytes)
+        self._items.remove(item)
+
+    def drop_oldest_if_full(self) -> list[str]:
+        """Keep the session's memory bounded. Returns the ids of the items that left."""
+        alone = len(self._items) <= 1
+        if not self._over(self._max_bytes, _MAX_ITEMS) and (alone or not self.budget.over):
+            return []
+        dropped = []
+        max_bytes = self._max_bytes * _KEEP_WHEN_FULL
+        if self.budget.over:
+            max_bytes = min(max_bytes, self._total_bytes * _KEEP_WHEN_FULL)
+        while self._over(max_bytes, _MAX_ITEMS * _KEEP_WHEN_FULL):
+            dropped.append(self._items[0].id)
+            self.delete(self._items[0])
+        return dropped
+
+    def close(self) -> None:
+        """Give back what its items took. Safe to call twice."""
+        for item in self.items:
+            self.delete(item)
+
+    def seen_as(self, keys: Collection[str]) -> list[Item]:
+        """The items that the model now sees under these keys, in order."""
+        keys = frozenset(keys)
+        seen = ((item, item.pieces()) for item in self._items)
+        return [item for item, pieces in seen if pieces and pieces[-1].key in keys]
+
+    def calls_with(self, item: Item) -> list[Item]:
+        """The calls that the model made in the same breath, which the item stands for."""
+        if (seen := item.history()) is None or not isinstance(item, ReplyItem | CallItem):
+            return []
+        calls = [call for call in self._items if isinstance(call, CallItem)]
+        carried = [call for call in calls if call.carried_by is item and call.history() is None]
+        return carried if seen.token_ids is not None else []
+
+    def _over(self, max_bytes: float, max_items: float) -> bool:
+        # The newest item stays, however large: it is what the caller just said.
+        n_items = len(self._items)
+        return n_items > 1 and (self._total_bytes > max_bytes or n_items > max_items)
+
+    def _forget_old_audio(self) -> None:
+        replies = [item for item in self._items if isinstance(item, ReplyItem)]
+        for reply in replies[:-_REPLIES_WITH_AUDIO]:
+            reply.audio = None

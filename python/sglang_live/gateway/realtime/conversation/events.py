@@ -1,0 +1,120 @@
+"""The conversation.item.* events of a client, and items that leave by themselves.
+
+In: one event. Out: a changed Conversation and the server events that report it; or
+ClientEventError and no change.
+"""
+
+from collections.abc import Collection
+
+from sglang_live.gateway.audio.codec import WireFormat
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.realtime.context_limit import ContextLimit
+from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem
+from sglang_live.gateway.realtime.conversation.conversation import Conversation
+from sglang_live.gateway.realtime.conversation.item_schema import build_item
+from sglang_live.gateway.realtime.conversation.items import Item
+from sglang_live.gateway.realtime.events import (
+    ItemCreate,
+    ItemDelete,
+    ItemRetrieve,
+    ItemTruncate,
+)
+from sglang_live.gateway.realtime.outbox import Emit
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+# Clients compute the cut from what they played, rounded and sometimes ahead by a buffer. An
+# error here is fatal to some of them, so small excess is clamped.
+TRUNCATE_TOLERANCE_MS = 500
+
+
+class ConversationEvents:
+    def __init__(
+        self,
+        conversation: Conversation,
+        emit: Emit,
+        metrics: GatewayMetrics,
+        context_limit: ContextLimit,
+        *,
+        max_bytes: int,
+    ):
+        self.conversation = conversation
+        self._context_limit = context_limit
+        self._emit = emit
+        self._metrics = metrics
+        self._max_audio_bytes = max_bytes
+
+    def add(self, item: Item, after_id: str | None = None) -> None:
+        """Put a complete item into the conversation and report it."""
+        before = self.conversation.insert(item, after_id)
+        for kind in ("added", "done"):
+            self._emit(f"conversation.item.{kind}", previous_item_id=before, item=item.to_wire())
+        self.drop_oldest_if_full()
+
+    def drop_oldest_if_full(self) -> None:
+        for item_id in self.conversation.drop_oldest_if_full():
+            self._report_dropped(item_id, "full")
+
+    def let_go(self, keys: Collection[str], *, lane: str) -> None:
+        """Drop the items whose history keys these are: the model's session has forgotten them.
+
+        Args:
+            lane: the response whose turn did so. Its response.done comes before their events.
+        """
+        for item in self.conversation.seen_as(keys) if keys else ():
+            # Calls went with the words that carried them: they must not be told again.
+            for gone in (item, *self.conversation.calls_with(item)):
+                self.conversation.delete(gone)
+                self._report_dropped(gone.id, "window", lane)
+
+    async def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
+        """Raises ClientEventError; CapacityError while all conversations together are full."""
+        self.conversation.check_insert(event.item.id, event.previous_item_id)
+        item = build_item(
+            event.item,
+            audio_format,
+            max_bytes=self._max_audio_bytes,
+            path="item",
+            call_ids=self.conversation.call_ids,
+        )
+        await self._context_limit.check_item(item, event.item, "item")
+        # Meanwhile a response may have put in, or dropped, an item.
+        self.conversation.check_insert(event.item.id, event.previous_item_id)
+        self.conversation.budget.check(item.size_bytes)
+        self.add(item, event.previous_item_id)
+
+    def delete(self, event: ItemDelete) -> None:
+        self.conversation.delete(self.conversation.get(event.item_id, action="delete"))
+        self._emit("conversation.item.deleted", item_id=event.item_id)
+
+    def retrieve(self, event: ItemRetrieve, audio_format: WireFormat) -> None:
+        item = self.conversation.get(event.item_id, action="retrieve")
+        self._emit("conversation.item.retrieved", item=item.to_wire(audio_format))
+
+    def truncate(self, event: ItemTruncate) -> None:
+        item = self.conversation.get(event.item_id, action="truncate")
+        if not isinstance(item, ReplyItem) or item.modality != "audio":
+            raise ClientEventError(
+                "Only model output audio messages can be truncated.", param="item_id"
+            )
+        if event.content_index != 0:
+            raise ClientEventError(
+                f"The item has no content part {event.content_index}.", param="content_index"
+            )
+        if not 0 <= event.audio_end_ms <= item.sent_ms + TRUNCATE_TOLERANCE_MS:
+            raise ClientEventError(
+                f"audio_end_ms is {event.audio_end_ms:.0f}, but the item has "
+                f"{item.sent_ms:.0f}ms of audio.",
+                param="audio_end_ms",
+            )
+        audio_end_ms = int(event.audio_end_ms)
+        item.truncate(audio_end_ms)
+        self._emit(
+            "conversation.item.truncated",
+            item_id=event.item_id,
+            content_index=event.content_index,
+            audio_end_ms=audio_end_ms,
+        )
+
+    def _report_dropped(self, item_id: str, reason: str, lane: str | None = None) -> None:
+        self._metrics.items_dropped.labels(reason).inc()
+        self._emit("conversation.item.deleted", lane=lane, item_id=item_id)

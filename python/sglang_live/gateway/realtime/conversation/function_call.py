@@ -1,0 +1,53 @@
+"""A call that the model made, as an item of the conversation.
+
+Owner: the Conversation that holds it. What the model generated, words and calls, is one reply in
+its session; of the items that show it the first stands for it, the others stand for nothing. If
+the first was cut or deleted, the call must be told again in words.
+"""
+
+from typing import Any
+
+from sglang_live.core import HistoryItem
+from sglang_live.gateway.audio.codec import WireFormat
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.realtime.conversation.items import (
+    Item,
+    Status,
+    call_in_words,
+    item_to_wire,
+)
+from sglang_live.gateway.tool_calls import ToolCall
+
+
+class CallItem(Item):
+    """
+    Args:
+        reply: all that the model generated with this call.
+        carrier: the item that stands for it; None: this one.
+    """
+
+    def __init__(self, call: ToolCall, reply: HistoryItem, carrier: Item | None):
+        self.id, self.call_id, self.call = new_id("item"), new_id("call"), call
+        self.status: Status = "in_progress"
+        self._reply, self._carrier = reply, carrier
+        self._in_words = call_in_words(call.name, call.arguments)
+
+    def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+        arguments = self.call.arguments if self.status == "completed" else ""
+        fields = {"name": self.call.name, "call_id": self.call_id, "arguments": arguments}
+        return item_to_wire(self, "function_call", self.status, **fields)
+
+    def history(self) -> HistoryItem | None:
+        if self._carrier is None:
+            return self._reply
+        carried = None if self._carrier.has_left else self._carrier.history()
+        is_whole = carried is not None and carried.token_ids == self._reply.token_ids
+        return None if is_whole else self._in_words
+
+    @property
+    def carried_by(self) -> Item | None:
+        return self._carrier
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.call.name) + len(self.call.arguments)

@@ -1,0 +1,178 @@
+"""Conversation items: what the protocol shows of them and what the model sees of them.
+
+Owner: the Conversation that holds the item. Only assistant items change (assistant_item.py).
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from sglang_live.core import AudioPart, HistoryItem, TextPart
+from sglang_live.gateway.audio.codec import WireFormat, encode_base64, encode_clip
+from sglang_live.gateway.ids import new_id
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+# With audio beyond this, base64 and envelope would pass the 1 MiB frame some clients allow.
+MAX_RETRIEVED_AUDIO_BYTES = 700_000
+
+
+@dataclass(frozen=True, slots=True)
+class TextContent:
+    kind: Literal["input_text", "output_text"]
+    text: str
+
+    def to_wire(self, audio_format: WireFormat | None) -> dict[str, Any]:
+        return {"type": self.kind, "text": self.text}
+
+    def part(self) -> TextPart | None:
+        return TextPart(self.text) if self.text else None
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.text)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioContent:
+    """pcm: [n] int16 at INPUT_RATE_HZ."""
+
+    pcm: np.ndarray
+    transcript: str | None = None
+
+    def to_wire(self, audio_format: WireFormat | None) -> dict[str, Any]:
+        shown: dict[str, Any] = {"type": "input_audio", "transcript": self.transcript}
+        if audio_format:
+            duration_ms = AudioPart(self.pcm).duration_s * 1000
+            if audio_format.n_bytes(duration_ms) <= MAX_RETRIEVED_AUDIO_BYTES:
+                shown["audio"] = encode_base64(encode_clip(self.pcm, audio_format))
+        return shown
+
+    def part(self) -> AudioPart | None:
+        return AudioPart(self.pcm) if len(self.pcm) else None
+
+    @property
+    def size_bytes(self) -> int:
+        return self.pcm.nbytes
+
+
+class Item:
+    """What all items have. `to_wire(audio_format)` includes audio only when given a format.
+
+    has_left: the conversation holds it no more. call_id: of a function call.
+    """
+
+    id: str
+    call_id: str | None = None
+    has_left: bool = False
+
+    def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def history(self) -> HistoryItem | None:
+        """The item as the model sees it, or None while there is nothing to see."""
+        raise NotImplementedError
+
+    def pieces(self) -> tuple[HistoryItem, ...]:
+        """The same as the model's session holds it."""
+        seen = self.history()
+        return () if seen is None else (seen,)
+
+    @property
+    def size_bytes(self) -> int:
+        raise NotImplementedError
+
+
+class MessageItem(Item):
+    """A message that came in whole.
+
+    pieces: in which it is taken in, if some of it was while it was said.
+    is_speech: whether its audio holds any, for judge(); None: it does.
+    is_silent: it was judged to hold no speech. The client has the item, the model does not see it.
+    """
+
+    def __init__(
+        self,
+        item_id: str,
+        role: Literal["system", "user", "assistant"],
+        content,
+        pieces: tuple[HistoryItem, ...] = (),
+        is_speech: Callable[[], bool] | None = None,
+    ):
+        self.id = item_id
+        self._pieces = pieces
+        self._is_speech, self.is_silent = is_speech, False
+        self.role = role
+        self.content: tuple[TextContent | AudioContent, ...] = tuple(content)
+        parts = tuple(part for part in (c.part() for c in self.content) if part)
+        self._history = HistoryItem(key=new_id("key"), role=role, parts=parts) if parts else None
+
+    def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+        content = [part.to_wire(audio_format) for part in self.content]
+        return item_to_wire(self, "message", "completed", role=self.role, content=content)
+
+    def history(self) -> HistoryItem | None:
+        return self._history
+
+    def pieces(self) -> tuple[HistoryItem, ...]:
+        return self._pieces or super().pieces()
+
+    @property
+    def is_unjudged(self) -> bool:
+        return self._is_speech is not None
+
+    def judge(self) -> None:
+        """Find out whether its audio is speech; takes milliseconds the first time."""
+        judged, self._is_speech = self._is_speech, None
+        if judged is not None and not judged():
+            self.is_silent = True
+            self._history, self._pieces = None, ()
+
+    def transcribed(self, text: str) -> None:
+        """What its audio says. The model goes on hearing the audio."""
+        self.content = tuple(
+            replace(part, transcript=text) if isinstance(part, AudioContent) else part
+            for part in self.content
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.content)
+
+
+def call_in_words(name: str, arguments: str) -> HistoryItem:
+    """A call in the form in which models of the Hermes line (Qwen) write it: they must recognise
+    it as something they said themselves."""
+    written = "{}" if arguments in ("", "null") else arguments
+    call = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {written}}}'
+    text = f"<tool_call>\n{call}\n</tool_call>"
+    return HistoryItem(key=new_id("key"), role="assistant", parts=(TextPart(text),))
+
+
+class FunctionItem(Item):
+    """A function_call or a function_call_output that the client wrote."""
+
+    def __init__(self, item_id: str, kind: str, fields: dict[str, str], history: HistoryItem):
+        self.id = item_id
+        self._kind = kind
+        self._fields = fields
+        if kind == "function_call":
+            self.call_id = fields["call_id"]
+        self._history = history
+
+    def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+        return item_to_wire(self, self._kind, "completed", **self._fields)
+
+    def history(self) -> HistoryItem | None:
+        return self._history
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(value) for value in self._fields.values())
+
+
+def item_to_wire(item: Item, kind: str, status: str, **fields: Any) -> dict[str, Any]:
+    return {"id": item.id, "object": "realtime.item", "type": kind, "status": status, **fields}

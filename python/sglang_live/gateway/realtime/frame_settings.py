@@ -1,0 +1,51 @@
+"""Frame mode: the caller is heard at a beat, without turns (the `turn_detection` type "frames").
+
+In: TurnDetectionForm. Out: FrameMode.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec import UNSET
+
+from sglang_live.gateway.realtime.events import TurnDetectionForm
+
+KIND = "frames"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameMode:
+    """
+    frame_ms: of the caller's audio in each frame, and until the next. A multiple of 80 ms, which
+        is one token of the audio encoder; more than 1000 in multiples of that.
+    max_tokens: that are written after a frame.
+    """
+
+    frame_ms: int = 480
+    max_tokens: int = 4
+
+    @property
+    def frame_s(self) -> float:
+        return self.frame_ms / 1000
+
+    def to_wire(self) -> dict[str, Any]:
+        return {"type": KIND, "frame_ms": self.frame_ms, "max_tokens": self.max_tokens}
+
+
+def merge_frame_mode(form: TurnDetectionForm | None, current: FrameMode | None) -> FrameMode | None:
+    """Apply a form: absent keys keep their value, null ones return to the default.
+
+    Returns:
+        None if the form asks for something else.
+    """
+    if form is None or (form.type in (UNSET, None) and current is None):
+        return None
+    if form.type not in (UNSET, None, KIND):
+        return None
+    current, default = current or FrameMode(), FrameMode()
+    values = {}
+    for name in ("frame_ms", "max_tokens"):
+        sent = getattr(form, name)
+        kept = getattr(current, name) if sent is UNSET else sent
+        values[name] = getattr(default, name) if kept is None else kept
+    return FrameMode(**values)

@@ -1,0 +1,286 @@
+"""The event sequence of one response, from response.created to response.done.
+
+In: what the model produces. Out: server events; the reply item, kept up to date.
+Owner: one ResponseWriter per response. Synchronous: when cancel() returns, response.done is
+out and nothing about this response can follow it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from sglang_live.core import TurnDone, Usage
+from sglang_live.errors import LiveError
+from sglang_live.gateway.audio.codec import WireEncoder, encode_base64
+from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.ids import new_id
+from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem
+from sglang_live.gateway.realtime.conversation.conversation import ROOT, Conversation
+from sglang_live.gateway.realtime.conversation.function_call import CallItem
+from sglang_live.gateway.realtime.conversation.items import Item, Status
+from sglang_live.gateway.realtime.outbox import Emit
+from sglang_live.gateway.realtime.session_config import SessionConfig
+from sglang_live.gateway.tool_calls import ToolCall
+from sglang_live.interaction.audio_alignment import PRIOR_FRAMES_PER_TOKEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsePlan:
+    """What one response was asked with.
+
+    config: the session's settings with those of response.create over them.
+    context: items that stand for the conversation, or None for the conversation itself.
+    instructed: it has instructions of its own, so that it can say something to nothing new.
+    in_conversation: the reply becomes an item of the default conversation.
+    decided_at_s: when the turn was known to have ended, on the gateway's clock.
+    speech_end_at_s: when the caller stopped speaking, on the same clock, if speech ended it.
+    """
+
+    config: SessionConfig
+    decided_at_s: float
+    speech_end_at_s: float | None = None
+    context: tuple[Item, ...] | None = None
+    instructed: bool = False
+    in_conversation: bool = True
+    metadata: dict[str, str] | None = None
+    response_id: str = field(default_factory=lambda: new_id("resp"))
+
+
+class ResponseWriter:
+    """
+    item: the reply, once there is anything of it.
+    """
+
+    def __init__(
+        self,
+        plan: ResponsePlan,
+        conversation: Conversation,
+        emit: Emit,
+        *,
+        on_audio_sent: Callable[[float], None] = lambda duration_s: None,
+        frames_per_token: float = PRIOR_FRAMES_PER_TOKEN,
+    ):
+        """
+        Args:
+            on_audio_sent: told the duration of every audio frame that the network took.
+            frames_per_token: pace to expect of the reply.
+        """
+        self._plan = plan
+        self._conversation = conversation
+        # All events of a response keep their order when its audio is held back.
+        self._emit = partial(emit, lane=plan.response_id)
+        self._on_audio_sent = on_audio_sent
+        self._frames_per_token = frames_per_token
+        self._encoder = WireEncoder(plan.config.output_format)
+        self.item: ReplyItem | None = None
+        self._calls: list[CallItem] = []
+        self._after_id: str | None = None
+        self.status = "in_progress"
+        self.reason: str | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.status != "in_progress"
+
+    @property
+    def made_audio_s(self) -> float:
+        """Audio on its way or sent."""
+        return self.item.made_ms / 1000 if self.item else 0.0
+
+    @property
+    def all_audio_sent(self) -> bool:
+        return self.done and (self.item is None or self.item.sent_bytes == self.item.made_bytes)
+
+    def create(self) -> None:
+        self._emit("response.created", response=self._response())
+
+    def place_after(self, item_id: str | None) -> None:
+        """The reply answers the items up to here, whatever is added while the model thinks."""
+        self._after_id = item_id or ROOT
+
+    def add_transcript(self, text: str, n_tokens: int = 0) -> None:
+        """n_tokens: tokens that the text so far stands for, this piece included; 0: unknown."""
+        if self.done or not text:
+            return
+        item = self._open_item()
+        item.add_text(text, n_tokens)
+        kind = "output_text" if item.modality == "text" else "output_audio_transcript"
+        self._emit(f"response.{kind}.delta", delta=text, **self._part_address(item))
+
+    def add_audio(self, pcm: bytes) -> None:
+        """pcm: int16 at 24 kHz."""
+        if not self.done and self._plan.config.output_modalities == ("audio",):
+            self._send_frames(self._encoder.push(pcm))
+
+    def complete(self, end: TurnDone, calls: Sequence[ToolCall] = ()) -> None:
+        """calls: that the model made behind what it said."""
+        if self.done:
+            return
+        assert end.status != "interrupted"  # whoever interrupts a turn ends its response first
+        if not calls and (end.reply.parts or end.reply.token_ids):
+            # Also when nothing was sent: the model's session holds this reply.
+            self._open_item()
+        if self.item and self.item.modality == "audio":
+            self._send_frames(self._encoder.finish())
+        details = None
+        if end.status == "incomplete":
+            details = {"type": "incomplete", "reason": end.reason}
+        self._finish(end.status, end.reason, details, end, calls)
+
+    def learn(self, end: TurnDone) -> None:
+        """A response that was ended early: what its turn generated."""
+        if self.item:
+            self.item.learn(end)
+
+    def cancel(self, reason: str) -> None:
+        """reason: "turn_detected" or "client_cancelled"."""
+        if not self.done:
+            self._finish("cancelled", reason, {"type": "cancelled", "reason": reason})
+
+    def fail(self, error: LiveError) -> None:
+        if not self.done:
+            body = error_body(error)
+            shown = {key: body[key] for key in ("type", "code", "message")}
+            self._finish("failed", error.code, {"type": "failed", "error": shown})
+
+    def _send_frames(self, frames: list[bytes]) -> None:
+        for frame in frames:
+            item = self._open_item()
+            item.made_bytes += len(frame)
+            duration_s = item.audio_format.duration_ms(len(frame)) / 1000
+            self._emit(
+                "response.output_audio.delta",
+                on_sent=partial(self._audio_left, frame, duration_s),
+                audio_s=duration_s,
+                delta=encode_base64(frame),
+                **self._part_address(item),
+            )
+
+    def _audio_left(self, frame: bytes, duration_s: float) -> None:
+        assert self.item is not None
+        self.item.audio_sent(frame)
+        self._on_audio_sent(duration_s)
+
+    def _open_item(self) -> ReplyItem:
+        if self.item:
+            return self.item
+        config = self._plan.config
+        item = ReplyItem(
+            new_id("item"),
+            config.output_modalities[0],
+            config.output_format,
+            self._frames_per_token,
+        )
+        self.item = item
+        self._emit("response.output_item.added", item=item.to_wire(), **self._item_address())
+        if self._plan.in_conversation:
+            before = self._conversation.insert(item, self._after_id)
+            self._emit("conversation.item.added", previous_item_id=before, item=item.to_wire())
+        item.has_content = True
+        self._emit("response.content_part.added", part=item.part(), **self._part_address(item))
+        return item
+
+    def _finish(
+        self,
+        status: str,
+        reason: str | None,
+        details: dict[str, Any] | None,
+        end: TurnDone | None = None,
+        calls: Sequence[ToolCall] = (),
+    ) -> None:
+        try:
+            if self.item:
+                self._close_item(self.item, status, end)
+            for call in calls:
+                self._call(call, end)
+        finally:  # a client waits for it, and nothing else can begin before it
+            self.status, self.reason = status, reason
+            self._emit("response.done", response=self._response(details, end))
+
+    def _call(self, call: ToolCall, end: TurnDone) -> None:
+        carrier = self.item or (self._calls[0] if self._calls else None)
+        item = CallItem(call, end.reply, carrier)
+        address = self._item_address(index=len(self._output()))
+        before_id = self._calls[-1].id if self._calls else self.item and self.item.id
+        self._calls.append(item)
+        self._conversation.remember_call(item.call_id)  # also of one outside the conversation
+        self._emit("response.output_item.added", item=item.to_wire(), **address)
+        if self._plan.in_conversation:
+            before = self._conversation.insert(item, before_id or self._after_id)
+            self._emit("conversation.item.added", previous_item_id=before, item=item.to_wire())
+        told = {**address, "item_id": item.id, "call_id": item.call_id}
+        kind = "response.function_call_arguments"
+        self._emit(f"{kind}.delta", delta=call.arguments, **told)
+        self._emit(f"{kind}.done", arguments=call.arguments, name=call.name, **told)
+        item.status = "completed"
+        self._emit("response.output_item.done", item=item.to_wire(), **address)
+        if self._plan.in_conversation:
+            before = self._conversation.id_before(item)
+            self._emit("conversation.item.done", previous_item_id=before, item=item.to_wire())
+
+    def _output(self) -> list[Item]:
+        return [*([self.item] if self.item else []), *self._calls]
+
+    def _close_item(self, item: ReplyItem, status: str, end: TurnDone | None) -> None:
+        if end:
+            item.learn(end)
+        shown: Status = "completed" if status == "completed" else "incomplete"
+        item.close(shown, stopped=status == "cancelled")
+        address = self._part_address(item)
+        if item.modality == "text":
+            self._emit("response.output_text.done", text=item.text, **address)
+        else:
+            self._emit("response.output_audio.done", **address)
+            self._emit("response.output_audio_transcript.done", transcript=item.text, **address)
+        self._emit("response.content_part.done", part=item.part(), **address)
+        self._emit("response.output_item.done", item=item.to_wire(), **self._item_address())
+        # Not by its id, which a client may have given to another item since.
+        if self._plan.in_conversation and not item.has_left:
+            before = self._conversation.id_before(item)
+            self._emit("conversation.item.done", previous_item_id=before, item=item.to_wire())
+
+    def _item_address(self, index: int = 0) -> dict[str, Any]:
+        return {"response_id": self._plan.response_id, "output_index": index}
+
+    def _part_address(self, item: ReplyItem) -> dict[str, Any]:
+        return {**self._item_address(), "item_id": item.id, "content_index": 0}
+
+    def _response(
+        self, details: dict[str, Any] | None = None, end: TurnDone | None = None
+    ) -> dict[str, Any]:
+        plan, config = self._plan, self._plan.config
+        output = {"format": config.output_format.to_wire(), "voice": config.voice}
+        return {
+            "id": plan.response_id,
+            "object": "realtime.response",
+            "status": self.status,
+            "status_details": details,
+            "output": [item.to_wire() for item in self._output()],
+            "conversation_id": self._conversation.id if plan.in_conversation else None,
+            "output_modalities": list(config.output_modalities),
+            "max_output_tokens": config.max_output_tokens or "inf",
+            "audio": {"output": output},
+            "metadata": plan.metadata,
+            "usage": usage_to_wire(end.usage) if end else None,
+        }
+
+
+def usage_to_wire(usage: Usage) -> dict[str, Any]:
+    input_tokens = usage.input_text_tokens + usage.input_audio_tokens
+    output_tokens = usage.output_text_tokens + usage.output_audio_tokens
+    return {
+        "total_tokens": input_tokens + output_tokens,
+        "input_tokens": input_tokens,
+        "output_tokens": output_tokens,
+        "input_token_details": {
+            "text_tokens": usage.input_text_tokens,
+            "audio_tokens": usage.input_audio_tokens,
+            "image_tokens": 0,
+            "cached_tokens": usage.cached_tokens,
+        },
+        "output_token_details": {
+            "text_tokens": usage.output_text_tokens,
+            "audio_tokens": usage.output_audio_tokens,
+        },
+    }

@@ -1,0 +1,108 @@
+"""From response.create to a ResponsePlan.
+
+In: ResponseForm over the session's settings. Out: ResponsePlan, or ClientEventError.
+"""
+
+from dataclasses import replace
+
+from msgspec import UNSET
+
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.realtime.conversation.conversation import Conversation
+from sglang_live.gateway.realtime.conversation.item_schema import build_item
+from sglang_live.gateway.realtime.conversation.items import Item
+from sglang_live.gateway.realtime.events import ItemReference, ResponseForm
+from sglang_live.gateway.realtime.responses.response import ResponsePlan
+from sglang_live.gateway.realtime.session_config import (
+    SessionConfig,
+    check_voice,
+    common_changes,
+    output_changes,
+    with_choice,
+)
+
+_MAX_METADATA_KEYS = 16
+_MAX_METADATA_KEY, _MAX_METADATA_VALUE = 64, 512
+
+
+def plan_response(
+    form: ResponseForm | None,
+    config: SessionConfig,
+    conversation: Conversation,
+    *,
+    max_audio_bytes: int,
+    now_s: float,
+    voice_locked: bool = False,
+) -> ResponsePlan:
+    """Work out what a client's response.create asks for.
+
+    Raises:
+        ClientEventError: a bad value, or a reference to an item that does not exist.
+    """
+    if form is None:
+        return ResponsePlan(config=config, decided_at_s=now_s)
+    if form.conversation not in (None, "auto", "none"):
+        raise ClientEventError(
+            f"Unknown conversation {form.conversation!r}: auto or none.",
+            param="response.conversation",
+        )
+    metadata = form.metadata or {}
+    if len(metadata) > _MAX_METADATA_KEYS:
+        raise ClientEventError(
+            f"At most {_MAX_METADATA_KEYS} metadata keys.", param="response.metadata"
+        )
+    if any(len(k) > _MAX_METADATA_KEY or len(v) > _MAX_METADATA_VALUE for k, v in metadata.items()):
+        raise ClientEventError(
+            f"Metadata keys have at most {_MAX_METADATA_KEY} characters, values "
+            f"{_MAX_METADATA_VALUE}.",
+            param="response.metadata",
+        )
+    # Explicit nulls fall back to the session's values.
+    changes = common_changes(form, config, path="response")
+    if form.audio and form.audio.output:
+        path = "response.audio.output"
+        changes |= output_changes(form.audio.output, config, path=path)
+        check_voice(changes, config, locked=voice_locked, path=path)
+    config = with_choice(replace(config, **changes), form, path="response")
+    return ResponsePlan(
+        config=config,
+        decided_at_s=now_s,
+        context=_context(form, config, conversation, max_audio_bytes),
+        instructed=form.instructions not in (None, UNSET),
+        in_conversation=form.conversation != "none",
+        metadata=form.metadata,
+    )
+
+
+def _context(
+    form: ResponseForm, config: SessionConfig, conversation: Conversation, max_audio_bytes: int
+) -> tuple[Item, ...] | None:
+    if form.input is None:
+        return None
+    items: list[Item] = []
+    call_ids = set(conversation.call_ids)
+    for index, entry in enumerate(form.input):
+        path = f"response.input[{index}]"
+        if isinstance(entry, ItemReference):
+            items.append(_referenced(entry, conversation, path))
+        else:
+            items.append(
+                build_item(
+                    entry,
+                    config.input_format,
+                    max_bytes=max_audio_bytes,
+                    path=path,
+                    call_ids=call_ids,
+                )
+            )
+            if made := items[-1].call_id:
+                call_ids.add(made)
+    return tuple(items)
+
+
+def _referenced(entry: ItemReference, conversation: Conversation, path: str) -> Item:
+    if entry.id not in conversation:
+        raise ClientEventError(
+            f"The referenced item '{entry.id}' does not exist.", param=f"{path}.id"
+        )
+    return conversation.get(entry.id, action="retrieve")

@@ -1,0 +1,52 @@
+"""What all realtime connections of a process share."""
+
+from dataclasses import dataclass, field
+
+from sglang_live.clock import Clock
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.draining import Drain
+from sglang_live.gateway.rate_limits import RateLimits
+from sglang_live.gateway.realtime.context_limit import ContextLimit
+from sglang_live.gateway.realtime.item_budget import ItemBudget
+from sglang_live.gateway.realtime.turns.endpointing import TurnEnds
+from sglang_live.gateway.side_lanes import SideLanes
+from sglang_live.interaction.endpoint import EndpointModel
+from sglang_live.interaction.scoring import SpeechScorer
+from sglang_live.interaction.silero import SpeechModel
+from sglang_live.interaction.user_stats import Callers
+from sglang_live.orchestrator.session import Orchestrator
+from sglang_live.telemetry.metrics import GatewayMetrics
+
+
+@dataclass(slots=True, kw_only=True)
+class RealtimeServices:
+    """endpoint_model: for semantic_vad; without it silence alone ends turns."""
+
+    orchestrator: Orchestrator
+    config: GatewayConfig
+    speech_model: SpeechModel
+    endpoint_model: EndpointModel | None = None
+    clock: Clock
+    metrics: GatewayMetrics
+    drain: Drain = field(default_factory=Drain)
+    callers: Callers = field(default_factory=Callers)
+    rate_limits: RateLimits = field(init=False)
+    side_lanes: SideLanes = field(init=False)
+    item_budget: ItemBudget = field(init=False)
+    context_limit: ContextLimit = field(init=False)
+    scorer: SpeechScorer = field(init=False)
+    turn_ends: TurnEnds | None = field(init=False)
+
+    def __post_init__(self):
+        self.rate_limits = RateLimits(self.config.max_answers_per_minute, self.clock)
+        self.side_lanes = SideLanes(self.config.max_side_responses_of_all)
+        self.item_budget = ItemBudget(self.config.max_conversation_bytes_of_all)
+        self.context_limit = ContextLimit(self.orchestrator, self.metrics)
+        self.scorer = SpeechScorer(self.speech_model)
+        model = self.endpoint_model
+        self.turn_ends = TurnEnds(model, self.clock, self.metrics) if model else None
+
+    def close(self) -> None:
+        self.scorer.close()
+        if self.turn_ends:
+            self.turn_ends.close()

@@ -1,0 +1,218 @@
+"""One open call: what each client event does.
+
+In: parsed client events, in order. Out: server events; turns asked of the session.
+Owner: one Call per connection with a session. The parts it puts together own the facts:
+Conversation the items, Responses the answers, Playout what is heard of them, CallerTurns the
+caller's audio, SessionMonitor what happened.
+"""
+
+import asyncio
+import logging
+import time
+
+from sglang_live.gateway.auth import ANYBODY
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.owner import owner_salt
+from sglang_live.gateway.rate_limits import Standing
+from sglang_live.gateway.realtime.conversation.conversation import Conversation
+from sglang_live.gateway.realtime.conversation.events import ConversationEvents
+from sglang_live.gateway.realtime.events import (
+    AnyClientEvent,
+    AudioAppend,
+    AudioClear,
+    AudioCommit,
+    ItemCreate,
+    ItemDelete,
+    ItemRetrieve,
+    ItemTruncate,
+    OutputAudioClear,
+    PlaybackAck,
+    ResponseCancel,
+    ResponseCreate,
+    SessionForm,
+    SessionUpdate,
+)
+from sglang_live.gateway.realtime.outbox import Outbox
+from sglang_live.gateway.realtime.responses.playout import Playout
+from sglang_live.gateway.realtime.responses.response_plan import plan_response
+from sglang_live.gateway.realtime.responses.responses import Responses
+from sglang_live.gateway.realtime.services import RealtimeServices
+from sglang_live.gateway.realtime.session_config import first_config, update_config
+from sglang_live.gateway.realtime.turns.input_transcription import UserTranscripts
+from sglang_live.gateway.realtime.turns.turn_taking import CallerTurns
+from sglang_live.interaction.monitor import SessionMonitor
+from sglang_live.interaction.timeline import Timeline
+from sglang_live.orchestrator.session import VoiceSession
+
+log = logging.getLogger(__name__)
+
+
+class Call:
+    """
+    preset: what the session is to be from the beginning, beside the server's defaults.
+    owner: whose answers these are, for limits.
+    """
+
+    def __init__(
+        self,
+        session: VoiceSession,
+        outbox: Outbox,
+        services: RealtimeServices,
+        preset: SessionForm | None = None,
+        owner: str = ANYBODY,
+    ):
+        orchestrator, config = services.orchestrator, services.config
+        self._defaults = first_config(orchestrator, config, None)
+        self._config = first_config(orchestrator, config, preset)
+        self._session_id = session.session_id
+        self._emit = emit = outbox.emit
+        self._services = services
+        self._conversation = Conversation(config.max_conversation_bytes, services.item_budget)
+        self._timeline = Timeline(
+            session.session_id,
+            began_s=services.clock.now_s(),
+            began_unix_s=time.time(),
+            keeps=config.timeline_dir is not None,
+        )
+        self._monitor = SessionMonitor(
+            session, services.clock, services.metrics, self._timeline, services.callers
+        )
+        self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics)
+        self._items = ConversationEvents(
+            self._conversation,
+            emit,
+            services.metrics,
+            services.context_limit,
+            max_bytes=config.max_append_bytes,
+        )
+
+        def may_ask() -> Standing | None:
+            services.drain.check()
+            return services.rate_limits.take(owner)
+
+        self._responses = Responses(
+            session=session,
+            items=self._items,
+            outbox=outbox,
+            playout=self._playout,
+            monitor=self._monitor,
+            voices=orchestrator.voices,
+            clock=services.clock,
+            metrics=services.metrics,
+            max_side_responses=config.max_side_responses,
+            side_lanes=services.side_lanes,
+            cache_salt=owner_salt(owner),
+            may_ask=may_ask,
+        )
+        self._transcripts = UserTranscripts(
+            session,
+            emit,
+            services.metrics,
+            services.scorer.model,
+            may_work=self._responses.nobody_waits,
+            may_ask=may_ask,
+        )
+        self._turns = CallerTurns(
+            config=self._config,
+            gateway=config,
+            items=self._items,
+            responses=self._responses,
+            transcripts=self._transcripts,
+            monitor=self._monitor,
+            emit=emit,
+            scorer=services.scorer,
+            turn_ends=services.turn_ends,
+            clock=services.clock,
+            metrics=services.metrics,
+        )
+
+    @property
+    def at_work(self) -> bool:
+        """An answer is being made, or is still heard."""
+        return self._responses.at_work
+
+    def greet(self) -> None:
+        self._emit("session.created", session=self._config.to_wire(self._session_id))
+
+    async def handle(self, event: AnyClientEvent) -> None:
+        """Raises LiveError if the event is refused; then it has changed nothing."""
+        match event:
+            case AudioAppend():
+                await self._turns.append(event)
+            case AudioCommit():
+                self._turns.commit()
+            case AudioClear():
+                self._turns.clear()
+            case ItemCreate():
+                await self._items.create(event, self._config.input_format)
+            case ItemDelete():
+                self._items.delete(event)
+            case ItemRetrieve():
+                self._items.retrieve(event, self._config.input_format)
+            case ItemTruncate():
+                self._items.truncate(event)
+                self._playout.truncated(event.item_id, event.audio_end_ms)
+            case PlaybackAck():
+                self._playout.ack(event.item_id, event.audio_end_ms)
+            case ResponseCreate():
+                await self._create_response(event)
+            case ResponseCancel():
+                self._responses.cancel(event.response_id)
+            case SessionUpdate():
+                await self._update_session(event)
+            case OutputAudioClear():
+                raise ClientEventError(
+                    "output_audio_buffer.clear exists for WebRTC and SIP only.", param="type"
+                )
+
+    async def close(self) -> None:
+        """Cancel what runs and wait, within bounds, until it has let go of the session."""
+        await self._turns.close()
+        await self._transcripts.close()
+        await self._responses.close()
+        self._monitor.close()
+        self._conversation.close()
+        if folder := self._services.config.timeline_dir:
+            try:
+                await asyncio.to_thread(self._timeline.write, folder)
+            except OSError as error:
+                self._services.metrics.timelines_lost.inc()
+                log.warning("timeline_lost session=%s error=%s", self._session_id, error)
+
+    async def _create_response(self, event: ResponseCreate) -> None:
+        if self._config.frames is not None:
+            raise ClientEventError(
+                "There are no responses in frame mode: every frame is answered by frame.done.",
+                code="frame_mode",
+                param="type",
+            )
+        plan = plan_response(
+            event.response,
+            self._config,
+            self._conversation,
+            max_audio_bytes=self._services.config.max_append_bytes,
+            now_s=self._services.clock.now_s(),
+            voice_locked=self._responses.has_spoken,
+        )
+        if event.response is not None:
+            await self._services.context_limit.check_response(plan, event.response, self._config)
+        self._responses.create(plan)
+
+    async def _update_session(self, event: SessionUpdate) -> None:
+        config = update_config(
+            self._config,
+            event.session,
+            defaults=self._defaults,
+            voice_locked=self._responses.has_spoken,
+        )
+        limit = self._services.context_limit
+        await limit.check_settings(config, event.session, self._config, "session")
+        if config.frames is not None and self._config.frames is None and self._responses.busy:
+            raise ClientEventError(
+                "Frame mode cannot begin while a response is in progress.",
+                code="conversation_already_has_active_response",
+                param="session.audio.input.turn_detection.type",
+            )
+        self._config = config
+        self._emit("session.updated", session=self._config.to_wire(self._session_id))
+        self._turns.configure(self._config)

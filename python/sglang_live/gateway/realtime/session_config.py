@@ -1,0 +1,287 @@
+"""Settings of one session, and what session.update does to them.
+
+In: SessionForm. Out: a new SessionConfig, or ClientEventError and no change.
+Only keys that have an effect here are kept and echoed; strict clients read the echo with
+strict types, so nothing a client sent is repeated unchecked.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import UNSET
+
+from sglang_live.gateway.audio.codec import FORMATS, PCM, WireFormat
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.realtime.conversation.item_schema import check_text
+from sglang_live.gateway.realtime.events import (
+    AudioInputForm,
+    FormatForm,
+    ResponseOutputForm,
+    SessionForm,
+    TranscriptionForm,
+    voice_name,
+)
+from sglang_live.gateway.realtime.frame_settings import FrameMode, merge_frame_mode
+from sglang_live.gateway.realtime.truncation import Truncation, choose_truncation
+from sglang_live.gateway.realtime.turn_detection import (
+    TurnDetection,
+    check_keys,
+    merge_turn_detection,
+)
+from sglang_live.gateway.tool_calls import check_choice, has_chosen
+from sglang_live.gateway.tool_forms import read_choice, read_tools
+from sglang_live.orchestrator.session import Orchestrator
+
+MAX_OUTPUT_TOKENS = 4096
+_TRANSCRIBERS = (
+    "whisper-1",
+    "gpt-4o-mini-transcribe",
+    "gpt-4o-transcribe",
+    "gpt-4o-transcribe-diarize",
+)
+_MODALITIES = (("audio",), ("text",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """max_output_tokens: None is "inf". voice: the name the client used, known or not.
+    parallel_tool_calls: a response may call more than one function. Not echoed: strict clients.
+
+    frames: the caller is heard at a beat; there are no turns then.
+    """
+
+    model: str
+    voice: str
+    instructions: str = ""
+    output_modalities: tuple[str, ...] = ("audio",)
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    truncation: Truncation
+    input_format: WireFormat = PCM
+    output_format: WireFormat = PCM
+    transcription: dict[str, str | None] | None = None
+    turn_detection: TurnDetection | None
+    frames: FrameMode | None = None
+
+    def to_wire(self, session_id: str) -> dict[str, Any]:
+        detection = self.turn_detection or self.frames
+        return {
+            "type": "realtime",
+            "object": "realtime.session",
+            "id": session_id,
+            "model": self.model,
+            "output_modalities": list(self.output_modalities),
+            "instructions": self.instructions,
+            "tools": list(self.tools),
+            "tool_choice": self.tool_choice,
+            "max_output_tokens": self.max_output_tokens or "inf",
+            "tracing": None,
+            "truncation": self.truncation.wire,
+            "prompt": None,
+            "include": None,
+            "expires_at": None,
+            "audio": {
+                "input": {
+                    "format": self.input_format.to_wire(),
+                    "transcription": self.transcription,
+                    "noise_reduction": None,
+                    "turn_detection": detection.to_wire() if detection else None,
+                },
+                "output": {
+                    "format": self.output_format.to_wire(),
+                    "voice": self.voice,
+                    "speed": 1.0,
+                },
+            },
+        }
+
+
+def first_config(
+    orchestrator: Orchestrator, gateway: GatewayConfig, preset: SessionForm | None
+) -> SessionConfig:
+    """Of a new session. preset: what its client secret was made with.
+
+    Raises:
+        ClientEventError: with the path of the first bad value.
+    """
+    default_voice = orchestrator.voices[0] if orchestrator.voices else "default"
+    config = initial_config(orchestrator.model_name, default_voice, gateway)
+    if preset is None:
+        return config
+    return update_config(config, preset, defaults=config, voice_locked=False)
+
+
+def initial_config(model: str, default_voice: str, gateway: GatewayConfig) -> SessionConfig:
+    return SessionConfig(
+        model=model,
+        voice=default_voice,
+        instructions=gateway.default_instructions,
+        truncation=Truncation(retention=gateway.retention),
+        turn_detection=TurnDetection(vad=gateway.vad),
+    )
+
+
+def update_config(
+    current: SessionConfig,
+    form: SessionForm,
+    *,
+    defaults: SessionConfig,
+    voice_locked: bool,
+) -> SessionConfig:
+    """Apply a session.update: absent keys keep their value, null ones return to the default.
+
+    Args:
+        voice_locked: audio was produced, so the caller knows this voice by now.
+    Raises:
+        ClientEventError: with the path of the first bad value.
+    """
+    if form.type != "realtime":
+        raise ClientEventError(
+            f"Session type {form.type!r} is not supported, only 'realtime'.",
+            code="unsupported_session_type",
+            param="session.type",
+        )
+    changes = common_changes(form, defaults, path="session")
+    if form.truncation is not UNSET:
+        server = defaults.truncation.retention
+        changes["truncation"] = choose_truncation(form.truncation, server)
+    if form.audio:
+        if form.audio.input:
+            changes |= _input_changes(form.audio.input, current, defaults)
+        if form.audio.output:
+            changes |= output_changes(form.audio.output, defaults, path="session.audio.output")
+    check_voice(changes, current, locked=voice_locked, path="session.audio.output")
+    return with_choice(replace(current, **changes), form, path="session")
+
+
+def check_voice(
+    changes: dict[str, Any], current: SessionConfig, *, locked: bool, path: str
+) -> None:
+    """Raises ClientEventError: the caller knows another voice by now."""
+    if locked and changes.get("voice", current.voice) != current.voice:
+        raise ClientEventError(
+            "Cannot update a conversation's voice if assistant audio is present.",
+            code="cannot_update_voice",
+            param=f"{path}.voice",
+        )
+
+
+def with_choice(config: SessionConfig, form: Any, *, path: str) -> SessionConfig:
+    """A choice of earlier whose function has gone goes with it: an agent without functions that
+    takes over names none.
+
+    Raises:
+        ClientEventError: this form chose what is not there.
+    """
+    if form.tool_choice is UNSET and not has_chosen(config.tools, config.tool_choice):
+        return replace(config, tool_choice="auto")
+    check_choice(config.tools, config.tool_choice, path=f"{path}.tool_choice")
+    return config
+
+
+def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str, Any]:
+    """The keys that session.update and response.create share, as changes of a SessionConfig."""
+    checks = {
+        "output_modalities": _modalities,
+        "instructions": _instructions,
+        "tools": read_tools,
+        "tool_choice": read_choice,
+        "parallel_tool_calls": _as_is,
+        "max_output_tokens": _max_output_tokens,
+        "temperature": _as_is,
+    }
+    changes = {}
+    for name, check in checks.items():
+        value = getattr(form, name)
+        if value is None:
+            changes[name] = getattr(defaults, name)
+        elif value is not UNSET:
+            changes[name] = check(value, f"{path}.{name}")
+    return changes
+
+
+def output_changes(
+    form: ResponseOutputForm, defaults: SessionConfig, *, path: str
+) -> dict[str, Any]:
+    # speed is accepted for the clients that always send it, and has no effect.
+    changes = {}
+    if form.format is not UNSET:
+        changes["output_format"] = _format(form.format, f"{path}.format")
+    if form.voice is not UNSET:
+        changes["voice"] = voice_name(form.voice) or defaults.voice
+    return changes
+
+
+def _input_changes(
+    form: AudioInputForm, current: SessionConfig, defaults: SessionConfig
+) -> dict[str, Any]:
+    changes = {}
+    if form.format is not UNSET:
+        changes["input_format"] = _format(form.format, "session.audio.input.format")
+    if form.transcription is not UNSET:
+        changes["transcription"] = _transcription(form.transcription)
+    if form.turn_detection is not UNSET:
+        assert defaults.turn_detection is not None
+        if form.turn_detection is not None:
+            check_keys(form.turn_detection, current.frames or current.turn_detection)
+        changes["frames"] = frames = merge_frame_mode(form.turn_detection, current.frames)
+        changes["turn_detection"] = (
+            None
+            if frames
+            else merge_turn_detection(
+                form.turn_detection, current.turn_detection, defaults.turn_detection.vad
+            )
+        )
+    return changes
+
+
+def _transcription(form: TranscriptionForm | None) -> dict[str, str | None] | None:
+    if form is None:
+        return None
+    # A key with null stops some clients, and so do any key besides these three and any model
+    # that the protocol does not name; whatever is asked for, it is the thinker that writes.
+    model = form.model if form.model in _TRANSCRIBERS else None
+    values = {"model": model, "language": form.language, "prompt": form.prompt}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _format(form: FormatForm | None, path: str) -> WireFormat:
+    if form is None:
+        return PCM
+    known = FORMATS.get(form.type)
+    if known is None:
+        raise ClientEventError(
+            f"Unknown audio format {form.type!r}: {', '.join(FORMATS)}.", param=f"{path}.type"
+        )
+    if form.rate not in (UNSET, None, known.rate_hz):
+        raise ClientEventError(f"{form.type} has {known.rate_hz} Hz here.", param=f"{path}.rate")
+    return known
+
+
+def _modalities(value: list[str], path: str) -> tuple[str, ...]:
+    if tuple(value) not in _MODALITIES:
+        raise ClientEventError(f"{path} must be ['audio'] or ['text'], got {value}.", param=path)
+    return tuple(value)
+
+
+def _max_output_tokens(value: int | str, path: str) -> int | None:
+    if value == "inf":
+        return None
+    if isinstance(value, str) or not 1 <= value <= MAX_OUTPUT_TOKENS:
+        raise ClientEventError(
+            f"{path} must be 1 to {MAX_OUTPUT_TOKENS} or 'inf', got {value!r}.", param=path
+        )
+    return value
+
+
+def _instructions(value: str, path: str) -> str:
+    check_text(len(value), path)
+    return value
+
+
+def _as_is(value: Any, path: str) -> Any:
+    return value

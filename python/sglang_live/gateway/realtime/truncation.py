@@ -1,0 +1,62 @@
+"""What a session keeps of a long conversation: the `truncation` part of a session.
+
+In: a word or RetentionRatioForm, the server's own bounds. Out: Truncation.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.realtime.events import RetentionRatioForm
+from sglang_live.kv.retention import RetentionConfig
+
+_PATH = "session.truncation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """
+    wire: as the client gave it. retention: what it means here; None: all is kept.
+    """
+
+    wire: str | dict[str, Any] = "auto"
+    retention: RetentionConfig | None = None
+
+
+def choose_truncation(
+    form: str | RetentionRatioForm | None, server: RetentionConfig | None
+) -> Truncation:
+    """
+    Args:
+        form: None is "auto".
+        server: what "auto" means; None: this server keeps whole conversations.
+    Raises:
+        ClientEventError: an unknown word, or bounds that this server would not keep.
+    """
+    match form:
+        case None | "auto":
+            return Truncation(retention=server)
+        case "disabled":
+            return Truncation(wire="disabled")
+        case str():
+            raise ClientEventError(
+                f"Unknown truncation {form!r}: auto, disabled or a retention_ratio.", param=_PATH
+            )
+    if server is None:
+        raise ClientEventError(
+            "This server keeps whole conversations: truncation must be auto or disabled.",
+            param=_PATH,
+        )
+    wire: dict[str, Any] = {"type": "retention_ratio", "retention_ratio": form.retention_ratio}
+    limit_tokens = form.token_limits and form.token_limits.post_instructions
+    if limit_tokens is None:
+        limit_tokens = server.window_tokens + server.slack_tokens
+    else:
+        wire["token_limits"] = {"post_instructions": limit_tokens}
+    # Beyond the limit as much is dropped as leaves the ratio of it: window and slack make it up.
+    window_tokens = max(1, int(form.retention_ratio * limit_tokens))
+    slack_tokens = max(1, limit_tokens - window_tokens)
+    return Truncation(
+        wire=wire,
+        retention=RetentionConfig(window_tokens=window_tokens, slack_tokens=slack_tokens),
+    )

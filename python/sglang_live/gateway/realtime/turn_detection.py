@@ -1,0 +1,125 @@
+"""How the end of a caller's turn is found: the `turn_detection` part of a session.
+
+In: TurnDetectionForm. Out: TurnDetection, VadSettings.
+Pure: a form and the current settings in, new settings out.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from msgspec import UNSET
+
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.realtime.events import TurnDetectionForm
+from sglang_live.gateway.realtime.frame_settings import KIND as FRAMES
+from sglang_live.gateway.realtime.frame_settings import FrameMode
+from sglang_live.interaction.vad import VadSettings
+
+# semantic_vad asks for patience, not for a number. Without a model that judges whether a turn is
+# complete (gateway/realtime/turns/endpointing.py), silence alone has to decide.
+_SILENCE_MS_BY_EAGERNESS = {"low": 1200, "medium": 700, "auto": 700, "high": 400}
+_FLAGS = ("create_response", "interrupt_response")
+_SERVER_VAD_NUMBERS = ("threshold", "prefix_padding_ms", "silence_duration_ms")
+_OF_BOTH = (*_FLAGS, "confirm_ms", "model_version")
+_KEYS_OF = {
+    "server_vad": (*_SERVER_VAD_NUMBERS, "idle_timeout_ms", *_OF_BOTH),
+    "semantic_vad": ("eagerness", *_OF_BOTH),
+    FRAMES: ("frame_ms", "max_tokens"),
+}
+_PATH = "session.audio.input.turn_detection"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnDetection:
+    """
+    create_response: answer when speech stops. interrupt_response: speech stops an answer.
+    shows_confirm: the client has set confirm_ms, so it understands an echo of it.
+    """
+
+    kind: Literal["server_vad", "semantic_vad"] = "server_vad"
+    vad: VadSettings
+    eagerness: str = "auto"
+    idle_timeout_ms: int | None = None
+    create_response: bool = True
+    interrupt_response: bool = True
+    shows_confirm: bool = False
+
+    def to_wire(self) -> dict[str, Any]:
+        flags = {name: getattr(self, name) for name in _FLAGS}
+        if self.shows_confirm:
+            flags["confirm_ms"] = self.vad.confirm_ms
+        if self.kind == "semantic_vad":
+            return {"type": self.kind, "eagerness": self.eagerness, **flags}
+        numbers = {name: getattr(self.vad, name) for name in _SERVER_VAD_NUMBERS}
+        return {"type": self.kind, **numbers, "idle_timeout_ms": self.idle_timeout_ms, **flags}
+
+
+def check_keys(form: TurnDetectionForm, current: TurnDetection | FrameMode | None) -> None:
+    """Raises ClientEventError: a key has a value, but no meaning for this kind of detection."""
+    kind = form.type or (FRAMES if isinstance(current, FrameMode) else _kind(form, current))
+    for name in form.__struct_fields__:
+        if name == "type" or getattr(form, name) in (UNSET, None):
+            continue
+        if name not in _KEYS_OF.get(kind, (name,)):
+            raise ClientEventError(
+                f"{kind} has no {name}.", code="unknown_parameter", param=f"{_PATH}.{name}"
+            )
+
+
+def merge_turn_detection(
+    form: TurnDetectionForm | None, current: TurnDetection | None, defaults: VadSettings
+) -> TurnDetection | None:
+    """Apply a form: absent keys keep their value, null ones return to the default.
+
+    Raises:
+        ClientEventError: unknown type or eagerness.
+    """
+    if form is None:
+        return None
+    default = TurnDetection(kind=_kind(form, current), vad=defaults)
+    # Settings of one kind mean nothing to the other.
+    base = current if current and current.kind == default.kind else default
+    changes = {
+        name: _pick(getattr(form, name), getattr(base, name), getattr(default, name))
+        for name in (*_FLAGS, "idle_timeout_ms", "eagerness")
+    }
+    if changes["eagerness"] not in _SILENCE_MS_BY_EAGERNESS:
+        raise ClientEventError(
+            f"Unknown eagerness {changes['eagerness']!r}: low, medium, high or auto.",
+            param=f"{_PATH}.eagerness",
+        )
+    if default.kind == "semantic_vad":
+        changes["idle_timeout_ms"] = None  # the protocol has it for server_vad alone
+    changes["shows_confirm"] = base.shows_confirm or form.confirm_ms is not UNSET
+    return replace(base, vad=_vad_settings(form, base, default, changes["eagerness"]), **changes)
+
+
+def _kind(form: TurnDetectionForm, current: TurnDetection | None) -> str:
+    if form.type is UNSET or form.type is None:
+        return current.kind if current else "server_vad"
+    if form.type not in ("server_vad", "semantic_vad"):
+        raise ClientEventError(
+            f"Unknown turn detection {form.type!r}: server_vad, semantic_vad, frames or null.",
+            param=f"{_PATH}.type",
+        )
+    return form.type
+
+
+def _vad_settings(
+    form: TurnDetectionForm, base: TurnDetection, default: TurnDetection, eagerness: str
+) -> VadSettings:
+    confirm_ms = _pick(form.confirm_ms, base.vad.confirm_ms, default.vad.confirm_ms)
+    if base.kind == "semantic_vad":
+        silence_ms = _SILENCE_MS_BY_EAGERNESS[eagerness]
+        return replace(default.vad, silence_duration_ms=silence_ms, confirm_ms=confirm_ms)
+    numbers = {
+        name: _pick(getattr(form, name), getattr(base.vad, name), getattr(default.vad, name))
+        for name in _SERVER_VAD_NUMBERS
+    }
+    return replace(base.vad, confirm_ms=confirm_ms, **numbers)
+
+
+def _pick(sent: Any, current: Any, default: Any) -> Any:
+    if sent is UNSET:
+        return current
+    return default if sent is None else sent

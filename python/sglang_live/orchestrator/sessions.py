@@ -1,0 +1,291 @@
+"""The orchestrator that serves: sessions, each sticky to one replica of every stage."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from sglang_live.capacity.control import Capacity, CapacityControl
+from sglang_live.clock import Clock
+from sglang_live.core import (
+    AudioDelta,
+    PromptContent,
+    PromptSize,
+    TurnDone,
+    TurnEvent,
+    TurnRequest,
+)
+from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
+from sglang_live.kv.retention import RetentionConfig
+from sglang_live.messages import PROMPT_TOKENS_MOST
+from sglang_live.orchestrator.metronome import Metronome
+from sglang_live.orchestrator.stage_jobs import OnNote
+from sglang_live.orchestrator.stage_links import MeasuringLink, NativeLink, StageLinks
+from sglang_live.orchestrator.startup_delay import HeadStarts
+from sglang_live.orchestrator.suspects import SuspectError, Suspects, TurnContent
+from sglang_live.orchestrator.turn import run_turn
+from sglang_live.orchestrator.turn_control import Steering
+from sglang_live.orchestrator.turn_prefill import Listening
+from sglang_live.policy.view import FIRST_INTERRUPTS
+from sglang_live.stages.supervisor import Replica, Supervisor
+from sglang_live.telemetry.trace import TurnTrace
+
+log = logging.getLogger(__name__)
+
+STAGES = ("thinker", "talker", "vocoder")
+
+
+class _TurnBeat:
+    """What admission learns of one turn: when it sounded, and whether it went on without gaps.
+
+    Of a frame: when it was done.
+    """
+
+    def __init__(self, capacity: CapacityControl, session_id: str, turn: TurnRequest | None):
+        self._capacity, self._session_id = capacity, session_id
+        self._due: int | None = None
+        self._sounded, self._gap_s = False, 0.0
+        if turn is not None and turn.beat_s is not None:
+            self._due = capacity.frame_due(session_id, turn.beat_s)
+        elif turn is not None and turn.wants_audio:
+            may_be_silent = bool(turn.tools.functions)
+            self._due = capacity.first_packet_due(session_id, must_come=not may_be_silent)
+
+    def sounds(self) -> None:
+        if self._due is not None:
+            self._capacity.came(self._due)
+            self._due, self._sounded = None, True
+
+    def frame_done(self) -> None:
+        if self._due is not None:
+            self._capacity.came(self._due)
+            self._due = None
+
+    def gap(self, silent_s: float) -> None:
+        self._gap_s = max(self._gap_s, silent_s)
+
+    def nobody_waits(self) -> None:
+        if self._due is not None:
+            self._capacity.gone(self._due)
+            self._due = None
+
+    def failed(self) -> None:
+        if self._due is not None:
+            self._capacity.failed(self._due)
+            self._due = None
+
+    def over(self) -> None:
+        self.nobody_waits()
+        if self._sounded:
+            self._sounded = False
+            self._capacity.flowed(self._session_id, self._gap_s)
+
+
+class LiveSession:
+    """One caller. See orchestrator/session.py for the contract."""
+
+    def __init__(self, owner: "LiveOrchestrator", session_id: str, replicas: dict[str, Replica]):
+        self.session_id = session_id
+        self._owner, self._replicas = owner, replicas
+        self._links = StageLinks.to(replicas, session_id, owner.head_starts)
+        self._busy = self._closed = False
+        self._steering: Steering | None = None  # of the running turn, until its last event
+        self._beat = _TurnBeat(owner.capacity, session_id, None)  # of the latest turn
+        self._interrupts = FIRST_INTERRUPTS
+        self._watcher: OnNote | None = None
+        self._listening = Listening(self._links.thinker, owner.suspects)
+        self._content = TurnContent()
+
+    async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
+        if self._closed:
+            raise BadInputError(f"session {self.session_id} is closed")
+        if self._busy and not turn.stateless:
+            raise BadInputError(f"session {self.session_id} is answering already")
+        self._busy = self._busy or not turn.stateless
+        links = (
+            StageLinks.to(self._replicas, "", self._owner.head_starts)
+            if turn.stateless
+            else self._links
+        )
+        trace = TurnTrace(self._owner.clock)
+        watcher = None if turn.stateless else self._watcher
+        steering = Steering(self._owner.policies, self._owner.clock, self._interrupts, watcher)
+        if not turn.stateless:
+            self._steering = steering
+        beat = _TurnBeat(self._owner.capacity, self.session_id, turn)
+        if not turn.stateless:
+            self._beat = beat
+        try:
+            if not turn.stateless:
+                await self._listening.ended()
+            if turn.beat_s is not None:
+                await self._owner.metronome.beat(self._owner.clock.now_s() + turn.beat_s)
+            content = self._content.of(turn)
+            with self._owner.suspects.turn(turn.turn_id, content):
+                events = self._run(turn, links, trace, steering, beat)
+                async with aclosing(events):
+                    async for event in events:
+                        yield event
+        except BadInputError:
+            raise
+        except LiveError:
+            beat.failed()
+            raise
+        finally:
+            beat.over()
+            self._let_go_of(steering)
+            if not turn.stateless:
+                self._busy = False
+                self._links.forget_deleted(turn)
+
+    async def _run(
+        self,
+        turn: TurnRequest,
+        links: StageLinks,
+        trace: TurnTrace,
+        steering: Steering,
+        beat: _TurnBeat,
+    ) -> AsyncIterator[TurnEvent]:
+        async with aclosing(run_turn(turn, links, trace, steering)) as events:
+            async for event in events:
+                if isinstance(event, AudioDelta):
+                    beat.sounds()
+                if isinstance(event, TurnDone):
+                    if turn.beat_s is not None:
+                        beat.frame_done()
+                    if not turn.stateless:
+                        event = self._listening.counted(event, turn)
+                    if turn.beat_s is None:
+                        self._log_done(event, trace)
+                    self._let_go_of(steering)
+                yield event
+
+    def watch(self, on_note: OnNote) -> None:
+        self._watcher = on_note
+
+    def interrupt(self) -> bool:
+        if self._steering is None or not self._steering.interrupt():
+            return False
+        self._beat.nobody_waits()
+        return True
+
+    def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
+        self._interrupts = interrupts
+        if self._steering is not None:
+            self._steering.heard(heard_s, playing, interrupts)
+
+    def report_underrun(self, silent_s: float) -> None:
+        self._beat.gap(silent_s)
+
+    def take_in(self, turn: TurnRequest) -> bool:
+        if self._closed or self._busy:
+            return False
+        try:
+            content = self._content.of(turn)
+            self._owner.suspects.check(content)
+        except SuspectError:
+            return False  # its turn is refused, and says why
+        return self._listening.take_in(turn, content)
+
+    def join_beat(self, frame_s: float) -> float:
+        return self._owner.metronome.join(self.session_id, frame_s)
+
+    def leave_beat(self) -> None:
+        self._owner.metronome.leave(self.session_id)
+
+    def report_speech(self) -> None:
+        if self._owner.policies:
+            self._links.thinker.caller_speaks()
+
+    def report_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        if "nextuse" in self._owner.policies:
+            self._links.thinker.tell_outlook(plays_for_s, reply_gap_s, saw_gap_s)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.leave_beat()
+        self._listening.close()
+        self._links.close()
+        self._owner.release(self)
+
+    def _let_go_of(self, steering: Steering) -> None:
+        if self._steering is steering:
+            self._steering = None
+
+    def _log_done(self, done: TurnDone, trace: TurnTrace) -> None:
+        marks = " ".join(f"{name}={1000 * at_s:.0f}ms" for name, at_s in trace.marks.items())
+        log.info("turn_done session=%s status=%s %s", self.session_id, done.status, marks)
+
+
+class LiveOrchestrator:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        *,
+        model_name: str,
+        voices: tuple[str, ...],
+        capacity: CapacityControl,
+        policies: tuple[str, ...] = (),
+        clock: Clock,
+        suspects: Suspects | None = None,
+    ):
+        self.suspects = suspects or Suspects(clock)
+        self.model_name, self.voices, self.clock = model_name, voices, clock
+        self.capacity = capacity
+        self.policies = policies
+        self.head_starts = HeadStarts(clock) if "headstart" in policies else None
+        self.metronome = Metronome(clock)
+        self._supervisor = supervisor
+        self._sessions: dict[str, LiveSession] = {}
+
+    @property
+    def n_sessions(self) -> int:
+        return len(self._sessions)
+
+    async def open_session(self, session_id: str) -> LiveSession:
+        if session_id in self._sessions:
+            raise BadInputError(f"session {session_id} exists already")
+        replicas = {stage: self._least_loaded(stage) for stage in STAGES}
+        self.capacity.take()
+        for replica in replicas.values():
+            replica.sessions.add(session_id)
+        session = LiveSession(self, session_id, replicas)
+        self._sessions[session_id] = session
+        return session
+
+    async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
+        [replica] = [r for r in self._supervisor.replicas if r.spec.native_key]
+        await NativeLink(replica, session_id).bound(retention)
+
+    async def measure(self, content: PromptContent) -> PromptSize | None:
+        # All thinkers have the same model, and the same limits unless they are on other hosts.
+        replica = self._least_loaded("thinker")
+        most_tokens = replica.ready.load.get(PROMPT_TOKENS_MOST, 0)
+        # The other half: markup, and functions in the words of the model's own template.
+        if content.most_tokens <= most_tokens // 2:
+            return None
+        measured = await MeasuringLink(replica, "").measure(content)
+        return PromptSize(
+            header=measured.header_tokens,
+            items=measured.item_tokens,
+            most_header=measured.most_header_tokens,
+            most=measured.most_tokens,
+        )
+
+    def capacity_now(self) -> Capacity:
+        return self.capacity.report()
+
+    def release(self, session: LiveSession) -> None:
+        if self._sessions.pop(session.session_id, None) is not None:
+            self.capacity.give_back()
+        for replica in self._supervisor.replicas:
+            replica.sessions.discard(session.session_id)
+
+    def _least_loaded(self, stage: str) -> Replica:
+        up = [r for r in self._supervisor.replicas if r.spec.stage == stage and r.is_up]
+        if not up:
+            raise StageUnavailableError(f"no {stage} is up", retry_after_s=10)
+        return min(up, key=lambda replica: len(replica.sessions))

@@ -1,0 +1,172 @@
+"""A session's way to its replica of every stage, and what each replica already knows of it."""
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from sglang_live.core import PromptContent, TurnRequest
+from sglang_live.errors import StageUnavailableError
+from sglang_live.kv.retention import RetentionConfig
+from sglang_live.messages import (
+    BoundNative,
+    CallerSpeaks,
+    CloseSession,
+    Measure,
+    Measured,
+    NativeBounded,
+    Outlook,
+)
+from sglang_live.orchestrator.stage_jobs import JOB_TIMEOUT_S, Segment, Speech, Thought, VoiceJob
+from sglang_live.orchestrator.startup_delay import HeadStarts
+from sglang_live.stages.supervisor import Replica
+from sglang_live.stages.transport.client import StageClient
+
+# Its client's next event waits for it.
+_MEASURE_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class _Link:
+    """known: item keys that the stage process behind `_client` has; it starts anew with it."""
+
+    replica: Replica
+    session_id: str
+    known: set[str] = field(default_factory=set)
+    _client: StageClient | None = None
+
+    def client(self) -> StageClient:
+        """Raises StageUnavailableError while the replica is down."""
+        client = self.replica.client
+        if client is None or not self.replica.is_up:
+            raise StageUnavailableError(
+                f"{self.replica.spec.name} is {self.replica.state}", retry_after_s=10
+            )
+        if client is not self._client:
+            self._client = client
+            self.known = set()
+        return client
+
+    def caller_speaks(self) -> None:
+        if self._knows_us():
+            self._client.send_later(CallerSpeaks("", self.session_id))
+
+    def tell_outlook(
+        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    ) -> None:
+        if self._knows_us():
+            self._client.send_later(
+                Outlook("", self.session_id, plays_for_s, reply_gap_s, saw_gap_s)
+            )
+
+    def close(self) -> None:
+        if self._knows_us():
+            self._client.send_later(CloseSession("", self.session_id))
+        self._client = None
+
+    def _knows_us(self) -> bool:
+        """The process that we have told something still runs."""
+        return self._client is not None and self._client is self.replica.client
+
+
+class ThinkerLink(_Link):
+    """segments: user messages for the talker, shared with the session's TalkerLink."""
+
+    def __init__(self, replica: Replica, session_id: str, segments: dict[str, Segment]):
+        super().__init__(replica, session_id)
+        self.segments = segments
+
+    @asynccontextmanager
+    async def open(self, turn: TurnRequest) -> AsyncIterator[Thought]:
+        async with self.client().open(f"{turn.turn_id}-think") as job:
+            yield Thought(job, turn, self.session_id, self.known, self.segments)
+
+
+class NativeLink(_Link):
+    """To the thinker that serves SGLang's own API; session_id is a session of that API."""
+
+    async def bound(self, retention: RetentionConfig) -> None:
+        async with self.client().open(f"bound-{uuid.uuid4().hex}") as job:
+            await job.begin(
+                BoundNative(
+                    job.job_id,
+                    session_id=self.session_id,
+                    sink_tokens=retention.sink_tokens,
+                    window_tokens=retention.window_tokens,
+                    slack_tokens=retention.slack_tokens,
+                    timeout_s=JOB_TIMEOUT_S,
+                )
+            )
+            async for _ in job.events(NativeBounded):
+                pass
+
+
+class MeasuringLink(_Link):
+    """To any thinker, for no session."""
+
+    async def measure(self, content: PromptContent) -> Measured:
+        async with self.client().open(f"measure-{uuid.uuid4().hex}") as job:
+            await job.begin(
+                Measure(
+                    job.job_id,
+                    instructions=content.instructions,
+                    functions=list(content.functions),
+                    texts=list(content.texts),
+                    clips_s=list(content.clips_s),
+                    timeout_s=_MEASURE_TIMEOUT_S,
+                )
+            )
+            events = job.events(Measured, silence_limit_s=_MEASURE_TIMEOUT_S)
+            [(measured, _)] = [event async for event in events]
+            return measured
+
+
+class TalkerLink(_Link):
+    def __init__(self, replica: Replica, session_id: str, segments: dict[str, Segment]):
+        super().__init__(replica, session_id)
+        self.segments = segments
+
+    @asynccontextmanager
+    async def open(self, turn: TurnRequest) -> AsyncIterator[Speech]:
+        async with self.client().open(f"{turn.turn_id}-speak") as job:
+            yield Speech(job, turn, self.session_id, self.known, self.segments)
+
+
+class VocoderLink(_Link):
+    def __init__(self, replica: Replica, session_id: str, head_starts: HeadStarts | None = None):
+        super().__init__(replica, session_id)
+        self._head_starts = head_starts
+
+    @asynccontextmanager
+    async def open(self, turn: TurnRequest) -> AsyncIterator[VoiceJob]:
+        async with self.client().open(f"{turn.turn_id}-voice") as job:
+            yield VoiceJob(job, self._head_starts)
+
+
+@dataclass(frozen=True, slots=True)
+class StageLinks:
+    thinker: ThinkerLink
+    talker: TalkerLink
+    vocoder: VocoderLink
+
+    @staticmethod
+    def to(
+        replicas: dict[str, Replica], session_id: str, head_starts: HeadStarts | None = None
+    ) -> "StageLinks":
+        """replicas: by stage. session_id: "" for links of one turn that leaves no trace."""
+        segments: dict[str, Segment] = {}
+        return StageLinks(
+            ThinkerLink(replicas["thinker"], session_id, segments),
+            TalkerLink(replicas["talker"], session_id, segments),
+            VocoderLink(replicas["vocoder"], session_id, head_starts),
+        )
+
+    def forget_deleted(self, turn: TurnRequest) -> None:
+        """Drop what is kept of messages that are no longer in the conversation."""
+        segments = self.thinker.segments
+        for key in segments.keys() - {item.key for item in turn.history}:
+            del segments[key]
+
+    def close(self) -> None:
+        for link in (self.thinker, self.talker, self.vocoder):
+            link.close()

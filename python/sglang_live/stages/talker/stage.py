@@ -1,0 +1,275 @@
+"""The talker stage: speaks. One request of its engine is one reply, fed with text as it comes."""
+
+import asyncio
+import json
+import logging
+import os
+import uuid
+from collections import defaultdict
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sglang_live.aio import result_beside, vital
+from sglang_live.clock import MonotonicClock
+from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV
+from sglang_live.engine_channel.messages import (
+    SPEAK_PREFIX,
+    Frames,
+    StreamNotes,
+    TalkerForget,
+    TalkerPrompt,
+    TalkerText,
+)
+from sglang_live.errors import BadInputError, StageFailedError
+from sglang_live.messages import CodecFrames, Outlook, Progress, Speak, SpeakDone, SpeakText
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.qwen3_omni.stage_view import talker_view
+from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
+from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
+from sglang_live.stages.policy_totals import PolicyTotals
+from sglang_live.stages.progress_feed import ProgressFeed
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.stream_notes import NoteRoutes
+from sglang_live.stages.talker.context import n_left_out
+from sglang_live.stages.talker.frame_queue import FrameQueue
+from sglang_live.stages.talker.speech_bound import SpeechBound
+from sglang_live.stages.thinker.stage import EXTERNAL_MODELS, ItemsMissingError
+from sglang_live.stages.transport import wire
+from sglang_live.stages.transport.server import ServedJob
+
+log = logging.getLogger(__name__)
+
+# Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
+TEMPERATURE = 0.9
+REPETITION_PENALTY = 1.05
+# Four frames a token are usual, and replies have 4096 tokens at most: 22 minutes.
+MAX_FRAMES = 16_384
+MAX_RUNNING = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A user message in talker ids, with the audio states that some of them stand for."""
+
+    ids: list[int]
+    states: np.ndarray | None
+
+
+class TalkerStage:
+    def __init__(self, spec: StageSpec):
+        inbox, outbox = spec.socket_path("inbox"), spec.socket_path("outbox")
+        os.environ |= {
+            INBOX_ENV: inbox,
+            OUTBOX_ENV: outbox,
+            "SGLANG_EXTERNAL_MODEL_PACKAGE": EXTERNAL_MODELS,
+        }
+        self.model = Qwen3OmniSpec.load(spec.model_path)
+        self.ids = TalkerIds.of(self.model)
+        args = dict(spec.engine_args)
+        n_running = args.setdefault("max_running_requests", MAX_RUNNING)
+        view = talker_view(self.model.path, Path(spec.cache_dir))
+        self.host = EngineHost(
+            spec,
+            {
+                "model_path": str(view),
+                "skip_tokenizer_init": True,
+                # The model keeps tensors per request row (see talker_state.py).
+                "json_model_override_args": json.dumps(
+                    {"live_rows": n_running + 2, "live_max_frames": MAX_FRAMES}
+                ),
+                **args,
+            },
+        )
+        self.engine = self.host.engine
+        self._outbox, self._feed = outbox, FeedSocket(inbox)
+        self._segments: dict[str, dict[str, Segment]] = defaultdict(dict)
+        self._frames: dict[str, FrameQueue] = {}
+        self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
+        self._bounds = "retention" in spec.policies
+        self._totals, self._n_frames, self._n_cut = PolicyTotals(), 0, 0
+        self._n_left_out = 0
+        self._notes = NoteRoutes()
+        self._warm_up_rid = SPEAK_PREFIX + uuid.uuid4().hex
+        self._newline_id = _newline_id(self.model.path)
+
+    async def start(self) -> None:
+        self._reader = vital(self._read_reports(), "read reports")
+        await self._warm_up()
+        await self.host.freeze()
+        self.host.watch_over()
+
+    async def _warm_up(self) -> None:
+        """A few frames for nobody: the first request loads what is lazy."""
+        model, rid = self.model, self._warm_up_rid
+        speaker = next(iter(model.speakers.values()))
+        prompt = self.ids.reply_prefix(model, speaker, self._newline_id, self._newline_id)
+        self._feed.send(TalkerPrompt(rid, prompt_len=len(prompt), seed=0, greedy=False))
+        self._feed.send(TalkerText(rid, [model.tts_eos_id], done=True))
+        sampling = {"max_new_tokens": 4, "temperature": 0.0}
+        await self.host.run(rid, input_ids=prompt, sampling_params=sampling)
+        self._feed.send(TalkerForget(rid))
+
+    async def run(self, job: ServedJob) -> None:
+        request: Speak = job.opener
+        prompt, states_at, states = self._prompt(request, job.frames)
+        rid = SPEAK_PREFIX + uuid.uuid4().hex  # fixed length: SGLang aborts by prefix of the id
+        frames = self._frames[rid] = FrameQueue()
+        self._notes.add(rid, job)
+        self._feed.send(
+            TalkerPrompt(
+                rid,
+                prompt_len=len(prompt),
+                seed=request.seed,
+                greedy=request.temperature == 0,
+                temperature=request.temperature or TEMPERATURE,
+                penalty=REPETITION_PENALTY,
+                audio_at=states_at,
+                audio=b"" if states is None else states.tobytes(),
+                window_frames=(request.window_frames or 0) if self._bounds else 0,
+                slack_frames=request.slack_frames,
+            )
+        )
+        bound = SpeechBound(MAX_FRAMES)
+        feeding = asyncio.create_task(self._listen(job, rid, bound))
+        sending = asyncio.create_task(self._send_frames(job, frames))
+        try:
+            generating = self._generate(rid, prompt, bound)
+            last = await result_beside(generating, feeding, sending)
+            # Token n completes frame n-1; the end token, or the last one allowed, has none.
+            # All that were streamed: the engine's own count leaves out what a long reply dropped.
+            await frames.expect(len(last["output_ids"]) - 1)
+            await sending
+        finally:
+            for task in (feeding, sending):
+                task.cancel()
+            await asyncio.gather(feeding, sending, return_exceptions=True)
+            self._frames.pop(rid, None)
+            self._notes.remove(rid)
+            if self._progress is not None:
+                self._progress.forget(rid)
+            self._feed.send(TalkerForget(rid))
+        # Without a reason it was ended here, by its bound.
+        reason = last["meta_info"]["finish_reason"]
+        finish = "length" if reason is None else reason["type"]
+        if finish == "length":
+            self._n_cut += 1
+            log.warning("speech_cut job=%s n_frames=%d", job.job_id, frames.n_sent)
+        await job.send(SpeakDone(job.job_id, finish=finish, n_frames=frames.n_sent))
+
+    async def _generate(self, rid: str, prompt: list[int], bound: SpeechBound) -> dict:
+        # The model has sampled already, from the reply's seed; SGLang takes what it chose.
+        # Behind a long prompt there is less room; without any, the engine says so.
+        room = max(1, self.host.context_tokens - len(prompt) - 1)
+        sampling = {"max_new_tokens": min(MAX_FRAMES, room), "temperature": 0.0}
+        last: dict = {}
+        stream = self.host.stream(rid, input_ids=prompt, sampling_params=sampling)
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                last = chunk
+                if len(chunk["output_ids"]) > bound.max_frames:
+                    break
+        return last
+
+    async def close_session(self, session_id: str) -> None:
+        self._segments.pop(session_id, None)
+
+    def caller_speaks(self, session_id: str) -> None:
+        """A talker keeps no KV of a session."""
+
+    def outlook(self, message: Outlook) -> None:
+        """A talker keeps nothing that could wait for it."""
+
+    def load(self) -> dict[str, float]:
+        own = {
+            "sessions": float(len(self._segments)),
+            "replies": float(len(self._frames)),
+            "frames": float(self._n_frames),
+            "speech_cut": float(self._n_cut),
+            "segments_left_out": float(self._n_left_out),
+        }
+        return {**self.host.load(), **self._totals.load(), **own}
+
+    def _prompt(
+        self, request: Speak, frames: list
+    ) -> tuple[list[int], list[int], np.ndarray | None]:
+        """Prompt ids, the positions of audio states in it, and the states."""
+        speaker = self.model.speakers.get(request.voice.lower())
+        if speaker is None:
+            raise BadInputError(f"voice {request.voice!r} is not one of {self.model.voices}")
+        known = self._segments[request.session_id] if request.session_id else {}
+        for segment in request.segments:
+            states = None if segment.states is None else wire.take(segment.states, frames)
+            ids = self.ids.user_segment(segment.token_ids, self.model.audio_pad_id, states)
+            known[segment.key] = Segment(ids, states)
+        missing = [key for key in request.segment_keys if key not in known]
+        if missing:
+            raise ItemsMissingError(f"{len(missing)} user segments unknown")
+        for key in known.keys() - set(request.segment_keys):
+            del known[key]
+        prefix = self.ids.reply_prefix(self.model, speaker, self._newline_id, request.first_id)
+        lengths = [len(known[key].ids) for key in request.segment_keys]
+        most_tokens = self.engine.tokenizer_manager.max_req_input_len
+        first_read = n_left_out(lengths, len(prefix), most_tokens)
+        if first_read:
+            self._n_left_out += first_read
+            log.warning(
+                "segments_left_out job=%s n=%d of=%d", request.job_id, first_read, len(lengths)
+            )
+        prompt: list[int] = []
+        states_at: list[int] = []
+        states: list[np.ndarray] = []
+        for key in request.segment_keys[first_read:]:
+            segment = known[key]
+            first = len(prompt)
+            states_at += [first + i for i, t in enumerate(segment.ids) if t >= self.ids.audio]
+            if segment.states is not None:
+                states.append(segment.states)
+            prompt += segment.ids
+        prompt += prefix
+        return prompt, states_at, np.concatenate(states) if states else None
+
+    async def _listen(self, job: ServedJob, rid: str, bound: SpeechBound) -> None:
+        """Text tokens and the listener's progress from the orchestrator, on to the scheduler."""
+        async for message in job.inputs():
+            if isinstance(message, Progress) and self._progress is not None:
+                self._progress.put(rid, message)
+            if not isinstance(message, SpeakText):
+                continue
+            ids = list(message.ids)
+            if message.done:
+                ids.append(self.model.tts_eos_id)
+            bound.n_ids += len(ids)
+            bound.is_complete = message.done
+            if bound.n_ids > MAX_FRAMES:
+                raise StageFailedError(f"reply text is longer than {MAX_FRAMES} tokens")
+            self._feed.send(TalkerText(rid, ids, message.done))
+
+    async def _send_frames(self, job: ServedJob, frames: FrameQueue) -> None:
+        while ready := await frames.next():
+            codes = np.asarray(ready, dtype="<i2").tobytes()
+            await job.send(CodecFrames(job.job_id, codes, len(ready)))
+
+    async def _read_reports(self) -> None:
+        async for report in Reports(self._outbox):
+            if isinstance(report, Frames):
+                self._take_frames(report)
+            elif isinstance(report, StreamNotes):
+                self._notes.tell(report)
+            else:
+                self._totals.take(report)
+
+    def _take_frames(self, report: Frames) -> None:
+        for rid, index, codes in zip(report.rids, report.index, report.codes, strict=True):
+            # Also those of replies that nobody waits for any more.
+            self._n_frames += rid != self._warm_up_rid
+            if (queue := self._frames.get(rid)) is not None:
+                queue.put(index, codes)
+
+
+def _newline_id(checkpoint: Path) -> int:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(checkpoint).encode("\n", add_special_tokens=False)[0]

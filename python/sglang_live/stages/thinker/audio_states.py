@@ -1,0 +1,55 @@
+"""Thinker states at audio positions, collected from the scheduler's process."""
+
+import asyncio
+import time
+
+import numpy as np
+
+from sglang_live.engine_channel.messages import HiddenRows
+from sglang_live.errors import StageFailedError
+
+# States leave the scheduler before the first token does, but on another socket.
+ARRIVAL_TIMEOUT_S = 5.0
+# States nobody asked for (requests of the native API, aborted prefills) are dropped after this.
+KEEP_S = 60.0
+
+
+class AudioStates:
+    def __init__(self) -> None:
+        self._chunks: dict[str, tuple[float, list[HiddenRows]]] = {}
+        self._came = asyncio.Condition()
+
+    async def of(self, rid: str, n_rows: int, begin: int) -> np.ndarray:
+        """[n_rows, thinker_hidden] float32 of one request, in prompt order.
+
+        Args:
+            begin: where its new tokens begin. Older ones may have been computed anew with it.
+        Raises:
+            StageFailedError: they did not come; the talker cannot hear this clip.
+        """
+        try:
+            async with asyncio.timeout(ARRIVAL_TIMEOUT_S), self._came:
+                await self._came.wait_for(lambda: len(self._positions(rid, begin)) >= n_rows)
+        except TimeoutError as error:
+            got = len(self._positions(rid, begin))
+            raise StageFailedError(f"{got} of {n_rows} audio states arrived") from error
+        _, chunks = self._chunks.pop(rid)
+        at = np.concatenate([np.asarray(c.at, dtype=np.int64) for c in chunks])
+        rows = np.concatenate(
+            [np.frombuffer(c.rows, np.float32).reshape(len(c.at), -1) for c in chunks]
+        )
+        # A retracted prefill reports its positions twice, with the same states.
+        positions, first = np.unique(at, return_index=True)
+        return rows[first[positions >= begin]]
+
+    def _positions(self, rid: str, begin: int) -> set[int]:
+        _, chunks = self._chunks.get(rid, (0.0, []))
+        return {at for chunk in chunks for at in chunk.at if at >= begin}
+
+    async def add(self, report: HiddenRows) -> None:
+        now_s = time.monotonic()
+        async with self._came:
+            for rid in [r for r, (t, _) in self._chunks.items() if now_s - t > KEEP_S]:
+                del self._chunks[rid]
+            self._chunks.setdefault(report.rid, (now_s, []))[1].append(report)
+            self._came.notify_all()

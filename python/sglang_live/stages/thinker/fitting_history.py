@@ -1,0 +1,89 @@
+"""The newest part of a history that fits into the model's context.
+
+In: a history and the tokens it may have. Out: its newest messages, whole ones only.
+"""
+
+from math import ceil
+
+from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
+from sglang_live.errors import ContextLengthError
+from sglang_live.kv.retention import RetentionConfig
+from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+
+# 12.5 tokens a second, rounded up once per started second.
+AUDIO_TOKENS_PER_S = 13
+# Of the context an eighth is left to the reply. Instructions may fill three quarters of the rest.
+_REPLY_SHARE, _HEADER_SHARE = 8, 0.75
+_ASK_TOKENS = 8  # the markup that asks for a reply, and a margin
+# After a cut a quarter is free, so that the next turns need no other: each one prefills anew.
+_KEEP_SHARE = 0.75
+
+
+def room_for_prompt(max_tokens: int, opening_tokens: int = 0) -> int:
+    """Tokens that instructions and messages may have together.
+
+    Args:
+        max_tokens: that a request may have. opening_tokens: of the reply, see Opening.
+    """
+    return max_tokens - max_tokens // _REPLY_SHARE - opening_tokens - _ASK_TOKENS
+
+
+def room_for_header(room_tokens: int) -> int:
+    """Of them, those of the instructions and functions."""
+    return int(room_tokens * _HEADER_SHARE)
+
+
+def most_tokens_of(prompt: ChatPrompt, item: HistoryItem) -> int:
+    """An upper bound of the tokens that the item adds to a session."""
+    clips = (part for part in item.parts if isinstance(part, AudioPart))
+    places = (AUDIO_TOKENS_PER_S * (ceil(len(c.pcm) / INPUT_RATE_HZ) + 1) for c in clips)
+    return prompt.n_tokens(prompt.item(item), places)
+
+
+def newest_that_fit(
+    prompt: ChatPrompt, history: list[HistoryItem], limit_tokens: int, drops_oldest: bool
+) -> list[HistoryItem]:
+    """The history without the oldest messages, so that it fits with room to spare.
+
+    Raises:
+        ContextLengthError: the newest message alone does not fit, or nothing may be dropped.
+    """
+    sizes = [most_tokens_of(prompt, item) for item in history]
+    total = sum(sizes)
+    if total > limit_tokens and not drops_oldest:
+        raise ContextLengthError(
+            f"The conversation is {total} tokens long; at most {limit_tokens} fit. "
+            "Delete items, or make them shorter."
+        )
+    begins = [i for i, item in enumerate(history) if item.opens] or [0]
+    newest = sum(sizes[begins[-1] :])
+    if newest > limit_tokens:
+        raise ContextLengthError(
+            f"The newest message is {newest} tokens long; at most {limit_tokens} fit. "
+            "Delete it, or make it shorter."
+        )
+    kept = begins[-1]
+    for begin in reversed(begins):
+        if sum(sizes[begin:]) > limit_tokens * _KEEP_SHARE:
+            break
+        kept = begin
+    return history[kept:]
+
+
+def newest_that_are_kept(
+    prompt: ChatPrompt, history: list[HistoryItem], retention: RetentionConfig
+) -> list[HistoryItem]:
+    """The history without the oldest of what was answered already and exceeds the window.
+
+    All that follows the last reply stays, however long: the model has not seen it yet.
+    """
+    answered = max((i for i, item in enumerate(history) if item.role == "assistant"), default=-1)
+    sizes = [most_tokens_of(prompt, item) for item in history]
+    total = sum(sizes)
+    if total <= retention.window_tokens + retention.slack_tokens:
+        return history
+    kept = 0
+    while kept <= answered and (total > retention.window_tokens or not history[kept].opens):
+        total -= sizes[kept]
+        kept += 1
+    return history[kept:]

@@ -1,0 +1,49 @@
+"""How many tokens a prompt would need, found out beside the thinker's event loop.
+
+In: Measure. Out: Measured.
+"""
+
+import asyncio
+from copy import deepcopy
+
+from sglang_live.messages import Measure, Measured
+from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+from sglang_live.stages.thinker.fitting_history import (
+    AUDIO_TOKENS_PER_S,
+    room_for_header,
+    room_for_prompt,
+)
+
+
+class PromptSizes:
+    """Owner: one per thinker. Counts lower bounds: the markup around messages is left out."""
+
+    def __init__(self, prompt: ChatPrompt, tokenizer):
+        """tokenizer: of the prompt, a fast one of transformers."""
+        self._prompt = prompt
+        # A copy. Whether control tokens are text is a setting of a tokenizer, which the event
+        # loop changes back and forth; that must not happen while another thread counts.
+        self._tokenizer = deepcopy(tokenizer.backend_tokenizer)
+        self._tokenizer.encode_special_tokens = True
+        self._one_at_a_time = asyncio.Lock()  # a megabyte takes a core for a second
+
+    async def of(self, request: Measure, max_tokens: int) -> Measured:
+        """max_tokens: that a request to the engine may have."""
+        header = self._prompt.with_functions(request.instructions, request.functions)
+        async with self._one_at_a_time:
+            n_header, *n_texts = await asyncio.to_thread(self._count, [header, *request.texts])
+        n_audio = sum(AUDIO_TOKENS_PER_S * int(clip_s) for clip_s in request.clips_s)
+        room = room_for_prompt(max_tokens)
+        return Measured(
+            request.job_id,
+            header_tokens=n_header,
+            item_tokens=sum(n_texts) + n_audio,
+            most_header_tokens=room_for_header(room),
+            most_tokens=room,
+        )
+
+    def _count(self, texts: list[str]) -> list[int]:
+        # encode_batch releases the interpreter's lock, encode does not. With several texts it
+        # would take several cores.
+        encode = self._tokenizer.encode_batch
+        return [len(encode([text], add_special_tokens=False)[0]) for text in texts]

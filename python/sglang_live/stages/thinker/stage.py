@@ -1,0 +1,392 @@
+"""The thinker stage: hears and thinks. SGLang's own Qwen3-Omni model in streaming sessions."""
+
+import asyncio
+import os
+from collections import defaultdict
+from contextlib import aclosing
+
+import numpy as np
+
+from sglang_live.aio import result_beside, vital
+from sglang_live.bridge.platform import cpu
+from sglang_live.clock import MonotonicClock
+from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
+from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, RADIX_BACKEND
+from sglang_live.engine_channel.messages import (
+    HiddenRows,
+    Retained,
+    RetainSession,
+    StreamNotes,
+    Truncated,
+)
+from sglang_live.errors import BadInputError, DeadlineError
+from sglang_live.kv.retention import RetentionConfig
+from sglang_live.messages import (
+    PROMPT_TOKENS_MOST,
+    BoundNative,
+    EndReply,
+    Measure,
+    NativeBounded,
+    Outlook,
+    Progress,
+    Read,
+    TextTokens,
+    Think,
+    ThinkDone,
+    UserSegment,
+    WireAudio,
+    WireText,
+)
+from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
+from sglang_live.stages.policy_totals import PolicyTotals
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.stream_notes import NoteRoutes
+from sglang_live.stages.thinker.audio_states import AudioStates
+from sglang_live.stages.thinker.engine_control import ThinkerFeed
+from sglang_live.stages.thinker.output import Reply
+from sglang_live.stages.thinker.prefill_signs import show_prefill
+from sglang_live.stages.thinker.prompt_sizes import PromptSizes
+from sglang_live.stages.thinker.session import ThinkerSession
+from sglang_live.stages.thinker.turn import Generated, Prefilled, Started, TurnState
+from sglang_live.stages.transport import wire
+from sglang_live.stages.transport.server import ServedJob
+
+EXTERNAL_MODELS = "sglang_live.models.qwen3_omni.engine"
+MAX_REPLY_TOKENS = 1024
+_CPU_ARGS = {"mm_attention_backend": "sdpa", "disable_fast_image_processor": True}
+
+
+class ItemsMissingError(BadInputError):
+    """The stage lacks items of the history (it restarted): send them all again."""
+
+    code = "items_missing"
+
+
+class ThinkerStage:
+    def __init__(self, spec: StageSpec):
+        inbox, outbox = spec.socket_path("inbox"), spec.socket_path("outbox")
+        os.environ[OUTBOX_ENV] = outbox
+        if spec.policies:
+            os.environ[INBOX_ENV] = inbox
+        os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = EXTERNAL_MODELS
+        self.spec = spec
+        self._bounds = "retention" in spec.policies
+        own_cache = self._bounds or "nextuse" in spec.policies
+        self.model = Qwen3OmniSpec.load(spec.model_path)
+        self.host = EngineHost(
+            spec,
+            {
+                "model_path": spec.model_path,
+                "served_model_name": spec.served_name,
+                "enable_multimodal": True,
+                "enable_streaming_session": True,
+                **(_CPU_ARGS if cpu.is_active() else {}),
+                **({"radix_cache_backend": RADIX_BACKEND} if own_cache else {}),
+                **spec.engine_args,
+                # SGLang calls its own HTTP API once, after warming up.
+                "host": "127.0.0.1",
+            },
+        )
+        self.engine = self.host.engine
+        tokenizer = self.engine.tokenizer_manager.tokenizer
+        self.prompt = ChatPrompt(self.model, tokenizer)
+        self._sizes = PromptSizes(self.prompt, tokenizer)
+        self._sessions: dict[str, ThinkerSession] = {}
+        self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._items: dict[str, dict[str, HistoryItem]] = defaultdict(dict)
+        self._outbox, self._states, self._totals = outbox, AudioStates(), PolicyTotals()
+        self._notes = NoteRoutes()
+        self._feed = ThinkerFeed(FeedSocket(inbox), MonotonicClock()) if spec.policies else None
+        self._counts = dict.fromkeys(
+            ("sessions_rebuilt", "sessions_truncated", "truncations_refused"), 0.0
+        )
+
+    async def start(self) -> None:
+        self._reader = vital(self._read_reports(), "read reports")
+        await self._warm_up()
+        await self.host.freeze()
+        self.host.watch_over()
+        if self.spec.native_key:
+            await self.host.serve_http(self.spec.native_socket, self.spec.native_key)
+
+    async def _warm_up(self) -> None:
+        """One second of silence, heard and answered: the first request loads what is lazy."""
+        silence = AudioPart(np.zeros(INPUT_RATE_HZ, np.int16))
+        heard = HistoryItem(key="warm-up", role="user", parts=(silence,))
+        session = ThinkerSession(self.host, self.prompt)
+        turn = session.think(
+            instructions="",
+            history=[heard],
+            reply_key="warm-up reply",
+            sampling={"max_new_tokens": 4},
+            end_ids=self.model.end_of_turn_ids,
+            state=TurnState(),
+        )
+        async for _ in turn:
+            pass
+        await session.close()
+
+    async def run(self, job: ServedJob) -> None:
+        if isinstance(job.opener, BoundNative):
+            return await self._bound_native(job, job.opener)
+        if isinstance(job.opener, Measure):
+            return await job.send(await self._sizes.of(job.opener, self._max_tokens))
+        if isinstance(job.opener, Read):
+            return await self._recite(job, job.opener)
+        request: Think = job.opener
+        session_id = request.session_id or f"once-{request.job_id}"
+        try:
+            async with self._busy[session_id]:
+                await self._think(job, request, session_id)
+        finally:
+            if not request.session_id:
+                await asyncio.shield(self.close_session(session_id))
+
+    async def close_session(self, session_id: str) -> None:
+        async with self._busy[session_id]:
+            self._items.pop(session_id, None)
+            session = self._sessions.pop(session_id, None)
+            if session is not None:
+                await session.close()
+        self._busy.pop(session_id, None)
+
+    def caller_speaks(self, session_id: str) -> None:
+        engine_session = self._engine_session(session_id)
+        if self._feed is not None and engine_session is not None:
+            self._feed.speech_start(engine_session)
+
+    def outlook(self, message: Outlook) -> None:
+        engine_session = self._engine_session(message.session_id)
+        if self._feed is not None and engine_session is not None:
+            self._feed.outlook(
+                engine_session, message.plays_for_s, message.reply_gap_s, message.saw_gap_s
+            )
+
+    @property
+    def _max_tokens(self) -> int:
+        """Of one prompt: the context, or the KV pool if that is smaller."""
+        return self.engine.tokenizer_manager.max_req_input_len
+
+    def load(self) -> dict[str, float]:
+        own = {"sessions": float(len(self._sessions)), **self._counts}
+        own[PROMPT_TOKENS_MOST] = float(self._max_tokens)
+        return {**self.host.load(), **self._totals.load(), **own}
+
+    async def _bound_native(self, job: ServedJob, request: BoundNative) -> None:
+        assert self._bounds, "without the policy no gateway asks for it"
+        order = RetainSession(
+            request.session_id, request.sink_tokens, request.window_tokens, request.slack_tokens
+        )
+        if not await self._feed.bound_native(order):
+            raise DeadlineError("the engine has not confirmed the bound")
+        await job.send(NativeBounded(job.job_id))
+
+    async def _recite(self, job: ServedJob, read: Read) -> None:
+        heard = HistoryItem(key=read.key, role="user", parts=(TextPart(read.text),))
+        segment = self.prompt.segment_ids(heard, [])
+        await job.send(UserSegment(job.job_id, read.key, segment))
+        ids = self.prompt.words(read.text)
+        await job.send(TextTokens(job.job_id, ids, read.text))
+        done = ThinkDone(
+            job.job_id,
+            finish="stop",
+            ids=ids,
+            text=read.text,
+            n_prompt=0,
+            n_audio=0,
+            n_cached=0,
+            rebuilt=False,
+        )
+        await job.send(done)
+
+    def _engine_session(self, session_id: str) -> str | None:
+        session = self._sessions.get(session_id)
+        return None if session is None else session.engine_session
+
+    def _new_session(self) -> ThinkerSession:
+        truncates = "truncate" in self.spec.policies
+        return ThinkerSession(self.host, self.prompt, feed=self._feed, truncates=truncates)
+
+    async def _read_reports(self) -> None:
+        async for report in Reports(self._outbox):
+            match report:
+                case HiddenRows():
+                    await self._states.add(report)
+                case Truncated() | Retained():
+                    self._feed.answered(report)
+                case StreamNotes():
+                    self._notes.tell(report)
+                case _:
+                    self._totals.take(report)
+
+    async def _think(self, job: ServedJob, request: Think, session_id: str) -> None:
+        history = self._history(session_id, request, job.frames)
+        session = self._sessions.setdefault(session_id, self._new_session())
+        state = TurnState(ending=request.ahead, ahead=request.ahead, timely=request.timely)
+        state.on_generating = lambda rid: self._notes.add(rid, job)
+        reply = self._reply(job, state)
+        listening = asyncio.create_task(self._listen(job, session, state, reply))
+        signs = asyncio.create_task(
+            show_prefill(job, self.host.prefill_tokens, lambda: bool(reply.ids))
+        )
+        try:
+            writing = self._write(job, request, session, history, state, reply)
+            await result_beside(writing, listening)
+        finally:
+            listening.cancel()
+            signs.cancel()
+            await asyncio.gather(listening, signs, return_exceptions=True)
+            self._notes.remove(state.rid)
+            self._counts["sessions_rebuilt"] += state.rebuilt
+            self._counts["sessions_truncated"] += state.truncated
+            self._counts["truncations_refused"] += state.refused
+        if not request.ahead:
+            self._items[session_id][request.reply_key] = HistoryItem(
+                key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
+            )
+        # Not while the caller speaks, or may: what was taken in counts on what is before it.
+        keeps = request.ahead or request.speculative
+        gone = [] if keeps else await session.drop_old()
+        await job.send(
+            ThinkDone(
+                job.job_id,
+                finish="interrupted" if state.ending and reply.finish != "stop" else reply.finish,
+                ids=reply.ids,
+                text=reply.parts.spoken,
+                n_prompt=state.n_prompt,
+                n_audio=reply.n_audio,
+                n_cached=state.n_cached,
+                rebuilt=state.rebuilt,
+                gone=[*state.dropped, *gone],
+                calls=reply.parts.calls(),
+            )
+        )
+
+    def _reply(self, job: ServedJob, state: TurnState) -> Reply:
+        def tell_engine(progress: Progress) -> None:
+            if self._feed is not None and state.generating is not None:
+                self._feed.progress.put(state.generating, progress)
+
+        end_ids, call_begin_id = self.model.end_of_turn_ids, self.prompt.call_begin_id()
+        return Reply(job, end_ids, call_begin_id, tell_engine)
+
+    async def _listen(
+        self, job: ServedJob, session: ThinkerSession, state: TurnState, reply: Reply
+    ) -> None:
+        """What the orchestrator says while the turn runs."""
+        async for message in job.inputs():
+            match message:
+                case Progress():
+                    reply.consumed(message)
+                case EndReply():
+                    session.end_reply(state)
+
+    async def _write(
+        self,
+        job: ServedJob,
+        request: Think,
+        session: ThinkerSession,
+        history: list[HistoryItem],
+        state: TurnState,
+        reply: Reply,
+    ) -> None:
+        turn = session.think(
+            instructions=self.prompt.with_functions(request.instructions, request.functions),
+            history=history,
+            reply_key=request.reply_key,
+            sampling=self._sampling(request),
+            end_ids=self.model.end_of_turn_ids,
+            state=state,
+            retention=_retention(request) if self._bounds else None,
+            opening=self.prompt.opening(request.must_call),
+            speculative=request.speculative,
+            max_tokens=self._max_tokens,
+            drops_oldest=request.drops_oldest,
+            cache_salt=request.cache_salt,
+        )
+        taken_in: list[HistoryItem] = []
+        clips: list[np.ndarray] = []
+        async with aclosing(turn) as events:
+            async for event in events:
+                match event:
+                    case Started():
+                        taken_in = event.items
+                    case Prefilled():
+                        if event.append.clip is not None:
+                            clips.append(await self._clip_states(event))
+                            reply.n_audio += len(clips[-1])
+                    case Generated():
+                        if taken_in:
+                            await self._send_segments(job, taken_in, clips)
+                            taken_in = []
+                        await reply.take(event)
+        if taken_in:
+            # Ended before a reply began. The session holds them now: nobody will send them later.
+            await self._send_segments(job, taken_in, clips)
+
+    def _history(self, session_id: str, request: Think, frames: list) -> list[HistoryItem]:
+        known = self._items[session_id]
+        for item in request.items:
+            parts = tuple(_part(part, frames) for part in item.parts)
+            ids = tuple(item.token_ids) if item.token_ids is not None else None
+            known[item.key] = HistoryItem(
+                key=item.key,
+                role=item.role,
+                parts=parts,
+                token_ids=ids,
+                opens=item.opens,
+                closes=item.closes,
+            )
+        missing = [key for key in request.keys if key not in known]
+        if missing:
+            raise ItemsMissingError(f"{len(missing)} of {len(request.keys)} items unknown")
+        self._items[session_id] = {key: known[key] for key in request.keys}
+        return [known[key] for key in request.keys]
+
+    def _sampling(self, request: Think) -> dict:
+        n_max = MAX_REPLY_TOKENS if request.max_tokens is None else request.max_tokens
+        own = {} if request.temperature is None else {"temperature": request.temperature}
+        sampling = {**self.model.sampling, **own}
+        if "min_new_tokens" in sampling:
+            sampling["min_new_tokens"] = min(sampling["min_new_tokens"], n_max)
+        return {
+            **sampling,
+            "max_new_tokens": n_max,
+            "stop_token_ids": list(self.model.end_of_turn_ids),
+        }
+
+    async def _clip_states(self, event: Prefilled) -> np.ndarray:
+        """The thinker's states [n_placeholders, thinker_hidden] of one clip just prefilled."""
+        n_places = self.prompt.n_places(event.append, event.n_new)
+        return await self._states.of(event.rid, n_places, event.begin)
+
+    async def _send_segments(
+        self, job: ServedJob, items: list[HistoryItem], clips: list[np.ndarray]
+    ) -> None:
+        left = iter(clips)
+        for item in items:
+            states = [next(left) for part in item.parts if isinstance(part, AudioPart)]
+            if item.role != "user" or item.token_ids is not None:
+                continue
+            tensors = job.tensors()
+            ref = tensors.put(np.concatenate(states)) if states else None
+            ids = self.prompt.segment_ids(item, [len(s) for s in states])
+            await job.send(UserSegment(job.job_id, item.key, ids, ref), tensors)
+
+
+def _retention(request: Think) -> RetentionConfig | None:
+    if request.window_tokens is None:
+        return None
+    return RetentionConfig(
+        sink_tokens=request.sink_tokens,
+        window_tokens=request.window_tokens,
+        slack_tokens=request.slack_tokens,
+    )
+
+
+def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPart:
+    if isinstance(part, WireAudio):
+        return AudioPart(wire.take(part.pcm, frames))
+    return TextPart(part.text)

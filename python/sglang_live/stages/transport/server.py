@@ -1,0 +1,305 @@
+"""A stage's end: a ROUTER socket, one task per job, every failure reported to its caller."""
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import zmq
+import zmq.asyncio
+
+from sglang_live.errors import CapacityError, DeadlineError, LiveError
+from sglang_live.messages import (
+    OPENERS,
+    STREAMED,
+    AnyMessage,
+    BoundNative,
+    CallerSpeaks,
+    Cancel,
+    CloseSession,
+    Credit,
+    Failed,
+    Outlook,
+    Ping,
+    Ready,
+    Speak,
+    Think,
+)
+from sglang_live.stages.transport import queues, stage_key, wire
+from sglang_live.stages.transport.flow_control import ReceiveCount, SendWindow
+from sglang_live.stages.transport.peers import TICK_S, Callers, ForeignSessionError
+
+log = logging.getLogger(__name__)
+
+# Of one caller at once. A call has a few at each stage.
+MAX_JOBS = 16_384
+
+
+class ServedJob:
+    """One job as the stage sees it."""
+
+    def __init__(self, server: "StageServer", peer: bytes, opener: AnyMessage, frames: list):
+        self.job_id, self.opener, self.frames = opener.job_id, opener, frames
+        self.key = peer, opener.job_id
+        self._server, self._peer = server, peer
+        self._unread = queues.Unread()
+        self._window, self._count = SendWindow(), ReceiveCount()
+        self.task: asyncio.Task | None = None
+        self.error: LiveError | None = None
+
+    async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
+        """Raises QueueFullError: the caller does not read."""
+        if isinstance(message, STREAMED):
+            await self._window.take()
+        await self._server.send(self._peer, message, tensors)
+
+    def post(self, message: AnyMessage) -> None:
+        """As send, for a message that needs no window, without waiting."""
+        if not self._server.post(self._peer, message):
+            self.fail(queues.QueueFullError("the caller does not read"))
+
+    def fail(self, error: LiveError) -> None:
+        """End the job by an error of its connection."""
+        self.error = error
+        self.task.cancel()
+
+    def tensors(self) -> wire.TensorFrames:
+        return wire.TensorFrames(self._server.same_host, self._server.shm_run)
+
+    async def inputs(self) -> AsyncIterator[AnyMessage]:
+        """What the orchestrator sends after opening the job; never ends by itself."""
+        while True:
+            message, _ = await self._unread.take()
+            if isinstance(message, STREAMED) and (n := self._count.took_one()):
+                await self._server.send(self._peer, Credit(self.job_id, n))
+            yield message
+
+    def receive(self, message: AnyMessage) -> None:
+        if isinstance(message, Credit):
+            self._window.give(message.n)
+        elif self.error is None and not self._unread.put(message, []):
+            self.fail(queues.FloodedError("the caller sent more than its window"))
+
+
+class StageServer:
+    """
+    Args:
+        address: endpoint to bind.
+        same_host: large tensors may go through shared memory, and a caller that is silent is
+            busy; on another host it is lost after a while, with its jobs and sessions.
+        shm_run: of the server, in the names of its files in shared memory (run_dir.run_of).
+        key_file: secret shared with callers on other hosts; empty: none.
+        run: the coroutine of one job; returning ends it, LiveError becomes Failed.
+        close_session: called for CloseSession.
+        caller_speaks: called for CallerSpeaks.
+        outlook: called for Outlook.
+        ready: what to answer a Ping with.
+        tick_s: how often to look for callers that are lost.
+        patience_s: how long a message waits for a caller that does not read.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        same_host: bool,
+        run: Callable[[ServedJob], Awaitable[None]],
+        close_session: Callable[[str], Awaitable[None]],
+        ready: Callable[[], Ready],
+        caller_speaks: Callable[[str], None] = lambda session_id: None,
+        outlook: Callable[[Outlook], None] = lambda message: None,
+        shm_run: str = wire.NO_RUN,
+        key_file: str = "",
+        tick_s: float = TICK_S,
+        patience_s: float = queues.PATIENCE_S,
+    ):
+        self.shm_run = shm_run
+        self.same_host, self._tick_s, self._patience_s = same_host, tick_s, patience_s
+        self._run, self._close_session, self._ready = run, close_session, ready
+        self._caller_speaks, self._outlook = caller_speaks, outlook
+        # By caller and job id: callers name their jobs without asking each other.
+        self._jobs: dict[tuple[bytes, str], ServedJob] = {}
+        self._n_jobs: Counter[bytes] = Counter()
+        self.n_malformed = self.n_refused = 0
+        self.counts = queues.QueueCounts()
+        self._chores: set[asyncio.Task] = set()
+        self._callers = Callers()
+        self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
+        queues.bound(self._socket)
+        # A caller that went away is an error to notice, not messages to drop.
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # A caller whose connection broke goes on under its own name.
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if not same_host:
+            wire.harden(self._socket)
+        if key_file:
+            stage_key.guard(self._socket, key_file)
+        self._socket.bind(address)
+
+    @property
+    def n_jobs(self) -> int:
+        return len(self._jobs)
+
+    async def serve(self) -> None:
+        """Serve until cancelled; that ends every job and frees the address."""
+        watch = None if self.same_host else asyncio.create_task(self._watch_callers())
+        n_read = 0
+        try:
+            while True:
+                n_read += 1
+                if n_read % queues.READ_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                peer, *parts = await self._socket.recv_multipart()
+                if watch is not None:
+                    self._callers.heard(peer)
+                try:
+                    message, frames = wire.decode(parts, self.same_host, self.shm_run)
+                    self._receive(peer, message, frames)
+                except wire.MalformedError as error:
+                    self.n_malformed += 1
+                    log.warning("bad_message peer=%s: %.200r", peer.hex(), str(error))
+                except Exception:
+                    # One message must not end all callers' jobs.
+                    self.n_malformed += 1
+                    log.exception("message_failed peer=%s", peer.hex())
+        finally:
+            if watch is not None:
+                watch.cancel()
+            for job in self._jobs.values():
+                job.task.cancel()
+            self._socket.close(linger=0)
+
+    async def _watch_callers(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            for peer, sessions in self._callers.tick():
+                jobs = [job for job in self._jobs.values() if job.key[0] == peer]
+                log.error("caller_lost jobs=%d sessions=%d", len(jobs), len(sessions))
+                for job in jobs:
+                    job.task.cancel()
+                for session_id in sessions:
+                    self._begin_closing(session_id)
+
+    def _receive(self, peer: bytes, message: AnyMessage, frames: list[bytes]) -> None:
+        job = self._jobs.get((peer, message.job_id))
+        if isinstance(message, Ping):
+            self.post(peer, self._ready())
+        elif isinstance(message, OPENERS):
+            # The event loop keeps its timers in order by comparing them: NaN would break that.
+            if not 0 < message.timeout_s < math.inf:
+                raise wire.MalformedError(f"timeout_s is {message.timeout_s}")
+            try:
+                self._admit(peer, message)
+            except LiveError as error:
+                self.n_refused += 1
+                log.warning("job_refused job=%.80r code=%s", message.job_id, error.code)
+                self.post(peer, Failed(message.job_id, error.code, str(error)))
+                return
+            if job is not None and job.task is not None:
+                job.task.cancel()  # opened anew: nothing would end the earlier one
+            self._begin(ServedJob(self, peer, message, frames))
+        elif isinstance(message, CloseSession | CallerSpeaks | Outlook) and not (
+            self._callers.may_touch(peer, message.session_id)
+        ):
+            raise wire.MalformedError("the session is another peer's")
+        elif isinstance(message, CloseSession):
+            self._callers.closes(message.session_id)
+            self._begin_closing(message.session_id)
+        elif isinstance(message, CallerSpeaks):
+            self._caller_speaks(message.session_id)
+        elif isinstance(message, Outlook):
+            self._outlook(message)
+        elif job is None:
+            pass  # over already; its caller has not heard yet
+        elif isinstance(message, Cancel):
+            job.task.cancel()
+        else:
+            job.receive(message)
+
+    def _admit(self, peer: bytes, opener: AnyMessage) -> None:
+        """Raises LiveError: the session is another server's, or the caller has too much open."""
+        if self._n_jobs[peer] >= MAX_JOBS:
+            raise CapacityError(f"{MAX_JOBS} jobs of one caller are open")
+        if isinstance(opener, Think | Speak):
+            self._callers.opens(peer, opener.session_id)
+        elif isinstance(opener, BoundNative) and not (
+            self._callers.may_touch(peer, opener.session_id)
+        ):
+            raise ForeignSessionError("the session is another peer's")
+
+    def _begin(self, job: ServedJob) -> None:
+        self._jobs[job.key] = job
+        self._n_jobs[job.key[0]] += 1
+        job.task = asyncio.create_task(self._serve_job(job), name=job.job_id)
+        # Not in the task itself: one that is cancelled at once never runs a line.
+        job.task.add_done_callback(lambda _: self._forget(job))
+
+    async def send(
+        self, peer: bytes, message: AnyMessage, tensors: wire.TensorFrames | None = None
+    ) -> None:
+        """Raises QueueFullError: the caller does not read."""
+        parts = [peer, *wire.encode(message, tensors)]
+        try:
+            in_time = await queues.send_in_time(self._socket, parts, self._patience_s)
+        except zmq.ZMQError as error:
+            self._gone(peer, message, error)
+            return
+        if not in_time:
+            self.counts.full += 1
+            raise queues.QueueFullError("the caller does not read")
+
+    def post(self, peer: bytes, message: AnyMessage) -> bool:
+        """As send, without waiting. Returns False, and counts it, if the caller does not read."""
+        try:
+            has_room = queues.try_send(self._socket, [peer, *wire.encode(message)])
+        except zmq.ZMQError as error:
+            self._gone(peer, message, error)
+            return True
+        self.counts.full += not has_room
+        return has_room
+
+    def _gone(self, peer: bytes, message: AnyMessage, error: zmq.ZMQError) -> None:
+        log.warning("caller_gone job=%s: %s", message.job_id, error)
+        if (job := self._jobs.get((peer, message.job_id))) is not None:
+            job.task.cancel()
+
+    async def _serve_job(self, job: ServedJob) -> None:
+        timeout_s = job.opener.timeout_s
+        try:
+            async with asyncio.timeout(timeout_s) as deadline:
+                await self._run(job)
+        except asyncio.CancelledError:
+            if job.error is not None:
+                self.counts.flooded += isinstance(job.error, queues.FloodedError)
+                await self._fail(job, job.error.code, str(job.error))
+            else:
+                log.info("job_cancelled job=%s", job.job_id)
+        except LiveError as error:
+            await self._fail(job, error.code, str(error))
+        except Exception as error:
+            if deadline.expired():
+                await self._fail(job, DeadlineError.code, f"took longer than {timeout_s:.0f} s")
+                return
+            log.exception("job_failed job=%s", job.job_id)
+            await self._fail(job, LiveError.code, f"{type(error).__name__}: {error}")
+
+    def _begin_closing(self, session_id: str) -> None:
+        chore = asyncio.create_task(self._close_session(session_id))
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
+
+    def _forget(self, job: ServedJob) -> None:
+        self._n_jobs[job.key[0]] -= 1
+        if not self._n_jobs[job.key[0]]:
+            del self._n_jobs[job.key[0]]
+        # Its caller may have opened the same job anew by now.
+        if self._jobs.get(job.key) is job:
+            del self._jobs[job.key]
+
+    async def _fail(self, job: ServedJob, code: str, text: str) -> None:
+        log.warning("job_failed job=%s code=%s: %s", job.job_id, code, text)
+        try:
+            await job.send(Failed(job.job_id, code, text))
+        except queues.QueueFullError:
+            log.error("failure_not_told job=%s", job.job_id)  # send has counted it

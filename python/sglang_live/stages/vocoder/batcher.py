@@ -1,0 +1,231 @@
+"""Many answers share one vocoder: which chunk is decoded next, and with whom.
+
+In: codec frames per job, as the talker makes them. Out: PCM chunks.
+Owner: one VocoderEngine per vocoder worker; not thread-safe, never sleeps, reads no clock.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sglang_live.errors import BadInputError, CapacityError, LiveError
+from sglang_live.stages.vocoder.config import VocoderConfig
+
+
+class UnknownJobError(LiveError):
+    """The job was never opened, or has ended."""
+
+    code = "unknown_job"
+    http_status = 404
+
+
+class StreamDecoder(Protocol):
+    """A codec decoder that carries left context as state; see StreamingCode2Wav."""
+
+    n_quantizers: int
+
+    def new_stream(self) -> Any: ...
+
+    def check_codes(self, codes: Tensor) -> None: ...
+
+    def decode(self, streams: list[Any], codes: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class VocoderChunk:
+    """The next piece of one job's audio.
+
+    Attributes:
+        pcm: int16 little-endian, mono, at the decoder's rate.
+        n_frames: codec frames it was decoded from; 0 only in an empty last chunk.
+        is_last: nothing of this job follows; the job has ended.
+    """
+
+    job_id: str
+    pcm: bytes
+    n_frames: int
+    is_last: bool
+
+
+@dataclass(slots=True)
+class _Job:
+    """One open job.
+
+    Attributes:
+        stream: the decoder's state.
+        pending: [n, n_quantizers] int64 on the CPU, frames not yet decoded, oldest first.
+        ready_since: arrival number at which the next chunk became ready, or None: not ready.
+    """
+
+    job_id: str
+    stream: Any
+    pending: Tensor
+    n_emitted: int = 0
+    is_finished: bool = False
+    ready_since: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VocoderBatch:
+    """Chunks decoded together. codes: [n_jobs, n_frames, n_quantizers], None for empty ends."""
+
+    decoder: StreamDecoder
+    jobs: list[_Job]
+    codes: Tensor | None
+
+    @property
+    def n_frames(self) -> int:
+        return 0 if self.codes is None else self.codes.shape[1]
+
+    def decode(self) -> list[bytes]:
+        """One int16 PCM chunk per job."""
+        if self.codes is None:
+            return [b""] * len(self.jobs)
+        wave = self.decoder.decode([job.stream for job in self.jobs], self.codes)
+        samples = (wave * 32767.0).round_().to(torch.int16).cpu().numpy().astype("<i2", copy=False)
+        return [row.tobytes() for row in samples]
+
+
+class VocoderEngine:
+    """Owns the streams of all open jobs and decodes their chunks in batches."""
+
+    def __init__(self, decoder: StreamDecoder, config: VocoderConfig):
+        self._decoder = decoder
+        self._config = config
+        self._jobs: dict[str, _Job] = {}
+        self._n_arrivals = 0  # order is all that urgency needs, so a counter replaces a clock
+
+    def warm_up(self) -> None:
+        """Decode for nobody, in every shape that will be common.
+
+        The kernels of a shape are chosen and compiled when it first comes: on a CPU that took up
+        to half a second, in which callers heard nothing.
+        """
+        config = self._config
+        full = {config.first_chunk_frames, config.chunk_frames}
+        shapes = [(n, frames) for n in range(1, config.max_batch + 1) for frames in full]
+        shapes += [(1, frames) for frames in range(1, max(full)) if frames not in full]
+        for n_streams, n_frames in shapes:
+            streams = [self._decoder.new_stream() for _ in range(n_streams)]
+            codes = torch.zeros(n_streams, n_frames, self._decoder.n_quantizers, dtype=torch.int64)
+            for _ in range(2):  # a first chunk is shorter in samples than those that follow
+                self._decoder.decode(streams, codes)
+
+    def open(self, job_id: str) -> None:
+        """Raises CapacityError when full, BadInputError if the job is open already."""
+        if job_id in self._jobs:
+            raise BadInputError(f"vocoder job {job_id!r} is open already")
+        if len(self._jobs) >= self._config.max_streams:
+            raise CapacityError(
+                f"vocoder full: {len(self._jobs)} of {self._config.max_streams} streams"
+            )
+        no_frames = torch.empty(0, self._decoder.n_quantizers, dtype=torch.int64)
+        self._jobs[job_id] = _Job(job_id, self._decoder.new_stream(), no_frames)
+
+    def feed(self, job_id: str, codes: Tensor) -> None:
+        """Append frames to a job. On any error nothing has changed.
+
+        Args:
+            codes: [n, n_quantizers] int64, n >= 0, on any device; copied.
+        Raises:
+            UnknownJobError, BadInputError (codes, or fed after finish), CapacityError (buffer).
+        """
+        job = self._job(job_id)
+        if job.is_finished:
+            raise BadInputError(f"vocoder job {job_id!r} was fed after finish")
+        if codes.ndim != 2:
+            raise BadInputError(f"codes must be [n, n_quantizers], got {list(codes.shape)}")
+        self._decoder.check_codes(codes)
+        n_pending, cap = len(job.pending), self._config.max_buffered_frames
+        if n_pending + len(codes) > cap:
+            raise CapacityError(
+                f"vocoder job {job_id!r}: {n_pending} + {len(codes)} frames exceed {cap}"
+            )
+        job.pending = torch.cat((job.pending, codes.cpu()))
+        self._note_readiness(job)
+
+    def finish(self, job_id: str) -> None:
+        """Say that no more frames will come; step flushes what is left. Idempotent."""
+        job = self._job(job_id)
+        job.is_finished = True
+        self._note_readiness(job)
+
+    def cancel(self, job_id: str) -> None:
+        """Drop a job and all it holds. Idempotent: a barge-in may race with the last chunk."""
+        self._jobs.pop(job_id, None)
+
+    def has_ready(self) -> bool:
+        return any(job.ready_since is not None for job in self._jobs.values())
+
+    def step(self) -> list[VocoderChunk]:
+        """Decode one batch around the most urgent chunk; an empty list if nothing is ready.
+
+        If the decoder raises, no job has changed.
+        """
+        batch = self.begin()
+        return self.end(batch, batch.decode()) if batch is not None else []
+
+    def begin(self) -> "VocoderBatch | None":
+        """Choose the next batch. Its `decode` may run in another thread; then call `end`.
+
+        Meanwhile jobs may be opened, fed, finished and cancelled, but no second batch begun.
+        """
+        jobs = self._pick_batch()
+        if not jobs:
+            return None
+        _, n_frames = self._chunk_shape(jobs[0])
+        codes = torch.stack([job.pending[:n_frames] for job in jobs]) if n_frames else None
+        return VocoderBatch(self._decoder, jobs, codes)
+
+    def end(self, batch: "VocoderBatch", pcm: list[bytes]) -> list[VocoderChunk]:
+        """Account for a decoded batch; chunks of jobs cancelled meanwhile are dropped."""
+        return [
+            self._emit(job, data, batch.n_frames)
+            for job, data in zip(batch.jobs, pcm, strict=True)
+            if self._jobs.get(job.job_id) is job
+        ]
+
+    def _job(self, job_id: str) -> _Job:
+        if job_id not in self._jobs:
+            raise UnknownJobError(f"vocoder job {job_id!r} is not open")
+        return self._jobs[job_id]
+
+    def _wanted_frames(self, job: _Job) -> int:
+        config = self._config
+        first = job.n_emitted < config.n_first_chunks
+        return config.first_chunk_frames if first else config.chunk_frames
+
+    def _chunk_shape(self, job: _Job) -> tuple[bool, int]:
+        """Return what must be equal in a batch: first chunk or later, and its frames."""
+        return job.n_emitted > 0, min(self._wanted_frames(job), len(job.pending))
+
+    def _note_readiness(self, job: _Job) -> None:
+        is_ready = job.is_finished or len(job.pending) >= self._wanted_frames(job)
+        if is_ready and job.ready_since is None:
+            job.ready_since = self._n_arrivals
+            self._n_arrivals += 1
+
+    def _pick_batch(self) -> list[_Job]:
+        """Return the most urgent job and those whose chunks have its shape, by urgency."""
+        ready = [job for job in self._jobs.values() if job.ready_since is not None]
+        # A listener who has heard nothing waits for us; one who has heard much has a buffer.
+        urgent_until = self._config.n_first_chunks
+        ready.sort(key=lambda job: (min(job.n_emitted, urgent_until), job.ready_since))
+        if not ready:
+            return []
+        shape = self._chunk_shape(ready[0])
+        alike = [job for job in ready if self._chunk_shape(job) == shape]
+        return alike[: self._config.max_batch]
+
+    def _emit(self, job: _Job, pcm: bytes, n_frames: int) -> VocoderChunk:
+        job.pending = job.pending[n_frames:]
+        job.n_emitted += 1
+        job.ready_since = None
+        is_last = job.is_finished and len(job.pending) == 0
+        if is_last:
+            del self._jobs[job.job_id]
+        else:
+            self._note_readiness(job)  # behind everyone who is ready already
+        return VocoderChunk(job.job_id, pcm, n_frames, is_last)

@@ -1,0 +1,117 @@
+"""The vocoder stage: codec frames of many replies to PCM, batched, in one worker thread."""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+
+from sglang_live.aio import result_beside, vital
+from sglang_live.bridge.platform import cpu
+from sglang_live.errors import CapacityError
+from sglang_live.messages import Outlook, Pcm, VoiceDone, VoiceEnd, VoiceFrames
+from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.transport.server import ServedJob
+from sglang_live.stages.vocoder.batcher import VocoderBatch, VocoderEngine
+from sglang_live.stages.vocoder.config import VocoderConfig
+from sglang_live.telemetry.forward_log import ForwardLog
+
+log = logging.getLogger(__name__)
+
+# Without a GPU a chunk costs little less in company, and who comes next waits for the whole batch.
+CPU_MAX_BATCH = 4
+
+
+class VocoderStage:
+    def __init__(self, spec: StageSpec):
+        on_cpu = cpu.is_active()
+        if on_cpu:
+            torch.set_num_threads(1)
+        decoder = StreamingCode2Wav.from_pretrained(
+            spec.model_path,
+            device=torch.device("cpu" if on_cpu else spec.device),
+            dtype=torch.float32,
+        )
+        self._n_quantizers = decoder.n_quantizers
+        defaults = {"max_batch": CPU_MAX_BATCH} if on_cpu else {}
+        self._engine = VocoderEngine(decoder, VocoderConfig(**(defaults | spec.engine_args)))
+        begin = cpu.begin_computing if on_cpu else None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder", initializer=begin)
+        self._log = ForwardLog.from_env("vocoder")
+        self._outputs: dict[str, asyncio.Queue] = {}
+        self._fed, self._stepped = asyncio.Event(), asyncio.Condition()
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._worker, self._engine.warm_up)
+        self._stepping = vital(self._step_forever(), "vocoder steps")
+
+    async def run(self, job: ServedJob) -> None:
+        self._engine.open(job.job_id)  # may refuse
+        outputs = self._outputs[job.job_id] = asyncio.Queue()
+        feeding = asyncio.create_task(self._feed(job))
+        try:
+            while True:
+                chunk = await result_beside(outputs.get(), feeding)
+                if chunk.pcm:
+                    await job.send(Pcm(job.job_id, chunk.pcm))
+                if chunk.is_last:
+                    break
+        finally:
+            feeding.cancel()
+            self._engine.cancel(job.job_id)
+            self._outputs.pop(job.job_id, None)
+        await job.send(VoiceDone(job.job_id))
+
+    async def close_session(self, session_id: str) -> None:
+        """A vocoder keeps nothing between replies."""
+
+    def caller_speaks(self, session_id: str) -> None:
+        """Nothing of that caller waits here."""
+
+    def outlook(self, message: Outlook) -> None:
+        """Nothing is kept for that caller."""
+
+    def load(self) -> dict[str, float]:
+        return {"streams": float(len(self._outputs))}
+
+    async def _feed(self, job: ServedJob) -> None:
+        async for message in job.inputs():
+            if isinstance(message, VoiceFrames):
+                codes = np.frombuffer(message.codes, dtype="<i2").reshape(-1, self._n_quantizers)
+                await self._feed_when_room(job.job_id, torch.from_numpy(codes.astype(np.int64)))
+            elif isinstance(message, VoiceEnd):
+                self._engine.finish(job.job_id)
+                self._fed.set()
+                return
+            self._fed.set()
+
+    async def _feed_when_room(self, job_id: str, codes: torch.Tensor) -> None:
+        # Not taking more messages meanwhile is what slows the sender down.
+        while True:
+            try:
+                return self._engine.feed(job_id, codes)
+            except CapacityError:
+                async with self._stepped:
+                    await self._stepped.wait()
+
+    def _decode(self, batch: VocoderBatch) -> list[bytes]:
+        with self._log.span() if self._log else nullcontext():
+            return batch.decode()
+
+    async def _step_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._engine.has_ready():
+                self._fed.clear()
+                await self._fed.wait()
+            batch = self._engine.begin()
+            pcm = await loop.run_in_executor(self._worker, self._decode, batch)
+            for chunk in self._engine.end(batch, pcm):
+                if (outputs := self._outputs.get(chunk.job_id)) is not None:
+                    outputs.put_nowait(chunk)
+            async with self._stepped:
+                self._stepped.notify_all()

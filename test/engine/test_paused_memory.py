@@ -1,0 +1,89 @@
+"""When memory is short, those who sit out give way to those who run or wait, and lose nothing."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from test.engine.conftest import running_stages
+from test.engine.test_pauses import total
+from test.engine.turns import greedy_turn, think, user
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+N_FRAMES = 80
+# Room for one whole reply, or for three that sit out at their beginning, and nobody else.
+POOL_TOKENS = 115
+# Callers who never interrupt would not be held before the pool is full.
+INTERRUPTS = 0.37
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def cramped(endless_checkpoint, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cramped")
+    args = {"max_total_tokens": POOL_TOKENS, "max_running_requests": 8}
+    policies = ("urgency", "pacing", "truncate")
+    # Or SGLang would set aside room for 4096 tokens of every reply, and admit one at a time.
+    estimate = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
+    stages = running_stages(endless_checkpoint, cache, args, estimate, policies=policies)
+    async with stages as running:
+        yield running
+
+
+async def codes(
+    links, turn, listening: asyncio.Event | None = None, n_frames: int = N_FRAMES
+) -> np.ndarray:
+    """The reply's codes. Its listener hears nothing until `listening`, then all there is."""
+    frames: list[np.ndarray] = []
+    async with links.talker.open(turn) as speech:
+        await speech.write(list(range(20, 20 + N_FRAMES + 10)))
+        hearing = asyncio.create_task(_listen(speech, listening))
+        try:
+            async with aclosing(speech.frames()) as chunks:
+                async for some in chunks:
+                    frames.extend(np.frombuffer(some, "<i2").reshape(-1, 16))
+                    if len(frames) >= n_frames:
+                        break
+        finally:
+            hearing.cancel()
+    return np.stack(frames[:n_frames])
+
+
+async def _listen(speech, listening: asyncio.Event | None) -> None:
+    while listening is not None and not listening.is_set():
+        speech.report(0.0, False, INTERRUPTS)
+        await asyncio.sleep(0.02)
+    while True:
+        speech.report(1000.0, False, INTERRUPTS)
+        await asyncio.sleep(0.02)
+
+
+async def test_held_streams_give_way_and_go_on_where_they_were(cramped):
+    jobs = []
+    for n in range(4):
+        turn = greedy_turn(user(f"tell me {n}"), system="", n_tokens=4)
+        links = cramped.links(f"cramped-{n}")
+        await think(links, turn)
+        jobs.append((links, replace(turn, temperature=None, seed=70 + n)))
+    expected = [await codes(*job) for job in jobs]
+    heard = asyncio.Event()
+    waiting = [asyncio.create_task(codes(*job, heard)) for job in jobs[:3]]
+    async with asyncio.timeout(60):
+        while await total(cramped, "talker", "policy_held_now") < 3:
+            pass
+        first = await codes(*jobs[3], n_frames=1)  # it could not even begin
+        np.testing.assert_array_equal(first, expected[3][:1])
+        n_gave_way = await total(cramped, "talker", "policy_held_gave_way")
+        assert n_gave_way > 0
+        running = await codes(*jobs[3])
+        np.testing.assert_array_equal(running, expected[3])
+        assert await total(cramped, "talker", "policy_held_gave_way") > n_gave_way
+        heard.set()
+        for got, wanted in zip(await asyncio.gather(*waiting), expected[:3], strict=True):
+            np.testing.assert_array_equal(got, wanted)
+    for links, _ in jobs:
+        links.close()
+    assert await total(cramped, "talker", "requests_running") == 0

@@ -1,0 +1,139 @@
+"""A turn that is taken in while it is spoken: the model hears it once, as one message.
+
+Turns are cut into pieces at random, some end earlier than it seemed, some were none, some are
+answered before they are over; the answer must be that of a run that gets the same pieces at once.
+"""
+
+import asyncio
+import itertools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+
+from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
+from test.engine.conftest import Stages, running_stages
+from test.engine.reference import chat
+from test.engine.turns import greedy_turn, reply_of, think, user
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+
+SYSTEM = "You are a kind assistant."
+POLICIES = ("urgency", "pacing", "truncate", "turnprefill")
+N_CALLS, AT_ONCE = 48, 8
+_count = itertools.count()
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=[1, 16], ids=["page-1", "page-16-no-overlap"]
+)
+async def stages(request, endless_checkpoint, tmp_path_factory):
+    page = request.param
+    args = {"page_size": page, "disable_overlap_schedule": page > 1, "max_running_requests": 32}
+    cache = tmp_path_factory.mktemp(f"taking-in-{page}")
+    async with running_stages(
+        endless_checkpoint, cache, args, policies=POLICIES, names=("thinker",)
+    ) as running:
+        yield running
+
+
+def pieces(pcm: np.ndarray, seconds: list[int]) -> list[HistoryItem]:
+    """Of what is being said; none of them ends it."""
+    ends = np.cumsum([s * INPUT_RATE_HZ for s in seconds])
+    return [
+        HistoryItem(
+            key=f"piece-{next(_count)}",
+            role="user",
+            parts=(AudioPart(part),),
+            opens=i == 0,
+            closes=False,
+        )
+        for i, part in enumerate(np.split(pcm, ends)[: len(seconds)])
+    ]
+
+
+def ended(taken_in: list[HistoryItem], rest: np.ndarray) -> list[HistoryItem]:
+    last = HistoryItem(
+        key=f"rest-{next(_count)}",
+        role="user",
+        parts=(AudioPart(rest),),
+        opens=not taken_in,
+        closes=True,
+    )
+    return [*taken_in, last]
+
+
+async def take_in(links, history: list[HistoryItem]) -> None:
+    turn = greedy_turn(*history, system=SYSTEM, n_tokens=8)
+    assert (await think(links, replace(turn, ahead=True))).ids == []
+
+
+async def call(stages: Stages, seed: int, speech: np.ndarray) -> None:
+    rng = random.Random(seed)
+    links, alone = stages.links(f"in-{seed}-{next(_count)}"), stages.links("")
+    turn = greedy_turn(user("tell me more"), system=SYSTEM, n_tokens=20)
+    history = [*turn.history, reply_of(turn, await think(links, turn))]
+    for _ in range(2):
+        pcm = speech[rng.randrange(16_000) :]
+        said = pieces(pcm, [rng.randint(1, 3) for _ in range(rng.randint(1, 3))])
+        for n in range(1, len(said) + 1):
+            await take_in(links, [*history, *said[:n]])
+        kind = rng.choice(["all of it", "less of it", "no turn", "reply cut"])
+        if kind == "less of it":
+            said = said[:-1]
+        if kind == "reply cut":
+            whole = history[-1]
+            cut = whole.token_ids[: rng.randint(1, len(whole.token_ids) - 1)]
+            history[-1] = replace(whole, key=f"{whole.key}-{next(_count)}", token_ids=cut)
+        guess = rng.choice(["none", "wrong", "right"])
+        rest = pcm[sum(len(p.parts[0].pcm) for p in said) :][: rng.randint(4_000, 30_000)]
+        new = [user("never mind")] if kind == "no turn" else ended(said, rest)
+        if guess == "wrong":
+            early = ended(said, rest[: len(rest) // 2])
+            turn = greedy_turn(*history, *early, system=SYSTEM, n_tokens=rng.randint(1, 12))
+            await think(links, replace(turn, speculative=True))
+        history += new
+        turn = greedy_turn(*history, system=SYSTEM, n_tokens=12)
+        done = await think(links, replace(turn, speculative=guess == "right"))
+        assert not done.rebuilt, f"seed {seed}: {kind}"
+        fresh = await think(alone, greedy_turn(*history, system=SYSTEM, n_tokens=12))
+        assert done.ids == fresh.ids, f"seed {seed}: {kind}"
+        assert done.n_prompt == fresh.n_prompt, f"seed {seed}: {kind}"
+        if kind == "all of it":
+            assert done.n_audio <= 1 + len(rest) * 13 // INPUT_RATE_HZ, "heard twice"
+        history.append(reply_of(turn, done))
+    links.close()
+
+
+async def test_the_answer_is_that_to_the_same_pieces_at_once(stages, speech):
+    for first in range(0, N_CALLS, AT_ONCE):
+        seeds = range(first, first + AT_ONCE)
+        await asyncio.gather(*(call(stages, seed, speech) for seed in seeds))
+    ready = await stages.replica("thinker").client.ping(5.0)
+    assert ready.load["sessions_rebuilt"] == 0
+
+
+async def test_it_is_what_the_reference_hears_of_the_same_clips(stages, reference, speech):
+    said = pieces(speech, [2, 1, 3])
+    message = ended(said, speech[6 * INPUT_RATE_HZ :][:20_000])
+    links = stages.links(f"reference-{next(_count)}")
+    for n in range(1, len(said) + 1):
+        await take_in(links, said[:n])
+    done = await think(links, greedy_turn(*message, system=SYSTEM, n_tokens=24))
+    links.close()
+    place = "<|audio_start|><|audio_pad|><|audio_end|>"
+    clips = [reference.inputs(place, [item.parts[0].pcm]) for item in message]
+    pad_id = reference.model.thinker.config.audio_token_id
+    n_places = sum(int((clip["input_ids"] == pad_id).sum()) for clip in clips)
+    [text] = reference.processor.tokenizer([chat(SYSTEM, ("user", place))]).input_ids
+    at = text.index(pad_id)
+    prompt = [*text[:at], *[pad_id] * n_places, *text[at + 1 :]]
+    assert done.n_prompt == len(prompt)
+    ids = torch.tensor([[*prompt, *done.ids]])
+    logprobs = reference.logprobs(
+        {"input_ids": ids, "clips": clips}, len(prompt), [0] * len(ids[0])
+    )
+    assert logprobs[len(prompt) - 1 : -1].argmax(-1).tolist() == done.ids

@@ -1,0 +1,39 @@
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sglang_live.bridge.platform.cpu import share_cores
+
+
+@pytest.mark.parametrize(("n_cores", "n_threads"), [(1, "1"), (2, "1"), (8, "2"), (64, "21")])
+def test_engines_that_compute_together_share_the_cores(monkeypatch, n_cores, n_threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", "to be restored")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(n_cores))
+    share_cores(3)
+    assert os.environ["OMP_NUM_THREADS"] == n_threads
+
+
+def test_what_the_user_says_stays(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    share_cores(3)
+    assert os.environ["OMP_NUM_THREADS"] == "5"
+
+
+def test_where_a_model_runs_denormals_are_zeros_and_messages_go_first():
+    """In a process of its own: the rest of the tests is an elsewhere."""
+    program = """
+import os, torch, sglang.srt.model_executor.model_runner
+from sglang_live.bridge.platform.cpu import begin_computing_and
+tiny = torch.full((4,), 1e-40)
+def state(): return (tiny * 1).count_nonzero().item(), os.nice(0)
+print(*state())
+begin_computing_and(lambda runner: print(runner, *state()), "a runner")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    elsewhere, here = done.stdout.splitlines()[-2:]
+    n_tiny, nice = map(int, elsewhere.split())
+    assert n_tiny == 4, done.stderr
+    assert here == f"a runner 0 {min(nice + 5, 19)}"

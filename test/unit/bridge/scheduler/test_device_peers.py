@@ -1,0 +1,57 @@
+"""Engines of one device are told when somebody is urgent nearer to the ear."""
+
+import pytest
+
+from sglang_live.bridge.scheduler.device_peers import (
+    LASTS_S,
+    NEIGHBOURS_ENV,
+    Neighbours,
+    neighbours_env,
+)
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    def start(stage: str, replica: int = 0, device: str = "cuda:0") -> Neighbours:
+        monkeypatch.setenv(NEIGHBOURS_ENV, neighbours_env(str(tmp_path), device, stage, replica))
+        found = Neighbours.from_env()
+        assert found is not None
+        return found
+
+    return start
+
+
+def test_an_engine_hears_of_later_stages_on_its_device_and_of_no_others(engine):
+    thinker, other, talker = engine("thinker"), engine("thinker", 1), engine("talker", 2)
+    elsewhere = engine("talker", device="cuda:1")
+    talker.tell(True, 100.0)
+    assert thinker.urgent(100.01) and other.urgent(100.01)
+    talker.tell(False, 100.02)
+    assert not thinker.urgent(100.02)
+    for others in (thinker, elsewhere):
+        others.tell(True, 100.02)
+    assert not any(here.urgent(100.03) for here in (thinker, other, talker, elsewhere))
+
+
+def test_what_an_engine_said_before_it_fell_silent_holds_for_a_moment(engine):
+    thinker, talker = engine("thinker"), engine("talker")
+    talker.tell(True, 100.0)
+    assert thinker.urgent(100.0 + 0.9 * LASTS_S)
+    assert not thinker.urgent(100.0 + 1.1 * LASTS_S)
+
+
+def test_an_engine_that_starts_again_finds_its_place(engine):
+    thinker = engine("thinker")
+    engine("talker").tell(True, 100.0)
+    engine("talker").tell(False, 100.01)
+    assert not thinker.urgent(100.02)
+
+
+def test_without_neighbours_there_are_none(monkeypatch):
+    monkeypatch.delenv(NEIGHBOURS_ENV, raising=False)
+    assert Neighbours.from_env() is None
+
+
+def test_a_replica_takes_no_place_of_another_stage():
+    with pytest.raises(ValueError, match="at most"):
+        neighbours_env("run", "cuda:0", "thinker", 5000)

@@ -1,0 +1,28 @@
+"""What goes into a round beside those who decode; the rest of the scheduler needs an engine."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_live.bridge.scheduler.live import heard_within
+
+SPOKEN, WRITTEN = (
+    SimpleNamespace(multimodal_inputs=object()),
+    SimpleNamespace(multimodal_inputs=None),
+)
+
+
+@pytest.mark.parametrize(
+    ("queue", "n_first"),
+    [
+        ([SPOKEN], 1),
+        ([SPOKEN, SPOKEN, SPOKEN], 1),
+        ([WRITTEN, SPOKEN, WRITTEN, SPOKEN], 3),
+        ([WRITTEN, WRITTEN, WRITTEN], 3),  # upstream cuts text by itself
+        ([], 0),
+    ],
+)
+def test_of_prompts_with_audio_one_goes_and_as_many_as_fit(queue, n_first):
+    first, rest = heard_within(150, queue, [100] * len(queue))
+    assert first + rest == queue and len(first) == n_first
+    assert heard_within(100 * len(queue), queue, [100] * len(queue)) == (queue, [])

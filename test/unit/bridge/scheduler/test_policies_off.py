@@ -1,0 +1,35 @@
+"""With every policy off the thinker's engine runs SGLang's own scheduling loop."""
+
+from sglang_live.bridge.rounds import decides_rounds
+from sglang_live.bridge.seams import all_seams
+from sglang_live.engine_channel.inbox import POLICIES_ENV, policies_from_env
+
+# What the event loops of Scheduler call each round.
+LOOP = (
+    "Scheduler",
+    "Scheduler.event_loop_normal",
+    "Scheduler.event_loop_overlap",
+    "Scheduler.ingest_requests",
+    "Scheduler.get_next_batch_to_run",
+    "Scheduler.get_new_batch_prefill",
+    "Scheduler.update_running_batch",
+    "Scheduler.run_batch",
+    "Scheduler.process_batch_result",
+)
+
+
+def test_no_seam_of_the_thinker_is_in_the_scheduling_loop():
+    loop = {f"sglang.srt.managers.scheduler.{name}" for name in LOOP}
+    assert not targets(()) & loop
+    assert targets(("urgency",)) & loop
+
+
+def test_the_talkers_scheduler_takes_no_part_in_policies_that_are_off(monkeypatch):
+    monkeypatch.delenv(POLICIES_ENV, raising=False)
+    assert not decides_rounds(policies_from_env())
+    assert not decides_rounds(("truncate",))
+    assert decides_rounds(("pacing", "truncate"))
+
+
+def targets(policies: tuple[str, ...]) -> set[str]:
+    return {s.target for s in all_seams() if s.needed("thinker", True, policies)}

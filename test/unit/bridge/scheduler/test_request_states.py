@@ -1,0 +1,56 @@
+"""Names of requests in SGLang's tokenizer manager: a refused batch leaves nothing behind."""
+
+from types import SimpleNamespace
+
+import pytest
+
+tokenizer_manager = pytest.importorskip("sglang.srt.managers.tokenizer_manager")
+
+from sglang.srt.managers.io_struct import GenerateReqInput  # noqa: E402
+
+from sglang_live.bridge.scheduler.request_states import all_or_none  # noqa: E402
+
+UPSTREAM = tokenizer_manager.TokenizerManager._init_req_state
+
+
+def manager(*running: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        rid_to_state=dict.fromkeys(running), enable_trace=False, disaggregation_mode=None
+    )
+
+
+def batch(*names: str) -> GenerateReqInput:
+    request = GenerateReqInput(
+        text=["x"] * len(names), rid=list(names), sampling_params={"max_new_tokens": 1}
+    )
+    request.normalize_batch_and_arguments()
+    return request
+
+
+def test_upstream_keeps_what_it_made_before_it_refuses():
+    """When this fails, the seam can go."""
+    held = manager("b")
+    with pytest.raises(ValueError, match="Duplicate"):
+        UPSTREAM(held, batch("a", "b"))
+    assert set(held.rid_to_state) == {"a", "b"}
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b",), ("a", "c", "b")])
+def test_a_batch_with_a_name_that_runs_makes_no_state(names):
+    held = manager("b")
+    with pytest.raises(ValueError, match="Duplicate request ID detected: b"):
+        all_or_none(UPSTREAM, held, batch(*names))
+    assert set(held.rid_to_state) == {"b"}
+
+
+def test_a_name_that_stands_twice_makes_no_state():
+    held = manager()
+    with pytest.raises(ValueError, match="Duplicate"):
+        all_or_none(UPSTREAM, held, SimpleNamespace(rid=["a", "b", "a"]))
+    assert not held.rid_to_state
+
+
+def test_names_of_its_own_are_all_made():
+    held = manager("c")
+    all_or_none(UPSTREAM, held, batch("a", "b"))
+    assert set(held.rid_to_state) == {"a", "b", "c"}

@@ -1,0 +1,82 @@
+"""The gate's decisions, without an engine: fakes stand for the scheduler's neighbours."""
+
+from types import SimpleNamespace
+
+from sglang_live.bridge.scheduler.paused import Held
+from sglang_live.bridge.scheduler.talker import TalkerScheduler
+from sglang_live.bridge.scheduler.talker_input import stream_of
+from sglang_live.engine_channel.messages import SPEAK_PREFIX, TalkerPrompt
+
+
+class FakeReq:
+    def __init__(self, rid: str, n_prompt: int, n_launched: int, n_output: int):
+        self.rid = rid
+        self.origin_input_ids = [0] * n_prompt
+        self.output_ids = [0] * n_output
+        self.kv = SimpleNamespace(kv_committed_len=n_prompt + n_launched)
+        self.to_finish = None
+        self.sampling_params = SimpleNamespace(max_new_tokens=100)
+        self.is_finished = False
+        self.retracted_stain = False
+
+    def finished(self) -> bool:
+        return self.is_finished
+
+
+def gate(*reqs: FakeReq, text: int = 0, done: bool = False) -> TalkerScheduler:
+    """A scheduler that holds `reqs`, each with `text` text tokens known."""
+    scheduler = object.__new__(TalkerScheduler)
+    streams = {}
+    for req in reqs:
+        prompt = TalkerPrompt(req.rid, prompt_len=len(req.origin_input_ids), seed=0, greedy=True)
+        streams[req.rid] = stream_of(prompt)
+        streams[req.rid].text_ids = [0] * text
+        streams[req.rid].text_done = done
+    scheduler.model = SimpleNamespace(streams=streams)
+    scheduler.unfinished_text = set() if done else set(streams)
+    scheduler.rounds = None
+    scheduler.held = {req.rid: Held(req) for req in reqs}
+    return scheduler
+
+
+def test_a_stream_sits_out_exactly_while_its_next_frame_has_no_text():
+    req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
+    assert gate(req, text=2)._sits_out(req)
+    assert not gate(req, text=3)._sits_out(req)
+    assert not gate(req, text=2, done=True)._sits_out(req)
+
+
+def test_a_stream_that_is_being_aborted_is_let_through_to_its_end():
+    req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
+    req.to_finish = object()
+    assert not gate(req)._sits_out(req)
+
+
+def test_a_request_that_is_not_a_reply_is_never_held():
+    req = FakeReq("HEALTH_CHECK", n_prompt=1, n_launched=0, n_output=1)
+    assert not gate()._sits_out(req)
+    assert not gate()._is_unannounced(req)
+
+
+def test_a_reply_waits_in_the_queue_until_it_is_announced():
+    req = FakeReq(f"{SPEAK_PREFIX}a", n_prompt=9, n_launched=0, n_output=0)
+    assert gate()._is_unannounced(req)
+    assert not gate(req)._is_unannounced(req)
+
+
+def test_a_held_stream_that_ended_in_flight_is_not_kept():
+    req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
+    req.is_finished = True
+    req.kv.kv_committed_len = 0  # its KV is gone
+    scheduler = gate(req)
+    running = SimpleNamespace()
+    assert scheduler._resume(running) is running
+    assert not scheduler.held
+
+
+def test_a_held_stream_whose_last_step_is_in_flight_waits_for_it():
+    req = FakeReq("speak-a", n_prompt=9, n_launched=3, n_output=3)
+    scheduler = gate(req, text=9)
+    running = SimpleNamespace()
+    assert scheduler._resume(running) is running
+    assert list(scheduler.held) == ["speak-a"]

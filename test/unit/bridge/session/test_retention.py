@@ -1,0 +1,82 @@
+"""Which sessions of an engine are bounded, and for how long."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_live.bridge.session.retention import Retention
+from sglang_live.engine_channel.messages import RetainSession
+
+
+class FakeCuts:
+    """made: by session, the windows that it was cut to."""
+
+    def __init__(self):
+        self.made: list[tuple[str, int]] = []
+
+    def cut(self, session: SimpleNamespace, config) -> None:
+        self.made.append((session.session_id, config.window_tokens))
+
+
+class FakeSessions:
+    idle = None
+
+    def __init__(self):
+        self.cuts = FakeCuts()
+        self.slots: dict = {}
+
+
+class World:
+    def __init__(self):
+        self.open_sessions: dict[str, SimpleNamespace] = {}
+        self.sessions = FakeSessions()
+        self.retention = Retention(
+            SimpleNamespace(
+                session_controller=self.open_sessions,
+                tree_cache=SimpleNamespace(session=self.sessions),
+            )
+        )
+
+    def open(self, session_id: str) -> None:
+        self.retention.forget_closed()
+        self.open_sessions.setdefault(session_id, SimpleNamespace(session_id=session_id))
+
+    def bound(self, session_id: str, window_tokens: int) -> None:
+        self.retention.retain(RetainSession(session_id, 4, window_tokens, 1, unasked=True))
+
+    def after_a_request(self, session_id: str) -> list[tuple[str, int]]:
+        self.sessions.cuts.made.clear()
+        self.retention.finished(session_id)
+        self.retention.settle()
+        return self.sessions.cuts.made
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_bound_holds_after_every_request_of_the_session(world):
+    world.open("s")
+    world.bound("s", 64)
+    for _ in range(2):
+        assert world.after_a_request("s") == [("s", 64)]
+    assert world.after_a_request("another") == []
+
+
+def test_a_session_under_a_used_id_begins_without_bound(world):
+    world.open("s")
+    world.bound("s", 64)
+    del world.open_sessions["s"]
+    world.open("s")
+    assert world.after_a_request("s") == []
+    world.bound("s", 32)
+    assert world.after_a_request("s") == [("s", 32)]
+
+
+def test_sessions_that_open_leave_the_bounds_of_others_alone(world):
+    world.open("s")
+    world.bound("s", 64)
+    world.open("another")
+    world.open("s")  # refused, as it is open
+    assert world.after_a_request("s") == [("s", 64)]

@@ -1,0 +1,418 @@
+"""Whose KV comes back before it is asked for, and when."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_live.bridge.rounds import LinkRate
+from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.tiers.preload import Preloads
+from sglang_live.engine_channel.messages import Outlook
+from sglang_live.kv.preload import PROTECTED_S, REMAINING_SPEECH_S, PreloadConfig
+
+START_S = 100.0
+# Of them at most 200 are preloaded and unused, 110 before anybody speaks, and 50 are kept free.
+POOL_TOKENS = 1000
+BYTES_PER_TOKEN = 1000
+FAST = LinkRate(1e9, 0.0)
+CONFIG = PreloadConfig(retry_s=0.05, max_protected_share=0.2, max_expected_share=0.11)
+
+
+class FakeAllocator:
+    size = POOL_TOKENS
+
+    def __init__(self):
+        self.n_free = POOL_TOKENS
+
+    def available_size(self) -> int:
+        return self.n_free
+
+
+class FakeTree:
+    def __init__(self, allocator: FakeAllocator):
+        self._allocator, self.n_tokens = allocator, 0
+
+    def tree_evictable_size(self) -> int:
+        return self.n_tokens
+
+    def evict_tree(self, n_tokens: int) -> int:
+        evicted = min(n_tokens, self.n_tokens)
+        self.n_tokens -= evicted
+        self._allocator.n_free += evicted
+        return evicted
+
+
+class FakeTier:
+    """on_host: by session, tokens that are nowhere else. brought: what was preloaded, in order."""
+
+    copies = SimpleNamespace(bytes_per_token=BYTES_PER_TOKEN)
+
+    def __init__(self, sessions: "FakeSessions"):
+        self._sessions = sessions
+        self.on_host: dict[str, int] = {}
+        self.brought: list[str] = []
+        self.has_rows = True
+
+    def has_row_to_spare(self, session_id: str) -> bool:
+        return self.has_rows
+
+    def keeping(self, session_id: str):
+        return nullcontext()
+
+    def tokens_to_preload(self, session_id: str) -> int:
+        return self.on_host.get(session_id, 0)
+
+    def preload(self, session_id: str) -> bool:
+        n_tokens, allocator = self.on_host[session_id], self._sessions.token_to_kv_pool_allocator
+        if not self.has_rows or n_tokens > allocator.n_free:
+            return False
+        allocator.n_free -= n_tokens
+        self._sessions.on_device[session_id] += self.on_host.pop(session_id)
+        self.brought.append(session_id)
+        return True
+
+
+class FakeSessions:
+    """Memory of idle sessions, ranked by the real IdleSessions; tokens are plain numbers."""
+
+    def __init__(self):
+        self.token_to_kv_pool_allocator = FakeAllocator()
+        self.inner = FakeTree(self.token_to_kv_pool_allocator)
+        self.idle = IdleSessions(page_size=1)
+        self.tier = FakeTier(self)
+        self.on_device: dict[str, int] = {}
+        self.preloads = Preloads(self, CONFIG)
+        self.tick(START_S)
+
+    # --- what Preloads calls ---
+
+    def resized(self, session_id: str) -> None:
+        self.idle.put(session_id, self.on_device[session_id])
+
+    def give_back(self, n_tokens: int, later_than_s: float = float("-inf")) -> None:
+        for session_id, n_victim in self.idle.give_back(n_tokens, later_than_s):
+            self.on_device[session_id] -= n_victim
+            self.tier.on_host[session_id] = self.tier.on_host.get(session_id, 0) + n_victim
+            self.token_to_kv_pool_allocator.n_free += n_victim
+            self._expect(session_id)
+
+    def _expect(self, session_id: str) -> None:
+        now_s, expected_s = self.idle.now_s, self.idle.expected_s(session_id)
+        self.preloads.expect(session_id, now_s, expected_s)
+
+    # --- what happens to them ---
+
+    def tick(self, now_s: float, rate: LinkRate = FAST) -> None:
+        self.idle.tick(now_s)
+        self.preloads.tick(now_s, rate)
+
+    def run(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.01)):
+            self.tick(self.idle.now_s + 0.01)
+
+    def replied(self, session_id: str, n_tokens: int) -> None:
+        """It is idle, all on the device."""
+        self.token_to_kv_pool_allocator.n_free -= n_tokens
+        self.on_device[session_id] = n_tokens
+        self.resized(session_id)
+
+    def on_host(self, session_id: str, n_tokens: int) -> None:
+        self.on_device[session_id] = 0
+        self.tier.on_host[session_id] = n_tokens
+
+    def plays(self, session_id: str, for_s: float) -> None:
+        """It will be needed 2 s later: a gap, and an utterance."""
+        self.idle.expect(Outlook(session_id, for_s, 0.43, None))
+        self._expect(session_id)
+
+    def speaks(self, session_id: str) -> None:
+        self.idle.speaks(session_id)
+        self.preloads.speaks(session_id, self.idle.now_s)
+
+    def asks(self, session_id: str) -> None:
+        """Its request comes."""
+        self.preloads.forget(session_id)
+        self.idle.remove(session_id)
+
+    @property
+    def skipped(self) -> dict[str, float]:
+        return self.preloads.report()
+
+
+@pytest.fixture
+def sessions():
+    return FakeSessions()
+
+
+# --- who speaks ---
+
+
+def test_who_speaks_gets_its_kv_back_and_keeps_it_until_used(sessions):
+    sessions.on_host("a", 100)
+    sessions.speaks("a")
+    assert sessions.tier.brought == ["a"]
+    sessions.idle.answered("a")  # who spoke is not protected for that any more
+    sessions.run(PROTECTED_S - 0.1)
+    assert sessions.idle.first() is None
+    sessions.run(0.2)
+    assert sessions.idle.first().key == "a"
+
+
+def test_speech_protects_longer_than_a_preload(sessions):
+    sessions.on_host("a", 100)
+    sessions.speaks("a")
+    sessions.run(5)
+    sessions.speaks("a")
+    sessions.run(PROTECTED_S - 0.1)  # a preload is protected from its transfer on
+    assert sessions.idle.first() is None
+
+
+@pytest.mark.parametrize(
+    ("n_tokens", "rate", "reason"),
+    [
+        (0, FAST, "nothing"),
+        (100, LinkRate(None, 0.0), "link_unmeasured"),
+        (100, LinkRate(5e4, 0.0), "too_late"),  # 2 s, and little more is left
+        (100, LinkRate(1e9, 2.0), "too_late"),
+    ],
+)
+def test_what_would_not_help_is_left_to_the_prefill_and_counted(sessions, n_tokens, rate, reason):
+    sessions.on_host("a", n_tokens)
+    sessions.tick(START_S, rate)
+    sessions.speaks("a")
+    sessions.run(3)
+    assert sessions.tier.brought == []
+    assert sessions.skipped == {f"preloads_skipped_{reason}": 1}
+
+
+def test_a_link_may_be_measured_at_any_time(sessions):
+    sessions.on_host("a", 100)
+    sessions.tick(START_S + 1, LinkRate(None, 0.0))
+    sessions.tick(START_S + 2)
+    sessions.speaks("a")
+    assert sessions.tier.brought == ["a"]
+
+
+# --- memory ---
+
+
+def test_room_comes_from_prompts_and_then_from_who_is_needed_later(sessions):
+    sessions.replied("soon", 400)
+    sessions.replied("late", 500)
+    sessions.plays("soon", 0.0)
+    sessions.plays("late", 30.0)
+    sessions.token_to_kv_pool_allocator.n_free = 20
+    sessions.inner.n_tokens = 80
+    sessions.on_host("a", 150)
+    sessions.speaks("a")
+    assert sessions.tier.brought == ["a"]
+    assert sessions.inner.n_tokens == 0
+    assert (sessions.on_device["soon"], sessions.on_device["late"]) == (400, 450)
+
+
+def test_nobody_gives_way_who_is_needed_before(sessions):
+    sessions.replied("soon", 1000)
+    sessions.plays("soon", 0.0)
+    sessions.on_host("a", 100)
+    sessions.speaks("a")
+    sessions.run(1.5)
+    assert sessions.on_device["soon"] == 1000 and sessions.tier.brought == []
+
+
+def test_where_all_memory_is_in_use_the_prefill_loads(sessions):
+    sessions.on_host("a", 100)
+    sessions.token_to_kv_pool_allocator.n_free = 0
+    sessions.speaks("a")
+    sessions.run(REMAINING_SPEECH_S)
+    assert sessions.tier.brought == []
+    assert sessions.skipped == {"preloads_skipped_memory": 1}
+
+
+def test_memory_that_comes_in_time_is_used(sessions):
+    sessions.replied("soon", 1000)
+    sessions.plays("soon", 0.0)
+    sessions.on_host("a", 100)
+    sessions.speaks("a")
+    sessions.run(0.3)
+    assert sessions.tier.brought == [] and sessions.skipped == {}
+    sessions.token_to_kv_pool_allocator.n_free = 150
+    sessions.run(CONFIG.retry_s)
+    assert sessions.tier.brought == ["a"]
+
+
+def test_live_work_keeps_a_reserve(sessions):
+    sessions.on_host("a", 100)
+    sessions.token_to_kv_pool_allocator.n_free = 149
+    sessions.speaks("a")
+    sessions.run(0.1)
+    assert sessions.tier.brought == []
+
+
+def test_a_request_ends_the_wait(sessions):
+    sessions.on_host("a", 100)
+    sessions.token_to_kv_pool_allocator.n_free = 0
+    sessions.speaks("a")
+    sessions.run(0.1)
+    sessions.asks("a")
+    sessions.token_to_kv_pool_allocator.n_free = POOL_TOKENS
+    sessions.run(1)
+    assert sessions.tier.brought == []
+    assert sessions.skipped == {"preloads_overtaken_memory": 1}
+
+
+def test_who_may_speak_is_not_in_the_way_of_who_does(sessions):
+    for name in ("may-a", "may-b", "does"):
+        sessions.on_host(name, 80)
+    sessions.plays("may-a", 0.0)
+    sessions.plays("may-b", 0.0)
+    sessions.run(1.1)
+    assert sessions.tier.brought == ["may-a"]
+    sessions.speaks("does")
+    assert sessions.tier.brought == ["may-a", "does"]
+
+
+def test_without_a_row_nothing_comes_back(sessions):
+    sessions.on_host("a", 100)
+    sessions.tier.has_rows = False
+    sessions.speaks("a")
+    sessions.run(1)
+    assert sessions.skipped == {"preloads_without_room": 1}
+
+
+@pytest.mark.parametrize("ends", ["used", "in vain"])
+def test_only_so_much_is_preloaded_and_not_used_yet(sessions, ends):
+    for name in "ab":
+        sessions.on_host(name, 150)
+    sessions.speaks("a")
+    if ends == "in vain":
+        sessions.run(PROTECTED_S - 0.2)
+    sessions.speaks("b")
+    sessions.run(0.1)
+    assert sessions.tier.brought == ["a"]
+    if ends == "used":
+        sessions.asks("a")
+    sessions.run(0.2)
+    assert sessions.tier.brought == ["a", "b"]
+
+
+# --- who will speak ---
+
+
+def test_who_listens_gets_its_kv_back_shortly_before_its_turn(sessions):
+    sessions.on_host("a", 100)
+    sessions.plays("a", 20.0)
+    sessions.run(20.9)
+    assert sessions.tier.brought == []
+    sessions.run(0.2)  # a second is left, to wait for others
+    assert sessions.tier.brought == ["a"]
+
+
+def test_a_slow_link_is_asked_earlier(sessions):
+    sessions.tick(START_S, LinkRate(5e4, 0.0))
+    sessions.on_host("a", 100)
+    sessions.plays("a", 20.0)
+    for _ in range(1790):
+        sessions.tick(sessions.idle.now_s + 0.01, LinkRate(5e4, 0.0))
+    assert sessions.tier.brought == []
+    for _ in range(20):
+        sessions.tick(sessions.idle.now_s + 0.01, LinkRate(5e4, 0.0))
+    assert sessions.tier.brought == ["a"]
+
+
+def test_an_outlook_that_changes_replaces_the_one_before(sessions):
+    sessions.on_host("a", 100)
+    sessions.plays("a", 5.0)
+    sessions.run(1)
+    sessions.plays("a", 20.0)
+    sessions.run(20.9)
+    assert sessions.tier.brought == []
+    sessions.run(0.2)
+    assert sessions.tier.brought == ["a"]
+
+
+def test_speech_goes_before_an_outlook(sessions):
+    sessions.on_host("a", 100)
+    sessions.plays("a", 20.0)
+    sessions.speaks("a")
+    assert sessions.tier.brought == ["a"]
+    sessions.run(30)
+    assert sessions.tier.brought == ["a"] and sessions.skipped == {}
+
+
+def test_an_outlook_does_not_call_off_a_wait_of_who_speaks(sessions):
+    sessions.on_host("a", 100)
+    sessions.token_to_kv_pool_allocator.n_free = 0
+    sessions.speaks("a")
+    sessions.plays("a", 20.0)
+    sessions.run(0.1)
+    sessions.token_to_kv_pool_allocator.n_free = POOL_TOKENS
+    sessions.run(CONFIG.retry_s)
+    assert sessions.tier.brought == ["a"]
+
+
+def test_who_gave_way_comes_back_for_its_turn(sessions):
+    sessions.replied("a", 100)
+    sessions.plays("a", 5.0)
+    sessions.give_back(100)
+    sessions.run(5.9)
+    assert sessions.tier.brought == []
+    sessions.run(0.2)
+    assert sessions.tier.brought == ["a"]
+
+
+def test_of_whom_nothing_is_known_nothing_comes_back(sessions):
+    sessions.replied("a", 100)
+    sessions.give_back(100)
+    sessions.run(60)
+    assert sessions.tier.brought == [] and sessions.skipped == {}
+
+
+def test_a_closed_session_is_not_looked_at(sessions):
+    sessions.on_host("a", 100)
+    sessions.plays("a", 5.0)
+    sessions.asks("a")
+    sessions.run(10)
+    assert sessions.tier.brought == [] and sessions.skipped == {}
+
+
+# --- ranks ---
+
+NAMES = ("a", "b", "c", "d", "e", "f")
+EVENT = st.tuples(
+    st.sampled_from(("speaks", "plays", "asks", "run", "run", "give_back")),
+    st.sampled_from(NAMES),
+    st.floats(0, 5),
+)
+
+
+def lived_through(events) -> FakeSessions:
+    sessions = FakeSessions()
+    for n, name in enumerate(NAMES):
+        sessions.replied(name, 80 + 15 * n)
+    for event, name, number in events:
+        match event:
+            case "speaks":
+                sessions.speaks(name)
+            case "plays":
+                sessions.plays(name, number)
+            case "asks":
+                sessions.asks(name)
+            case "run":
+                sessions.run(number / 5)
+            case "give_back":
+                sessions.give_back(int(number * 100))
+        held = sum(sessions.on_device.values()) + sessions.token_to_kv_pool_allocator.n_free
+        assert held == POOL_TOKENS
+    return sessions
+
+
+@settings(max_examples=60)
+@given(st.lists(EVENT, max_size=60))
+def test_all_ranks_decide_alike_and_lose_no_memory(events):
+    one, other = lived_through(events), lived_through(events)
+    assert one.tier.brought == other.tier.brought
+    assert one.on_device == other.on_device
+    assert one.preloads.report() == other.preloads.report()

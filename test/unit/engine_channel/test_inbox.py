@@ -1,0 +1,136 @@
+"""Facts into a scheduler and products out of it, over real sockets."""
+
+import numpy as np
+import pytest
+import torch
+import zmq
+from msgspec import msgpack
+
+from sglang_live.bridge.scheduler.talker_input import stream_of
+from sglang_live.engine_channel import inbox as inbox_module
+from sglang_live.engine_channel.inbox import INBOX_ENV, Inbox, Outbox, RowsOutbox, address_from_env
+from sglang_live.engine_channel.messages import (
+    Frames,
+    HiddenRows,
+    Report,
+    TalkerForget,
+    TalkerPrompt,
+    TalkerText,
+)
+from sglang_live.stages import engine_host
+from sglang_live.stages.endings import EXIT_STUCK
+
+
+@pytest.fixture
+def address(run_dir) -> str:
+    return f"ipc://{run_dir}/box"
+
+
+@pytest.fixture
+def peer(address):
+    """The stage's end: `peer(zmq.PULL)` binds, `peer(zmq.PUSH)` connects."""
+    sockets = []
+
+    def make(kind: int) -> zmq.Socket:
+        socket = zmq.Context.instance().socket(kind)
+        socket.setsockopt(zmq.RCVTIMEO, 5_000)
+        sockets.append(socket)
+        socket.bind(address) if kind == zmq.PULL else socket.connect(address)
+        return socket
+
+    yield make
+    for socket in sockets:
+        socket.close(linger=0)
+
+
+def received(socket: zmq.Socket) -> Report:
+    return msgpack.decode(socket.recv(), type=Report)
+
+
+def test_an_inbox_gives_all_that_came_in_order_and_never_waits(address, peer):
+    inbox, stage = Inbox(address), peer(zmq.PUSH)
+    assert inbox.drain() == []
+    feeds = [
+        TalkerPrompt("r", prompt_len=9, seed=-(2**60), greedy=True, audio_at=[1], audio=b"abcd"),
+        *(TalkerText("r", [n]) for n in range(20)),
+        TalkerText("r", [], done=True),
+        TalkerForget("r"),
+    ]
+    for feed in feeds:
+        stage.send(msgpack.encode(feed))
+    drained = []
+    while len(drained) < len(feeds):
+        assert inbox.socket.poll(5_000)
+        drained += inbox.drain()
+    assert drained == feeds
+    inbox.socket.close(linger=0)
+
+
+def test_an_outbox_delivers_frames(address, peer):
+    stage, frames = peer(zmq.PULL), Frames(["r", "q"], [3, 0], [[1, 2], [3, 4]])
+    outbox = Outbox(address)
+    outbox.send(frames)
+    assert received(stage) == frames
+    outbox._socket.close(linger=0)
+
+
+def test_a_scheduler_that_reads_nothing_ends_its_stage(address, monkeypatch, caplog):
+    def leave(status: int):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(engine_host, "QUEUE_MESSAGES", 5)
+    monkeypatch.setattr(engine_host.os, "_exit", leave)
+    feed = engine_host.FeedSocket(address)
+    for _ in range(5):
+        feed.send(TalkerForget("r"))
+    with pytest.raises(SystemExit, match=str(EXIT_STUCK)):
+        feed.send(TalkerForget("r"))
+    assert "scheduler_does_not_read" in caplog.text
+    feed._socket.close(linger=0)
+
+
+def test_a_stage_that_reads_nothing_holds_its_scheduler_up(address, monkeypatch):
+    monkeypatch.setattr(inbox_module, "QUEUE_MESSAGES", 5)
+    outbox, frames = Outbox(address), Frames(["r"], [3], [[1, 2]])
+    outbox._socket.setsockopt(zmq.SNDTIMEO, 50)  # a test cannot wait for ever
+    for _ in range(5):
+        outbox.send(frames)
+    with pytest.raises(zmq.Again):
+        outbox.send(frames)
+    outbox._socket.close(linger=0)
+
+
+def test_hidden_rows_arrive_as_float32_whatever_the_model_computes_in(address, peer):
+    stage = peer(zmq.PULL)
+    outbox = RowsOutbox(address)
+    rows = torch.tensor([[0.5, -2.0], [1.5, 3.0]])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        outbox.send("r", [4, 7], rows.to(dtype))
+        report = received(stage)
+        assert isinstance(report, HiddenRows)
+        assert (report.rid, report.at) == ("r", [4, 7])
+        assert np.frombuffer(report.rows, np.float32).tolist() == [0.5, -2.0, 1.5, 3.0]
+
+
+def test_an_engine_that_no_stage_started_says_so(monkeypatch):
+    monkeypatch.delenv(INBOX_ENV, raising=False)
+    with pytest.raises(RuntimeError, match=f"{INBOX_ENV} is not set"):
+        address_from_env(INBOX_ENV)
+
+
+def test_an_announced_prompt_becomes_a_stream_with_its_audio_rows():
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    stream = stream_of(
+        TalkerPrompt(
+            "r", prompt_len=20, seed=5, greedy=False, audio_at=[4, 9], audio=rows.tobytes()
+        )
+    )
+    assert (stream.rid, stream.prompt_len, stream.seed, stream.greedy) == ("r", 20, 5, False)
+    assert stream.audio_at.tolist() == [4, 9]
+    np.testing.assert_array_equal(stream.audio_rows, rows)
+    assert not stream.has_text_for(0)
+
+
+def test_a_prompt_without_audio_has_no_rows():
+    stream = stream_of(TalkerPrompt("r", prompt_len=20, seed=5, greedy=True))
+    assert stream.audio_rows is None and len(stream.audio_at) == 0

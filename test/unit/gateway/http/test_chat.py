@@ -1,0 +1,364 @@
+"""Chat completions that are spoken."""
+
+import asyncio
+import base64
+import io
+import json
+import threading
+
+import httpx
+import numpy as np
+import pytest
+import soundfile as sf
+from openai import AsyncOpenAI
+
+from sglang_live.core import OUTPUT_RATE_HZ, AudioPart, TextPart, TranscriptDelta
+from sglang_live.errors import StageUnavailableError
+from sglang_live.gateway.http import chat
+from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of, done, full, spoken, tone
+from test.unit.gateway.live_server import listening
+
+PATH = "/v1/chat/completions"
+HELLO = {"role": "user", "content": "Hello."}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"town": {"type": "string"}},
+            "required": ["town"],
+        },
+    },
+}
+CALL = '{"name": "weather", "arguments": {"town": "Rome"}}'
+
+
+async def ask(orchestrator: FakeOrchestrator, *messages: dict, **fields) -> httpx.Response:
+    body = {
+        "messages": list(messages) or [HELLO],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "bob", "format": "wav"},
+        **fields,
+    }
+    transport = httpx.ASGITransport(app_of(orchestrator))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        return await http.post(PATH, json=body)
+
+
+def chunks_of(answer: httpx.Response) -> list[dict]:
+    lines = [line[6:] for line in answer.text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def written(text: str) -> list:
+    return [TranscriptDelta(text), done(text)]
+
+
+def clip(seconds: float = 0.5) -> str:
+    file = io.BytesIO()
+    sf.write(file, np.zeros(round(seconds * 8000)), 8000, format="WAV")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+async def test_an_answer_is_a_file_and_what_it_says():
+    orchestrator = FakeOrchestrator([spoken("Good morning.", 800)])
+    body = (await ask(orchestrator)).json()
+    assert (body["object"], body["model"]) == ("chat.completion", MODEL)
+    [choice] = body["choices"]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] is None
+    audio = choice["message"]["audio"]
+    assert audio["transcript"] == "Good morning."
+    data = base64.b64decode(audio["data"])
+    assert np.frombuffer(data[44:], "<i2").tobytes() == tone(80) * 10
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+    assert orchestrator.session.n_closed == 1
+
+
+@pytest.mark.parametrize("name", ["mp3", "opus", "flac"])
+async def test_other_formats_decode_to_as_much_sound(name):
+    answer = await ask(
+        FakeOrchestrator([spoken("Hi.", 800)]), audio={"voice": "bob", "format": name}
+    )
+    data = base64.b64decode(answer.json()["choices"][0]["message"]["audio"]["data"])
+    with sf.SoundFile(io.BytesIO(data)) as file:
+        assert len(file.read(60 * OUTPUT_RATE_HZ)) / OUTPUT_RATE_HZ == pytest.approx(0.8, abs=0.15)
+
+
+async def test_chunks_carry_words_and_sound_as_they_come():
+    orchestrator = FakeOrchestrator([spoken("Good morning.", 160)])
+    answer = await ask(
+        orchestrator,
+        stream=True,
+        stream_options={"include_usage": True},
+        audio={"voice": "bob", "format": "pcm16"},
+    )
+    chunks = chunks_of(answer)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
+    assert deltas[0]["role"] == "assistant"
+    audio = [delta["audio"] for delta in deltas if "audio" in delta]
+    assert len({part["id"] for part in audio}) == 1
+    assert "".join(part.get("transcript", "") for part in audio) == "Good morning."
+    pcm = b"".join(base64.b64decode(part["data"]) for part in audio if "data" in part)
+    assert pcm == tone(80) * 2
+    assert "expires_at" in audio[-1]
+    assert chunks[-2]["choices"][0]["finish_reason"] == "stop"
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 3)
+
+
+async def test_without_sglangs_own_api_answers_are_written_as_well():
+    orchestrator = FakeOrchestrator([written("Good morning."), written("Good morning.")])
+    body = (await ask(orchestrator, modalities=["text"])).json()
+    assert body["choices"][0]["message"]["content"] == "Good morning."
+    assert "audio" not in body["choices"][0]["message"]
+    assert not orchestrator.turns[0].wants_audio
+    chunks = chunks_of(await ask(orchestrator, modalities=["text"], audio=None, stream=True))
+    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks)
+    assert text == "Good morning."
+
+
+async def test_the_model_sees_the_conversation():
+    orchestrator = FakeOrchestrator()
+    audio = {"type": "input_audio", "input_audio": {"data": clip(), "format": "wav"}}
+    await ask(
+        orchestrator,
+        {"role": "system", "content": "Be brief."},
+        {"role": "developer", "content": [{"type": "text", "text": "And kind."}]},
+        {"role": "user", "content": [{"type": "text", "text": "Listen:"}, audio]},
+        {"role": "assistant", "content": "I do."},
+        {"role": "user", "content": "Well?"},
+        max_completion_tokens=50,
+        temperature=0.3,
+        seed=7,
+    )
+    [turn] = orchestrator.turns
+    assert turn.instructions == "Be brief.\n\nAnd kind."
+    assert [item.role for item in turn.history] == ["user", "assistant", "user"]
+    text, heard = turn.history[0].parts
+    assert isinstance(text, TextPart) and isinstance(heard, AudioPart)
+    assert heard.duration_s == pytest.approx(0.5)
+    assert (turn.voice, turn.max_output_tokens, turn.temperature) == ("bob", 50, 0.3)
+    assert turn.stateless and turn.wants_audio and turn.seed == 7
+
+
+async def test_an_answer_can_be_referred_to_by_its_id():
+    orchestrator = FakeOrchestrator([spoken("I am Ada."), spoken("Ada.")])
+    async with listening(app_of(orchestrator)) as address:
+        client = AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0)
+
+        async def say(*messages):
+            return await client.chat.completions.create(
+                model=MODEL,
+                messages=list(messages),
+                modalities=["text", "audio"],
+                audio={"voice": "alloy", "format": "wav"},
+            )
+
+        first = await say(HELLO)
+        audio = first.choices[0].message.audio
+        reply = {"role": "assistant", "audio": {"id": audio.id}}
+        await say(HELLO, reply, {"role": "user", "content": "Who?"})
+    history = orchestrator.turns[0].history
+    assert [part.text for item in history for part in item.parts] == ["Hello.", "I am Ada.", "Who?"]
+    assert orchestrator.turns[0].voice == "ada", "a voice of others is the model's first"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("messages", "fields", "param"),
+    [
+        ([{"role": "user", "content": "x" * 4001}], {}, "messages"),
+        ([{"role": "user", "content": "x" * 3000}] * 2, {}, "messages"),
+        ([{"role": "system", "content": "x" * 3500}, HELLO], {}, "messages"),
+        ([{"role": "system", "content": "x" * 2500}, *[HELLO] * 300], {}, "messages"),
+        ([HELLO], {"tools": [WEATHER]}, "tools"),
+    ],
+)
+async def test_what_cannot_fit_into_the_context_is_no_turn(messages, fields, param, stream):
+    if "tools" in fields:
+        function = WEATHER["function"] | {"description": "x" * 3500}
+        fields = {"tools": [WEATHER | {"function": function}]}
+    orchestrator = FakeOrchestrator(most_tokens=4000)
+    audio = {"voice": "bob", "format": "pcm16"}
+    answer = await ask(orchestrator, *messages, stream=stream, audio=audio, **fields)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert orchestrator.sessions == []
+    assert (await ask(orchestrator, HELLO)).status_code == 200
+
+
+async def test_more_text_than_is_worth_a_look_is_not_measured():
+    orchestrator = FakeOrchestrator()
+    half = {"role": "user", "content": "x" * ((1 << 19) + 1)}
+    answer = await ask(orchestrator, half, half)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "text_too_large",
+        "messages",
+    )
+    assert orchestrator.measured == []
+
+
+async def test_a_call_is_checked_and_not_spoken():
+    script = [TranscriptDelta("One moment."), done("One moment.", calls=(CALL, '{"name": "x"}'))]
+    orchestrator = FakeOrchestrator([script, script])
+    body = (await ask(orchestrator, tools=[WEATHER], tool_choice="auto")).json()
+    [choice] = body["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"town":"Rome"}'}
+    asked = {"voice": "bob", "format": "pcm16"}
+    answer = await ask(orchestrator, tools=[WEATHER], stream=True, audio=asked)
+    calls = [c["choices"][0]["delta"].get("tool_calls") for c in chunks_of(answer)]
+    [[call]] = [c for c in calls if c]
+    assert (call["index"], call["function"]["name"]) == (0, "weather")
+
+
+async def test_the_answer_of_a_function_is_part_of_the_conversation():
+    orchestrator = FakeOrchestrator()
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    await ask(
+        orchestrator,
+        HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "Rain."},
+        tools=[WEATHER],
+    )
+    roles = [item.role for item in orchestrator.turns[0].history]
+    assert roles == ["user", "assistant", "tool"]
+    assert "<tool_call>" in orchestrator.turns[0].history[1].parts[0].text
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "status", "message"),
+    [
+        ([{"role": "system", "content": "x"}], {}, 400, "no message to answer"),
+        ([{"role": "user", "content": ""}], {}, 400, "messages[0] is empty"),
+        ([{"role": "pirate", "content": "x"}], {}, 400, "role"),
+        ([{"role": "assistant", "audio": {"id": "audio_0"}}], {}, 400, "audio_0"),
+        ([], {"model": "gpt-5"}, 404, MODEL),
+        ([], {"n": 2}, 400, "$.n"),
+        ([], {"stream": True}, 400, "pcm16"),
+        ([], {"audio": {"voice": "bob", "format": "aac"}}, 400, "format"),
+        ([], {"max_tokens": 0}, 400, "max_tokens"),
+        ([], {"tool_choice": "any"}, 400, "tool_choice"),
+        (
+            [],
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            400,
+            "no function 'x'",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "!"}}]}],
+            {},
+            400,
+            "base64",
+        ),
+        (
+            [{"role": "system", "content": [{"type": "input_audio", "input_audio": {"data": ""}}]}],
+            {},
+            400,
+            "cannot hold audio",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            {},
+            400,
+            "image_url",
+        ),
+    ],
+)
+async def test_what_cannot_be_is_refused(messages, fields, status, message):
+    orchestrator = FakeOrchestrator()
+    answer = await ask(orchestrator, *messages, **fields)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+    assert orchestrator.sessions == []
+
+
+async def test_a_full_or_broken_server_says_so():
+    answer = await ask(FakeOrchestrator(refuse_with=full()))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    failing = FakeOrchestrator([[StageUnavailableError("talker/0 is down")]])
+    answer = await ask(failing, stream=True, audio={"voice": "bob", "format": "pcm16"})
+    assert answer.json()["error"]["code"] == "stage_unavailable"
+    assert failing.session.n_closed == 1
+
+
+async def test_what_goes_wrong_in_mid_answer_is_told_in_the_stream():
+    failing = FakeOrchestrator([[TranscriptDelta("Well"), StageUnavailableError("talker/0 died")]])
+    answer = await ask(failing, stream=True, audio={"voice": "bob", "format": "pcm16"})
+    first, *_, last = (json.loads(line[6:]) for line in answer.text.splitlines() if line)
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert last["error"]["code"] == "stage_unavailable"
+    assert "[DONE]" not in answer.text
+    assert failing.session.n_closed == 1
+
+
+async def test_a_client_that_leaves_is_not_answered_any_more():
+    orchestrator = FakeOrchestrator([[TranscriptDelta("Good "), asyncio.Event()]])
+    body = {"messages": [HELLO], "modalities": ["text", "audio"]}
+    async with listening(app_of(orchestrator)) as address:
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            asking = asyncio.create_task(http.post(PATH, json=body))
+            async with asyncio.timeout(5):
+                while not orchestrator.sessions or not orchestrator.session.turns:
+                    await asyncio.sleep(0.01)
+            asking.cancel()
+        await asyncio.wait_for(orchestrator.session.closed.wait(), 5)
+    assert orchestrator.session.n_cancelled == 1
+
+
+async def test_all_messages_together_may_hold_so_much_audio():
+    said = {"type": "input_audio", "input_audio": {"data": clip(250), "format": "wav"}}
+    heard = {"role": "user", "content": [said]}
+    orchestrator = FakeOrchestrator([spoken("Long.", 80)])
+    assert (await ask(orchestrator, heard, heard)).status_code == 200
+    answer = await ask(FakeOrchestrator(), heard, heard, heard)
+    assert answer.status_code == 400
+    assert "longer than" in answer.json()["error"]["message"]
+
+
+async def test_an_answer_that_is_only_a_malformed_call_fails():
+    end = done("", calls=("{",))
+    answer = await ask(FakeOrchestrator([[end]]), tools=[WEATHER])
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "malformed_tool_call"
+    fields = {"stream": True, "audio": {"format": "pcm16"}}
+    streamed = await ask(FakeOrchestrator([[end]]), tools=[WEATHER], **fields)
+    last = json.loads(streamed.text.strip().splitlines()[-1].removeprefix("data: "))
+    assert last["error"]["code"] == "malformed_tool_call"
+    words = await ask(FakeOrchestrator([[TranscriptDelta("Well."), end]]), tools=[WEATHER])
+    assert words.status_code == 200
+
+
+async def test_files_are_made_beside_the_event_loop(monkeypatch):
+    """A minute of mp3 takes half a second, in which no caller would hear anything."""
+    threads = []
+    file = chat._Answer.file
+
+    def watched(answer):
+        threads.append(threading.current_thread())
+        return file(answer)
+
+    monkeypatch.setattr(chat._Answer, "file", watched)
+    assert (await ask(FakeOrchestrator(), audio={"format": "mp3"})).status_code == 200
+    assert threads and threading.main_thread() not in threads
+
+
+async def test_a_line_break_in_a_functions_name_writes_no_line_of_its_own(caplog):
+    name = "weather\nERROR forged"
+    tool = {"type": "function", "function": {**WEATHER["function"], "name": name}}
+    refused = await ask(FakeOrchestrator(), tools=[tool])
+    assert refused.json()["error"]["param"] == "tools[0].function.name"
+    # The model is not bound by what a name may be.
+    end = done("", calls=(json.dumps({"name": name, "arguments": {"city": 5}}),))
+    await ask(FakeOrchestrator([[end]]), tools=[WEATHER])
+    lines = [record.getMessage() for record in caplog.records]
+    [told] = [line for line in lines if line.startswith("tool_call_malformed")]
+    assert "forged" in told
+    assert not any("\n" in line for line in lines)

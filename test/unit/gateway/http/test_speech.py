@@ -1,0 +1,205 @@
+"""Text to speech over plain HTTP."""
+
+import asyncio
+import base64
+import io
+import json
+
+import httpx
+import numpy as np
+import pytest
+import soundfile as sf
+
+from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta, Usage
+from sglang_live.errors import StageUnavailableError
+from sglang_live.gateway.audio.files import FORMATS
+from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of, done, full, tone
+from test.unit.gateway.live_server import listening
+
+
+def client(orchestrator: FakeOrchestrator, **config) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app_of(orchestrator, **config))
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+
+
+def speaks(seconds: float = 1.0) -> FakeOrchestrator:
+    n_pieces = round(seconds / 0.08)
+    return FakeOrchestrator([[*(AudioDelta(tone(80)) for _ in range(n_pieces)), done("Hello.")]])
+
+
+async def ask(orchestrator: FakeOrchestrator, **body) -> httpx.Response:
+    body = {"input": "Hello.", "voice": "bob", "model": MODEL, **body}
+    return await client(orchestrator).post("/v1/audio/speech", json=body)
+
+
+def heard(data: bytes, name: str) -> np.ndarray:
+    if name == "pcm":
+        return np.frombuffer(data, "<i2") / 32768
+    if name == "wav":
+        assert data[:4] == b"RIFF"
+        return np.frombuffer(data[44:], "<i2") / 32768
+    with sf.SoundFile(io.BytesIO(data)) as file:
+        assert file.samplerate == OUTPUT_RATE_HZ
+        return file.read(60 * OUTPUT_RATE_HZ)  # how long it is a file that grew cannot say
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_text_is_spoken_in_every_format(name):
+    orchestrator = speaks(1.2)
+    answer = await ask(orchestrator, response_format=name)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == FORMATS[name][0]
+    samples = heard(answer.content, name)
+    assert len(samples) / OUTPUT_RATE_HZ == pytest.approx(1.2, abs=0.15)
+    # The tone that was spoken, and its pitch.
+    middle = samples[len(samples) // 4 : 3 * len(samples) // 4]
+    spectrum = np.abs(np.fft.rfft(middle))
+    peak_hz = spectrum.argmax() * OUTPUT_RATE_HZ / len(middle)
+    assert peak_hz == pytest.approx(300, abs=10)
+    assert np.abs(middle).max() == pytest.approx(8000 / 32768, rel=0.2)
+
+
+async def test_the_talker_reads_what_is_written():
+    orchestrator = speaks()
+    await ask(orchestrator, input="Read me.")
+    [turn] = orchestrator.turns
+    assert (turn.script, turn.voice, turn.stateless) == ("Read me.", "bob", True)
+    [item] = turn.history
+    assert (item.role, item.parts[0].text) == ("user", "Read me.")
+    assert orchestrator.session.n_closed == 1
+
+
+async def test_events_carry_the_same_audio():
+    answer = await ask(speaks(), response_format="pcm", stream_format="sse")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    assert [e["type"] for e in events[-2:]] == ["speech.audio.delta", "speech.audio.done"]
+    audio = b"".join(base64.b64decode(e["audio"]) for e in events[:-1])
+    assert audio == tone(80) * 12
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"input": ""}, 400, "input"),
+        ({"input": "  "}, 400, "nothing to say"),
+        ({"input": "x" * 4097}, 400, "4096"),
+        ({"response_format": "aac"}, 400, "mp3, opus, flac, wav, pcm"),
+        ({"speed": 2}, 400, "speed"),
+        ({"model": "tts-1"}, 404, MODEL),
+    ],
+)
+async def test_what_cannot_be_is_refused(body, status, message):
+    orchestrator = speaks()
+    answer = await ask(orchestrator, **body)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+    assert orchestrator.sessions == []
+
+
+async def test_events_tell_what_goes_wrong_in_mid_speech():
+    broken = FakeOrchestrator([[AudioDelta(tone(80)), StageUnavailableError("vocoder/0 died")]])
+    answer = await ask(broken, response_format="pcm", stream_format="sse")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    assert [event["type"] for event in events] == ["speech.audio.delta", "error"]
+    assert events[-1]["error"]["code"] == "stage_unavailable"
+    assert broken.session.n_closed == 1
+
+
+async def test_a_full_or_broken_server_says_so():
+    busy = FakeOrchestrator(refuse_with=full())
+    answer = await ask(busy)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    failing = FakeOrchestrator([[StageUnavailableError("talker/0 is down")]])
+    answer = await ask(failing)
+    assert answer.json()["error"]["code"] == "stage_unavailable"
+    assert failing.session.n_closed == 1
+
+
+async def test_a_key_is_needed_where_there_are_keys():
+    http = client(speaks(), api_keys=("k",))
+    assert (await http.post("/v1/audio/speech", json={"input": "x"})).status_code == 401
+
+
+# --- speech that does not end ---
+
+ENDLESS = [AudioDelta(tone(1000)) for _ in range(2000)]
+
+
+def events_of(answer: httpx.Response) -> list[dict]:
+    return [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+
+
+def seconds(events: list[dict]) -> float:
+    pcm = b"".join(base64.b64decode(e["audio"]) for e in events if "audio" in e)
+    return len(pcm) / 2 / OUTPUT_RATE_HZ
+
+
+@pytest.mark.parametrize("text", ["Hello.", "é" * 4096])
+async def test_speech_ends_with_what_its_text_can_take_and_events_say_so(text):
+    orchestrator = FakeOrchestrator([ENDLESS])
+    answer = await ask(orchestrator, input=text, response_format="pcm", stream_format="sse")
+    events = events_of(answer)
+    assert seconds(events) < 90
+    assert events[-1]["type"] == "error"
+    assert events[-1]["error"]["code"] == "speech_cut"
+    # What follows the piece is not spoken either.
+    assert len(orchestrator.turns) == 1
+    assert (orchestrator.session.n_cancelled, orchestrator.session.n_closed) == (1, 1)
+
+
+async def test_a_talker_that_was_cut_says_so_too():
+    cut = done("Hello.", status="incomplete", reason="max_output_tokens")
+    answer = await ask(FakeOrchestrator([[AudioDelta(tone(80)), cut]]), stream_format="sse")
+    assert events_of(answer)[-1]["error"]["code"] == "speech_cut"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_file_of_it_breaks_off(name):
+    body = {"input": "Hello.", "response_format": name}
+    async with (
+        listening(app_of(FakeOrchestrator([ENDLESS]))) as address,
+        httpx.AsyncClient(base_url=f"http://{address}") as http,
+    ):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await http.post("/v1/audio/speech", json=body)
+
+
+async def test_a_client_that_leaves_ends_the_work():
+    orchestrator = FakeOrchestrator([[AudioDelta(tone(200)), asyncio.Event()]])
+    async with listening(app_of(orchestrator)) as address:
+        body = {"input": "Hello.", "response_format": "pcm"}
+        async with (
+            httpx.AsyncClient(base_url=f"http://{address}") as http,
+            http.stream("POST", "/v1/audio/speech", json=body) as answer,
+        ):
+            await anext(answer.aiter_bytes())
+        async with asyncio.timeout(5):
+            await orchestrator.session.closed.wait()
+    assert orchestrator.session.n_cancelled == 1
+
+
+# --- long texts, and what they cost ---
+
+
+async def test_a_long_text_is_spoken_in_pieces_without_a_gap():
+    text = "The sun went down, and the children went home. " * 20
+    one = [AudioDelta(tone(80)), AudioDelta(tone(80)), done("x")]
+    orchestrator = FakeOrchestrator([list(one) for _ in range(10)])
+    answer = await ask(orchestrator, input=text, response_format="pcm")
+    assert len(orchestrator.turns) == 4
+    assert " ".join(turn.script for turn in orchestrator.turns) == text.strip()
+    assert len({turn.turn_id for turn in orchestrator.turns}) == 4
+    assert len(answer.content) == 4 * 2 * len(tone(80))
+    assert orchestrator.session.n_closed == 1
+
+
+async def test_the_last_event_tells_what_was_read_and_spoken():
+    usage = Usage(output_text_tokens=11, output_audio_tokens=40)
+    spoken = [AudioDelta(tone(80)), done("x", usage=usage)]
+    text = "The sun went down, and the children went home. " * 8
+    orchestrator = FakeOrchestrator([list(spoken), list(spoken)])
+    answer = await ask(orchestrator, input=text, stream_format="sse")
+    assert events_of(answer)[-1] == {
+        "type": "speech.audio.done",
+        "usage": {"input_tokens": 22, "output_tokens": 80, "total_tokens": 102},
+    }

@@ -1,0 +1,230 @@
+"""A table: every parameter of OpenAI's API on each of our HTTP routes, and what becomes of it.
+
+HONOURED has an effect. REFUSED is a 400 that names it. ACCEPTED changes nothing that an answer
+shows, by the protocol itself (`user`) or because the value asks for nothing (`n: 1`).
+"""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.audio.speech_create_params import SpeechCreateParams
+from openai.types.audio.transcription_create_params import TranscriptionCreateParamsNonStreaming
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
+from typing_extensions import get_type_hints
+
+from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of
+
+from .test_transcription import file_of, writes
+
+CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
+TRANSCRIPTION = "/v1/audio/transcriptions"
+HI = {"role": "user", "content": "Hi."}
+TOOL = {"type": "function", "function": {"name": "look", "strict": True}}
+SPOKEN = {"messages": [HI], "modalities": ["text", "audio"]}
+HONOURED, ACCEPTED, REFUSED = "honoured", "accepted", "refused"
+
+CHAT_TABLE: dict[str, dict[str, list[Any]]] = {
+    "messages": {HONOURED: [[HI]], REFUSED: [[], "Hi."]},
+    "model": {HONOURED: [MODEL]},
+    "audio": {HONOURED: [{"format": "mp3", "voice": "bob"}], REFUSED: [{"format": "aac"}]},
+    "modalities": {HONOURED: [["audio"]], REFUSED: [["audio", "video"]]},
+    "max_tokens": {HONOURED: [5], REFUSED: [0, 5000]},
+    "max_completion_tokens": {HONOURED: [5], REFUSED: [0, 5000]},
+    "temperature": {HONOURED: [0, 2], REFUSED: [-1, 2.1]},
+    "seed": {HONOURED: [7, -7], REFUSED: [1 << 63, 1 << 70]},
+    "tools": {HONOURED: [[TOOL]], REFUSED: [[TOOL, TOOL], [{"type": "custom", "custom": {}}]]},
+    "tool_choice": {HONOURED: ["auto", "none"], REFUSED: ["required", {"type": "allowed_tools"}]},
+    "parallel_tool_calls": {HONOURED: [False], ACCEPTED: [True]},
+    "stream": {HONOURED: [False], REFUSED: ["yes"]},
+    "stream_options": {REFUSED: [{"include_usage": True}, {"no_such_key": 1}]},
+    "n": {ACCEPTED: [1], REFUSED: [2]},
+    "frequency_penalty": {ACCEPTED: [0], REFUSED: [0.5]},
+    "presence_penalty": {ACCEPTED: [0], REFUSED: [0.5]},
+    "top_p": {ACCEPTED: [1], REFUSED: [0.5]},
+    "logprobs": {ACCEPTED: [False], REFUSED: [True]},
+    "top_logprobs": {ACCEPTED: [0], REFUSED: [5]},
+    "logit_bias": {ACCEPTED: [{}], REFUSED: [{"5": 100}]},
+    "stop": {ACCEPTED: [[]], REFUSED: ["x", ["x", "y"]]},
+    "store": {ACCEPTED: [False], REFUSED: [True]},
+    "response_format": {ACCEPTED: [{"type": "text"}], REFUSED: [{"type": "json_object"}]},
+    "reasoning_effort": {ACCEPTED: ["none"], REFUSED: ["high"]},
+    "verbosity": {ACCEPTED: ["medium"], REFUSED: ["low"]},
+    "functions": {ACCEPTED: [[]], REFUSED: [[{"name": "look"}]]},
+    "function_call": {REFUSED: ["auto", {"name": "look"}]},
+    "prediction": {REFUSED: [{"type": "content", "content": "x"}]},
+    "moderation": {REFUSED: [{"model": "x"}]},
+    "web_search_options": {REFUSED: [{}]},
+    "metadata": {ACCEPTED: [{"a": "b"}]},
+    "user": {ACCEPTED: ["u"]},
+    "safety_identifier": {ACCEPTED: ["u"]},
+    "prompt_cache_key": {ACCEPTED: ["k"]},
+    "prompt_cache_options": {ACCEPTED: [{"mode": "implicit"}]},
+    "prompt_cache_retention": {ACCEPTED: ["24h"]},
+    "service_tier": {ACCEPTED: ["auto", "flex"]},
+    "no_such_key": {REFUSED: [None, 1]},
+    "top_k": {REFUSED: [5]},
+}
+SPEECH_TABLE: dict[str, dict[str, list[Any]]] = {
+    "input": {HONOURED: ["Hi."], REFUSED: ["", " ", 5]},
+    "model": {HONOURED: [MODEL]},
+    "voice": {HONOURED: ["bob"], ACCEPTED: ["alloy", {"id": "v"}]},
+    "response_format": {HONOURED: ["wav"], REFUSED: ["aac"]},
+    "stream_format": {HONOURED: ["sse"], REFUSED: ["words"]},
+    "speed": {ACCEPTED: [1.0], REFUSED: [1.5, "fast"]},
+    "instructions": {ACCEPTED: ["Whisper."]},  # as with OpenAI's models that take none
+    "no_such_key": {REFUSED: [1]},
+    "language": {REFUSED: ["de"]},
+}
+TRANSCRIPTION_TABLE: dict[str, dict[str, list[Any]]] = {
+    "file": {},
+    "model": {HONOURED: [MODEL]},
+    "language": {HONOURED: ["de"], REFUSED: ["d" * 513]},
+    "prompt": {HONOURED: ["Regen"], REFUSED: ["x" * 16_385]},
+    "response_format": {HONOURED: ["text"], REFUSED: ["srt", "verbose_json"]},
+    "temperature": {HONOURED: ["0.5"], REFUSED: ["3", "warm"]},
+    "stream": {HONOURED: ["true", "True", "1"], ACCEPTED: ["false", "0"], REFUSED: ["yes"]},
+    "chunking_strategy": {ACCEPTED: ["auto"], REFUSED: ["server_vad"]},
+    "chunking_strategy[type]": {REFUSED: ["server_vad"]},
+    "include": {REFUSED: ["logprobs"]},
+    "include[]": {REFUSED: ["logprobs"]},
+    "keywords": {REFUSED: ["rain"]},
+    "known_speaker_names": {REFUSED: ["Ada"]},
+    "known_speaker_references": {REFUSED: ["data:"]},
+    "languages": {REFUSED: ["de"]},
+    "timestamp_granularities": {REFUSED: ["word"]},
+    "timestamp_granularities[]": {REFUSED: ["word"]},
+    "no_such_key": {REFUSED: ["1"]},
+}
+
+
+def cases(table: dict[str, dict[str, list[Any]]]) -> list[tuple[str, str, Any]]:
+    return [
+        (name, outcome, value)
+        for name, outcomes in table.items()
+        for outcome, values in outcomes.items()
+        for value in values
+    ]
+
+
+def check(answer: httpx.Response, name: str, outcome: str, value: Any) -> None:
+    if outcome != REFUSED:
+        assert answer.status_code == 200, (name, value, answer.text)
+        return
+    assert answer.status_code == 400, (name, value)
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].split(".")[0].split("[")[0] == name.split("[")[0], (value, error)
+
+
+async def post(path: str, orchestrator: FakeOrchestrator, **request: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(app_of(orchestrator))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        return await http.post(path, **request)
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [
+        (CHAT_TABLE, CompletionCreateParamsNonStreaming),
+        (SPEECH_TABLE, SpeechCreateParams),
+        (TRANSCRIPTION_TABLE, TranscriptionCreateParamsNonStreaming),
+    ],
+)
+def test_no_parameter_of_openais_types_is_missing_in_the_table(table, kind):
+    assert set(get_type_hints(kind)) <= table.keys()
+
+
+@pytest.mark.parametrize(("name", "outcome", "value"), cases(CHAT_TABLE))
+async def test_spoken_chat(name, outcome, value):
+    check(await post(CHAT, FakeOrchestrator(), json=SPOKEN | {name: value}), name, outcome, value)
+
+
+@pytest.mark.parametrize(("name", "outcome", "value"), cases(SPEECH_TABLE))
+async def test_speech(name, outcome, value):
+    body = {"input": "Hi.", name: value}
+    check(await post(SPEECH, FakeOrchestrator(), json=body), name, outcome, value)
+
+
+@pytest.mark.parametrize(("name", "outcome", "value"), cases(TRANSCRIPTION_TABLE))
+async def test_transcription(name, outcome, value):
+    files = {"file": ("said.wav", file_of())}
+    answer = await post(TRANSCRIPTION, writes("x"), data={name: value}, files=files)
+    check(answer, name, outcome, value)
+
+
+async def test_what_is_honoured_reaches_the_turn():
+    orchestrator = FakeOrchestrator()
+    fields = {"max_tokens": 5, "temperature": 0.5, "seed": 7, "audio": {"voice": "bob"}}
+    await post(CHAT, orchestrator, json=SPOKEN | fields)
+    [turn] = orchestrator.turns
+    assert (turn.max_output_tokens, turn.temperature, turn.seed) == (5, 0.5, 7)
+    assert (turn.voice, turn.wants_audio) == ("bob", True)
+
+
+@pytest.mark.parametrize("path", [CHAT, SPEECH, "/v1/realtime/client_secrets"])
+async def test_a_parameter_in_the_url_is_refused_by_name(path):
+    body = SPOKEN if path == CHAT else {"input": "Hi."} if path == SPEECH else {}
+    answer = await post(f"{path}?voice=bob", FakeOrchestrator(), json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "voice")
+
+
+@pytest.mark.parametrize("path", [CHAT, SPEECH, "/v1/realtime/client_secrets"])
+async def test_half_of_a_surrogate_pair_is_named(path):
+    body = {
+        CHAT: SPOKEN | {"messages": [{"role": "user", "content": "a\ud800"}]},
+        SPEECH: {"input": "\udc00"},
+    }.get(path, {"session": {"type": "realtime", "instructions": "\ud83d"}})
+    answer = await post(path, FakeOrchestrator(), content=json.dumps(body))
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert "surrogate" in error["message"]
+    assert error["param"] in ("messages[0].content", "input", "session.instructions")
+
+
+CALLED = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "tool", "content": "x", "tool_call_id": "c1"}], "messages[1].tool_call_id"),
+        ([{"role": "tool", "content": "x"}], "messages[1].tool_call_id"),
+        (
+            [
+                {"role": "assistant", "tool_calls": [CALLED]},
+                {"role": "tool", "content": "x", "tool_call_id": "c2"},
+            ],
+            "messages[2].tool_call_id",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{**CALLED, "function": {"name": "a b"}}]}],
+            "messages[1].tool_calls[0].function.name",
+        ),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "tool_calls": [{**CALLED, "function": {"name": "a", "arguments": "{"}}],
+                }
+            ],
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        ([{"role": "user", "tool_calls": [CALLED]}], "messages[1].tool_calls"),
+        ([{"role": "user", "content": "x", "mood": "good"}], "messages[1].mood"),
+    ],
+)
+async def test_calls_and_outputs_that_do_not_fit_are_named(messages, param):
+    body = SPOKEN | {"messages": [HI, *messages], "tools": [TOOL]}
+    answer = await post(CHAT, FakeOrchestrator(), json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_an_answer_can_be_sent_back_as_it_came():
+    orchestrator = FakeOrchestrator()
+    transport = httpx.ASGITransport(app_of(orchestrator))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        first = (await http.post(CHAT, json=SPOKEN)).json()["choices"][0]["message"]
+        answer = await http.post(CHAT, json=SPOKEN | {"messages": [HI, first, HI]})
+    assert answer.status_code == 200, answer.text

@@ -1,0 +1,221 @@
+"""Files written down over plain HTTP."""
+
+import asyncio
+import io
+import json
+
+import httpx
+import numpy as np
+import pytest
+import soundfile as sf
+from openai import AsyncOpenAI
+
+from sglang_live.core import INPUT_RATE_HZ, TranscriptDelta
+from sglang_live.errors import StageUnavailableError
+from test.unit.gateway.fakes import MODEL, FakeOrchestrator, app_of, done, full
+from test.unit.gateway.live_server import listening
+
+PATH = "/v1/audio/transcriptions"
+
+
+def file_of(seconds: float = 0.5, rate_hz: int = 44_100, kind: str = "WAV", channels: int = 2):
+    t = np.arange(round(seconds * rate_hz)) / rate_hz
+    wave = np.repeat(0.3 * np.sin(2 * np.pi * 440 * t)[:, None], channels, axis=1)
+    file = io.BytesIO()
+    sf.write(file, wave, rate_hz, format=kind)
+    return file.getvalue()
+
+
+def writes(*pieces: str) -> FakeOrchestrator:
+    return FakeOrchestrator([[*(TranscriptDelta(p) for p in pieces), done("".join(pieces))]])
+
+
+async def ask(orchestrator: FakeOrchestrator, file: bytes | None = None, config=None, **fields):
+    app = app_of(orchestrator, **(config or {}))
+    transport = httpx.ASGITransport(app)
+    files = {"file": ("said.wav", file_of() if file is None else file)}
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        return await http.post(PATH, data={"model": MODEL, **fields}, files=files)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
+@pytest.mark.parametrize("channels", [1, 2])
+async def test_the_model_hears_the_file_at_its_own_rate(kind, channels):
+    orchestrator = writes("A ", "tone.")
+    answer = await ask(orchestrator, file_of(0.5, kind=kind, channels=channels))
+    assert answer.json()["text"] == "A tone."
+    audio = orchestrator.turns[0].history[0].parts[0]
+    assert audio.duration_s == pytest.approx(0.5, abs=0.06)
+    middle = audio.pcm[len(audio.pcm) // 4 : -len(audio.pcm) // 4]
+    spectrum = np.abs(np.fft.rfft(middle))
+    assert spectrum.argmax() * INPUT_RATE_HZ / len(middle) == pytest.approx(440, abs=10)
+    assert np.abs(middle).max() / 32768 == pytest.approx(0.3, rel=0.1)
+    assert orchestrator.session.n_closed == 1
+
+
+async def test_the_form_tells_what_to_expect():
+    orchestrator = writes("x")
+    await ask(orchestrator, language="de", prompt="Regen", temperature="0.5")
+    [turn] = orchestrator.turns
+    text = turn.history[0].parts[1].text
+    assert "de" in text and "Regen" in text
+    assert (turn.temperature, turn.stateless, turn.wants_audio) == (0.5, True, False)
+
+
+async def test_plain_text_and_costs():
+    assert (await ask(writes(" Yes. "), response_format="text")).text == "Yes.\n"
+    usage = (await ask(writes("Yes."))).json()["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (12, 3, 15)
+
+
+async def test_events_carry_the_same_text():
+    answer = await ask(writes("A ", "tone."), stream="true")
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    assert [e["delta"] for e in events[:-1]] == ["A ", "tone."]
+    assert (events[-1]["type"], events[-1]["text"]) == ("transcript.text.done", "A tone.")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_openais_client_understands_it(stream):
+    async with listening(app_of(writes("A ", "tone."))) as address:
+        client = AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0)
+        file = ("said.wav", file_of())
+        made = await client.audio.transcriptions.create(model=MODEL, file=file, stream=stream)
+        if stream:
+            made = [event async for event in made][-1]
+        assert made.text == "A tone."
+
+
+@pytest.mark.parametrize(
+    ("fields", "file", "status", "message"),
+    [
+        ({}, b"", 400, "audio file"),
+        ({}, b"RIFF", 400, "audio file that can be read: wav,"),
+        ({}, file_of(0), 400, "no samples"),
+        ({}, file_of(3), 400, "longer than 2 s"),
+        ({"model": "whisper-1"}, None, 404, MODEL),
+        ({"response_format": "srt"}, None, 400, "json, text"),
+        ({"temperature": "hot"}, None, 400, "temperature"),
+    ],
+)
+async def test_what_cannot_be_is_refused(fields, file, status, message):
+    orchestrator = writes("x")
+    answer = await ask(orchestrator, file, {"max_input_audio_s": 2.0}, **fields)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+    assert orchestrator.sessions == []
+
+
+async def test_a_form_without_a_file_and_no_form_at_all_are_refused():
+    transport = httpx.ASGITransport(app_of(writes("x")))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        for kind in ({"data": {"model": MODEL}}, {"json": {}}, {"data": {"file": "text"}}):
+            answer = await http.post(PATH, **kind)
+            assert answer.status_code == 400
+            assert "'file'" in answer.json()["error"]["message"]
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        answer = await http.post(PATH, content=b"--x\r\nnonsense", headers=headers)
+        assert answer.status_code == 400
+
+
+async def test_a_full_or_broken_server_says_so():
+    answer = await ask(FakeOrchestrator(refuse_with=full()))
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    failing = FakeOrchestrator([[StageUnavailableError("thinker/0 is down")]])
+    answer = await ask(failing, stream="true")
+    assert answer.json()["error"]["code"] == "stage_unavailable"
+    assert failing.session.n_closed == 1
+
+
+async def test_the_event_loop_is_free_while_a_long_file_is_read():
+    orchestrator = writes("x")
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.001)
+            ticks += 1
+
+    ticking = asyncio.create_task(tick())
+    await ask(orchestrator, file_of(60, channels=1))
+    ticking.cancel()
+    assert ticks > 10
+
+
+async def test_an_upload_without_an_announced_length_is_cut_short():
+    """The parser would write all of it to disk."""
+    sent = 0
+
+    async def endless():
+        nonlocal sent
+        yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        while sent < 100_000_000:
+            sent += 50_000
+            yield b"x" * 50_000
+
+    orchestrator = writes("x")
+    transport = httpx.ASGITransport(app_of(orchestrator, max_body_bytes=1_000_000))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        answer = await http.post(PATH, content=endless(), headers=headers)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+    assert sent < 2_000_000
+    assert orchestrator.sessions == []
+
+
+async def test_a_client_that_leaves_is_not_written_down_for():
+    orchestrator = FakeOrchestrator([[TranscriptDelta("A "), asyncio.Event()]])
+    async with listening(app_of(orchestrator)) as address:
+        async with httpx.AsyncClient(base_url=f"http://{address}") as http:
+            asking = asyncio.create_task(http.post(PATH, files={"file": ("a.wav", file_of())}))
+            async with asyncio.timeout(5):
+                while not orchestrator.sessions or not orchestrator.session.turns:
+                    await asyncio.sleep(0.01)
+            asking.cancel()
+        await asyncio.wait_for(orchestrator.session.closed.wait(), 5)
+    assert orchestrator.session.n_cancelled == 1
+
+
+# --- nothing said ---
+
+
+def silent_file() -> bytes:
+    file = io.BytesIO()
+    sf.write(file, np.zeros(10 * INPUT_RATE_HZ, np.int16), INPUT_RATE_HZ, format="WAV")
+    return file.getvalue()
+
+
+async def test_silence_has_an_empty_text_in_every_format_and_the_model_is_not_asked():
+    orchestrator = FakeOrchestrator([[TranscriptDelta("close the shirt"), done("close")]] * 3)
+    answer = await ask(orchestrator, silent_file())
+    assert answer.json()["text"] == ""
+    assert answer.json()["usage"]["total_tokens"] == 0
+    assert (await ask(orchestrator, silent_file(), response_format="text")).text == "\n"
+    streamed = await ask(orchestrator, silent_file(), stream="true")
+    [event] = [json.loads(line[6:]) for line in streamed.text.splitlines() if line]
+    assert (event["type"], event["text"]) == ("transcript.text.done", "")
+    assert orchestrator.turns == []
+
+
+async def test_the_model_is_shown_the_speech_alone():
+    t = np.arange(INPUT_RATE_HZ) / INPUT_RATE_HZ
+    said = 0.3 * np.sin(2 * np.pi * 300 * t)
+    silence = np.zeros(10 * INPUT_RATE_HZ)
+    file = io.BytesIO()
+    sf.write(file, np.concatenate((silence, said, silence)), INPUT_RATE_HZ, format="WAV")
+    orchestrator = writes("A tone.")
+    assert (await ask(orchestrator, file.getvalue())).json()["text"] == "A tone."
+    assert 1.0 <= orchestrator.turns[0].history[0].parts[0].duration_s <= 2.0
+
+
+async def test_a_file_for_which_the_disk_has_no_room_is_refused_for_now(monkeypatch):
+    async def full_disk(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("starlette.datastructures.UploadFile.write", full_disk)
+    answer = await ask(writes("x"))
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "server_overloaded"
+    assert int(answer.headers["retry-after"]) > 0

@@ -1,0 +1,331 @@
+"""Every key that a client sends is understood, or an error names it; the protocol's own all are."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from test.protocol.ga_events import CALL_ID, client_secret_requests, events
+from test.unit.gateway.fakes import FakeOrchestrator, app_of, connected, types
+
+WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+CALL = {"type": "function_call", "name": "weather", "call_id": CALL_ID, "arguments": "{}"}
+# Of what the types allow, what this server does not do: the place of the value, and the code.
+REFUSED = {
+    "item.content[0].type": "unsupported_content_type",
+    "item.type": "invalid_value",
+    "response.input[0].content[0].type": "unsupported_content_type",
+    "response.input[0].type": "invalid_value",
+    "response.conversation": "invalid_value",
+    "response.tool_choice.type": "invalid_value",
+    "response.tools[0].type": "invalid_value",
+    "session.tool_choice.type": "invalid_value",
+    "session.tools[0].type": "invalid_value",
+    "session.truncation": "invalid_value",  # this server keeps whole conversations
+    "session.type": "unsupported_session_type",
+}
+# Of a state that the events are not in: no such item, nothing to cancel or to commit.
+STATE = {
+    "item_delete_invalid_item_id",
+    "item_retrieve_invalid_item_id",
+    "item_truncate_invalid_item_id",
+    "response_cancel_not_active",
+    "input_audio_buffer_commit_empty",
+    "item_create_duplicate_item_id",
+    "cannot_update_voice",
+}
+
+
+def is_expected(error: dict[str, Any], event: dict[str, Any]) -> bool:
+    if event["type"] == "output_audio_buffer.clear":
+        return error["param"] == "type"
+    return error["code"] in STATE or REFUSED.get(error["param"]) == error["code"]
+
+
+async def answers_to(caller, event: dict[str, Any]) -> list[dict[str, Any]]:
+    """Everything that comes of one event, to the end of the response that it asks for."""
+    caller.send_raw(json.dumps(event))
+    caller.send("conversation.item.retrieve", item_id="marker", event_id="marker")
+    answers = []
+    while not is_marker(answer := await caller.next()):
+        answers.append(answer)
+    if "response.created" in types(answers) and "response.done" not in types(answers):
+        answers += await caller.until("response.done")
+    return answers
+
+
+def is_marker(answer: dict[str, Any]) -> bool:
+    return answer["type"] == "error" and answer["error"]["event_id"] == "marker"
+
+
+async def prepare(caller) -> None:
+    caller.turn_detection(None)
+    caller.update(tools=[WEATHER])
+    caller.send("conversation.item.create", item=CALL)
+    await caller.until("conversation.item.done")
+
+
+async def try_out_types(allowed: list[dict[str, Any]]) -> int:
+    """Returns how many were accepted."""
+    n_accepted = 0
+    async with connected(FakeOrchestrator()) as caller:
+        await prepare(caller)
+        for event in allowed:
+            errors = [a["error"] for a in await answers_to(caller, event) if a["type"] == "error"]
+            assert all(is_expected(error, event) for error in errors), (event, errors)
+            n_accepted += not errors
+            if event["type"] == "session.update":  # the next begins as this one did
+                caller.update(tools=[WEATHER], output_modalities=["audio"])
+                await caller.find("session.updated")
+    return n_accepted
+
+
+async def test_nothing_is_refused_that_the_types_of_the_protocol_allow():
+    assert await try_out_types(list(events())) > 200
+
+
+async def test_what_a_session_shows_can_be_sent_back():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.update(instructions="Be kind.", audio={"output": {"voice": "bob"}})
+        shown = (await caller.expect("session.updated"))["session"]
+        caller.send("session.update", session=shown)
+        assert (await caller.expect("session.updated"))["session"] == shown
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        {"audio": {"input": {"turn_detection": {"type": "server_vad", "model_version": "2"}}}},
+        {"audio": {"input": {"noise_reduction": {"type": "near_field", "strength": 0.5}}}},
+        {"audio": {"input": {"transcription": {"keywords": ["a"], "languages": ["de"]}}}},
+        {"reasoning": {"effort": "low"}, "parallel_tool_calls": False, "model": "gpt-realtime-2"},
+        {"tracing": {"group_id": None, "metadata": {"a": 1}, "workflow_name": "w"}},
+        {"tools": [{**WEATHER, "strict": True, "description": None}]},
+        {"object": "realtime.session", "id": "sess_1", "expires_at": 1},
+        {"prompt": {"id": "pmpt_1", "variables": {"town": "Rome"}, "version": None}},
+    ],
+    ids=json.dumps,
+)
+async def test_what_newer_clients_send_is_accepted(session):
+    async with connected(FakeOrchestrator()) as caller:
+        caller.update(**session)
+        await caller.expect("session.updated")
+
+
+# --- the beta's names ---
+
+BETA = {
+    "session.input_audio_format": ("g711_ulaw", "session.audio.input.format"),
+    "session.output_audio_format": ("pcm16", "session.audio.output.format"),
+    "session.modalities": (["text"], "session.output_modalities"),
+    "session.turn_detection": (None, "session.audio.input.turn_detection"),
+    "session.voice": ("alloy", "session.audio.output.voice"),
+    "session.speed": (1.0, "session.audio.output.speed"),
+    "session.max_response_output_tokens": ("inf", "session.max_output_tokens"),
+    "session.input_audio_transcription": (
+        {"model": "whisper-1"},
+        "session.audio.input.transcription",
+    ),
+    "session.input_audio_noise_reduction": (None, "session.audio.input.noise_reduction"),
+    "session.tool_choice": (
+        {"type": "function", "function": {"name": "weather"}},
+        "session.tool_choice.name",
+    ),
+    "session.tools": (
+        [WEATHER, {"type": "function", "function": {"name": "look"}}],
+        "session.tools[1].name",
+    ),
+    "response.modalities": (["text"], "response.output_modalities"),
+    "response.voice": ("alloy", "response.audio.output.voice"),
+    "response.output_audio_format": ("pcm16", "response.audio.output.format"),
+    "response.max_response_output_tokens": (7, "response.max_output_tokens"),
+}
+
+
+@pytest.mark.parametrize("path", BETA)
+async def test_a_key_of_the_beta_is_an_error_with_the_name_it_has_now(path):
+    value, known = BETA[path]
+    holder, key = path.split(".")
+    kind = {"session": "session.update", "response": "response.create"}[holder]
+    fields = {"type": "realtime"} if holder == "session" else {}
+    async with connected(FakeOrchestrator()) as caller:
+        await prepare(caller)
+        before = await session_of(caller)
+        # What stands beside it is not applied either.
+        caller.send(kind, event_id="e", **{holder: {**fields, "instructions": "new", key: value}})
+        error = (await caller.expect("error"))["error"]
+        assert (error["code"], error["event_id"]) == ("unknown_parameter", "e")
+        assert error["param"].startswith(path)
+        assert f"'{known}'" in error["message"]
+        assert await session_of(caller) == before
+
+
+@pytest.mark.parametrize(
+    ("role", "kind", "known"),
+    [
+        ("assistant", "text", "output_text"),
+        ("user", "text", "input_text"),
+        ("user", "audio", "input_audio"),
+    ],
+)
+async def test_content_of_the_beta_is_an_error_with_the_name_it_has_now(role, kind, known):
+    item = {"type": "message", "role": role, "content": [{"type": kind, "text": "Hello."}]}
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("conversation.item.create", item=item)
+        error = (await caller.expect("error"))["error"]
+        assert (error["code"], error["param"]) == (
+            "unsupported_content_type",
+            "item.content[0].type",
+        )
+        assert f"'{known}'" in error["message"]
+
+
+async def test_an_event_of_the_beta_is_an_error_with_the_name_it_has_now():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("transcription_session.update", session={"input_audio_format": "pcm16"})
+        error = (await caller.expect("error"))["error"]
+        assert (error["code"], error["param"]) == ("invalid_value", "type")
+        assert "'session.update'" in error["message"]
+
+
+async def session_of(caller) -> dict[str, Any]:
+    caller.update()
+    return (await caller.expect("session.updated"))["session"]
+
+
+# --- keys that nobody has ---
+
+# Below these, clients say what they like.
+FREE = ("parameters", "metadata", "variables")
+
+
+def with_one_more_key(value: Any, path: str = "") -> Iterator[tuple[Any, str]]:
+    """Copies of a value, each with an unknown key in another of its objects; and the key's path."""
+    if isinstance(value, dict):
+        yield {**value, "no_such_key": 1}, f"{path}.no_such_key".lstrip(".")
+        for key, part in value.items():
+            if key not in FREE:
+                for changed, at in with_one_more_key(part, f"{path}.{key}".lstrip(".")):
+                    yield {**value, key: changed}, at
+    elif isinstance(value, list):
+        for n, part in enumerate(value):
+            for changed, at in with_one_more_key(part, f"{path}[{n}]"):
+                yield [*value[:n], changed, *value[n + 1 :]], at
+
+
+def shapes_of(allowed: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
+    """Of every event that could be, in which an unknown key is the only fault."""
+    changed = (pair for event in allowed for pair in with_one_more_key(event))
+    return [(event, at) for event, at in changed if not REFUSED.keys() & set(_places(event))]
+
+
+def _places(event: dict[str, Any]) -> Iterator[str]:
+    """Where the event has something that is refused in any case."""
+    item = event.get("item") or {}
+    listed = (event.get("response") or {}).get("input") or [{}]
+    for place, each in (("item", item), ("response.input[0]", listed[0])):
+        if str(each.get("type")).startswith("mcp"):
+            yield f"{place}.type"
+        parts = each.get("content") or [{}]
+        if parts[0].get("type") in ("input_image", "output_audio"):
+            yield f"{place}.content[0].type"
+    for place in ("session", "response"):
+        holder = event.get(place) or {}
+        choice, tools = holder.get("tool_choice"), holder.get("tools") or [{}]
+        if isinstance(choice, dict) and choice["type"] == "mcp":
+            yield f"{place}.tool_choice.type"
+        if tools[0].get("type") == "mcp":
+            yield f"{place}.tools[0].type"
+
+
+async def try_out_unknown_keys(allowed: list[dict[str, Any]]) -> int:
+    """Returns in how many places."""
+    shapes = shapes_of(allowed)
+    async with connected(FakeOrchestrator()) as caller:
+        await prepare(caller)
+        before = await session_of(caller)
+        for event, at in shapes:
+            [error] = await answers_to(caller, event)
+            assert error["type"] == "error", event
+            assert error["error"]["code"] == "unknown_parameter", (event, error)
+            assert error["error"]["param"] == at
+        assert await session_of(caller) == before
+    return len(shapes)
+
+
+async def test_an_unknown_key_anywhere_is_one_error_with_its_path_and_changes_nothing():
+    assert await try_out_unknown_keys(list(events())) > 600
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("semantic_vad", {"threshold": 0.5}),
+        ("semantic_vad", {"silence_duration_ms": 200}),
+        ("semantic_vad", {"idle_timeout_ms": 5000}),
+        ("server_vad", {"eagerness": "low"}),
+        ("server_vad", {"frame_ms": 80}),
+        ("frames", {"threshold": 0.5}),
+    ],
+)
+async def test_a_setting_of_another_kind_of_turn_detection_is_named(kind, keys):
+    [name] = keys
+    async with connected(FakeOrchestrator()) as caller:
+        caller.update(output_modalities=["text"])
+        await caller.expect("session.updated")
+        caller.turn_detection({"type": kind, **keys})
+        error = (await caller.expect("error"))["error"]
+        assert error["code"] == "unknown_parameter"
+        assert error["param"] == f"session.audio.input.turn_detection.{name}"
+        caller.turn_detection({"type": kind, name: None})  # null is an absent setting
+        await caller.expect("session.updated")
+
+
+# --- the same over HTTP ---
+
+SECRETS = "/v1/realtime/client_secrets"
+
+
+async def test_client_secrets_take_what_the_types_of_the_protocol_allow():
+    transport = httpx.ASGITransport(app_of(FakeOrchestrator()))
+    n_accepted = 0
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        for body in client_secret_requests():
+            answer = await http.post(SECRETS, json=body)
+            if answer.status_code == 200:
+                n_accepted += 1
+                continue
+            error = answer.json()["error"]
+            is_expected = REFUSED.get(error["param"]) == error["code"]
+            # Its functions come with it, or it chooses none.
+            assert is_expected or error["param"] == "session.tool_choice", (body, error)
+            for changed, at in with_one_more_key(body):
+                answer = await http.post(SECRETS, json=changed)
+                assert answer.status_code == 400, (changed, at)
+    assert n_accepted > 80
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "known"),
+    [
+        (
+            {"session": {"type": "realtime", "voice": "alloy"}},
+            "session.voice",
+            "audio.output.voice",
+        ),
+        ({"session": {"type": "realtime", "modalities": []}}, "session.modalities", "output_mod"),
+        ({"model": "demo", "voice": "alloy"}, "model", ""),  # the beta's /v1/realtime/sessions
+        ({"expires_after": {"minutes": 5}}, "expires_after.minutes", ""),
+        ({"session": {"type": "realtime", "instructions": "\ud800"}}, "session.instructions", ""),
+    ],
+)
+async def test_client_secrets_name_the_parameter_that_they_refuse(body, param, known):
+    transport = httpx.ASGITransport(app_of(FakeOrchestrator()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        answer = await http.post(SECRETS, content=json.dumps(body))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert known in error["message"]

@@ -1,0 +1,61 @@
+"""A call on a clock of its own, with answers whose tokens and frames are known."""
+
+from contextlib import asynccontextmanager
+
+from sglang_live.clock import SimClock
+from test.unit.gateway.fakes import FakeOrchestrator, connected, done, reply_of, services, tone
+
+WORDS = "one two three four five six seven eight nine ten"
+DELTA = "response.output_audio.delta"
+STARTED = "input_audio_buffer.speech_started"
+TRUNCATED = "conversation.item.truncated"
+# Long enough to be suspected (96 ms), too short to be confirmed (250 ms).
+COUGH = tone(200)
+VOICE = tone(500)
+SILENCE_300MS = bytes(14_400)
+SILENCE_1S = bytes(48_000)
+
+
+def interrupted_end(words: str = WORDS, **fields):
+    fields = {"n_frames": 20, "spoken": False, **fields}
+    return done(status="interrupted", reply=reply_of(words), **fields)
+
+
+class World:
+    def __init__(self, *scripts, **config):
+        self.clock = SimClock(50.0)
+        self.orchestrator = FakeOrchestrator([*scripts])
+        self.shared = services(self.orchestrator, self.clock, **config)
+
+    @property
+    def session(self):
+        return self.orchestrator.session
+
+    @asynccontextmanager
+    async def call(self):
+        async with connected(self.orchestrator, self.shared) as caller:
+            self.session.on_interrupt = [interrupted_end()]
+            yield caller
+
+    async def play(self, caller, seconds: float) -> None:
+        await caller.settle()
+        self.clock.advance(seconds)
+        await caller.settle()
+
+    def value(self, name, **labels):
+        name = f"sglang_live_gateway_{name}"
+        return self.shared.metrics.registry.get_sample_value(name, labels)
+
+
+async def start(caller) -> str:
+    """Ask for an answer; the id of its item once all of the script so far has been sent."""
+    caller.send("response.create")
+    item_id = (await caller.find("response.output_item.added"))["item"]["id"]
+    await caller.settle()
+    return item_id
+
+
+async def next_history(world, caller):
+    caller.append(SILENCE_1S)
+    await caller.until("response.done")
+    return world.orchestrator.turns[-1].history

@@ -1,0 +1,206 @@
+"""What the model is told of a reply that was not heard to its end."""
+
+import time
+
+import pytest
+
+from sglang_live.core import TextPart
+from sglang_live.gateway.audio.codec import PCM
+from sglang_live.gateway.realtime.conversation import assistant_item
+from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem, cut_at_word
+from test.unit.gateway.fakes import done, reply_of
+
+WORDS = "one two three four five six seven eight nine ten"
+FRAME_BYTES = PCM.n_bytes(80)
+
+
+def reply(n_frames=40, *, words=WORDS, n_sent=None, marked=True) -> ReplyItem:
+    """One token a word, n_frames of audio."""
+    item = ReplyItem("item", "audio", frames_per_token=4.0)
+    for n, word in enumerate(words.split(" ")):
+        item.add_text(word if n == 0 else " " + word, n + 1 if marked else 0)
+    item.made_bytes = n_frames * FRAME_BYTES
+    item.audio_sent(bytes((n_frames if n_sent is None else n_sent) * FRAME_BYTES))
+    return item
+
+
+def completed(n_frames=40, **fields) -> ReplyItem:
+    item = reply(n_frames, **fields)
+    item.learn(done(reply=reply_of(WORDS), n_frames=n_frames))
+    item.close("completed")
+    return item
+
+
+def interrupted(heard_ms, *, n_frames=20, end=None, **fields) -> ReplyItem:
+    item = reply(n_frames, **fields)
+    item.close("incomplete", stopped=True)
+    if heard_ms is not None:
+        item.hear(heard_ms)
+    if end:
+        item.learn(end)
+    return item
+
+
+def end_of(words=WORDS, **fields):
+    fields = {"n_frames": 25, "spoken": False, **fields}
+    return done(status="interrupted", reply=reply_of(words), **fields)
+
+
+def test_a_complete_reply_is_what_the_session_holds():
+    item = completed()
+    assert item.history().key == "reply:" + WORDS
+    assert item.visible_text == WORDS
+
+
+@pytest.mark.parametrize("cut", ["hear", "truncate"])
+def test_a_cut_keeps_the_first_tokens_under_a_new_key_and_their_text(cut):
+    item = completed()
+    getattr(item, cut)(1600)
+    heard = item.history()
+    assert heard.token_ids == (1, 2, 3, 4, 5)
+    assert heard.parts == (TextPart("one two three four five"),)
+    assert heard.key != "reply:" + WORDS
+    assert item.visible_text == "one two three four five"
+
+
+def test_an_equal_cut_keeps_the_key():
+    item = completed()
+    item.truncate(1600)
+    key = item.history().key
+    item.truncate(1610)
+    item.hear(500.0)
+    assert item.history().key == key
+
+
+def test_the_clients_cut_overrides_our_own_in_both_directions():
+    item = completed()
+    item.hear(800.0)
+    item.truncate(1600)
+    assert len(item.history().token_ids) == 5
+    other = completed()
+    other.hear(1600.0)
+    other.truncate(800)
+    assert len(other.history().token_ids) == 2
+    assert not other.hear(3000.0)
+    assert len(other.history().token_ids) == 2
+
+
+def test_a_client_that_heard_everything_gets_the_whole_reply_back():
+    item = completed()
+    item.hear(800.0)
+    item.truncate(3200)
+    assert item.history().key == "reply:" + WORDS
+
+
+def test_the_sum_of_all_packets_is_all_of_it_whatever_rounding_made_of_it():
+    item = completed()
+    assert not item.hear(sum([80.0] * 40) - 1e-9)
+    assert item.history().key == "reply:" + WORDS
+
+
+def test_nothing_heard_is_no_history_item():
+    item = completed()
+    item.truncate(0)
+    assert item.history() is None
+    assert item.visible_text == ""
+
+
+def test_an_interrupted_reply_waits_for_its_tokens_and_goes_by_the_callers_pace():
+    item = interrupted(800.0)
+    # Until the turn has ended only the text is known.
+    assert item.history().token_ids is None
+    item.learn(end_of())
+    assert item.history().token_ids == (1, 2)
+    assert item.history().parts == (TextPart("one two"),)
+
+
+def test_an_interrupted_reply_whose_audio_was_complete_is_spread_over_it():
+    item = interrupted(800.0, end=end_of(n_frames=20, spoken=True))
+    assert item.history().token_ids == (1, 2, 3, 4, 5)
+
+
+def test_tokens_that_were_generated_but_never_sent_as_text_are_not_said():
+    end = end_of(WORDS + " eleven twelve")
+    item = interrupted(1600.0, end=end)
+    assert item.history().token_ids == (1, 2, 3, 4, 5)
+
+
+def test_of_a_cancelled_reply_what_was_sent_counts_until_the_client_says_less():
+    item = interrupted(None, n_sent=8, end=end_of())
+    assert item.history().token_ids == (1, 2)
+    item.audio_sent(bytes(4 * FRAME_BYTES))  # was on its way
+    item.truncate(320)
+    assert item.history().token_ids == (1,)
+
+
+def test_of_a_cancelled_text_the_text_that_was_sent_counts():
+    item = ReplyItem("item", "text")
+    item.add_text("one two", 2)
+    item.close("incomplete", stopped=True)
+    item.learn(end_of())
+    assert item.history().token_ids == (1, 2)
+    assert item.history().parts == (TextPart("one two"),)
+
+
+def test_without_tokens_the_text_is_cut_in_proportion_at_a_word():
+    item = interrupted(800.0)
+    assert item.history().parts == (TextPart("one two three four five"),)
+    failed = reply()
+    failed.close("incomplete")
+    assert failed.history().parts == (TextPart(WORDS),)
+    unmarked = completed(marked=False)
+    unmarked.truncate(1600)
+    assert unmarked.history().token_ids is None
+    assert unmarked.history().parts == (TextPart("one two three four five"),)
+
+
+def test_text_ends_with_the_last_whole_character_of_the_tokens():
+    item = ReplyItem("item", "audio")
+    item.add_text("a", 1)
+    item.add_text("é", 3)  # two tokens
+    item.made_bytes = 10 * FRAME_BYTES
+    item.audio_sent(bytes(10 * FRAME_BYTES))
+    item.learn(done(reply=reply_of("x y z"), n_frames=10))
+    item.close("completed")
+    item.truncate(560)
+    assert item.history().token_ids == (1, 2)
+    assert item.history().parts == (TextPart("a"),)
+
+
+def test_tokens_without_text_are_still_kept():
+    item = reply(10, words="one")
+    item._marks = [(3, 3)]
+    item.learn(done(reply=reply_of("x y z"), n_frames=10))
+    item.close("completed")
+    item.truncate(300)
+    assert (item.history().parts, item.history().token_ids) == ((), (1,))
+
+
+def test_a_cut_says_whether_there_was_anything_to_cut():
+    item = completed()
+    assert item.hear(800.0)
+    assert not item.hear(800.0)
+    assert not completed().hear(3200.0)
+
+
+@pytest.mark.parametrize(
+    ("whole", "ratio", "cut"),
+    [
+        ("One two three", 0.0, ""),
+        ("One two three", 0.5, "One"),
+        ("One two three", 0.54, "One two"),
+        ("One two three", 1.0, "One two three"),
+        ("  lead", 0.5, ""),
+        ("今日はいい天気", 0.5, "今日は"),
+        ("Antidisestablishmentarianism", 0.9, ""),
+    ],
+)
+def test_text_is_cut_between_words(whole, ratio, cut):
+    assert cut_at_word(whole, ratio) == cut
+
+
+def test_a_reply_that_ends_in_blanks_is_cut_in_linear_time():
+    began_s = time.process_time()
+    assert assistant_item.cut_at_word("Well." + " " * 50_000, 1.0) == "Well."
+    # Of the processor's time. Before: about 40 s.
+    assert time.process_time() - began_s < 2

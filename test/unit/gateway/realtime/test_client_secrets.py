@@ -1,0 +1,185 @@
+"""Secrets that open calls for a while, and limits of a key."""
+
+import logging
+
+import httpx
+import pytest
+from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.websockets import WebSocketDisconnect
+
+from sglang_live.errors import CapacityError
+from sglang_live.gateway.realtime import client_secrets
+from sglang_live.gateway.realtime.client_secrets import ClientSecretForm, ClientSecrets, ExpiryForm
+from sglang_live.gateway.realtime.turns.turn_taking import CallerTurns
+from test.unit.gateway.fakes import FakeOrchestrator, app_of
+
+ROUTE = "/v1/realtime/client_secrets"
+BEARER = {"Authorization": "Bearer k"}
+
+
+def app(**config):
+    return app_of(FakeOrchestrator(), **{"api_keys": ("k", "other"), **config})
+
+
+@pytest.fixture
+def server():
+    with TestClient(app()) as client:
+        yield client
+
+
+def secret_of(client: TestClient, **body) -> str:
+    answer = client.post(ROUTE, json=body, headers=BEARER)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["value"]
+
+
+def calling(client: TestClient, key: str):
+    protocols = ["realtime", f"openai-insecure-api-key.{key}"]
+    return client.websocket_connect("/v1/realtime", subprotocols=protocols)
+
+
+def test_a_secret_opens_calls_with_its_settings(server):
+    value = secret_of(server, session={"type": "realtime", "instructions": "Be kind."})
+    assert value.startswith("ek_")
+    for _ in range(2):
+        with calling(server, value) as call:
+            assert call.receive_json()["session"]["instructions"] == "Be kind."
+    by_header = {"Authorization": f"Bearer {value}"}
+    with server.websocket_connect("/v1/realtime", headers=by_header) as call:
+        assert call.receive_json()["type"] == "session.created"
+
+
+def test_a_secret_is_good_for_nothing_else(server):
+    headers = {"Authorization": f"Bearer {secret_of(server)}"}
+    assert server.get("/v1/models", headers=headers).status_code == 401
+    assert server.post(ROUTE, json={}, headers=headers).status_code == 401
+    assert server.post(ROUTE, json={}).status_code == 401
+
+
+def test_what_was_never_a_secret_is_none(server):
+    with pytest.raises(WebSocketDenialResponse), calling(server, "ek_guess"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"expires_after": {"seconds": 5}}, "seconds"),
+        ({"expires_after": {"anchor": "never"}}, "anchor"),
+        ({"session": {"type": "realtime", "output_modalities": ["smell"]}}, "output_modalities"),
+        ({"session": {"type": "transcription"}}, "transcription"),
+        ({"session": 7}, "session"),
+    ],
+)
+def test_a_session_that_cannot_be_is_told_to_who_can_change_it(server, body, message):
+    answer = server.post(ROUTE, json=body, headers=BEARER)
+    assert answer.status_code == 400
+    assert message in str(answer.json()["error"])
+
+
+def test_it_expires():
+    now = [1000.0]
+    secrets = ClientSecrets(lambda: now[0])
+    form = ClientSecretForm(expires_after=ExpiryForm(seconds=30))
+    secret = secrets.make(form, owner="k")
+    assert secret.expires_at_s == 1030.0
+    now[0] = 1029.0
+    assert secrets.find(["x", secret.value]) is secret
+    now[0] = 1030.0
+    assert secrets.find([secret.value]) is None
+
+
+def test_they_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(client_secrets, "_MOST", 2)
+    now = [0.0]
+    secrets = ClientSecrets(lambda: now[0])
+    for _ in range(2):
+        secrets.make(ClientSecretForm(), owner="k")
+    with pytest.raises(CapacityError):
+        secrets.make(ClientSecretForm(), owner="k")
+    now[0] = 601.0
+    secrets.make(ClientSecretForm(), owner="k")
+
+
+def test_one_key_does_not_take_all_there_may_be(monkeypatch):
+    monkeypatch.setattr(client_secrets, "_MOST_OF_ONE", 2)
+    secrets = ClientSecrets(lambda: 0.0)
+    for _ in range(2):
+        secrets.make(ClientSecretForm(), owner="k")
+    with pytest.raises(CapacityError, match="of one key"):
+        secrets.make(ClientSecretForm(), owner="k")
+    secrets.make(ClientSecretForm(), owner="other")
+
+
+def test_a_key_has_so_many_calls_and_no_more():
+    with TestClient(app(max_sessions_per_key=2)) as client:
+        value = secret_of(client)
+        with calling(client, "k") as one, calling(client, value) as two:
+            for call in (one, two):
+                assert call.receive_json()["type"] == "session.created"
+            with calling(client, "k") as refused:
+                assert refused.receive_json()["error"]["code"] == "rate_limit_exceeded"
+                with pytest.raises(WebSocketDisconnect) as closed:
+                    refused.receive_json()
+                assert closed.value.code == 1013
+            with calling(client, "other") as other:
+                assert other.receive_json()["type"] == "session.created"
+        with calling(client, "k") as again:
+            assert again.receive_json()["type"] == "session.created"
+
+
+async def test_without_keys_secrets_still_carry_settings():
+    transport = httpx.ASGITransport(app(api_keys=()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        answer = await http.post(ROUTE, json={"session": {"type": "realtime"}})
+    assert answer.json()["session"]["type"] == "realtime"
+
+
+def test_no_key_and_no_secret_reaches_the_log(caplog, monkeypatch):
+    def crash(self):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(CallerTurns, "clear", crash)
+    caplog.set_level(logging.DEBUG)
+    key, wrong, native = "key-0123456789", "wrong-0123456789", "native-0123456789"
+    built = app(api_keys=(key,), native_url="http://127.0.0.1:1", native_api_key=native)
+    with TestClient(built, raise_server_exceptions=False) as client:
+        by_key, by_wrong = ({"Authorization": f"Bearer {k}"} for k in (key, wrong))
+        secret = client.post(ROUTE, json={}, headers=by_key).json()["value"]
+        for good in (key, secret):
+            with calling(client, good) as call:
+                call.send_json({"type": "input_audio_buffer.clear"})
+                call.send_text("nonsense")
+                while call.receive_json().get("error", {}).get("code") != "invalid_json":
+                    pass
+        with pytest.raises(WebSocketDenialResponse), calling(client, wrong):
+            pass
+        assert client.get("/v1/models", headers=by_wrong).status_code == 401
+        assert client.post("/generate", json={"text": "x"}, headers=by_key).status_code == 503
+        assert client.post(ROUTE, content=b"\xff", headers=by_key).status_code == 400
+    for event in ("event_crashed", "native_unreachable", "session_closed"):
+        assert event in caplog.text
+    logged = caplog.text + "".join(repr(vars(record)) for record in caplog.records)
+    assert not [word for word in (key, wrong, native, secret) if word in logged]
+
+
+def test_a_secret_has_few_calls_and_leaves_the_key_its_others():
+    with TestClient(app(max_sessions_per_secret=2)) as client:
+        value, another = secret_of(client), secret_of(client)
+        with calling(client, value) as one, calling(client, value) as two:
+            for call in (one, two):
+                assert call.receive_json()["type"] == "session.created"
+            with calling(client, value) as refused:
+                error = refused.receive_json()["error"]
+                assert (error["code"], "secret" in error["message"]) == (
+                    "rate_limit_exceeded",
+                    True,
+                )
+                with pytest.raises(WebSocketDisconnect) as closed:
+                    refused.receive_json()
+                assert closed.value.code == 1013
+            for good in (another, "k"):
+                with calling(client, good) as call:
+                    assert call.receive_json()["type"] == "session.created"
+        with calling(client, value) as again:
+            assert again.receive_json()["type"] == "session.created"

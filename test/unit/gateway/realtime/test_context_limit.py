@@ -1,0 +1,199 @@
+"""What cannot fit into the model's context is refused when it comes."""
+
+import base64
+import re
+
+import httpx
+import pytest
+
+from sglang_live.errors import StageUnavailableError
+from test.unit.gateway.fakes import FakeOrchestrator, app_of, connected, services, tone, types
+
+MOST = 100  # tokens of a prompt; a character is one, a second of audio ten
+LONG = "x" * (MOST + 1)
+TEXT = {"output_modalities": ["text"]}
+
+
+def message(*content: dict, role: str = "user") -> dict:
+    return {"type": "message", "role": role, "content": list(content)}
+
+
+def text(words: str, kind: str = "input_text") -> dict:
+    return {"type": kind, "text": words}
+
+
+def audio(duration_s: float) -> dict:
+    return {"type": "input_audio", "audio": base64.b64encode(tone(1000 * duration_s)).decode()}
+
+
+def tool(description: str) -> dict:
+    return {"type": "function", "name": "f", "description": description, "parameters": {}}
+
+
+CALL = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
+OUTPUT = {"type": "function_call_output", "call_id": "c"}
+# Item and the place of what is too long in it.
+TOO_LONG = {
+    "user text": (message(text(LONG)), "content[0].text"),
+    "system text": (message(text(LONG), role="system"), "content[0].text"),
+    "assistant text": (message(text(LONG, "output_text"), role="assistant"), "content[0].text"),
+    "audio": (message(audio(11)), "content[0].audio"),
+    "text in parts": (message(text(LONG[:60]), text(LONG[:60])), "content"),
+    "text and audio": (message(text(LONG[:60]), audio(6)), "content"),
+    "output of a call": (OUTPUT | {"output": LONG}, "output"),
+    "call": (CALL | {"arguments": f'{{"a":"{LONG}"}}', "call_id": "d"}, "arguments"),
+}
+
+
+async def refused(caller) -> dict:
+    """The only answer to what was sent last."""
+    events = await caller.settle()
+    assert types(events) == ["error"]
+    error = events[0]["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] == "context_length_exceeded"
+    return error
+
+
+async def still_answers(caller, orchestrator) -> list[str]:
+    """Returns what the turn was asked with, in words."""
+    caller.say("Hi.")
+    caller.send("response.create", response=TEXT)
+    done = await caller.find("response.done")
+    assert done["response"]["status"] == "completed"
+    return [part.text for item in orchestrator.turns[-1].history for part in item.parts]
+
+
+@pytest.mark.parametrize(("item", "place"), TOO_LONG.values(), ids=TOO_LONG)
+async def test_an_item_that_cannot_fit_is_refused_and_the_call_goes_on(item, place):
+    orchestrator = FakeOrchestrator(most_tokens=MOST)
+    async with connected(orchestrator) as caller:
+        caller.send("conversation.item.create", item=CALL)
+        await caller.until("conversation.item.done")
+        caller.send("conversation.item.create", item=item | {"id": "long"})
+        error = await refused(caller)
+        assert error["param"] == f"item.{place}"
+        caller.send("conversation.item.retrieve", item_id="long")
+        assert (await caller.expect("error"))["error"]["code"] == "item_retrieve_invalid_item_id"
+        assert (await still_answers(caller, orchestrator))[1:] == ["Hi."]
+
+
+async def test_the_error_says_how_long_an_item_may_be():
+    orchestrator = FakeOrchestrator(most_tokens=MOST)
+    async with connected(orchestrator) as caller:
+        caller.say("x" * 4 * MOST)
+        [characters] = re.findall(
+            r"about (\d+) such characters", (await refused(caller))["message"]
+        )
+        caller.say("x" * int(characters))
+        await caller.until("conversation.item.done")
+        assert int(characters) > MOST * 0.9
+        caller.send("conversation.item.create", item=message(audio(25)))
+        [seconds] = re.findall(r"about (\d+) s of audio", (await refused(caller))["message"])
+        caller.send("conversation.item.create", item=message(audio(int(seconds))))
+        await caller.until("conversation.item.done")
+        assert int(seconds) == 10
+
+
+@pytest.mark.parametrize(
+    ("session", "place"),
+    [
+        ({"instructions": "x" * 80}, "instructions"),
+        ({"tools": [tool("x" * 80)]}, "tools"),
+        ({"tools": [tool("x" * 10)], "instructions": "x" * 50}, "tools"),
+        ({"tools": [tool("x" * 10)], "instructions": "x" * 80}, "instructions"),
+        ({"tools": [tool("x" * 80)], "tool_choice": "none"}, "tools"),
+    ],
+)
+async def test_settings_that_leave_no_room_are_refused_whole(session, place):
+    orchestrator = FakeOrchestrator(most_tokens=MOST)
+    async with connected(orchestrator) as caller:
+        caller.update(instructions="Be brief.")
+        before = (await caller.expect("session.updated"))["session"]
+        caller.update(**session, **TEXT)
+        assert (await refused(caller))["param"] == f"session.{place}"
+        caller.update()
+        assert (await caller.expect("session.updated"))["session"] == before
+        caller.send("response.create", response=session)
+        assert (await refused(caller))["param"] == f"response.{place}"
+        assert await still_answers(caller, orchestrator) == ["Hi."]
+
+
+async def test_what_makes_the_settings_too_long_is_what_came_last():
+    async with connected(FakeOrchestrator(most_tokens=MOST)) as caller:
+        caller.update(tools=[tool("x")])
+        await caller.expect("session.updated")
+        caller.update(instructions="x" * 60)
+        assert (await refused(caller))["param"] == "session.instructions"
+
+
+@pytest.mark.parametrize(
+    ("entries", "place"),
+    [
+        ([message(text("x")), message(text(LONG))], "response.input[1].content[0].text"),
+        ([message(text("x" * 60)), message(text("x" * 60))], "response.input"),
+        ([message(text("x" * 60)), message(audio(6))], "response.input"),
+        ([{"type": "item_reference", "id": "a"}, message(text("x" * 60))], "response.input"),
+    ],
+)
+@pytest.mark.parametrize("conversation", ["none", "auto"])
+async def test_a_context_of_its_own_that_cannot_fit_is_refused(entries, place, conversation):
+    orchestrator = FakeOrchestrator(most_tokens=MOST)
+    async with connected(orchestrator) as caller:
+        caller.say("y" * 60, "a")
+        await caller.settle()
+        form = {"input": entries, "conversation": conversation, **TEXT}
+        caller.send("response.create", response=form)
+        assert (await refused(caller))["param"] == place
+        assert await still_answers(caller, orchestrator) == ["y" * 60, "Hi."]
+
+
+async def test_a_context_of_its_own_needs_room_for_the_instructions_too():
+    orchestrator = FakeOrchestrator(most_tokens=MOST)
+    async with connected(orchestrator) as caller:
+        form = {"input": [message(text("x" * 60))], "conversation": "none", **TEXT}
+        caller.send("response.create", response=form)
+        await caller.until("response.done")
+        caller.send("response.create", response=form | {"instructions": "y" * 50})
+        error = await refused(caller)
+        assert error["param"] == "response.input"
+        assert "At most 50 tokens" in error["message"]
+
+
+async def test_nothing_is_measured_that_was_measured_before():
+    orchestrator = FakeOrchestrator(most_tokens=MOST)
+    async with connected(orchestrator) as caller:
+        caller.update(instructions="Be brief.")
+        await caller.settle()
+        orchestrator.measured.clear()
+        await caller.settle()
+        caller.send("response.create")
+        await caller.until("response.done")
+        assert orchestrator.measured == []
+
+
+async def test_what_no_thinker_can_measure_is_taken_and_counted():
+    failing = StageUnavailableError("no thinker is up")
+    orchestrator = FakeOrchestrator(measure_fails_with=failing)
+    shared = services(orchestrator)
+    async with connected(orchestrator, shared) as caller:
+        caller.say(LONG, "long")
+        assert (await caller.find("conversation.item.done"))["item"]["id"] == "long"
+        assert await still_answers(caller, orchestrator) == [LONG, "Hi."]
+    value = shared.metrics.registry.get_sample_value
+    assert value("sglang_live_gateway_prompts_unmeasured_total") == 2
+
+
+async def test_a_client_secret_is_not_made_for_a_session_that_leaves_no_room():
+    orchestrator = FakeOrchestrator(most_tokens=MOST)
+    transport = httpx.ASGITransport(app_of(orchestrator))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        path = "/v1/realtime/client_secrets"
+        for length, status in ((80, 400), (60, 200)):
+            session = {"type": "realtime", "instructions": "x" * length}
+            answer = await http.post(path, json={"session": session})
+            assert answer.status_code == status
+            if status == 400:
+                error = answer.json()["error"]
+                assert error["code"] == "context_length_exceeded"
+                assert error["param"] == "session.instructions"

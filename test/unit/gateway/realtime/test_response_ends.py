@@ -1,0 +1,217 @@
+"""How a response ends when it does not simply complete, and what it leaves behind."""
+
+import asyncio
+
+import pytest
+
+from sglang_live.core import AudioDelta, HistoryItem, TextPart, TranscriptDelta
+from sglang_live.errors import StageFailedError
+from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem
+from sglang_live.gateway.realtime.conversation.conversation import Conversation
+from sglang_live.gateway.realtime.item_budget import ItemBudget
+from sglang_live.gateway.realtime.responses import turn_runner
+from sglang_live.gateway.realtime.responses.response import ResponsePlan, ResponseWriter
+from sglang_live.gateway.realtime.session_config import initial_config
+from test.unit.gateway.fakes import FakeOrchestrator, connected, done, spoken, tone, types
+
+
+async def test_a_client_cancel_ends_the_response_at_once_and_frees_the_turn():
+    gate = asyncio.Event()
+    orchestrator = FakeOrchestrator([[TranscriptDelta("Well, "), AudioDelta(tone(100)), gate]])
+    async with connected(orchestrator) as caller:
+        caller.send("response.create")
+        await caller.until("response.output_audio.delta")
+        caller.send("response.cancel")
+        events = await caller.until("response.done")
+        assert types(events)[0] == "response.output_audio.done"
+        response = events[-1]["response"]
+        assert response["status"] == "cancelled"
+        assert response["status_details"] == {"type": "cancelled", "reason": "client_cancelled"}
+        assert response["output"][0]["status"] == "incomplete"
+        assert await caller.settle() == []
+        assert orchestrator.session.n_cancelled == 1
+
+
+async def test_cancelling_nothing_is_the_error_that_clients_ignore():
+    async with connected(FakeOrchestrator()) as caller:
+        for fields in ({}, {"response_id": "resp_none"}):
+            caller.send("response.cancel", **fields)
+            error = (await caller.expect("error"))["error"]
+            assert error["code"] == "response_cancel_not_active"
+            assert error["message"].startswith("Cancellation failed")
+
+
+async def test_a_turn_waits_until_the_cancelled_one_has_wound_down():
+    gate, wind_down = asyncio.Event(), asyncio.Event()
+    orchestrator = FakeOrchestrator([[gate], spoken("Second.")])
+    async with connected(orchestrator) as caller:
+        orchestrator.session.wind_down = wind_down
+        caller.send("response.create")
+        await caller.expect("response.created")
+        await caller.settle()  # the first turn runs
+        caller.send("response.cancel")
+        await caller.expect("response.done")
+        caller.send("response.create")
+        await caller.expect("response.created")
+        assert await caller.settle() == []
+        assert len(orchestrator.turns) == 1
+        wind_down.set()
+        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        assert len(orchestrator.turns) == 2
+
+
+async def test_even_when_a_waiting_turn_was_cancelled_the_next_waits_for_the_first():
+    gate, wind_down = asyncio.Event(), asyncio.Event()
+    orchestrator = FakeOrchestrator([[gate], spoken("Third.")])
+    async with connected(orchestrator) as caller:
+        orchestrator.session.wind_down = wind_down
+        for _ in range(2):
+            caller.send("response.create")
+            await caller.expect("response.created")
+            await caller.settle()
+            caller.send("response.cancel")
+            await caller.expect("response.done")
+        caller.send("response.create")
+        await caller.expect("response.created")
+        assert await caller.settle() == []
+        wind_down.set()
+        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+
+
+async def test_a_turn_that_never_winds_down_fails_the_next_instead_of_hanging_it(monkeypatch):
+    monkeypatch.setattr(turn_runner, "_PREDECESSOR_S", 0.01)
+    orchestrator = FakeOrchestrator([[asyncio.Event()]])
+    async with connected(orchestrator) as caller:
+        orchestrator.session.wind_down = asyncio.Event()
+        caller.send("response.create")
+        await caller.expect("response.created")
+        await caller.settle()
+        caller.send("response.cancel")
+        caller.send("response.create")
+        await caller.until("response.created")
+        failed = (await caller.find("response.done"))["response"]
+        assert failed["status_details"]["error"]["code"] == "deadline_exceeded"
+        orchestrator.session.wind_down.set()
+
+
+async def test_a_cancelled_reply_leaves_what_was_sent_under_a_new_key():
+    gate = asyncio.Event()
+    steps = [TranscriptDelta("Once upon"), AudioDelta(tone(200)), gate]
+    orchestrator = FakeOrchestrator([steps, spoken("Sorry.")])
+    async with connected(orchestrator) as caller:
+        caller.send("response.create")
+        await caller.until("response.output_audio.delta")
+        caller.send("response.cancel")
+        await caller.until("response.done")
+        caller.send("response.create")
+        await caller.until("response.done")
+        (left,) = orchestrator.turns[1].history
+        assert left.parts == (TextPart("Once upon"),)
+        assert left.token_ids is None
+
+
+@pytest.mark.parametrize("sent_before", [[], [TranscriptDelta("I "), AudioDelta(tone(40))]])
+async def test_a_failing_turn_is_a_failed_response_and_the_call_goes_on(sent_before):
+    orchestrator = FakeOrchestrator(
+        [[*sent_before, StageFailedError("talker: bad batch")], spoken("Fine now.")]
+    )
+    async with connected(orchestrator) as caller:
+        caller.send("response.create")
+        response = (await caller.find("response.done"))["response"]
+        assert response["status"] == "failed"
+        assert response["status_details"] == {
+            "type": "failed",
+            "error": {
+                "type": "server_error",
+                "code": "stage_failed",
+                "message": "talker: bad batch",
+            },
+        }
+        caller.send("response.create")
+        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+
+
+@pytest.mark.parametrize("steps", [[RuntimeError("a bug")], [TranscriptDelta("half")]])
+async def test_a_bug_behind_the_gateway_is_a_failed_response_without_its_details(steps, caplog):
+    async with connected(FakeOrchestrator([steps])) as caller:
+        caller.send("response.create")
+        response = (await caller.find("response.done"))["response"]
+        assert response["status"] == "failed"
+        assert response["status_details"]["error"]["type"] == "server_error"
+        assert "a bug" not in response["status_details"]["error"]["message"]
+        await caller.settle()
+    assert "response=" in caplog.text
+
+
+async def test_a_reply_cut_by_the_token_limit_is_incomplete():
+    end = done("So then", status="incomplete", reason="max_output_tokens")
+    async with connected(FakeOrchestrator([[TranscriptDelta("So then"), end]])) as caller:
+        caller.send("response.create")
+        response = (await caller.find("response.done"))["response"]
+        assert response["status"] == "incomplete"
+        assert response["status_details"]["reason"] == "max_output_tokens"
+        assert response["output"][0]["status"] == "incomplete"
+
+
+async def test_a_reply_without_sound_or_text_still_enters_the_history():
+    reply = HistoryItem(key="silent", role="assistant", parts=(), token_ids=(9,))
+    orchestrator = FakeOrchestrator([[done(reply=reply)]])
+    async with connected(orchestrator) as caller:
+        caller.send("response.create")
+        await caller.until("response.done")
+        caller.send("response.create")
+        await caller.until("response.done")
+        assert [item.key for item in orchestrator.turns[1].history] == ["silent"]
+
+
+@pytest.mark.parametrize("how", ["completes", "cancel", "leave", "interrupt"])
+async def test_a_reply_whose_id_another_item_took_ends_as_any_other(how):
+    """The client deleted it while it was made, and created an item of its own by that name."""
+    gate = asyncio.Event()
+    steps = [TranscriptDelta("Well, "), AudioDelta(tone(2000)), gate, done("Well, ")]
+    orchestrator = FakeOrchestrator([steps])
+    async with connected(orchestrator) as caller:
+        caller.send("response.create")
+        item_id = (await caller.find("response.output_item.added"))["item"]["id"]
+        await caller.find("response.output_audio.delta")
+        caller.send("conversation.item.delete", item_id=item_id)
+        caller.say("Mine.", item_id)
+        await caller.find("conversation.item.done")
+        if how == "leave":
+            return
+        if how == "completes":
+            gate.set()
+        elif how == "cancel":
+            caller.send("response.cancel")
+        else:
+            caller.append(tone(600))
+        events = await caller.until("response.done")
+        assert "conversation.item.truncated" not in types(events + await caller.settle())
+        caller.send("response.create")
+        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        assert [seen.parts[0].text for seen in orchestrator.turns[-1].history][:1] == ["Mine."]
+
+
+def test_a_response_that_cannot_be_closed_is_over_all_the_same(monkeypatch):
+    def crash(self, item):
+        raise ValueError("a bug")
+
+    emitted = []
+    config = initial_config("model", "ada", GatewayConfig())
+    plan = ResponsePlan(config=config, decided_at_s=0.0)
+    writer = ResponseWriter(
+        plan, Conversation(1000, ItemBudget(1000)), lambda kind, **_: emitted.append(kind)
+    )
+    writer.add_transcript("Well")
+    monkeypatch.setattr(Conversation, "id_before", crash)
+    with pytest.raises(ValueError):
+        writer.cancel("client_cancelled")
+    assert writer.done and emitted[-1] == "response.done"
+
+
+def test_what_a_reply_says_is_not_in_its_name():
+    item = ReplyItem("item_1", "audio", text="A secret.")
+    item.learn(done("A secret."))
+    item.close("completed")
+    assert "secret" not in repr(item)

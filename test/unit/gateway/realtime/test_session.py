@@ -1,0 +1,251 @@
+"""session.created and session.update: what is echoed, merged, refused."""
+
+import pytest
+
+from sglang_live.gateway.realtime.events import TurnDetectionForm
+from sglang_live.gateway.realtime.turn_detection import merge_turn_detection
+from sglang_live.interaction.vad import VadSettings
+from test.unit.gateway.fakes import MODEL, FakeOrchestrator, connected, tone
+
+SERVER_VAD = {
+    "type": "server_vad",
+    "threshold": 0.5,
+    "prefix_padding_ms": 300,
+    "silence_duration_ms": 500,
+    "idle_timeout_ms": None,
+    "create_response": True,
+    "interrupt_response": True,
+}
+
+
+async def updated(caller, **session):
+    caller.update(**session)
+    return (await caller.expect("session.updated"))["session"]
+
+
+async def refused(caller, **session):
+    caller.send("session.update", event_id="mine", session=session)
+    error = (await caller.expect("error"))["error"]
+    assert error["event_id"] == "mine"
+    assert error["type"] == "invalid_request_error"
+    return error
+
+
+async def test_a_new_session_shows_the_documented_defaults():
+    async with connected(FakeOrchestrator(), default_instructions="Be brief.") as caller:
+        session = await updated(caller)
+        assert session["id"].startswith("sess_")
+        assert session["object"] == "realtime.session"
+        assert session["model"] == MODEL
+        assert session["output_modalities"] == ["audio"]
+        assert session["instructions"] == "Be brief."
+        assert session["max_output_tokens"] == "inf"
+        assert session["audio"]["input"]["turn_detection"] == SERVER_VAD
+        assert session["audio"]["input"]["format"] == {"type": "audio/pcm", "rate": 24000}
+        assert session["audio"]["output"]["format"] == {"type": "audio/pcm", "rate": 24000}
+        assert session["audio"]["output"]["voice"] == "ada"
+
+
+async def test_an_update_changes_only_the_keys_it_names():
+    async with connected(FakeOrchestrator()) as caller:
+        await updated(caller, instructions="Speak like a sailor.", max_output_tokens=100)
+        detection = {"type": "server_vad", "threshold": 0.8}
+        await updated(caller, audio={"input": {"turn_detection": detection}})
+        session = await updated(
+            caller, audio={"input": {"turn_detection": {"silence_duration_ms": 200}}}
+        )
+        assert session["instructions"] == "Speak like a sailor."
+        assert session["max_output_tokens"] == 100
+        changed = {"threshold": 0.8, "silence_duration_ms": 200}
+        assert session["audio"]["input"]["turn_detection"] == SERVER_VAD | changed
+
+
+async def test_null_switches_off_and_empty_values_clear():
+    tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    async with connected(FakeOrchestrator(), default_instructions="Be brief.") as caller:
+        session = await updated(caller, tools=[tool], tool_choice="required")
+        assert session["tools"] == [tool]
+        session = await updated(
+            caller,
+            instructions="",
+            tools=[],
+            tool_choice=None,
+            audio={"input": {"turn_detection": None, "transcription": None}},
+        )
+        assert session["instructions"] == ""
+        assert session["tools"] == []
+        assert session["tool_choice"] == "auto"
+        assert session["audio"]["input"]["turn_detection"] is None
+        # Switching on again begins with the defaults.
+        session = await updated(caller, audio={"input": {"turn_detection": {}}})
+        assert session["audio"]["input"]["turn_detection"] == SERVER_VAD
+
+
+async def test_semantic_vad_is_echoed_in_its_own_form():
+    detection = {"type": "semantic_vad", "interrupt_response": False}
+    async with connected(FakeOrchestrator()) as caller:
+        session = await updated(caller, audio={"input": {"turn_detection": detection}})
+        assert session["audio"]["input"]["turn_detection"] == {
+            "type": "semantic_vad",
+            "eagerness": "auto",
+            "create_response": True,
+            "interrupt_response": False,
+        }
+
+
+@pytest.mark.parametrize("kind", ["server_vad", "semantic_vad"])
+async def test_the_confirmation_window_is_echoed_only_to_clients_that_know_it(kind):
+    async with connected(FakeOrchestrator()) as caller:
+
+        async def detection(**keys):
+            session = await updated(caller, audio={"input": {"turn_detection": keys}})
+            return session["audio"]["input"]["turn_detection"]
+
+        assert "confirm_ms" not in await detection(type=kind)
+        assert (await detection(confirm_ms=0))["confirm_ms"] == 0
+        # Other keys leave it as it is, and null brings the default back.
+        assert (await detection(create_response=True))["confirm_ms"] == 0
+        assert (await detection(confirm_ms=None))["confirm_ms"] == 250
+
+
+async def test_what_clients_always_send_is_accepted_and_echoed_in_the_strict_form():
+    async with connected(FakeOrchestrator()) as caller:
+        session = await updated(
+            caller,
+            model="gpt-realtime",
+            tracing="auto",
+            truncation="auto",
+            prompt=None,
+            include=None,
+            reasoning=None,
+            parallel_tool_calls=True,
+            audio={
+                "input": {
+                    "noise_reduction": {"type": "near_field"},
+                    "transcription": {"model": "whisper-1", "delay": 3, "keywords": ["a"]},
+                    "turn_detection": {"type": "semantic_vad", "eagerness": "medium"},
+                },
+                "output": {"voice": "marin", "speed": 1.0},
+            },
+        )
+        assert session["model"] == MODEL
+        assert session["audio"]["output"]["voice"] == "marin"
+        assert session["audio"]["input"]["transcription"] == {"model": "whisper-1"}
+
+
+async def test_a_transcriber_that_strict_clients_do_not_know_is_not_named_to_them():
+    async with connected(FakeOrchestrator()) as caller:
+        wish = {"model": "our-own", "language": "de"}
+        caller.update(audio={"input": {"transcription": wish}})
+        session = (await caller.expect("session.updated"))["session"]
+        assert session["audio"]["input"]["transcription"] == {"language": "de"}
+
+
+async def test_an_unknown_voice_speaks_with_the_models_default_voice():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        for voice in ("marin", "bob"):
+            await updated(caller, audio={"output": {"voice": voice}})
+            caller.send("response.create", response={"output_modalities": ["text"]})
+            response = (await caller.find("response.done"))["response"]
+            assert response["audio"]["output"]["voice"] == voice
+        assert [turn.voice for turn in orchestrator.turns] == ["ada", "bob"]
+
+
+async def test_the_voice_is_fixed_once_it_was_heard_but_equal_values_stay_legal():
+    async with connected(FakeOrchestrator()) as caller:
+        await updated(caller, audio={"output": {"voice": "ash"}})
+        caller.send("response.create")
+        await caller.until("response.done")
+        error = await refused(caller, type="realtime", audio={"output": {"voice": "bob"}})
+        assert error["code"] == "cannot_update_voice"
+        session = await updated(caller, audio={"output": {"voice": "ash"}})
+        assert session["audio"]["output"]["voice"] == "ash"
+
+
+@pytest.mark.parametrize(
+    ("session", "code", "param"),
+    [
+        ({}, "missing_required_parameter", "session.type"),
+        ({"type": "transcription"}, "unsupported_session_type", "session.type"),
+        ({"type": "realtime", "output_modalities": ["audio", "text"]}, "invalid_value", None),
+        ({"type": "realtime", "max_output_tokens": 0}, "invalid_value", None),
+        ({"type": "realtime", "max_output_tokens": "many"}, "invalid_value", None),
+        ({"type": "realtime", "instructions": 7}, "invalid_type", "session.instructions"),
+        ({"type": "realtime", "tools": [{"type": "mcp"}]}, "invalid_value", None),
+        ({"type": "realtime", "tools": [{"type": "function"}]}, "invalid_value", None),
+        ({"type": "realtime", "tool_choice": "sometimes"}, "invalid_value", None),
+        (
+            {"type": "realtime", "audio": {"input": {"turn_detection": {"threshold": 2}}}},
+            "invalid_value",
+            "session.audio.input.turn_detection.threshold",
+        ),
+        (
+            {"type": "realtime", "audio": {"input": {"turn_detection": {"confirm_ms": 2001}}}},
+            "invalid_value",
+            "session.audio.input.turn_detection.confirm_ms",
+        ),
+        (
+            {"type": "realtime", "audio": {"input": {"turn_detection": {"type": "psychic"}}}},
+            "invalid_value",
+            "session.audio.input.turn_detection.type",
+        ),
+        (
+            {"type": "realtime", "audio": {"input": {"format": {"type": "audio/opus"}}}},
+            "invalid_value",
+            "session.audio.input.format.type",
+        ),
+        (
+            {
+                "type": "realtime",
+                "audio": {"output": {"format": {"type": "audio/pcm", "rate": 48000}}},
+            },
+            "invalid_value",
+            "session.audio.output.format.rate",
+        ),
+    ],
+)
+async def test_a_bad_update_is_one_error_and_changes_nothing(session, code, param):
+    async with connected(FakeOrchestrator()) as caller:
+        before = await updated(caller)
+        # A good key beside the bad one must not be applied either.
+        error = await refused(caller, **{"temperature": 0.5, "instructions": "new", **session})
+        assert error["code"] == code
+        if param:
+            assert error["param"] == param
+        assert await updated(caller) == before
+
+
+async def test_a_tool_too_deep_to_echo_is_refused_when_it_arrives():
+    deep: dict = {}
+    for _ in range(260):
+        deep = {"properties": deep}
+    tool = {"type": "function", "name": "deep", "parameters": deep}
+    async with connected(FakeOrchestrator()) as caller:
+        error = await refused(caller, type="realtime", tools=[tool])
+        assert error["param"] == "session.tools[0]"
+        assert (await updated(caller))["tools"] == []
+
+
+async def test_a_new_input_format_holds_from_the_next_append():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.turn_detection(None)
+        caller.append(tone(200))
+        caller.update(audio={"input": {"format": {"type": "audio/pcmu"}}})
+        caller.append(bytes([0xFF]) * 1600)  # 200 ms of mu-law silence
+        caller.send("input_audio_buffer.commit")
+        caller.send("response.create")
+        await caller.until("response.done")
+        (part,) = orchestrator.turns[0].history[0].parts
+        assert part.duration_s == pytest.approx(0.4)
+        assert abs(part.pcm[800:2400]).max() > 4000
+        assert abs(part.pcm[3600:]).max() < 100
+
+
+def test_a_timeout_belongs_to_server_vad_and_has_no_effect_elsewhere():
+    merged = merge_turn_detection(
+        TurnDetectionForm(type="semantic_vad", idle_timeout_ms=5000), None, VadSettings()
+    )
+    assert merged.idle_timeout_ms is None
+    assert "idle_timeout_ms" not in merged.to_wire()

@@ -1,0 +1,78 @@
+"""A turn in which nobody speaks: the client has its item, the model invents nothing about it."""
+
+import pytest
+
+from sglang_live.core import AudioPart
+from test.unit.gateway.fakes import FakeOrchestrator, connected, spoken, tone
+
+SILENCE_1S = bytes(48_000)
+KIND = "conversation.item.input_audio_transcription."
+
+
+def audio_parts(turn) -> int:
+    return sum(isinstance(part, AudioPart) for item in turn.history for part in item.parts)
+
+
+@pytest.mark.parametrize("asked", [{}, {"response": {}}, {"response": {"instructions": None}}])
+async def test_a_committed_silence_is_an_item_that_is_not_answered(asked):
+    orchestrator = FakeOrchestrator([spoken("Close the shirt.")])
+    async with connected(orchestrator) as caller:
+        caller.turn_detection(None)
+        caller.append(SILENCE_1S)
+        caller.send("input_audio_buffer.commit")
+        assert (await caller.find("conversation.item.done"))["item"]["role"] == "user"
+        caller.send("response.create", **asked)
+        response = (await caller.find("response.done"))["response"]
+        assert (response["status"], response["output"]) == ("completed", [])
+        assert response["usage"]["total_tokens"] == 0
+        assert orchestrator.turns == []
+
+
+async def test_its_transcript_is_empty():
+    orchestrator = FakeOrchestrator([spoken("Close the shirt.")])
+    async with connected(orchestrator) as caller:
+        caller.turn_detection(None)
+        caller.update(audio={"input": {"transcription": {"model": "whisper-1"}}})
+        caller.append(SILENCE_1S)
+        caller.send("input_audio_buffer.commit")
+        assert (await caller.find(KIND + "completed"))["transcript"] == ""
+        assert orchestrator.turns == []
+
+
+async def test_speech_after_it_is_answered_and_the_silence_stays_out_of_the_model():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.turn_detection(None)
+        for audio in (SILENCE_1S, tone(500)):
+            caller.append(audio)
+            caller.send("input_audio_buffer.commit")
+            await caller.find("conversation.item.done")
+        caller.send("response.create")
+        assert (await caller.find("response.done"))["response"]["output"]
+        [turn] = orchestrator.turns
+        assert audio_parts(turn) == 1
+
+
+async def test_a_response_with_instructions_of_its_own_speaks_all_the_same():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.turn_detection(None)
+        caller.append(SILENCE_1S)
+        caller.send("input_audio_buffer.commit")
+        caller.send("response.create", response={"instructions": "Ask whether they are there."})
+        assert (await caller.find("response.done"))["response"]["output"]
+        [turn] = orchestrator.turns
+        assert audio_parts(turn) == 0
+
+
+async def test_words_in_writing_behind_it_are_answered():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.turn_detection(None)
+        caller.append(SILENCE_1S)
+        caller.send("input_audio_buffer.commit")
+        content = [{"type": "input_text", "text": "Hello?"}]
+        item = {"type": "message", "role": "user", "content": content}
+        caller.send("conversation.item.create", item=item)
+        caller.send("response.create")
+        assert (await caller.find("response.done"))["response"]["output"]

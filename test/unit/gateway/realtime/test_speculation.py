@@ -1,0 +1,126 @@
+"""An answer is begun in a pause: right, it is there at once; wrong, nobody learns of it."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from sglang_live.errors import StageFailedError
+from test.unit.gateway.fakes import FakeOrchestrator, connected, done, services, spoken, tone
+
+QUIET = bytes(9_600)  # 200 ms
+VAD = {"type": "server_vad", "silence_duration_ms": 500}
+
+
+def guessing(orchestrator: FakeOrchestrator, **config):
+    base = services(orchestrator)
+    return replace(base, config=replace(base.config, speculate_ms=150, **config))
+
+
+async def said(caller, ms: int = 600) -> None:
+    caller.append(tone(ms) + QUIET)
+
+
+async def settled(orchestrator, n_turns: int) -> None:
+    async with asyncio.timeout(5):
+        while len(orchestrator.turns) < n_turns:
+            await asyncio.sleep(0.01)
+
+
+def outcomes(shared) -> dict[str, float]:
+    samples = shared.metrics.guesses.collect()[0].samples
+    return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total")}
+
+
+async def test_a_right_guess_is_the_answer():
+    orchestrator = FakeOrchestrator([spoken("Yes.")])
+    shared = guessing(orchestrator)
+    async with connected(orchestrator, shared) as caller:
+        await said(caller)
+        await settled(orchestrator, 1)
+        assert not [e for e in await caller.settle() if e["type"].startswith("response.")]
+        caller.append(QUIET * 3)
+        events = await caller.until("response.done")
+        [turn] = orchestrator.turns
+        assert turn.speculative
+        caller.say("And?")
+        caller.send("response.create")
+        await caller.until("response.done")
+    assert events[-1]["response"]["status"] == "completed"
+    assert orchestrator.turns[1].history[0].key == turn.history[0].key
+    assert outcomes(shared) == {"answered": 1}
+
+
+async def test_a_wrong_guess_is_withdrawn_and_the_whole_turn_is_answered():
+    gate = asyncio.Event()
+    orchestrator = FakeOrchestrator([[gate, *spoken("Too early.")], spoken("Yes.")])
+    shared = guessing(orchestrator)
+    async with connected(orchestrator, shared) as caller:
+        await said(caller)
+        await settled(orchestrator, 1)
+        orchestrator.session.on_interrupt = [done("Too", status="interrupted")]
+        caller.append(tone(600) + QUIET * 4)
+        events = await caller.until("response.done")
+    first, second = orchestrator.turns[0], orchestrator.turns[-1]
+    assert orchestrator.session.n_interrupted == 1
+    assert [len(turn.history) for turn in orchestrator.turns] == [1] * len(orchestrator.turns)
+    assert first.history[0].key != second.history[0].key
+    assert len(second.history[0].parts[0].pcm) > len(first.history[0].parts[0].pcm) + 9_000
+    text = [e["transcript"] for e in events if e["type"].endswith("audio_transcript.done")]
+    assert text == ["Yes."]
+    assert outcomes(shared)["withdrawn"] >= 1
+
+
+@pytest.mark.parametrize("event", ["input_audio_buffer.clear", "input_audio_buffer.commit"])
+async def test_a_client_that_ends_the_turn_itself_has_no_guess(event):
+    orchestrator = FakeOrchestrator([spoken("Yes.")])
+    shared = guessing(orchestrator)
+    async with connected(orchestrator, shared) as caller:
+        await said(caller)
+        await settled(orchestrator, 1)
+        caller.send(event)
+        await caller.settle()
+    assert len(orchestrator.turns) == 1
+    assert outcomes(shared) == {"withdrawn": 1}
+
+
+async def test_other_settings_ask_for_another_answer():
+    orchestrator = FakeOrchestrator([spoken("Yes."), spoken("Oui.")])
+    shared = guessing(orchestrator)
+    async with connected(orchestrator, shared) as caller:
+        await said(caller)
+        await settled(orchestrator, 1)
+        caller.update(instructions="Speak French.")
+        caller.append(QUIET * 3)
+        await caller.until("response.done")
+    assert orchestrator.turns[-1].instructions == "Speak French."
+    assert outcomes(shared) == {"withdrawn": 1}
+
+
+async def test_a_guess_that_fails_fails_the_answer():
+    orchestrator = FakeOrchestrator([[StageFailedError("gone")]])
+    async with connected(orchestrator, guessing(orchestrator)) as caller:
+        await said(caller)
+        caller.append(QUIET * 3)
+        end = await caller.find("response.done")
+    assert end["response"]["status"] == "failed"
+    assert end["response"]["status_details"]["error"]["code"] == "stage_failed"
+
+
+async def test_a_call_that_ends_in_a_guess_leaves_nothing_behind():
+    gate = asyncio.Event()
+    orchestrator = FakeOrchestrator([[gate, *spoken("Never.")]])
+    async with connected(orchestrator, guessing(orchestrator)) as caller:
+        await said(caller)
+        await settled(orchestrator, 1)
+    assert orchestrator.session.n_cancelled == 1
+
+
+async def test_nothing_is_guessed_where_the_client_asks_for_answers():
+    orchestrator = FakeOrchestrator([spoken("Yes.")])
+    async with connected(orchestrator, guessing(orchestrator)) as caller:
+        caller.turn_detection({**VAD, "create_response": False})
+        await caller.expect("session.updated")
+        await said(caller)
+        await caller.settle()
+        assert orchestrator.turns == []

@@ -1,0 +1,441 @@
+"""Functions: what the model is told, what becomes of its calls, and of what is none."""
+
+import json
+
+import pytest
+
+from sglang_live.core import (
+    AudioDelta,
+    HistoryItem,
+    TextPart,
+    Tools,
+    TranscriptDelta,
+)
+from sglang_live.gateway import tool_calls
+from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.tool_calls import (
+    MalformedCallError,
+    ToolCall,
+    check_choice,
+    check_tools,
+    read_call,
+    tools_of,
+)
+from test.unit.gateway.fakes import FakeOrchestrator, connected, done, services, spoken, tone, types
+
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "description": "Weather of a town.",
+    "parameters": {
+        "type": "object",
+        "properties": {"town": {"type": "string"}},
+        "required": ["town"],
+    },
+}
+CALL = '{"name": "weather", "arguments": {"town": "Rome"}}'
+
+
+# --- what the model is told ---
+
+
+def test_tools_are_told_as_the_chat_api_has_them():
+    tools = tools_of((WEATHER,), "auto")
+    [told] = map(json.loads, tools.functions)
+    assert told == {key: WEATHER[key] for key in ("name", "description", "parameters")}
+    assert tools.must_call is None
+
+
+def test_a_choice_says_what_the_reply_must_be():
+    assert tools_of((WEATHER,), "none") == tools_of((), "required") == Tools()
+    assert tools_of((WEATHER,), "required").must_call == ""
+    choice = {"type": "function", "name": "weather"}
+    assert tools_of((WEATHER,), choice).must_call == "weather"
+
+
+def test_what_is_no_schema_and_who_is_not_there_is_refused():
+    bad = {**WEATHER, "parameters": {"type": "objekt"}}
+    with pytest.raises(ClientEventError) as refused:
+        check_tools((WEATHER, bad), path="session.tools")
+    assert refused.value.param == "session.tools[1].parameters"
+    with pytest.raises(ClientEventError) as refused:
+        choice = {"type": "function", "name": "time"}
+        check_choice((WEATHER,), choice, path="response.tool_choice")
+    assert refused.value.param == "response.tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        (5, "no object"),
+        ({"$ref": "http://127.0.0.1:1/schema.json"}, "itself only"),
+        ({"properties": {"town": {"allOf": [{"$ref": "file:///etc/hostname"}]}}}, "itself only"),
+        ({"$dynamicRef": "other#town"}, "itself only"),
+    ],
+)
+def test_a_schema_that_needs_others_is_refused(parameters, why):
+    with pytest.raises(ClientEventError, match=why):
+        check_tools(({**WEATHER, "parameters": parameters},), path="tools")
+
+
+# --- what the model writes ---
+
+
+def with_parameters(**parameters) -> tuple[dict, ...]:
+    return ({"type": "function", "name": "weather", "parameters": parameters},)
+
+
+def test_a_schema_may_refer_to_itself():
+    tools = with_parameters(
+        **{"$defs": {"town": {"type": "string"}}}, properties={"town": {"$ref": "#/$defs/town"}}
+    )
+    check_tools(tools, path="tools")
+    assert read_call(CALL, tools).name == "weather"
+    with pytest.raises(MalformedCallError, match="Arguments of weather"):
+        read_call('{"name": "weather", "arguments": {"town": 5}}', tools)
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/nowhere", "#"])
+def test_a_reference_that_leads_nowhere_makes_no_call(reference):
+    tools = with_parameters(properties={"town": {"$ref": reference, "not": {"$ref": reference}}})
+    with pytest.raises(MalformedCallError):
+        read_call(CALL, tools)
+
+
+@pytest.mark.parametrize(
+    "town",
+    [
+        {"type": "string", "pattern": "^(o+)+$"},
+        {"type": "object", "patternProperties": {"^(o+)+$": {}}, "additionalProperties": False},
+    ],
+)
+def test_a_pattern_that_would_take_for_ever_is_not_matched(town):
+    tools = with_parameters(properties={"town": town, "pattern": {"type": "string"}})
+    check_tools(tools, path="tools")
+    long = "o" * 60 + "!"
+    value = long if town["type"] == "string" else {long: 1}
+    text = json.dumps({"name": "weather", "arguments": {"town": value}})
+    assert read_call(text, tools).name == "weather"
+    with pytest.raises(MalformedCallError):  # a property of that name is none
+        read_call('{"name": "weather", "arguments": {"pattern": 5}}', tools)
+
+
+def test_a_call_that_fits_is_read():
+    assert read_call(CALL, (WEATHER,)) == ToolCall("weather", '{"town":"Rome"}')
+    as_text = json.dumps({"name": "weather", "arguments": '{"town": "Rome"}'})
+    assert read_call(as_text, (WEATHER,)).arguments == '{"town":"Rome"}'
+    free = {"type": "function", "name": "stop"}
+    assert read_call('{"name": "stop"}', (free,)) == ToolCall("stop", "{}")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not JSON"),
+        ('{"name": "weather", "arguments": {"town": "Ro', "not JSON"),
+        ("[]", "no name"),
+        ('{"name": 7}', "no name"),
+        ('{"name": "time", "arguments": {}}', "no function 'time'"),
+        ('{"name": "weather", "arguments": {}}', r"weather: \$ does not fit 'required'"),
+        ('{"name": "weather", "arguments": {"town": 7}}', r"weather: \$.town does not fit 'type'"),
+        ('{"name": "weather", "arguments": [1]}', "not an object"),
+        ('{"name": "weather", "arguments": "{"}', "not JSON"),
+    ],
+)
+def test_what_is_no_call_is_recognised(text, why):
+    with pytest.raises(MalformedCallError, match=why):
+        read_call(text, (WEATHER,))
+
+
+def test_a_call_that_no_writer_can_hold_is_none():
+    text = '{"name": "stop", "arguments": {"x": ' + "[" * 300 + "]" * 300 + "}}"
+    with pytest.raises(MalformedCallError, match="too much"):
+        read_call(text, ({"type": "function", "name": "stop"},))
+
+
+# --- in a session ---
+
+
+def reply_with(text: str) -> HistoryItem:
+    parts = (TextPart(text),)
+    return HistoryItem(key="reply", role="assistant", parts=parts, token_ids=(1, 2, 3, 4))
+
+
+async def test_a_call_is_an_item_of_its_own_and_its_output_continues_the_conversation():
+    called = [done(reply=reply_with(""), calls=(CALL,))]
+    orchestrator = FakeOrchestrator([called, spoken("It rains.")])
+    async with connected(orchestrator) as caller:
+        caller.update(tools=[WEATHER])
+        await caller.expect("session.updated")
+        caller.send("response.create")
+        events = await caller.until("response.done")
+        assert types(events) == [
+            "response.created",
+            "response.output_item.added",
+            "conversation.item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+            "conversation.item.done",
+            "response.done",
+        ]
+        assert events[2]["item"]["arguments"] == ""
+        [item] = events[-1]["response"]["output"]
+        assert (item["type"], item["name"], item["status"]) == (
+            "function_call",
+            "weather",
+            "completed",
+        )
+        assert json.loads(item["arguments"]) == {"town": "Rome"}
+        assert len(item["call_id"]) <= 32
+        output = {"type": "function_call_output", "call_id": item["call_id"], "output": "rain"}
+        caller.send("conversation.item.create", item=output)
+        caller.send("response.create")
+        await caller.until("response.done")
+        asked = orchestrator.turns[-1]
+        assert [(seen.role, seen.token_ids) for seen in asked.history] == [
+            ("assistant", (1, 2, 3, 4)),
+            ("tool", None),
+        ]
+        assert json.loads(asked.tools.functions[0])["name"] == "weather"
+
+
+async def test_words_before_a_call_are_a_message_before_it():
+    words = TranscriptDelta("One moment.", 2)
+    steps = [words, done(reply=reply_with("One moment."), calls=(CALL, CALL))]
+    orchestrator = FakeOrchestrator([steps])
+    async with connected(orchestrator) as caller:
+        caller.update(output_modalities=["text"], tools=[WEATHER])
+        caller.send("response.create")
+        events = await caller.until("response.done")
+        output = events[-1]["response"]["output"]
+        assert [item["type"] for item in output] == ["message", "function_call", "function_call"]
+        ended = [event for event in events if event["type"] == "response.output_item.done"]
+        assert [event["output_index"] for event in ended] == [0, 1, 2]
+        follows = [e for e in events if e["type"] == "conversation.item.done"]
+        assert [e["previous_item_id"] for e in follows] == [None, output[0]["id"], output[1]["id"]]
+        caller.send("response.create")
+        await caller.until("response.done")
+        # One reply of the model, though three items show it.
+        assert [seen.token_ids for seen in orchestrator.turns[-1].history] == [(1, 2, 3, 4)]
+
+
+async def test_a_call_outlives_the_words_before_it():
+    """Its caller cut them off, and the model must know what it called."""
+    orchestrator = FakeOrchestrator(
+        [[TranscriptDelta("One moment.", 2), AudioDelta(tone(400)),
+          done(reply=reply_with("One moment."), calls=(CALL,), n_frames=5)]]
+    )  # fmt: skip
+    async with connected(orchestrator) as caller:
+        caller.update(tools=[WEATHER])
+        caller.send("response.create")
+        events = await caller.until("response.done")
+        message = events[-1]["response"]["output"][0]["id"]
+        caller.send("conversation.item.truncate", item_id=message, content_index=0, audio_end_ms=0)
+        caller.send("response.create")
+        await caller.until("response.done")
+        [seen] = orchestrator.turns[-1].history
+        assert "<tool_call>" in seen.parts[0].text and "Rome" in seen.parts[0].text
+
+
+async def test_a_call_outlives_words_that_are_deleted():
+    steps = [TranscriptDelta("One moment.", 2), done(reply=reply_with("One."), calls=(CALL, CALL))]
+    orchestrator = FakeOrchestrator([steps])
+    async with connected(orchestrator) as caller:
+        caller.update(output_modalities=["text"], tools=[WEATHER])
+        caller.send("response.create")
+        events = await caller.until("response.done")
+        message = events[-1]["response"]["output"][0]["id"]
+        caller.send("conversation.item.delete", item_id=message)
+        caller.send("response.create")
+        await caller.until("response.done")
+        told = [seen.parts[0].text for seen in orchestrator.turns[-1].history]
+        assert len(told) == 2 and all("<tool_call>" in text for text in told)
+
+
+async def test_calls_leave_the_window_with_the_words_that_carried_them():
+    words = [TranscriptDelta("One moment.", 2), done(reply=reply_with("One."), calls=(CALL,))]
+    orchestrator = FakeOrchestrator([words, [done("Well.", gone=("reply",))]])
+    async with connected(orchestrator) as caller:
+        caller.update(output_modalities=["text"], tools=[WEATHER])
+        caller.send("response.create")
+        events = await caller.until("response.done")
+        carried = [item["id"] for item in events[-1]["response"]["output"]]
+        caller.send("response.create")
+        await caller.until("response.done")
+        left = [(await caller.expect("conversation.item.deleted"))["item_id"] for _ in carried]
+        assert left == carried
+        caller.send("response.create")
+        await caller.until("response.done")
+        assert not any("<tool_call>" in str(seen.parts) for seen in orchestrator.turns[-1].history)
+
+
+async def test_a_malformed_call_is_an_error_and_not_silence():
+    orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=("{",))]])
+    shared = services(orchestrator)
+    async with connected(orchestrator, shared) as caller:
+        caller.update(tools=[WEATHER])
+        caller.send("response.create")
+        ended = (await caller.find("response.done"))["response"]
+        assert ended["status"] == "failed"
+        assert ended["status_details"]["error"]["code"] == "malformed_tool_call"
+        assert ended["output"] == []
+    name = "sglang_live_gateway_tool_calls_total"
+    count = shared.metrics.registry.get_sample_value(name, {"outcome": "malformed"})
+    assert count == 1
+
+
+async def test_words_are_answer_enough_beside_a_malformed_call():
+    steps = [TranscriptDelta("Hello.", 2), done(reply=reply_with("Hello."), calls=("{",))]
+    async with connected(FakeOrchestrator([steps])) as caller:
+        caller.update(output_modalities=["text"], tools=[WEATHER])
+        caller.send("response.create")
+        ended = (await caller.find("response.done"))["response"]
+        assert ended["status"] == "completed"
+        assert [item["type"] for item in ended["output"]] == ["message"]
+
+
+async def test_more_tools_than_a_model_should_read_are_one_error():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.update(tools=[{**WEATHER, "description": "x" * 70_000}])
+        error = (await caller.expect("error"))["error"]
+        assert (error["code"], error["param"]) == ("tools_too_large", "session.tools")
+
+
+async def test_an_agent_without_functions_takes_over_from_one_that_must_call():
+    choice = {"type": "function", "name": "weather"}
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.update(tools=[WEATHER], tool_choice=choice)
+        caller.send("response.create", response={"tools": []})
+        await caller.until("response.done")
+        assert orchestrator.turns[-1].tools == Tools()
+        caller.update(tools=[], instructions="Be kind.")
+        session = (await caller.find("session.updated"))["session"]
+        assert (session["tool_choice"], session["instructions"]) == ("auto", "Be kind.")
+        caller.update(tools=[], tool_choice=choice)
+        assert (await caller.expect("error"))["error"]["param"] == "session.tool_choice"
+
+
+async def test_tools_are_checked_when_they_are_given_and_not_again(monkeypatch):
+    checked = []
+    monkeypatch.setattr(tool_calls, "check_schema", checked.append)
+    async with connected(FakeOrchestrator()) as caller:
+        caller.update(tools=[WEATHER])
+        caller.update(instructions="Be kind.")
+        caller.send("response.create", response={"instructions": "Be brief."})
+        await caller.until("response.done")
+    assert checked == [WEATHER["parameters"]]
+
+
+# --- what clients say of functions and calls ---
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([WEATHER, WEATHER], "[1].name"),
+        ([{**WEATHER, "name": "a"}, WEATHER, {**WEATHER, "name": "a"}], "[2].name"),
+        *(
+            ([{**WEATHER, "name": name}], "[0].name")
+            for name in ("", "a b", "a\nb", "caf\u00e9", "a.b", "x" * 65, None, 7)
+        ),
+        ([{**WEATHER, "strict": "yes"}], "[0].strict"),
+        ([{**WEATHER, "returns": {}}], "[0].returns"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["session.update", "response.create"])
+async def test_functions_that_cannot_be_are_one_error_that_names_the_place(kind, tools, param):
+    holder = kind.split(".")[0]
+    fields = {"type": "realtime"} if holder == "session" else {}
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send(kind, **{holder: {**fields, "tools": tools}})
+        [error] = await caller.settle()
+        assert error["error"]["param"] == f"{holder}.tools{param}"
+
+
+def call_item(**fields):
+    return {
+        "type": "function_call",
+        "name": "weather",
+        "call_id": "c1",
+        "arguments": "{}",
+        **fields,
+    }
+
+
+def output_of(call_id):
+    return {"type": "function_call_output", "call_id": call_id, "output": "rain"}
+
+
+@pytest.mark.parametrize("arguments", ["{", "no json", '{"a": NaN}', "[]", "7", '"x"', "{} {}"])
+async def test_arguments_that_are_no_json_object_are_one_error(arguments):
+    item = call_item(arguments=arguments)
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("conversation.item.create", item=item)
+        assert (await caller.expect("error"))["error"]["param"] == "item.arguments"
+        caller.send("response.create", response={"input": [item]})
+        [error] = await caller.settle()
+        assert error["error"]["param"] == "response.input[0].arguments"
+
+
+@pytest.mark.parametrize("arguments", ["", "null", "{}", '{"town": "Rome"}'])
+async def test_a_call_without_arguments_is_one(arguments):
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        caller.send("conversation.item.create", item=call_item(arguments=arguments))
+        caller.send("response.create")
+        await caller.until("response.done")
+        [seen] = orchestrator.turns[-1].history
+        _, call, _ = seen.parts[0].text.split("\n")
+        assert isinstance(json.loads(call)["arguments"], dict)
+
+
+async def test_an_output_needs_a_call_that_came_before_it():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("conversation.item.create", item=output_of("c1"), event_id="e")
+        error = (await caller.expect("error"))["error"]
+        assert (error["code"], error["param"]) == ("invalid_tool_call_id", "item.call_id")
+        assert error["event_id"] == "e"
+        caller.send("response.create", response={"input": [output_of("c1"), call_item()]})
+        error = (await caller.expect("error"))["error"]
+        assert error["param"] == "response.input[0].call_id"
+        # Neither left an item; the call and its output do, in this order.
+        for item in (call_item(id="call"), output_of("c1")):
+            caller.send("conversation.item.create", item=item)
+            await caller.find("conversation.item.done")
+        caller.send("response.create", response={"input": [call_item(), output_of("c1")]})
+        await caller.until("response.done")
+
+
+async def test_a_call_that_has_left_the_conversation_can_still_be_answered():
+    async with connected(FakeOrchestrator()) as caller:
+        caller.send("conversation.item.create", item=call_item(id="call"))
+        await caller.find("conversation.item.done")
+        caller.send("conversation.item.delete", item_id="call")
+        await caller.find("conversation.item.deleted")
+        caller.send("conversation.item.create", item=output_of("c1"))
+        await caller.find("conversation.item.done")
+
+
+async def test_a_call_of_a_response_outside_the_conversation_can_be_answered_in_it():
+    orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=(CALL,))]])
+    async with connected(orchestrator) as caller:
+        caller.update(tools=[WEATHER])
+        caller.send("response.create", response={"conversation": "none"})
+        [made] = (await caller.find("response.done"))["response"]["output"]
+        caller.send("conversation.item.create", item=output_of(made["call_id"]))
+        await caller.find("conversation.item.done")
+
+
+@pytest.mark.parametrize("at", ["session", "response"])
+async def test_one_call_at_a_time_where_the_client_wants_it_so(at):
+    orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=(CALL, CALL))]])
+    shared, wish = services(orchestrator), {"parallel_tool_calls": False}
+    async with connected(orchestrator, shared) as caller:
+        caller.update(tools=[WEATHER], **(wish if at == "session" else {}))
+        caller.send("response.create", response=wish if at == "response" else {})
+        ended = (await caller.find("response.done"))["response"]
+        assert [item["type"] for item in ended["output"]] == ["function_call"]
+    name = "sglang_live_gateway_tool_calls_total"
+    assert shared.metrics.registry.get_sample_value(name, {"outcome": "surplus"}) == 1

@@ -1,0 +1,344 @@
+"""Long conversations: what `truncation` asks for, and items that leave with the window."""
+
+import asyncio
+import base64
+
+import pytest
+
+from sglang_live.kv.retention import RetentionConfig
+from test.unit.gateway.fakes import FakeOrchestrator, connected, done, services, spoken, tone, types
+
+from .playout_world import (
+    COUGH,
+    SILENCE_300MS,
+    TRUNCATED,
+    VOICE,
+    WORDS,
+    World,
+    interrupted_end,
+    start,
+)
+
+SERVER = RetentionConfig(sink_tokens=7, window_tokens=200, slack_tokens=50)
+DELETED = "conversation.item.deleted"
+TEXT = {"output_modalities": ["text"]}
+
+
+def ratio(value: float, limit: int | None = None) -> dict:
+    form = {"type": "retention_ratio", "retention_ratio": value}
+    return form if limit is None else form | {"token_limits": {"post_instructions": limit}}
+
+
+async def updated(caller, truncation):
+    caller.update(truncation=truncation)
+    return (await caller.expect("session.updated"))["session"]["truncation"]
+
+
+async def respond(caller, **form) -> list:
+    """All events of a response in text and of what follows from it."""
+    caller.send("response.create", response={**TEXT, **form})
+    return [*await caller.until("response.done"), *await caller.settle()]
+
+
+async def retention_of(caller, orchestrator) -> RetentionConfig | None:
+    await respond(caller)
+    return orchestrator.turns[-1].retention
+
+
+# --- what a client asks for ---
+
+
+async def test_without_a_word_of_the_client_the_servers_bounds_hold():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator, retention=SERVER) as caller:
+        assert await retention_of(caller, orchestrator) == SERVER
+        caller.update()
+        assert (await caller.expect("session.updated"))["session"]["truncation"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("truncation", "window_tokens", "slack_tokens"),
+    [
+        (ratio(0.8, 1000), 800, 200),
+        (ratio(0.5, 65), 32, 33),
+        (ratio(0.8), 200, 50),
+        (ratio(0.4), 100, 150),
+        (ratio(1.0, 500), 500, 1),
+        (ratio(0.001, 64), 1, 63),
+    ],
+)
+async def test_a_ratio_is_what_is_left_of_the_limit_once_it_is_exceeded(
+    truncation, window_tokens, slack_tokens
+):
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator, retention=SERVER) as caller:
+        assert await updated(caller, truncation) == truncation
+        assert await retention_of(caller, orchestrator) == RetentionConfig(
+            sink_tokens=None, window_tokens=window_tokens, slack_tokens=slack_tokens
+        )
+
+
+async def test_a_session_can_keep_everything_and_change_its_mind():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator, retention=SERVER) as caller:
+        assert await updated(caller, "disabled") == "disabled"
+        assert await retention_of(caller, orchestrator) is None
+        caller.update(instructions="Be brief.")
+        session = (await caller.expect("session.updated"))["session"]
+        assert session["truncation"] == "disabled", "absent keys keep their value"
+        assert await updated(caller, None) == "auto"
+        assert await retention_of(caller, orchestrator) == SERVER
+
+
+async def test_limits_that_say_nothing_are_not_echoed():
+    async with connected(FakeOrchestrator(), retention=SERVER) as caller:
+        for empty in (None, {}, {"post_instructions": None}):
+            assert await updated(caller, ratio(0.5) | {"token_limits": empty}) == ratio(0.5)
+
+
+@pytest.mark.parametrize(
+    ("truncation", "code", "path"),
+    [
+        ("sometimes", "invalid_value", ""),
+        (7, "invalid_type", ""),
+        ([], "invalid_type", ""),
+        ({"retention_ratio": 0.5}, "missing_required_parameter", ".type"),
+        ({"type": "auto"}, "invalid_value", ".type"),
+        ({"type": "retention_ratio"}, "missing_required_parameter", ".retention_ratio"),
+        (ratio(0), "invalid_value", ".retention_ratio"),
+        (ratio(1.01), "invalid_value", ".retention_ratio"),
+        (ratio(0.5) | {"retention_ratio": "0.5"}, "invalid_type", ".retention_ratio"),
+        (ratio(0.5) | {"token_limits": 100}, "invalid_type", ".token_limits"),
+        (ratio(0.5) | {"extra": []}, "unknown_parameter", ".extra"),
+        (ratio(0.5) | {"token_limits": {"n": 1}}, "unknown_parameter", ".token_limits.n"),
+        (ratio(0.5, 63), "invalid_value", ".token_limits.post_instructions"),
+        (ratio(0.5, 1_000_001), "invalid_value", ".token_limits.post_instructions"),
+    ],
+)
+async def test_bounds_that_cannot_be_are_refused_with_their_path(truncation, code, path):
+    async with connected(FakeOrchestrator(), retention=SERVER) as caller:
+        await updated(caller, "disabled")
+        caller.update(truncation=truncation, instructions="new")
+        error = (await caller.expect("error"))["error"]
+        assert (error["code"], error["param"]) == (code, "session.truncation" + path)
+        caller.update()
+        session = (await caller.expect("session.updated"))["session"]
+        assert (session["truncation"], session["instructions"]) == ("disabled", "")
+
+
+async def test_a_server_that_keeps_everything_does_not_promise_bounds():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator) as caller:
+        for word in ("disabled", "auto"):
+            assert await updated(caller, word) == word
+            assert await retention_of(caller, orchestrator) is None
+        caller.update(truncation=ratio(0.8, 1000))
+        error = (await caller.expect("error"))["error"]
+        assert (error["code"], error["param"]) == ("invalid_value", "session.truncation")
+        assert "keeps whole conversations" in error["message"]
+
+
+async def test_responses_that_leave_the_sessions_kv_alone_have_no_bounds():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator, retention=SERVER) as caller:
+        await respond(caller, conversation="none")
+        await respond(caller, input=[])
+        await respond(caller)
+        assert [turn.retention for turn in orchestrator.turns] == [None, None, SERVER]
+
+
+# --- items that leave ---
+
+
+async def remembered(caller, orchestrator, *item_ids: str) -> dict[str, str]:
+    """Have items with these ids, and the history key of each."""
+    for item_id in item_ids:
+        caller.say(item_id, item_id)
+    await caller.settle()
+    await respond(caller)
+    return {item.parts[0].text: item.key for item in orchestrator.turns[-1].history}
+
+
+async def exists(caller, item_id: str) -> bool:
+    caller.send("conversation.item.retrieve", item_id=item_id)
+    return (await caller.next())["type"] == "conversation.item.retrieved"
+
+
+async def texts_of_the_next_turn(caller, orchestrator) -> list[str]:
+    await respond(caller)
+    return [item.parts[0].text for item in orchestrator.turns[-1].history]
+
+
+async def test_items_of_which_nothing_is_left_are_deleted_after_the_response():
+    orchestrator = FakeOrchestrator([spoken("First.")])
+    shared = services(orchestrator, retention=SERVER)
+    async with connected(orchestrator, shared) as caller:
+        keys = await remembered(caller, orchestrator, "a", "b", "c")
+        gone = (keys["c"], "unknown", keys["a"], "reply:First.")
+        orchestrator.scripts.append([done("Second.", gone=gone)])
+        events = await respond(caller)
+        at = types(events).index("response.done")
+        left = events[at + 1 :]
+        assert types(left) == [DELETED] * 3
+        # In the conversation's order, whatever the order of the keys.
+        assert [event["item_id"] for event in left[:2]] == ["a", "c"]
+        assert left[2]["item_id"] not in ("a", "b", "c")
+        assert not await exists(caller, "a")
+        assert await exists(caller, "b")
+        texts = await texts_of_the_next_turn(caller, orchestrator)
+        assert texts == ["b", "Second."]
+    value = shared.metrics.registry.get_sample_value
+    name = "sglang_live_gateway_items_dropped_total"
+    assert value(name, {"reason": "window"}) == 3
+    assert value(name, {"reason": "full"}) is None
+
+
+async def test_a_full_conversation_is_counted_apart():
+    orchestrator = FakeOrchestrator()
+    shared = services(orchestrator, max_conversation_bytes=100)
+    async with connected(orchestrator, shared) as caller:
+        for item_id in ("a", "b"):
+            caller.say("x" * 60, item_id)
+        events = await caller.settle()
+        assert [e["item_id"] for e in events if e["type"] == DELETED] == ["a"]
+    value = shared.metrics.registry.get_sample_value
+    assert value("sglang_live_gateway_items_dropped_total", {"reason": "full"}) == 1
+
+
+async def test_the_audio_of_items_that_left_no_longer_counts():
+    orchestrator = FakeOrchestrator([spoken("Yes.")])
+    n_bytes = 16_000 * 2 * 2  # two seconds, as kept
+    limits = {"retention": SERVER, "max_conversation_bytes": int(1.5 * n_bytes)}
+    async with connected(orchestrator, **limits) as caller:
+        audio = base64.b64encode(tone(2000)).decode()
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_audio", "audio": audio}],
+        }
+        caller.send("conversation.item.create", item=item | {"id": "old"})
+        await caller.settle()
+        await respond(caller)
+        key = orchestrator.turns[-1].history[0].key
+        orchestrator.scripts.append([done("More.", gone=(key,))])
+        await respond(caller)
+        caller.send("conversation.item.create", item=item | {"id": "new"})
+        assert DELETED not in types(await caller.settle())
+
+
+async def test_an_item_that_was_cut_since_the_turn_began_stays():
+    gate = asyncio.Event()
+    orchestrator = FakeOrchestrator([spoken("One two three four", 800)])
+    async with connected(orchestrator, retention=SERVER) as caller:
+        caller.say("a", "a")
+        caller.send("response.create")
+        response = (await caller.find("response.done"))["response"]
+        item_id = response["output"][0]["id"]
+        orchestrator.scripts.append([gate, done("Next.", gone=("reply:One two three four",))])
+        caller.send("response.create", response=TEXT)
+        await caller.expect("response.created")
+        cut = {"item_id": item_id, "content_index": 0, "audio_end_ms": 400}
+        caller.send("conversation.item.truncate", **cut)
+        await caller.expect(TRUNCATED)
+        gate.set()
+        await caller.until("response.done")
+        assert await caller.settle() == []
+        texts = await texts_of_the_next_turn(caller, orchestrator)
+        assert texts == ["a", "One two", "Next."]
+
+
+async def test_an_item_the_client_deleted_meanwhile_is_not_deleted_twice():
+    gate = asyncio.Event()
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator, retention=SERVER) as caller:
+        keys = await remembered(caller, orchestrator, "a", "b")
+        orchestrator.scripts.append([gate, done("Next.", gone=tuple(keys.values()))])
+        caller.send("response.create", response=TEXT)
+        await caller.expect("response.created")
+        await caller.settle()
+        caller.send("conversation.item.delete", item_id="a")
+        await caller.expect(DELETED)
+        gate.set()
+        await caller.until("response.done")
+        assert [(e["type"], e["item_id"]) for e in await caller.settle()] == [(DELETED, "b")]
+
+
+async def test_responses_beside_the_conversation_delete_nothing():
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator, retention=SERVER) as caller:
+        keys = await remembered(caller, orchestrator, "a")
+        for form in ({"conversation": "none"}, {"input": []}):
+            orchestrator.scripts.append([done("Aside.", gone=tuple(keys.values()))])
+            assert DELETED not in types(await respond(caller, **form))
+        assert await exists(caller, "a")
+
+
+async def test_items_have_left_before_a_waiting_answer_begins():
+    gate = asyncio.Event()
+    orchestrator = FakeOrchestrator()
+    async with connected(orchestrator, retention=SERVER) as caller:
+        keys = await remembered(caller, orchestrator, "a", "b")
+        caller.turn_detection({"interrupt_response": False})
+        await caller.expect("session.updated")
+        orchestrator.scripts.append([gate, *spoken("Slow.")[:-1], done("Slow.", gone=(keys["a"],))])
+        caller.send("response.create")
+        await caller.expect("response.created")
+        await caller.settle()
+        caller.append(VOICE + bytes(48_000))
+        await caller.until("conversation.item.done")
+        gate.set()
+        await caller.until("response.done")
+        assert (await caller.expect(DELETED))["item_id"] == "a"
+        await caller.expect("response.created")
+        await caller.until("response.done")
+        assert keys["a"] not in [item.key for item in orchestrator.turns[-1].history]
+
+
+# --- interruptions ---
+
+
+async def test_what_an_interrupted_turn_forgot_leaves_when_it_has_wound_down():
+    ending = asyncio.Event()
+    world = World(retention=SERVER)
+    async with world.call() as caller:
+        keys = await remembered(caller, world.orchestrator, "a", "b")
+        world.session.on_interrupt = [ending, interrupted_end(gone=(keys["a"],))]
+        world.orchestrator.scripts.append(
+            [*spoken(WORDS, 1600)[:-1], asyncio.Event(), done(WORDS)],
+        )
+        await start(caller)
+        await world.play(caller, 0.9)
+        caller.append(VOICE)
+        events = await caller.until(TRUNCATED)
+        assert "response.done" in types(events)
+        assert await caller.settle() == []
+        assert await exists(caller, "a")
+        ending.set()
+        deleted = await caller.expect(DELETED)
+        assert deleted["item_id"] == "a"
+        assert await caller.settle() == []
+        caller.append(bytes(48_000))
+        await caller.until("response.done")
+        history = world.orchestrator.turns[-1].history
+        assert [item.role for item in history] == ["user", "assistant", "assistant", "user"]
+        assert history[0].key == keys["b"]
+    assert world.value("items_dropped_total", reason="window") == 1
+
+
+async def test_while_a_voice_may_be_a_cough_deletions_wait_behind_their_response():
+    gate = asyncio.Event()
+    world = World(retention=SERVER)
+    async with world.call() as caller:
+        keys = await remembered(caller, world.orchestrator, "a")
+        steps = spoken("Well then.", 800)
+        end = done("Well then.", gone=(keys["a"],))
+        world.orchestrator.scripts.append([*steps[:-1], gate, end])
+        await start(caller)
+        caller.append(COUGH)
+        assert await caller.settle() == []
+        gate.set()
+        await asyncio.sleep(0.01)
+        assert await caller.settle() == []
+        caller.append(SILENCE_300MS)
+        events = await caller.until(DELETED)
+        assert types(events)[-2:] == ["response.done", DELETED]

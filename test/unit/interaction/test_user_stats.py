@@ -1,0 +1,12 @@
+"""What is expected of a caller."""
+
+import pytest
+
+from sglang_live.interaction.user_stats import Habits
+
+
+def test_who_went_for_coffee_is_not_slow_to_reply():
+    habits = Habits()
+    habits.replied_after(1.0)
+    habits.replied_after(600.0)
+    assert habits.reply_gap_s == pytest.approx(1.0 + 0.3 * 29.0)

@@ -1,0 +1,89 @@
+"""What is said goes to the thinker while the rest is said, and the turn goes on from there."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sglang_live.core import AudioPart, HistoryItem, TurnDone
+
+from .fakes import N_STATES, ask, user
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+
+def piece(n: int, *, closes: bool = False) -> HistoryItem:
+    audio = AudioPart(np.full(160, n, np.int16))
+    return HistoryItem(key=f"p{n}", role="user", parts=(audio,), opens=n == 0, closes=closes)
+
+
+def ahead(name: str, *history: HistoryItem):
+    return replace(ask(name, *history), ahead=True)
+
+
+async def until_idle(session) -> None:
+    await session._listening.ended()
+
+
+async def done(session, turn) -> TurnDone:
+    return [event async for event in session.respond(turn)][-1]
+
+
+async def test_each_piece_is_told_once_and_counts_as_the_turns_own(world):
+    session = await world.orchestrator.open_session("caller")
+    for n in range(2):
+        assert session.take_in(ahead(f"a{n}", user("u0", "hi"), *map(piece, range(n + 1))))
+        await until_idle(session)
+    end = await done(session, ask("t", user("u0", "hi"), piece(0), piece(1), piece(2, closes=True)))
+    told = [[item.key for item in opener.items] for opener in world.thinker.openers]
+    assert told == [["u0", "p0"], ["p1"], ["p2"]]
+    assert [opener.ahead for opener in world.thinker.openers] == [True, True, False]
+    assert end.usage.input_audio_tokens == 3 * N_STATES
+    [speak] = world.talker.openers
+    assert [segment.key for segment in speak.segments] == ["u0", "p0", "p1", "p2"]
+
+
+async def test_a_turn_waits_for_what_is_being_taken_in_and_says_that_it_waits(world):
+    world.thinker.busy = True
+    session = await world.orchestrator.open_session("caller")
+    assert session.take_in(ahead("a", piece(0)))
+    await asyncio.sleep(0.05)
+    assert not session.take_in(ahead("b", piece(0), piece(1))), "one at a time"
+    await done(session, ask("t", piece(0), piece(1, closes=True)))
+    assert world.thinker.n_ended == 1
+    assert [opener.job_id for opener in world.thinker.openers] == ["a-think", "t-think"]
+
+
+async def test_nothing_is_taken_in_while_a_turn_runs(world):
+    world.thinker.holds_at = 1
+    session = await world.orchestrator.open_session("caller")
+    turn = asyncio.create_task(done(session, ask("t", user("u0", "hi"))))
+    await asyncio.sleep(0.05)
+    assert not session.take_in(ahead("a", user("u0", "hi"), piece(0)))
+    world.thinker.release()
+    await turn
+    assert session.take_in(ahead("a", user("u0", "hi"), piece(0)))
+
+
+async def test_what_could_not_be_taken_in_is_told_with_the_turn(world):
+    world.thinker.fails_at = 0
+    session = await world.orchestrator.open_session("caller")
+    assert session.take_in(ahead("a", piece(0)))
+    await until_idle(session)
+    world.thinker.fails_at = None
+    end = await done(session, ask("t", piece(0), piece(1, closes=True)))
+    assert end.status == "completed"
+    assert set(world.thinker.items["caller"]) >= {"p0", "p1"}
+
+
+async def test_a_session_that_closes_stops_listening(world):
+    world.thinker.busy = True
+    session = await world.orchestrator.open_session("caller")
+    assert session.take_in(ahead("a", piece(0)))
+    await asyncio.sleep(0.05)
+    await session.close()
+    assert not session.take_in(ahead("b", piece(0)))
+    async with asyncio.timeout(5):
+        while world.thinker.cancelled != ["a-think"]:
+            await asyncio.sleep(0.01)

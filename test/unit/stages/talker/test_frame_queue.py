@@ -1,0 +1,64 @@
+"""Codec frames from the scheduler's reports to the job that sends them."""
+
+import asyncio
+
+import pytest
+
+from sglang_live.errors import StageFailedError
+from sglang_live.stages.talker import frame_queue
+from sglang_live.stages.talker.frame_queue import FrameQueue
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+
+async def test_frames_that_came_while_nobody_took_them_go_together():
+    frames = FrameQueue()
+    for n in range(3):
+        frames.put(n, [n, n])
+    assert await frames.next() == [[0, 0], [1, 1], [2, 2]]
+    frames.put(3, [3, 3])
+    assert await frames.next() == [[3, 3]]
+    assert frames.n_sent == 4
+
+
+async def test_so_many_go_together_and_no_more():
+    frames = FrameQueue()
+    for n in range(frame_queue.MOST_AT_ONCE + 3):
+        frames.put(n, [n])
+    await frames.expect(frame_queue.MOST_AT_ONCE + 3)
+    assert len(await frames.next()) == frame_queue.MOST_AT_ONCE
+    assert len(await frames.next()) == 3
+    assert await frames.next() == []
+
+
+async def test_the_end_is_known_when_all_frames_have_come():
+    frames = FrameQueue()
+    frames.put(0, [0])
+    ending = asyncio.create_task(frames.expect(2))
+    assert await frames.next() == [[0]]
+    taking = asyncio.create_task(frames.next())
+    await asyncio.sleep(0)
+    assert not ending.done()
+    frames.put(1, [1])
+    await ending
+    assert await taking == [[1]]
+    assert await frames.next() == []
+
+
+async def test_a_reply_without_frames_ends_at_once():
+    frames = FrameQueue()
+    await frames.expect(0)
+    assert await frames.next() == []
+
+
+async def test_frames_that_never_come_fail_the_reply(monkeypatch):
+    monkeypatch.setattr(frame_queue, "FRAMES_TIMEOUT_S", 0.01)
+    frames = FrameQueue()
+    frames.put(0, [0])
+    with pytest.raises(StageFailedError, match="1 of 2 codec frames"):
+        await frames.expect(2)
+
+
+def test_a_frame_out_of_order_is_a_bug():
+    with pytest.raises(AssertionError, match="frame 1 came, 0 was next"):
+        FrameQueue().put(1, [0])

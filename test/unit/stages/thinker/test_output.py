@@ -1,0 +1,77 @@
+"""What of a reply leaves the thinker, and how far its consumer is said to be."""
+
+import pytest
+
+from sglang_live.messages import Progress, TextTokens, WritesCall
+from sglang_live.models.qwen3_omni.tool_prompt import CALL_BEGIN, CALL_END
+from sglang_live.policy.view import FRAME_S
+from sglang_live.stages.thinker.output import Reply
+from sglang_live.stages.thinker.turn import Generated
+
+END, CALL = 0, 9
+
+
+class FakeJob:
+    job_id = "j"
+
+    def __init__(self):
+        self.sent = []
+
+    async def send(self, message) -> None:
+        self.sent.append(message)
+
+
+class Written:
+    """A reply, token by token."""
+
+    def __init__(self):
+        self.job, self.told = FakeJob(), []
+        self.reply = Reply(self.job, (END,), CALL, self.told.append)
+        self._ids, self._text = [], ""
+
+    async def write(self, token_id: int, text: str, finish: str | None = None) -> None:
+        self._ids, self._text = [*self._ids, token_id], self._text + text
+        await self.reply.take(Generated(list(self._ids), self._text, finish))
+
+
+@pytest.fixture
+def written() -> Written:
+    return Written()
+
+
+async def test_words_go_out_as_they_come_and_the_engine_hears_of_the_talker_alone(written):
+    await written.write(1, "One")
+    written.reply.consumed(Progress("j", 0.5, True, 0.1))
+    await written.write(2, " two")
+    await written.write(END, "", "stop")
+    assert written.job.sent == [TextTokens("j", [1], "One"), TextTokens("j", [2], " two")]
+    assert written.told == [Progress("j", 0.5, True, 0.1)]
+    assert written.reply.ids == [1, 2] and written.reply.finish == "stop"
+
+
+async def test_nobody_waits_to_hear_a_call_so_each_token_of_it_counts_as_taken(written):
+    await written.write(1, "Yes")
+    await written.write(CALL, CALL_BEGIN)
+    written.reply.consumed(Progress("j", 1.0, True, 0.1))
+    await written.write(3, "{}")
+    taken_s = [progress.consumed_s for progress in written.told]
+    assert taken_s == pytest.approx([FRAME_S, 1.0 + FRAME_S, 1.0 + 2 * FRAME_S])
+    assert written.told[-1].flowing and written.told[-1].interrupts == 0.1
+
+
+async def test_a_long_call_gives_signs_of_life_and_not_a_word(written):
+    await written.write(CALL, CALL_BEGIN)
+    for _ in range(100):
+        await written.write(3, "x")
+    await written.write(4, CALL_END)
+    assert set(map(type, written.job.sent)) == {WritesCall}
+    assert 5 <= len(written.job.sent) <= 10
+    assert written.reply.parts.calls() == ["x" * 100]
+
+
+@pytest.mark.parametrize("finish", ["length", "interrupted"])
+async def test_a_reply_that_is_cut_ends_in_a_whole_character(written, finish):
+    await written.write(1, "caf")
+    await written.write(2, "\ufffd", finish)
+    assert "".join(message.text for message in written.job.sent) == "caf"
+    assert written.reply.parts.spoken == "caf"

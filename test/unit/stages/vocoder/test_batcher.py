@@ -1,0 +1,325 @@
+"""Chunk schedule, urgency, batching and bounds of the vocoder engine."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeCode2WavConfig,
+)
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+
+from sglang_live.errors import BadInputError, CapacityError
+from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
+from sglang_live.stages.vocoder.batcher import UnknownJobError, VocoderChunk, VocoderEngine
+from sglang_live.stages.vocoder.config import VocoderConfig
+
+SAMPLES_PER_FRAME = 3
+CODEBOOK_SIZE = 100
+
+
+class SummingDecoder:
+    """Every frame becomes three samples: the sum of all codes of the stream so far, in units of
+    1/32767, so that a lost, doubled or swapped frame shows in all samples after it.
+    """
+
+    n_quantizers = 2
+
+    def __init__(self):
+        self.batches: list[tuple[int, ...]] = []  # shape of the codes of every call
+        self.is_broken = False
+
+    def new_stream(self) -> dict:
+        return {"sum": 0}
+
+    def check_codes(self, codes: torch.Tensor) -> None:
+        if codes.numel() and int(codes.max()) >= CODEBOOK_SIZE:
+            raise BadInputError("codes must lie in the codebook")
+
+    def decode(self, streams: list[dict], codes: torch.Tensor) -> torch.Tensor:
+        if self.is_broken:
+            raise RuntimeError("out of memory")
+        self.batches.append(tuple(codes.shape[:2]))
+        sums = codes.sum(2).cumsum(1) + torch.tensor([[stream["sum"]] for stream in streams])
+        for stream, row in zip(streams, sums, strict=True):
+            stream["sum"] = int(row[-1])
+        return sums.repeat_interleave(SAMPLES_PER_FRAME, 1) / 32767.0
+
+
+def expected_pcm(codes: torch.Tensor) -> bytes:
+    sums = codes.sum(1).cumsum(0).repeat_interleave(SAMPLES_PER_FRAME)
+    return sums.numpy().astype("<i2").tobytes()
+
+
+def frames(n_frames: int, seed: int = 0) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 9, (n_frames, 2), generator=rng)
+
+
+def drain(engine: VocoderEngine) -> list[VocoderChunk]:
+    chunks = []
+    while engine.has_ready():
+        chunks += engine.step()
+    return chunks
+
+
+@pytest.fixture
+def decoder() -> SummingDecoder:
+    return SummingDecoder()
+
+
+@pytest.fixture
+def engine(decoder) -> VocoderEngine:
+    return VocoderEngine(decoder, VocoderConfig(max_streams=4, max_batch=3, max_buffered_frames=20))
+
+
+def test_the_first_chunks_are_small_the_next_are_large_and_the_rest_is_flushed(engine):
+    engine.open("a")
+    engine.feed("a", frames(11))
+    engine.finish("a")
+    chunks = drain(engine)
+    assert [chunk.n_frames for chunk in chunks] == [2, 2, 4, 3]
+    assert [chunk.is_last for chunk in chunks] == [False, False, False, True]
+    assert b"".join(chunk.pcm for chunk in chunks) == expected_pcm(frames(11))
+
+
+def test_nothing_is_ready_before_a_chunk_is_full(engine):
+    engine.open("a")
+    engine.feed("a", frames(1))
+    assert not engine.has_ready()
+    assert engine.step() == []
+    engine.feed("a", frames(6))
+    assert [chunk.n_frames for chunk in drain(engine)] == [2, 2]
+    engine.feed("a", frames(1))
+    assert [chunk.n_frames for chunk in drain(engine)] == [4]
+
+
+def test_a_job_without_frames_ends_in_one_empty_chunk(engine, decoder):
+    engine.open("a")
+    engine.feed("a", frames(0))
+    engine.finish("a")
+    assert drain(engine) == [VocoderChunk("a", b"", 0, True)]
+    assert decoder.batches == []
+
+
+def test_a_finish_after_the_last_frame_was_decoded_ends_in_an_empty_chunk(engine):
+    engine.open("a")
+    engine.feed("a", frames(2))
+    assert [chunk.is_last for chunk in drain(engine)] == [False]
+    engine.finish("a")
+    engine.finish("a")
+    assert drain(engine) == [VocoderChunk("a", b"", 0, True)]
+
+
+def test_a_listener_who_has_heard_nothing_comes_first(engine):
+    engine.open("playing")
+    engine.feed("playing", frames(6))
+    engine.step()
+    engine.open("waiting")
+    engine.feed("waiting", frames(2))
+    assert [chunk.job_id for chunk in engine.step()] == ["waiting"]
+    assert [chunk.job_id for chunk in engine.step()] == ["playing"]
+
+
+def test_among_equals_the_oldest_chunk_comes_first(decoder):
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=1))
+    for job_id in "abc":
+        engine.open(job_id)
+    for job_id in "bca":
+        engine.feed(job_id, frames(2))
+    assert [chunk.job_id for chunk in drain(engine)] == ["b", "c", "a"]
+
+
+def test_a_long_backlog_takes_turns_with_the_others(decoder):
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=1))
+    for job_id, n_frames in (("long", 14), ("short", 6)):
+        engine.open(job_id)
+        engine.feed(job_id, frames(n_frames))
+    order = [chunk.job_id for chunk in drain(engine)]
+    assert order == ["long", "short", "long", "short", "long", "long"]
+
+
+def test_equal_chunks_share_a_batch_and_unequal_ones_do_not(engine, decoder):
+    for job_id, n_frames in (("a", 2), ("b", 2), ("short", 1), ("c", 5)):
+        engine.open(job_id)
+        engine.feed(job_id, frames(n_frames))
+        engine.finish(job_id)
+    drain(engine)
+    assert decoder.batches == [(3, 2), (1, 1), (1, 2), (1, 1)]
+
+
+def test_a_batch_has_a_limit(decoder):
+    engine = VocoderEngine(decoder, VocoderConfig(max_batch=3))
+    for job_id in "abcde":
+        engine.open(job_id)
+        engine.feed(job_id, frames(2))
+    drain(engine)
+    assert decoder.batches == [(3, 2), (2, 2)]
+
+
+def test_too_many_streams_are_refused_until_one_ends(engine):
+    for job_id in "abcd":
+        engine.open(job_id)
+    with pytest.raises(CapacityError, match="4 of 4"):
+        engine.open("e")
+    engine.finish("a")
+    drain(engine)
+    engine.open("e")
+    engine.cancel("b")
+    engine.open("f")
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected_error"),
+    [
+        (frames(18), CapacityError),
+        (torch.full((1, 2), CODEBOOK_SIZE), BadInputError),
+        (frames(1)[0], BadInputError),
+    ],
+    ids=["too many", "bad code", "one dimension"],
+)
+def test_a_refused_feed_changes_nothing(engine, codes, expected_error):
+    engine.open("a")
+    engine.feed("a", frames(3))
+    with pytest.raises(expected_error):
+        engine.feed("a", codes)
+    engine.feed("a", frames(17, seed=1))
+    engine.finish("a")
+    pcm = b"".join(chunk.pcm for chunk in drain(engine))
+    assert pcm == expected_pcm(torch.cat((frames(3), frames(17, seed=1))))
+
+
+def test_cancel_drops_a_job_at_once_and_may_come_twice(engine):
+    engine.open("a")
+    engine.feed("a", frames(2))
+    engine.cancel("a")
+    engine.cancel("a")
+    engine.cancel("never opened")
+    assert not engine.has_ready()
+    with pytest.raises(UnknownJobError):
+        engine.feed("a", frames(1))
+
+
+def test_a_cancelled_id_starts_afresh(engine):
+    engine.open("a")
+    engine.feed("a", frames(4))
+    engine.step()
+    engine.cancel("a")
+    engine.open("a")
+    engine.feed("a", frames(2, seed=7))
+    assert engine.step()[0].pcm == expected_pcm(frames(2, seed=7))
+
+
+def test_unknown_ended_and_doubled_jobs_are_refused(engine):
+    for call in (engine.finish, lambda job_id: engine.feed(job_id, frames(1))):
+        with pytest.raises(UnknownJobError, match="'x' is not open"):
+            call("x")
+    engine.open("a")
+    with pytest.raises(BadInputError, match="open already"):
+        engine.open("a")
+    engine.finish("a")
+    with pytest.raises(BadInputError, match="after finish"):
+        engine.feed("a", frames(1))
+    drain(engine)
+    with pytest.raises(UnknownJobError):
+        engine.finish("a")
+
+
+def test_a_failing_decoder_loses_no_frame(engine, decoder):
+    engine.open("a")
+    engine.feed("a", frames(2))
+    decoder.is_broken = True
+    with pytest.raises(RuntimeError):
+        engine.step()
+    decoder.is_broken = False
+    assert engine.step()[0].pcm == expected_pcm(frames(2))
+
+
+def test_the_caller_may_reuse_its_buffer(engine):
+    buffer = frames(2)
+    engine.open("a")
+    engine.feed("a", buffer)
+    buffer.fill_(8)
+    assert engine.step()[0].pcm == expected_pcm(frames(2))
+
+
+@pytest.mark.parametrize(
+    "wrong", [dict(max_streams=0), dict(chunk_frames=-1), dict(max_buffered_frames=3)], ids=str
+)
+def test_a_config_that_cannot_work_is_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        VocoderConfig(**wrong)
+
+
+@settings(derandomize=True, max_examples=40)
+@given(feeds=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.booleans()), max_size=30))
+def test_every_job_gets_exactly_its_audio_in_any_interleaving(feeds):
+    engine = VocoderEngine(SummingDecoder(), VocoderConfig(max_batch=2))
+    fed = {str(job): [torch.empty(0, 2, dtype=torch.int64)] for job in range(4)}
+    for job_id in fed:
+        engine.open(job_id)
+    chunks = []
+    for i, (job, n_frames, may_step) in enumerate(feeds):
+        codes = frames(n_frames, seed=i)
+        engine.feed(str(job), codes)
+        fed[str(job)].append(codes)
+        chunks += engine.step() if may_step else []
+    for job_id in fed:
+        engine.finish(job_id)
+    chunks += drain(engine)
+    for job_id, codes in fed.items():
+        own = [chunk for chunk in chunks if chunk.job_id == job_id]
+        assert b"".join(chunk.pcm for chunk in own) == expected_pcm(torch.cat(codes))
+        assert [chunk.is_last for chunk in own] == [False] * (len(own) - 1) + [True]
+
+
+def test_the_real_vocoder_through_the_engine_equals_one_decode():
+    torch.manual_seed(0)
+    config = Qwen3OmniMoeCode2WavConfig(
+        codebook_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        sliding_window=8,
+        decoder_dim=32,
+        layer_scale_initial_scale=0.5,
+    )
+    module = Qwen3OmniMoeCode2Wav(config).eval()
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if name.startswith("decoder") and weight.ndim > 1:  # would give near silence
+                weight.normal_(0, weight[0].numel() ** -0.5)
+    engine = VocoderEngine(StreamingCode2Wav(module), VocoderConfig())
+    codes = {job_id: torch.randint(0, 64, (n, 16)) for job_id, n in (("a", 21), ("b", 13))}
+    chunks = []
+    for job_id in codes:
+        engine.open(job_id)
+    for start in range(0, 21, 3):
+        for job_id, its_codes in codes.items():
+            engine.feed(job_id, its_codes[start : start + 3])
+            chunks += engine.step()
+    for job_id in codes:
+        engine.finish(job_id)
+    chunks += drain(engine)
+    for job_id, its_codes in codes.items():
+        pcm = b"".join(chunk.pcm for chunk in chunks if chunk.job_id == job_id)
+        with torch.inference_mode():
+            wave = module(its_codes.T[None])[0, 0].numpy()
+        streamed = np.frombuffer(pcm, "<i2") / 32767.0
+        assert 0.05 < wave.std() < 0.5
+        assert streamed.shape == wave.shape
+        assert np.abs(streamed - wave).max() <= 0.6 / 32767.0  # rounding, and a little float32
+
+
+def test_every_common_shape_is_decoded_before_the_first_caller_comes(decoder):
+    config = VocoderConfig(max_batch=3, first_chunk_frames=2, chunk_frames=4)
+    engine = VocoderEngine(decoder, config)
+    engine.warm_up()
+    full = [(n, n_frames) for n in (1, 2, 3) for n_frames in (2, 4)]
+    ends = [(1, 1), (1, 3)]
+    # As a first chunk and as a later one, which differ in samples.
+    assert sorted(decoder.batches) == sorted(2 * (full + ends))
+    assert not engine.has_ready()

@@ -1,0 +1,131 @@
+"""The vocoder stage over a decoder that needs no weights: a frame sounds as its first code."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_live.errors import BadInputError, CapacityError
+from sglang_live.messages import Pcm, Voice, VoiceDone, VoiceEnd, VoiceFrames
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.vocoder import stage as vocoder_stage
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+
+class FirstCodeDecoder:
+    n_quantizers = 2
+
+    def new_stream(self) -> None:
+        return None
+
+    def check_codes(self, codes: torch.Tensor) -> None:
+        if codes.numel() and int(codes.max()) >= 1000:
+            raise BadInputError("codes must lie in the codebook")
+
+    def decode(self, streams: list, codes: torch.Tensor) -> torch.Tensor:
+        return codes[:, :, 0] / 32767.0
+
+
+class Job:
+    """One job as a stage sees it, with inputs and outputs in memory."""
+
+    def __init__(self, job_id: str = "j"):
+        self.job_id, self.opener = job_id, Voice(job_id, 60.0)
+        self.sent: list = []
+        self._inputs: asyncio.Queue = asyncio.Queue()
+
+    def put(self, *frames: tuple[int, int], is_last: bool = False) -> None:
+        if frames:
+            codes = np.array(frames, "<i2").tobytes()
+            self._inputs.put_nowait(VoiceFrames(self.job_id, codes))
+        if is_last:
+            self._inputs.put_nowait(VoiceEnd(self.job_id))
+
+    async def inputs(self):
+        while True:
+            yield await self._inputs.get()
+
+    async def send(self, message, tensors=None) -> None:
+        self.sent.append(message)
+
+    def samples(self) -> list[int]:
+        pcm = b"".join(message.pcm for message in self.sent if isinstance(message, Pcm))
+        return np.frombuffer(pcm, "<i2").tolist()
+
+
+@pytest.fixture
+async def stage(monkeypatch):
+    load = vocoder_stage.StreamingCode2Wav
+    monkeypatch.setattr(load, "from_pretrained", lambda *_args, **_kwargs: FirstCodeDecoder())
+    spec = StageSpec(
+        stage="vocoder",
+        replica=0,
+        model_path="",
+        cache_dir="",
+        address="",
+        same_host=True,
+        run_dir="",
+        served_name="fake",
+        engine_args={"max_streams": 2, "max_buffered_frames": 8},
+    )
+    running = vocoder_stage.VocoderStage(spec)
+    await running.start()
+    yield running
+    running._stepping.cancel()
+    running._worker.shutdown()
+
+
+async def test_frames_become_their_sound_in_order_then_done(stage):
+    job = Job()
+    job.put(*((n, 0) for n in range(1, 8)))
+    job.put((8, 0), (9, 0), is_last=True)
+    await stage.run(job)
+    assert job.samples() == list(range(1, 10))
+    assert job.sent[-1] == VoiceDone("j")
+    assert stage.load() == {"streams": 0.0}
+
+
+async def test_a_reply_without_frames_is_silent_and_done(stage):
+    job = Job()
+    job.put(is_last=True)
+    await stage.run(job)
+    assert job.sent == [VoiceDone("j")]
+
+
+async def test_more_frames_than_fit_wait_for_room_and_none_is_lost(stage):
+    job = Job()
+    for n in range(100):
+        job.put((n, 0), (n, 0))
+    job.put(is_last=True)
+    await stage.run(job)
+    assert job.samples() == [n // 2 for n in range(200)]
+
+
+async def test_a_full_vocoder_refuses_and_keeps_nothing_of_the_job(stage):
+    open_jobs = [asyncio.create_task(stage.run(Job(name))) for name in ("a", "b")]
+    await asyncio.sleep(0)
+    with pytest.raises(CapacityError):
+        await stage.run(Job("c"))
+    assert stage.load() == {"streams": 2.0}
+    for task in open_jobs:
+        task.cancel()
+    await asyncio.gather(*open_jobs, return_exceptions=True)
+    assert stage.load() == {"streams": 0.0}
+    job = Job("d")
+    job.put((1, 0), is_last=True)
+    await stage.run(job)
+    assert job.samples() == [1]
+
+
+async def test_codes_outside_the_codebook_fail_their_job_alone(stage):
+    bad, good = Job("bad"), Job("good")
+    bad.put((5000, 0), is_last=True)
+    good.put((7, 0))
+    running = asyncio.create_task(stage.run(good))
+    with pytest.raises(BadInputError, match="codebook"):
+        await stage.run(bad)
+    good.put((8, 0), is_last=True)
+    await running
+    assert good.samples() == [7, 8]

@@ -1,0 +1,121 @@
+"""Claims about which module may import which."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "python" / "sglang_live"
+
+# From the bottom up: a room imports from itself and from rooms above it in this list.
+ORDER = (
+    "clock",
+    "errors",
+    "addresses",
+    "open_files",
+    "aio",
+    "kernels",
+    "sound",
+    "kv",
+    "policy",
+    "capacity",
+    "core",
+    "messages",
+    "telemetry",
+    "engine_channel",
+    "models",
+    "bridge",
+    "stages",
+    "orchestrator",
+    "interaction",
+    "gateway",
+    "config",
+    "preflight",
+    "launch_server",
+    "launch_stage",
+    "client",
+    "report",
+    "lang",
+)
+# Where SGLang may be imported; everywhere else its types and its import time stay out.
+SGLANG = (
+    "bridge.",
+    "models.qwen3_omni.engine.",
+    "stages.engine_host",
+    "stages.streaming_session",
+    "lang",
+)
+MAX_FILES = 21
+MAX_LINES = 400
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Absolute names of what a file imports, inside functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own(name: str) -> str | None:
+    """The module of this package that an imported name is in."""
+    inside = name.removeprefix("sglang_live.")
+    if inside == name:
+        return None
+    return next((m for m in (inside, inside.rpartition(".")[0]) if m in MODULES and m), None)
+
+
+GRAPH = {
+    module: {target for name in imported(path) if (target := own(name))}
+    for module, path in MODULES.items()
+}
+
+
+def test_every_room_has_a_place_in_the_order():
+    rooms = {module.partition(".")[0] for module in MODULES if module != "__init__"}
+    assert rooms == set(ORDER)
+
+
+def test_no_import_runs_against_the_order():
+    place = {room: at for at, room in enumerate(ORDER)}
+    upwards = [
+        f"{module} imports {target}"
+        for module, targets in GRAPH.items()
+        for target in targets
+        if module != "__init__"
+        and place[target.partition(".")[0]] > place[module.partition(".")[0]]
+    ]
+    assert upwards == []
+
+
+def test_no_imports_form_a_circle():
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module in done:
+            return
+        for target in GRAPH[module]:
+            visit(target, (*path, module))
+        done.add(module)
+
+    for module in MODULES:
+        visit(module, ())
+
+
+def test_sglang_is_imported_only_where_the_engine_is_meant():
+    importers = {
+        module
+        for module, path in MODULES.items()
+        for name in imported(path)
+        if name.partition(".")[0] == "sglang"
+    }
+    assert [module for module in sorted(importers) if not module.startswith(SGLANG)] == []
