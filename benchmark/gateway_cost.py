@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.gateway_servers.callers import Callers, Traffic, period
 from benchmark.gateway_servers.process import ServerProcess
+from benchmark.gateway_servers.users import Callers, Traffic, period
 from benchmark.load.provenance import facts
 from sglang_live.client import clip
 from sglang_live.clock import MonotonicClock

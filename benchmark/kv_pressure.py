@@ -1,6 +1,6 @@
 """Workload W3 on a running engine: more calls than its KV pool holds, policies side by side.
 
-    python -m benchmark.kv_pressure --arms recompute,lru,nextuse,preload --json out.json
+    python -m benchmark.kv_pressure --arms recompute,lru,next-use,preload --json out.json
 
 Callers speak, wait for the first token, listen, and speak again (benchmark/kv/workload.py), over
 SGLang's own API of a thinker whose pool holds a share of the working set. The gateway's part is
@@ -9,7 +9,7 @@ in what the engine has and hears; each begins with a fresh engine.
 
     recompute  no host tier, nobody tells when callers speak: what gave way is computed anew
     lru        with the host tier
-    nextuse    and outlooks
+    next-use    and outlooks
     preload    and what is needed next comes back ahead of its request
 
 Without a device, tiers are one memory and copies cost nothing; --link models one that takes time.
@@ -38,16 +38,16 @@ from benchmark.kv.workload import (
 from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, thinker
-from sglang_live.engine_channel.messages import Outlook, SpeechStart
+from sglang_live.engine_channel.messages import NextUseHint, SpeechStart
 from sglang_live.stages.engine_host import FeedSocket
 
 # The engine closes a connection that was idle for five seconds; ours must be let go before.
 _CONNECTIONS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
-_BASE = ("urgency", "pacing", "truncate", "retention", "nextuse")
-ARMS = {"recompute": _BASE, "lru": _BASE, "nextuse": _BASE, "preload": (*_BASE, "preload")}
+_BASE = ("urgency", "pacing", "truncate", "retention", "next-use")
+ARMS = {"recompute": _BASE, "lru": _BASE, "next-use": _BASE, "preload": (*_BASE, "preload")}
 _COUNTERS = (
-    "tokens_given_back",
-    "sessions_gave_way",
+    "tokens_evicted",
+    "sessions_evicted",
     "tokens_lost",
     "tokens_written",
     "tokens_loaded",
@@ -77,7 +77,7 @@ class Options:
     link: "<GB/s>:<microseconds>" of a modelled link; empty: none.
     """
 
-    arms: str = "recompute,lru,nextuse,preload"
+    arms: str = "recompute,lru,next-use,preload"
     sessions: int = 16
     conversations: int = 1
     max_turns: int = 5
@@ -127,7 +127,7 @@ class Callers:
     """All callers of a schedule, against one engine."""
 
     def __init__(self, arm: str, replica, client: httpx.AsyncClient):
-        self._tells, self._speaks = arm in ("nextuse", "preload"), arm == "preload"
+        self._tells, self._speaks = arm in ("next-use", "preload"), arm == "preload"
         self._client = client
         self._feed = FeedSocket(replica.spec.socket_path("inbox"))
         self._gap_s: float | None = None
@@ -146,10 +146,10 @@ class Callers:
             sounds_s = await self._turn(name, access, call, rng)
             plays_s = max(0.0, sounds_s + access.playback_s - time.monotonic())
             if self._tells:
-                self._feed.send(Outlook(name, plays_s, self._gap_s, None))
+                self._feed.send(NextUseHint(name, plays_s, self._gap_s, None))
             await asyncio.sleep(plays_s + access.next_gap_s)
             if self._tells:
-                self._feed.send(Outlook(name, 0.0, self._gap_s, access.next_gap_s))
+                self._feed.send(NextUseHint(name, 0.0, self._gap_s, access.next_gap_s))
         await self._client.post("/close_session", json={"session_id": name})
         return call
 
@@ -194,9 +194,9 @@ async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
         by_session: dict[int, list[Access]] = {}
         for access in schedule.accesses:
             by_session.setdefault(access.session, []).append(access)
-        callers, began_s = Callers(arm, replica, client), time.monotonic()
+        users, began_s = Callers(arm, replica, client), time.monotonic()
         calls = await asyncio.gather(
-            *(callers.converse(accesses, began_s) for accesses in by_session.values())
+            *(users.converse(accesses, began_s) for accesses in by_session.values())
         )
         wall_s = time.monotonic() - began_s
         load = await load_of(replica)
@@ -212,7 +212,7 @@ async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
             f"p{p}": float(np.percentile(ttft_ms, p)) if p < 99 or len(ttft_ms) >= 100 else None
             for p in (50, 90, 99)
         },
-        "held_tokens": sum(call.held for call in calls),
+        "paused_tokens": sum(call.held for call in calls),
         "recomputed_tokens": sum(call.computed for call in calls),
         **{name: load.get(f"policy_{name}", 0.0) for name in _COUNTERS},
         "ttft_all_ms": ttft_ms.tolist(),

@@ -38,7 +38,7 @@ class Options:
     """One flag per field.
 
     long, short: "realtime" or "written", comma-separated pairs: the first of both, then the
-        second. asks: short questions alone; most_asks: beside. head_start_s: of the long prompt
+        second. asks: short questions alone; most_asks: beside. startup_delay_s: of the long prompt
         before the first question. pause_s: at most, before a question: they come at any moment of
         a slice. tokens: of an answer.
     """
@@ -50,7 +50,7 @@ class Options:
     asks: int = 8
     repeats: int = 3
     most_asks: int = 60
-    head_start_s: float = 0.5
+    startup_delay_s: float = 0.5
     pause_s: float = 0.3
     tokens: int = 16
     model_path: str = "demo-random"
@@ -172,7 +172,7 @@ async def measure(server: ServerProcess, options: Options, n_words: int, pair: t
             long_alone = await call.ask(long_text(n_words, options.seed))
         async with KINDS[long_kind](server, model, options.tokens) as call:
             asking = asyncio.create_task(call.ask(long_text(n_words, options.seed)))
-            await asyncio.sleep(options.head_start_s)
+            await asyncio.sleep(options.startup_delay_s)
             beside = []
             while not asking.done() and len(beside) < options.most_asks:
                 await asyncio.sleep(random.uniform(0.0, options.pause_s))

@@ -46,7 +46,7 @@ class Options:
     rounds: int = 1000
     waiting: float = 0.04
     starting: float = 0.04
-    held: float = 0.4
+    paused: float = 0.4
     unmanaged: float = 0.02
     unknown: float = 0.01
     seed: int = 1
@@ -72,13 +72,13 @@ def parse_options() -> Options:
 
 
 def random_view(n: int, rng: np.random.Generator, options: Options) -> StageView:
-    shares = np.cumsum([options.waiting, options.starting, options.held])
+    shares = np.cumsum([options.waiting, options.starting, options.paused])
     state = np.searchsorted(shares, rng.random(n))  # waiting, starting, held, playing
     waiting = state == 0
-    ahead_s = rng.uniform(0.3, 2.0, n)
-    ahead_s[state == 1] = rng.uniform(0.0, 0.3, np.count_nonzero(state == 1))
-    ahead_s[waiting] = 0.0
-    ahead_s[(rng.random(n) < options.unknown) & (state == 3)] = np.nan
+    buffered_s = rng.uniform(0.3, 2.0, n)
+    buffered_s[state == 1] = rng.uniform(0.0, 0.3, np.count_nonzero(state == 1))
+    buffered_s[waiting] = 0.0
+    buffered_s[(rng.random(n) < options.unknown) & (state == 3)] = np.nan
     tokens = rng.integers(50, 1500, n)
     prefill_tokens = np.where(waiting, tokens, 0)
     return StageView(
@@ -89,10 +89,10 @@ def random_view(n: int, rng: np.random.Generator, options: Options) -> StageView
         prefill_running=False,
         rates=StageRates(round_s=0.015),
         waiting=waiting,
-        held=state == 2,
+        paused=state == 2,
         since_s=1000.0 - rng.exponential(0.5, n),
         arrived_s=1000.0 - rng.exponential(5.0, n),
-        ahead_s=ahead_s,
+        buffered_s=buffered_s,
         started=state >= 2,
         kv_tokens=np.where(waiting, 0, tokens),
         prefill_tokens=prefill_tokens,

@@ -72,8 +72,8 @@ async def measure(replica, n_streams: int, n_tokens: int) -> dict[str, float]:
         "decide_ms_per_round": 1000 * grown["decide_s"] / grown["rounds"],
         "share_of_rounds": grown["decide_s"] / (grown["rounds"] * round_ms / 1000),
         "round_ms": round_ms,
-        "holds": grown["holds"],
-        "returns": grown["returns"],
+        "pauses": grown["pauses"],
+        "resumes": grown["resumes"],
     }
 
 
@@ -101,7 +101,7 @@ def _line(row: dict[str, float]) -> str:
     return (
         f"{row['n_streams']:5.0f} streams  {row['rounds']:6.0f} rounds of {row['round_ms']:6.1f} ms"
         f"  policies {row['decide_ms_per_round']:.3f} ms ({row['share_of_rounds']:.2%})"
-        f"  {row['holds']:.0f} holds"
+        f"  {row['pauses']:.0f} pauses"
     )
 
 

@@ -101,13 +101,13 @@ async def measure(arm: str, replica, options: Options) -> dict:
         for call in calls:
             await call.close()
     grown = spent(before, after)
-    n_cuts = grown["sessions_cut"] + grown["sessions_cut_running"]
+    n_compactions = grown["sessions_compacted"] + grown["sessions_compacted_running"]
     return {
         "arm": arm,
         "ages": ages,
-        "cuts": n_cuts,
-        "cut_ms": 1000 * grown["cut_s"] / n_cuts if n_cuts else 0.0,
-        "tokens_cut": grown["tokens_cut"],
+        "cuts": n_compactions,
+        "compact_ms": 1000 * grown["compact_s"] / n_compactions if n_compactions else 0.0,
+        "tokens_compacted": grown["tokens_compacted"],
         "rebases": grown["sessions_rebased"],
     }
 
@@ -123,7 +123,7 @@ async def run(options: Options) -> list[dict]:
 
 def _print(row: dict) -> None:
     print(
-        f"{row['arm']}: {row['cuts']:.0f} cuts of {row['cut_ms']:.2f} ms, "
+        f"{row['arm']}: {row['cuts']:.0f} cuts of {row['truncated_ms']:.2f} ms, "
         f"{row['rebases']:.0f} rebases"
     )
     for age in row["ages"]:

@@ -38,9 +38,9 @@ class Row:
     server_us: float
 
 
-def measure(n_callers: int, rounds: int) -> Row:
+def measure(n_users: int, rounds: int) -> Row:
     rng = np.random.default_rng(1)
-    shape = n_callers, WINDOWS_EACH, CONTEXT_SAMPLES + WINDOW_SAMPLES
+    shape = n_users, WINDOWS_EACH, CONTEXT_SAMPLES + WINDOW_SAMPLES
     windows = rng.normal(0, 0.1, shape).astype(np.float32)
     model, published = SileroModel(), _published()
     asked = [(own, model.initial_state()) for own in windows]
@@ -52,9 +52,9 @@ def measure(n_callers: int, rounds: int) -> Row:
 
     arms = one_by_one, lambda: model.score(asked)
     times_s = [[_time_s(arm) for arm in arms] for _ in range(rounds)]
-    n_windows = n_callers * WINDOWS_EACH
+    n_windows = n_users * WINDOWS_EACH
     medians = (1e6 * statistics.median(own) / n_windows for own in zip(*times_s, strict=True))
-    return Row(n_callers, *(round(us, 1) for us in medians))
+    return Row(n_users, *(round(us, 1) for us in medians))
 
 
 def _published() -> onnxruntime.InferenceSession:

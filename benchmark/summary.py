@@ -32,10 +32,10 @@ def loads(results: Path) -> dict[str, list[tuple[dict, list[dict]]]]:
     kinds: dict[str, dict[int, tuple[dict, list[dict]]]] = {}
     found = documents(results, "voice_load")
     for document in sorted(found, key=lambda d: d["config"].get("repeats", 1), reverse=True):
-        by_callers = kinds.setdefault(_kind(document), {})
-        for callers in {point["sessions"] for point in document["points"]} - by_callers.keys():
+        by_users = kinds.setdefault(_kind(document), {})
+        for callers in {point["sessions"] for point in document["points"]} - by_users.keys():
             points = [p for p in document["points"] if p["sessions"] == callers]
-            by_callers[callers] = document, points
+            by_users[callers] = document, points
     return {kind: [kinds[kind][n] for n in sorted(kinds[kind])] for kind in sorted(kinds)}
 
 
@@ -90,7 +90,7 @@ def turns_per_s(document: dict, point: dict) -> float:
 
 
 def _heard_out_s(turn: dict) -> float:
-    if turn["cut_short"] or turn["ttfp_ms"] is None:
+    if turn["truncated_early"] or turn["ttfp_ms"] is None:
         return turn["end_s"]
     began_s = turn["start_s"] + turn["user_audio_s"] + turn["ttfp_ms"] / 1000
     return max(turn["end_s"], began_s + turn["audio_s"] + sum(turn["gaps_ms"]) / 1000)
@@ -133,7 +133,7 @@ def kv_rows(results: Path) -> list[str]:
                 f"window {document['config']['window']}, sink {document['config']['sink']}, "
                 f"slack {document['config']['slack']}",
                 f"{held['bounded']} tokens with a bound, {held['everything']} without; "
-                f"a cut takes {arms['bounded']['cut_ms']:.2f} ms",
+                f"a cut takes {arms['bounded']['truncated_ms']:.2f} ms",
             )
         )
     if document := newest(results, "eviction"):

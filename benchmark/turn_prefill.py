@@ -24,7 +24,7 @@ from sglang_live.client.session_options import SessionOptions
 from sglang_live.clock import MonotonicClock
 
 WORKLOADS = Path(__file__).parent / "workloads"
-POLICIES = "urgency+pacing+truncate+headstart+retention+nextuse+preload"
+POLICIES = "urgency+pacing+truncate+startup-delay+retention+next-use+preload"
 START_TIMEOUT_S = 600.0
 # Pauses between words stay, those between sentences would end the turn.
 _LONGEST_PAUSE_S = 0.2
@@ -90,8 +90,8 @@ def run(options: Options) -> list[dict]:
             turns.append((length_s, speech[at : at + n].tobytes()))
     rows = []
     for piece_s in [float(text) for text in options.pieces.split(",")]:
-        policies = f"{POLICIES}+turnprefill" if piece_s else POLICIES
-        args = (f"--turn-piece-s={piece_s:g}",) if piece_s else ()
+        policies = f"{POLICIES}+turn-prefill" if piece_s else POLICIES
+        args = (f"--turn-prefill-s={piece_s:g}",) if piece_s else ()
         with ServerProcess(options.model_path, policies, args, START_TIMEOUT_S) as server:
             # The first turn of a server pays for what later ones find warm.
             warm_up = turns[:1]

@@ -76,11 +76,11 @@ class FakeSession:
     def report_speech(self) -> None:
         """Nobody prepares for it."""
 
-    def leave_beat(self) -> None:
+    def leave_frames(self) -> None:
         """There is none."""
 
-    def report_outlook(
-        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    def report_next_use(
+        self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
         """A recording keeps nothing for later."""
 

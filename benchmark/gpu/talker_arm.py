@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_live.messages import CodecFrames, Speak, SpeakDone, SpeakText, WireSegment
+from sglang_live.messages import CodecFrames, TalkerDone, TalkerInput, TalkerRequest, WireSegment
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Supervisor, loopback_address
@@ -100,7 +100,7 @@ async def _speak(client: StageClient, request: Request, name: str) -> tuple[np.n
     arrivals_s: list[float] = []
     async with client.open(name) as job:
         await job.send(
-            Speak(
+            TalkerRequest(
                 name,
                 session_id="",
                 segment_keys=["user"],
@@ -112,8 +112,8 @@ async def _speak(client: StageClient, request: Request, name: str) -> tuple[np.n
                 timeout_s=JOB_TIMEOUT_S,
             )
         )
-        await job.send(SpeakText(name, later_ids, done=True))
-        async with aclosing(job.events(SpeakDone)) as events:
+        await job.send(TalkerInput(name, later_ids, done=True))
+        async with aclosing(job.events(TalkerDone)) as events:
             async for message, _ in events:
                 if isinstance(message, CodecFrames):
                     new = np.frombuffer(message.codes, "<i2")

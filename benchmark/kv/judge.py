@@ -17,7 +17,7 @@ from statistics import fmean
 
 import numpy as np
 
-from benchmark.kv.judges import Belady, Link, Lru, NextUse, Outcome, Policy, replay
+from benchmark.kv.judges import Belady, Link, Lru, NextUseHint, Outcome, Policy, replay
 from benchmark.kv.workload import (
     FRAMES_PER_TOKEN,
     Chain,
@@ -129,7 +129,7 @@ class Inputs:
         if name == LRU:
             return Lru(speech_is_use=preload)
         if name == NEXT_USE:
-            return NextUse(self.gaps.median_s + float(np.median(self.utterances_s)))
+            return NextUseHint(self.gaps.median_s + float(np.median(self.utterances_s)))
         return Belady(schedule, knows_end=name == BELADY)
 
 

@@ -71,7 +71,7 @@ class Lru:
         return min(candidates, key=self._used_s.__getitem__)
 
 
-class NextUse:
+class NextUseHint:
     """The session whose next use is expected farthest from now (LiveServe §5.1).
 
     Expected when playback ends, plus a moving average of how long this user then took to finish

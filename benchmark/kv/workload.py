@@ -195,11 +195,11 @@ def gaps_of(regime: str, chat_scale: float = 1.0) -> Gaps:
 def plan(chains: list[Chain], utterances_s: np.ndarray, gaps: Gaps, spec: Spec) -> Schedule:
     """Draws depend on seed and caller alone: with more sessions the others stay as they are."""
     accesses: list[Access] = []
-    for caller in range(spec.sessions):
-        rng = np.random.default_rng([spec.seed, caller])
+    for user in range(spec.sessions):
+        rng = np.random.default_rng([spec.seed, user])
         speech_s = float(rng.uniform(0.0, START_SPREAD_S)) + gaps.draw(rng, rng.standard_normal())
         for number in range(spec.conversations):
-            session = caller * spec.conversations + number
+            session = user * spec.conversations + number
             chain = chains[int(rng.integers(len(chains)))]
             pace = rng.standard_normal()
             draws = [(float(rng.choice(utterances_s)), gaps.draw(rng, pace)) for _ in chain]

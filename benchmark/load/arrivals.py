@@ -23,21 +23,21 @@ _REPLIES_STREAM = 2
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """Speak `clip`; once the reply has been heard, stay silent for `reply_gap_s`.
+    """Speak `clip`; once the reply has been heard, stay silent for `response_gap_s`.
 
     After a barge-in the next turn follows at once instead.
     reply_tokens: how long a reply is asked for; None: as the model pleases.
     """
 
     clip: str
-    reply_gap_s: float
+    response_gap_s: float
     interruption: PlannedInterruption | None = None
     reply_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CallerPlan:
-    caller: int
+class UserPlan:
+    user: int
     start_s: float
     turns: tuple[PlannedTurn, ...]
 
@@ -54,9 +54,9 @@ def gamma_arrivals(n: int, rate_rps: float, shape: float, rng: np.random.Generat
     return np.cumsum(spacings_s).tolist()
 
 
-def plan_callers(
+def plan_users(
     *,
-    n_callers: int,
+    n_users: int,
     n_turns: int,
     clips: list[str],
     reply_gaps_s: np.ndarray,
@@ -66,18 +66,18 @@ def plan_callers(
     arrival_shape: float,
     interruptions: InterruptionModel | None = None,
     reply_lengths: ReplyLengths | None = None,
-) -> list[CallerPlan]:
-    starts_s: list[float | None] = [None] * n_callers
+) -> list[UserPlan]:
+    starts_s: list[float | None] = [None] * n_users
     if open_loop_rps is not None:
         rng = np.random.default_rng([seed, repeat, _ARRIVALS_STREAM])
-        starts_s = gamma_arrivals(n_callers, open_loop_rps, arrival_shape, rng)
+        starts_s = gamma_arrivals(n_users, open_loop_rps, arrival_shape, rng)
     plans = []
-    for caller, start_s in enumerate(starts_s):
-        rng = np.random.default_rng([seed, repeat, caller])
+    for user, start_s in enumerate(starts_s):
+        rng = np.random.default_rng([seed, repeat, user])
         staggered_s = float(rng.uniform(0.0, CLOSED_LOOP_STAGGER_S))
         # A stream of its own: with interruptions callers say the same as without.
-        cuts = np.random.default_rng([seed, repeat, caller, _INTERRUPTIONS_STREAM])
-        lengths = np.random.default_rng([seed, repeat, caller, _REPLIES_STREAM])
+        cuts = np.random.default_rng([seed, repeat, user, _INTERRUPTIONS_STREAM])
+        lengths = np.random.default_rng([seed, repeat, user, _REPLIES_STREAM])
         turns = tuple(
             PlannedTurn(
                 str(rng.choice(clips)),
@@ -87,5 +87,5 @@ def plan_callers(
             )
             for turn in range(n_turns)
         )
-        plans.append(CallerPlan(caller, staggered_s if start_s is None else start_s, turns))
+        plans.append(UserPlan(user, staggered_s if start_s is None else start_s, turns))
     return plans

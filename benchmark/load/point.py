@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.load.arrivals import CallerPlan, load_reply_gaps, plan_callers
-from benchmark.load.caller import Caller, TurnRow
+from benchmark.load.arrivals import UserPlan, load_reply_gaps, plan_users
 from benchmark.load.config import FRAME_MS, LoadConfig, Run
 from benchmark.load.interruptions import InterruptionModel, load_reply_durations
 from benchmark.load.process_usage import ProcessUsage, UsageMeter
@@ -19,6 +18,7 @@ from benchmark.load.server import ServerProcess
 from benchmark.load.sounds import false_trigger_sounds
 from benchmark.load.storm import Storm, StormRow
 from benchmark.load.talker_frames import FrameCount, waste
+from benchmark.load.user import Caller, TurnRow
 from sglang_live.client import clip
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import BARGE_IN
@@ -100,9 +100,9 @@ class Workload:
             reply_lengths=ReplyLengths(durations_s) if config.drawn_replies else None,
         )
 
-    def plans(self, config: LoadConfig, run: Run) -> list[CallerPlan]:
-        return plan_callers(
-            n_callers=run.sessions,
+    def plans(self, config: LoadConfig, run: Run) -> list[UserPlan]:
+        return plan_users(
+            n_users=run.sessions,
             n_turns=config.turns,
             clips=sorted(self.speech),
             reply_gaps_s=self.reply_gaps_s,
@@ -137,19 +137,18 @@ def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
         asyncio.run(load.run(meter))
         talker_frames = frames.end()
         start_s = server.start_s
-    callers = load.callers
-    rows = [row for caller in callers for row in caller.rows]
+    users = load.users
+    rows = [row for user in users for row in user.rows]
     return RunResult(
         run=run,
         rows=rows,
-        wall_s=max([row.end_s for row in rows] + [caller.played_out_s for caller in callers])
+        wall_s=max([row.end_s for row in rows] + [user.played_out_s for user in users])
         - min(row.start_s for row in rows),
         server_start_s=start_s,
-        late_frames=sum(c.frames_late for c in callers)
-        / max(1, sum(c.frames_sent for c in callers)),
+        late_frames=sum(c.frames_late for c in users) / max(1, sum(c.frames_sent for c in users)),
         usage=meter.usage(),
         talker_frames=talker_frames,
-        side_errors=tuple(code for caller in callers for code in caller.side_errors),
+        side_errors=tuple(code for user in users for code in user.side_errors),
         storm_rows=tuple(load.storm.rows if load.storm else ()),
     )
 
@@ -161,7 +160,7 @@ class Load:
         clock = MonotonicClock()
         audio = {**workload.speech, **workload.sounds}
         plans = workload.plans(config, run)
-        self.callers = [Caller(plan, audio, options, clock) for plan in plans]
+        self.users = [Caller(plan, audio, options, clock) for plan in plans]
         self.storm: Storm | None = None
         if config.storm is not None:
             seed = (config.seed, run.repeat)
@@ -173,8 +172,8 @@ class Load:
             beside.append(asyncio.create_task(self.storm.run()))
         try:
             async with asyncio.TaskGroup() as group:
-                for caller in self.callers:
-                    group.create_task(caller.run())
+                for user in self.users:
+                    group.create_task(user.run())
         finally:
             meter.sample()
             for task in beside:

@@ -34,7 +34,7 @@ def _leave_unless_cancelled(task: asyncio.Task[None]) -> None:
         os._exit(EXIT_BROKEN)
 
 
-async def result_beside(main: Coroutine[Any, Any, T], *helpers: asyncio.Task) -> T:
+async def result_with(main: Coroutine[Any, Any, T], *helpers: asyncio.Task) -> T:
     """The result of `main`; an error of any helper ends it and is raised instead.
 
     Helpers may end before `main`, and go on after it.

@@ -27,10 +27,10 @@ POLICIES = (
     "urgency",
     "pacing",
     "truncate",
-    "turnprefill",
-    "headstart",
+    "turn-prefill",
+    "startup-delay",
     "retention",
-    "nextuse",
+    "next-use",
     "preload",
     "admission",
 )
@@ -41,7 +41,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RETENTION = RetentionConfig()
 _GIB = 1 << 30
 # An answer every two seconds; people take five at the least.
-_ANSWERS_PER_MINUTE_OF_A_CALL = 30
+_RESPONSES_PER_MINUTE_OF_A_SESSION = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +83,13 @@ class ServerConfig:
     first_audio_s: what `admission` lets a turn take to its first audio.
     speculate_ms: of silence after which an answer is begun; None: when the turn is over.
     stuck_after_s: an engine with work that completes no round for so long is started anew.
-    max_sessions_per_key, max_answers_per_minute: as given; what holds is below.
+    max_sessions_per_key, max_responses_per_minute: as given; what holds is below.
     max_sessions_per_secret: calls that one client secret may have open.
-    idle_call_s: a call whose client sends nothing for so long is closed; 0: never.
+    idle_session_s: a call whose client sends nothing for so long is closed; 0: never.
     max_connections_per_address: None: what max_sessions needs, at least 1,024.
     first_request_s: how long a connection may take to send the headers of a request.
     drain_s: how long running answers may take to end when the server is to stop.
-    turn_piece_s: how much speech `turnprefill` takes in at once while its caller goes on speaking.
+    turn_prefill_s: speech that `turn-prefill` prefills at once while the user goes on speaking.
     """
 
     model_path: str
@@ -108,16 +108,16 @@ class ServerConfig:
     allow_private_media_urls: bool = False
     max_sessions: int = 64
     first_audio_s: float = 1.0
-    turn_piece_s: float = 8.0
+    turn_prefill_s: float = 8.0
     stuck_after_s: float = STUCK_AFTER_S
     drain_s: float = 20.0
     speculate_ms: int | None = None
     max_sessions_per_key: int | None = None
     max_sessions_per_secret: int = 4
-    idle_call_s: float = 1800.0
+    idle_session_s: float = 1800.0
     max_connections_per_address: int | None = None
     first_request_s: float = 10.0
-    max_answers_per_minute: int | None = None
+    max_responses_per_minute: int | None = None
     cache_dir: Path = Path.home() / ".cache" / "sglang_live"
     log_dir: Path | None = None
     timeline_dir: Path | None = None
@@ -129,26 +129,28 @@ class ServerConfig:
             raise BadInputError(f"port {self.port} is out of range")
         if self.max_sessions < 1:
             raise BadInputError(f"max-sessions must be at least 1, got {self.max_sessions}")
-        if not (self.turn_piece_s >= 1 and self.turn_piece_s.is_integer()):
-            raise BadInputError("turn-piece-s must be whole seconds, at least 1")
+        if not (self.turn_prefill_s >= 1 and self.turn_prefill_s.is_integer()):
+            raise BadInputError("turn-prefill-s must be whole seconds, at least 1")
         if self.speculate_ms is not None and self.speculate_ms < 1:
             raise BadInputError("speculate-ms must be positive")
         if self.speculate_ms is not None and "truncate" not in self.policies:
-            raise BadInputError("--speculate-ms needs the policy truncate: guesses are taken back")
+            raise BadInputError(
+                "--speculate-ms needs the policy truncate: speculative turns are withdrawn"
+            )
         if not 0 < self.first_audio_s < math.inf:
             raise BadInputError("admission-first-audio-ms must be positive")
         if not 0 <= self.drain_s < math.inf:
             raise BadInputError("drain-s must be seconds, at least 0")
         if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:
             raise BadInputError("max-sessions-per-key must be at least 1")
-        if self.max_answers_per_minute is not None and self.max_answers_per_minute < 1:
-            raise BadInputError("max-answers-per-minute must be at least 1")
+        if self.max_responses_per_minute is not None and self.max_responses_per_minute < 1:
+            raise BadInputError("max-responses-per-minute must be at least 1")
         if self.max_connections_per_address is not None and self.max_connections_per_address < 1:
             raise BadInputError("max-connections-per-address must be at least 1")
         if self.max_sessions_per_secret < 1:
             raise BadInputError("max-sessions-per-secret must be at least 1")
-        if not 0 <= self.idle_call_s < math.inf:
-            raise BadInputError("idle-call-s must be seconds, at least 0")
+        if not 0 <= self.idle_session_s < math.inf:
+            raise BadInputError("idle-session-s must be seconds, at least 0")
         if not 0 < self.first_request_s < math.inf:
             raise BadInputError("first-request-s must be positive")
         if self.ssl_keyfile and not self.ssl_certfile:
@@ -177,9 +179,9 @@ class ServerConfig:
     @property
     def answers_per_minute(self) -> int | None:
         """With keys more than calls need, and less than a loop takes. None: no limit."""
-        if self.max_answers_per_minute is not None or not self.api_keys:
-            return self.max_answers_per_minute
-        return _ANSWERS_PER_MINUTE_OF_A_CALL * (self.sessions_per_key or self.max_sessions)
+        if self.max_responses_per_minute is not None or not self.api_keys:
+            return self.max_responses_per_minute
+        return _RESPONSES_PER_MINUTE_OF_A_SESSION * (self.sessions_per_key or self.max_sessions)
 
 
 def parse(argv: list[str]) -> ServerConfig:
@@ -219,14 +221,14 @@ def parse(argv: list[str]) -> ServerConfig:
         allow_private_media_urls=own.allow_private_media_urls,
         max_sessions=own.max_sessions,
         first_audio_s=own.admission_first_audio_ms / 1000,
-        turn_piece_s=own.turn_piece_s,
+        turn_prefill_s=own.turn_prefill_s,
         stuck_after_s=check_stuck(own.stuck_after_s),
         drain_s=own.drain_s,
         speculate_ms=own.speculate_ms,
         max_sessions_per_key=own.max_sessions_per_key,
-        max_answers_per_minute=own.max_answers_per_minute,
+        max_responses_per_minute=own.max_responses_per_minute,
         max_sessions_per_secret=own.max_sessions_per_secret,
-        idle_call_s=own.idle_call_s,
+        idle_session_s=own.idle_session_s,
         max_connections_per_address=own.max_connections_per_address,
         first_request_s=own.first_request_s,
         cache_dir=Path(own.cache_dir),
@@ -288,7 +290,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--max-sessions", type=int, default=64, help="callers at once, at most")
     p.add_argument(
-        "--turn-piece-s",
+        "--turn-prefill-s",
         type=float,
         default=8.0,
         metavar="S",
@@ -321,12 +323,12 @@ def _parser() -> argparse.ArgumentParser:
         help="of them, by one client secret (default: %(default)d)",
     )
     p.add_argument(
-        "--max-answers-per-minute",
+        "--max-responses-per-minute",
         type=int,
         help="by one key (default: with keys 30 for each call it may have, else no limit)",
     )
     p.add_argument(
-        "--idle-call-s",
+        "--idle-session-s",
         type=float,
         default=1800.0,
         metavar="S",
@@ -390,9 +392,9 @@ def parse_storage(
     """Raises BadInputError, also where there is no host memory that could overflow."""
     if own.session_storage is None:
         return None
-    if "nextuse" not in policies or not thinker_args.get("enable_hierarchical_cache"):
+    if "next-use" not in policies or not thinker_args.get("enable_hierarchical_cache"):
         raise BadInputError(
-            "session-storage holds what host memory has no room for: it needs the policy nextuse "
+            "session-storage holds what host memory has no room for: it needs the policy next-use "
             "and --thinker.enable-hierarchical-cache"
         )
     if not math.isfinite(own.session_storage_gib):
@@ -433,8 +435,8 @@ def parse_policies(text: str) -> tuple[str, ...]:
         raise BadInputError(f"unknown policies {unknown or text!r}; there are: {known}")
     if len(orders := [name for name in names if name in ORDERS]) > 1:
         raise BadInputError(f"policies {orders} exclude each other: choose one order")
-    if "preload" in names and "nextuse" not in names:
-        raise BadInputError("policy preload needs nextuse, which knows when callers will speak")
-    if "turnprefill" in names and "truncate" not in names:
-        raise BadInputError("policy turnprefill needs truncate: what was no turn is taken back")
+    if "preload" in names and "next-use" not in names:
+        raise BadInputError("policy preload needs next-use, which knows when callers will speak")
+    if "turn-prefill" in names and "truncate" not in names:
+        raise BadInputError("policy turn-prefill needs truncate: what was no turn is taken back")
     return names

@@ -85,7 +85,7 @@ class TurnRequest:
         model thinks of.
     ahead: the caller still speaks: there is to be no reply yet.
     speculative: its last message may turn out to have been longer: the next history may lack it.
-    beat_s: the turn is a frame: it waits for the next tick, and is to be over within this.
+    frame_s: the turn is a frame: it waits for the next tick, and is to be over within this.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
     cache_salt: turns with another one share none of its KV.
     """
@@ -102,16 +102,16 @@ class TurnRequest:
     retention: RetentionConfig | None = None
     tools: Tools = Tools()
     script: str | None = None
-    ahead: bool = False
+    prefill_only: bool = False
     speculative: bool = False
-    beat_s: float | None = None
+    frame_s: float | None = None
     drops_oldest: bool = False
     cache_salt: str = ""
 
     @property
     def is_timely(self) -> bool:
         """Whether it matters when the reply comes, beyond a reader's patience."""
-        return self.wants_audio or self.beat_s is not None
+        return self.wants_audio or self.frame_s is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,8 +170,8 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             own_pages_only=not config.allow_anonymous,
             max_sessions_per_key=config.sessions_per_key,
             max_sessions_per_secret=config.max_sessions_per_secret,
-            max_answers_per_minute=config.answers_per_minute,
-            idle_call_s=config.idle_call_s or None,
+            max_responses_per_minute=config.answers_per_minute,
+            idle_session_s=config.idle_session_s or None,
             allow_local_media=config.allow_local_media,
             allow_private_media_urls=config.allow_private_media_urls,
             timeline_dir=config.timeline_dir,
@@ -179,7 +179,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             native_socket=native.native_socket if native else None,
             retention=config.retention,
             speculate_ms=config.speculate_ms,
-            turn_piece_s=config.turn_piece_s if "turnprefill" in config.policies else 0.0,
+            turn_prefill_s=config.turn_prefill_s if "turn-prefill" in config.policies else 0.0,
         )
         metrics = GatewayMetrics(CollectorRegistry())
         metrics.registry.register(StageCollector(lambda: supervisor.replicas))

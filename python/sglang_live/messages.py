@@ -1,9 +1,9 @@
 """What travels between the orchestrator and its stages.
 
-One job is one reply in one stage. The orchestrator opens it (Think, Speak, Voice), may send more
-(SpeakText, VoiceFrames, Progress, EndReply), and receives events until ThinkDone, SpeakDone,
-VoiceDone or Failed. BoundNative and Measure open one, too, because they need an answer:
-NativeBounded, Measured.
+One job is one reply in one stage. The orchestrator opens it (ThinkerRequest, TalkerRequest,
+VocoderRequest), may send more (TalkerInput, VocoderFrames, Progress, Interrupt), and receives
+events until ThinkerDone, TalkerDone, VocoderDone or Failed. RetainNative and MeasurePrompt open
+one, too, because they need an answer: NativeRetained, PromptMeasured.
 Tensors are not in the message: a TensorRef says where they are (see connectors/wire.py).
 """
 
@@ -71,34 +71,34 @@ class Progress(Message, frozen=True, tag=True):
     """
 
     consumed_s: float
-    flowing: bool
+    advancing: bool
     interrupts: float
 
 
-class EndReply(Message, frozen=True, tag=True):
+class Interrupt(Message, frozen=True, tag=True):
     """Nobody wants more of this reply: finish it where it is, and keep its KV."""
 
 
-class StreamNote(Message, frozen=True, tag=True):
-    """What the stage's policies did with this job's reply; see bridge StreamNotes."""
+class StreamEvent(Message, frozen=True, tag=True):
+    """What the stage's policies did with this job's reply; see bridge StreamEvents."""
 
     what: str
-    ahead_s: float
+    buffered_s: float
 
 
-class CallerSpeaks(Message, frozen=True, tag=True):
+class UserSpeaking(Message, frozen=True, tag=True):
     """The caller of session_id has begun to speak; job_id is ""."""
 
     session_id: str
 
 
-class Outlook(Message, frozen=True, tag=True):
+class NextUseHint(Message, frozen=True, tag=True):
     """When the caller of session_id will speak again; job_id is "". See bridge Outlook."""
 
     session_id: str
-    plays_for_s: float
-    reply_gap_s: float | None = None
-    saw_gap_s: float | None = None
+    buffered_s: float
+    response_gap_s: float | None = None
+    observed_gap_s: float | None = None
 
 
 # --- thinker ---
@@ -123,7 +123,7 @@ class WireItem(msgspec.Struct, frozen=True, omit_defaults=True):
     closes: bool = True
 
 
-class Think(Message, frozen=True, tag=True):
+class ThinkerRequest(Message, frozen=True, tag=True):
     """Reply to the history named by `keys`; `items` holds those the stage may not have yet.
 
     session_id: "" for a job that leaves no trace. max_tokens: 0 prefills without a reply.
@@ -131,7 +131,7 @@ class Think(Message, frozen=True, tag=True):
     sink_tokens: None: the instructions and the markup around them.
     functions, must_call: see orchestrator Tools.
     ahead: the caller still speaks: take in what has been said, without a reply, when nobody else is
-        in need; EndReply: somebody waits for it now.
+        in need; Interrupt: somebody waits for it now.
     speculative: the next history may lack what is new in this one.
     timely: somebody hears every delay; what is only read waits behind those.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
@@ -151,17 +151,17 @@ class Think(Message, frozen=True, tag=True):
     slack_tokens: int = 1
     functions: list[str] = []
     must_call: str | None = None
-    ahead: bool = False
+    prefill_only: bool = False
     speculative: bool = False
     timely: bool = True
     drops_oldest: bool = False
     cache_salt: str = ""
 
 
-class Read(Message, frozen=True, tag=True):
+class ScriptRequest(Message, frozen=True, tag=True):
     """Reply with this text, word for word, to the message `key`, which has the same words.
 
-    As with Think a UserSegment, TextTokens and ThinkDone follow; nothing is computed.
+    As with Think a UserSegment, TextTokens and ThinkerDone follow; nothing is computed.
     """
 
     text: str
@@ -187,15 +187,15 @@ class TextTokens(Message, frozen=True, tag=True):
     text: str
 
 
-class Prefills(Message, frozen=True, tag=True):
+class PrefillStarted(Message, frozen=True, tag=True):
     """No reply yet, but the engine prefills: this turn's prompt, or those before it."""
 
 
-class WritesCall(Message, frozen=True, tag=True):
+class FunctionCallProgress(Message, frozen=True, tag=True):
     """The reply grows by what is not spoken."""
 
 
-class ThinkDone(Message, frozen=True, tag=True):
+class ThinkerDone(Message, frozen=True, tag=True):
     """finish: "stop", "length" or "interrupted". ids: the whole reply, calls included.
 
     text: what was to be spoken. calls: what the model wrote as calls of functions.
@@ -213,7 +213,7 @@ class ThinkDone(Message, frozen=True, tag=True):
     calls: list[str] = []
 
 
-class BoundNative(Message, frozen=True, tag=True):
+class RetainNative(Message, frozen=True, tag=True):
     """Bound a session of SGLang's own API, whatever it holds; see bridge RetainSession."""
 
     session_id: str
@@ -223,15 +223,15 @@ class BoundNative(Message, frozen=True, tag=True):
     timeout_s: float
 
 
-class NativeBounded(Message, frozen=True, tag=True):
+class NativeRetained(Message, frozen=True, tag=True):
     """The engine keeps to the bound from now on."""
 
 
-class Measure(Message, frozen=True, tag=True):
-    """How many tokens a prompt would need at least; answered by Measured. Nothing is computed.
+class MeasurePrompt(Message, frozen=True, tag=True):
+    """How many tokens a prompt would need at least; answered by PromptMeasured.
 
-    instructions, functions: see Think. texts, clips_s: words of its messages, and how long each of
-    their recordings is.
+    Nothing is computed. instructions, functions: see ThinkerRequest.
+    texts: words of its messages. clips_s: how long each of their recordings is.
     """
 
     instructions: str
@@ -241,7 +241,7 @@ class Measure(Message, frozen=True, tag=True):
     timeout_s: float
 
 
-class Measured(Message, frozen=True, tag=True):
+class PromptMeasured(Message, frozen=True, tag=True):
     """header_tokens: of instructions and functions; item_tokens: of the messages.
 
     most_header_tokens, most_tokens: that a prompt may have of the former, and of both.
@@ -266,7 +266,7 @@ class WireSegment(msgspec.Struct, frozen=True, omit_defaults=True):
     states: TensorRef | None = None
 
 
-class Speak(Message, frozen=True, tag=True):
+class TalkerRequest(Message, frozen=True, tag=True):
     """Start speaking: user segments of the whole call, then the reply's first token.
 
     segments holds those of `segment_keys` that the stage may not have yet.
@@ -285,7 +285,7 @@ class Speak(Message, frozen=True, tag=True):
     slack_frames: int = 1
 
 
-class SpeakText(Message, frozen=True, tag=True):
+class TalkerInput(Message, frozen=True, tag=True):
     ids: list[int]
     done: bool = False
 
@@ -297,7 +297,7 @@ class CodecFrames(Message, frozen=True, tag=True):
     n_frames: int = 1
 
 
-class SpeakDone(Message, frozen=True, tag=True):
+class TalkerDone(Message, frozen=True, tag=True):
     finish: str
     n_frames: int
 
@@ -305,15 +305,15 @@ class SpeakDone(Message, frozen=True, tag=True):
 # --- vocoder ---
 
 
-class Voice(Message, frozen=True, tag=True):
+class VocoderRequest(Message, frozen=True, tag=True):
     timeout_s: float
 
 
-class VoiceFrames(Message, frozen=True, tag=True):
+class VocoderFrames(Message, frozen=True, tag=True):
     codes: bytes
 
 
-class VoiceEnd(Message, frozen=True, tag=True):
+class VocoderEnd(Message, frozen=True, tag=True):
     """No more frames will come."""
 
 
@@ -323,7 +323,7 @@ class Pcm(Message, frozen=True, tag=True):
     pcm: bytes
 
 
-class VoiceDone(Message, frozen=True, tag=True):
+class VocoderDone(Message, frozen=True, tag=True):
     pass
 
 
@@ -334,35 +334,35 @@ AnyMessage = (
     | Failed
     | Credit
     | Progress
-    | EndReply
-    | StreamNote
-    | CallerSpeaks
-    | Outlook
-    | Think
-    | Read
+    | Interrupt
+    | StreamEvent
+    | UserSpeaking
+    | NextUseHint
+    | ThinkerRequest
+    | ScriptRequest
     | UserSegment
     | TextTokens
-    | Prefills
-    | WritesCall
-    | ThinkDone
-    | BoundNative
-    | NativeBounded
-    | Measure
-    | Measured
+    | PrefillStarted
+    | FunctionCallProgress
+    | ThinkerDone
+    | RetainNative
+    | NativeRetained
+    | MeasurePrompt
+    | PromptMeasured
     | CloseSession
-    | Speak
-    | SpeakText
+    | TalkerRequest
+    | TalkerInput
     | CodecFrames
-    | SpeakDone
-    | Voice
-    | VoiceFrames
-    | VoiceEnd
+    | TalkerDone
+    | VocoderRequest
+    | VocoderFrames
+    | VocoderEnd
     | Pcm
-    | VoiceDone
+    | VocoderDone
 )
 
 # Messages that open a job: those that say how long it may take.
 OPENERS = tuple(kind for kind in get_args(AnyMessage) if "timeout_s" in kind.__struct_fields__)
 
 # Messages that count against a job's window; the rest must always get through.
-STREAMED = (TextTokens, CodecFrames, Pcm, SpeakText, VoiceFrames)
+STREAMED = (TextTokens, CodecFrames, Pcm, TalkerInput, VocoderFrames)

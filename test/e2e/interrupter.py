@@ -42,7 +42,7 @@ class Counts:
         labels = f'replica="0",stage="thinker",what="{what}"'
         return self._grown(f"sglang_live_stage_load{{{labels}}}")
 
-    def check_cuts(self, n: int) -> None:
+    def check_compactions(self, n: int) -> None:
         """n replies were cut in the thinker's sessions, and no session was built anew."""
         wait_until(lambda: self.thinker("sessions_truncated") >= n, PINGED_S, f"{n} cuts")
         assert self.thinker("sessions_truncated") == n
@@ -181,7 +181,7 @@ def said(socket: Socket, item_id: str) -> str:
     return "".join(e["delta"] for e in of_item(socket, TRANSCRIPT, item_id))
 
 
-def check_cut(socket: Socket, item_id: str, shown: dict) -> None:
+def check_compaction(socket: Socket, item_id: str, shown: dict) -> None:
     """A retrieved reply is a beginning of what was sent, in sound and in words."""
     [cut] = of_item(socket, CUT, item_id)
     assert 0 < cut["audio_end_ms"] <= received_ms(socket, item_id)
@@ -198,7 +198,7 @@ def check_cancelled(done: dict, reason: str) -> None:
     assert response["status_details"] == {"type": "cancelled", "reason": reason}
 
 
-def held_tokens(done: dict) -> int:
+def paused_tokens(done: dict) -> int:
     """What the session holds after this answer; its last token is prefilled with the next turn."""
     usage = done["response"]["usage"]
     return usage["input_tokens"] + usage["output_token_details"]["text_tokens"] - 1

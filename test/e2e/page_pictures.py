@@ -18,33 +18,33 @@ async def draw(url: str, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         sound = microphone(Path(folder) / "said.wav", "sp_librivox_0880.flac")
-        async with visit(url, sound, viewport={"width": 960, "height": 900}) as caller:
-            await caller.page.click("#talk")
-            await interrupt(caller)
-            await caller.page.screenshot(path=out / "page-interrupted.png")
-            await caller.until(caller.is_heard, "the interruption is answered")
-            await caller.page.screenshot(path=out / "page.png")
-        async with visit(url, sound, color_scheme="dark", device_scale_factor=2, **PHONE) as caller:
-            await caller.page.tap("#talk")
-            await caller.until(caller.is_heard, "the microphone's question is answered")
-            await caller.page.screenshot(path=out / "page-phone.png", full_page=True)
+        async with visit(url, sound, viewport={"width": 960, "height": 900}) as client:
+            await client.page.click("#talk")
+            await interrupt(client)
+            await client.page.screenshot(path=out / "page-interrupted.png")
+            await client.until(client.is_heard, "the interruption is answered")
+            await client.page.screenshot(path=out / "page.png")
+        async with visit(url, sound, color_scheme="dark", device_scale_factor=2, **PHONE) as client:
+            await client.page.tap("#talk")
+            await client.until(client.is_heard, "the microphone's question is answered")
+            await client.page.screenshot(path=out / "page-phone.png", full_page=True)
 
 
-async def interrupt(caller: Visit, attempts: int = 8) -> None:
+async def interrupt(client: Visit, attempts: int = 8) -> None:
     """Until an answer was spoken over that is not all heard; the next one has not begun."""
 
     async def is_visible() -> bool:
-        return await caller.seconds("discarded") >= _LEAST_VISIBLE_S
+        return await client.seconds("discarded") >= _LEAST_VISIBLE_S
 
     for _ in range(attempts):
-        await caller.until(caller.is_heard, "an answer is heard")
-        n_answers = len(await caller.lines("model"))
-        await caller.page.click("#clip")
+        await client.until(client.is_heard, "an answer is heard")
+        n_answers = len(await client.lines("model"))
+        await client.page.click("#clip")
 
         async def is_decided(n_before: int = n_answers) -> bool:
-            return await is_visible() or len(await caller.lines("model")) > n_before
+            return await is_visible() or len(await client.lines("model")) > n_before
 
-        await caller.until(is_decided, "the answer is interrupted, or was over")
+        await client.until(is_decided, "the answer is interrupted, or was over")
         if await is_visible():
             return
     raise AssertionError("no answer had enough of it left to be interrupted")

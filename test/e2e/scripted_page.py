@@ -34,11 +34,11 @@ LOSE = "kept.sockets.at(-1).close(4000)"
 async def page_of(app: ASGIApp, sound: Path | None = None, **how) -> AsyncIterator[Visit]:
     """how: as `visit` has it."""
     how = {"flags": (CLICKS_ARE_NOT_NEEDED,), "script": KEEP, **how}
-    async with listening(app) as address, visit(f"http://{address}/", sound, **how) as caller:
-        yield caller
+    async with listening(app) as address, visit(f"http://{address}/", sound, **how) as client:
+        yield client
 
 
-def frames_of(caller: Visit) -> list[dict]:
+def frames_of(client: Visit) -> list[dict]:
     """The events that go either way in its sockets, from now on."""
     frames: list[dict] = []
 
@@ -46,23 +46,23 @@ def frames_of(caller: Visit) -> list[dict]:
         for way in ("framesent", "framereceived"):
             socket.on(way, lambda text: frames.append(json.loads(text)))
 
-    caller.page.on("websocket", watch)
+    client.page.on("websocket", watch)
     return frames
 
 
-async def ask(caller: Visit, text: str) -> None:
-    await caller.page.fill("#text", text)
-    await caller.page.press("#text", "Enter")
+async def ask(client: Visit, text: str) -> None:
+    await client.page.fill("#text", text)
+    await client.page.press("#text", "Enter")
 
 
-async def status(caller: Visit, text: str) -> None:
-    await caller.page.wait_for_selector(f"#status:text('{text}')")
+async def status(client: Visit, text: str) -> None:
+    await client.page.wait_for_selector(f"#status:text('{text}')")
 
 
-async def says(caller: Visit, words: str) -> None:
+async def says(client: Visit, words: str) -> None:
     """Until the model has said that."""
 
     async def is_said() -> bool:
-        return any(words in line for line in await caller.lines("model"))
+        return any(words in line for line in await client.lines("model"))
 
-    await caller.until(is_said, f"the model says {words!r}")
+    await client.until(is_said, f"the model says {words!r}")

@@ -167,7 +167,7 @@ async def test_the_seventeenth_caller_is_told_to_come_back(server):
             await stop.wait()
 
     stop, ready = asyncio.Event(), []
-    callers = [asyncio.create_task(hold(stop, ready)) for _ in range(16)]
+    clients = [asyncio.create_task(hold(stop, ready)) for _ in range(16)]
     try:
         async with asyncio.timeout(30):
             while len(ready) < 16:
@@ -180,7 +180,7 @@ async def test_the_seventeenth_caller_is_told_to_come_back(server):
             assert closed.value.rcvd.code == 1013
     finally:
         stop.set()
-        await asyncio.gather(*callers)
+        await asyncio.gather(*clients)
 
 
 def test_http_says_what_is_wrong(server):

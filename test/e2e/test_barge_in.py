@@ -25,13 +25,13 @@ from test.e2e.interrupter import (
     burst,
     cached_tokens,
     cancelled,
-    check_cut,
+    check_compaction,
     click,
     detection,
-    held_tokens,
     listen,
     long_answer,
     of_item,
+    paused_tokens,
     received_ms,
     request,
     retrieve,
@@ -72,13 +72,13 @@ async def test_a_caller_who_speaks_over_an_answer_ends_it_and_is_answered(server
     assert 0 <= started["audio_start_ms"] < 2000
     assert cut["item_id"] == item_id
     assert not [e for e in since(socket, done) if e.get("response_id") == done["response"]["id"]]
-    check_cut(socket, item_id, shown)
+    check_compaction(socket, item_id, shown)
     usage = after["response"]["usage"]
     assert usage["input_token_details"]["audio_tokens"] > 30
-    assert cached_tokens(after) >= held_tokens(first)
-    assert cached_tokens(last) >= held_tokens(after)
+    assert cached_tokens(after) >= paused_tokens(first)
+    assert cached_tokens(last) >= paused_tokens(after)
     assert counts.gateway("barge_ins_total") == 1
-    counts.check_cuts(1)
+    counts.check_compactions(1)
 
 
 @until_suitable
@@ -116,7 +116,7 @@ async def test_without_a_window_the_same_cough_interrupts(server):
     assert after["response"]["status"] == "completed"
     assert counts.gateway("barge_ins_total") == 1
     assert counts.gateway("false_alarms_total") == 0
-    counts.check_cuts(1)
+    counts.check_compactions(1)
 
 
 @until_suitable
@@ -142,7 +142,7 @@ async def test_with_interruption_off_the_answer_goes_on_and_the_new_turn_waits(s
     assert len(socket.audio()) / 24_000 == pytest.approx(audio_s, abs=0.1)
     assert created["response"]["id"] == second["response"]["id"]
     assert second["response"]["usage"]["input_token_details"]["audio_tokens"] > 30
-    assert cached_tokens(second) >= held_tokens(first)
+    assert cached_tokens(second) >= paused_tokens(first)
     assert counts.gateway("barge_ins_total") == 0
 
 
@@ -162,10 +162,10 @@ async def test_a_cancelled_answer_keeps_its_kv_and_can_be_cut(server):
     assert not [e for e in since(socket, done) if e.get("response_id") == done["response"]["id"]]
     assert too_long["error"]["param"] == "audio_end_ms"
     assert (cut["type"], cut["item_id"], cut["audio_end_ms"]) == (CUT, item_id, 400)
-    check_cut(socket, item_id, shown)
-    assert cached_tokens(after) >= held_tokens(first)
-    assert cached_tokens(last) >= held_tokens(after)
-    counts.check_cuts(1)
+    check_compaction(socket, item_id, shown)
+    assert cached_tokens(after) >= paused_tokens(first)
+    assert cached_tokens(last) >= paused_tokens(after)
+    counts.check_compactions(1)
 
 
 @until_suitable
@@ -181,8 +181,8 @@ async def test_a_cancelled_answer_that_nobody_cuts_counts_as_far_as_it_was_sent(
     assert shown["transcript"]
     assert said(socket, item_id).startswith(shown["transcript"])
     assert sound_ms(shown) == received_ms(socket, item_id)
-    assert cached_tokens(after) >= held_tokens(first)
-    counts.check_cuts(1)
+    assert cached_tokens(after) >= paused_tokens(first)
+    counts.check_compactions(1)
 
 
 @until_suitable
@@ -201,7 +201,7 @@ async def test_a_finished_answer_can_be_cut_at_once_and_late(server):
         at_once = await truncate(socket, item_id, half_ms)
         shown = await retrieve(socket, item_id)
         second = await socket.ask("go on", **TEXT)
-        counts.check_cuts(1)
+        counts.check_compactions(1)
         late = await truncate(socket, item_id, 200)
         shown_late = await retrieve(socket, item_id)
         third = await socket.ask("and then", **TEXT)
@@ -222,7 +222,7 @@ async def test_a_finished_answer_can_be_cut_at_once_and_late(server):
     # An older reply is not the end of the session any more: it is built anew, once.
     wait_until(lambda: counts.thinker("sessions_rebuilt") == 1, PINGED_S, "a session rebuilt")
     assert third["response"]["status"] == "completed"
-    assert cached_tokens(fourth) >= held_tokens(third)
+    assert cached_tokens(fourth) >= paused_tokens(third)
 
 
 @until_suitable
@@ -243,11 +243,11 @@ async def test_a_listener_who_is_behind_is_believed(server):
         shown = await retrieve(socket, item_id)
     # By the clock it would be more than two seconds.
     assert 200 <= cut["audio_end_ms"] <= 1000
-    check_cut(socket, item_id, shown)
+    check_compaction(socket, item_id, shown)
     assert after["response"]["status"] == "completed"
     assert counts.gateway('playback_acks_total{outcome="accepted"}') == 1
     assert counts.gateway('playback_acks_total{outcome="duplicate"}') == 9
-    counts.check_cuts(1)
+    counts.check_compactions(1)
 
 
 @until_suitable
@@ -276,7 +276,7 @@ async def test_lying_acks_are_clamped_and_unknown_items_refused(server):
     assert after["response"]["status"] == "completed"
     assert counts.gateway('playback_acks_total{outcome="beyond_sent"}') == 2
     assert counts.gateway('errors_total{code="item_ack_invalid_item_id"}') == 1
-    counts.check_cuts(1)
+    counts.check_compactions(1)
 
 
 def test_everything_is_free_again_when_the_callers_have_gone(server):

@@ -33,7 +33,7 @@ def server(tmp_path_factory, request):
     tokenizer = AutoTokenizer.from_pretrained(ensure_built())
     ids = tokenizer(DEADLY, add_special_tokens=False).input_ids
     temporary = tmp_path_factory.mktemp("t")  # short, for sockets
-    hook = {"SGLANG_LIVE_TEST_DEADLY_IDS": "die:" + ",".join(map(str, ids))}
+    hook = {"SGLANG_LIVE_TEST_FAULT": "die:" + ",".join(map(str, ids))}
     hook["TMPDIR"] = str(temporary)
     flags = ("--stuck-after-s", "4")
     with running_server("demo-random", path, *flags, environment=hook) as running:

@@ -20,7 +20,7 @@ SMALL = {
 }
 
 
-class FrameCall:
+class FrameTurns:
     """Says the next frame when one was answered, so no clock is in it. One may be on its way."""
 
     def __init__(self, socket, frame_ms: int):
@@ -49,7 +49,7 @@ class FrameCall:
 @pytest.mark.parametrize("frame_ms", [80, 480, 2000])
 async def test_every_frame_is_answered_with_a_few_tokens(server, frame_ms):
     async with connected(server.ws) as socket:
-        call = FrameCall(socket, frame_ms)
+        call = FrameTurns(socket, frame_ms)
         await call.begin(temperature=0)
         frames = [await call.next() for _ in range(6)]
         assert all(frame["outcome"] in HEARD for frame in frames), frames
@@ -63,17 +63,19 @@ async def test_every_frame_is_answered_with_a_few_tokens(server, frame_ms):
 
 async def test_a_call_in_frames_keeps_to_its_window(server):
     async with connected(server.ws) as socket:
-        call = FrameCall(socket, 480)
+        call = FrameTurns(socket, 480)
         await call.begin(truncation=SMALL)
         frames = [await call.next() for _ in range(40)]
         assert all(frame["outcome"] in HEARD for frame in frames)
-        wait_until(lambda: server.stage_load("thinker", "policy_tokens_cut") > LIMIT, 5, "cuts")
+        wait_until(
+            lambda: server.stage_load("thinker", "policy_tokens_compacted") > LIMIT, 5, "cuts"
+        )
         assert server.stage_load("thinker", "kv_tokens_used") < LIMIT + 100
 
 
 async def test_frames_are_empty_while_the_thinker_is_away(server):
     async with connected(server.ws) as socket:
-        call = FrameCall(socket, 480)
+        call = FrameTurns(socket, 480)
         await call.begin()
         assert (await call.next())["outcome"] in HEARD
         server.stage_process("thinker").kill()

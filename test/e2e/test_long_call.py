@@ -32,7 +32,9 @@ async def test_a_long_call_forgets_its_beginning_and_says_so(server):
         assert first["output"][0]["id"] in deleted
         assert deleted == added[: len(deleted)], "the oldest leave first"
         assert 0 < len(added) - len(deleted) < 12
-        wait_until(lambda: server.stage_load("thinker", "policy_tokens_cut") > LIMIT, 5, "cuts")
+        wait_until(
+            lambda: server.stage_load("thinker", "policy_tokens_compacted") > LIMIT, 5, "cuts"
+        )
         assert server.stage_load("thinker", "kv_tokens_used") < LIMIT + 100
 
 

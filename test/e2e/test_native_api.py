@@ -122,7 +122,7 @@ async def talk(http: httpx.AsyncClient, session: str, n_turns: int) -> list[dict
 
 
 async def test_a_session_keeps_the_window_that_it_was_opened_with(server):
-    n_cut = server.stage_load("thinker", "policy_tokens_cut")
+    n_dropped = server.stage_load("thinker", "policy_tokens_compacted")
     request = {"capacity_of_str_len": 1 << 20, "streaming": True}
     async with httpx.AsyncClient(base_url=server.http, timeout=60) as http:
         bound = {"window": 64, "sink": 8, "slack": 16}
@@ -131,7 +131,11 @@ async def test_a_session_keeps_the_window_that_it_was_opened_with(server):
         assert max(meta["prompt_tokens"] for meta in metas) <= 8 + 64 + 16 + 20
         assert all(meta["cached_tokens"] >= 64 for meta in metas[4:])
         await http.post("/close_session", json={"session_id": session})
-    wait_until(lambda: server.stage_load("thinker", "policy_tokens_cut") >= n_cut + 300, 10, "cuts")
+    wait_until(
+        lambda: server.stage_load("thinker", "policy_tokens_compacted") >= n_dropped + 300,
+        10,
+        "cuts",
+    )
     wait_until(lambda: server.stage_load("thinker", "kv_tokens_used") == 0, 10, "pool free")
 
 

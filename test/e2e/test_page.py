@@ -17,76 +17,76 @@ _LEAST_TARGET_PX = 44
 
 async def test_a_call_of_three_turns_with_an_interruption(server, tmp_path):
     sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac")
-    async with visit(server.http, sound) as caller:
-        await caller.page.click("#talk")
-        await caller.until(caller.is_heard, "the microphone's question is answered")
-        first_sound = await caller.text("#ttfp")
-        await caller.interrupt()
-        await caller.until(caller.is_over, "the answer to the interruption is over")
-        n_answers = len(await caller.lines("model"))
-        await caller.page.fill("#text", "And a typed question?")
-        await caller.page.press("#text", "Enter")
-        await caller.answered(n_answers)
-        await caller.until(caller.is_over, "the answer to the typed question is over")
-        you, model = await caller.lines("you"), await caller.lines("model")
-        urgency, callers = await caller.text("#urgency"), await caller.text("#sessions")
-        server_lines = await caller.lines("server")
-        await caller.page.click("#talk")
-        assert await caller.text("#status") == "not connected"
+    async with visit(server.http, sound) as client:
+        await client.page.click("#talk")
+        await client.until(client.is_heard, "the microphone's question is answered")
+        first_sound = await client.text("#ttfp")
+        await client.interrupt()
+        await client.until(client.is_over, "the answer to the interruption is over")
+        n_answers = len(await client.lines("model"))
+        await client.page.fill("#text", "And a typed question?")
+        await client.page.press("#text", "Enter")
+        await client.answered(n_answers)
+        await client.until(client.is_over, "the answer to the typed question is over")
+        you, model = await client.lines("you"), await client.lines("model")
+        urgency, clients = await client.text("#urgency"), await client.text("#sessions")
+        server_lines = await client.lines("server")
+        await client.page.click("#talk")
+        assert await client.text("#status") == "not connected"
     assert re.fullmatch(r"\d+ ms", first_sound)
     assert re.search(r"spoke for \d+\.\d s", you[0])
     assert "And a typed question?" in you[-1]
     assert all(len(line) > len("model ") for line in model)
     cut = [line for line in model if "interrupted, heard" in line]
     assert cut and 0.2 <= float(re.search(r"heard ([\d.]+) s", cut[0])[1]) < 60
-    assert (callers, server_lines) == ("1", [])
+    assert (clients, server_lines) == ("1", [])
     assert "U0" in urgency or urgency == "nobody"
-    assert caller.complaints == []
+    assert client.complaints == []
     own = (server.http, server.ws, "data:")
-    assert [address for address in caller.asked if not address.startswith(own)] == []
+    assert [address for address in client.asked if not address.startswith(own)] == []
     server.wait_until_free()
 
 
 async def test_who_has_no_microphone_says_the_recording(server):
-    async with visit(server.http) as caller:
-        await caller.page.click("#talk")
-        await caller.page.wait_for_selector("#transcript .note")
-        assert "no microphone" in await caller.text("#transcript")
-        await caller.page.click("#clip")
-        await caller.until(caller.is_heard, "the recording is answered")
-        await caller.page.keyboard.press("Escape")
+    async with visit(server.http) as client:
+        await client.page.click("#talk")
+        await client.page.wait_for_selector("#transcript .note")
+        assert "no microphone" in await client.text("#transcript")
+        await client.page.click("#clip")
+        await client.until(client.is_heard, "the recording is answered")
+        await client.page.keyboard.press("Escape")
 
         async def stopped() -> bool:
-            return await caller.seconds("discarded") > 0 or await caller.is_over()
+            return await client.seconds("discarded") > 0 or await client.is_over()
 
-        await caller.until(stopped, "Escape ends the answer")
-        assert caller.complaints == []
+        await client.until(stopped, "Escape ends the answer")
+        assert client.complaints == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_a_phone_shows_all_of_it(scheme):
     async with (
         listening(app_of(FakeOrchestrator([spoken("Yes.", 800)]))) as address,
-        visit(f"http://{address}/", color_scheme=scheme, **PHONE) as caller,
+        visit(f"http://{address}/", color_scheme=scheme, **PHONE) as client,
     ):
-        page = caller.page
+        page = client.page
         await page.fill("#text", "Is anybody there?")
         await page.tap("#text-form button")
-        await caller.until(caller.is_over, "the answer is over")
+        await client.until(client.is_over, "the answer is over")
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         for button in await page.locator("button:visible, input:visible").all():
             box = await button.bounding_box()
             assert box["height"] >= _LEAST_TARGET_PX, await button.get_attribute("id")
         assert await _least_contrast(page) >= 4.5  # WCAG 2.2, success criterion 1.4.3
-        assert caller.complaints == []
+        assert client.complaints == []
 
 
 async def test_everything_is_reached_by_keyboard_and_has_a_name():
     async with (
         listening(app_of(FakeOrchestrator())) as address,
-        visit(f"http://{address}/") as caller,
+        visit(f"http://{address}/") as client,
     ):
-        page, reached = caller.page, []
+        page, reached = client.page, []
         for _ in range(12):
             await page.keyboard.press("Tab")
             reached.append(await page.evaluate("document.activeElement.id"))
@@ -100,9 +100,9 @@ async def test_everything_is_reached_by_keyboard_and_has_a_name():
 async def test_a_server_with_keys_asks_for_one():
     async with (
         listening(app_of(FakeOrchestrator([spoken("Yes.", 800)]), api_keys=("right",))) as address,
-        visit(f"http://{address}/") as caller,
+        visit(f"http://{address}/") as client,
     ):
-        page = caller.page
+        page = client.page
         await page.click("#talk")
         for key in ("wrong", "right"):
             await page.wait_for_selector("#key-form:visible")
@@ -111,9 +111,9 @@ async def test_a_server_with_keys_asks_for_one():
         await page.wait_for_selector("#status:text('connected to')")
         await page.fill("#text", "Is anybody there?")
         await page.press("#text", "Enter")
-        await caller.until(caller.is_heard, "there is an answer")
+        await client.until(client.is_heard, "there is an answer")
         # The browser reports refusals of the key itself; there is nothing else.
-        assert all("401" in complaint for complaint in caller.complaints)
+        assert all("401" in complaint for complaint in client.complaints)
 
 
 async def _least_contrast(page) -> float:

@@ -18,20 +18,20 @@ async def test_without_https_it_says_so_and_is_written_to():
     orchestrator = FakeOrchestrator([spoken("In writing.")])
     async with listening(app_of(orchestrator)) as address:
         port = address.rpartition(":")[2]
-        async with visit(f"http://page.test:{port}/", flags=_ELSEWHERE) as caller:
-            page = caller.page
+        async with visit(f"http://page.test:{port}/", flags=_ELSEWHERE) as client:
+            page = client.page
             assert not await page.evaluate("isSecureContext")
-            assert "needs https, or localhost" in await caller.text("#no-sound")
+            assert "needs https, or localhost" in await client.text("#no-sound")
             assert await page.is_disabled("#talk") and await page.is_disabled("#clip")
-            await ask(caller, "Is anybody there?")
-            await caller.answered(0)
-            await status(caller, "connected")
-            await says(caller, "In writing.")
+            await ask(client, "Is anybody there?")
+            await client.answered(0)
+            await status(client, "connected")
+            await says(client, "In writing.")
             assert not orchestrator.turns[0].wants_audio
             await page.keyboard.press("Escape")
             await page.click("#talk")
-            await status(caller, "not connected")
-            assert (await caller.lines("server"), caller.complaints) == ([], [])
+            await status(client, "not connected")
+            assert (await client.lines("server"), client.complaints) == ([], [])
 
 
 async def test_any_key_is_changed_for_a_secret_and_travels_in_no_socket():
@@ -44,14 +44,14 @@ async def test_any_key_is_changed_for_a_secret_and_travels_in_no_socket():
             offered.extend(scope["subprotocols"])
         await inner(scope, receive, send)
 
-    async with page_of(app) as caller:
-        await ask(caller, "Is anybody there?")
-        await caller.page.wait_for_selector("#key-form:visible")
-        await caller.page.fill("#key", key)
-        await caller.page.press("#key", "Enter")
-        await caller.until(caller.is_heard, "what was typed before the key is answered")
-        assert await caller.page.input_value("#key") == ""
-        await caller.page.wait_for_selector("#sessions:text('1')")  # counts are for key holders
+    async with page_of(app) as client:
+        await ask(client, "Is anybody there?")
+        await client.page.wait_for_selector("#key-form:visible")
+        await client.page.fill("#key", key)
+        await client.page.press("#key", "Enter")
+        await client.until(client.is_heard, "what was typed before the key is answered")
+        assert await client.page.input_value("#key") == ""
+        await client.page.wait_for_selector("#sessions:text('1')")  # counts are for key holders
     assert offered[0] == "realtime"
     assert offered[1].startswith("openai-insecure-api-key.ek_")
     assert len(offered) == 2
@@ -63,35 +63,35 @@ async def test_a_server_that_forgot_its_secrets_is_given_the_key_again():
     async def app(scope, receive, send):
         await apps[0](scope, receive, send)
 
-    async with page_of(app) as caller:
-        page = caller.page
-        await ask(caller, "Is anybody there?")
+    async with page_of(app) as client:
+        page = client.page
+        await ask(client, "Is anybody there?")
         for _ in range(2):
             await page.wait_for_selector("#key-form:visible")
             await page.fill("#key", "right")
             await page.press("#key", "Enter")
-            await status(caller, "connected")
+            await status(client, "connected")
             await page.wait_for_selector("#key-form", state="hidden")
             apps.reverse()
             await page.evaluate(LOSE)
         await page.wait_for_selector("#key-form:visible")
-        assert all("401" in told or "WebSocket" in told for told in caller.complaints)
+        assert all("401" in told or "WebSocket" in told for told in client.complaints)
 
 
 async def test_a_lost_connection_is_made_anew_and_what_was_said_stays_to_be_read():
     orchestrator = FakeOrchestrator([spoken("First.", 800), spoken("Second.", 800)])
-    async with page_of(app_of(orchestrator)) as caller:
-        await ask(caller, "one")
-        await says(caller, "First.")
-        await caller.page.evaluate(LOSE)
-        await status(caller, "trying again, 1 of 5")
-        await ask(caller, "two")  # is sent when there is a connection again
-        await says(caller, "Second.")
-        await says(caller, "First.")  # still
-        [told] = await caller.lines("page")
+    async with page_of(app_of(orchestrator)) as client:
+        await ask(client, "one")
+        await says(client, "First.")
+        await client.page.evaluate(LOSE)
+        await status(client, "trying again, 1 of 5")
+        await ask(client, "two")  # is sent when there is a connection again
+        await says(client, "Second.")
+        await says(client, "First.")  # still
+        [told] = await client.lines("page")
         assert "connection was lost" in told
         assert len(orchestrator.sessions) == 2
-        assert caller.complaints == []
+        assert client.complaints == []
 
 
 async def test_a_server_that_stays_away_is_given_up():
@@ -107,43 +107,43 @@ async def test_a_server_that_stays_away_is_given_up():
             if scope["type"] == "http":
                 await send({"type": "http.response.body"})
 
-    async with page_of(app, script=KEEP + _IMPATIENT) as caller:
-        await ask(caller, "one")
-        await says(caller, "First.")
+    async with page_of(app, script=KEEP + _IMPATIENT) as client:
+        await ask(client, "one")
+        await says(client, "First.")
         is_up = False
-        await caller.page.evaluate(LOSE)
-        await caller.page.wait_for_selector("#talk:text-is('Talk')")
-        assert await caller.text("#status") == "the server answers 503"
+        await client.page.evaluate(LOSE)
+        await client.page.wait_for_selector("#talk:text-is('Talk')")
+        assert await client.text("#status") == "the server answers 503"
         is_up = True
-        await ask(caller, "two")
-        await says(caller, "All right.")
+        await ask(client, "two")
+        await says(client, "All right.")
 
 
 async def test_who_hangs_up_while_it_tries_again_is_left_alone():
     orchestrator = FakeOrchestrator([spoken("First.", 800)])
-    async with page_of(app_of(orchestrator)) as caller:
-        await ask(caller, "one")
-        await says(caller, "First.")
-        await caller.page.evaluate(LOSE)
-        await status(caller, "trying again, 1 of 5")
-        await caller.page.click("#talk")
-        await status(caller, "not connected")
-        await caller.page.click("#talk")
-        await status(caller, "connected to")
+    async with page_of(app_of(orchestrator)) as client:
+        await ask(client, "one")
+        await says(client, "First.")
+        await client.page.evaluate(LOSE)
+        await status(client, "trying again, 1 of 5")
+        await client.page.click("#talk")
+        await status(client, "not connected")
+        await client.page.click("#talk")
+        await status(client, "connected to")
         assert len(orchestrator.sessions) == 2
-        assert caller.complaints == []
+        assert client.complaints == []
 
 
 async def test_a_refusal_is_told_and_not_asked_again():
     orchestrator = FakeOrchestrator(refuse_with=full())
-    async with page_of(app_of(orchestrator)) as caller:
-        await caller.page.click("#talk")
-        await status(caller, "full: 2 of 2 sessions")
-        assert await caller.text("#talk") == "Talk"
+    async with page_of(app_of(orchestrator)) as client:
+        await client.page.click("#talk")
+        await status(client, "full: 2 of 2 sessions")
+        assert await client.text("#talk") == "Talk"
         orchestrator.refuse_with = None
-        await caller.page.click("#talk")
-        await status(caller, "connected to")
-        await caller.page.evaluate(LOSE)
+        await client.page.click("#talk")
+        await status(client, "connected to")
+        await client.page.evaluate(LOSE)
         orchestrator.refuse_with = full()
-        await status(caller, "full: 2 of 2 sessions")
-        assert await caller.text("#talk") == "Talk"
+        await status(client, "full: 2 of 2 sessions")
+        assert await client.text("#talk") == "Talk"

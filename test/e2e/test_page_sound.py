@@ -45,14 +45,14 @@ _RENDERED_AT_CUT = """() => {
 async def test_whoever_denies_the_microphone_reads_what_to_do_and_types():
     denied = ("--use-fake-device-for-media-stream", "--deny-permission-prompts")
     flags = (CLICKS_ARE_NOT_NEEDED, *denied)
-    async with page_of(app_of(FakeOrchestrator([spoken("Yes.", 800)])), flags=flags) as caller:
-        await caller.page.click("#talk")
-        await caller.page.wait_for_selector("#transcript .note")
-        [told] = await caller.lines("page")
+    async with page_of(app_of(FakeOrchestrator([spoken("Yes.", 800)])), flags=flags) as client:
+        await client.page.click("#talk")
+        await client.page.wait_for_selector("#transcript .note")
+        [told] = await client.lines("page")
         assert "does not give this page the microphone: allow it" in told
-        await ask(caller, "Is anybody there?")
-        await caller.until(caller.is_heard, "there is an answer")
-        assert caller.complaints == []
+        await ask(client, "Is anybody there?")
+        await client.until(client.is_heard, "there is an answer")
+        assert client.complaints == []
 
 
 async def test_who_is_muted_can_still_ask_the_recorded_question(tmp_path):
@@ -60,13 +60,13 @@ async def test_who_is_muted_can_still_ask_the_recorded_question(tmp_path):
     app = app_of(orchestrator, speech_model=SileroModel())
     # What the microphone would say comes long after the recording has been answered.
     sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac", before_s=60)
-    async with page_of(app, sound) as caller:
-        await caller.page.click("#talk")
-        await caller.page.click("#mute")
-        assert await caller.page.get_attribute("#mute", "aria-pressed") == "true"
-        await caller.page.click("#clip")
-        await caller.until(caller.is_heard, "the recording is answered")
-        [said] = await caller.lines("you")
+    async with page_of(app, sound) as client:
+        await client.page.click("#talk")
+        await client.page.click("#mute")
+        assert await client.page.get_attribute("#mute", "aria-pressed") == "true"
+        await client.page.click("#clip")
+        await client.until(client.is_heard, "the recording is answered")
+        [said] = await client.lines("you")
         assert "spoke for" in said
 
 
@@ -74,26 +74,26 @@ async def test_a_muted_microphone_says_nothing(tmp_path):
     orchestrator = FakeOrchestrator([spoken("Yes.", 800)])
     app = app_of(orchestrator, speech_model=SileroModel())
     sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac", before_s=3)
-    async with page_of(app, sound) as caller:
-        sent = frames_of(caller)
-        await caller.page.click("#talk")
-        await caller.page.click("#mute")
+    async with page_of(app, sound) as client:
+        sent = frames_of(client)
+        await client.page.click("#talk")
+        await client.page.click("#mute")
 
         async def was_past() -> bool:  # the sound's end, in blocks of 20 ms
             return len([frame for frame in sent if frame["type"] == _APPEND]) > 50 * 8
 
-        await caller.until(was_past, "the microphone's sound is over")
-        assert await caller.lines("you") == []
-        assert caller.complaints == []
+        await client.until(was_past, "the microphone's sound is over")
+        assert await client.lines("you") == []
+        assert client.complaints == []
 
 
 async def test_nothing_is_said_before_the_server_has_taken_the_settings():
     orchestrator = FakeOrchestrator([spoken("Yes.", 800)])
     app = app_of(orchestrator, speech_model=SileroModel())
-    async with page_of(app) as caller:
-        frames = frames_of(caller)
-        await caller.page.click("#clip")
-        await caller.until(caller.is_heard, "the recording is answered")
+    async with page_of(app) as client:
+        frames = frames_of(client)
+        await client.page.click("#clip")
+        await client.until(client.is_heard, "the recording is answered")
         told = [frame["type"] for frame in frames]
         assert told.index(_APPEND) > told.index("session.updated")
         [said] = orchestrator.turns[0].history
@@ -103,9 +103,9 @@ async def test_nothing_is_said_before_the_server_has_taken_the_settings():
 
 async def test_acks_and_cuts_are_behind_what_the_device_was_given():
     orchestrator = FakeOrchestrator([spoken("Long.", 8000)])
-    async with page_of(app_of(orchestrator), script=_LATE) as caller:
-        frames = frames_of(caller)
-        await ask(caller, "Tell me a story.")
+    async with page_of(app_of(orchestrator), script=_LATE) as client:
+        frames = frames_of(client)
+        await ask(client, "Tell me a story.")
 
         def told(kind: str) -> list[float]:
             return [frame["audio_end_ms"] / 1000 for frame in frames if frame["type"] == kind]
@@ -113,43 +113,43 @@ async def test_acks_and_cuts_are_behind_what_the_device_was_given():
         async def is_acked() -> bool:
             return bool(told("playback.ack"))
 
-        await caller.until(is_acked, "the page has told what was heard")
-        assert int((await caller.text("#ttfp")).split()[0]) >= 400
-        rendered_s = await caller.page.evaluate(_RENDERED_AT_CUT)
+        await client.until(is_acked, "the page has told what was heard")
+        assert int((await client.text("#ttfp")).split()[0]) >= 400
+        rendered_s = await client.page.evaluate(_RENDERED_AT_CUT)
 
         async def is_cut() -> bool:
             return (
-                bool(told("conversation.item.truncate")) and await caller.seconds("discarded") > 4
+                bool(told("conversation.item.truncate")) and await client.seconds("discarded") > 4
             )
 
-        await caller.until(is_cut, "the rest is discarded, and the server told")
-        heard_s = await caller.seconds("heard")
+        await client.until(is_cut, "the rest is discarded, and the server told")
+        heard_s = await client.seconds("heard")
         assert told("conversation.item.truncate") == [pytest.approx(heard_s, abs=0.06)]
         assert max(told("playback.ack")) <= heard_s + 0.06
         assert heard_s < rendered_s - 0.3
 
 
 async def test_escape_while_connecting_harms_nothing():
-    async with page_of(app_of(FakeOrchestrator([spoken("Yes.", 800)]))) as caller:
-        page = caller.page
+    async with page_of(app_of(FakeOrchestrator([spoken("Yes.", 800)]))) as client:
+        page = client.page
         held: asyncio.Queue = asyncio.Queue()
         await page.route("**/v1/models", lambda route: held.put_nowait(route))
-        await ask(caller, "Is anybody there?")
+        await ask(client, "Is anybody there?")
         route = await held.get()
         await page.keyboard.press("Escape")
-        assert await caller.text("#status") == "connecting"
+        assert await client.text("#status") == "connecting"
         await route.continue_()
-        await caller.until(caller.is_heard, "what was typed is answered")
-        assert caller.complaints == []
+        await client.until(client.is_heard, "what was typed is answered")
+        assert client.complaints == []
 
 
 async def test_who_types_again_at_once_hears_the_last_answer_only():
     orchestrator = FakeOrchestrator([spoken("Yes.", 800), spoken("Yes.", 800)])
-    async with page_of(app_of(orchestrator)) as caller:
-        frames = frames_of(caller)
-        await caller.page.click("#talk")
-        await status(caller, "connected to")
-        await caller.page.evaluate(
+    async with page_of(app_of(orchestrator)) as client:
+        frames = frames_of(client)
+        await client.page.click("#talk")
+        await status(client, "connected to")
+        await client.page.evaluate(
             """async () => {
               for (const text of ["one", "two"]) {
                 document.getElementById("text").value = text;
@@ -160,23 +160,23 @@ async def test_who_types_again_at_once_hears_the_last_answer_only():
         )
 
         async def is_heard_whole() -> bool:
-            return await caller.seconds("heard") == pytest.approx(0.8, abs=0.05)
+            return await client.seconds("heard") == pytest.approx(0.8, abs=0.05)
 
-        await caller.until(is_heard_whole, "one answer is heard, and whole")
+        await client.until(is_heard_whole, "one answer is heard, and whole")
         kinds = [frame["type"] for frame in frames if frame["type"] in _ASKED]
         assert kinds == ["response.create", "response.cancel", "response.create"]
         whole = [frame["response"] for frame in frames if frame["type"] == "response.done"][-1]
         assert (len(orchestrator.sessions), whole["status"]) == (1, "completed")
-        assert await caller.seconds("discarded") == 0
-        assert await caller.lines("server") == []
+        assert await client.seconds("discarded") == 0
+        assert await client.lines("server") == []
 
 
 async def test_stopping_twice_is_no_error_and_the_next_answer_is_heard():
     orchestrator = FakeOrchestrator([spoken("First.", 4000), spoken("Second.", 800)])
-    async with page_of(app_of(orchestrator)) as caller:
-        await ask(caller, "one")
-        await caller.until(caller.is_heard, "the first is heard")
-        await caller.page.evaluate(
+    async with page_of(app_of(orchestrator)) as client:
+        await ask(client, "one")
+        await client.until(client.is_heard, "the first is heard")
+        await client.page.evaluate(
             """() => {
               for (const _ of "twice") {
                 document.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape" }));
@@ -185,64 +185,64 @@ async def test_stopping_twice_is_no_error_and_the_next_answer_is_heard():
         )
 
         async def is_cut() -> bool:
-            return await caller.seconds("discarded") > 1
+            return await client.seconds("discarded") > 1
 
-        await caller.until(is_cut, "the rest of it is discarded")
-        await ask(caller, "two")
-        await says(caller, "Second.")
-        await caller.until(caller.is_over, "and heard")
-        assert await caller.seconds("heard") == pytest.approx(0.8, abs=0.05)
-        assert await caller.lines("server") == []
+        await client.until(is_cut, "the rest of it is discarded")
+        await ask(client, "two")
+        await says(client, "Second.")
+        await client.until(client.is_over, "and heard")
+        assert await client.seconds("heard") == pytest.approx(0.8, abs=0.05)
+        assert await client.lines("server") == []
 
 
 async def test_what_the_caller_said_is_written_in_pieces_and_then_whole():
     pieces = [TranscriptDelta("Is it"), TranscriptDelta(" raining"), done("Is it raining?")]
     orchestrator = FakeOrchestrator([spoken("Yes.", 800), pieces])
-    async with page_of(app_of(orchestrator, speech_model=SileroModel())) as caller:
-        await caller.page.click("#clip")
+    async with page_of(app_of(orchestrator, speech_model=SileroModel())) as client:
+        await client.page.click("#clip")
 
         async def is_written() -> bool:
-            return any(": Is it raining" in line for line in await caller.lines("you"))
+            return any(": Is it raining" in line for line in await client.lines("you"))
 
-        await caller.until(is_written, "it is written down")
-        await caller.until(caller.is_over, "the answer is over")
-        [said] = await caller.lines("you")
+        await client.until(is_written, "it is written down")
+        await client.until(client.is_over, "the answer is over")
+        [said] = await client.lines("you")
         assert said.count("Is it") == 1
 
 
 async def test_what_could_not_be_written_down_says_so():
     failing = [StageUnavailableError("no thinker now")]
     orchestrator = FakeOrchestrator([spoken("Yes.", 800), failing])
-    async with page_of(app_of(orchestrator, speech_model=SileroModel())) as caller:
-        await caller.page.click("#clip")
-        await caller.page.wait_for_selector("#transcript .note")
-        [said] = await caller.lines("you")
+    async with page_of(app_of(orchestrator, speech_model=SileroModel())) as client:
+        await client.page.click("#clip")
+        await client.page.wait_for_selector("#transcript .note")
+        [said] = await client.lines("you")
         assert "not written down: no thinker now" in said
 
 
 async def test_sound_that_was_taken_away_comes_back_during_the_call():
     orchestrator = FakeOrchestrator([spoken("First.", 800), spoken("Second.", 800)])
-    async with page_of(app_of(orchestrator)) as caller:
-        await ask(caller, "one")
-        await caller.until(caller.is_over, "the first is heard")
-        await caller.page.evaluate("kept.contexts[0].suspend()")
-        await ask(caller, "two")
-        await says(caller, "Second.")
-        await caller.until(caller.is_over, "the second is heard as well")
-        assert await caller.seconds("heard") == pytest.approx(0.8, abs=0.05)
-        assert caller.complaints == []
+    async with page_of(app_of(orchestrator)) as client:
+        await ask(client, "one")
+        await client.until(client.is_over, "the first is heard")
+        await client.page.evaluate("kept.contexts[0].suspend()")
+        await ask(client, "two")
+        await says(client, "Second.")
+        await client.until(client.is_over, "the second is heard as well")
+        assert await client.seconds("heard") == pytest.approx(0.8, abs=0.05)
+        assert client.complaints == []
 
 
 async def test_a_microphone_that_is_unplugged_is_told(tmp_path):
     sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac", before_s=60)
-    async with page_of(app_of(FakeOrchestrator()), sound) as caller:
-        await caller.page.click("#talk")
+    async with page_of(app_of(FakeOrchestrator()), sound) as client:
+        await client.page.click("#talk")
 
         async def has_microphone() -> bool:
-            return await caller.page.evaluate("kept.tracks.length > 0")
+            return await client.page.evaluate("kept.tracks.length > 0")
 
-        await caller.until(has_microphone, "the browser gives a microphone")
-        await caller.page.evaluate("kept.tracks[0].dispatchEvent(new Event('ended'))")
-        await caller.page.wait_for_selector("#transcript .note")
-        [told] = await caller.lines("page")
+        await client.until(has_microphone, "the browser gives a microphone")
+        await client.page.evaluate("kept.tracks[0].dispatchEvent(new Event('ended'))")
+        await client.page.wait_for_selector("#transcript .note")
+        [told] = await client.lines("page")
         assert "The microphone is gone" in told

@@ -104,7 +104,7 @@ async def test_a_model_ends_the_turn_before_silence_would(server):
         await socket.append(np.concatenate([voice, silence]), step=480)
         await socket.until("response.done")
     verdicts = httpx.get(f"{server.http}/metrics").text
-    judged = [line for line in verdicts.splitlines() if "turn_end_verdicts_total{" in line]
+    judged = [line for line in verdicts.splitlines() if "endpoint_verdicts_total{" in line]
     assert judged and not any('"failed"' in line for line in judged)
 
 

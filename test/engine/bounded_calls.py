@@ -9,7 +9,7 @@ import torch
 
 from benchmark.native_client import native_client
 from sglang_live.engine_channel.messages import RetainSession
-from sglang_live.kv.retention import cut_of
+from sglang_live.kv.retention import compaction_of
 from sglang_live.stages.engine_host import FeedSocket
 from test.engine.conftest import Stages
 from test.engine.reference import Reference
@@ -51,7 +51,7 @@ class Call:
     ids: list[int] = field(default_factory=list)
     seen_from: list[int] = field(default_factory=list)
     said: list[tuple[int, float]] = field(default_factory=list)
-    n_cut: int = 0
+    n_dropped: int = 0
     sink: int = SINK
     owned: int = 0  # by the radix tree: whole pages of the first prompt
 
@@ -84,19 +84,19 @@ class Call:
             if n == len(reply) - 1:
                 self.ids.append(token_id)  # computed with the next request
                 continue
-            if len(self.ids) - self.n_cut > SINK + WINDOW + SLACK + 2 * self.engine.page:
+            if len(self.ids) - self.n_dropped > SINK + WINDOW + SLACK + 2 * self.engine.page:
                 self._cut(len(self.ids), n_reply=n)
             self._take([token_id])
         self._cut(len(self.seen_from), n_reply=0)
 
     def _take(self, ids: list[int]) -> None:
         self.ids += ids
-        seen_from = self.sink + self.n_cut if self.n_cut else 0
+        seen_from = self.sink + self.n_dropped if self.n_dropped else 0
         self.seen_from += [seen_from] * (len(self.ids) - len(self.seen_from))
 
     def _cut(self, n_kv: int, n_reply: int) -> None:
-        cut = cut_of(
-            n_tokens=n_kv - self.n_cut,
+        cut = compaction_of(
+            n_tokens=n_kv - self.n_dropped,
             sink_tokens=SINK,
             window_tokens=max(WINDOW, n_reply),
             page_size=self.engine.page,
@@ -105,7 +105,7 @@ class Call:
             slack_tokens=SLACK,
         )
         if cut is not None:
-            self.sink, self.n_cut = cut.begin, self.n_cut + cut.n_tokens
+            self.sink, self.n_dropped = cut.begin, self.n_dropped + cut.n_tokens
             self.owned = min(self.owned, self.sink)
 
     def check(self, reference: Reference) -> None:

@@ -36,7 +36,7 @@ async def pool_of(checkpoint, cache, policies, page: int, overlap: bool):
 async def pool(request, endless_checkpoint, tmp_path_factory):
     page, overlap = request.param
     cache = tmp_path_factory.mktemp("full-pool")
-    policies = ("urgency", "pacing", "truncate", "retention", "nextuse")
+    policies = ("urgency", "pacing", "truncate", "retention", "next-use")
     async with await pool_of(endless_checkpoint, cache, policies, page, overlap) as stages:
         yield Pool(stages)
 
@@ -75,7 +75,7 @@ async def test_idle_sessions_make_room_and_go_on_as_if_they_had_not(pool, refere
             said[name].append((len(heard[name]), logprob))
             heard[name].append(token)
     assert sum(map(len, heard.values())) > 2 * POOL_TOKENS
-    assert await pool.load("policy_tokens_given_back") > POOL_TOKENS
+    assert await pool.load("policy_tokens_evicted") > POOL_TOKENS
     for name in names:
         check(reference, heard[name], said[name])
         await pool.close(name)
@@ -125,7 +125,7 @@ async def test_clips_that_were_given_back_are_heard_again(pool, speech):
             )
     for links, _ in calls:
         links.close()
-    assert await pool.load("policy_tokens_given_back") > 0
+    assert await pool.load("policy_tokens_evicted") > 0
 
 
 async def test_sessions_hold_the_same_instructions_once(pool):
@@ -163,9 +163,9 @@ async def test_prompts_and_sessions_give_way_in_one_order(pool):
     await pool.say("old", list(range(30, 130)), 4)
     await asyncio.sleep(1.0)
     await plain(pool, prompt)
-    given_back = await pool.load("policy_tokens_given_back")
+    given_back = await pool.load("policy_tokens_evicted")
     await plain(pool, [*other, *other])
-    assert await pool.load("policy_tokens_given_back") > given_back
+    assert await pool.load("policy_tokens_evicted") > given_back
     assert await plain(pool, prompt) >= 96
     await pool.close("old")
 
@@ -174,8 +174,8 @@ async def test_prompts_and_sessions_give_way_in_one_order(pool):
     await asyncio.sleep(1.0)
     await pool.open("new")
     await pool.say("new", list(range(30, 130)), 4)
-    given_back = await pool.load("policy_tokens_given_back")
+    given_back = await pool.load("policy_tokens_evicted")
     await plain(pool, [*other, *other])
-    assert await pool.load("policy_tokens_given_back") == given_back
+    assert await pool.load("policy_tokens_evicted") == given_back
     assert await plain(pool, prompt) < 96
     await pool.close("new")

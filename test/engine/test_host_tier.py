@@ -14,7 +14,7 @@ from test.engine.small_pool import Pool, check
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 POOL_TOKENS = 1024
-POLICIES = ("urgency", "pacing", "truncate", "retention", "nextuse", "preload")
+POLICIES = ("urgency", "pacing", "truncate", "retention", "next-use", "preload")
 HOST = {"enable_hierarchical_cache": True, "hicache_ratio": 4.0}
 # Slow enough that a hundred tokens of the demo model take some rounds.
 SLOW_LINK = {"SGLANG_LIVE_MODELLED_LINK": "0.01:2000"}
@@ -89,7 +89,7 @@ async def test_sessions_come_back_from_the_host_as_they_were(pool, reference):
         for token, logprob in reply:
             said[name].append((len(heard[name]), logprob))
             heard[name].append(token)
-    assert await pool.load("policy_tokens_given_back") > POOL_TOKENS
+    assert await pool.load("policy_tokens_evicted") > POOL_TOKENS
     assert await pool.load("policy_tokens_lost") == lost
     assert await pool.load("policy_loads") > 0
     assert await pool.load("policy_preloads") > 0
@@ -112,7 +112,7 @@ async def test_bounded_sessions_move_between_tiers_while_they_are_cut(stages, po
             engine.feed.send(SpeechStart(call.name))
             await asyncio.sleep(rng.choice((0.0, 0.02, 0.1)))
         await call.turn([rng.randrange(10, 200) for _ in range(n_new)], rng.randrange(1, 30))
-    assert sum(call.n_cut for call in calls) > POOL_TOKENS
+    assert sum(call.n_dropped for call in calls) > POOL_TOKENS
     for call in calls:
         call.check(reference)
         await call.close()

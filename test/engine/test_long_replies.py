@@ -84,8 +84,8 @@ async def test_long_replies_are_spoken_as_through_a_window(bounded, reference, s
     for (links, _, _, codes), got in zip(jobs, heard, strict=True):
         links.close()
         np.testing.assert_array_equal(got, codes[:N_FRAMES])
-    n_cut = await total(stages, "talker", "policy_frames_cut")
-    assert n_cut >= 2 * (N_FRAMES - 2 * (WINDOW + SLACK + 2 * page))
+    n_dropped = await total(stages, "talker", "policy_frames_compacted")
+    assert n_dropped >= 2 * (N_FRAMES - 2 * (WINDOW + SLACK + 2 * page))
     assert await total(stages, "talker", "kv_tokens_used") == 0
 
 

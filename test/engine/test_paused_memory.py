@@ -72,15 +72,15 @@ async def test_held_streams_give_way_and_go_on_where_they_were(cramped):
     heard = asyncio.Event()
     waiting = [asyncio.create_task(codes(*job, heard)) for job in jobs[:3]]
     async with asyncio.timeout(60):
-        while await total(cramped, "talker", "policy_held_now") < 3:
+        while await total(cramped, "talker", "policy_paused_now") < 3:
             pass
         first = await codes(*jobs[3], n_frames=1)  # it could not even begin
         np.testing.assert_array_equal(first, expected[3][:1])
-        n_gave_way = await total(cramped, "talker", "policy_held_gave_way")
+        n_gave_way = await total(cramped, "talker", "policy_paused_retracted")
         assert n_gave_way > 0
         running = await codes(*jobs[3])
         np.testing.assert_array_equal(running, expected[3])
-        assert await total(cramped, "talker", "policy_held_gave_way") > n_gave_way
+        assert await total(cramped, "talker", "policy_paused_retracted") > n_gave_way
         heard.set()
         for got, wanted in zip(await asyncio.gather(*waiting), expected[:3], strict=True):
             np.testing.assert_array_equal(got, wanted)

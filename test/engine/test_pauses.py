@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmark.native_client import native_client
-from sglang_live.engine_channel.messages import THINK_PREFIX, EndReply, Progress
+from sglang_live.engine_channel.messages import THINK_PREFIX, Interrupt, Progress
 from sglang_live.stages.engine_host import FeedSocket
 from test.engine.conftest import Stages, running_stages
 from test.engine.turns import greedy_turn, think, user
@@ -213,11 +213,11 @@ async def test_held_streams_speak_the_codes_of_unheld_ones(talkers, seed):
 async def test_the_patterns_did_hold_and_resume(live_stages, thinker, talkers):
     """Or the claims above would be empty."""
     for stage in ("thinker", "talker"):
-        assert await total(live_stages, stage, "policy_holds") > 20
-        assert await total(live_stages, stage, "policy_returns") > 20
+        assert await total(live_stages, stage, "policy_pauses") > 20
+        assert await total(live_stages, stage, "policy_resumes") > 20
 
 
-async def until_held(stages: Stages, thinker: Thinker, rids: list[str]) -> None:
+async def until_paused(stages: Stages, thinker: Thinker, rids: list[str]) -> None:
     """Their consumers stand still."""
     n = len(rids)
 
@@ -229,7 +229,7 @@ async def until_held(stages: Stages, thinker: Thinker, rids: list[str]) -> None:
     standing = asyncio.create_task(stand_still())
     try:
         for _ in range(40):
-            if await total(stages, "thinker", "policy_held_now") >= n:
+            if await total(stages, "thinker", "policy_paused_now") >= n:
                 return
         ready = await stages.replica("thinker").client.ping(5.0)
         raise AssertionError(f"not held: {ready.load}")
@@ -244,16 +244,16 @@ async def test_a_held_request_can_be_aborted_and_ended(live_stages, thinker):
         asyncio.create_task(thinker.generate(rid, prompt, long))
         for rid, prompt in zip(rids, prompts_of(5), strict=False)
     ]
-    await until_held(live_stages, thinker, rids)
+    await until_paused(live_stages, thinker, rids)
     async with native_client(thinker.spec, 30) as client:
         await client.post("/abort_request", json={"rid": rids[0]})
     aborted = await running[0]
     assert aborted["meta_info"]["finish_reason"]["type"] == "abort"
-    thinker.feed.send(EndReply(rids[1]))
+    thinker.feed.send(Interrupt(rids[1]))
     ended = await running[1]
     assert ended["meta_info"]["finish_reason"]["type"] == "length"
     assert 0 < len(ended["output_ids"]) < 200
-    assert await total(live_stages, "thinker", "policy_held_now") == 0
+    assert await total(live_stages, "thinker", "policy_paused_now") == 0
     assert await total(live_stages, "thinker", "requests_running") == 0
 
 
@@ -263,7 +263,7 @@ async def test_a_cache_is_not_flushed_under_a_held_request(live_stages, thinker)
     [prompt] = prompts_of(6)[:1]
     expected = await thinker.generate("plain-flush", prompt, sampling)
     running = asyncio.create_task(thinker.generate(rid, prompt, sampling))
-    await until_held(live_stages, thinker, [rid])
+    await until_paused(live_stages, thinker, [rid])
     async with native_client(thinker.spec, 30) as client:
         answer = await client.post("/flush_cache")
     assert answer.status_code != 200

@@ -72,7 +72,7 @@ async def test_a_long_call_is_heard_as_through_a_window(bounded, reference):
     # Once as long as it takes to forget the window a hundred times.
     n_turns, n_windows = (320, 100) if bounded.page == 1 else (60, 20)
     call = await a_call(bounded, "long", seed=1, n_turns=n_turns)
-    assert call.n_cut > n_windows * WINDOW
+    assert call.n_dropped > n_windows * WINDOW
     call.check(reference)
     assert await bounded.load("kv_tokens_used") <= SINK + WINDOW + 60 + 30 + 2 * bounded.page
     await call.close()
@@ -111,15 +111,15 @@ class SpokenCall:
         self.features: list[dict] = []
         self.replies: list[tuple[int, list[int]]] = []  # where they begin, and their ids
         self.gone: list[str] = []
-        self.n_cut = 0
+        self.n_dropped = 0
 
     async def turn(self, item: HistoryItem, clips: list[np.ndarray], n_reply: int) -> None:
         if not self.ids:
-            self._take_in(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>", [])
+            self._prefill_turn(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>", [])
             self.sink = -(-len(self.ids) // self.engine.page) * self.engine.page
         content = "".join(AUDIO if isinstance(p, AudioPart) else p.text for p in item.parts)
         if not self.history:
-            self.base = await self.engine.load("policy_tokens_cut")
+            self.base = await self.engine.load("policy_tokens_compacted")
         turn = replace(
             greedy_turn(*self.history, item, system=SYSTEM, n_tokens=n_reply),
             retention=RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK),
@@ -127,17 +127,17 @@ class SpokenCall:
         done = await think(self.links, turn)
         assert not done.rebuilt
         assert done.n_prompt <= self.sink + WINDOW + LONGEST_TURN + 2 * self.engine.page
-        self._take_in(f"user\n{content}<|im_end|>\n<|im_start|>assistant\n", clips)
+        self._prefill_turn(f"user\n{content}<|im_end|>\n<|im_start|>assistant\n", clips)
         self.replies.append((len(self.ids), done.ids))
         self.ids += done.ids
         self._see(len(self.ids) - 1)
         self.history += [item, reply_of(turn, done)]
-        self.n_cut = round(await self.engine.load("policy_tokens_cut") - self.base)
+        self.n_dropped = round(await self.engine.load("policy_tokens_compacted") - self.base)
         self.history = [item for item in self.history if item.key not in done.gone]
         self.gone += done.gone
-        self._take_in("<|im_end|>\n<|im_start|>", [], seen=False)
+        self._prefill_turn("<|im_end|>\n<|im_start|>", [], seen=False)
 
-    def _take_in(self, text: str, clips: list[np.ndarray], seen: bool = True) -> None:
+    def _prefill_turn(self, text: str, clips: list[np.ndarray], seen: bool = True) -> None:
         inputs = self.reference.inputs(text, clips)
         self.ids += inputs["input_ids"][0].tolist()
         if clips:
@@ -146,7 +146,7 @@ class SpokenCall:
             self._see(len(self.ids))
 
     def _see(self, n_tokens: int) -> None:
-        seen_from = self.sink + self.n_cut if self.n_cut else 0
+        seen_from = self.sink + self.n_dropped if self.n_dropped else 0
         self.seen_from += [seen_from] * (n_tokens - len(self.seen_from))
 
     def check(self) -> None:
@@ -168,7 +168,7 @@ async def test_a_spoken_call_forgets_whole_clips(bounded, reference, speech):
         clips = [p.pcm for p in items[-1].parts if isinstance(p, AudioPart)]
         # So short that no cut falls into a reply, which would be at a token nobody can foretell.
         await call.turn(items[-1], clips, n_reply=2)
-    assert call.n_cut > 3 * WINDOW
+    assert call.n_dropped > 3 * WINDOW
     assert items[0].key in call.gone and items[-1].key not in call.gone
     call.check()
     call.links.close()

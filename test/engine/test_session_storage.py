@@ -24,7 +24,7 @@ N_SESSIONS = 30
 N_ROWS = 12
 HEADER = list(range(10, 42))  # of all sessions alike
 PROMPT_TOKENS = 60
-POLICIES = ("urgency", "pacing", "truncate", "retention", "nextuse", "preload")
+POLICIES = ("urgency", "pacing", "truncate", "retention", "next-use", "preload")
 HOST = {"enable_hierarchical_cache": True, "hicache_ratio": 1.5}
 VARIANTS = {"page-1": (1, True), "page-16-no-overlap": (16, False)}
 
@@ -155,7 +155,7 @@ async def test_a_caller_may_hang_up_while_its_tail_comes_back(pool, reference):
 # --- whatever happens, in whatever order ---
 
 
-class Caller:
+class Client:
     """heard: all tokens of its session; said: (position, log-probability) of replies in it."""
 
     _n_sessions = 0
@@ -168,8 +168,8 @@ class Caller:
         self.whole = True  # its last request was not aborted
 
     async def open(self) -> None:
-        Caller._n_sessions += 1
-        self.name, self.heard, self.said = f"caller-{Caller._n_sessions}", [], []
+        Client._n_sessions += 1
+        self.name, self.heard, self.said = f"caller-{Client._n_sessions}", [], []
         await self._pool.open(self.name)
 
     async def ask(self, n: int, n_reply: int, rid: str | None = None) -> dict:
@@ -250,16 +250,16 @@ STEP = st.tuples(
 @given(steps=st.lists(STEP, min_size=30, max_size=50))
 async def test_nobody_loses_a_word_whatever_happens(pool, reference, steps):
     """Twenty callers, up to four of them at once."""
-    callers = [Caller(pool) for _ in range(20)]
-    for n, caller in enumerate(callers):
-        await caller.open()
-        await caller.say(n, reference)
+    clients = [Client(pool) for _ in range(20)]
+    for n, client in enumerate(clients):
+        await client.open()
+        await client.say(n, reference)
     for step, who, n in steps:
-        await asyncio.gather(*(getattr(callers[i], step)(n + i, reference) for i in who))
-    for caller in callers:
-        await caller.say(7, reference)
-        check(reference, caller.heard, caller.said)
-        await pool.close(caller.name)
+        await asyncio.gather(*(getattr(clients[i], step)(n + i, reference) for i in who))
+    for client in clients:
+        await client.say(7, reference)
+        check(reference, client.heard, client.said)
+        await pool.close(client.name)
     for tier in ("kv_tokens_used", "policy_tokens_on_host", "policy_tokens_in_storage"):
         assert await pool.load(tier) == 0
 

@@ -10,14 +10,14 @@ import pytest
 import pytest_asyncio
 
 from benchmark.native_client import native_client
-from sglang_live.engine_channel.messages import THINK_PREFIX, EndReply
+from sglang_live.engine_channel.messages import THINK_PREFIX, Interrupt
 from sglang_live.stages.engine_host import FeedSocket
 from test.engine.conftest import Stages, running_stages
 from test.engine.turns import greedy_turn, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
-POLICIES = ("urgency", "pacing", "truncate", "retention", "nextuse")
+POLICIES = ("urgency", "pacing", "truncate", "retention", "next-use")
 VARIANTS = {
     "overlap": {},
     "pages-small-pool": {
@@ -99,7 +99,7 @@ async def test_prompts_put_back_say_what_they_say_alone(api, prefix):
         asked.append(asyncio.create_task(api.generate(api.rid(THINK_PREFIX), prompts[-1])))
     got = [(await answer)["output_ids"] for answer in asked]
     after = await api.load()
-    assert after["policy_put_backs"] > before["policy_put_backs"]
+    assert after["policy_prefills_preempted"] > before["policy_prefills_preempted"]
     assert after["requests_running"] == after["requests_waiting"] == 0
     await api.post("/flush_cache")
     for ids, output in zip(prompts, got, strict=True):
@@ -134,7 +134,7 @@ async def test_turns_put_back_say_what_they_say_alone(api, stages, speech):
         at += 1
     assert await beside == alone
     after = await api.load()
-    assert after["policy_put_backs"] > before["policy_put_backs"]
+    assert after["policy_prefills_preempted"] > before["policy_prefills_preempted"]
 
 
 async def test_a_prompt_that_is_put_back_can_be_aborted_and_ended(api):
@@ -150,7 +150,7 @@ async def test_a_prompt_that_is_put_back_can_be_aborted_and_ended(api):
     asking = [asyncio.create_task(keep_asking()) for _ in range(2)]
     await asyncio.sleep(0.3)
     await api.post("/abort_request", {"rid": rids[0]})
-    api.feed.send(EndReply(rids[1]))
+    api.feed.send(Interrupt(rids[1]))
     aborted, ended = await asyncio.wait_for(asyncio.gather(*long), 60)
     for task in asking:
         task.cancel()
@@ -159,7 +159,7 @@ async def test_a_prompt_that_is_put_back_can_be_aborted_and_ended(api):
     assert ended["meta_info"]["finish_reason"]["type"] == "length"
     assert len(ended["output_ids"]) < N_TOKENS
     after = await api.load()
-    assert after["policy_put_backs"] > before["policy_put_backs"]
+    assert after["policy_prefills_preempted"] > before["policy_prefills_preempted"]
     assert after["requests_running"] == after["requests_waiting"] == 0
 
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from sglang_live.core import FRAME_S, HistoryItem, TextPart
-from sglang_live.messages import ThinkDone
+from sglang_live.messages import ThinkerDone
 from test.engine.conftest import Stages, running_stages
 from test.engine.reference import AUDIO, chat
 from test.engine.turns import greedy_turn, reply_of, speak, think, user
@@ -37,7 +37,7 @@ async def page_and_stages(request, endless_checkpoint, tmp_path_factory):
         yield page, running
 
 
-async def interrupted(links, turn, n_tokens: int) -> ThinkDone:
+async def interrupted(links, turn, n_tokens: int) -> ThinkerDone:
     """Let the reply be written to n_tokens, more or less, then interrupt it.
 
     Its consumer keeps up with what it sees, so the engine never is far ahead of that.
@@ -48,7 +48,7 @@ async def interrupted(links, turn, n_tokens: int) -> ThinkDone:
             seen += len(tokens.ids)
             thought.report(seen * FRAME_S, False, 0.5)
             if seen >= n_tokens:
-                thought.end_reply()
+                thought.interrupt()
                 n_tokens = 1 << 30
     return thought.done
 

@@ -22,7 +22,7 @@ from test.engine.turns import greedy_turn, reply_of, think, user
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 SYSTEM = "You are a kind assistant."
-POLICIES = ("urgency", "pacing", "truncate", "turnprefill")
+POLICIES = ("urgency", "pacing", "truncate", "turn-prefill")
 N_CALLS, AT_ONCE = 48, 8
 _count = itertools.count()
 
@@ -55,20 +55,20 @@ def pieces(pcm: np.ndarray, seconds: list[int]) -> list[HistoryItem]:
     ]
 
 
-def ended(taken_in: list[HistoryItem], rest: np.ndarray) -> list[HistoryItem]:
+def ended(prefilled: list[HistoryItem], rest: np.ndarray) -> list[HistoryItem]:
     last = HistoryItem(
         key=f"rest-{next(_count)}",
         role="user",
         parts=(AudioPart(rest),),
-        opens=not taken_in,
+        opens=not prefilled,
         closes=True,
     )
-    return [*taken_in, last]
+    return [*prefilled, last]
 
 
-async def take_in(links, history: list[HistoryItem]) -> None:
+async def prefill_turn(links, history: list[HistoryItem]) -> None:
     turn = greedy_turn(*history, system=SYSTEM, n_tokens=8)
-    assert (await think(links, replace(turn, ahead=True))).ids == []
+    assert (await think(links, replace(turn, prefill_only=True))).ids == []
 
 
 async def call(stages: Stages, seed: int, speech: np.ndarray) -> None:
@@ -80,7 +80,7 @@ async def call(stages: Stages, seed: int, speech: np.ndarray) -> None:
         pcm = speech[rng.randrange(16_000) :]
         said = pieces(pcm, [rng.randint(1, 3) for _ in range(rng.randint(1, 3))])
         for n in range(1, len(said) + 1):
-            await take_in(links, [*history, *said[:n]])
+            await prefill_turn(links, [*history, *said[:n]])
         kind = rng.choice(["all of it", "less of it", "no turn", "reply cut"])
         if kind == "less of it":
             said = said[:-1]
@@ -121,7 +121,7 @@ async def test_it_is_what_the_reference_hears_of_the_same_clips(stages, referenc
     message = ended(said, speech[6 * INPUT_RATE_HZ :][:20_000])
     links = stages.links(f"reference-{next(_count)}")
     for n in range(1, len(said) + 1):
-        await take_in(links, said[:n])
+        await prefill_turn(links, said[:n])
     done = await think(links, greedy_turn(*message, system=SYSTEM, n_tokens=24))
     links.close()
     place = "<|audio_start|><|audio_pad|><|audio_end|>"

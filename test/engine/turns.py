@@ -7,7 +7,7 @@ from contextlib import aclosing
 import numpy as np
 
 from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
-from sglang_live.messages import ThinkDone
+from sglang_live.messages import ThinkerDone
 from sglang_live.orchestrator.stage_links import StageLinks
 
 _count = itertools.count()
@@ -18,7 +18,7 @@ def user(*parts: str | np.ndarray) -> HistoryItem:
     return HistoryItem(key=f"user-{next(_count)}", role="user", parts=content)
 
 
-def reply_of(turn: TurnRequest, done: ThinkDone) -> HistoryItem:
+def reply_of(turn: TurnRequest, done: ThinkerDone) -> HistoryItem:
     """The reply as the next turn's history holds it."""
     return HistoryItem(
         key=f"reply-{turn.turn_id}",
@@ -39,7 +39,7 @@ def greedy_turn(*history: HistoryItem, system: str, n_tokens: int) -> TurnReques
     )
 
 
-async def think(links: StageLinks, turn: TurnRequest) -> ThinkDone:
+async def think(links: StageLinks, turn: TurnRequest) -> ThinkerDone:
     async with links.thinker.open(turn) as thought:
         async for _ in thought.tokens():
             pass

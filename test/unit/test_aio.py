@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sglang_live.aio import EXIT_BROKEN, result_beside
+from sglang_live.aio import EXIT_BROKEN, result_with
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -25,13 +25,13 @@ def helper(turns: int, outcome) -> asyncio.Task:
 
 async def test_the_result_comes_while_helpers_go_on():
     beside = helper(50, "done")
-    assert await result_beside(after(3, "result"), beside) == "result"
+    assert await result_with(after(3, "result"), beside) == "result"
     assert not beside.done()
     assert await beside == "done"
 
 
 async def test_helpers_may_end_first():
-    assert await result_beside(after(20, "result"), helper(1, None), helper(2, None)) == "result"
+    assert await result_with(after(20, "result"), helper(1, None), helper(2, None)) == "result"
 
 
 async def test_an_error_of_a_helper_ends_the_main_task_and_is_raised():
@@ -44,19 +44,19 @@ async def test_an_error_of_a_helper_ends_the_main_task_and_is_raised():
             ended.append(True)
 
     with pytest.raises(KeyError, match="helper"):
-        await result_beside(forever(), helper(3, KeyError("helper")))
+        await result_with(forever(), helper(3, KeyError("helper")))
     assert ended
 
 
 async def test_an_error_of_the_main_task_is_its_own():
     with pytest.raises(ValueError, match="main"):
-        await result_beside(after(2, ValueError("main")), helper(50, None))
+        await result_with(after(2, ValueError("main")), helper(50, None))
 
 
 async def test_a_cancelled_helper_does_not_disturb_the_result():
     beside = helper(1_000_000, None)
     beside.cancel()
-    assert await result_beside(after(5, "result"), beside) == "result"
+    assert await result_with(after(5, "result"), beside) == "result"
 
 
 async def test_cancelling_the_wait_ends_the_main_task_before_it_returns():
@@ -69,7 +69,7 @@ async def test_cancelling_the_wait_ends_the_main_task_before_it_returns():
             await asyncio.sleep(0)
             ended.append(True)
 
-    waiting = asyncio.create_task(result_beside(forever(), helper(50, None)))
+    waiting = asyncio.create_task(result_with(forever(), helper(50, None)))
     await after(3, None)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -250,10 +250,10 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
         (["--retention-window", "-1"], "retention-window must be at least 0, got -1"),
         (["--retention-sink", "0"], "retention-sink must be at least 1, got 0"),
         (["--retention-slack", "0"], "retention-slack must be at least 1, got 0"),
-        (["--session-storage", "."], "needs the policy nextuse and --thinker.enable-hierarchical"),
+        (["--session-storage", "."], "needs the policy next-use and --thinker.enable-hierarchical"),
         (
             [*HOST_TIER, "--live-policies", "urgency", "--session-storage", "."],
-            "needs the policy nextuse",
+            "needs the policy next-use",
         ),
         ([*HOST_TIER, "--session-storage", "./absent"], "there is no directory absent"),
         (
@@ -307,7 +307,7 @@ def test_configurations_cannot_change():
         (["--api-key", "a", "--api-key", "b"], 48, 30 * 48),
         (["--api-key", "a", "--api-key", "b", "--max-sessions", "1"], 1, 30),
         (["--api-key", "a", "--max-sessions-per-key", "7"], 7, 30 * 7),
-        (["--api-key", "a", "--max-answers-per-minute", "5"], None, 5),
+        (["--api-key", "a", "--max-responses-per-minute", "5"], None, 5),
     ],
 )
 def test_a_key_has_limits_unless_it_is_the_only_one(arguments, sessions, answers):
@@ -319,8 +319,8 @@ def test_a_key_has_limits_unless_it_is_the_only_one(arguments, sessions, answers
     "arguments",
     [
         ["--max-sessions-per-secret", "0"],
-        ["--idle-call-s", "-1"],
-        ["--idle-call-s", "inf"],
+        ["--idle-session-s", "-1"],
+        ["--idle-session-s", "inf"],
         ["--first-request-s", "0"],
         ["--max-connections-per-address", "0"],
     ],

@@ -11,13 +11,13 @@ class LiveKvInfo(ReqKvInfo):
     """A session's KV record.
 
     parked: device slots of what the tree holds for the session, while it has no row.
-    sink_tokens, n_cut: the session has dropped n_cut tokens behind its first sink_tokens, so its
-        token at place p >= sink_tokens has position p + n_cut.
+    sink_tokens, n_dropped: the session has dropped n_dropped tokens behind its first sink_tokens,
+        so its token at place p >= sink_tokens has position p + n_dropped.
     """
 
     parked: torch.Tensor | None = None
     sink_tokens: int = 0
-    n_cut: int = 0
+    n_dropped: int = 0
 
     @staticmethod
     def of(kv: ReqKvInfo) -> "LiveKvInfo":
@@ -34,9 +34,9 @@ class LiveKvInfo(ReqKvInfo):
 
         Within the sink neither: nothing would be left to say that tokens are missing behind it.
         """
-        if not self.n_cut:
+        if not self.n_dropped:
             return position
-        return position - self.n_cut if position >= self.sink_tokens + self.n_cut else None
+        return position - self.n_dropped if position >= self.sink_tokens + self.n_dropped else None
 
 
 class Place(_VirtualNode):

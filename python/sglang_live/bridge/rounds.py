@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sglang_live.bridge.stream_table import StreamTable
-from sglang_live.engine_channel.messages import Progress, StreamNotes
+from sglang_live.engine_channel.messages import Progress, StreamEvents
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import OF_TURNS, Policies
 from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates
@@ -44,11 +44,11 @@ class LinkRate:
 class RoundStamp:
     """Rank 0's time and measures; they ride the request broadcast, so all ranks decide alike.
 
-    neighbour_urgent: somebody is urgent in a later stage on this device.
+    peer_urgent: somebody is urgent in a later stage on this device.
     """
 
     now_s: float
-    neighbour_urgent: bool = False
+    peer_urgent: bool = False
     rate: LinkRate = LinkRate(None, 0.0)
 
 
@@ -122,9 +122,9 @@ class Rounds:
         self.table = StreamTable(FRAME_S)
         self.rates = StageRates()
         self.now_s = 0.0
-        self._neighbour_urgent = False
+        self._peer_urgent = False
         self.totals: dict[str, float] = dict.fromkeys(
-            ("rounds", "decide_s", "holds", "returns", "unknown", "prefill_put_off"), 0.0
+            ("rounds", "decide_s", "pauses", "resumes", "unknown", "prefill_put_off"), 0.0
         )
         self._residence_s = np.zeros(4)  # by class, unknown first
         self._ran: tuple[str, int] | None = None
@@ -144,8 +144,8 @@ class Rounds:
         if self._ran is not None and self._ran[0] == "prefill":
             self._last_prefill_s = stamp.now_s
         self.now_s = stamp.now_s
-        if stamp.neighbour_urgent != self._neighbour_urgent:
-            self._neighbour_urgent, self.table.changed = stamp.neighbour_urgent, True
+        if stamp.peer_urgent != self._peer_urgent:
+            self._peer_urgent, self.table.changed = stamp.peer_urgent, True
         self._ran = None
 
     def progress(self, news: Progress) -> None:
@@ -164,7 +164,7 @@ class Rounds:
     # --- decisions ---
 
     def decide(
-        self, pool: Pool, *, prefill_running: bool, gated: Iterable[str] = ()
+        self, pool: Pool, *, prefill_running: bool, blocked: Iterable[str] = ()
     ) -> Round | None:
         """None while there is nothing to decide about.
 
@@ -187,13 +187,13 @@ class Rounds:
             free_rows=pool.free_rows,
             prefill_running=prefill_running,
             rates=replace(self.rates, busy=self._busy),
-            gated=gated,
+            blocked=blocked,
             last_prefill_s=self._last_prefill_s,
-            neighbour_urgent=self._neighbour_urgent,
+            peer_urgent=self._peer_urgent,
         )
         self._last = decision = self._policies.decide(view)
         self._managed = view.managed.copy()
-        self._ahead_s = view.ahead_s
+        self._ahead_s = view.buffered_s
         for slot in self.table.judged(decision.urgency).tolist():
             for rid in self.table.rids([slot]):
                 self._note(rid, _CLASSES[decision.urgency[slot]], slot)
@@ -206,11 +206,11 @@ class Rounds:
         """Whether this engine could help somebody who is urgent in this round."""
         return self._last is not None and self._last.urgent
 
-    def sits_out(self, rid: str) -> bool:
+    def pause(self, rid: str) -> bool:
         slot = self.table.slot(rid)
-        if slot is None or self._last is None or slot >= len(self._last.sits_out):
+        if slot is None or self._last is None or slot >= len(self._last.pause):
             return False
-        return bool(self._last.sits_out[slot])
+        return bool(self._last.pause[slot])
 
     def is_ahead(self, rid: str) -> bool:
         """Whether its listener has enough for a while."""
@@ -219,18 +219,18 @@ class Rounds:
             return False
         return self._last.urgency[slot] == U2
 
-    def ahead_s(self, rid: str) -> float:
-        return self.table.ahead_s(rid, self.now_s)
+    def buffered_s(self, rid: str) -> float:
+        return self.table.buffered_s(rid, self.now_s)
 
     def anyone_leaves(self) -> bool:
         """Whether the decision may take a stream out of the running batch."""
-        return self._last is not None and bool(self._last.sits_out.any())
+        return self._last is not None and bool(self._last.pause.any())
 
     def admission_order(self, waiting: list) -> tuple[list, list]:
         """The queue as it should be tried, and those that are to wait for another round."""
         if self._last is None or len(waiting) < 1:
             return waiting, []
-        known, judged, new = len(self._last.sits_out), {}, []
+        known, judged, new = len(self._last.pause), {}, []
         for req in waiting:
             slot = self.table.slot(req.rid)
             if slot is not None and slot < known:
@@ -254,30 +254,30 @@ class Rounds:
         return self._policies.config
 
     @property
-    def puts_back(self) -> bool:
+    def slices_prefill(self) -> bool:
         """Whether a half-prefilled prompt makes way for shorter ones."""
         return self._policies.order == "urgency"
 
     # --- accounts ---
 
-    def held(self, rid: str) -> None:
+    def paused(self, rid: str) -> None:
         self.table.hold(rid, self.now_s)
-        self._note(rid, "held")
-        self.totals["holds"] += 1
+        self._note(rid, "paused")
+        self.totals["pauses"] += 1
 
-    def returned(self, rid: str) -> None:
+    def resumed(self, rid: str) -> None:
         if self.table.is_held(rid):
             self.table.resume(rid, self.now_s)
             self._note(rid, "resumed")
-            self.totals["returns"] += 1
+            self.totals["resumes"] += 1
 
-    def take_notes(self) -> StreamNotes | None:
+    def take_notes(self) -> StreamEvents | None:
         """What became of single streams since the last call; None: nothing."""
         if not self._notes:
             return None
-        rids, what, ahead_s = map(list, zip(*self._notes, strict=True))
+        rids, what, buffered_s = map(list, zip(*self._notes, strict=True))
         self._notes = []
-        return StreamNotes(rids, what, ahead_s)
+        return StreamEvents(rids, what, buffered_s)
 
     def _note(self, rid: str, what: str, slot: int | None = None) -> None:
         slot = self.table.slot(rid) if slot is None else slot

@@ -21,11 +21,11 @@ NO_CLASS = 99
 
 _COLUMNS = {
     "waiting": (bool, False),
-    "held": (bool, False),
+    "paused": (bool, False),
     "started": (bool, True),
     "managed": (bool, False),
     "background": (bool, False),
-    "flowing": (bool, False),
+    "advancing": (bool, False),
     "reported": (bool, False),
     "since_s": (np.float64, 0.0),
     "arrived_s": (np.float64, 0.0),
@@ -64,7 +64,7 @@ class StreamTable:
 
     def is_held(self, rid: str) -> bool:
         slot = self._slot.get(rid)
-        return slot is not None and bool(self._columns["held"][slot])
+        return slot is not None and bool(self._columns["paused"][slot])
 
     def slot(self, rid: str) -> int | None:
         return self._slot.get(rid)
@@ -92,7 +92,7 @@ class StreamTable:
         slot = self._slot.get(rid)
         if slot is None:
             slot = self._take_slot(rid)
-            for name in ("started", "flowing", "reported", "held"):
+            for name in ("started", "advancing", "reported", "paused"):
                 self._columns[name][slot] = False
             for name in ("consumed_s", "produced"):
                 self._columns[name][slot] = 0.0
@@ -102,7 +102,7 @@ class StreamTable:
             self._columns["arrived_s"][slot] = now_s
         row = {
             "waiting": True,
-            "held": False,
+            "paused": False,
             "managed": managed,
             "background": background,
             "since_s": now_s,
@@ -187,7 +187,7 @@ class StreamTable:
 
     # --- for the policies ---
 
-    def ahead_s(self, rid: str, now_s: float) -> float:
+    def buffered_s(self, rid: str, now_s: float) -> float:
         """Of one stream, for reports; nan if unknown."""
         slot = self._slot.get(rid)
         return float("nan") if slot is None else float(self._ahead_s(now_s)[slot])
@@ -201,19 +201,19 @@ class StreamTable:
         free_rows: int,
         prefill_running: bool,
         rates: StageRates,
-        gated: Iterable[str] = (),
+        blocked: Iterable[str] = (),
         last_prefill_s: float = 0.0,
-        neighbour_urgent: bool = False,
+        peer_urgent: bool = False,
     ) -> StageView:
         """gated: requests that cannot step now, whatever is decided."""
         n, columns = len(self._rids), self._columns
-        ahead_s = self._ahead_s(now_s)
+        buffered_s = self._ahead_s(now_s)
         produced = columns["produced"][:n]
         silent = ~columns["reported"][:n] & (produced * self._unit_s > SILENT_CONSUMER_S)
         # Dead slots have produced without end, for nobody.
         silent &= columns["managed"][:n]
         if silent.any():
-            ahead_s = np.where(silent, np.nan, ahead_s)
+            buffered_s = np.where(silent, np.nan, buffered_s)
         stepped = np.where(np.isinf(produced), 0.0, produced)
         return StageView(
             now_s=now_s,
@@ -223,19 +223,19 @@ class StreamTable:
             prefill_running=prefill_running,
             rates=rates,
             waiting=columns["waiting"][:n],
-            held=columns["held"][:n],
+            paused=columns["paused"][:n],
             since_s=columns["since_s"][:n],
             arrived_s=columns["arrived_s"][:n],
-            ahead_s=ahead_s,
+            buffered_s=buffered_s,
             started=columns["started"][:n] | columns["reported"][:n] | silent,
             kv_tokens=columns["prompt_tokens"][:n] + stepped.astype(np.int64),
             prefill_tokens=columns["prefill_tokens"][:n],
             interrupts=columns["interrupts"][:n],
             managed=columns["managed"][:n],
             background=columns["background"][:n],
-            gated=self._mask(gated),
+            blocked=self._mask(blocked),
             last_prefill_s=last_prefill_s,
-            neighbour_urgent=neighbour_urgent,
+            peer_urgent=peer_urgent,
         )
 
     def _mask(self, rids: Iterable[str]) -> np.ndarray | None:
@@ -249,17 +249,17 @@ class StreamTable:
     def _ahead_s(self, now_s: float) -> np.ndarray:
         n, columns = len(self._rids), self._columns
         produced_s = columns["produced"][:n] * self._unit_s
-        taken_s = columns["consumed_s"][:n] + columns["flowing"][:n] * (
+        taken_s = columns["consumed_s"][:n] + columns["advancing"][:n] * (
             now_s - columns["stamp_s"][:n]
         )
         # A consumer cannot have taken what was not made: it ran dry and stands still.
         return np.maximum(produced_s - taken_s, 0.0)
 
-    def _set_held(self, rid: str, held: bool, now_s: float) -> None:
+    def _set_held(self, rid: str, paused: bool, now_s: float) -> None:
         slot = self._slot.get(rid)
         if slot is not None:
             self.changed = True
-            self._columns["held"][slot] = held
+            self._columns["paused"][slot] = paused
             self._columns["since_s"][slot] = now_s
 
     def _take_slot(self, rid: str) -> int:

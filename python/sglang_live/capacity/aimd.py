@@ -60,15 +60,15 @@ class Aimd:
         self._quiet = math.inf  # the least that a window took
         self._proven = 0  # the most sessions that were in time
         self._late = 0  # windows in a row
-        self._since_cut: int | None = None  # windows; None: never, or long ago
+        self._since_compaction: int | None = None  # windows; None: never, or long ago
         self._calm = 0  # sessions' windows with slack at the limit
 
     def window(self, verdict: Verdict, n_sessions: int) -> None:
         """A window is over. n_sessions: the most there were in it."""
-        if self._since_cut is not None:
-            self._since_cut += 1
-            if self._since_cut > self._config.forgets:
-                self._since_cut = None
+        if self._since_compaction is not None:
+            self._since_compaction += 1
+            if self._since_compaction > self._config.forgets:
+                self._since_compaction = None
         if self._is_late(verdict):
             self._late += 1
             if self._is_too_many(n_sessions):
@@ -103,15 +103,15 @@ class Aimd:
     def _cut(self, n_sessions: int) -> None:
         self.limit = max(self._config.least, int(n_sessions * self._config.decrease))
         self._proven = min(self._proven, self.limit)
-        self._since_cut, self._calm = 0, 0
+        self._since_compaction, self._calm = 0, 0
 
     def _step(self, share: float | None, n_sessions: int) -> int:
-        if self._since_cut is not None:
+        if self._since_compaction is not None:
             self._calm += n_sessions
             if self._calm < self._config.probe:
                 return 0
             self._calm = 0
-        if self._since_cut is not None or share is None:
+        if self._since_compaction is not None or share is None:
             return self._config.increase
         # Half of what would use it up if lateness grew in proportion to the load: it grows faster.
         slack = max(0.0, 1 - share / self._target)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sglang_live.capacity.aimd import Aimd, AimdConfig
-from sglang_live.capacity.deadlines import Beats, BeatsConfig
+from sglang_live.capacity.deadlines import DeadlineConfig, Deadlines
 from sglang_live.capacity.forecast import PoolForecast
 from sglang_live.clock import Clock
 from sglang_live.errors import CapacityError
@@ -41,7 +41,7 @@ class CapacityConfig:
     saturates_s: float = 30.0
     sample_s: float = 2.0
     aimd: AimdConfig = field(default_factory=AimdConfig)
-    beats: BeatsConfig = field(default_factory=BeatsConfig)
+    beats: DeadlineConfig = field(default_factory=DeadlineConfig)
 
     def __post_init__(self) -> None:
         if self.max_sessions < 1:
@@ -80,7 +80,7 @@ class CapacityControl:
     ):
         self._config, self._clock, self._read_pools = config, clock, pools
         self._aimd = Aimd(config.aimd)
-        self._beats = Beats(config.beats)
+        self._deadlines = Deadlines(config.beats)
         self._forecasts: dict[str, PoolForecast] = {}
         self._sampled_s = -math.inf
         self._share: float | None = None
@@ -111,28 +111,28 @@ class CapacityControl:
         must_come: False if the reply may be silent, as a call of a function is.
         """
         budget_s = self._config.first_packet_s
-        return self._beats.begin(session_id, self._clock.now_s(), budget_s, must_come=must_come)
+        return self._deadlines.begin(session_id, self._clock.now_s(), budget_s, must_come=must_come)
 
     def frame_due(self, session_id: str, frame_s: float) -> int:
         """A frame came; the next will in frame_s. Returns a number for one of the next three."""
         budget_s = self._config.frame_share * frame_s
-        return self._beats.begin(session_id, self._clock.now_s(), budget_s)
+        return self._deadlines.begin(session_id, self._clock.now_s(), budget_s)
 
     def came(self, beat: int) -> None:
-        self._beats.came(beat, self._clock.now_s())
+        self._deadlines.came(beat, self._clock.now_s())
         self._look()
 
     def failed(self, beat: int) -> None:
         """The turn failed before it; nothing happens if it came."""
-        self._beats.empty(beat)
+        self._deadlines.empty(beat)
 
     def gone(self, beat: int) -> None:
         """Nobody waits for it any more; nothing happens if it came."""
-        self._beats.gone(beat)
+        self._deadlines.gone(beat)
 
     def flowed(self, session_id: str, gap_s: float) -> None:
         """An answer is over. gap_s: the longest that its listener had to wait for us within it."""
-        self._beats.count(session_id, gap_s / AUDIBLE_GAP_S)
+        self._deadlines.count(session_id, gap_s / AUDIBLE_GAP_S)
         self._look()
 
     # --- what there is room for ---
@@ -177,7 +177,7 @@ class CapacityControl:
             for stage, share in self._read_pools().items():
                 forecast = self._forecasts.setdefault(stage, PoolForecast())
                 forecast.saw(now_s, share, self._n_sessions)
-        if (verdict := self._beats.verdict(now_s)) is not None:
+        if (verdict := self._deadlines.verdict(now_s)) is not None:
             self._share = self._share if verdict.share is None else verdict.share
             self._aimd.window(verdict, self._n_most)
             self._n_most = self._n_sessions

@@ -1,4 +1,4 @@
-"""Beats of the service: moments at which something is due, and what share of its budget each took.
+"""Deadlines of the service: when something is due, and the share of its budget that it took.
 
 A turn's first packet is one, its flow without gaps another, in frame mode each frame. A beat that
 is due and does not come counts by its age: an engine that stalls is late with everybody, and must
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeatsConfig:
+class DeadlineConfig:
     """
     quantile: of a window's beats is its verdict.
     window_s: of time; least: of beats that make a verdict. A window with fewer goes on, up to
@@ -46,9 +46,9 @@ class _Due:
         return (now_s - self.began_s) / self.budget_s
 
 
-class Beats:
-    def __init__(self, config: BeatsConfig | None = None):
-        self._config = config or BeatsConfig()
+class Deadlines:
+    def __init__(self, config: DeadlineConfig | None = None):
+        self._config = config or DeadlineConfig()
         self._numbers = itertools.count()
         self._due: dict[int, _Due] = {}
         self._shares: list[tuple[float, str]] = []

@@ -31,7 +31,7 @@ async def converse(
             else:
                 progress.turn_begins(number, len(config.turns), f"{turn.text!r}")
                 record = await client.ask(turn.text)
-            progress.turn_ends(record)
+            progress.endpointing(record)
             records.append(record)
             if not record.ok:
                 return

@@ -49,7 +49,7 @@ class Progress:
             self._heard_audio = True
         self._line(_MILESTONES[kind])
 
-    def turn_ends(self, record: TurnRecord) -> None:
+    def endpointing(self, record: TurnRecord) -> None:
         if record.error:
             self._line(f"{record.status}: {record.error}")
         if record.ttfp_ms is not None:

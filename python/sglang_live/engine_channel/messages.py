@@ -14,7 +14,7 @@ SPEAK_PREFIX = "speak-"
 # for, those of a beat, and what is taken in before them.
 THINK_PREFIX = "think-"
 # Request ids of what is taken in while a caller still speaks begin so: nobody waits for them yet.
-AHEAD_PREFIX = "ahead-"
+TURN_PREFILL_PREFIX = "ahead-"
 
 
 class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
@@ -65,20 +65,20 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
     rids: list[str]
     consumed_s: bytes
-    flowing: bytes
+    advancing: bytes
     interrupts: bytes
 
     @staticmethod
     def of(
         rids: list[str],
         consumed_s: Sequence[float],
-        flowing: Sequence[bool],
+        advancing: Sequence[bool],
         interrupts: Sequence[float],
     ) -> "Progress":
         return Progress(
             rids,
             np.asarray(consumed_s, np.float64).tobytes(),
-            np.asarray(flowing, bool).tobytes(),
+            np.asarray(advancing, bool).tobytes(),
             np.asarray(interrupts, np.float64).tobytes(),
         )
 
@@ -86,12 +86,12 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
         """By name of the field; [len(rids)] each, read-only."""
         return {
             "consumed_s": np.frombuffer(self.consumed_s, np.float64),
-            "flowing": np.frombuffer(self.flowing, bool),
+            "advancing": np.frombuffer(self.advancing, bool),
             "interrupts": np.frombuffer(self.interrupts, np.float64),
         }
 
 
-class EndReply(msgspec.Struct, frozen=True, tag="end"):
+class Interrupt(msgspec.Struct, frozen=True, tag="end"):
     """Nobody wants more of this reply: finish it where it is. Its KV stays. Never lost."""
 
     rid: str
@@ -131,24 +131,26 @@ class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):
     session: str
 
 
-class Outlook(msgspec.Struct, frozen=True, tag="outlook"):
+class NextUseHint(msgspec.Struct, frozen=True, tag="next_use"):
     """When the caller of this session will want its KV again. Never lost.
 
     Seconds count from now, because clocks of stage and engine need not agree.
 
-    plays_for_s: until the listener will have heard all there is so far; 0: silence now.
-    reply_gap_s: from the end of playback to this caller's next word, on average; None before the
-        first. saw_gap_s: one that was seen just now, for the average over all callers.
+    buffered_s: until the listener will have heard all there is so far; 0: silence now.
+    response_gap_s: from the end of playback to this caller's next word, on average; None before the
+        first. observed_gap_s: one that was seen just now, for the average over all callers.
     """
 
     session: str
-    plays_for_s: float
-    reply_gap_s: float | None
-    saw_gap_s: float | None
+    buffered_s: float
+    response_gap_s: float | None
+    observed_gap_s: float | None
 
 
 TalkerFeed = TalkerPrompt | TalkerText | TalkerForget
-Feed = TalkerFeed | Progress | EndReply | TruncateSession | RetainSession | SpeechStart | Outlook
+Feed = (
+    TalkerFeed | Progress | Interrupt | TruncateSession | RetainSession | SpeechStart | NextUseHint
+)
 
 
 class Frames(msgspec.Struct, frozen=True, tag="frames"):
@@ -179,13 +181,13 @@ class Truncated(msgspec.Struct, frozen=True, tag="truncated"):
 
 class Retained(msgspec.Struct, frozen=True, tag="retained"):
     """n_tokens: what the session holds now; -1: nobody can tell, a request of it is running or it
-    does not exist. n_cut: how many it has dropped so far behind its first sink_tokens.
+    does not exist. n_dropped: how many it has dropped so far behind its first sink_tokens.
     """
 
     session: str
     n_tokens: int
     sink_tokens: int = 0
-    n_cut: int = 0
+    n_dropped: int = 0
 
 
 class PolicyReport(msgspec.Struct, frozen=True, tag="policy"):
@@ -194,16 +196,16 @@ class PolicyReport(msgspec.Struct, frozen=True, tag="policy"):
     totals: dict[str, float]
 
 
-class StreamNotes(msgspec.Struct, frozen=True, tag="notes"):
+class StreamEvents(msgspec.Struct, frozen=True, tag="notes"):
     """What became of streams in one round; parallel lists.
 
     what: "u0", "u1", "u2" or "unknown", the class it is in from now on; "held" or "resumed".
-    ahead_s: its buffer at that moment.
+    buffered_s: its buffer at that moment.
     """
 
     rids: list[str]
     what: list[str]
-    ahead_s: list[float]
+    buffered_s: list[float]
 
 
-Report = Frames | HiddenRows | Truncated | Retained | PolicyReport | StreamNotes
+Report = Frames | HiddenRows | Truncated | Retained | PolicyReport | StreamEvents

@@ -26,7 +26,7 @@ class Standing:
     remaining: int
     reset_s: float
 
-    def to_wire(self) -> list[dict]:
+    def to_json(self) -> list[dict]:
         return [
             {
                 "name": "requests",

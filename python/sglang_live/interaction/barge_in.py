@@ -18,7 +18,7 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 _MAX_HOLD_S = 1.0
 
 
-class Answers(Protocol):
+class Interruptible(Protocol):
     """The answers a caller may be hearing."""
 
     @property
@@ -37,20 +37,20 @@ class Answers(Protocol):
 
 class BargeIn:
     def __init__(
-        self, answers: Answers, monitor: SessionMonitor, clock: Clock, metrics: GatewayMetrics
+        self, answers: Interruptible, monitor: SessionMonitor, clock: Clock, metrics: GatewayMetrics
     ):
         self._answers = answers
         self._monitor = monitor
         self._clock = clock
         self._metrics = metrics
-        self._held_since_s: float | None = None
+        self._paused_since_s: float | None = None
         self._limit: asyncio.Task[None] | None = None
 
     def suspect(self, onset_s: float, confirm_ms: int) -> None:
         """A voice, perhaps. onset_s: when it began, on the clock."""
         self._monitor.speech_suspected(onset_s)
-        if self._held_since_s is None:
-            self._held_since_s = self._clock.now_s()
+        if self._paused_since_s is None:
+            self._paused_since_s = self._clock.now_s()
             self._answers.hold()
             self._monitor.held()
             self._limit = asyncio.create_task(self._let_go(confirm_ms / 1000 + _MAX_HOLD_S))
@@ -63,27 +63,27 @@ class BargeIn:
 
     def withdraw(self) -> None:
         """Nobody will say any more whether it was one: the answer goes on."""
-        if self._held_since_s is not None:
+        if self._paused_since_s is not None:
             self._end_hold()
             self._monitor.released()
 
     def interrupt(self, onset_s: float) -> None:
         """The caller speaks: end the answer, heard or not."""
         now_s = self._clock.now_s()
-        if self._held_since_s is not None or self._answers.audible:
-            stopped_s = now_s if self._held_since_s is None else self._held_since_s
+        if self._paused_since_s is not None or self._answers.audible:
+            stopped_s = now_s if self._paused_since_s is None else self._paused_since_s
             self._metrics.barge_ins.inc()
             self._metrics.stop_latency_s.observe(max(0.0, stopped_s - onset_s))
             self._metrics.barge_in_latency_s.observe(max(0.0, now_s - onset_s))
         # First, because audio let go would leave; what remains held is discarded with the answer.
         self._answers.interrupt()
-        if self._held_since_s is not None:
+        if self._paused_since_s is not None:
             self._end_hold()
 
     def _end_hold(self) -> None:
-        assert self._held_since_s is not None
-        self._metrics.audio_held_s.inc(self._clock.now_s() - self._held_since_s)
-        self._held_since_s = None
+        assert self._paused_since_s is not None
+        self._metrics.audio_on_hold_s.inc(self._clock.now_s() - self._paused_since_s)
+        self._paused_since_s = None
         if self._limit:
             self._limit.cancel()
             self._limit = None

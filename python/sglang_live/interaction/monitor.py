@@ -1,7 +1,7 @@
 """The facts of one session: who speaks, what was sent, what was heard.
 
 In: speech events, audio generated and sent, acks, ends of responses. Out: playback reports for
-the stages, habits of the caller, a timeline, metrics.
+the stages, user_stats of the caller, a timeline, metrics.
 Owner: one SessionMonitor per session. It never blocks and decides nothing; besides what it is
 told it only looks up when playback of what was sent must have come to its end.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from sglang_live.clock import Clock
 from sglang_live.interaction.playback import PlaybackClock
 from sglang_live.interaction.timeline import Timeline
-from sglang_live.interaction.user_stats import Callers, Habits
+from sglang_live.interaction.user_stats import UserStats
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -66,9 +66,9 @@ class SessionMonitor:
         clock: Clock,
         metrics: GatewayMetrics,
         timeline: Timeline,
-        callers: Callers,
+        user_stats: UserStats,
     ):
-        self.habits = Habits(callers)
+        self.user_stats = UserStats(user_stats)
         self.timeline = timeline
         self.replies: list[Reply] = []  # oldest first; the last is the current one
         self._session = session
@@ -96,8 +96,8 @@ class SessionMonitor:
         self._note("speech_started", onset_t_s=self.timeline.t_s(onset_s))
         if self._played_out_s is not None and not any(map(self.audible, self.replies)):
             gap_s = max(0.0, onset_s - self._played_out_s)
-            self.habits.replied_after(gap_s)
-            self._tell_outlook(self._clock.now_s(), saw_gap_s=gap_s)
+            self.user_stats.replied_after(gap_s)
+            self._tell_outlook(self._clock.now_s(), observed_gap_s=gap_s)
         self._played_out_s = None
 
     def speech_stopped(self) -> None:
@@ -200,12 +200,12 @@ class SessionMonitor:
         marks: seconds since it began, by name (telemetry/trace.py).
         """
         if spoken:
-            self.habits.spoke(n_tokens=n_tokens, n_frames=n_frames)
+            self.user_stats.spoke(n_tokens=n_tokens, n_frames=n_frames)
         facts = {"marks": {name: round(at_s, 3) for name, at_s in marks.items()}} if marks else {}
         self._note("learned", reply, n_tokens=n_tokens, n_frames=n_frames, spoken=spoken, **facts)
 
-    def _stream(self, stage: str, what: str, ahead_s: float) -> None:
-        self._note("stream", self._turn, stage=stage, what=what, ahead_s=ahead_s)
+    def _stream(self, stage: str, what: str, buffered_s: float) -> None:
+        self._note("stream", self._turn, stage=stage, what=what, buffered_s=buffered_s)
 
     # --- what became of it ---
 
@@ -221,7 +221,7 @@ class SessionMonitor:
         """Playback ends here. Returns the seconds that were heard."""
         now_s = self._clock.now_s()
         if self.audible(reply):
-            self.habits.answer_ended(interrupted=True)
+            self.user_stats.answer_ended(interrupted=True)
         reply.was_over = True
         heard_s = reply.playback.stop(now_s)
         self._note(
@@ -310,7 +310,7 @@ class SessionMonitor:
             if not reply.was_over and playback.over(now_s):
                 reply.was_over = True
                 if playback.sent_s:
-                    self.habits.answer_ended(interrupted=False)
+                    self.user_stats.answer_ended(interrupted=False)
                     self._played_out_s = playback.dry_at_s
             if reply is self._turn:
                 off_s = abs(self._told.heard_by(now_s) - heard_s)
@@ -319,7 +319,7 @@ class SessionMonitor:
 
     def _tell(self, heard_s: float, playing: bool, now_s: float) -> None:
         self._told = _Told(heard_s, playing, now_s)
-        self._session.report_playback(heard_s, playing, self.habits.interrupts)
+        self._session.report_playback(heard_s, playing, self.user_stats.interrupts)
 
     def _look_ahead(self, now_s: float, tolerance_s: float) -> None:
         """Tell when playback will end, unless that is what the stages expect."""
@@ -327,10 +327,10 @@ class SessionMonitor:
         if abs(self._plays_for_s(now_s) - expected_s) > tolerance_s:
             self._tell_outlook(now_s)
 
-    def _tell_outlook(self, now_s: float, saw_gap_s: float | None = None) -> None:
-        plays_for_s = self._plays_for_s(now_s)
-        self._told_end_s = now_s + plays_for_s
-        self._session.report_outlook(plays_for_s, self.habits.reply_gap_s, saw_gap_s)
+    def _tell_outlook(self, now_s: float, observed_gap_s: float | None = None) -> None:
+        buffered_s = self._plays_for_s(now_s)
+        self._told_end_s = now_s + buffered_s
+        self._session.report_next_use(buffered_s, self.user_stats.response_gap_s, observed_gap_s)
 
     def _plays_for_s(self, now_s: float) -> float:
         """Replies queue up: a listener has one ear."""

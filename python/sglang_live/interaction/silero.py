@@ -49,13 +49,13 @@ class SileroModel:
     def __init__(self, model_path: Path | None = None):
         import onnxruntime
 
-        from sglang_live.interaction.silero_graph import for_many_callers
+        from sglang_live.interaction.silero_graph import for_many_users
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         path = model_path or bundled_model_path()
-        model = for_many_callers(path, WINDOW_SAMPLES, CONTEXT_SAMPLES)
+        model = for_many_users(path, WINDOW_SAMPLES, CONTEXT_SAMPLES)
         self._session = onnxruntime.InferenceSession(
             model, options, providers=["CPUExecutionProvider"]
         )

@@ -22,7 +22,7 @@ _WIDTH = 128
 _OPSET, _IR_VERSION = 17, 8  # as old as serves: any onnxruntime reads them
 
 
-def for_many_callers(path: Path, window_samples: int, context_samples: int) -> bytes:
+def for_many_users(path: Path, window_samples: int, context_samples: int) -> bytes:
     """
     Inputs of the model: `windows` [n, context_samples + window_samples]; `at` [steps, callers],
     which of them is a caller's at each step, anything where there is none; `lengths` [callers]
@@ -56,15 +56,15 @@ def for_many_callers(path: Path, window_samples: int, context_samples: int) -> b
     return graph.model(
         inputs={
             "windows": (TensorProto.FLOAT, ("n", context_samples + window_samples)),
-            "at": (TensorProto.INT64, ("steps", "callers")),
-            "lengths": (TensorProto.INT32, ("callers",)),
-            "h": (TensorProto.FLOAT, (1, "callers", _WIDTH)),
-            "c": (TensorProto.FLOAT, (1, "callers", _WIDTH)),
+            "at": (TensorProto.INT64, ("steps", "user_stats")),
+            "lengths": (TensorProto.INT32, ("user_stats",)),
+            "h": (TensorProto.FLOAT, (1, "user_stats", _WIDTH)),
+            "c": (TensorProto.FLOAT, (1, "user_stats", _WIDTH)),
         },
         outputs={
-            "speech": (TensorProto.FLOAT, ("steps", "callers")),
-            "hn": (TensorProto.FLOAT, (1, "callers", _WIDTH)),
-            "cn": (TensorProto.FLOAT, (1, "callers", _WIDTH)),
+            "speech": (TensorProto.FLOAT, ("steps", "user_stats")),
+            "hn": (TensorProto.FLOAT, (1, "user_stats", _WIDTH)),
+            "cn": (TensorProto.FLOAT, (1, "user_stats", _WIDTH)),
         },
     )
 

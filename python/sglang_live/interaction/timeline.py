@@ -25,7 +25,7 @@ Every event is {"t_s": seconds since the session began, "event": name} with more
     response_done                      response, status
     learned                            response, n_tokens, n_frames, spoken: what was generated;
                                        marks: when its turn reached what (telemetry/trace.py)
-    stream                             response, stage, ahead_s, what: "u0", "u1", "u2" or
+    stream                             response, stage, buffered_s, what: "u0", "u1", "u2" or
                                        "unknown", the class it is in from now on in that stage,
                                        or "held", "resumed"
 """

@@ -1,6 +1,6 @@
 """What is to be expected of one caller, from what was seen so far.
 
-Owner: one Habits per session, updated by its monitor; what they have in common is learned once
+Owner: one UserStats per session, updated by its monitor; what they have in common is learned once
 per server.
 """
 
@@ -18,7 +18,7 @@ _WEIGHT_OF_ALL = 0.02
 
 
 @dataclass(slots=True)
-class Callers:
+class UserStats:
     """All callers of this server: what to expect of one who has just come.
 
     interrupts: share of audible answers that were interrupted, moving average, 0 to 1.
@@ -31,31 +31,31 @@ class Callers:
 
 
 @dataclass(slots=True)
-class Habits:
+class UserStats:
     """Moving averages.
 
     callers: whom this one is taken for at first.
     interrupts: share of audible answers that were interrupted, 0 to 1.
-    reply_gap_s: from the end of playback to the caller's next word; None before the first.
+    response_gap_s: from the end of playback to the caller's next word; None before the first.
     frames_per_token: pace of replies that were spoken to their end.
     """
 
-    callers: Callers = field(default_factory=Callers)
+    user_stats: UserStats = field(default_factory=UserStats)
     interrupts: float = field(init=False)
-    reply_gap_s: float | None = None
+    response_gap_s: float | None = None
     frames_per_token: float = PRIOR_FRAMES_PER_TOKEN
 
     def __post_init__(self) -> None:
-        self.interrupts = self.callers.interrupts
+        self.interrupts = self.user_stats.interrupts
 
     def answer_ended(self, *, interrupted: bool) -> None:
-        self.callers.answer_ended(interrupted=interrupted)
+        self.user_stats.answer_ended(interrupted=interrupted)
         self.interrupts += _WEIGHT * (float(interrupted) - self.interrupts)
 
     def replied_after(self, gap_s: float) -> None:
         gap_s = min(gap_s, _MAX_GAP_S)
-        known_s = gap_s if self.reply_gap_s is None else self.reply_gap_s
-        self.reply_gap_s = known_s + _WEIGHT * (gap_s - known_s)
+        known_s = gap_s if self.response_gap_s is None else self.response_gap_s
+        self.response_gap_s = known_s + _WEIGHT * (gap_s - known_s)
 
     def spoke(self, *, n_tokens: int, n_frames: int) -> None:
         """A reply of n_tokens was spoken to its end in n_frames."""

@@ -30,9 +30,9 @@ class LazyHeap(Generic[Item]):
         self._n_live = 0
 
     def push(self, value: float, item: Item) -> None:
-        self.put_back((value, item.seq, item))
+        self.sliced_prefill((value, item.seq, item))
 
-    def put_back(self, entry: Entry) -> None:
+    def sliced_prefill(self, entry: Entry) -> None:
         """Undo a pop."""
         heappush(self._entries, entry)
         self._n_live += 1

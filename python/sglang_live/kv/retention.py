@@ -40,7 +40,7 @@ class RetentionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Compaction:
     """Tokens [begin, end) are dropped; both are the start of a page."""
 
     begin: int
@@ -51,7 +51,7 @@ class Cut:
         return self.end - self.begin
 
 
-def cut_of(
+def compaction_of(
     *,
     n_tokens: int,
     sink_tokens: int,
@@ -60,7 +60,7 @@ def cut_of(
     owned_from: int,
     media: Sequence[Span],
     slack_tokens: int = 1,
-) -> Cut | None:
+) -> Compaction | None:
     """
     Args:
         n_tokens: resident ones of the session.
@@ -82,10 +82,10 @@ def cut_of(
             end = _down(first, page_size)
     if end < owned_from or end - begin < max(slack_tokens, 1):
         return None
-    return Cut(begin, end)
+    return Compaction(begin, end)
 
 
-def media_after(cut: Cut, media: Sequence[Span]) -> list[Span]:
+def media_after(cut: Compaction, media: Sequence[Span]) -> list[Span]:
     """Spans of the media that are left, where they lie after the cut."""
     before = [span for span in media if span[1] <= cut.begin]
     behind = [(a - cut.n_tokens, b - cut.n_tokens) for a, b in media if a >= cut.end]

@@ -212,7 +212,7 @@ class VictimIndex:
                 counted.add(entry.seq)
                 n_tokens += entry.n_tokens
         for heap, entry_of_heap in popped:
-            heap.put_back(entry_of_heap)
+            heap.sliced_prefill(entry_of_heap)
         return min(n_tokens, enough_tokens)
 
     def _top(

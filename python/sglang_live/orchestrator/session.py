@@ -49,7 +49,7 @@ class VoiceSession(Protocol):
         stages had delivered nothing."""
         ...
 
-    def take_in(self, turn: TurnRequest) -> bool:
+    def prefill_turn(self, turn: TurnRequest) -> bool:
         """While the caller still speaks: have the thinker take in what this turn's history holds,
         in the background and after everybody who waits for something. Never blocks.
 
@@ -58,12 +58,12 @@ class VoiceSession(Protocol):
         """
         ...
 
-    def join_beat(self, frame_s: float) -> float:
+    def join_frames(self, frame_s: float) -> float:
         """The caller will be heard every frame_s. Returns how long the first frame should be, so
         that callers' beats are spread."""
         ...
 
-    def leave_beat(self) -> None:
+    def leave_frames(self) -> None:
         """No longer. Nothing happens if there was no beat."""
         ...
 
@@ -71,14 +71,14 @@ class VoiceSession(Protocol):
         """The caller has begun to speak. Never blocks."""
         ...
 
-    def report_outlook(
-        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    def report_next_use(
+        self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
         """When the caller will speak again, as far as can be told. Never blocks.
 
-        plays_for_s: until the listener will have heard all that was sent so far; 0: silence now.
-        reply_gap_s: from the end of playback to this caller's next word, on average; None before
-            the first. saw_gap_s: one that was seen just now.
+        buffered_s: until the listener will have heard all that was sent so far; 0: silence now.
+        response_gap_s: from the end of playback to this caller's next word, on average; None before
+            the first. observed_gap_s: one that was seen just now.
         """
         ...
 
@@ -107,7 +107,7 @@ class Orchestrator(Protocol):
         """
         ...
 
-    async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
+    async def retain_native(self, session_id: str, retention: RetentionConfig) -> None:
         """Bound a streaming session that was opened over SGLang's own API.
 
         On return the bound is in force: requests that are sent from now on run under it.

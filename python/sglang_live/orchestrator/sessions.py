@@ -20,11 +20,11 @@ from sglang_live.messages import PROMPT_TOKENS_MOST
 from sglang_live.orchestrator.metronome import Metronome
 from sglang_live.orchestrator.stage_jobs import OnNote
 from sglang_live.orchestrator.stage_links import MeasuringLink, NativeLink, StageLinks
-from sglang_live.orchestrator.startup_delay import HeadStarts
+from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.orchestrator.suspects import SuspectError, Suspects, TurnContent
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.orchestrator.turn_control import Steering
-from sglang_live.orchestrator.turn_prefill import Listening
+from sglang_live.orchestrator.turn_prefill import TurnPrefill
 from sglang_live.policy.view import FIRST_INTERRUPTS
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.telemetry.trace import TurnTrace
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 STAGES = ("thinker", "talker", "vocoder")
 
 
-class _TurnBeat:
+class _TurnDeadline:
     """What admission learns of one turn: when it sounded, and whether it went on without gaps.
 
     Of a frame: when it was done.
@@ -44,8 +44,8 @@ class _TurnBeat:
         self._capacity, self._session_id = capacity, session_id
         self._due: int | None = None
         self._sounded, self._gap_s = False, 0.0
-        if turn is not None and turn.beat_s is not None:
-            self._due = capacity.frame_due(session_id, turn.beat_s)
+        if turn is not None and turn.frame_s is not None:
+            self._due = capacity.frame_due(session_id, turn.frame_s)
         elif turn is not None and turn.wants_audio:
             may_be_silent = bool(turn.tools.functions)
             self._due = capacity.first_packet_due(session_id, must_come=not may_be_silent)
@@ -86,13 +86,13 @@ class LiveSession:
     def __init__(self, owner: "LiveOrchestrator", session_id: str, replicas: dict[str, Replica]):
         self.session_id = session_id
         self._owner, self._replicas = owner, replicas
-        self._links = StageLinks.to(replicas, session_id, owner.head_starts)
+        self._links = StageLinks.to(replicas, session_id, owner.startup_delays)
         self._busy = self._closed = False
         self._steering: Steering | None = None  # of the running turn, until its last event
-        self._beat = _TurnBeat(owner.capacity, session_id, None)  # of the latest turn
+        self._beat = _TurnDeadline(owner.capacity, session_id, None)  # of the latest turn
         self._interrupts = FIRST_INTERRUPTS
         self._watcher: OnNote | None = None
-        self._listening = Listening(self._links.thinker, owner.suspects)
+        self._listening = TurnPrefill(self._links.thinker, owner.suspects)
         self._content = TurnContent()
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
@@ -102,7 +102,7 @@ class LiveSession:
             raise BadInputError(f"session {self.session_id} is answering already")
         self._busy = self._busy or not turn.stateless
         links = (
-            StageLinks.to(self._replicas, "", self._owner.head_starts)
+            StageLinks.to(self._replicas, "", self._owner.startup_delays)
             if turn.stateless
             else self._links
         )
@@ -111,14 +111,14 @@ class LiveSession:
         steering = Steering(self._owner.policies, self._owner.clock, self._interrupts, watcher)
         if not turn.stateless:
             self._steering = steering
-        beat = _TurnBeat(self._owner.capacity, self.session_id, turn)
+        beat = _TurnDeadline(self._owner.capacity, self.session_id, turn)
         if not turn.stateless:
             self._beat = beat
         try:
             if not turn.stateless:
                 await self._listening.ended()
-            if turn.beat_s is not None:
-                await self._owner.metronome.beat(self._owner.clock.now_s() + turn.beat_s)
+            if turn.frame_s is not None:
+                await self._owner.metronome.beat(self._owner.clock.now_s() + turn.frame_s)
             content = self._content.of(turn)
             with self._owner.suspects.turn(turn.turn_id, content):
                 events = self._run(turn, links, trace, steering, beat)
@@ -143,18 +143,18 @@ class LiveSession:
         links: StageLinks,
         trace: TurnTrace,
         steering: Steering,
-        beat: _TurnBeat,
+        beat: _TurnDeadline,
     ) -> AsyncIterator[TurnEvent]:
         async with aclosing(run_turn(turn, links, trace, steering)) as events:
             async for event in events:
                 if isinstance(event, AudioDelta):
                     beat.sounds()
                 if isinstance(event, TurnDone):
-                    if turn.beat_s is not None:
+                    if turn.frame_s is not None:
                         beat.frame_done()
                     if not turn.stateless:
                         event = self._listening.counted(event, turn)
-                    if turn.beat_s is None:
+                    if turn.frame_s is None:
                         self._log_done(event, trace)
                     self._let_go_of(steering)
                 yield event
@@ -176,7 +176,7 @@ class LiveSession:
     def report_underrun(self, silent_s: float) -> None:
         self._beat.gap(silent_s)
 
-    def take_in(self, turn: TurnRequest) -> bool:
+    def prefill_turn(self, turn: TurnRequest) -> bool:
         if self._closed or self._busy:
             return False
         try:
@@ -184,29 +184,29 @@ class LiveSession:
             self._owner.suspects.check(content)
         except SuspectError:
             return False  # its turn is refused, and says why
-        return self._listening.take_in(turn, content)
+        return self._listening.prefill_turn(turn, content)
 
-    def join_beat(self, frame_s: float) -> float:
+    def join_frames(self, frame_s: float) -> float:
         return self._owner.metronome.join(self.session_id, frame_s)
 
-    def leave_beat(self) -> None:
+    def leave_frames(self) -> None:
         self._owner.metronome.leave(self.session_id)
 
     def report_speech(self) -> None:
         if self._owner.policies:
-            self._links.thinker.caller_speaks()
+            self._links.thinker.user_speaking()
 
-    def report_outlook(
-        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    def report_next_use(
+        self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
-        if "nextuse" in self._owner.policies:
-            self._links.thinker.tell_outlook(plays_for_s, reply_gap_s, saw_gap_s)
+        if "next-use" in self._owner.policies:
+            self._links.thinker.tell_outlook(buffered_s, response_gap_s, observed_gap_s)
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self.leave_beat()
+        self.leave_frames()
         self._listening.close()
         self._links.close()
         self._owner.release(self)
@@ -236,7 +236,7 @@ class LiveOrchestrator:
         self.model_name, self.voices, self.clock = model_name, voices, clock
         self.capacity = capacity
         self.policies = policies
-        self.head_starts = HeadStarts(clock) if "headstart" in policies else None
+        self.startup_delays = StartupDelays(clock) if "startup-delay" in policies else None
         self.metronome = Metronome(clock)
         self._supervisor = supervisor
         self._sessions: dict[str, LiveSession] = {}
@@ -256,7 +256,7 @@ class LiveOrchestrator:
         self._sessions[session_id] = session
         return session
 
-    async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
+    async def retain_native(self, session_id: str, retention: RetentionConfig) -> None:
         [replica] = [r for r in self._supervisor.replicas if r.spec.native_key]
         await NativeLink(replica, session_id).bound(retention)
 

@@ -10,28 +10,28 @@ from sglang_live.core import AudioPart, HistoryItem, TurnRequest
 from sglang_live.errors import StageFailedError
 from sglang_live.messages import (
     CodecFrames,
-    EndReply,
+    Interrupt,
     Pcm,
     Progress,
-    Read,
-    Speak,
-    SpeakDone,
-    SpeakText,
-    StreamNote,
+    ScriptRequest,
+    StreamEvent,
+    TalkerDone,
+    TalkerInput,
+    TalkerRequest,
     TextTokens,
-    Think,
-    ThinkDone,
+    ThinkerDone,
+    ThinkerRequest,
     UserSegment,
-    Voice,
-    VoiceDone,
-    VoiceEnd,
-    VoiceFrames,
+    VocoderDone,
+    VocoderEnd,
+    VocoderFrames,
+    VocoderRequest,
     WireAudio,
     WireItem,
     WireSegment,
     WireText,
 )
-from sglang_live.orchestrator.startup_delay import HeadStarts
+from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.job import Job
 
@@ -41,11 +41,11 @@ JOB_TIMEOUT_S = 3600.0
 THINKER_SILENCE_LIMIT_S = 30.0
 
 
-# Told stage, what (see messages.StreamNote) and seconds ahead.
+# Told stage, what (see messages.StreamEvent) and seconds ahead.
 OnNote = Callable[[str, str, float], None]
 
 
-def _nobody_notes(stage: str, what: str, ahead_s: float) -> None:
+def _nobody_notes(stage: str, what: str, buffered_s: float) -> None:
     """Until somebody watches."""
 
 
@@ -72,7 +72,7 @@ class Thought:
         self._ended = False
         self.on_note: OnNote = _nobody_notes
         self.reply_key = f"reply-{turn.turn_id}"
-        self.done: ThinkDone | None = None
+        self.done: ThinkerDone | None = None
 
     async def tokens(self) -> AsyncIterator[TextTokens]:
         try:
@@ -86,18 +86,18 @@ class Thought:
             async for tokens in self._tokens_once():
                 yield tokens
 
-    def end_reply(self) -> None:
+    def interrupt(self) -> None:
         """Nobody wants more of it: `tokens` soon ends, with the KV of what there was kept."""
         self._ended = True
-        self._job.post(EndReply(self._job.job_id))
+        self._job.post(Interrupt(self._job.job_id))
 
-    def report(self, consumed_s: float, flowing: bool, interrupts: float) -> None:
+    def report(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
         """How much of the reply was heard, or spoken if nobody knows what was heard."""
-        self._job.post(Progress(self._job.job_id, consumed_s, flowing, interrupts))
+        self._job.post(Progress(self._job.job_id, consumed_s, advancing, interrupts))
 
     async def _tokens_once(self) -> AsyncIterator[TextTokens]:
         await (self._ask() if self._turn.script is None else self._recite())
-        events = self._job.events(ThinkDone, silence_limit_s=THINKER_SILENCE_LIMIT_S)
+        events = self._job.events(ThinkerDone, silence_limit_s=THINKER_SILENCE_LIMIT_S)
         async for message, frames in events:
             match message:
                 case UserSegment():
@@ -105,23 +105,23 @@ class Thought:
                     self._segments[message.key] = Segment(message.token_ids, states)
                 case TextTokens():
                     yield message
-                case StreamNote():
-                    self.on_note("thinker", message.what, message.ahead_s)
-                case ThinkDone():
+                case StreamEvent():
+                    self.on_note("thinker", message.what, message.buffered_s)
+                case ThinkerDone():
                     self.done = message
-                    if not self._turn.ahead:
+                    if not self._turn.prefill_only:
                         self._known.add(self.reply_key)
 
     async def _recite(self) -> None:
         [read] = self._turn.history
         job = self._job
-        await job.begin(Read(job.job_id, self._turn.script, read.key, JOB_TIMEOUT_S))
+        await job.begin(ScriptRequest(job.job_id, self._turn.script, read.key, JOB_TIMEOUT_S))
 
     async def _ask(self) -> None:
         turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
         new = [item for item in turn.history if item.key not in self._known]
         await self._job.begin(
-            Think(
+            ThinkerRequest(
                 self._job.job_id,
                 session_id=self._session_id,
                 instructions=turn.instructions,
@@ -136,7 +136,7 @@ class Thought:
                 slack_tokens=kept.slack_tokens if kept else 1,
                 functions=list(turn.tools.functions),
                 must_call=turn.tools.must_call,
-                ahead=turn.ahead,
+                prefill_only=turn.prefill_only,
                 speculative=turn.speculative,
                 timely=turn.is_timely,
                 drops_oldest=turn.drops_oldest,
@@ -146,7 +146,7 @@ class Thought:
         )
         self._known |= {item.key for item in new}
         if self._ended:
-            self._job.post(EndReply(self._job.job_id))  # the stage has not heard it of this job
+            self._job.post(Interrupt(self._job.job_id))  # the stage has not heard it of this job
 
 
 class Speech:
@@ -186,11 +186,11 @@ class Speech:
             await self._begin(ids[0])
             ids = ids[1:]
         if ids:
-            await self._job.send(SpeakText(self._job.job_id, ids))
+            await self._job.send(TalkerInput(self._job.job_id, ids))
 
     async def end_text(self) -> None:
         if self._begun.done():
-            await self._job.send(SpeakText(self._job.job_id, [], done=True))
+            await self._job.send(TalkerInput(self._job.job_id, [], done=True))
         else:
             self._begun.set_result(False)  # an empty reply stays silent
             self.ended = not self._job.cancelled
@@ -200,14 +200,14 @@ class Speech:
         if not await self._begun:
             return
         try:
-            async for message, _ in self._job.events(SpeakDone):
+            async for message, _ in self._job.events(TalkerDone):
                 self._stage_knows_history()
-                if isinstance(message, StreamNote):
-                    self.on_note("talker", message.what, message.ahead_s)
+                if isinstance(message, StreamEvent):
+                    self.on_note("talker", message.what, message.buffered_s)
                 elif isinstance(message, CodecFrames):
                     self.n_frames += message.n_frames
                     yield message.codes
-                elif isinstance(message, SpeakDone):
+                elif isinstance(message, TalkerDone):
                     self.ended = message.finish == "stop"
                     self.cut = message.finish == "length"
         except StageFailedError as error:
@@ -223,7 +223,7 @@ class Speech:
             self._keys = self._keys[len(unheard) - unheard[::-1].index(True) :]
         new = [key for key in self._keys if key not in self._known]
         await self._job.begin(
-            Speak(
+            TalkerRequest(
                 self._job.job_id,
                 session_id=self._session_id,
                 segment_keys=self._keys,
@@ -248,10 +248,10 @@ class Speech:
 
 
 class VoiceJob:
-    """head_starts: when first sounds may leave; None: at once."""
+    """startup_delays: when first sounds may leave; None: at once."""
 
-    def __init__(self, job: Job, head_starts: HeadStarts | None = None):
-        self._job, self._head_starts = job, head_starts
+    def __init__(self, job: Job, startup_delays: StartupDelays | None = None):
+        self._job, self._head_starts = job, startup_delays
         self._begun = False
         self._ready = asyncio.Event()
 
@@ -260,15 +260,15 @@ class VoiceJob:
 
     async def decode(self, codes: bytes) -> None:
         if not self._begun:
-            await self._job.begin(Voice(self._job.job_id, JOB_TIMEOUT_S))
+            await self._job.begin(VocoderRequest(self._job.job_id, JOB_TIMEOUT_S))
             self._begun = True
             self._ready.set()
-        await self._job.send(VoiceFrames(self._job.job_id, codes))
+        await self._job.send(VocoderFrames(self._job.job_id, codes))
 
     async def end(self) -> None:
         """No more frames will come."""
         if self._begun:
-            await self._job.send(VoiceEnd(self._job.job_id))
+            await self._job.send(VocoderEnd(self._job.job_id))
         self._ready.set()
 
     def pcm(self) -> AsyncIterator[bytes]:
@@ -280,7 +280,7 @@ class VoiceJob:
         await self._ready.wait()
         if not self._begun:
             return
-        async for message, _ in self._job.events(VoiceDone):
+        async for message, _ in self._job.events(VocoderDone):
             if isinstance(message, Pcm):
                 yield message.pcm
 

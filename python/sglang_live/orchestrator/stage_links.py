@@ -9,16 +9,16 @@ from sglang_live.core import PromptContent, TurnRequest
 from sglang_live.errors import StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
-    BoundNative,
-    CallerSpeaks,
     CloseSession,
-    Measure,
-    Measured,
-    NativeBounded,
-    Outlook,
+    MeasurePrompt,
+    NativeRetained,
+    NextUseHint,
+    PromptMeasured,
+    RetainNative,
+    UserSpeaking,
 )
 from sglang_live.orchestrator.stage_jobs import JOB_TIMEOUT_S, Segment, Speech, Thought, VoiceJob
-from sglang_live.orchestrator.startup_delay import HeadStarts
+from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport.client import StageClient
 
@@ -47,16 +47,16 @@ class _Link:
             self.known = set()
         return client
 
-    def caller_speaks(self) -> None:
+    def user_speaking(self) -> None:
         if self._knows_us():
-            self._client.send_later(CallerSpeaks("", self.session_id))
+            self._client.send_later(UserSpeaking("", self.session_id))
 
     def tell_outlook(
-        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+        self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
         if self._knows_us():
             self._client.send_later(
-                Outlook("", self.session_id, plays_for_s, reply_gap_s, saw_gap_s)
+                NextUseHint("", self.session_id, buffered_s, response_gap_s, observed_gap_s)
             )
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class NativeLink(_Link):
     async def bound(self, retention: RetentionConfig) -> None:
         async with self.client().open(f"bound-{uuid.uuid4().hex}") as job:
             await job.begin(
-                BoundNative(
+                RetainNative(
                     job.job_id,
                     session_id=self.session_id,
                     sink_tokens=retention.sink_tokens,
@@ -97,17 +97,17 @@ class NativeLink(_Link):
                     timeout_s=JOB_TIMEOUT_S,
                 )
             )
-            async for _ in job.events(NativeBounded):
+            async for _ in job.events(NativeRetained):
                 pass
 
 
 class MeasuringLink(_Link):
     """To any thinker, for no session."""
 
-    async def measure(self, content: PromptContent) -> Measured:
+    async def measure(self, content: PromptContent) -> PromptMeasured:
         async with self.client().open(f"measure-{uuid.uuid4().hex}") as job:
             await job.begin(
-                Measure(
+                MeasurePrompt(
                     job.job_id,
                     instructions=content.instructions,
                     functions=list(content.functions),
@@ -116,7 +116,7 @@ class MeasuringLink(_Link):
                     timeout_s=_MEASURE_TIMEOUT_S,
                 )
             )
-            events = job.events(Measured, silence_limit_s=_MEASURE_TIMEOUT_S)
+            events = job.events(PromptMeasured, silence_limit_s=_MEASURE_TIMEOUT_S)
             [(measured, _)] = [event async for event in events]
             return measured
 
@@ -133,9 +133,11 @@ class TalkerLink(_Link):
 
 
 class VocoderLink(_Link):
-    def __init__(self, replica: Replica, session_id: str, head_starts: HeadStarts | None = None):
+    def __init__(
+        self, replica: Replica, session_id: str, startup_delays: StartupDelays | None = None
+    ):
         super().__init__(replica, session_id)
-        self._head_starts = head_starts
+        self._head_starts = startup_delays
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[VoiceJob]:
@@ -151,14 +153,14 @@ class StageLinks:
 
     @staticmethod
     def to(
-        replicas: dict[str, Replica], session_id: str, head_starts: HeadStarts | None = None
+        replicas: dict[str, Replica], session_id: str, startup_delays: StartupDelays | None = None
     ) -> "StageLinks":
         """replicas: by stage. session_id: "" for links of one turn that leaves no trace."""
         segments: dict[str, Segment] = {}
         return StageLinks(
             ThinkerLink(replicas["thinker"], session_id, segments),
             TalkerLink(replicas["talker"], session_id, segments),
-            VocoderLink(replicas["vocoder"], session_id, head_starts),
+            VocoderLink(replicas["vocoder"], session_id, startup_delays),
         )
 
     def forget_deleted(self, turn: TurnRequest) -> None:

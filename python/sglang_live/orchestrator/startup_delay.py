@@ -1,7 +1,7 @@
 """First sounds wait as long as recent replies show to be needed (policy/startup_delay.py).
 
 In: audio of all replies as the vocoder delivers it. Out: the same, its beginning held back.
-Owner: one HeadStarts per server.
+Owner: one StartupDelays per server.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sglang_live.clock import Clock
 from sglang_live.core import OUTPUT_RATE_HZ
-from sglang_live.policy.startup_delay import HeadStartConfig, head_start_s, lateness_s
+from sglang_live.policy.startup_delay import HeadStartConfig, lateness_s, startup_delay_s
 
 _BYTES_PER_S = 2 * OUTPUT_RATE_HZ
 # Later chunks are the schedulers' business: by then they know that somebody listens.
@@ -30,13 +30,13 @@ class _Chunks:
     company: int = 0
     ended: bool = False
 
-    def ahead_s(self, now_s: float) -> float:
+    def buffered_s(self, now_s: float) -> float:
         """How far it would be ahead of a listener who had begun with the first chunk."""
         made_s = sum(duration_s for _, duration_s in self.arrivals)
         return made_s - (now_s - self.arrivals[0][0])
 
 
-class HeadStarts:
+class StartupDelays:
     def __init__(self, clock: Clock, config: HeadStartConfig | None = None):
         self._clock, self._config = clock, config or HeadStartConfig()
         # (when its first sound came, company then, lateness) of replies that ended.
@@ -48,7 +48,7 @@ class HeadStarts:
         being made."""
         oldest_s = self._clock.now_s() - self._config.max_age_s
         recent = [(others, late_s) for at_s, others, late_s in self._ended if at_s >= oldest_s]
-        return head_start_s(recent, company, self._config)
+        return startup_delay_s(recent, company, self._config)
 
     async def give(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """int16 PCM at 24 kHz in, the same out. Closes the source."""
@@ -81,7 +81,7 @@ class HeadStarts:
             waiting.cancel()
 
     def _is_safe(self, chunks: _Chunks) -> bool:
-        return chunks.ahead_s(self._clock.now_s()) >= self._config.safe_s
+        return chunks.buffered_s(self._clock.now_s()) >= self._config.safe_s
 
     async def _pump(self, source: AsyncIterator[bytes], chunks: _Chunks) -> None:
         arrivals = chunks.arrivals

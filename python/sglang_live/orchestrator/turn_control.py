@@ -50,7 +50,7 @@ class Steering:
         if not self.interrupted:
             self.interrupted = True
             thought, speech, voice = self._jobs
-            thought.end_reply()
+            thought.interrupt()
             speech.cancel()
             voice.cancel()
         return True

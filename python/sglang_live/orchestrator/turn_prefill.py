@@ -17,16 +17,16 @@ from sglang_live.orchestrator.suspects import Suspects
 log = logging.getLogger(__name__)
 
 
-class Listening:
+class TurnPrefill:
     """One at a time, and none while a turn runs."""
 
     def __init__(self, thinker: ThinkerLink, suspects: Suspects):
         self._thinker, self._suspects = thinker, suspects
         self._task: asyncio.Task[None] | None = None
         self._hurry: Callable[[], None] = lambda: None
-        self._taken_in: set[str] = set()  # keys of pieces, since the last turn
+        self._prefilled: set[str] = set()  # keys of pieces, since the last turn
 
-    def take_in(self, turn: TurnRequest, content: bytes) -> bool:
+    def prefill_turn(self, turn: TurnRequest, content: bytes) -> bool:
         """content: its hash, see TurnContent."""
         if self._task is not None and not self._task.done():
             return False
@@ -41,12 +41,12 @@ class Listening:
 
     def counted(self, done: TurnDone, turn: TurnRequest) -> TurnDone:
         """The turn's usage with the audio that was taken in ahead of it."""
-        segments, taken_in = self._thinker.segments, self._taken_in
-        self._taken_in = set()
+        segments, prefilled = self._thinker.segments, self._prefilled
+        self._prefilled = set()
         states = [
             segments[item.key].states
             for item in turn.history
-            if item.key in taken_in and item.key in segments
+            if item.key in prefilled and item.key in segments
         ]
         n_audio = sum(len(rows) for rows in states if rows is not None)
         usage = replace(
@@ -64,10 +64,10 @@ class Listening:
         try:
             with self._suspects.turn(turn.turn_id, content):
                 async with self._thinker.open(turn) as thought:
-                    self._hurry = thought.end_reply
+                    self._hurry = thought.interrupt
                     async for _ in thought.tokens():
                         pass
-            self._taken_in |= {item.key for item in turn.history if not item.closes}
+            self._prefilled |= {item.key for item in turn.history if not item.closes}
         except LiveError as error:
             # The turn itself will take it in, or fail for a reason that its caller hears of.
             log.warning("not_taken_in turn=%s: %s", turn.turn_id, error)

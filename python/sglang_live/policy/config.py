@@ -34,13 +34,13 @@ class PolicyConfig:
             streams are many.
         company_share: streams come back early to share a round if one more costs no larger share
             of it.
-        max_hold_s: a held stream runs for one round after it. Its telemetry may be wrong.
+        max_pause_s: a held stream runs for one round after it. Its telemetry may be wrong.
 
     Yielding to the urgent:
         saturated: in a stage that computes for more than this share of the time one yields to
             those alone who have not sounded: they need few rounds. It has no time to give away, and
             small rounds cost more for each stream in them.
-        max_yield_s: as max_hold_s, for streams that sit out for others.
+        max_yield_s: as max_pause_s, for streams that sit out for others.
         yield_rounds: rounds for which somebody typically stays urgent: the first two chunks.
 
     Prefill beside decode:
@@ -54,14 +54,14 @@ class PolicyConfig:
         min_prefill_share: a slice that waited so long may take this share of that time, or of the
             time for which a listener has waited already, so that prompts are computed also when
             decodes never have time to spare.
-        may_park_prefill: the engine can run decodes between two chunks of a prompt, as SGLang
+        may_pause_prefill: the engine can run decodes between two chunks of a prompt, as SGLang
             does by its prefill_decode_interval. Otherwise slices would only cost more.
 
     Long prompts:
         slice_s: of one, but min_chunk_tokens at least; who comes meanwhile waits for half of it
             on average.
         long_slices: a prompt of no more slices is computed in one go.
-        max_put_back_s: shorter prompts pass a half-prefilled one for so long, then a slice of it
+        max_preempt_s: shorter prompts pass a half-prefilled one for so long, then a slice of it
             is computed: it has a sixth of the time, whatever comes.
 
     Admission:
@@ -90,7 +90,7 @@ class PolicyConfig:
     flip_share: float = 0.05
     saturated: float = 0.9
     company_share: float = 0.3
-    max_hold_s: float = 10.0
+    max_pause_s: float = 10.0
     max_yield_s: float = 2.0
     yield_rounds: float = 16.0
     chunk_tokens: int = 2048
@@ -98,10 +98,10 @@ class PolicyConfig:
     max_defer_s: float = 0.25
     short_rounds: float = 1.5
     min_prefill_share: float = 0.2
-    may_park_prefill: bool = False
+    may_pause_prefill: bool = False
     slice_s: float = 0.05
     long_slices: float = 4.0
-    max_put_back_s: float = 0.25
+    max_preempt_s: float = 0.25
     max_bypass_s: float = 2.0
     max_wait_s: float = 10.0
     critical_s: float = 1.0
@@ -110,9 +110,9 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         may_be_zero = ("pipeline_s", "beta", "jitter_rounds", "jitter_s", "flip_s", "yield_rounds")
-        if not isinstance(self.may_park_prefill, bool):
-            raise ValueError("policy config: may_park_prefill must be true or false")
-        for name in (f.name for f in fields(self) if f.name != "may_park_prefill"):
+        if not isinstance(self.may_pause_prefill, bool):
+            raise ValueError("policy config: may_pause_prefill must be true or false")
+        for name in (f.name for f in fields(self) if f.name != "may_pause_prefill"):
             value = getattr(self, name)
             if not 0 <= value < float("inf") or (value == 0 and name not in may_be_zero):
                 raise ValueError(f"policy config: {name} must be positive, got {value}")
@@ -129,7 +129,7 @@ class PolicyConfig:
 
 
 # Both engines can park a prefill.
-TALKER = PolicyConfig(may_park_prefill=True)
+TALKER = PolicyConfig(may_pause_prefill=True)
 # Its tokens have the talker before them, which collects a chunk of its own on the way to the ear.
 # And they are cheap beside frames: three times as much ahead lasts over longer prefills.
 THINKER = replace(

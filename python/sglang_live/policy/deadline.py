@@ -21,7 +21,7 @@ def order(view: StageView, urgency: np.ndarray, config: PolicyConfig) -> np.ndar
         return waiting
     rank = np.abs(urgency[waiting]) != U1
     rank &= ~overdue(view, waiting, config.max_wait_s)
-    key = np.where(rank, view.ahead_s[waiting], view.arrived_s[waiting])
+    key = np.where(rank, view.buffered_s[waiting], view.arrived_s[waiting])
     ordered = waiting[np.lexsort((key, rank))]
     starts = (urgency[ordered] == U1) & view.managed[ordered]
     may_start = np.cumsum(starts) <= config.n_startup_max - n_in_startup(view, urgency, config)

@@ -13,11 +13,11 @@ from sglang_live.policy.admission import fitting
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.pacing import (
     Marks,
+    choose_paused,
     keep_company,
     lower,
     next_return_s,
     pacing_marks,
-    who_sits_out,
     yield_marks,
 )
 from sglang_live.policy.protection import prefill_budget
@@ -27,10 +27,10 @@ ORDERS = ("urgency", "deadline", "fcfs")
 # Matters of turns and callers, not of rounds: they are accepted here and do nothing.
 OF_TURNS = (
     "truncate",
-    "turnprefill",
-    "headstart",
+    "turn-prefill",
+    "startup-delay",
     "retention",
-    "nextuse",
+    "next-use",
     "preload",
     "admission",
 )
@@ -71,29 +71,29 @@ class Policies:
         classes, n_unknown = urgency.classify(view, self.safe_s)
         admitted, refused_s = self._admit(view, classes)
         has_kv = ~view.waiting
-        if view.gated is not None:
-            has_kv &= ~view.gated
+        if view.blocked is not None:
+            has_kv &= ~view.blocked
         urgent = self._urgent(view, classes, has_kv, admitted)
         yields = self.order != "fcfs" and self._pays(view, urgent)
         marks = self._marks(view, refused_s, yields=yields)
         if marks is None:
-            sits_out, next_change_s = np.zeros(len(view), bool), math.inf
+            pause, next_change_s = np.zeros(len(view), bool), math.inf
         else:
-            may_sit_out = classes == U2
-            may_sit_out &= view.managed
-            may_sit_out &= ~view.waiting
-            sits_out = who_sits_out(view, may_sit_out, marks)
-            if not yields and np.count_nonzero(sits_out):
-                sits_out = keep_company(view, sits_out, has_kv, marks, self.config)
-            next_change_s = next_return_s(view, sits_out, marks)
+            may_pause = classes == U2
+            may_pause &= view.managed
+            may_pause &= ~view.waiting
+            pause = choose_paused(view, may_pause, marks)
+            if not yields and np.count_nonzero(pause):
+                pause = keep_company(view, pause, has_kv, marks, self.config)
+            next_change_s = next_return_s(view, pause, marks)
             if refused_s is not None and refused_s < self.config.max_wait_s:
                 next_change_s = min(next_change_s, view.now_s + self.config.max_wait_s - refused_s)
         budget = None
         # Whoever keeps buffers short must see to it that they suffice.
         if self.order == "urgency" or self.pacing:
-            budget = prefill_budget(view, admitted, has_kv, sits_out, self.config)
+            budget = prefill_budget(view, admitted, has_kv, pause, self.config)
         return Round(
-            sits_out=sits_out,
+            pause=pause,
             admit=admitted,
             prefill_budget=budget,
             urgency=classes,
@@ -122,7 +122,7 @@ class Policies:
             found.append(pacing_marks(view, self.safe_s, self.config, crowded=crowded))
         if yields:
             found.append(yield_marks(view, self.safe_s, self.config))
-        elif view.neighbour_urgent and self.order != "fcfs":
+        elif view.peer_urgent and self.order != "fcfs":
             # Whole rounds are what the neighbour gains: bursts that fall together.
             found.append(yield_marks(view, self.safe_s, self.config, n_chunks=2))
         return reduce(lower, found) if found else None

@@ -67,7 +67,7 @@ def pacing_marks(
         worth_s = config.p_safe_s * (1.0 + exposure)
         high_s = np.maximum(high_s, worth_s)
         low_s = np.maximum(low_s, worth_s - max(config.min_gap_s, rare_s))
-    return Marks(low_s=low_s, high_s=high_s, max_s=config.max_hold_s)
+    return Marks(low_s=low_s, high_s=high_s, max_s=config.max_pause_s)
 
 
 def yield_marks(
@@ -91,43 +91,43 @@ def lower(a: Marks, b: Marks) -> Marks:
     )
 
 
-def who_sits_out(view: StageView, may_sit_out: np.ndarray, marks: Marks) -> np.ndarray:
+def choose_paused(view: StageView, may_pause: np.ndarray, marks: Marks) -> np.ndarray:
     """bool [n], of those who may."""
-    if not np.count_nonzero(view.held):
-        return (view.ahead_s > marks.high_s) & may_sit_out
-    sits_out = view.ahead_s > np.where(view.held, marks.low_s, marks.high_s)
-    sits_out &= may_sit_out
+    if not np.count_nonzero(view.paused):
+        return (view.buffered_s > marks.high_s) & may_pause
+    pause = view.buffered_s > np.where(view.paused, marks.low_s, marks.high_s)
+    pause &= may_pause
     too_long = view.since_s <= view.now_s - marks.max_s
-    too_long &= view.held
-    sits_out &= ~too_long
-    return sits_out
+    too_long &= view.paused
+    pause &= ~too_long
+    return pause
 
 
 def keep_company(
-    view: StageView, sits_out: np.ndarray, has_kv: np.ndarray, marks: Marks, config: PolicyConfig
+    view: StageView, pause: np.ndarray, has_kv: np.ndarray, marks: Marks, config: PolicyConfig
 ) -> np.ndarray:
-    """sits_out without those who come back early, because a round runs anyway.
+    """pause without those who come back early, because a round runs anyway.
 
     Most of a round's cost is there for the first stream in it. Streams with room for a chunk
     below their high mark take the ride; so bursts fall together, and rounds are fewer.
     """
     per_stream_s = view.rates.round_s_per_stream
     if per_stream_s > config.company_share * view.rates.round_s:
-        return sits_out
-    runs = has_kv & ~sits_out
+        return pause
+    runs = has_kv & ~pause
     runs &= view.managed
     if not np.count_nonzero(runs):
-        return sits_out
-    joins = view.ahead_s <= marks.high_s - config.chunk_steps * config.step_s
-    return sits_out & ~(joins & view.held)
+        return pause
+    joins = view.buffered_s <= marks.high_s - config.chunk_steps * config.step_s
+    return pause & ~(joins & view.paused)
 
 
-def next_return_s(view: StageView, sits_out: np.ndarray, marks: Marks) -> float:
+def next_return_s(view: StageView, pause: np.ndarray, marks: Marks) -> float:
     """When time alone could bring the first of them back."""
-    which = sits_out.nonzero()[0]
+    which = pause.nonzero()[0]
     if not len(which):
         return math.inf
     low_s = marks.low_s[which] if np.ndim(marks.low_s) else marks.low_s
-    left_s = float((view.ahead_s[which] - low_s).min())
-    since_s = float(np.where(view.held[which], view.since_s[which], view.now_s).min())
+    left_s = float((view.buffered_s[which] - low_s).min())
+    since_s = float(np.where(view.paused[which], view.since_s[which], view.now_s).min())
     return min(view.now_s + left_s, since_s + marks.max_s)

@@ -17,20 +17,20 @@ def prefill_budget(
     view: StageView,
     admitted: np.ndarray,
     has_kv: np.ndarray,
-    sits_out: np.ndarray,
+    pause: np.ndarray,
     config: PolicyConfig,
 ) -> int | None:
     """Tokens after which the listener with the shortest buffer still hears no gap.
 
     Args:
         has_kv: bool [n], streams that could step.
-        sits_out: bool [n], streams that do not, by decision.
+        pause: bool [n], streams that do not, by decision.
     Returns:
         None: the engine's own chunk. 0: no prefill in this round; never for long.
     """
     if not len(admitted) and not view.prefill_running:
         return None
-    if view.prefill_running and not config.may_park_prefill:
+    if view.prefill_running and not config.may_pause_prefill:
         return None  # no decode can go before it is done: the sooner the better
     may_run_dry = has_kv & view.managed
     if not len(admitted) or view.managed[admitted[0]]:
@@ -38,18 +38,18 @@ def prefill_budget(
         # before what nobody will hear.
         may_run_dry &= view.started
     # fmin passes over nan: what is not known cannot be protected.
-    ahead_s = float(np.fmin.reduce(view.ahead_s, where=may_run_dry, initial=math.inf))
-    if math.isinf(ahead_s):
+    buffered_s = float(np.fmin.reduce(view.buffered_s, where=may_run_dry, initial=math.inf))
+    if math.isinf(buffered_s):
         return None
     rates = view.rates
-    slack_s = ahead_s - latency_s(rates.round_s, config) - rates.round_s - rates.prefill_s_fixed
+    slack_s = buffered_s - latency_s(rates.round_s, config) - rates.round_s - rates.prefill_s_fixed
     if slack_s >= config.chunk_tokens * rates.prefill_s_per_token:
         return None
     budget = max(int(slack_s / rates.prefill_s_per_token), _short_tokens(view, admitted, config))
     if budget >= config.min_chunk_tokens:
         return budget
     # Deferring for decodes that do not happen would help nobody. Free indices have no KV.
-    decodes = has_kv & ~sits_out & (view.kv_tokens > 0)
+    decodes = has_kv & ~pause & (view.kv_tokens > 0)
     if _deferred_s(view, admitted) <= config.max_defer_s and np.count_nonzero(decodes):
         return 0
     share_s = config.min_prefill_share * max(config.max_defer_s, _heard_waits_s(view, admitted))

@@ -1,6 +1,6 @@
 """Prompts that are long to prefill: in slices, and when they make way for shorter ones.
 
-Shortest remaining first, but for two bounds. A half-prefilled prompt is passed for max_put_back_s
+Shortest remaining first, but for two bounds. A half-prefilled prompt is passed for max_preempt_s
 at most, then one slice of it goes first: so half-prefilled prompts together have a sixth of the
 time, however many shorter ones come. And the order among them counts their age, so that no prompt
 is behind those that came long after it.
@@ -31,7 +31,7 @@ def rank_s(since_s: float, left: int, rates: StageRates, config: PolicyConfig) -
     Args:
         since_s: when it was begun. left: tokens to compute.
     """
-    share = config.slice_s / (config.slice_s + config.max_put_back_s)
+    share = config.slice_s / (config.slice_s + config.max_preempt_s)
     return since_s + left * rates.prefill_s_per_token / share
 
 
@@ -56,7 +56,7 @@ def passing(
         indices of `waiting`.
     """
     found: list[int] = []
-    if idle_s >= config.max_put_back_s:
+    if idle_s >= config.max_preempt_s:
         return found
     for index, (tokens, needed) in enumerate(waiting):
         if 2 * tokens <= left and needed <= free and (tokens <= most or not found):

@@ -43,7 +43,7 @@ def lateness_s(arrivals: Sequence[tuple[float, float]]) -> float:
     return latest_s
 
 
-def head_start_s(
+def startup_delay_s(
     known: Sequence[tuple[int, float]], company: int, config: HeadStartConfig
 ) -> float:
     """For the next reply, from the replies before it. None known: none is given.

@@ -21,7 +21,7 @@ def classify(view: StageView, safe_s: float) -> tuple[np.ndarray, int]:
     """
     # bool as int8: U1 where nobody has begun to listen, else U2, less two where the buffer is low.
     # A comparison with nan is False.
-    dry = view.ahead_s <= safe_s
+    dry = view.buffered_s <= safe_s
     dry &= view.started
     urgency = view.started.view(np.int8) + np.int8(U1)
     urgency -= dry.view(np.int8) << np.int8(1)
@@ -33,7 +33,7 @@ def classify(view: StageView, safe_s: float) -> tuple[np.ndarray, int]:
         if view.background is not None:
             unmanaged &= ~view.background
         urgency[unmanaged] = U1
-    unknown = np.isnan(view.ahead_s)
+    unknown = np.isnan(view.buffered_s)
     if not np.count_nonzero(unknown):
         return urgency, 0
     # Without a consumer yet there is nothing to know: who waits for the first time is U1.
@@ -44,7 +44,7 @@ def classify(view: StageView, safe_s: float) -> tuple[np.ndarray, int]:
 
 def utility(view: StageView, which: np.ndarray, config: PolicyConfig) -> np.ndarray:
     """Worth of serving streams of U2 next: KV they will free, less speech they may waste."""
-    exposure = np.maximum(0.0, view.ahead_s[which] - config.p_safe_s) / config.p_safe_s
+    exposure = np.maximum(0.0, view.buffered_s[which] - config.p_safe_s) / config.p_safe_s
     return config.beta * view.kv_tokens[which] * view.occupancy - config.alpha * exposure
 
 
@@ -65,7 +65,7 @@ def order(view: StageView, urgency: np.ndarray, config: PolicyConfig) -> np.ndar
         rank[unheard & ~overdue(view, waiting, config.max_wait_s)] = _BEHIND_U1
     if np.count_nonzero(rank != U1):
         rank[(rank == U2) & overdue(view, waiting, config.max_wait_s)] = U1
-        key = np.where(rank == U0, view.ahead_s[waiting], key)
+        key = np.where(rank == U0, view.buffered_s[waiting], key)
         key = np.where(rank == U2, -utility(view, waiting, config), key)
     return waiting[np.lexsort((key, rank))]
 

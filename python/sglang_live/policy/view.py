@@ -21,7 +21,7 @@ U0, U1, U2 = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRates:
-    """Measured by the engine, but for prefill_s_fixed: moving averages over its own rounds.
+    """PromptMeasured by the engine, but for prefill_s_fixed: moving averages over its own rounds.
 
     round_s: one decode round. prefill_s_per_token, prefill_s_fixed: a prefill round's cost.
     round_s_per_stream: how much longer a decode round gets by one more stream. nan: not known.
@@ -46,13 +46,13 @@ class StageView:
         occupancy: KV tokens in use over KV tokens there are, 0 to 1.
         free_tokens: KV tokens that a prefill could take now.
         free_rows: streams that could be admitted now, KV aside. Held streams keep their rows.
-        prefill_running: a chunked prefill is half-way; see PolicyConfig.may_park_prefill.
+        prefill_running: a chunked prefill is half-way; see PolicyConfig.may_pause_prefill.
         last_prefill_s: when the latest prefill round was over.
         waiting: bool, in the queue, without KV of its own yet.
         held: bool, sits out by a decision of an earlier round; its KV is kept.
         since_s: when it was last admitted to waiting, held or running, whichever it is in.
         arrived_s: when it came to this stage.
-        ahead_s: the stage-aware playback buffer P: seconds of speech that this stage is ahead of
+        buffered_s: the stage-aware playback buffer P: seconds of speech that this stage is ahead of
             its consumer. nan: not known.
         started: bool, the consumer has begun: there is something to run dry.
         kv_tokens: int64, KV tokens it holds.
@@ -64,7 +64,7 @@ class StageView:
             later than PolicyConfig.max_wait_s. None: nobody.
         gated: bool, cannot step in this round whatever is decided: its input does not exist yet,
             or its last step is in flight. None: nobody.
-        neighbour_urgent: somebody is urgent in a stage nearer to the ear on the same device.
+        peer_urgent: somebody is urgent in a stage nearer to the ear on the same device.
     """
 
     now_s: float
@@ -73,10 +73,10 @@ class StageView:
     prefill_running: bool
     rates: StageRates
     waiting: np.ndarray
-    held: np.ndarray
+    paused: np.ndarray
     since_s: np.ndarray
     arrived_s: np.ndarray
-    ahead_s: np.ndarray
+    buffered_s: np.ndarray
     started: np.ndarray
     kv_tokens: np.ndarray
     prefill_tokens: np.ndarray
@@ -84,9 +84,9 @@ class StageView:
     managed: np.ndarray
     free_rows: int = 1 << 30
     background: np.ndarray | None = None
-    gated: np.ndarray | None = None
+    blocked: np.ndarray | None = None
     last_prefill_s: float = float("-inf")
-    neighbour_urgent: bool = False
+    peer_urgent: bool = False
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -97,11 +97,11 @@ class Round:
     """What one round does.
 
     Attributes:
-        sits_out: bool [n], streams with KV that do not decode in this round.
+        pause: bool [n], streams with KV that do not decode in this round.
         admit: int64, indices of waiting streams in the order they should be tried. Those that are
             left out wait for another round.
         prefill_budget: tokens that prefill may take in this round; None: the engine's own chunk.
-            0: no prefill; while prefill_running only by PolicyConfig.may_park_prefill.
+            0: no prefill; while prefill_running only by PolicyConfig.may_pause_prefill.
         urgency: int8 [n], U0, U1 or U2; -1 where telemetry is missing.
         urgent: somebody of U0 or U1 can step in this round, or begin.
         n_unknown: managed streams without telemetry, treated in stock order and never held.
@@ -110,7 +110,7 @@ class Round:
             sleep till then, or till something else happens. inf: nobody sits out.
     """
 
-    sits_out: np.ndarray
+    pause: np.ndarray
     admit: np.ndarray
     prefill_budget: int | None
     urgency: np.ndarray

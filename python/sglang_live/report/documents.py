@@ -21,7 +21,7 @@ class TimelineEvent:
 
     position_s: where the client says that it cut the reply. silent_s: how long nothing was
     heard, up to now. onset_t_s: when the voice began that is noticed now.
-    stage, what, ahead_s: what a stage's policies did with the reply's stream, and its buffer.
+    stage, what, buffered_s: what a stage's policies did with the reply's stream, and its buffer.
     """
 
     t_s: float
@@ -35,7 +35,7 @@ class TimelineEvent:
     onset_t_s: float | None = None
     stage: str | None = None
     what: str | None = None
-    ahead_s: float | None = None
+    buffered_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

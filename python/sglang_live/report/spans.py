@@ -20,13 +20,13 @@ CUTS = ("barge_in", "stopped", "truncated")
 class ReplyCurve:
     """One response: seconds of audio generated, sent and heard against time.
 
-    cut_s: when the user interrupted it; None: it was played out.
+    truncated_s: when the user interrupted it; None: it was played out.
     """
 
     response: str
     created_s: float
     done_s: float | None = None
-    cut_s: float | None = None
+    truncated_s: float | None = None
     generated: list[Span] = field(default_factory=list)
     sent: list[Span] = field(default_factory=list)
     heard: list[Span] = field(default_factory=list)
@@ -40,7 +40,7 @@ class ReplyCurve:
 
     @property
     def unheard_s(self) -> float:
-        if self.cut_s is None or not self.sent:
+        if self.truncated_s is None or not self.sent:
             return 0.0
         return max(0.0, self.sent[-1][1] - (self.heard[-1][1] if self.heard else 0.0))
 
@@ -130,7 +130,7 @@ def reply_curves(timeline: Timeline) -> list[ReplyCurve]:
 
 def _add(curve: ReplyCurve, event: TimelineEvent) -> None:
     # What follows the cut is bookkeeping: the listener's device is silent.
-    if curve.cut_s is None:
+    if curve.truncated_s is None:
         if event.event == "first_audio" and event.sent_s is None:
             curve.sent.append((event.t_s, 0.0))
         heard_s = event.position_s if event.event == "truncated" else event.heard_s
@@ -142,14 +142,14 @@ def _add(curve: ReplyCurve, event: TimelineEvent) -> None:
             if value is not None:
                 points.append((event.t_s, value))
         if event.event in CUTS:
-            curve.cut_s = event.t_s
+            curve.truncated_s = event.t_s
     if event.event == "response_done":
         curve.done_s = event.t_s
 
 
 def _play_out(curve: ReplyCurve) -> None:
     """A listener goes on hearing at the pace of time what was sent, unless it was cut."""
-    if not curve.sent or curve.cut_s is not None:
+    if not curve.sent or curve.truncated_s is not None:
         return
     last_s, heard_s = curve.heard[-1] if curve.heard else (curve.sent[0][0], 0.0)
     left_s = curve.sent[-1][1] - heard_s

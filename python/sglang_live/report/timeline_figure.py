@@ -109,7 +109,7 @@ def _draw_buffer(axes: Axes, curves: list[ReplyCurve]) -> None:
         if curve.unheard_s >= 0.01:
             axes.annotate(
                 f"{curve.unheard_s:.1f} s\nnever heard",
-                (curve.cut_s, curve.sent[-1][1]),
+                (curve.truncated_s, curve.sent[-1][1]),
                 xytext=(8, -2),
                 textcoords="offset points",
                 va="top",

@@ -37,7 +37,7 @@ class ProgressFeed:
                 Progress.of(
                     rids=list(newest),
                     consumed_s=[p.consumed_s for p in newest.values()],
-                    flowing=[p.flowing for p in newest.values()],
+                    advancing=[p.advancing for p in newest.values()],
                     interrupts=[p.interrupts for p in newest.values()],
                 )
             )

@@ -19,12 +19,12 @@ import setproctitle
 
 from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
-from sglang_live.bridge.scheduler.device_peers import NEIGHBOURS_ENV, neighbours_env
+from sglang_live.bridge.scheduler.device_peers import NEIGHBOURS_ENV, device_peers_env
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.engine_channel.inbox import POLICIES_ENV, STORAGE_ENV
 from sglang_live.errors import SeamError
-from sglang_live.messages import Outlook, Ready
+from sglang_live.messages import NextUseHint, Ready
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob, StageServer
 from sglang_live.stages.transport.wire import fallbacks, shm_names
@@ -49,9 +49,9 @@ class Stage(Protocol):
 
     async def close_session(self, session_id: str) -> None: ...
 
-    def caller_speaks(self, session_id: str) -> None: ...
+    def user_speaking(self, session_id: str) -> None: ...
 
-    def outlook(self, message: Outlook) -> None: ...
+    def next_use(self, message: NextUseHint) -> None: ...
 
     def load(self) -> dict[str, float]: ...
 
@@ -107,8 +107,8 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
         run=stage.run,
         close_session=stage.close_session,
         ready=ready,
-        caller_speaks=stage.caller_speaks,
-        outlook=stage.outlook,
+        user_speaking=stage.user_speaking,
+        next_use=stage.next_use,
     )
     await server.serve()
 
@@ -148,7 +148,7 @@ def main() -> None:
     use_temporary_folder(spec)
     forgo_progress_lock()
     device = "cpu" if cpu.is_active() else spec.device
-    os.environ[NEIGHBOURS_ENV] = neighbours_env(spec.run_dir, device, spec.stage, spec.replica)
+    os.environ[NEIGHBOURS_ENV] = device_peers_env(spec.run_dir, device, spec.stage, spec.replica)
     log_in_lines(f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s")
     logging.getLogger("sglang").setLevel(logging.WARNING)
     if cpu.is_active():

@@ -34,15 +34,15 @@ class GatewayMetrics:
         self.transcripts = self._counter(
             "transcripts", "Callers' turns written down, by outcome.", "outcome"
         )
-        self.turn_end_verdicts = self._counter(
-            "turn_end_verdicts", "Pauses shown to the endpoint model, by verdict.", "verdict"
+        self.endpoint_verdicts = self._counter(
+            "endpoint_verdicts", "Pauses shown to the endpoint model, by verdict.", "verdict"
         )
-        self.turn_end_verdict_s = self._histogram(
-            "turn_end_verdict_seconds", "How long a pause waited for its verdict.", _STOP_BUCKETS_S
+        self.endpoint_verdict_s = self._histogram(
+            "endpoint_verdict_seconds", "How long a pause waited for its verdict.", _STOP_BUCKETS_S
         )
         self.tool_calls = self._counter("tool_calls", "Functions called, by outcome.", "outcome")
-        self.speech_cut = self._counter(
-            "speech_cut", "Texts read aloud whose speech did not end within its bound."
+        self.speech_truncated = self._counter(
+            "speech_truncated", "Texts read aloud whose speech did not end within its bound."
         )
         self.errors = self._counter("errors", "Error events sent, by code.", "code")
         self.clients_dropped = self._counter(
@@ -75,8 +75,8 @@ class GatewayMetrics:
         )
 
         self._add_playback()
-        self.guesses = self._counter(
-            "guesses",
+        self.speculative_turns = self._counter(
+            "speculative_turns",
             "Answers begun before their turns were over, by outcome.",
             "outcome",
         )
@@ -118,8 +118,8 @@ class GatewayMetrics:
         self.audio_dropped_s = self._counter(
             "audio_dropped_seconds", "Audio discarded before the network took it."
         )
-        self.audio_held_s = self._counter(
-            "audio_held_seconds", "Time for which answers were held back on a suspicion."
+        self.audio_on_hold_s = self._counter(
+            "audio_on_hold_seconds", "Time for which answers were held back on a suspicion."
         )
         self.underruns = self._counter("underruns", "Times a listener waited for more audio.")
         self.underrun_s = self._counter("underrun_seconds", "How long listeners waited.")

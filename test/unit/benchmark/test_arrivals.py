@@ -3,14 +3,14 @@ import json
 import numpy as np
 import pytest
 
-from benchmark.load.arrivals import gamma_arrivals, load_reply_gaps, plan_callers
+from benchmark.load.arrivals import gamma_arrivals, load_reply_gaps, plan_users
 from benchmark.load.config import WORKLOADS
 from benchmark.load.reply_lengths import ReplyLengths
 
 
 def plan(**changes):
     drawn = {
-        "n_callers": 4,
+        "n_users": 4,
         "n_turns": 3,
         "clips": ["a", "b", "c"],
         "reply_gaps_s": np.array([0.0, 0.5, 1.0]),
@@ -19,7 +19,7 @@ def plan(**changes):
         "open_loop_rps": None,
         "arrival_shape": 1.0,
     }
-    return plan_callers(**{**drawn, **changes})
+    return plan_users(**{**drawn, **changes})
 
 
 def test_the_same_seed_draws_the_same_callers():
@@ -29,19 +29,19 @@ def test_the_same_seed_draws_the_same_callers():
 
 
 def test_a_larger_point_only_adds_callers():
-    assert plan(n_callers=8)[:4] == plan(n_callers=4)
+    assert plan(n_users=8)[:4] == plan(n_users=4)
 
 
 def test_an_open_loop_changes_when_callers_come_not_what_they_say():
     closed, opened = plan(), plan(open_loop_rps=2.0)
-    assert [caller.turns for caller in closed] == [caller.turns for caller in opened]
+    assert [user.turns for user in closed] == [user.turns for user in opened]
     assert [c.start_s for c in closed] != [c.start_s for c in opened]
 
 
 def test_every_caller_has_all_its_turns():
-    for caller in plan():
-        assert len(caller.turns) == 3
-        assert all(turn.clip in "abc" for turn in caller.turns)
+    for user in plan():
+        assert len(user.turns) == 3
+        assert all(turn.clip in "abc" for turn in user.turns)
 
 
 @pytest.mark.parametrize("shape", [0.25, 1.0, 4.0])
@@ -68,8 +68,8 @@ def test_the_bundled_offsets_match_the_published_quantiles():
 
 def test_lengths_of_replies_are_drawn_apart_from_everything_else():
     def plans(lengths):
-        return plan_callers(
-            n_callers=2,
+        return plan_users(
+            n_users=2,
             n_turns=3,
             clips=["a", "b"],
             reply_gaps_s=np.array([0.1, 0.2]),

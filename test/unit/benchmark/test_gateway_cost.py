@@ -11,8 +11,8 @@ import pytest
 from benchmark import gateway_cost
 from benchmark.gateway_cost import Cost, Options
 from benchmark.gateway_servers import echo, gateway
-from benchmark.gateway_servers.callers import Callers, period
 from benchmark.gateway_servers.process import ServerProcess
+from benchmark.gateway_servers.users import Callers, period
 from sglang_live.client import clip
 from sglang_live.clock import SimClock
 from sglang_live.core import (
@@ -128,11 +128,11 @@ class ToldSocket:
 @pytest.mark.parametrize(("audio_end_ms", "behind_s"), [(1000, 0.1), (1001, 0.0), (950, 0.1)])
 async def test_a_turn_is_behind_from_when_the_message_that_ended_it_was_due(audio_end_ms, behind_s):
     clock = SimClock()
-    callers = Callers("ws://unused", [], 0.1, None, clock)
+    users = Callers("ws://unused", [], 0.1, None, clock)
     began_s = clock.now_s() - 1.0  # so the message that ends at 1.0 s was due 0.1 s ago
     with pytest.raises(ConnectionError):
-        await callers._listen(ToldSocket(audio_end_ms), began_s)
-    assert callers.traffic.behind_s == pytest.approx([behind_s])
+        await users._listen(ToldSocket(audio_end_ms), began_s)
+    assert users.traffic.behind_s == pytest.approx([behind_s])
 
 
 def test_the_ratio_is_of_cpu_per_second_of_session_over_all_repeats():

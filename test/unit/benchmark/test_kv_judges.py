@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark.kv.judge import POLICIES, Options, main, parse_options, run
-from benchmark.kv.judges import Belady, IdleFacts, Link, Lru, NextUse, replay
+from benchmark.kv.judges import Belady, IdleFacts, Link, Lru, NextUseHint, replay
 from benchmark.kv.workload import Access, Schedule
 
 FOREVER_S = 1e6
@@ -140,7 +140,7 @@ def test_preload_takes_no_room_from_another_who_speaks():
 
 
 def idle_policy(*, playback_ends_s, now_s=0.0):
-    policy = NextUse(prior_reply_s=2.0)
+    policy = NextUseHint(prior_reply_s=2.0)
     for session, end_s in enumerate(playback_ends_s):
         policy.accessed(session, now_s)
         policy.idle(session, now_s, IdleFacts(end_s))
@@ -179,7 +179,7 @@ def test_next_use_learns_how_long_each_user_takes():
 
 
 def test_without_playback_facts_next_use_goes_by_age():
-    policy = NextUse(prior_reply_s=2.0)
+    policy = NextUseHint(prior_reply_s=2.0)
     for session in range(3):
         policy.idle(session, float(session), IdleFacts(None))
     assert policy.victim([1, 0, 2], 5.0) == 0
@@ -245,7 +245,7 @@ def test_belady_reloads_no_more_pages_than_anyone(schedule, n_pages, page_tokens
         return outcome.reloaded_pages
 
     fewest = pages_of(Belady(schedule), False)
-    others = (Lru(), NextUse(2.0), Anything(seed), Belady(schedule, knows_end=False))
+    others = (Lru(), NextUseHint(2.0), Anything(seed), Belady(schedule, knows_end=False))
     assert all(fewest <= pages_of(policy, preload) for policy in others)
     assert fewest <= pages_of(Belady(schedule), preload)
 
@@ -298,7 +298,7 @@ def test_belady_is_what_trying_everything_finds(schedule, n_pages):
 @given(schedules(), st.integers(1, 12), st.integers(1, 3), st.integers(), st.booleans())
 @settings(max_examples=100)
 def test_what_was_evicted_came_back_or_was_never_needed(schedule, n_pages, page, seed, preload):
-    for policy in (Lru(), NextUse(2.0), Belady(schedule), Anything(seed)):
+    for policy in (Lru(), NextUseHint(2.0), Belady(schedule), Anything(seed)):
         o = replay(schedule, n_pages * page, policy, page_tokens=page, link=SLOW, preload=preload)
         assert o.evicted_tokens == o.reloaded_tokens + o.lost_tokens
         assert 0 <= o.hidden_tokens <= o.reloaded_tokens

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmark.load.arrivals import plan_callers
+from benchmark.load.arrivals import plan_users
 from benchmark.load.config import WORKLOADS
 from benchmark.load.interruptions import InterruptionModel, load_reply_durations
 
@@ -18,7 +18,7 @@ MODEL = InterruptionModel(
 
 def plan(model=MODEL, **changes):
     drawn = {
-        "n_callers": 100,
+        "n_users": 100,
         "n_turns": 8,
         "clips": ["a", "b"],
         "reply_gaps_s": np.array([0.0, 1.0]),
@@ -28,11 +28,11 @@ def plan(model=MODEL, **changes):
         "arrival_shape": 1.0,
         "interruptions": model,
     }
-    return plan_callers(**{**drawn, **changes})
+    return plan_users(**{**drawn, **changes})
 
 
 def kinds(plans) -> list[str | None]:
-    turns = [turn for caller in plans for turn in caller.turns]
+    turns = [turn for user in plans for turn in user.turns]
     return [turn.interruption and turn.interruption.kind for turn in turns]
 
 
@@ -44,7 +44,7 @@ def test_the_same_seed_draws_the_same_interruptions():
 
 def test_interruptions_change_neither_what_is_said_nor_the_pauses():
     def said(plans):
-        return [[(t.clip, t.reply_gap_s) for t in caller.turns] for caller in plans]
+        return [[(t.clip, t.response_gap_s) for t in user.turns] for user in plans]
 
     assert said(plan()) == said(plan(model=None))
 
@@ -60,13 +60,13 @@ def test_shares_are_as_asked_and_nothing_interrupts_the_last_turn():
     found = kinds(plans)
     assert found.count("false_trigger") / len(found) == pytest.approx(0.1, abs=0.03)
     assert found.count("barge_in") / (700 * 0.9) == pytest.approx(0.5, abs=0.06)
-    last = [caller.turns[-1].interruption for caller in plans]
+    last = [user.turns[-1].interruption for user in plans]
     assert all(turn is None or turn.kind == "false_trigger" for turn in last)
     assert kinds(plan(replace(MODEL, barge_in=0.0, false_triggers=0.0))) == [None] * 800
 
 
 def test_the_cut_lies_anywhere_within_a_reply():
-    turns = [turn.interruption for caller in plan() for turn in caller.turns]
+    turns = [turn.interruption for user in plan() for turn in user.turns]
     cuts_s = [turn.after_s for turn in turns if turn is not None]
     assert min(cuts_s) >= 0
     assert max(cuts_s) < 8

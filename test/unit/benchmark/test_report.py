@@ -1,7 +1,6 @@
 import json
 from dataclasses import replace
 
-from benchmark.load.caller import TurnRow
 from benchmark.load.config import LoadConfig, Run
 from benchmark.load.interruptions import PlannedInterruption
 from benchmark.load.point import RunResult
@@ -16,6 +15,7 @@ from benchmark.load.tables import (
     storm_table,
     table,
 )
+from benchmark.load.user import TurnRow
 from sglang_live.client.turn_record import TurnRecord
 
 
@@ -31,7 +31,7 @@ def result(
         generation_s=0.5,
         reply_pcm=b"\0\0",
     )
-    row = {"caller": 0, "clip": "a", "reply_gap_s": 0.1, "start_s": 0.0, "end_s": 4.0}
+    row = {"user": 0, "clip": "a", "response_gap_s": 0.1, "start_s": 0.0, "end_s": 4.0}
     return RunResult(
         run=Run(repeat, sessions, policies, rate_rps),
         rows=[TurnRow(turn=i, record=record, **row) for i in range(n_turns)],
@@ -46,7 +46,7 @@ def result(
 def interrupted(policies="off", n_turns=25):
     """A run whose every turn was interrupted, with 80 ms until the last packet."""
     plain = result(policies, n_turns=n_turns, talker_frames=1000)
-    lived = {"interruption": "barge_in", "status": "cancelled", "cut_short": True}
+    lived = {"interruption": "barge_in", "status": "cancelled", "truncated_early": True}
     times = {"stop_latency_ms": 80.0, "silence_ms": 150.0, "heard_in_all_s": 2.0}
     planned = PlannedInterruption("barge_in", 1.5)
     rows = [

@@ -35,11 +35,11 @@ class Engine:
                 self.rounds.progress(Progress.of(rids, [heard_s] * n, [False] * n, [0.5] * n))
             self.rounds.decide(POOL, prefill_running=False)
             for req in list(self.batch):
-                if self.rounds.sits_out(req.rid) and not self.rounds.table.is_held(req.rid):
-                    self.rounds.held(req.rid)
-                elif not self.rounds.sits_out(req.rid):
-                    self.rounds.returned(req.rid)
-            self.rounds.ran_decode([req for req in self.batch if not self.rounds.sits_out(req.rid)])
+                if self.rounds.pause(req.rid) and not self.rounds.table.is_held(req.rid):
+                    self.rounds.paused(req.rid)
+                elif not self.rounds.pause(req.rid):
+                    self.rounds.resumed(req.rid)
+            self.rounds.ran_decode([req for req in self.batch if not self.rounds.pause(req.rid)])
 
     def notes(self) -> list[tuple[str, str]]:
         notes = self.rounds.take_notes()
@@ -54,7 +54,7 @@ def test_a_stream_is_told_of_when_its_class_changes_and_when_it_sits_out():
     engine.run(2, heard_s=0.0)
     assert engine.notes() == [("a", "u0")]
     engine.run(40, heard_s=0.0)
-    assert engine.notes() == [("a", "u2"), ("a", "held")]
+    assert engine.notes() == [("a", "u2"), ("a", "paused")]
     engine.run(1, heard_s=100.0)
     assert engine.notes() == [("a", "u0"), ("a", "resumed")]
     assert engine.notes() == []

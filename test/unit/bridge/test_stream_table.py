@@ -43,7 +43,7 @@ def test_a_stream_is_ahead_by_what_was_made_and_not_taken():
     steps(table, 10, "a", "c")
     table.progress(Progress.of(["a"], [0.5], [False], [0.25]), 10.0)
     view = view_of(table)
-    assert view.ahead_s.tolist() == pytest.approx([0.3, 0.0, 0.8])
+    assert view.buffered_s.tolist() == pytest.approx([0.3, 0.0, 0.8])
     assert view.started.tolist() == [True, False, False]
     assert view.interrupts.tolist() == [0.25, 0.2, 0.2]
     assert view.kv_tokens.tolist() == [40, 30, 40]
@@ -53,15 +53,15 @@ def test_a_consumer_that_goes_on_takes_a_second_per_second_and_never_more_than_w
     table = table_of("a")
     steps(table, 25, "a")
     table.progress(Progress.of(["a"], [0.5], [True], [0.0]), 10.0)
-    assert view_of(table, 11.0).ahead_s[0] == pytest.approx(0.5)
-    assert view_of(table, 20.0).ahead_s[0] == 0.0
+    assert view_of(table, 11.0).buffered_s[0] == pytest.approx(0.5)
+    assert view_of(table, 20.0).buffered_s[0] == 0.0
 
 
 def test_the_newest_progress_wins():
     table = table_of("a")
     steps(table, 25, "a")
     table.progress(Progress.of(["a", "a"], [1.0, 0.4], [True, False], [0.0, 0.0]), 10.0)
-    assert view_of(table, 12.0).ahead_s[0] == pytest.approx(1.6)
+    assert view_of(table, 12.0).buffered_s[0] == pytest.approx(1.6)
 
 
 def test_progress_of_a_request_that_is_gone_changes_nothing():
@@ -74,10 +74,10 @@ def test_progress_of_a_request_that_is_gone_changes_nothing():
 def test_a_consumer_nobody_reports_on_is_unknown_once_much_was_made():
     table = table_of("a")
     steps(table, int(SILENT_CONSUMER_S / UNIT_S) - 1, "a")
-    assert not math.isnan(view_of(table).ahead_s[0])
+    assert not math.isnan(view_of(table).buffered_s[0])
     steps(table, 3, "a")
     view = view_of(table)
-    assert math.isnan(view.ahead_s[0])
+    assert math.isnan(view.buffered_s[0])
     assert view.started[0]
 
 
@@ -88,7 +88,7 @@ def test_a_free_slot_looks_like_a_stream_that_wants_nothing():
     assert not view.waiting[0]
     assert not view.managed[0]
     assert view.started[0]
-    assert view.ahead_s[0] == math.inf
+    assert view.buffered_s[0] == math.inf
     assert view.kv_tokens[0] == 0
 
 
@@ -102,7 +102,7 @@ def test_a_slot_is_used_again_without_what_was_known_of_the_one_before():
     assert len(view) == 1
     assert view.waiting[0]
     assert not view.started[0]
-    assert (view.ahead_s[0], view.interrupts[0], view.arrived_s[0]) == (0.0, 0.2, 12.0)
+    assert (view.buffered_s[0], view.interrupts[0], view.arrived_s[0]) == (0.0, 0.2, 12.0)
 
 
 def test_a_retracted_request_keeps_what_it_made():
@@ -112,8 +112,8 @@ def test_a_retracted_request_keeps_what_it_made():
     table.wait("a", now_s=12.0, managed=True, prompt_tokens=30, prefill_tokens=39)
     view = view_of(table, 12.0)
     assert view.waiting[0]
-    assert not view.held[0]
-    assert view.ahead_s[0] == pytest.approx(0.72)
+    assert not view.paused[0]
+    assert view.buffered_s[0] == pytest.approx(0.72)
     assert view.arrived_s[0] == 10.0
 
 
@@ -124,14 +124,14 @@ def test_steps_count_for_the_batch_as_it_is_even_when_requests_come_and_go():
     table.leave("a")
     table.wait("c", now_s=10.0, managed=True, prompt_tokens=1, prefill_tokens=1)
     table.step(batch)  # a's last step was launched before it was known to have ended
-    assert table.ahead_s("b", 10.0) == pytest.approx(0.16)
-    assert table.ahead_s("c", 10.0) == 0.0
+    assert table.buffered_s("b", 10.0) == pytest.approx(0.16)
+    assert table.buffered_s("c", 10.0) == 0.0
 
 
 def test_the_table_grows_with_its_streams():
     table = table_of(*(f"r{i}" for i in range(300)))
     steps(table, 2, *(f"r{i}" for i in range(0, 300, 2)))
-    ahead = view_of(table).ahead_s
+    ahead = view_of(table).buffered_s
     assert np.allclose(ahead[::2], 0.16)
     assert np.allclose(ahead[1::2], 0.0)
 
@@ -145,7 +145,7 @@ def test_requests_that_cannot_step_are_marked():
         free_rows=1,
         prefill_running=False,
         rates=StageRates(),
-        gated=["b", "gone"],
+        blocked=["b", "gone"],
     )
-    assert view.gated.tolist() == [False, True]
-    assert view_of(table).gated is None
+    assert view.blocked.tolist() == [False, True]
+    assert view_of(table).blocked is None

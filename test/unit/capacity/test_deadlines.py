@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from sglang_live.capacity.deadlines import Beats, BeatsConfig, Verdict
+from sglang_live.capacity.deadlines import DeadlineConfig, Deadlines, Verdict
 
-CONFIG = BeatsConfig(quantile=0.9, window_s=5.0, least=4, patience_s=20.0)
+CONFIG = DeadlineConfig(quantile=0.9, window_s=5.0, least=4, patience_s=20.0)
 
 
 @pytest.fixture
-def beats() -> Beats:
-    beats = Beats(CONFIG)
+def beats() -> Deadlines:
+    beats = Deadlines(CONFIG)
     assert beats.verdict(0.0) is None
     return beats
 

@@ -190,7 +190,7 @@ def test_stop_latency_counts_from_the_onset_to_the_last_packet(clock, tracker):
     assert record.ok
     assert record.stop_latency_ms == pytest.approx(150)
     assert record.silence_ms == pytest.approx(200)
-    assert record.cut_ms == pytest.approx(500)
+    assert record.truncated_ms == pytest.approx(500)
     assert record.heard_s == pytest.approx(0.72)
     assert record.audio_s == pytest.approx(1.1)
 
@@ -216,7 +216,7 @@ def test_a_response_that_was_over_before_the_onset_had_nothing_to_stop(clock, tr
     record = tracker.record()
     assert record.stop_latency_ms is None
     assert record.silence_ms == pytest.approx(100)
-    assert record.cut_short
+    assert record.truncated_early
     assert record.ok
 
 

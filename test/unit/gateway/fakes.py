@@ -103,14 +103,14 @@ class FakeSession:
     """
     on_interrupt: what an interrupted turn still does; None: the policy is off.
     playback, underruns_s: what was reported of it. n_speech: how often speech was reported.
-    taken_in: what was to be taken in while the caller spoke.
+    prefilled: what was to be taken in while the caller spoke.
     beats: lengths of frames at which a beat was joined; None: left.
     """
 
     session_id: str
     scripts: list[list[Step]]
     turns: list[TurnRequest] = field(default_factory=list)
-    taken_in: list[TurnRequest] = field(default_factory=list)
+    prefilled: list[TurnRequest] = field(default_factory=list)
     wind_down: asyncio.Event | None = None
     on_interrupt: list[Step] | None = None
     playback: list[tuple[float, bool, float]] = field(default_factory=list)
@@ -122,7 +122,7 @@ class FakeSession:
     n_cancelled: int = 0
     n_closed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
-    on_note: Callable[[str, str, float], None] = lambda stage, what, ahead_s: None
+    on_note: Callable[[str, str, float], None] = lambda stage, what, buffered_s: None
     _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
@@ -181,24 +181,24 @@ class FakeSession:
     def report_underrun(self, silent_s: float) -> None:
         self.underruns_s.append(silent_s)
 
-    def take_in(self, turn: TurnRequest) -> bool:
+    def prefill_turn(self, turn: TurnRequest) -> bool:
         if self.running:
             return False
-        self.taken_in.append(turn)
+        self.prefilled.append(turn)
         return True
 
-    def join_beat(self, frame_s: float) -> float:
+    def join_frames(self, frame_s: float) -> float:
         self.beats.append(frame_s)
         return frame_s
 
-    def leave_beat(self) -> None:
+    def leave_frames(self) -> None:
         self.beats.append(None)
 
     def report_speech(self) -> None:
         self.n_speech += 1
 
-    def report_outlook(
-        self, plays_for_s: float, reply_gap_s: float | None, saw_gap_s: float | None
+    def report_next_use(
+        self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
         """Nothing in a gateway depends on it."""
 
@@ -244,7 +244,7 @@ class FakeOrchestrator:
         pools = {"thinker": (0.25, math.inf), "talker": (0.5, 12.3456)}
         return Capacity(n_sessions=1, limit=4, n_more=0, why="full soon", share=0.5, pools=pools)
 
-    async def bound_native(self, session_id: str, retention: RetentionConfig) -> None:
+    async def retain_native(self, session_id: str, retention: RetentionConfig) -> None:
         if self.refuse_with:
             raise self.refuse_with
         if self.may_bound:
@@ -325,7 +325,7 @@ class MemoryWire:
         self.closed = (code, reason)
 
 
-class Caller:
+class Client:
     """A client that writes events and reads answers, in order."""
 
     def __init__(self, wire: MemoryWire):
@@ -419,15 +419,15 @@ def services(
 @asynccontextmanager
 async def connected(
     orchestrator: FakeOrchestrator, shared: RealtimeServices | None = None, **config: Any
-) -> AsyncIterator[Caller]:
+) -> AsyncIterator[Client]:
     """A caller whose session.created has been read; leaves at the end and checks the cleaning."""
     wire = MemoryWire()
     connection = RealtimeConnection(wire, shared or services(orchestrator, **config))
     serving = asyncio.create_task(connection.run())
-    caller = Caller(wire)
-    await caller.expect("session.created")
-    yield caller
-    caller.send_raw(None)
+    client = Client(wire)
+    await client.expect("session.created")
+    yield client
+    client.send_raw(None)
     async with asyncio.timeout(_PATIENCE_S):
         await serving
     assert not wire.faults

@@ -5,7 +5,7 @@ import asyncio
 from sglang_live.gateway.owner import owned_digest, owner_salt
 from sglang_live.gateway.realtime.connection import RealtimeConnection
 
-from .fakes import Caller, FakeOrchestrator, MemoryWire, services
+from .fakes import Client, FakeOrchestrator, MemoryWire, services
 
 
 def test_a_salt_belongs_to_one_owner_and_stays():
@@ -27,11 +27,11 @@ async def test_turns_of_one_key_carry_one_salt_and_of_two_keys_two():
         serving = asyncio.create_task(
             RealtimeConnection(wire, services(orchestrator), owner=owner).run()
         )
-        caller = Caller(wire)
-        await caller.expect("session.created")
-        caller.send("response.create")
-        await caller.until("response.done")
+        client = Client(wire)
+        await client.expect("session.created")
+        client.send("response.create")
+        await client.until("response.done")
         salts.append(orchestrator.turns[0].cache_salt)
-        caller.send_raw(None)
+        client.send_raw(None)
         await serving
     assert salts == [owner_salt("alice"), owner_salt("alice"), owner_salt("bob")]

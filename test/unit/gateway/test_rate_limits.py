@@ -45,44 +45,44 @@ def test_keys_do_not_share():
 
 
 async def test_calls_are_told_where_they_stand():
-    async with connected(FakeOrchestrator(), max_answers_per_minute=2) as caller:
+    async with connected(FakeOrchestrator(), max_responses_per_minute=2) as client:
         for remaining in (1, 0):
-            caller.send("response.create")
-            events = await caller.until("response.done")
+            client.send("response.create")
+            events = await client.until("response.done")
             assert types(events)[:2] == ["response.created", "rate_limits.updated"]
             [limit] = events[1]["rate_limits"]
             assert (limit["name"], limit["limit"], limit["remaining"]) == ("requests", 2, remaining)
-        caller.send("response.create", event_id="third")
-        error = (await caller.expect("error"))["error"]
+        client.send("response.create", event_id="third")
+        error = (await client.expect("error"))["error"]
         assert (error["code"], error["event_id"]) == ("rate_limit_exceeded", "third")
 
 
 async def test_without_a_limit_nothing_is_said_of_it():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("response.create")
-        assert "rate_limits.updated" not in types(await caller.until("response.done"))
+    async with connected(FakeOrchestrator()) as client:
+        client.send("response.create")
+        assert "rate_limits.updated" not in types(await client.until("response.done"))
 
 
 async def test_a_spoken_turn_too_many_has_an_answer_that_fails():
     clock = SimClock()
-    shared = services(FakeOrchestrator(), clock, max_answers_per_minute=1)
-    async with connected(shared.orchestrator, shared) as caller:
-        caller.append(tone(500) + SILENCE_1S)
-        await caller.until("response.done")
-        caller.append(tone(500) + SILENCE_1S)
-        response = (await caller.find("response.done"))["response"]
+    shared = services(FakeOrchestrator(), clock, max_responses_per_minute=1)
+    async with connected(shared.orchestrator, shared) as client:
+        client.append(tone(500) + SILENCE_1S)
+        await client.until("response.done")
+        client.append(tone(500) + SILENCE_1S)
+        response = (await client.find("response.done"))["response"]
         assert response["status"] == "failed"
         assert response["status_details"]["error"]["code"] == "rate_limit_exceeded"
         # What was said is in the conversation; a minute later it is answered.
         clock.advance(61)
-        caller.send("response.create")
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        client.send("response.create")
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
         said = [item for item in shared.orchestrator.turns[-1].history if item.role == "user"]
         assert len(said) == 2
 
 
 async def test_http_counts_as_well():
-    app = app_of(FakeOrchestrator(), max_answers_per_minute=1, api_keys=("a", "b"))
+    app = app_of(FakeOrchestrator(), max_responses_per_minute=1, api_keys=("a", "b"))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
 
@@ -100,13 +100,13 @@ async def test_http_counts_as_well():
 
 async def test_a_turn_written_down_counts_as_well():
     orchestrator = FakeOrchestrator([written("one"), written("two")])
-    async with connected(orchestrator, max_answers_per_minute=1) as caller:
-        caller.update(audio={"input": {"transcription": {}, "turn_detection": None}})
+    async with connected(orchestrator, max_responses_per_minute=1) as client:
+        client.update(audio={"input": {"transcription": {}, "turn_detection": None}})
         outcomes = []
         for _ in range(2):
-            caller.append(tone(500))
-            caller.send("input_audio_buffer.commit")
-            events = await until_written(caller)
+            client.append(tone(500))
+            client.send("input_audio_buffer.commit")
+            events = await until_written(client)
             outcomes.append(events[-1])
         assert outcomes[0]["transcript"] == "one"
         assert outcomes[1]["error"]["code"] == "rate_limit_exceeded"
@@ -114,16 +114,16 @@ async def test_a_turn_written_down_counts_as_well():
 
 async def test_ten_seconds_of_frames_count_as_one_answer():
     clock = SimClock()
-    shared = services(FakeOrchestrator([written("")] * 12), clock, max_answers_per_minute=1)
-    async with connected(shared.orchestrator, shared) as caller:
+    shared = services(FakeOrchestrator([written("")] * 12), clock, max_responses_per_minute=1)
+    async with connected(shared.orchestrator, shared) as client:
         frames = {"type": "frames", "frame_ms": 2000}
-        caller.update(output_modalities=["text"], audio={"input": {"turn_detection": frames}})
-        caller.append(bytes(2 * 48_000 + 4_800))  # the resampler keeps a little back
+        client.update(output_modalities=["text"], audio={"input": {"turn_detection": frames}})
+        client.append(bytes(2 * 48_000 + 4_800))  # the resampler keeps a little back
         heard = []
         for _ in range(6):
-            event = await caller.find("frame.done")
+            event = await client.find("frame.done")
             heard.append(event["error"] and event["error"]["code"])
-            caller.append(bytes(2 * 48_000))
+            client.append(bytes(2 * 48_000))
         assert heard == [None] * 5 + ["rate_limit_exceeded"]
 
 
@@ -131,9 +131,9 @@ def written(text: str) -> list:
     return [TranscriptDelta(text), done(text)]
 
 
-async def until_written(caller) -> list[dict]:
+async def until_written(client) -> list[dict]:
     prefix = "conversation.item.input_audio_transcription."
-    events = [await caller.next()]
+    events = [await client.next()]
     while events[-1]["type"] not in (prefix + "completed", prefix + "failed"):
-        events.append(await caller.next())
+        events.append(await client.next())
     return events

@@ -9,7 +9,7 @@ from sglang_live.clock import SimClock
 from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
-from sglang_live.interaction.user_stats import Callers
+from sglang_live.interaction.user_stats import UserStats
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 from .test_monitor import Stages
@@ -36,7 +36,7 @@ class World:
         self.clock, self.answers = SimClock(10.0), FakeAnswers()
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.timeline = Timeline("s", began_s=10.0, began_unix_s=0.0)
-        monitor = SessionMonitor(Stages(), self.clock, self.metrics, self.timeline, Callers())
+        monitor = SessionMonitor(Stages(), self.clock, self.metrics, self.timeline, UserStats())
         self.barge_in = BargeIn(self.answers, monitor, self.clock, self.metrics)
 
     def value(self, name):
@@ -61,7 +61,7 @@ async def test_a_suspicion_holds_and_a_dismissal_lets_go_and_counts_a_false_alar
     assert world.answers.calls == ["hold", "release"]
     assert world.value("false_alarms_total") == 1
     assert world.value("barge_ins_total") == 0
-    assert world.value("audio_held_seconds_total") == pytest.approx(0.3)
+    assert world.value("audio_on_hold_seconds_total") == pytest.approx(0.3)
     kinds = [event["event"] for event in world.timeline.to_json()["events"]]
     assert kinds == ["speech_suspected", "held", "speech_dismissed", "released"]
 

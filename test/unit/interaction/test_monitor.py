@@ -10,7 +10,7 @@ from sglang_live.interaction import timeline as timeline_module
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.playback import ACK_TIMEOUT_S
 from sglang_live.interaction.timeline import Timeline
-from sglang_live.interaction.user_stats import Callers, Habits
+from sglang_live.interaction.user_stats import UserStats
 from sglang_live.policy.view import FIRST_INTERRUPTS
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -36,8 +36,8 @@ class Stages:
     def report_speech(self):
         self.n_speech += 1
 
-    def report_outlook(self, plays_for_s, reply_gap_s, saw_gap_s):
-        self.outlooks.append((round(plays_for_s, 3), reply_gap_s, saw_gap_s))
+    def report_next_use(self, buffered_s, response_gap_s, observed_gap_s):
+        self.outlooks.append((round(buffered_s, 3), response_gap_s, observed_gap_s))
 
 
 class World:
@@ -46,7 +46,7 @@ class World:
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.timeline = Timeline("s", began_s=100.0, began_unix_s=1.0)
         self.monitor = SessionMonitor(
-            self.stages, self.clock, self.metrics, self.timeline, Callers()
+            self.stages, self.clock, self.metrics, self.timeline, UserStats()
         )
 
     def answer(self, response_id="r1"):
@@ -146,33 +146,33 @@ async def test_speech_and_suspicion_are_passed_on(world):
 
 
 async def test_habits_follow_interruptions_and_reply_gaps(world):
-    habits = world.monitor.habits
+    user_stats = world.monitor.user_stats
     reply = world.answer("r1")
     world.monitor.sent(reply, 1.0)
     world.monitor.stopped(reply, barge_in=True)
-    assert habits.interrupts == pytest.approx(0.44)
+    assert user_stats.interrupts == pytest.approx(0.44)
     assert world.answer("r2") and world.stages.playback[-1] == (0.0, False, 0.44)
     world.monitor.stopped(world.monitor.replies[-1], barge_in=False)
-    assert habits.interrupts == pytest.approx(0.44)  # nothing was audible
+    assert user_stats.interrupts == pytest.approx(0.44)  # nothing was audible
     heard = world.answer("r3")
     world.monitor.sent(heard, 1.0)
     world.monitor.all_sent(heard)
     await world.advance(1.0)
-    assert habits.interrupts == pytest.approx(0.308)
+    assert user_stats.interrupts == pytest.approx(0.308)
     await world.advance(2.0)
     world.monitor.speech_started(world.clock.now_s() - 0.1)
-    assert habits.reply_gap_s == pytest.approx(1.9)
+    assert user_stats.response_gap_s == pytest.approx(1.9)
 
 
 async def test_pace_is_learned_from_complete_replies_only(world):
     reply = world.answer()
-    before = world.monitor.habits.frames_per_token
+    before = world.monitor.user_stats.frames_per_token
     world.monitor.learned(reply, n_tokens=10, n_frames=20, spoken=False)
     world.monitor.learned(reply, n_tokens=0, n_frames=20, spoken=True)
     world.monitor.learned(reply, n_tokens=10, n_frames=0, spoken=True)
-    assert world.monitor.habits.frames_per_token == before
+    assert world.monitor.user_stats.frames_per_token == before
     world.monitor.learned(reply, n_tokens=10, n_frames=20, spoken=True)
-    assert world.monitor.habits.frames_per_token == pytest.approx(0.7 * before + 0.3 * 2)
+    assert world.monitor.user_stats.frames_per_token == pytest.approx(0.7 * before + 0.3 * 2)
 
 
 async def test_seconds_are_counted_when_nothing_can_change_them_any_more(world):
@@ -287,7 +287,7 @@ async def test_a_barge_in_is_no_reply_gap(world):
     world.monitor.sent(second, 1.0)
     await world.advance(1.5)
     world.monitor.speech_started(world.clock.now_s())
-    assert world.monitor.habits.reply_gap_s is None
+    assert world.monitor.user_stats.response_gap_s is None
 
 
 async def test_the_end_of_playback_is_told_when_audio_begins_moves_it_and_is_all_sent(world):
@@ -357,8 +357,8 @@ async def test_a_reply_gap_is_told_with_the_callers_average(world):
         await world.advance(gap_s)
         world.monitor.speech_started(world.clock.now_s())
     told = [
-        (plays_for_s, pytest.approx(mean_s), pytest.approx(gap_s))
-        for plays_for_s, mean_s, gap_s in ((0.0, 2.0, 2.0), (0.0, 1.7, 1.0))
+        (buffered_s, pytest.approx(mean_s), pytest.approx(gap_s))
+        for buffered_s, mean_s, gap_s in ((0.0, 2.0, 2.0), (0.0, 1.7, 1.0))
     ]
     assert [said for said in world.stages.outlooks if said[2] is not None] == told
     world.monitor.speech_started(world.clock.now_s())
@@ -369,15 +369,15 @@ async def test_what_policies_do_is_told_of_the_running_turn(world):
     world.answer()
     world.stages.on_note("talker", "held", 1.25)
     [note] = [e for e in world.events() if e["event"] == "stream"]
-    assert (note["stage"], note["what"], note["ahead_s"]) == ("talker", "held", 1.25)
+    assert (note["stage"], note["what"], note["buffered_s"]) == ("talker", "held", 1.25)
     assert note["response"]
 
 
 async def test_a_new_caller_is_taken_for_one_like_the_others():
-    callers = Callers()
-    first = Habits(callers)
+    user_stats = UserStats()
+    first = UserStats(user_stats)
     assert first.interrupts == FIRST_INTERRUPTS
     for _ in range(200):
         first.answer_ended(interrupted=False)
-    assert callers.interrupts < 0.01
-    assert Habits(callers).interrupts == callers.interrupts
+    assert user_stats.interrupts < 0.01
+    assert UserStats(user_stats).interrupts == user_stats.interrupts

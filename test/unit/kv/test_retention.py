@@ -4,65 +4,73 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_live.kv.retention import Cut, RetentionConfig, cut_of, media_after, rebase_due
+from sglang_live.kv.retention import (
+    Compaction,
+    RetentionConfig,
+    compaction_of,
+    media_after,
+    rebase_due,
+)
 
 PAGE = 16
 
 
-def cut(n_tokens: int, **other) -> Cut | None:
+def cut(n_tokens: int, **other) -> Compaction | None:
     facts = {"sink_tokens": 32, "window_tokens": 100, "page_size": PAGE, "owned_from": 0}
-    return cut_of(**{"n_tokens": n_tokens, "media": (), **facts, **other})
+    return compaction_of(**{"n_tokens": n_tokens, "media": (), **facts, **other})
 
 
 def test_what_lies_between_sink_and_window_goes():
-    assert cut(32 + 64 + 100) == Cut(32, 96)
+    assert cut(32 + 64 + 100) == Compaction(32, 96)
 
 
 def test_sink_and_window_get_the_rest_of_their_pages():
-    assert cut(300, sink_tokens=33) == Cut(48, 192)  # 300 - 100 = 200 lies in the page from 192
+    assert cut(300, sink_tokens=33) == Compaction(
+        48, 192
+    )  # 300 - 100 = 200 lies in the page from 192
 
 
 def test_short_sessions_stay_whole():
     assert cut(0) is None
     assert cut(132 + PAGE - 1) is None
-    assert cut(132 + PAGE) == Cut(32, 48)
+    assert cut(132 + PAGE) == Compaction(32, 48)
 
 
 def test_little_is_not_worth_a_cut():
     assert cut(32 + 96 + 100, slack_tokens=97) is None
-    assert cut(32 + 96 + 100, slack_tokens=96) == Cut(32, 128)
+    assert cut(32 + 96 + 100, slack_tokens=96) == Compaction(32, 128)
 
 
 def test_media_at_the_window_stay_whole():
-    assert cut(400, media=[(250, 310)]) == Cut(32, 240)
-    assert cut(400, media=[(230, 245), (250, 310)]) == Cut(32, 224)
+    assert cut(400, media=[(250, 310)]) == Compaction(32, 240)
+    assert cut(400, media=[(230, 245), (250, 310)]) == Compaction(32, 224)
 
 
 def test_media_at_the_sink_stay_whole():
-    assert cut(400, media=[(20, 70)]) == Cut(80, 288)
+    assert cut(400, media=[(20, 70)]) == Compaction(80, 288)
 
 
 def test_media_that_touch_a_boundary_are_not_in_its_way():
-    assert cut(400, media=[(16, 32), (32, 48), (272, 288), (288, 304)]) == Cut(32, 288)
+    assert cut(400, media=[(16, 32), (32, 48), (272, 288), (288, 304)]) == Compaction(32, 288)
 
 
 def test_media_without_a_page_boundary_between_them_are_one():
     spans = [(40 + 10 * i, 50 + 10 * i) for i in range(25)]  # 40 to 290
-    assert cut(400, sink_tokens=48, media=spans) == Cut(80, 240)
+    assert cut(400, sink_tokens=48, media=spans) == Compaction(80, 240)
     close = [(33, 287), (289, 399)]  # 288 lies between: nothing but the gap can go
-    assert cut(400, media=close) == Cut(32, 288)
+    assert cut(400, media=close) == Compaction(32, 288)
     assert cut(400, media=[(20, 290)]) is None
 
 
 def test_the_tree_must_be_left_behind_first():
     assert cut(400, owned_from=289) is None
-    assert cut(400, owned_from=288) == Cut(32, 288)
+    assert cut(400, owned_from=288) == Compaction(32, 288)
     assert cut(400, owned_from=288, media=[(280, 300)]) is None
 
 
 def test_media_move_with_the_tokens():
     spans = [(0, 10), (40, 60), (100, 120)]
-    assert media_after(Cut(32, 96), spans) == [(0, 10), (36, 56)]
+    assert media_after(Compaction(32, 96), spans) == [(0, 10), (36, 56)]
 
 
 @st.composite
@@ -88,7 +96,7 @@ def sessions(draw) -> dict:
 @settings(max_examples=150)
 @given(session=sessions())
 def test_a_cut_is_of_whole_pages_and_whole_media_outside_sink_and_window(session):
-    found = cut_of(**session)
+    found = compaction_of(**session)
     if found is None:
         return
     assert found.begin % session["page_size"] == found.end % session["page_size"] == 0
@@ -103,7 +111,7 @@ def test_a_cut_is_of_whole_pages_and_whole_media_outside_sink_and_window(session
 @settings(max_examples=150)
 @given(session=sessions())
 def test_what_stays_is_bounded(session):
-    found = cut_of(**{**session, "owned_from": 0})
+    found = compaction_of(**{**session, "owned_from": 0})
     longest = max((b - a for a, b in session["media"]), default=0)
     bound = session["sink_tokens"] + session["window_tokens"] + session["slack_tokens"] + longest
     left = session["n_tokens"] - (found.n_tokens if found else 0)
@@ -114,7 +122,7 @@ def test_what_stays_is_bounded(session):
 @settings(max_examples=150)
 @given(session=sessions())
 def test_there_is_nothing_to_cut_right_after_a_cut(session):
-    found = cut_of(**session)
+    found = compaction_of(**session)
     if found is None:
         return
     after = {
@@ -124,7 +132,7 @@ def test_there_is_nothing_to_cut_right_after_a_cut(session):
         "owned_from": min(session["owned_from"], found.begin),
         "slack_tokens": 1,
     }
-    assert cut_of(**after) is None
+    assert compaction_of(**after) is None
 
 
 def test_positions_are_rebased_before_the_table_ends():

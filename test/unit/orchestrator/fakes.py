@@ -15,26 +15,26 @@ from sglang_live.clock import SimClock
 from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.messages import (
-    BoundNative,
     CodecFrames,
-    EndReply,
-    Measure,
-    Measured,
-    NativeBounded,
-    Outlook,
+    Interrupt,
+    MeasurePrompt,
+    NativeRetained,
+    NextUseHint,
     Pcm,
     Progress,
+    PromptMeasured,
     Ready,
-    Speak,
-    SpeakDone,
-    SpeakText,
+    RetainNative,
+    TalkerDone,
+    TalkerInput,
+    TalkerRequest,
     TextTokens,
-    Think,
-    ThinkDone,
+    ThinkerDone,
+    ThinkerRequest,
     UserSegment,
-    VoiceDone,
-    VoiceEnd,
-    VoiceFrames,
+    VocoderDone,
+    VocoderEnd,
+    VocoderFrames,
     WireAudio,
 )
 from sglang_live.orchestrator.sessions import LiveOrchestrator
@@ -72,7 +72,7 @@ class FakeStage:
         self._released = asyncio.Event()
         self.progress: list[Progress] = []
         self.speakers: list[str] = []
-        self.outlooks: list[Outlook] = []
+        self.outlooks: list[NextUseHint] = []
 
     async def run(self, job: ServedJob) -> None:
         self.openers.append(job.opener)
@@ -122,16 +122,18 @@ class FakeThinker(FakeStage):
         self.n_ended = 0
 
     async def serve(self, job: ServedJob) -> None:
-        if isinstance(job.opener, BoundNative):
+        if isinstance(job.opener, RetainNative):
             await self.step(0)
-            return await job.send(NativeBounded(job.job_id))
-        if isinstance(job.opener, Measure):
+            return await job.send(NativeRetained(job.job_id))
+        if isinstance(job.opener, MeasurePrompt):
             await self.step(0)
             texts = (job.opener.instructions, *job.opener.functions), job.opener.texts
             n_header, n_items = (sum(map(len, part)) for part in texts)
             n_audio = sum(int(clip_s) for clip_s in job.opener.clips_s)
-            return await job.send(Measured(job.job_id, n_header, n_items + n_audio, 750, 1000))
-        request: Think = job.opener
+            return await job.send(
+                PromptMeasured(job.job_id, n_header, n_items + n_audio, 750, 1000)
+            )
+        request: ThinkerRequest = job.opener
         clips = {
             item.key: [wire.take(p.pcm, job.frames) for p in item.parts if isinstance(p, WireAudio)]
             for item in request.items
@@ -140,11 +142,11 @@ class FakeThinker(FakeStage):
         for item in request.items:
             if item.role == "user":
                 await self._report(job, item.key, len(clips[item.key]))
-        said, finish = await (self._ahead(job) if request.ahead else self._reply(job))
-        if request.session_id and not request.ahead:
+        said, finish = await (self._ahead(job) if request.prefill_only else self._reply(job))
+        if request.session_id and not request.prefill_only:
             self.items[request.session_id][request.reply_key] = "reply"
         await job.send(
-            ThinkDone(
+            ThinkerDone(
                 job.job_id,
                 finish=finish,
                 ids=said,
@@ -160,7 +162,7 @@ class FakeThinker(FakeStage):
         await self.step(0)
         if self.busy:
             async for message in job.inputs():
-                if isinstance(message, EndReply):
+                if isinstance(message, Interrupt):
                     self.n_ended += 1
                     break
         return [], "interrupted"
@@ -193,7 +195,7 @@ class FakeThinker(FakeStage):
         async for message in job.inputs():
             if isinstance(message, Progress):
                 self.progress.append(message)
-            elif isinstance(message, EndReply):
+            elif isinstance(message, Interrupt):
                 self.n_ended += 1
                 ended.set()
 
@@ -207,7 +209,7 @@ class FakeTalker(FakeStage):
     name = "talker"
 
     async def serve(self, job: ServedJob) -> None:
-        request: Speak = job.opener
+        request: TalkerRequest = job.opener
         segments = {
             segment.key: None if not segment.states else wire.take(segment.states, job.frames)
             for segment in request.segments
@@ -221,7 +223,7 @@ class FakeTalker(FakeStage):
                 await self.step(n)
                 await job.send(CodecFrames(job.job_id, np.array([token], "<i2").tobytes(), 1))
                 n += 1
-            message: SpeakText | Progress = await anext(inputs)
+            message: TalkerInput | Progress = await anext(inputs)
             if isinstance(message, Progress):
                 self.progress.append(message)
                 ids = []
@@ -229,7 +231,7 @@ class FakeTalker(FakeStage):
             ids = message.ids
             if message.done:
                 break
-        await job.send(SpeakDone(job.job_id, "stop", n))
+        await job.send(TalkerDone(job.job_id, "stop", n))
 
 
 class FakeVocoder(FakeStage):
@@ -238,12 +240,12 @@ class FakeVocoder(FakeStage):
     async def serve(self, job: ServedJob) -> None:
         n = 0
         async for message in job.inputs():
-            if isinstance(message, VoiceFrames):
+            if isinstance(message, VocoderFrames):
                 await self.step(n)
                 await job.send(Pcm(job.job_id, message.codes))
                 n += 1
-            elif isinstance(message, VoiceEnd):
-                return await job.send(VoiceDone(job.job_id))
+            elif isinstance(message, VocoderEnd):
+                return await job.send(VocoderDone(job.job_id))
 
 
 class FakeReplica:
@@ -278,8 +280,8 @@ class FakeReplica:
             run=self.stage.run,
             close_session=self.stage.close_session,
             ready=lambda: Ready("", stage=spec.stage, pid=1, startup_s=0.0),
-            caller_speaks=self.stage.speakers.append,
-            outlook=self.stage.outlooks.append,
+            user_speaking=self.stage.speakers.append,
+            next_use=self.stage.outlooks.append,
         )
         self._serving = asyncio.create_task(self.server.serve())
         self.entry.client = StageClient(spec.name, spec.address, same_host=True)

@@ -8,7 +8,7 @@ import pytest
 from sglang_live.clock import SimClock
 from sglang_live.core import FRAME_S, AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import StageUnavailableError
-from sglang_live.messages import Outlook
+from sglang_live.messages import NextUseHint
 from sglang_live.orchestrator.turn_control import Steering
 
 from .fakes import ask, user
@@ -257,7 +257,7 @@ async def test_playback_reaches_the_talker_of_the_running_turn(world, session):
     session.report_playback(0.16, playing=True, interrupts=0.5)
     await until(lambda: world.talker.progress)
     [told] = world.talker.progress
-    assert (told.consumed_s, told.flowing, told.interrupts) == (0.16, True, 0.5)
+    assert (told.consumed_s, told.advancing, told.interrupts) == (0.16, True, 0.5)
     world.thinker.release()
     await caller.task
     session.report_playback(0.24, playing=False, interrupts=0.5)
@@ -285,8 +285,8 @@ class ToldThinker:
     def __init__(self) -> None:
         self.told: list[tuple[int, bool, float]] = []
 
-    def report(self, spoken_s: float, flowing: bool, interrupts: float) -> None:
-        self.told.append((round(spoken_s / FRAME_S), flowing, interrupts))
+    def report(self, spoken_s: float, advancing: bool, interrupts: float) -> None:
+        self.told.append((round(spoken_s / FRAME_S), advancing, interrupts))
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ async def test_the_thinker_hears_how_far_its_talker_is(world, session):
     caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: world.thinker.progress)
     [told] = world.thinker.progress
-    assert (told.consumed_s, told.flowing, told.interrupts) == (FRAME_S, True, 0.25)
+    assert (told.consumed_s, told.advancing, told.interrupts) == (FRAME_S, True, 0.25)
     world.thinker.release()
     await caller.task
 
@@ -363,24 +363,24 @@ async def test_speech_is_reported_to_a_thinker_that_knows_the_session(world, ses
 
 
 async def test_an_outlook_goes_to_a_thinker_that_knows_the_session(world_of):
-    world = await world_of(policies=("nextuse",))
+    world = await world_of(policies=("next-use",))
     session = await world.orchestrator.open_session("caller")
-    session.report_outlook(1.0, None, None)
+    session.report_next_use(1.0, None, None)
     aside = dataclasses.replace(ask("t0", user("u0", "hi")), stateless=True)
     await Listener(session.respond(aside)).task
-    session.report_outlook(2.0, None, None)
+    session.report_next_use(2.0, None, None)
     await Listener(session.respond(ask("t1", user("u1", "hi")))).task
-    session.report_outlook(3.0, 1.5, 1.25)
+    session.report_next_use(3.0, 1.5, 1.25)
     await session.close()
-    session.report_outlook(4.0, None, None)
+    session.report_next_use(4.0, None, None)
     await world.settled()
-    assert world.thinker.outlooks == [Outlook("", "caller", 3.0, 1.5, 1.25)]
+    assert world.thinker.outlooks == [NextUseHint("", "caller", 3.0, 1.5, 1.25)]
     assert world.talker.outlooks == world.vocoder.outlooks == []
 
 
 async def test_outlooks_stay_here_when_no_policy_asks_for_them(world, session):
     await Listener(session.respond(ask("t1", user("u1", "hi")))).task
-    session.report_outlook(3.0, 1.5, 1.25)
+    session.report_next_use(3.0, 1.5, 1.25)
     await world.settled()
     assert world.thinker.outlooks == []
 

@@ -145,7 +145,7 @@ BOUND = RetentionConfig(sink_tokens=4, window_tokens=64, slack_tokens=8)
 
 async def test_a_native_session_is_bounded_by_the_thinker_that_serves_it(world_of):
     world = await world_of(n_replicas=2)
-    await world.orchestrator.bound_native("native", BOUND)
+    await world.orchestrator.retain_native("native", BOUND)
     [told] = world.thinker.openers
     bound = told.sink_tokens, told.window_tokens, told.slack_tokens
     assert (told.session_id, bound) == ("native", (4, 64, 8))
@@ -156,7 +156,7 @@ async def test_a_native_session_is_bounded_by_the_thinker_that_serves_it(world_o
 
 async def test_a_bound_is_not_in_force_before_the_thinker_says_so(world):
     world.thinker.holds_at = 0
-    bounding = asyncio.create_task(world.orchestrator.bound_native("native", BOUND))
+    bounding = asyncio.create_task(world.orchestrator.retain_native("native", BOUND))
     await world.settled()
     assert len(world.thinker.openers) == 1
     assert not bounding.done()
@@ -167,18 +167,18 @@ async def test_a_bound_is_not_in_force_before_the_thinker_says_so(world):
 async def test_a_bound_that_fails_is_an_error(world):
     world.thinker.fails_at = 0
     with pytest.raises(StageFailedError, match="thinker is full"):
-        await world.orchestrator.bound_native("native", BOUND)
+        await world.orchestrator.retain_native("native", BOUND)
 
 
 async def test_without_its_thinker_no_native_session_is_bounded(world):
     world.thinker.holds_at = 0
-    bounding = asyncio.create_task(world.orchestrator.bound_native("native", BOUND))
+    bounding = asyncio.create_task(world.orchestrator.retain_native("native", BOUND))
     await world.settled()
     await world.process(world.thinker).stop()
     with pytest.raises(StageUnavailableError):
         await bounding
     with pytest.raises(StageUnavailableError):
-        await world.orchestrator.bound_native("native", BOUND)
+        await world.orchestrator.retain_native("native", BOUND)
 
 
 def verdict(world) -> float | None:

@@ -7,7 +7,7 @@ import pytest
 
 from sglang_live.clock import SimClock
 from sglang_live.core import OUTPUT_RATE_HZ
-from sglang_live.orchestrator.startup_delay import HeadStarts
+from sglang_live.orchestrator.startup_delay import StartupDelays
 
 pytestmark = pytest.mark.asyncio
 
@@ -36,11 +36,11 @@ class FakeVocoder:
 class Reply:
     """One reply under way; `sounds` are (time, bytes) as they leave."""
 
-    def __init__(self, clock: SimClock, starts: HeadStarts):
+    def __init__(self, clock: SimClock, starts: StartupDelays):
         self.clock, self.vocoder, self.sounds = clock, FakeVocoder(), []
         self.task = asyncio.create_task(self._listen(starts))
 
-    async def _listen(self, starts: HeadStarts) -> None:
+    async def _listen(self, starts: StartupDelays) -> None:
         async with aclosing(starts.give(self.vocoder.pcm())) as chunks:
             async for pcm in chunks:
                 self.sounds.append((self.clock.now_s(), pcm))
@@ -60,7 +60,7 @@ async def pass_time(clock: SimClock, seconds: float) -> None:
     await settle()
 
 
-async def late_reply(clock: SimClock, starts: HeadStarts, late_s: float) -> None:
+async def late_reply(clock: SimClock, starts: StartupDelays, late_s: float) -> None:
     reply = Reply(clock, starts)
     await reply.make(chunk(0.16))
     await pass_time(clock, 0.16 + late_s)
@@ -71,7 +71,7 @@ async def late_reply(clock: SimClock, starts: HeadStarts, late_s: float) -> None
 
 async def test_sound_leaves_at_once_where_replies_were_in_time():
     clock = SimClock(100.0)
-    starts = HeadStarts(clock)
+    starts = StartupDelays(clock)
     await late_reply(clock, starts, -0.05)
     reply = Reply(clock, starts)
     await reply.make(chunk(0.16))
@@ -82,7 +82,7 @@ async def test_sound_leaves_at_once_where_replies_were_in_time():
 
 async def test_sound_waits_as_long_as_the_reply_before_was_late_less_what_a_player_hides():
     clock = SimClock(100.0)
-    starts = HeadStarts(clock)
+    starts = StartupDelays(clock)
     await late_reply(clock, starts, 0.18)
     assert starts.after(0) == pytest.approx(0.1)
     reply = Reply(clock, starts)
@@ -98,7 +98,7 @@ async def test_sound_waits_as_long_as_the_reply_before_was_late_less_what_a_play
 
 async def test_enough_audio_ends_the_wait():
     clock = SimClock(100.0)
-    starts = HeadStarts(clock)
+    starts = StartupDelays(clock)
     await late_reply(clock, starts, 0.3)
     reply = Reply(clock, starts)
     for _ in range(3):
@@ -110,7 +110,7 @@ async def test_enough_audio_ends_the_wait():
 
 async def test_a_short_reply_is_heard_whole():
     clock = SimClock(100.0)
-    starts = HeadStarts(clock)
+    starts = StartupDelays(clock)
     await late_reply(clock, starts, 0.3)
     reply = Reply(clock, starts)
     await reply.make(chunk(0.1))
@@ -121,7 +121,7 @@ async def test_a_short_reply_is_heard_whole():
 
 async def test_who_begins_alone_does_not_wait_for_what_company_brought():
     clock = SimClock(100.0)
-    starts = HeadStarts(clock)
+    starts = StartupDelays(clock)
     await late_reply(clock, starts, 0.0)
     others = [Reply(clock, starts) for _ in range(3)]
     for reply in others:
@@ -140,7 +140,7 @@ async def test_who_begins_alone_does_not_wait_for_what_company_brought():
 
 async def test_what_was_long_ago_does_not_count():
     clock = SimClock(100.0)
-    starts = HeadStarts(clock)
+    starts = StartupDelays(clock)
     await late_reply(clock, starts, 0.3)
     await pass_time(clock, 100.0)
     assert starts.after(0) == 0.0
@@ -148,7 +148,7 @@ async def test_what_was_long_ago_does_not_count():
 
 async def test_an_error_of_the_vocoder_comes_through_after_what_it_made():
     clock = SimClock(100.0)
-    reply = Reply(clock, HeadStarts(clock))
+    reply = Reply(clock, StartupDelays(clock))
     await reply.make(chunk(0.16))
     await reply.make(RuntimeError("gone"))
     with pytest.raises(RuntimeError, match="gone"):
@@ -159,7 +159,7 @@ async def test_an_error_of_the_vocoder_comes_through_after_what_it_made():
 
 async def test_leaving_early_closes_the_source():
     clock = SimClock(100.0)
-    starts = HeadStarts(clock)
+    starts = StartupDelays(clock)
     await late_reply(clock, starts, 0.3)
     reply = Reply(clock, starts)
     await reply.make(chunk(0.16))

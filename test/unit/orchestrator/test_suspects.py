@@ -119,7 +119,7 @@ def sound(*samples: int) -> AudioPart:
 
 def test_the_same_content_under_other_names_is_the_same():
     first, again = TurnContent().of(text_turn()), TurnContent().of(text_turn(stateless=True))
-    assert first == again == TurnContent().of(text_turn(ahead=True))
+    assert first == again == TurnContent().of(text_turn(prefill_only=True))
     assert TurnContent().of(turn(item(sound(1, 2)))) == TurnContent().of(turn(item(sound(1, 2))))
 
 

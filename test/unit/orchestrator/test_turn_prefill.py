@@ -18,8 +18,8 @@ def piece(n: int, *, closes: bool = False) -> HistoryItem:
     return HistoryItem(key=f"p{n}", role="user", parts=(audio,), opens=n == 0, closes=closes)
 
 
-def ahead(name: str, *history: HistoryItem):
-    return replace(ask(name, *history), ahead=True)
+def prefill_only(name: str, *history: HistoryItem):
+    return replace(ask(name, *history), prefill_only=True)
 
 
 async def until_idle(session) -> None:
@@ -33,12 +33,14 @@ async def done(session, turn) -> TurnDone:
 async def test_each_piece_is_told_once_and_counts_as_the_turns_own(world):
     session = await world.orchestrator.open_session("caller")
     for n in range(2):
-        assert session.take_in(ahead(f"a{n}", user("u0", "hi"), *map(piece, range(n + 1))))
+        assert session.prefill_turn(
+            prefill_only(f"a{n}", user("u0", "hi"), *map(piece, range(n + 1)))
+        )
         await until_idle(session)
     end = await done(session, ask("t", user("u0", "hi"), piece(0), piece(1), piece(2, closes=True)))
     told = [[item.key for item in opener.items] for opener in world.thinker.openers]
     assert told == [["u0", "p0"], ["p1"], ["p2"]]
-    assert [opener.ahead for opener in world.thinker.openers] == [True, True, False]
+    assert [opener.prefill_only for opener in world.thinker.openers] == [True, True, False]
     assert end.usage.input_audio_tokens == 3 * N_STATES
     [speak] = world.talker.openers
     assert [segment.key for segment in speak.segments] == ["u0", "p0", "p1", "p2"]
@@ -47,9 +49,9 @@ async def test_each_piece_is_told_once_and_counts_as_the_turns_own(world):
 async def test_a_turn_waits_for_what_is_being_taken_in_and_says_that_it_waits(world):
     world.thinker.busy = True
     session = await world.orchestrator.open_session("caller")
-    assert session.take_in(ahead("a", piece(0)))
+    assert session.prefill_turn(prefill_only("a", piece(0)))
     await asyncio.sleep(0.05)
-    assert not session.take_in(ahead("b", piece(0), piece(1))), "one at a time"
+    assert not session.prefill_turn(prefill_only("b", piece(0), piece(1))), "one at a time"
     await done(session, ask("t", piece(0), piece(1, closes=True)))
     assert world.thinker.n_ended == 1
     assert [opener.job_id for opener in world.thinker.openers] == ["a-think", "t-think"]
@@ -60,16 +62,16 @@ async def test_nothing_is_taken_in_while_a_turn_runs(world):
     session = await world.orchestrator.open_session("caller")
     turn = asyncio.create_task(done(session, ask("t", user("u0", "hi"))))
     await asyncio.sleep(0.05)
-    assert not session.take_in(ahead("a", user("u0", "hi"), piece(0)))
+    assert not session.prefill_turn(prefill_only("a", user("u0", "hi"), piece(0)))
     world.thinker.release()
     await turn
-    assert session.take_in(ahead("a", user("u0", "hi"), piece(0)))
+    assert session.prefill_turn(prefill_only("a", user("u0", "hi"), piece(0)))
 
 
 async def test_what_could_not_be_taken_in_is_told_with_the_turn(world):
     world.thinker.fails_at = 0
     session = await world.orchestrator.open_session("caller")
-    assert session.take_in(ahead("a", piece(0)))
+    assert session.prefill_turn(prefill_only("a", piece(0)))
     await until_idle(session)
     world.thinker.fails_at = None
     end = await done(session, ask("t", piece(0), piece(1, closes=True)))
@@ -80,10 +82,10 @@ async def test_what_could_not_be_taken_in_is_told_with_the_turn(world):
 async def test_a_session_that_closes_stops_listening(world):
     world.thinker.busy = True
     session = await world.orchestrator.open_session("caller")
-    assert session.take_in(ahead("a", piece(0)))
+    assert session.prefill_turn(prefill_only("a", piece(0)))
     await asyncio.sleep(0.05)
     await session.close()
-    assert not session.take_in(ahead("b", piece(0)))
+    assert not session.prefill_turn(prefill_only("b", piece(0)))
     async with asyncio.timeout(5):
         while world.thinker.cancelled != ["a-think"]:
             await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ import pytest
 
 from sglang_live.core import AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
-from sglang_live.messages import SpeakDone, WireAudio, WireText
+from sglang_live.messages import TalkerDone, WireAudio, WireText
 from sglang_live.orchestrator import stage_jobs
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.flow_control import WINDOW
@@ -112,7 +112,7 @@ async def test_a_talker_that_stops_early_does_not_hold_up_the_text(world_of):
     world = await world_of(reply=range(1, 4 * WINDOW))
 
     async def say_nothing(job):
-        await job.send(SpeakDone(job.job_id, "length", 0))
+        await job.send(TalkerDone(job.job_id, "length", 0))
 
     world.talker.serve = say_nothing
     session = await world.orchestrator.open_session("caller")

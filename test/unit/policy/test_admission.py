@@ -4,7 +4,7 @@ from hypothesis import given
 
 from sglang_live.policy.decide import Policies
 
-from .views import few_examples, held, playing, view_of, views, waiting
+from .views import few_examples, paused, playing, view_of, views, waiting
 
 POLICIES = Policies.of(("urgency",))
 MAX_BYPASS_S = POLICIES.config.max_bypass_s
@@ -31,7 +31,7 @@ def test_it_is_passed_no_longer_than_the_bound():
 
 def test_who_comes_before_it_in_order_is_still_admitted():
     big = waiting(900, for_s=MAX_BYPASS_S + 0.1, age_s=9.0)
-    falling_silent = waiting(300, started=True, ahead_s=0.1)
+    falling_silent = waiting(300, started=True, buffered_s=0.1)
     assert admitted(big, falling_silent, free_tokens=500) == [1]
 
 
@@ -51,7 +51,7 @@ def test_rows_run_out_as_tokens_do():
 
 
 def test_long_waiting_streams_with_time_count_as_first_sounds():
-    patient = waiting(started=True, ahead_s=4.0, age_s=30.0, for_s=10.1)
+    patient = waiting(started=True, buffered_s=4.0, age_s=30.0, for_s=10.1)
     assert admitted(waiting(), patient) == [1, 0]
 
 
@@ -72,20 +72,20 @@ def test_memory_pressure_lets_streams_that_hold_much_of_it_get_ahead_and_end():
     pacing = Policies.of(("urgency", "pacing"))
     big, small = playing(3.0, kv_tokens=4000), playing(3.0, kv_tokens=50)
     full = {"occupancy": 0.97, "free_tokens": 10}
-    assert pacing.decide(view_of(big, small, waiting(), **full)).sits_out.tolist() == [
+    assert pacing.decide(view_of(big, small, waiting(), **full)).pause.tolist() == [
         False,
         True,
         False,
     ]
-    assert pacing.decide(view_of(big, small)).sits_out.all()
+    assert pacing.decide(view_of(big, small)).pause.all()
 
 
 def test_pacing_ceases_when_somebody_waits_too_long_for_memory():
     pacing = Policies.of(("fcfs", "pacing"))
 
-    def sits_out(waited_s: float) -> bool:
-        view = view_of(held(9.0, kv_tokens=10), waiting(for_s=waited_s), free_tokens=10)
-        return bool(pacing.decide(view).sits_out[0])
+    def pause(waited_s: float) -> bool:
+        view = view_of(paused(9.0, kv_tokens=10), waiting(for_s=waited_s), free_tokens=10)
+        return bool(pacing.decide(view).pause[0])
 
-    assert sits_out(9.9)
-    assert not sits_out(10.1)
+    assert pause(9.9)
+    assert not pause(10.1)

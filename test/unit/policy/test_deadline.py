@@ -30,7 +30,7 @@ def test_a_stream_that_does_not_come_to_its_first_sound_blocks_no_others():
 
 def test_startups_come_before_steady_streams_and_those_by_deadline():
     steady = {"started": True}
-    queue = waiting(ahead_s=3.0, **steady), waiting(ahead_s=0.2, **steady), waiting()
+    queue = waiting(buffered_s=3.0, **steady), waiting(buffered_s=0.2, **steady), waiting()
     assert admitted(*queue) == [2, 1, 0]
 
 
@@ -41,5 +41,5 @@ def test_a_stream_without_a_listener_takes_no_startup_of_others():
 
 def test_steady_streams_with_slack_make_room_for_startups():
     view = view_of(playing(5.0), playing(1.2), starting())
-    assert POLICIES.decide(view).sits_out.tolist() == [True, False, False]
-    assert not POLICIES.decide(view_of(playing(5.0), playing(1.2))).sits_out.any()
+    assert POLICIES.decide(view).pause.tolist() == [True, False, False]
+    assert not POLICIES.decide(view_of(playing(5.0), playing(1.2))).pause.any()

@@ -15,7 +15,7 @@ from .views import (
     NOW_S,
     SETS,
     few_examples,
-    held,
+    paused,
     permuted,
     playing,
     same,
@@ -42,7 +42,7 @@ def test_the_index_of_a_stream_does_not_matter(policies, view, seed):
     distinct = permuted(view, _without_ties(view))
     order = np.random.default_rng(seed).permutation(len(distinct))
     decided, again = policies.decide(distinct), policies.decide(permuted(distinct, order))
-    assert np.array_equal(again.sits_out, decided.sits_out[order])
+    assert np.array_equal(again.pause, decided.pause[order])
     assert np.array_equal(again.urgency, decided.urgency[order])
     assert np.array_equal(order[again.admit], decided.admit)
     assert again.prefill_budget == decided.prefill_budget
@@ -54,7 +54,7 @@ def _without_ties(view) -> np.ndarray:
     seen: set[float] = set()
     kept = []
     for i in range(len(view)):
-        keys = {view.arrived_s[i], view.ahead_s[i]}
+        keys = {view.arrived_s[i], view.buffered_s[i]}
         if not (view.waiting[i] and keys & seen):
             kept.append(i)
             seen |= keys if view.waiting[i] else set()
@@ -84,21 +84,21 @@ def test_budgets_of_tokens_and_rows_are_never_exceeded(policies, view):
 @given(view=views())
 def test_only_streams_with_time_and_known_telemetry_sit_out(policies, view):
     decided = policies.decide(view)
-    out = decided.sits_out
+    out = decided.pause
     assert (decided.urgency[out] == U2).all()
     assert view.managed[out].all()
     assert not view.waiting[out].any()
-    assert not np.isnan(view.ahead_s[out]).any()
-    assert (view.ahead_s[out] > policies.safe_s).all()
+    assert not np.isnan(view.buffered_s[out]).any()
+    assert (view.buffered_s[out] > policies.safe_s).all()
 
 
 @any_set
 @few_examples
 @given(view=views())
 def test_nobody_is_held_beyond_the_bound(policies, view):
-    out = policies.decide(view).sits_out
-    held_for_s = NOW_S - view.since_s[out & view.held]
-    assert (held_for_s < policies.config.max_hold_s).all()
+    out = policies.decide(view).pause
+    held_for_s = NOW_S - view.since_s[out & view.paused]
+    assert (held_for_s < policies.config.max_pause_s).all()
 
 
 @any_set
@@ -107,8 +107,8 @@ def test_nobody_is_held_beyond_the_bound(policies, view):
 def test_the_next_change_is_known_as_long_as_somebody_sits_out(policies, view):
     decided = policies.decide(view)
     assert decided.next_change_s >= NOW_S
-    if decided.sits_out.any():
-        assert decided.next_change_s <= NOW_S + policies.config.max_hold_s
+    if decided.pause.any():
+        assert decided.next_change_s <= NOW_S + policies.config.max_pause_s
 
 
 @any_set
@@ -124,7 +124,7 @@ def test_a_prefill_that_runs_is_never_refused(policies, view):
 @any_set
 def test_an_empty_stage_has_nothing_to_decide(policies):
     decided = policies.decide(view_of())
-    assert len(decided.admit) == len(decided.sits_out) == 0
+    assert len(decided.admit) == len(decided.pause) == 0
     assert decided.prefill_budget is None
 
 
@@ -136,17 +136,17 @@ def test_streams_of_a_kind_are_admitted_as_they_came(policies):
 
 @any_set
 def test_without_telemetry_streams_are_served_as_they_came_and_counted(policies):
-    lost = {"ahead_s": np.nan}
+    lost = {"buffered_s": np.nan}
     view = view_of(
         waiting(age_s=1.0, started=True, **lost),
         waiting(age_s=3.0, **lost),
         waiting(age_s=2.0, started=True, **lost),
         playing(np.nan),
-        held(np.nan, for_s=1.0),
+        paused(np.nan, for_s=1.0),
     )
     decided = policies.decide(view)
     assert decided.admit.tolist() == [1, 2, 0]
-    assert not decided.sits_out.any()
+    assert not decided.pause.any()
     assert decided.urgency.tolist() == [-1, U1, -1, -1, -1]
     assert decided.n_unknown == 4
 
@@ -155,7 +155,7 @@ def test_without_telemetry_streams_are_served_as_they_came_and_counted(policies)
 def test_streams_without_a_listener_never_sit_out(policies):
     view = view_of(playing(9.0, managed=False), waiting(), playing(0.1))
     decided = policies.decide(view)
-    assert not decided.sits_out[0]
+    assert not decided.pause[0]
     assert decided.urgency.tolist() == [U2, U1, U0]
 
 

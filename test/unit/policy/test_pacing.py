@@ -10,7 +10,7 @@ from sglang_live.policy.decide import Policies
 from sglang_live.policy.pacing import pacing_marks, yield_marks
 from sglang_live.policy.view import StageRates
 
-from .views import NOW_S, few_examples, held, playing, starting, view_of, waiting
+from .views import NOW_S, few_examples, paused, playing, starting, view_of, waiting
 
 POLICIES = Policies.of(("pacing",))
 CONFIG = POLICIES.config
@@ -33,8 +33,8 @@ def test_fast_rounds_need_little_buffer():
 
 @pytest.mark.parametrize("round_s", [0.08, 0.1, 0.5])
 def test_rounds_that_only_just_keep_up_are_not_paced(round_s):
-    view = view_of(playing(25.0), held(25.0), rates=StageRates(round_s=round_s))
-    assert not POLICIES.decide(view).sits_out.any()
+    view = view_of(playing(25.0), paused(25.0), rates=StageRates(round_s=round_s))
+    assert not POLICIES.decide(view).pause.any()
 
 
 @given(round_s=st.floats(0.001, 0.5), more_s=st.floats(0, 0.5))
@@ -72,55 +72,59 @@ def test_a_stream_back_at_its_mark_has_more_than_its_next_sound_takes(round_s):
 def test_a_stream_leaves_above_the_high_mark_and_returns_at_the_low_one():
     low_s, high_s = marks().low_s, marks().high_s[0]
     between_s = (low_s + high_s) / 2
-    assert POLICIES.decide(view_of(playing(high_s + 0.01))).sits_out.all()
-    assert POLICIES.decide(view_of(held(between_s))).sits_out.all()
-    view = view_of(playing(between_s), held(low_s), playing(low_s))
-    assert not POLICIES.decide(view).sits_out.any()
+    assert POLICIES.decide(view_of(playing(high_s + 0.01))).pause.all()
+    assert POLICIES.decide(view_of(paused(between_s))).pause.all()
+    view = view_of(playing(between_s), paused(low_s), playing(low_s))
+    assert not POLICIES.decide(view).pause.any()
 
 
 def test_streams_with_room_for_a_chunk_come_along_when_a_round_runs_anyway():
     low_s, high_s = marks().low_s, marks().high_s[0]
     chunk_s = CONFIG.chunk_steps * CONFIG.step_s
-    streams = playing(low_s), held(high_s - chunk_s - 0.01), held(high_s - chunk_s + 0.01)
-    assert POLICIES.decide(view_of(*streams)).sits_out.tolist() == [False, False, True]
+    streams = playing(low_s), paused(high_s - chunk_s - 0.01), paused(high_s - chunk_s + 0.01)
+    assert POLICIES.decide(view_of(*streams)).pause.tolist() == [False, False, True]
 
 
 def test_they_stay_away_where_each_stream_costs_a_round_of_its_own():
     low_s = marks().low_s
     rates = StageRates(round_s=0.015, round_s_per_stream=0.9 * 0.015)
-    view = view_of(playing(low_s + 0.1), held(low_s + 0.01), rates=rates)
-    assert POLICIES.decide(view).sits_out.tolist() == [False, True]
+    view = view_of(playing(low_s + 0.1), paused(low_s + 0.01), rates=rates)
+    assert POLICIES.decide(view).pause.tolist() == [False, True]
 
 
 def test_who_has_not_begun_to_listen_is_not_paced():
-    assert not POLICIES.decide(view_of(starting(ahead_s=9.0), waiting(ahead_s=9.0))).sits_out.any()
+    assert not POLICIES.decide(
+        view_of(starting(buffered_s=9.0), waiting(buffered_s=9.0))
+    ).pause.any()
 
 
 def test_a_held_stream_runs_for_a_round_after_the_bound():
-    assert POLICIES.decide(view_of(held(9.0, for_s=9.9))).sits_out[0]
-    assert not POLICIES.decide(view_of(held(9.0, for_s=10.1))).sits_out[0]
+    assert POLICIES.decide(view_of(paused(9.0, for_s=9.9))).pause[0]
+    assert not POLICIES.decide(view_of(paused(9.0, for_s=10.1))).pause[0]
 
 
 @few_examples
-@given(ahead_s=st.lists(st.floats(0.7, 12), min_size=1, max_size=8), for_s=st.floats(0, 9.9))
-def test_the_first_returns_at_the_next_change_and_nobody_before_it(ahead_s, for_s):
-    next_change_s = POLICIES.decide(view_of(*[held(a, for_s=for_s) for a in ahead_s])).next_change_s
+@given(buffered_s=st.lists(st.floats(0.7, 12), min_size=1, max_size=8), for_s=st.floats(0, 9.9))
+def test_the_first_returns_at_the_next_change_and_nobody_before_it(buffered_s, for_s):
+    next_change_s = POLICIES.decide(
+        view_of(*[paused(a, for_s=for_s) for a in buffered_s])
+    ).next_change_s
 
-    def sit_out(passed_s: float) -> np.ndarray:
-        later = [held(a - passed_s, for_s=for_s + passed_s) for a in ahead_s]
-        return POLICIES.decide(view_of(*later)).sits_out
+    def pausing(passed_s: float) -> np.ndarray:
+        later = [paused(a - passed_s, for_s=for_s + passed_s) for a in buffered_s]
+        return POLICIES.decide(view_of(*later)).pause
 
-    assert sit_out(max(next_change_s - NOW_S - 1e-6, 0.0)).all()
-    assert not sit_out(next_change_s - NOW_S + 1e-6).all()
+    assert pausing(max(next_change_s - NOW_S - 1e-6, 0.0)).all()
+    assert not pausing(next_change_s - NOW_S + 1e-6).all()
 
 
 def test_the_next_change_is_no_later_than_the_bound():
-    round_ = POLICIES.decide(view_of(held(500.0, for_s=9.0)))
+    round_ = POLICIES.decide(view_of(paused(500.0, for_s=9.0)))
     assert round_.next_change_s == pytest.approx(NOW_S + 1.0)
 
 
 def test_a_missing_interrupt_history_paces_nobody():
-    assert not POLICIES.decide(view_of(playing(9.0, interrupts=np.nan))).sits_out.any()
+    assert not POLICIES.decide(view_of(playing(9.0, interrupts=np.nan))).pause.any()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +134,7 @@ def test_a_missing_interrupt_history_paces_nobody():
         {"alpha": -1.0},
         {"min_gap_s": 20.0},
         {"chunk_steps": 2.5},
-        {"max_hold_s": float("inf")},
+        {"max_pause_s": float("inf")},
         {"beta": float("nan")},
         {"min_chunk_tokens": 4096},
     ],
@@ -144,5 +148,5 @@ def test_constants_that_make_no_sense_are_refused(wrong):
 def test_who_does_not_interrupt_gets_far_ahead_until_somebody_is_urgent():
     patient = playing(6.0, interrupts=0.02)
     urgency_too = Policies.of(("urgency", "pacing"))
-    assert not urgency_too.decide(view_of(patient)).sits_out.any()
-    assert urgency_too.decide(view_of(patient, starting())).sits_out.tolist() == [True, False]
+    assert not urgency_too.decide(view_of(patient)).pause.any()
+    assert urgency_too.decide(view_of(patient, starting())).pause.tolist() == [True, False]

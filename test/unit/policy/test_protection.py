@@ -10,7 +10,7 @@ from sglang_live.policy.decide import Policies
 from sglang_live.policy.pacing import latency_s
 from sglang_live.policy.view import StageRates
 
-from .views import NOW_S, held, nobody, playing, starting, view_of, waiting
+from .views import NOW_S, nobody, paused, playing, starting, view_of, waiting
 
 POLICIES = Policies.of(("urgency",))
 CONFIG = POLICIES.config
@@ -32,7 +32,7 @@ def test_with_nobody_to_silence_there_is_no_budget():
     assert budget(starting(), waiting()) is None
     assert budget(playing(0.1, managed=False), nobody(), waiting()) is None
     assert budget(playing(np.nan), waiting()) is None
-    assert budget(playing(0.1, gated=True), waiting()) is None
+    assert budget(playing(0.1, blocked=True), waiting()) is None
 
 
 def test_slices_grow_with_the_wait_of_who_will_be_heard():
@@ -44,7 +44,7 @@ def test_slices_grow_with_the_wait_of_who_will_be_heard():
 def test_who_is_about_to_begin_goes_before_what_nobody_will_hear():
     read = waiting(managed=False)
     assert budget(starting(), read) == 0
-    assert budget(starting(ahead_s=LATENCY_S + 0.5), read) == pytest.approx(430, abs=1)
+    assert budget(starting(buffered_s=LATENCY_S + 0.5), read) == pytest.approx(430, abs=1)
     assert budget(starting(), waiting(), read) is None  # somebody's first sound is first in line
 
 
@@ -53,7 +53,7 @@ def test_buffers_longer_than_a_chunk_of_the_engine_set_no_budget():
 
 
 def test_who_sits_out_is_protected_too():
-    assert budget(held(LATENCY_S + 0.5), waiting()) is not None
+    assert budget(paused(LATENCY_S + 0.5), waiting()) is not None
 
 
 def test_a_prefill_not_worth_a_round_waits_but_not_for_long():
@@ -84,17 +84,17 @@ def test_after_a_slice_of_prefill_decodes_have_their_turn_again():
 
 
 def test_a_prefill_half_way_is_cut_only_where_decodes_can_go_between():
-    parks = Policies.of(("urgency",), PolicyConfig(may_park_prefill=True))
-    half_way = {"prefill_running": True, "rates": RATES, "last_prefill_s": NOW_S - 0.02}
-    view = view_of(playing(0.1), **half_way)
+    parks = Policies.of(("urgency",), PolicyConfig(may_pause_prefill=True))
+    partial_prefills = {"prefill_running": True, "rates": RATES, "last_prefill_s": NOW_S - 0.02}
+    view = view_of(playing(0.1), **partial_prefills)
     assert parks.decide(view).prefill_budget == 0
     assert POLICIES.decide(view).prefill_budget is None
 
 
 def test_a_prefill_that_nobody_decodes_beside_does_not_wait():
     pacing = Policies.of(("urgency", "pacing"))
-    alone = view_of(held(0.75), nobody(), waiting(), rates=RATES)
-    assert pacing.decide(alone).sits_out[0]
+    alone = view_of(paused(0.75), nobody(), waiting(), rates=RATES)
+    assert pacing.decide(alone).pause[0]
     assert pacing.decide(alone).prefill_budget >= CONFIG.min_chunk_tokens
 
 
@@ -108,13 +108,13 @@ def test_pacing_protects_the_buffers_that_it_keeps_short():
     assert Policies.of(("fcfs", "pacing")).decide(view).prefill_budget == 0
 
 
-@given(ahead_s=st.floats(0, 5), more_s=st.floats(0, 5))
-def test_a_longer_buffer_never_means_a_smaller_budget(ahead_s, more_s):
+@given(buffered_s=st.floats(0, 5), more_s=st.floats(0, 5))
+def test_a_longer_buffer_never_means_a_smaller_budget(buffered_s, more_s):
     less, more = (
         CONFIG.chunk_tokens if found is None else found
         for found in (
-            budget(playing(ahead_s), waiting()),
-            budget(playing(ahead_s + more_s), waiting()),
+            budget(playing(buffered_s), waiting()),
+            budget(playing(buffered_s + more_s), waiting()),
         )
     )
     assert less <= more

@@ -54,7 +54,7 @@ def test_pacing_breaks_nobodys_sound_while_capacity_suffices(n, load, fixed, ord
 def test_pacing_keeps_streams_close_to_their_listeners():
     def furthest_s(names) -> float:
         toy = simulated(Policies.of(names), [Reply(steps=200) for _ in range(8)], until_s=3.0)
-        return max(reply.ahead_s(toy.now_s) for reply in toy.replies)
+        return max(reply.buffered_s(toy.now_s) for reply in toy.replies)
 
     assert furthest_s(("fcfs",)) > 10.0
     assert furthest_s(("pacing",)) < 1.6
@@ -75,7 +75,7 @@ def in_a_storm(
         Reply(arrives_s=2.0 + apart_s * i, prompt_tokens=n_tokens, steps=8) for i in range(8)
     ]
     return simulated(
-        Policies.of(names, PolicyConfig(may_park_prefill=parks)),
+        Policies.of(names, PolicyConfig(may_pause_prefill=parks)),
         [*listeners, *prompts],
         prefill_s_per_token=s_per_token,
         pipeline_s=0.25,
@@ -143,7 +143,7 @@ def test_everybody_is_admitted_and_whoever_is_heard_comes_to_an_end(
     toy = simulated(policies, fresh, until_s=300.0, capacity_tokens=capacity_tokens)
     assert all(reply.admitted_s is not None for reply in toy.replies)
     assert all(reply.state == "done" for reply in toy.replies if not reply.stands_still)
-    assert all(reply.longest_hold_s <= policies.config.max_hold_s + 0.1 for reply in toy.replies)
+    assert all(reply.longest_hold_s <= policies.config.max_pause_s + 0.1 for reply in toy.replies)
 
 
 @any_set
@@ -152,5 +152,5 @@ def test_a_stream_whose_listener_stands_still_runs_again_within_the_bound(polici
     toy = simulated(policies, [*still, Reply(steps=300)], until_s=400.0)
     assert all(reply.state == "done" for reply in toy.replies)
     longest_s = max(reply.longest_hold_s for reply in still)
-    assert longest_s <= policies.config.max_hold_s + 0.1
+    assert longest_s <= policies.config.max_pause_s + 0.1
     assert (longest_s > 9.0) == policies.pacing  # or else nobody was held, and nothing is shown

@@ -13,7 +13,7 @@ from sglang_live.policy.view import StageRates
 
 CONFIG = PolicyConfig()
 RATES = StageRates(prefill_s_per_token=5e-4)  # a slice is 100 tokens
-SHARE = CONFIG.slice_s / (CONFIG.slice_s + CONFIG.max_put_back_s)
+SHARE = CONFIG.slice_s / (CONFIG.slice_s + CONFIG.max_preempt_s)
 
 
 def passed(left, waiting, *, idle_s=0.0, free=10**6, most=100):
@@ -31,7 +31,7 @@ def test_as_many_pass_as_one_slice_takes_and_one_at_least():
 
 
 def test_a_prompt_that_was_passed_for_long_goes_on():
-    assert passed(10_000, [30], idle_s=CONFIG.max_put_back_s) == []
+    assert passed(10_000, [30], idle_s=CONFIG.max_preempt_s) == []
 
 
 def test_a_prompt_that_is_nearly_done_goes_on():
@@ -71,7 +71,7 @@ def test_who_passes_is_shorter_and_fits_beside_what_is_reserved(left, waiting, i
     assert found == sorted(set(found))
     assert all(2 * waiting[i] <= left for i in found)
     assert sum(waiting[i] + 10 for i in found) <= max(free, 0)
-    assert not found or idle_s < CONFIG.max_put_back_s
+    assert not found or idle_s < CONFIG.max_preempt_s
     assert len(found) < 2 or sum(waiting[i] for i in found) <= 100
 
 
@@ -95,7 +95,7 @@ class Engine:
     half: list[Prompt] = field(default_factory=list)
     queue: list[Prompt] = field(default_factory=list)
     done: list[Prompt] = field(default_factory=list)
-    held: dict[int, int] = field(default_factory=dict)
+    paused: dict[int, int] = field(default_factory=dict)
     half_sliced_s: float = 0.0
 
     def step(self) -> None:
@@ -105,7 +105,7 @@ class Engine:
             if prompt in self.queue:
                 self.queue.remove(prompt)
             n = min(prompt.left, most)
-            self.held[id(prompt)] = self.held.get(id(prompt), 0) + n
+            self.paused[id(prompt)] = self.paused.get(id(prompt), 0) + n
             prompt.left, most = prompt.left - n, max(0, most - n)
             self.now_s += n * RATES.prefill_s_per_token
             self.half = [other for other in self.half if other is not prompt]
@@ -117,12 +117,12 @@ class Engine:
                 self.half.append(prompt)
             else:
                 self.done.append(prompt)
-                del self.held[id(prompt)]
+                del self.paused[id(prompt)]
         if not ran:
             self.now_s += 0.01
 
     def _chosen(self, most: int) -> list[Prompt]:
-        free = self.pool - sum(self.held.values())
+        free = self.pool - sum(self.paused.values())
         if not self.half:
             return [prompt for prompt in self.queue[:1] if prompt.left <= free]
         first = min(self.half, key=lambda p: rank_s(p.begun_s, p.left, RATES, CONFIG))
@@ -159,12 +159,12 @@ class ArrivalsAndAborts(RuleBasedStateMachine):
         those = self.engine.queue if waits else self.engine.half
         if those:
             prompt = those.pop(at % len(those))
-            self.engine.held.pop(id(prompt), None)
+            self.engine.paused.pop(id(prompt), None)
 
     @invariant()
     def what_is_begun_can_be_completed(self):
         engine = self.engine
-        promised = sum(engine.held.values()) + sum(prompt.left for prompt in engine.half)
+        promised = sum(engine.paused.values()) + sum(prompt.left for prompt in engine.half)
         assert promised <= engine.pool
 
     @invariant()
@@ -172,7 +172,7 @@ class ArrivalsAndAborts(RuleBasedStateMachine):
         if self.engine.half:
             # What passes may itself be long: then its own slices are the latest.
             idle_s = self.engine.now_s - self.engine.half_sliced_s
-            assert idle_s <= CONFIG.max_put_back_s + 2 * CONFIG.slice_s
+            assert idle_s <= CONFIG.max_preempt_s + 2 * CONFIG.slice_s
 
     def teardown(self):
         for _ in range(20_000):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.policy.startup_delay import HeadStartConfig, head_start_s, lateness_s
+from sglang_live.policy.startup_delay import HeadStartConfig, lateness_s, startup_delay_s
 
 CONFIG = HeadStartConfig()
 seconds = st.floats(0.0, 2.0)
@@ -33,26 +33,26 @@ def test_a_head_start_as_long_as_the_lateness_leaves_no_gap(steps):
 
 
 def test_nothing_known_means_no_wait():
-    assert head_start_s([], 0, CONFIG) == 0.0
+    assert startup_delay_s([], 0, CONFIG) == 0.0
 
 
 def test_one_late_reply_among_many_does_not_delay_all():
-    assert head_start_s([(0, 0.0)] * 39 + [(0, 0.25)], 0, CONFIG) == 0.0
+    assert startup_delay_s([(0, 0.0)] * 39 + [(0, 0.25)], 0, CONFIG) == 0.0
     often = [(0, 0.0)] * 9 + [(0, 0.25)]
-    assert head_start_s(often, 0, CONFIG) == 0.25 - CONFIG.bridged_s
+    assert startup_delay_s(often, 0, CONFIG) == 0.25 - CONFIG.bridged_s
 
 
 def test_who_begins_alone_does_not_wait_for_what_a_crowd_brought():
     known = [(0, 0.0), (0, 0.0), (5, 0.2), (6, 0.25)]
-    assert head_start_s(known, 0, CONFIG) == 0.0
-    assert head_start_s(known, 5, CONFIG) == 0.25 - CONFIG.bridged_s
-    assert head_start_s(known, 9, CONFIG) == 0.25 - CONFIG.bridged_s  # nothing nearer is known
+    assert startup_delay_s(known, 0, CONFIG) == 0.0
+    assert startup_delay_s(known, 5, CONFIG) == 0.25 - CONFIG.bridged_s
+    assert startup_delay_s(known, 9, CONFIG) == 0.25 - CONFIG.bridged_s  # nothing nearer is known
 
 
 def test_nobody_waits_for_the_sake_of_a_gap_that_the_player_hides():
-    assert head_start_s([(0, CONFIG.bridged_s)] * 9, 0, CONFIG) == 0.0
+    assert startup_delay_s([(0, CONFIG.bridged_s)] * 9, 0, CONFIG) == 0.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), seconds), max_size=64), st.integers(0, 50))
 def test_nobody_waits_longer_than_the_limit(known, company):
-    assert 0.0 <= head_start_s(known, company, CONFIG) <= CONFIG.max_s
+    assert 0.0 <= startup_delay_s(known, company, CONFIG) <= CONFIG.max_s

@@ -11,7 +11,7 @@ from sglang_live.policy.decide import Policies
 from sglang_live.policy.urgency import utility
 from sglang_live.policy.view import U0, U1, U2, StageRates
 
-from .views import few_examples, held, nobody, playing, starting, view_of, views, waiting
+from .views import few_examples, nobody, paused, playing, starting, view_of, views, waiting
 
 POLICIES = Policies.of(("urgency",))
 CONFIG = POLICIES.config
@@ -32,12 +32,12 @@ def test_utility_is_kv_that_will_be_freed_less_speech_that_may_be_wasted():
 
 def test_the_waiting_come_in_the_order_of_algorithm_1():
     view = view_of(
-        waiting(started=True, ahead_s=3.0),  # U2, much to waste
+        waiting(started=True, buffered_s=3.0),  # U2, much to waste
         waiting(age_s=1.0),
-        waiting(started=True, ahead_s=0.4),
-        waiting(started=True, ahead_s=1.0),  # U2, little to waste
+        waiting(started=True, buffered_s=0.4),
+        waiting(started=True, buffered_s=1.0),  # U2, little to waste
         waiting(age_s=2.0),
-        waiting(started=True, ahead_s=0.1),
+        waiting(started=True, buffered_s=0.1),
     )
     assert POLICIES.decide(view).admit.tolist() == [5, 2, 4, 1, 3, 0]
 
@@ -59,46 +59,46 @@ def test_classes_are_never_mixed_in_the_order(view):
 
 def test_streams_well_ahead_make_room_for_one_that_waits_for_its_first_sound():
     view = view_of(playing(5.0), playing(0.7), starting())
-    assert POLICIES.decide(view).sits_out.tolist() == [True, False, False]
+    assert POLICIES.decide(view).pause.tolist() == [True, False, False]
 
 
 def test_streams_well_ahead_make_room_for_one_that_is_about_to_fall_silent():
     view = view_of(playing(5.0), playing(0.1))
-    assert POLICIES.decide(view).sits_out.tolist() == [True, False]
+    assert POLICIES.decide(view).pause.tolist() == [True, False]
 
 
 def test_with_nobody_urgent_everybody_returns_at_once():
-    view = view_of(held(5.0), playing(0.7), nobody())
-    assert not POLICIES.decide(view).sits_out.any()
+    view = view_of(paused(5.0), playing(0.7), nobody())
+    assert not POLICIES.decide(view).pause.any()
 
 
 def test_who_made_room_returns_in_time_and_after_two_seconds_for_a_round():
     urgent = playing(0.1)
-    assert not POLICIES.decide(view_of(urgent, held(0.55))).sits_out.any()
-    assert POLICIES.decide(view_of(urgent, held(0.65))).sits_out[1]
-    assert not POLICIES.decide(view_of(urgent, held(9.0, for_s=2.1))).sits_out.any()
+    assert not POLICIES.decide(view_of(urgent, paused(0.55))).pause.any()
+    assert POLICIES.decide(view_of(urgent, paused(0.65))).pause[1]
+    assert not POLICIES.decide(view_of(urgent, paused(9.0, for_s=2.1))).pause.any()
 
 
 @pytest.mark.parametrize("round_s", [0.005, 0.02, 0.08, 0.3])
 def test_room_is_made_also_in_slow_rounds(round_s):
     view = view_of(playing(5.0), playing(0.1), rates=StageRates(round_s=round_s))
-    assert POLICIES.decide(view).sits_out.tolist() == [True, False]
+    assert POLICIES.decide(view).pause.tolist() == [True, False]
 
 
 def test_no_room_is_made_for_who_cannot_use_it():
     no_memory = {"free_tokens": 10}
-    assert not POLICIES.decide(view_of(playing(5.0), waiting(100), **no_memory)).sits_out.any()
-    no_input = playing(0.1, gated=True)
-    assert not POLICIES.decide(view_of(playing(5.0), no_input)).sits_out.any()
+    assert not POLICIES.decide(view_of(playing(5.0), waiting(100), **no_memory)).pause.any()
+    no_input = playing(0.1, blocked=True)
+    assert not POLICIES.decide(view_of(playing(5.0), no_input)).pause.any()
     no_listener = waiting(managed=False)
-    assert not POLICIES.decide(view_of(playing(5.0), no_listener)).sits_out.any()
+    assert not POLICIES.decide(view_of(playing(5.0), no_listener)).pause.any()
 
 
 def test_no_room_is_made_where_a_stream_more_costs_less_than_its_flips():
     cheap = StageRates(round_s=0.015, round_s_per_stream=1e-6)
     dear = StageRates(round_s=0.015, round_s_per_stream=1e-3)
-    assert not POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=cheap)).sits_out.any()
-    assert POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=dear)).sits_out[0]
+    assert not POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=cheap)).pause.any()
+    assert POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=dear)).pause[0]
 
 
 def test_a_stage_without_time_to_spare_makes_room_for_first_sounds_alone():
@@ -106,8 +106,8 @@ def test_a_stage_without_time_to_spare_makes_room_for_first_sounds_alone():
     for busy, yields in ((CONFIG.saturated - 0.1, True), (CONFIG.saturated + 0.05, False)):
         rates = replace(dear, busy=busy)
         decided = POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=rates))
-        assert decided.sits_out[0] == yields
-        assert POLICIES.decide(view_of(playing(5.0), starting(), rates=rates)).sits_out[0]
+        assert decided.pause[0] == yields
+        assert POLICIES.decide(view_of(playing(5.0), starting(), rates=rates)).pause[0]
 
 
 # --- engines that share a device ---
@@ -116,21 +116,21 @@ def test_a_stage_without_time_to_spare_makes_room_for_first_sounds_alone():
 def test_streams_with_time_to_spare_leave_the_device_to_an_engine_where_somebody_is_urgent():
     streams = (playing(5.0), playing(1.1), playing(0.7))
     alone = POLICIES.decide(view_of(*streams))
-    beside = POLICIES.decide(view_of(*streams, neighbour_urgent=True))
-    assert not alone.sits_out.any()
-    assert beside.sits_out.tolist() == [True, False, False]
+    beside = POLICIES.decide(view_of(*streams, peer_urgent=True))
+    assert not alone.pause.any()
+    assert beside.pause.tolist() == [True, False, False]
     assert not (alone.urgent or beside.urgent)
     stock = Policies.of(("fcfs",))
-    assert not stock.decide(view_of(*streams, neighbour_urgent=True)).sits_out.any()
+    assert not stock.decide(view_of(*streams, peer_urgent=True)).pause.any()
 
 
 def test_beside_an_urgent_engine_streams_run_together_so_that_whole_rounds_are_left_out():
     rates = StageRates(round_s=0.015, round_s_per_stream=1e-3)
-    near, half, far = playing(0.7), held(0.8), held(1.2)
-    view = view_of(near, half, far, rates=rates, neighbour_urgent=True)
-    assert POLICIES.decide(view).sits_out.tolist() == [False, False, True]
-    nobody_runs = view_of(half, far, rates=rates, neighbour_urgent=True)
-    assert POLICIES.decide(nobody_runs).sits_out.all()
+    near, half, far = playing(0.7), paused(0.8), paused(1.2)
+    view = view_of(near, half, far, rates=rates, peer_urgent=True)
+    assert POLICIES.decide(view).pause.tolist() == [False, False, True]
+    nobody_runs = view_of(half, far, rates=rates, peer_urgent=True)
+    assert POLICIES.decide(nobody_runs).pause.all()
 
 
 def test_an_engine_is_urgent_to_others_while_it_could_help_somebody():
@@ -139,7 +139,7 @@ def test_an_engine_is_urgent_to_others_while_it_could_help_somebody():
         ((starting(),), True),
         ((playing(2.0), waiting()), True),
         ((playing(2.0), waiting(managed=False)), False),
-        ((playing(0.1, gated=True),), False),
+        ((playing(0.1, blocked=True),), False),
         ((playing(np.nan), nobody()), False),
     ):
         assert POLICIES.decide(view_of(*streams)).urgent == urgent
@@ -154,7 +154,7 @@ def test_who_reads_waits_behind_those_who_listen_but_not_for_ever():
     """All but the third and the last would be equal to the paper: they have not begun."""
     reads = waiting(managed=False, age_s=1.0, for_s=1.0)
     long = waiting(managed=False, age_s=11.0, for_s=CONFIG.max_wait_s + 0.1)
-    has_time = waiting(ahead_s=5.0, started=True, kv_tokens=100)
+    has_time = waiting(buffered_s=5.0, started=True, kv_tokens=100)
     view = view_of(reads, waiting(age_s=0.5), long, waiting(age_s=0.1), has_time)
     assert POLICIES.decide(view).admit.tolist() == [2, 1, 3, 0, 4]
 

@@ -40,7 +40,7 @@ class Reply:
     longest_hold_s: float = 0.0
 
     def enter(self, state: str, now_s: float) -> None:
-        if self.state == "held":
+        if self.state == "paused":
             self.longest_hold_s = max(self.longest_hold_s, now_s - self.since_s)
         if state != self.state:
             self.state, self.since_s = state, now_s
@@ -61,7 +61,7 @@ class Reply:
             self.plays_until_s = max(self.plays_until_s, at_s) + chunk_s
             self.sounded_s += chunk_s
 
-    def ahead_s(self, now_s: float) -> float:
+    def buffered_s(self, now_s: float) -> float:
         if self.plays_until_s is None or self.stands_still:
             return self.produced * STEP_S
         heard_s = self.sounded_s - max(0.0, self.plays_until_s - now_s)
@@ -88,7 +88,7 @@ class ToyStage:
     capacity_tokens: int = 1_000_000
     now_s: float = 0.0
     flips: int = 0
-    half_way: Reply | None = None
+    partial_prefills: Reply | None = None
     last_prefill_s: float = float("-inf")
     mean_round_s: float = 0.0
 
@@ -116,7 +116,7 @@ class ToyStage:
         budget = PREFILL_CHUNK if decided.prefill_budget is None else decided.prefill_budget
         if budget == 0:
             return False
-        reply = self.half_way
+        reply = self.partial_prefills
         if reply is None:
             if not len(decided.admit):
                 return False
@@ -127,20 +127,20 @@ class ToyStage:
             reply.enter("running", self.now_s)
         tokens = min(reply.prompt_tokens - reply.computed, budget, PREFILL_CHUNK)
         reply.computed += tokens
-        self.half_way = reply if reply.computed < reply.prompt_tokens else None
+        self.partial_prefills = reply if reply.computed < reply.prompt_tokens else None
         self.now_s += self.prefill_s_fixed + tokens * self.prefill_s_per_token
         self.last_prefill_s = self.now_s
         return True
 
     def _decode(self, live: list[Reply], decided: Round) -> bool:
         batch = []
-        for reply, sits_out in zip(live, decided.sits_out, strict=True):
-            if reply.state == "waiting" or reply is self.half_way:
+        for reply, pause in zip(live, decided.pause, strict=True):
+            if reply.state == "waiting" or reply is self.partial_prefills:
                 continue
-            state = "held" if sits_out else "running"
+            state = "paused" if pause else "running"
             self.flips += state != reply.state
             reply.enter(state, self.now_s)
-            if not sits_out:
+            if not pause:
                 batch.append(reply)
         if not batch:
             return False
@@ -164,7 +164,7 @@ class ToyStage:
             now_s=self.now_s,
             occupancy=1.0 - free / self.capacity_tokens,
             free_tokens=free,
-            prefill_running=self.half_way is not None,
+            prefill_running=self.partial_prefills is not None,
             last_prefill_s=self.last_prefill_s,
             rates=StageRates(
                 round_s=self.mean_round_s,
@@ -172,10 +172,10 @@ class ToyStage:
                 prefill_s_fixed=self.prefill_s_fixed,
             ),
             waiting=waiting,
-            held=np.array([r.state == "held" for r in live], bool),
+            paused=np.array([r.state == "paused" for r in live], bool),
             since_s=np.array([r.since_s for r in live]),
             arrived_s=np.array([r.arrives_s for r in live]),
-            ahead_s=np.array([r.ahead_s(self.now_s) for r in live]),
+            buffered_s=np.array([r.buffered_s(self.now_s) for r in live]),
             started=np.array([r.plays_until_s is not None for r in live], bool),
             kv_tokens=np.array([r.kv_tokens for r in live], np.int64),
             prefill_tokens=np.where(waiting, need, 0),

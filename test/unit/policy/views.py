@@ -31,39 +31,39 @@ class Stream:
     """One column of a view; by default somebody who plays, well ahead. for_s: since_s ago."""
 
     waiting: bool = False
-    held: bool = False
+    paused: bool = False
     for_s: float = 0.1
     age_s: float = 5.0
-    ahead_s: float = 0.8
+    buffered_s: float = 0.8
     started: bool = True
     kv_tokens: int = 500
     prefill_tokens: int = 0
     interrupts: float = 0.4
     managed: bool = True
     background: bool = False
-    gated: bool = False
+    blocked: bool = False
 
 
-def playing(ahead_s: float, **other) -> Stream:
-    return Stream(ahead_s=ahead_s, **other)
+def playing(buffered_s: float, **other) -> Stream:
+    return Stream(buffered_s=buffered_s, **other)
 
 
-def held(ahead_s: float, **other) -> Stream:
-    return Stream(ahead_s=ahead_s, held=True, **other)
+def paused(buffered_s: float, **other) -> Stream:
+    return Stream(buffered_s=buffered_s, paused=True, **other)
 
 
 def starting(**other) -> Stream:
-    return Stream(**{"ahead_s": 0.0, "started": False, **other})
+    return Stream(**{"buffered_s": 0.0, "started": False, **other})
 
 
 def waiting(tokens: int = 100, **other) -> Stream:
-    row = {"ahead_s": 0.0, "started": False, "kv_tokens": 0, "for_s": 0.01, "age_s": 0.01}
+    row = {"buffered_s": 0.0, "started": False, "kv_tokens": 0, "for_s": 0.01, "age_s": 0.01}
     return Stream(waiting=True, prefill_tokens=tokens, **{**row, **other})
 
 
 def nobody() -> Stream:
     """A free index."""
-    return Stream(ahead_s=np.inf, kv_tokens=0, managed=False)
+    return Stream(buffered_s=np.inf, kv_tokens=0, managed=False)
 
 
 def view_of(*streams: Stream, **other) -> StageView:
@@ -98,11 +98,11 @@ def same(a: Round, b: Round) -> bool:
 
 _TYPES = {
     "waiting": bool,
-    "held": bool,
+    "paused": bool,
     "started": bool,
     "managed": bool,
     "background": bool,
-    "gated": bool,
+    "blocked": bool,
     "kv_tokens": np.int64,
     "prefill_tokens": np.int64,
 }
@@ -117,10 +117,10 @@ def streams() -> st.SearchStrategy[Stream]:
     common = {
         "for_s": seconds(15),
         "age_s": seconds(20),
-        "ahead_s": seconds(5) | st.just(np.nan),
+        "buffered_s": seconds(5) | st.just(np.nan),
         "interrupts": st.floats(0, 1),
         "managed": st.sampled_from((True, True, True, False)),
-        "gated": st.sampled_from((False, False, False, True)),
+        "blocked": st.sampled_from((False, False, False, True)),
         "started": st.booleans(),
     }
     with_kv = st.builds(Stream, kv_tokens=st.integers(1, 9000), **common)
@@ -131,7 +131,7 @@ def streams() -> st.SearchStrategy[Stream]:
         prefill_tokens=st.integers(1, 3000),
         **common,
     )
-    out = st.builds(held, seconds(5), for_s=seconds(15), kv_tokens=st.integers(1, 9000))
+    out = st.builds(paused, seconds(5), for_s=seconds(15), kv_tokens=st.integers(1, 9000))
     return with_kv | in_queue | out | st.builds(nobody)
 
 
@@ -154,5 +154,5 @@ def views(draw, most: int = 12) -> StageView:
         free_rows=draw(st.integers(0, 15)),
         prefill_running=draw(st.booleans()),
         rates=draw(rates()),
-        neighbour_urgent=draw(st.booleans()),
+        peer_urgent=draw(st.booleans()),
     )

@@ -26,7 +26,7 @@ def test_what_is_still_open_ends_with_the_timeline():
 
 def test_a_reply_that_was_cut_is_not_played_on(call):
     first, _ = spans.reply_curves(call)
-    assert first.cut_s == 5.8
+    assert first.truncated_s == 5.8
     assert first.playing == (3.7, 5.8)
     assert first.unheard_s == pytest.approx(4.0 - 2.1)
     assert first.generated == [(4.7, 3.5)]
@@ -35,7 +35,7 @@ def test_a_reply_that_was_cut_is_not_played_on(call):
 
 def test_a_reply_is_heard_out_after_its_last_packet(call):
     _, second = spans.reply_curves(call)
-    assert second.cut_s is None
+    assert second.truncated_s is None
     assert second.unheard_s == 0
     # At 9 s 0.75 s of 3 s had been heard.
     assert second.playing == pytest.approx((8.0, 11.25))

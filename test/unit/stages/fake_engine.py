@@ -75,7 +75,7 @@ class FakeEngine:
 
     # --- a ThinkerFeed ---
 
-    def end_reply(self, rid: str) -> None:
+    def interrupt(self, rid: str) -> None:
         self._ended.add(rid)
 
     async def truncate(self, engine_session: str, n_tokens: int) -> bool:
@@ -83,10 +83,10 @@ class FakeEngine:
         if self.refuses:
             return False
         tokens = self.sessions[engine_session]
-        sink, n_cut = self.cuts.get(engine_session, (0, 0))
-        if sink < n_tokens < sink + n_cut:
+        sink, n_dropped = self.cuts.get(engine_session, (0, 0))
+        if sink < n_tokens < sink + n_dropped:
             return False  # what lies there was dropped
-        place = n_tokens if n_tokens <= sink else n_tokens - n_cut
+        place = n_tokens if n_tokens <= sink else n_tokens - n_dropped
         assert 0 < place < len(tokens)
         del tokens[place:]
         return True
@@ -99,10 +99,10 @@ class FakeEngine:
         if self.refuses:
             return None
         tokens = self.sessions[order.session]
-        sink, n_cut = order.sink_tokens, len(tokens) - order.sink_tokens - order.window_tokens
-        del tokens[sink : sink + n_cut]
+        sink, n_dropped = order.sink_tokens, len(tokens) - order.sink_tokens - order.window_tokens
+        del tokens[sink : sink + n_dropped]
         _, before = self.cuts.get(order.session, (0, 0))
-        self.cuts[order.session] = sink, before + n_cut
+        self.cuts[order.session] = sink, before + n_dropped
         return Retained(order.session, len(tokens), *self.cuts[order.session])
 
 

@@ -7,8 +7,8 @@ import pytest
 from sglang_live import messages
 from sglang_live.clock import SimClock
 from sglang_live.engine_channel.messages import (
-    EndReply,
-    Outlook,
+    Interrupt,
+    NextUseHint,
     PolicyReport,
     Progress,
     Retained,
@@ -25,8 +25,8 @@ from sglang_live.stages.thinker.engine_control import ThinkerFeed
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
 
-def heard(consumed_s: float, flowing: bool = True, interrupts: float = 0.0) -> messages.Progress:
-    return messages.Progress("job", consumed_s, flowing, interrupts)
+def heard(consumed_s: float, advancing: bool = True, interrupts: float = 0.0) -> messages.Progress:
+    return messages.Progress("job", consumed_s, advancing, interrupts)
 
 
 async def settle() -> None:
@@ -112,15 +112,15 @@ def feed(sent, clock) -> ThinkerFeed:
 
 
 def test_ends_and_speech_are_sent_at_once(feed, sent):
-    feed.end_reply("r")
+    feed.interrupt("r")
     feed.speech_start("s")
-    assert sent == [EndReply("r"), SpeechStart("s")]
+    assert sent == [Interrupt("r"), SpeechStart("s")]
 
 
 def test_every_outlook_is_sent_at_once(feed, sent):
-    feed.outlook("s", 2.5, None, None)
-    feed.outlook("s", 0.0, 1.5, 1.25)
-    assert sent == [Outlook("s", 2.5, None, None), Outlook("s", 0.0, 1.5, 1.25)]
+    feed.next_use("s", 2.5, None, None)
+    feed.next_use("s", 0.0, 1.5, 1.25)
+    assert sent == [NextUseHint("s", 2.5, None, None), NextUseHint("s", 0.0, 1.5, 1.25)]
 
 
 @pytest.mark.parametrize(("answer", "is_done"), [(7, True), (-1, False), (6, False)])
@@ -172,7 +172,7 @@ async def test_a_bound_the_engine_cannot_keep_now_is_no_answer(feed):
 async def test_a_bound_without_a_session_of_ours_is_in_force_once_it_is_answered(
     feed, sent, n_tokens
 ):
-    asking = asyncio.create_task(feed.bound_native(RetainSession("s", 4, 64, 8)))
+    asking = asyncio.create_task(feed.retain_native(RetainSession("s", 4, 64, 8)))
     await settle()
     assert sent == [RetainSession("s", 4, 64, 8, answer=True, unasked=True)]
     assert not asking.done()
@@ -182,7 +182,7 @@ async def test_a_bound_without_a_session_of_ours_is_in_force_once_it_is_answered
 
 async def test_a_bound_nobody_answers_may_not_be_in_force(feed, monkeypatch):
     monkeypatch.setattr(engine_control, "ANSWER_TIMEOUT_S", 0.01)
-    assert not await feed.bound_native(RetainSession("s", 4, 64, 8))
+    assert not await feed.retain_native(RetainSession("s", 4, 64, 8))
 
 
 # --- what policies report ---
@@ -191,6 +191,6 @@ async def test_a_bound_nobody_answers_may_not_be_in_force(feed, monkeypatch):
 def test_totals_are_the_newest():
     totals = PolicyTotals()
     assert totals.load() == {}
-    totals.take(PolicyReport({"holds": 1.0}))
-    totals.take(PolicyReport({"holds": 3.0, "held_s": 0.5}))
-    assert totals.load() == {"policy_holds": 3.0, "policy_held_s": 0.5}
+    totals.take(PolicyReport({"pauses": 1.0}))
+    totals.take(PolicyReport({"pauses": 3.0, "held_s": 0.5}))
+    assert totals.load() == {"policy_pauses": 3.0, "policy_held_s": 0.5}

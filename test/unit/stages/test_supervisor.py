@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from sglang_live.errors import StageUnavailableError
-from sglang_live.messages import Pcm, Ready, StreamNote, Voice
+from sglang_live.messages import Pcm, Ready, StreamEvent, VocoderRequest
 from sglang_live.stages import supervisor as supervisor_module
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import StageSpec
@@ -130,7 +130,7 @@ def shared_files(pid: int) -> list[Path]:
 async def open_job(replica):
     """A job that the stage has begun; leaves a file in shared memory."""
     job = replica.client.open("j")
-    await job.begin(Voice("j", 60.0))
+    await job.begin(VocoderRequest("j", 60.0))
     await anext(job.events())
     return job
 
@@ -169,8 +169,8 @@ async def test_a_stage_that_does_not_read_is_put_down_and_comes_back(stages, mon
     with pytest.raises(StageUnavailableError, match="does not read"):
         while True:
             for _ in range(1000):
-                job.post(StreamNote("j", 1000 * "x", 0.0))
-            await job.send(StreamNote("j", "", 0.0))
+                job.post(StreamEvent("j", 1000 * "x", 0.0))
+            await job.send(StreamEvent("j", "", 0.0))
     await stages.until_announced("vocoder up", "vocoder down (exit -9)", "vocoder up")
     assert replica.ready.pid != first_pid
     assert supervisor.queue_counts.full >= 1

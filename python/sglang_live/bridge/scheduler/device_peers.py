@@ -3,7 +3,7 @@
 In: after each round, whether this engine could help somebody. Out: whether one nearer to the ear
 could, and would sooner if this one left the device to it.
 A file in the server's run directory, which all engines of a device map: one time per engine.
-Owner: one Neighbours per engine, in rank 0; its answer rides the request broadcast.
+Owner: one DevicePeers per engine, in rank 0; its answer rides the request broadcast.
 """
 
 import mmap
@@ -19,7 +19,7 @@ _STAGES = ("thinker", "talker", "vocoder")  # towards the ear
 _MAX_REPLICAS = 1024
 
 
-def neighbours_env(run_dir: str, device: str, stage: str, replica: int) -> str:
+def device_peers_env(run_dir: str, device: str, stage: str, replica: int) -> str:
     """For NEIGHBOURS_ENV: which file, and which place in it.
 
     Raises:
@@ -31,7 +31,7 @@ def neighbours_env(run_dir: str, device: str, stage: str, replica: int) -> str:
     return f"{place}:{Path(run_dir) / ('urgent-' + device.replace(':', '-'))}"
 
 
-class Neighbours:
+class DevicePeers:
     """
     Args:
         path: of the file; created if absent.
@@ -50,7 +50,7 @@ class Neighbours:
         self._own, self._later = until_s[place:][:1], until_s[(own_stage + 1) * _MAX_REPLICAS :]
 
     @classmethod
-    def from_env(cls) -> "Neighbours | None":
+    def from_env(cls) -> "DevicePeers | None":
         """None where nobody said with whom this engine shares its device."""
         place, _, path = os.environ.get(NEIGHBOURS_ENV, "").partition(":")
         return cls(Path(path), int(place)) if path else None

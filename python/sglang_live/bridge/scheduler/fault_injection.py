@@ -1,6 +1,6 @@
 """For tests alone: a prompt that ends the thinker's scheduler, or stops it in a round.
 
-SGLANG_LIVE_TEST_DEADLY_IDS, "die:5,6,7" or "hang:5,6,7": a round whose prompts contain these token
+SGLANG_LIVE_TEST_FAULT, "die:5,6,7" or "hang:5,6,7": a round whose prompts contain these token
 ids one after the other raises, or never returns. Without the variable there is no hook.
 """
 
@@ -8,21 +8,21 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 
-DEADLY_ENV = "SGLANG_LIVE_TEST_DEADLY_IDS"
+FAULT_ENV = "SGLANG_LIVE_TEST_FAULT"
 
 
-class DeadlyIds:
+class FaultInjection:
     def __init__(self, text: str):
         """Raises ValueError if it is not of the form above."""
         self._action, _, ids = text.partition(":")
         if self._action not in ("die", "hang"):
-            raise ValueError(f"{DEADLY_ENV} is die:IDS or hang:IDS, got {text!r}")
+            raise ValueError(f"{FAULT_ENV} is die:IDS or hang:IDS, got {text!r}")
         self._ids = [int(token) for token in ids.split(",")]
 
     @staticmethod
-    def from_env() -> "DeadlyIds | None":
-        text = os.environ.get(DEADLY_ENV)
-        return DeadlyIds(text) if text else None
+    def from_env() -> "FaultInjection | None":
+        text = os.environ.get(FAULT_ENV)
+        return FaultInjection(text) if text else None
 
     def meet(self, prompts: Iterable[Sequence[int]]) -> None:
         """Raises RuntimeError, or never returns, if one of the prompts is deadly."""

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 
-from sglang_live.bridge.scheduler.fault_injection import DeadlyIds
+from sglang_live.bridge.scheduler.fault_injection import FaultInjection
 from sglang_live.bridge.scheduler.memory import MemoryScheduler
-from sglang_live.bridge.scheduler.paused import Held, ReqsView, decode_batch_of
+from sglang_live.bridge.scheduler.paused import PausedRequest, ReqsView, decode_batch_of
 from sglang_live.bridge.scheduler.progress import ProgressCell
-from sglang_live.engine_channel.messages import AHEAD_PREFIX, SPEAK_PREFIX, THINK_PREFIX
+from sglang_live.engine_channel.messages import SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.policy.config import THINKER
 
 # How long a round may wait for input when every stream sits out. Messages end the wait at once.
@@ -30,7 +30,7 @@ class LiveScheduler(MemoryScheduler):
         if not self.spec_algorithm.is_none() or self.server_args.enable_dp_attention:
             raise RuntimeError("live streams need SGLang without speculation and DP attention")
         self._progress = ProgressCell.from_env() if self.outbox is not None else None
-        self._deadly = DeadlyIds.from_env() if self.policy_config is THINKER else None
+        self._fault_injection = FaultInjection.from_env() if self.policy_config is THINKER else None
 
     def init_pool_stats_observer(self) -> None:
         super().init_pool_stats_observer()
@@ -42,26 +42,26 @@ class LiveScheduler(MemoryScheduler):
 
     def init_load_inquirer(self) -> None:
         super().init_load_inquirer()
-        self._observe(self.load_inquirer, self._running_and_held)
+        self._observe(self.load_inquirer, self._running_and_paused)
 
     def _observe(self, observer, reqs_view) -> None:
         # Frozen dataclasses: what they observe is fixed at construction, but for this.
         object.__setattr__(observer, "get_running_batch", reqs_view)
 
-    def _running_and_held(self):
-        if not self.held and not self._put_back_reqs():
+    def _running_and_paused(self):
+        if not self.paused and not self._preempted_prefills():
             return self.running_batch
-        held = [h.req for h in self.held.values()]
-        return ReqsView([*self.running_batch.reqs, *held, *self._put_back_reqs()])
+        paused = [h.req for h in self.paused.values()]
+        return ReqsView([*self.running_batch.reqs, *paused, *self._preempted_prefills()])
 
     def _holding_kv(self):
         """As above, and the half-prefilled prompt: in a decode round it is in no batch."""
-        view = self._running_and_held()
+        view = self._running_and_paused()
         return view if self.chunked_req is None else ReqsView([*view.reqs, self.chunked_req])
 
     # --- who sits out ---
 
-    def _gated(self, req: Req) -> bool:
+    def _blocked(self, req: Req) -> bool:
         """Whether the model cannot run the request's next step yet."""
         return False
 
@@ -69,37 +69,37 @@ class LiveScheduler(MemoryScheduler):
         """Whether some request may be gated: spares looking at each."""
         return False
 
-    def _sits_out(self, req: Req) -> bool:
+    def _pause(self, req: Req) -> bool:
         if req.finished() or req.to_finish is not None or _must_end(req):
             return False
-        return self._gated(req) or (self.rounds is not None and self.rounds.sits_out(req.rid))
+        return self._blocked(req) or (self.rounds is not None and self.rounds.pause(req.rid))
 
     def _hold(self, batch: ScheduleBatch) -> None:
         if not self._any_gated() and (self.rounds is None or not self.rounds.anyone_leaves()):
             return
-        sits_out = [self._sits_out(req) for req in batch.reqs]
-        if not any(sits_out):
+        pause = [self._pause(req) for req in batch.reqs]
+        if not any(pause):
             return
-        for index, out in enumerate(sits_out):
+        for index, out in enumerate(pause):
             if out:
-                held = Held.of(batch, index)
-                self.held[held.req.rid] = held
-                if self.rounds is not None and not self._gated(held.req):
-                    self.rounds.held(held.req.rid)
-        batch.filter_batch(keep_indices=[i for i, out in enumerate(sits_out) if not out])
+                paused = PausedRequest.of(batch, index)
+                self.paused[paused.req.rid] = paused
+                if self.rounds is not None and not self._blocked(paused.req):
+                    self.rounds.paused(paused.req.rid)
+        batch.filter_batch(keep_indices=[i for i, out in enumerate(pause) if not out])
         batch.batch_is_full = False
 
     def _resume(self, running_batch: ScheduleBatch) -> ScheduleBatch:
         back = []
-        for held in [h for h in self.held.values() if not self._sits_out(h.req)]:
-            if not held.req.finished():
-                if held.step_in_flight:
+        for paused in [h for h in self.paused.values() if not self._pause(h.req)]:
+            if not paused.req.finished():
+                if paused.step_in_flight:
                     continue
-                back.append(held)
+                back.append(paused)
             # With overlap it may have ended in the step that was in flight when it was held.
-            del self.held[held.req.rid]
+            del self.paused[paused.req.rid]
             if self.rounds is not None:
-                self.rounds.returned(held.req.rid)
+                self.rounds.resumed(paused.req.rid)
         if not back:
             return running_batch
         batch = decode_batch_of(self, back)
@@ -116,21 +116,25 @@ class LiveScheduler(MemoryScheduler):
             self.retention.settle()
             self._make_rows()
         if self.rounds is not None:
-            gated = [r for r, h in self.held.items() if h.step_in_flight or self._gated(h.req)]
-            half_way = self.half_way()
-            if self.put_back is not None:
-                gated += [req.rid for req in half_way]
-            self.rounds.decide(self._pool(), prefill_running=bool(half_way), gated=gated)
-            if self.neighbours is not None:
-                self.neighbours.tell(self.rounds.urgent, self.rounds.now_s)
+            blocked = [
+                r for r, h in self.paused.items() if h.step_in_flight or self._blocked(h.req)
+            ]
+            partial_prefills = self.partial_prefills()
+            if self.sliced_prefill is not None:
+                blocked += [req.rid for req in partial_prefills]
+            self.rounds.decide(
+                self._pool(), prefill_running=bool(partial_prefills), blocked=blocked
+            )
+            if self.device_peers is not None:
+                self.device_peers.tell(self.rounds.urgent, self.rounds.now_s)
         if self._reports:
             self.report()
-        if self.held:
+        if self.paused:
             running_batch = self._resume(running_batch)
         plan = super().get_next_batch_to_run(running_batch, last_batch)
         if self.rounds is not None and (notes := self.rounds.take_notes()) and self.outbox:
             self.outbox.send(notes)
-        if plan.batch_to_run is None and self.held and last_batch is None:
+        if plan.batch_to_run is None and self.paused and last_batch is None:
             self._wait_for_news()
         return plan
 
@@ -156,8 +160,8 @@ class LiveScheduler(MemoryScheduler):
             if self.waiting_queue or self.chunked_req is not None:
                 self.rounds.totals["prefill_put_off"] += 1
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-        if self.put_back is not None:
-            chosen = self.put_back.choose(queue, running_batch.reqs)
+        if self.sliced_prefill is not None:
+            chosen = self.sliced_prefill.choose(queue, running_batch.reqs)
             if chosen is None:
                 return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
             queue, others, most = chosen
@@ -179,8 +183,12 @@ class LiveScheduler(MemoryScheduler):
         self.waiting_queue = queue
         try:
             plan = super().get_new_batch_prefill(running_batch)
-            if plan.batch_to_run is None and self.chunked_req is None and self._put_back_reqs():
-                self.put_back.go_on()  # those that were to pass do not fit after all
+            if (
+                plan.batch_to_run is None
+                and self.chunked_req is None
+                and self._preempted_prefills()
+            ):
+                self.sliced_prefill.go_on()  # those that were to pass do not fit after all
                 later, self.waiting_queue = self.waiting_queue + later, []
                 plan = super().get_new_batch_prefill(plan.running_batch)
         finally:
@@ -188,13 +196,13 @@ class LiveScheduler(MemoryScheduler):
         self.waiting_queue.extend(later)
         if self.rounds is not None and plan.batch_to_run is not None:
             self._launched(plan.batch_to_run.reqs)
-        elif self.rounds is not None and self.held:
+        elif self.rounds is not None and self.paused:
             self._give_way_to(queue, plan.running_batch)
         return plan
 
     def _launched(self, reqs: list[Req]) -> None:
-        if self.put_back is not None:
-            self.put_back.launched(reqs)
+        if self.sliced_prefill is not None:
+            self.sliced_prefill.launched(reqs)
         for req in reqs:
             self.rounds.table.admit(req.rid, self.rounds.now_s)
 
@@ -211,7 +219,7 @@ class LiveScheduler(MemoryScheduler):
             return batch
         if self.retention is not None:
             self.retention.bound_running(batch)
-        if self.held or self.half_way():
+        if self.paused or self.partial_prefills():
             self._make_room(batch)
         reqs = batch.reqs
         left = super().update_running_batch(batch)
@@ -231,8 +239,8 @@ class LiveScheduler(MemoryScheduler):
             is_prefill = batch.forward_mode.is_extend()
             prompts = (len(req.origin_input_ids) for req in batch.reqs) if is_prefill else ()
             self._progress.launch(sum(prompts))
-        if self._deadly is not None:
-            self._deadly.meet(req.origin_input_ids for req in batch.reqs)
+        if self._fault_injection is not None:
+            self._fault_injection.meet(req.origin_input_ids for req in batch.reqs)
         if self.rounds is not None:
             if batch.forward_mode.is_decode():
                 self.rounds.ran_decode(batch.reqs)
@@ -269,7 +277,7 @@ class LiveScheduler(MemoryScheduler):
                 req.rid,
                 now_s=self.rounds.now_s,
                 managed=req.rid.startswith((SPEAK_PREFIX, THINK_PREFIX)),
-                background=req.rid.startswith(AHEAD_PREFIX) and not hurries,
+                background=req.rid.startswith(TURN_PREFILL_PREFIX) and not hurries,
                 prompt_tokens=len(req.origin_input_ids),
                 prefill_tokens=self._tokens_to_prefill(req),
             )
@@ -283,41 +291,41 @@ class LiveScheduler(MemoryScheduler):
     # --- everybody who counts live requests ---
 
     def _totals(self) -> dict[str, float]:
-        own = self.put_back.totals if self.put_back is not None else {}
-        return super()._totals() | {"held_now": float(len(self.held))} | own
+        own = self.sliced_prefill.totals if self.sliced_prefill is not None else {}
+        return super()._totals() | {"paused_now": float(len(self.paused))} | own
 
     def collect_inflight_reqs(self) -> set[Req]:
-        held = {held.req for held in self.held.values()}
-        return super().collect_inflight_reqs() | held | set(self._put_back_reqs())
+        paused = {paused.req for paused in self.paused.values()}
+        return super().collect_inflight_reqs() | paused | set(self._preempted_prefills())
 
     def abort_request(self, recv_req):
         super().abort_request(recv_req)
-        if self.put_back is not None:
-            self.put_back.abort(recv_req.rid, recv_req.abort_all)
+        if self.sliced_prefill is not None:
+            self.sliced_prefill.abort(recv_req.rid, recv_req.abort_all)
 
     def is_fully_idle(self, for_health_check=False, ignore_waiting=False) -> bool:
-        apart = self.held or self._put_back_reqs()
+        apart = self.paused or self._preempted_prefills()
         return not apart and super().is_fully_idle(for_health_check, ignore_waiting)
 
     def pause_generation(self, recv_req):
         # A pause that retracts looks at the running batch only.
-        still_out = {rid: h for rid, h in self.held.items() if h.step_in_flight}
-        back = [h for rid, h in self.held.items() if rid not in still_out]
+        still_out = {rid: h for rid, h in self.paused.items() if h.step_in_flight}
+        back = [h for rid, h in self.paused.items() if rid not in still_out]
         if recv_req.mode == "retract" and back:
             batch = decode_batch_of(self, back)
-            self.held = still_out
+            self.paused = still_out
             if self.running_batch.is_empty():
                 self.running_batch = batch
             else:
                 self.running_batch.merge_batch(batch)
-        if recv_req.mode == "retract" and self.put_back is not None:
-            for req in self._put_back_reqs():
-                self.put_back.leave(req)
+        if recv_req.mode == "retract" and self.sliced_prefill is not None:
+            for req in self._preempted_prefills():
+                self.sliced_prefill.leave(req)
                 self._retract(req, 0)
         return super().pause_generation(recv_req)
 
     def on_idle(self):
-        if self._progress is not None and (self.held or self.is_fully_idle()):
+        if self._progress is not None and (self.paused or self.is_fully_idle()):
             self._progress.step()  # rightly nothing was run
         if self.is_fully_idle():
             if self.rounds is not None:

@@ -7,43 +7,43 @@ running requests are.
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch, release_req
 
 from sglang_live.bridge.rounds import Pool
-from sglang_live.bridge.scheduler.paused import Held
-from sglang_live.bridge.scheduler.reporting import ControlChannel
+from sglang_live.bridge.scheduler.paused import PausedRequest
+from sglang_live.bridge.scheduler.reporting import ReportingScheduler
 from sglang_live.bridge.scheduler.sliced_prefill import (
-    PutBack,
+    SlicedPrefill,
     prefill_tokens_left,
     reply_tokens_left,
 )
 from sglang_live.bridge.session.truncate import n_computed, streaming_sessions
 
 
-class MemoryScheduler(ControlChannel):
+class MemoryScheduler(ReportingScheduler):
     """
-    held: paused streams, by request id. put_back: None if a prompt is prefilled without a break.
+    paused: streams, by request id. sliced_prefill: None if prompts are prefilled without a break.
     """
 
     def init_running_status(self) -> None:
         super().init_running_status()
-        self.held: dict[str, Held] = {}
+        self.paused: dict[str, PausedRequest] = {}
         # SGLang limits the adapters of a batch; with pipeline stages each microbatch has a
         # half-prefilled prompt of its own.
         alone = not self.enable_lora and self.server_args.pp_size == 1
-        puts_back = alone and self.rounds is not None and self.rounds.puts_back
-        self.put_back = PutBack(self) if puts_back else None
+        slices_prefill = alone and self.rounds is not None and self.rounds.slices_prefill
+        self.sliced_prefill = SlicedPrefill(self) if slices_prefill else None
 
-    def half_way(self) -> list[Req]:
+    def partial_prefills(self) -> list[Req]:
         """Prompts between two chunks."""
-        if self.put_back is not None:
-            return self.put_back.half_way()
+        if self.sliced_prefill is not None:
+            return self.sliced_prefill.partial_prefills()
         return [] if self.chunked_req is None else [self.chunked_req]
 
-    def _put_back_reqs(self) -> list[Req]:
-        return [req for req in self.half_way() if req is not self.chunked_req]
+    def _preempted_prefills(self) -> list[Req]:
+        return [req for req in self.partial_prefills() if req is not self.chunked_req]
 
     def _make_rows(self) -> None:
         """Take rows from idle sessions, so that waiting requests can be admitted."""
         n_free = self.req_to_token_pool.available_size()
-        if n_free >= len(self.waiting_queue) or not self._sessions_give_back():
+        if n_free >= len(self.waiting_queue) or not self._evict_sessions():
             return
         sessions = self.tree_cache.session
         ids = [req.session.session_id if req.session else None for req in self.waiting_queue]
@@ -61,11 +61,11 @@ class MemoryScheduler(ControlChannel):
         urgent = [req for req in queue if not self.rounds.is_ahead(req.rid)]
         if not urgent or self._has_memory(urgent[0], running_batch):
             return
-        spare = [h for rid, h in self.held.items() if self.rounds.is_ahead(rid)]
-        spare = [held for held in spare if self._can_retract(held)]
+        spare = [h for rid, h in self.paused.items() if self.rounds.is_ahead(rid)]
+        spare = [paused for paused in spare if self._can_retract(paused)]
         if spare:
-            farthest = max(spare, key=lambda held: self.rounds.ahead_s(held.req.rid))
-            self._retract_held(farthest.req, len(running_batch.reqs))
+            farthest = max(spare, key=lambda paused: self.rounds.buffered_s(paused.req.rid))
+            self._retract_paused(farthest.req, len(running_batch.reqs))
             running_batch.batch_is_full = False
 
     def _has_memory(self, req: Req, running_batch: ScheduleBatch) -> bool:
@@ -80,21 +80,21 @@ class MemoryScheduler(ControlChannel):
         """Retract paused streams, then half-prefilled prompts, until the batch can decode."""
         if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
             return
-        spare = [h for h in self.held.values() if self._can_retract(h)]
-        spare.sort(key=lambda held: len(held.req.output_ids))
+        spare = [h for h in self.paused.values() if self._can_retract(h)]
+        spare.sort(key=lambda paused: len(paused.req.output_ids))
         while spare and not batch.check_decode_mem():
-            self._retract_held(spare.pop().req, len(batch.reqs))
-        if self.put_back is None:
+            self._retract_paused(spare.pop().req, len(batch.reqs))
+        if self.sliced_prefill is None:
             return
-        half = [req for req in self.half_way() if self._gives_back(req)]
+        half = [req for req in self.partial_prefills() if self._evicts(req)]
         half.sort(key=lambda req: (-prefill_tokens_left(req), req.rid))
         while half and not batch.check_decode_mem():
-            self.put_back.leave(req := half.pop())
+            self.sliced_prefill.leave(req := half.pop())
             self._retract(req, len(batch.reqs))
 
-    def _retract_held(self, req: Req, n_running: int) -> None:
-        del self.held[req.rid]
-        self._counts["held_gave_way"] += 1
+    def _retract_paused(self, req: Req, n_running: int) -> None:
+        del self.paused[req.rid]
+        self._counts["paused_retracted"] += 1
         self._retract(req, n_running)
 
     def _retract(self, req: Req, n_running: int) -> None:
@@ -108,16 +108,16 @@ class MemoryScheduler(ControlChannel):
         )
         self._add_request_to_queue(req, is_retracted=True)
 
-    def _can_retract(self, held: Held) -> bool:
-        if held.step_in_flight or held.req.finished():
+    def _can_retract(self, paused: PausedRequest) -> bool:
+        if paused.step_in_flight or paused.req.finished():
             return False
-        return self._gives_back(held.req)
+        return self._evicts(paused.req)
 
-    def _gives_back(self, req: Req) -> bool:
+    def _evicts(self, req: Req) -> bool:
         # A session's KV stays with the session: that frees nothing unless sessions give back.
-        return req.session is None or self._sessions_give_back()
+        return req.session is None or self._evict_sessions()
 
-    def _sessions_give_back(self) -> bool:
+    def _evict_sessions(self) -> bool:
         return getattr(getattr(self.tree_cache, "session", None), "idle", None) is not None
 
     def _tokens_to_prefill(self, req: Req) -> int:

@@ -26,7 +26,7 @@ class ReqsView:
 
 
 @dataclass(slots=True)
-class Held:
+class PausedRequest:
     """A request that sits out.
 
     penalties: by penalizer class, its tensors' row of this request; empty if it has none.
@@ -36,19 +36,19 @@ class Held:
     penalties: dict[type, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     @staticmethod
-    def of(batch: ScheduleBatch, index: int) -> "Held":
+    def of(batch: ScheduleBatch, index: int) -> "PausedRequest":
         """Call before the batch is filtered."""
-        held = Held(batch.reqs[index])
+        paused = PausedRequest(batch.reqs[index])
         orchestrator = batch.sampling_info.penalizer_orchestrator
         if orchestrator.is_required:
             for kind, penalizer in orchestrator.penalizers.items():
                 if penalizer.is_prepared():
-                    held.penalties[kind] = {
+                    paused.penalties[kind] = {
                         name: value[index : index + 1].clone()
                         for name, value in vars(penalizer).items()
                         if isinstance(value, torch.Tensor)
                     }
-        return held
+        return paused
 
     @property
     def step_in_flight(self) -> bool:
@@ -57,9 +57,9 @@ class Held:
         return len(req.origin_input_ids) + len(req.output_ids) - 1 != req.kv.kv_committed_len
 
 
-def decode_batch_of(scheduler, returning: list[Held]) -> ScheduleBatch:
+def decode_batch_of(scheduler, returning: list[PausedRequest]) -> ScheduleBatch:
     """A decode-ready batch of requests whose rows and KV were kept."""
-    reqs = [held.req for held in returning]
+    reqs = [paused.req for paused in returning]
     batch = ScheduleBatch.init_new(
         reqs=reqs,
         req_to_token_pool=scheduler.req_to_token_pool,
@@ -70,9 +70,9 @@ def decode_batch_of(scheduler, returning: list[Held]) -> ScheduleBatch:
         spec_algorithm=scheduler.spec_algorithm,
     )
     device = scheduler.device
-    for held in returning:
-        if held.step_in_flight:
-            raise AssertionError(f"held {held.req.rid}: its last step is still in flight")
+    for paused in returning:
+        if paused.step_in_flight:
+            raise AssertionError(f"paused {paused.req.rid}: its last step is still in flight")
     rows = torch.tensor([req.kv.req_pool_idx for req in reqs], dtype=torch.int64)
     batch.req_pool_indices_cpu = rows
     batch.req_pool_indices = rows.to(device, non_blocking=True)
@@ -95,10 +95,10 @@ def decode_batch_of(scheduler, returning: list[Held]) -> ScheduleBatch:
     return batch
 
 
-def _restore_penalties(batch: ScheduleBatch, returning: list[Held]) -> None:
+def _restore_penalties(batch: ScheduleBatch, returning: list[PausedRequest]) -> None:
     orchestrator = batch.sampling_info.penalizer_orchestrator
-    for index, held in enumerate(returning):
-        for kind, rows in held.penalties.items():
+    for index, paused in enumerate(returning):
+        for kind, rows in paused.penalties.items():
             penalizer = orchestrator.penalizers[kind]
             penalizer.prepare()
             for name, row in rows.items():

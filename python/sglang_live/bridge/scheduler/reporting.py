@@ -14,7 +14,7 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_live.bridge.rounds import LinkRate, RoundStamp, rounds_of
-from sglang_live.bridge.scheduler.device_peers import Neighbours
+from sglang_live.bridge.scheduler.device_peers import DevicePeers
 from sglang_live.bridge.session.retention import Retention
 from sglang_live.bridge.session.truncate import truncate_session
 from sglang_live.engine_channel.inbox import (
@@ -27,8 +27,8 @@ from sglang_live.engine_channel.inbox import (
     policies_from_env,
 )
 from sglang_live.engine_channel.messages import (
-    EndReply,
-    Outlook,
+    Interrupt,
+    NextUseHint,
     PolicyReport,
     Progress,
     RetainSession,
@@ -39,11 +39,11 @@ from sglang_live.engine_channel.messages import (
 from sglang_live.policy.config import PolicyConfig
 
 REPORT_EVERY_S = 0.5
-# An EndReply may overtake its request, which travels on another socket; how many are remembered.
+# An Interrupt may overtake its request, which travels on another socket; how many are remembered.
 _MAX_EARLY_ENDS = 4096
 
 
-class ControlChannel(Scheduler):
+class ReportingScheduler(Scheduler):
     policy_config: PolicyConfig  # of the stage
 
     # --- setting up ---
@@ -70,9 +70,9 @@ class ControlChannel(Scheduler):
         self._next_report_s, self._reported = 0.0, {}
         self._counts = dict.fromkeys(
             (
-                "held_gave_way",
+                "paused_retracted",
                 "retracted",
-                "ended",
+                "interrupted",
                 "truncated",
                 "truncations_refused",
                 "speech_starts",
@@ -86,7 +86,7 @@ class ControlChannel(Scheduler):
         self.retention = Retention(self) if is_bounded else None
         # Rank 0 speaks and hears for all.
         shares = self.rounds is not None and self.outbox is not None
-        self.neighbours = Neighbours.from_env() if shares else None
+        self.device_peers = DevicePeers.from_env() if shares else None
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
@@ -94,11 +94,11 @@ class ControlChannel(Scheduler):
             [
                 (RoundStamp, self._on_stamp),
                 (Progress, self._on_progress),
-                (EndReply, self._on_end_reply),
+                (Interrupt, self._on_end_reply),
                 (TruncateSession, self._on_truncate),
                 (RetainSession, self._on_retain),
                 (SpeechStart, self._on_speech_start),
-                (Outlook, self._on_outlook),
+                (NextUseHint, self._on_outlook),
             ]
         )
 
@@ -110,7 +110,7 @@ class ControlChannel(Scheduler):
         if self.rounds is not None or self.retention is not None:
             rate = self.retention.link_rate() if self.retention is not None else LinkRate(None, 0.0)
             now_s = time.monotonic()
-            urgent = self.neighbours is not None and self.neighbours.urgent(now_s)
+            urgent = self.device_peers is not None and self.device_peers.urgent(now_s)
             feeds = [RoundStamp(now_s, urgent, rate), *feeds]
         return [*feeds, *super()._poll_timeout_aborts()]
 
@@ -124,7 +124,7 @@ class ControlChannel(Scheduler):
         if self.rounds is not None:
             self.rounds.progress(news)
 
-    def _on_end_reply(self, end: EndReply) -> None:
+    def _on_end_reply(self, end: Interrupt) -> None:
         live = [*self.waiting_queue, *self.collect_inflight_reqs()]
         if self.chunked_req is not None:
             live.append(self.chunked_req)
@@ -146,7 +146,7 @@ class ControlChannel(Scheduler):
 
     def _end(self, req: Req) -> None:
         """Finish where it is. A limit on length is a finish that keeps a session's KV."""
-        self._counts["ended"] += 1
+        self._counts["interrupted"] += 1
         if not isinstance(req.to_finish, FINISH_ABORT):
             req.sampling_params.max_new_tokens = len(req.output_ids)
         if self.rounds is not None:
@@ -175,9 +175,9 @@ class ControlChannel(Scheduler):
         if self.retention is not None:
             self.retention.speaks(start)
 
-    def _on_outlook(self, outlook: Outlook) -> None:
+    def _on_outlook(self, next_use: NextUseHint) -> None:
         if self.retention is not None:
-            self.retention.expect(outlook)
+            self.retention.expect(next_use)
 
     # --- what goes out ---
 

@@ -3,7 +3,7 @@
 SGLang goes on with one half-prefilled prompt until it is complete. Here it may leave its place
 with row, KV and tree lock kept, as it is between any two chunks, and take it again later: nothing
 is computed twice. What it still needs stays reserved, so that no two such prompts fill the pool.
-Owner: one PutBack per scheduler; equal on all ranks, because it decides by what is broadcast.
+Owner: one SlicedPrefill per scheduler; equal on all ranks, because it decides by what is broadcast.
 """
 
 from sglang.srt.managers.schedule_batch import Req
@@ -15,7 +15,7 @@ from sglang_live.policy.sliced_prefill import is_long, passing, rank_s, slice_to
 _FIRST_TOKENS = 16
 
 
-class PutBack:
+class SlicedPrefill:
     """waiting: put back, by request id."""
 
     def __init__(self, scheduler):
@@ -24,9 +24,9 @@ class PutBack:
         self._begun_s: dict[str, float] = {}
         self._sliced_s: dict[str, float] = {}
         self._decodes_next = False
-        self.totals = dict.fromkeys(("put_backs", "put_back_gave_way"), 0.0)
+        self.totals = dict.fromkeys(("prefills_preempted", "prefills_retracted"), 0.0)
 
-    def half_way(self) -> list[Req]:
+    def partial_prefills(self) -> list[Req]:
         current = self._scheduler.chunked_req
         return [*self.waiting.values(), *([] if current is None else [current])]
 
@@ -43,7 +43,7 @@ class PutBack:
         """
         rates, config = self._rounds.rates, self._rounds.config
         most = slice_tokens(rates, config)
-        half, waiting = self.half_way(), self._sizes(queue)
+        half, waiting = self.partial_prefills(), self._sizes(queue)
         if not half:
             is_any_long = any(is_long(tokens, rates, config) for tokens, _ in waiting)
             return queue, [], most if is_any_long else None
@@ -69,11 +69,11 @@ class PutBack:
 
     def go_on(self) -> None:
         """Those that were to pass do not fit after all."""
-        self._go_on(self._first(self.half_way()))
+        self._go_on(self._first(self.partial_prefills()))
 
     def launched(self, reqs: list[Req]) -> None:
         """A prefill of these was launched."""
-        half, now_s = {req.rid for req in self.half_way()}, self._rounds.now_s
+        half, now_s = {req.rid for req in self.partial_prefills()}, self._rounds.now_s
         ran = {req.rid for req in reqs} & half
         self._begun_s = {rid: self._begun_s.get(rid, now_s) for rid in half}
         self._sliced_s = {rid: now_s if rid in ran else self._sliced_s[rid] for rid in half}
@@ -105,7 +105,7 @@ class PutBack:
         return self._scheduler._pool().free - reserved - sum(map(reply_tokens_left, running))
 
     def _decodes_go_first(self, running: list[Req], idle_s: float) -> bool:
-        if idle_s < self._rounds.config.max_put_back_s and any(map(_begins, running)):
+        if idle_s < self._rounds.config.max_preempt_s and any(map(_begins, running)):
             return True
         # SGLang prefers a prefill in every round: answers would stand still until it is complete.
         rids = [req.rid for req in running if not req.finished()]
@@ -132,13 +132,13 @@ class PutBack:
         if req is not None:
             self.waiting[req.rid] = req
             self._scheduler.chunked_req = None
-            self.totals["put_backs"] += 1
+            self.totals["prefills_preempted"] += 1
 
     def leave(self, req: Req) -> None:
         """It loses its KV and waits in the queue again, as one that is retracted."""
         self._park_if(req)
         del self.waiting[req.rid]
-        self.totals["put_back_gave_way"] += 1
+        self.totals["prefills_retracted"] += 1
 
     def _park_if(self, req: Req) -> None:
         if self._scheduler.chunked_req is req:

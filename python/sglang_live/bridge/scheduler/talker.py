@@ -85,7 +85,7 @@ class TalkerScheduler(LiveScheduler):
     def _any_gated(self) -> bool:
         return bool(self.unfinished_text)
 
-    def _gated(self, req: Req) -> bool:
+    def _blocked(self, req: Req) -> bool:
         if req.rid not in self.unfinished_text:
             return False
         # KV beyond the prompt counts the frames already launched, also while a step is in flight.

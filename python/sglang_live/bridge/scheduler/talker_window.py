@@ -10,9 +10,9 @@ from array import array
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-from sglang_live.bridge.session.row_compact import cut_row, shorten
+from sglang_live.bridge.session.row_compact import compact_row, shorten
 from sglang_live.engine_channel.messages import TalkerPrompt
-from sglang_live.kv.retention import Cut, RetentionConfig, cut_of
+from sglang_live.kv.retention import Compaction, RetentionConfig, compaction_of
 from sglang_live.models.qwen3_omni.talker_state import TalkerStream
 
 
@@ -26,7 +26,7 @@ class ReplyBounds:
         self._scheduler, self._streams = scheduler, streams
         self._configs: dict[str, RetentionConfig] = {}
         self._limits: dict[str, int] = {}  # SGLang's, for the frames that lie in KV at once
-        self.totals = {"replies_cut": 0.0, "frames_cut": 0.0}
+        self.totals = {"replies_compacted": 0.0, "frames_compacted": 0.0}
 
     def announce(self, prompt: TalkerPrompt) -> None:
         if prompt.window_frames:
@@ -54,7 +54,7 @@ class ReplyBounds:
             config = self._configs.get(req.rid)
             if config is None or req.finished() or not self._is_over(req, config):
                 continue
-            cut = cut_of(
+            cut = compaction_of(
                 n_tokens=req.kv.kv_committed_len,
                 sink_tokens=config.sink_tokens,
                 window_tokens=config.window_tokens,
@@ -77,14 +77,14 @@ class ReplyBounds:
         bound = config.sink_tokens + config.window_tokens + config.slack_tokens
         return req.kv.kv_committed_len > bound + 2 * self._page_size
 
-    def _drop(self, req: Req, cut: Cut) -> None:
+    def _drop(self, req: Req, cut: Compaction) -> None:
         assert req.kv.cache_protected_len <= cut.begin  # what the tree holds is the prompt's
-        cut_row(self._scheduler.tree_cache, req.kv, cut, cut.begin)
+        compact_row(self._scheduler.tree_cache, req.kv, cut, cut.begin)
         _drop_outputs(req, cut)
         self._streams[req.rid].drop(cut.begin, cut.n_tokens)
         self._set_limit(req)
-        self.totals["replies_cut"] += 1
-        self.totals["frames_cut"] += cut.n_tokens
+        self.totals["replies_compacted"] += 1
+        self.totals["frames_compacted"] += cut.n_tokens
         if self._scheduler.rounds is not None:
             self._scheduler.rounds.table.shrank(req.rid, cut.n_tokens)
 
@@ -97,7 +97,7 @@ class ReplyBounds:
         req.sampling_params.max_new_tokens = min(most, left, self._limits[req.rid])
 
 
-def _drop_outputs(req: Req, cut: Cut) -> None:
+def _drop_outputs(req: Req, cut: Compaction) -> None:
     """So that tokens and KV go on agreeing; all that is dropped was sent long ago."""
     first = cut.begin - len(req.origin_input_ids)
     end = first + cut.n_tokens

@@ -20,14 +20,14 @@ from sglang.srt.session.streaming_session import SessionSlot, StreamingSession
 from sglang.srt.utils.common import ceil_align
 
 from sglang_live.bridge.kv_record import LiveKvInfo, Place
-from sglang_live.bridge.session.compact import SessionCuts
+from sglang_live.bridge.session.compact import SessionCompaction
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host import SessionTier
 from sglang_live.bridge.tiers.preload import Preloads
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 
 
-class LiveSession(StreamingSession):
+class SessionCache(StreamingSession):
     """Slots of SGLang's streaming sessions.
 
     idle: None: sessions keep their KV until they close, as upstream has it.
@@ -37,7 +37,7 @@ class LiveSession(StreamingSession):
 
     def __init__(self, inner: UnifiedRadixCache):
         super().__init__(inner)
-        self.cuts = SessionCuts(self)
+        self.cuts = SessionCompaction(self)
         self.idle: IdleSessions | None = None
         self.tier: SessionTier | None = None
         self.preloads: Preloads | None = None
@@ -55,7 +55,7 @@ class LiveSession(StreamingSession):
                 self._keep_row(req)
             return True
         if isinstance(req.finished_reason, FINISH_ABORT):
-            self.forget_if_cut(session)
+            self.forget_if_compacted(session)
         elif session.session_id not in self.slots and req.sampling_params.max_new_tokens == 0:
             self._share(req)
         handled = super().try_cache_finished_req(req)
@@ -102,7 +102,7 @@ class LiveSession(StreamingSession):
 
     def _drop_row(self, req: Req) -> None:
         session, kv = req.session, req.detach_kv()
-        self.forget_if_cut(session)
+        self.forget_if_compacted(session)
         if session.session_id not in self.slots:
             self.slots[session.session_id] = SessionSlot(
                 kv=kv,
@@ -113,13 +113,13 @@ class LiveSession(StreamingSession):
         self.release_session(session.session_id)
         session.abort_req()
 
-    def forget_if_cut(self, session: Session) -> None:
+    def forget_if_compacted(self, session: Session) -> None:
         """The session of an aborted request falls back to the one before, whose tokens were cut.
 
         What it would compute from these would not be what it held: it begins anew.
         """
         slot = self.slots.get(session.session_id)
-        if slot is not None and getattr(slot.kv, "n_cut", 0):
+        if slot is not None and getattr(slot.kv, "n_dropped", 0):
             session.req_nodes.clear()
             session.committed_origin_len = None
             session.committed_unpadded_len = session.committed_fill_len = None
@@ -282,7 +282,7 @@ class LiveSession(StreamingSession):
 
     # --- tokens of a session are about to go, or to change, where they lie ---
 
-    def is_cut(self, session_id: str, cut: Cut) -> None:
+    def is_compacted(self, session_id: str, cut: Compaction) -> None:
         if self.tier is not None:
             self.tier.cut(session_id, cut)
 

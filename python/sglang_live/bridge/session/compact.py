@@ -9,21 +9,21 @@ from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import SessionSlot
 
 from sglang_live.bridge.kv_record import LiveKvInfo
-from sglang_live.bridge.session.media import cut_media, media_spans
+from sglang_live.bridge.session.media import compact_media, media_spans
 from sglang_live.bridge.session.rebase import Rebase
-from sglang_live.bridge.session.row_compact import cut_row
+from sglang_live.bridge.session.row_compact import compact_row
 from sglang_live.bridge.session.tokens import (
     confirm_lengths,
     cut_tokens,
     fold_outputs,
     length_of,
 )
-from sglang_live.kv.retention import Cut, RetentionConfig, cut_of
+from sglang_live.kv.retention import Compaction, RetentionConfig, compaction_of
 
 log = logging.getLogger(__name__)
 
 
-class SessionCuts:
+class SessionCompaction:
     """
     Args:
         sessions: the LiveSession whose slots are cut.
@@ -37,7 +37,7 @@ class SessionCuts:
         self._sessions = sessions
         self.n_rebased = 0
 
-    def cut(self, session: Session, config: RetentionConfig) -> Cut | None:
+    def cut(self, session: Session, config: RetentionConfig) -> Compaction | None:
         """Drop what lies between sink and window. None: nothing does, or it cannot be dropped now.
 
         Args:
@@ -69,7 +69,7 @@ class SessionCuts:
         req.multimodal_inputs = self.rebase.rebase(req.multimodal_inputs, kv.sink_tokens, rows)
         self.n_rebased += 1
 
-    def cut_running(self, req: Req, config: RetentionConfig) -> Cut | None:
+    def cut_running(self, req: Req, config: RetentionConfig) -> Compaction | None:
         """The same while the request decodes: what it said itself stays, however long it is.
 
         Its batch must be told that it is shorter now.
@@ -86,10 +86,10 @@ class SessionCuts:
 
     def _choose(
         self, slot: SessionSlot, req: Req, config: RetentionConfig, n_reply: int
-    ) -> Cut | None:
+    ) -> Compaction | None:
         """n_reply: tokens at the end that stay, whatever the window."""
         kv = slot.kv
-        cut = cut_of(
+        cut = compaction_of(
             n_tokens=kv.kv_committed_len,
             sink_tokens=config.sink_tokens,
             window_tokens=max(config.window_tokens, n_reply),
@@ -100,22 +100,22 @@ class SessionCuts:
             slack_tokens=config.slack_tokens,
         )
         # Two holes would need two offsets: the sink of the first cut stays.
-        if cut is None or (kv.n_cut and cut.begin != kv.sink_tokens):
+        if cut is None or (kv.n_dropped and cut.begin != kv.sink_tokens):
             return None
         if kv.cache_protected_len > cut.begin and not self._hand_over_prefix(slot, req, cut.begin):
             return None
         return cut
 
-    def _drop(self, slot: SessionSlot, req: Req, cut: Cut, n_tokens: int) -> None:
+    def _drop(self, slot: SessionSlot, req: Req, cut: Compaction, n_tokens: int) -> None:
         """n_tokens: of the session, all that is known of its reply included."""
         kv = slot.kv
         own_from = max(kv.cache_protected_len, cut.begin)
         kv.cache_protected_len = min(kv.cache_protected_len, cut.begin)
-        self._sessions.is_cut(req.session.session_id, cut)
-        cut_row(self._sessions, kv, cut, own_from)
+        self._sessions.is_compacted(req.session.session_id, cut)
+        compact_row(self._sessions, kv, cut, own_from)
         cut_tokens(req, cut)
-        req.multimodal_inputs = cut_media(req.multimodal_inputs, cut, n_tokens)
-        kv.sink_tokens, kv.n_cut = cut.begin, kv.n_cut + cut.n_tokens
+        req.multimodal_inputs = compact_media(req.multimodal_inputs, cut, n_tokens)
+        kv.sink_tokens, kv.n_dropped = cut.begin, kv.n_dropped + cut.n_tokens
 
     def _hand_over_prefix(self, slot: SessionSlot, req: Req, begin: int) -> bool:
         """Let go of the tree's nodes behind `begin`; the session's first prompt is in the tree.

@@ -3,7 +3,7 @@
 Both concern `Session._inflight`, which says that a request of the session is under way.
 """
 
-from sglang_live.bridge.session.cache import LiveSession
+from sglang_live.bridge.session.cache import SessionCache
 
 
 def detach_rejected(request, session, *args, **kwargs):
@@ -28,7 +28,7 @@ def release_waiting(result, scheduler, req):
         if req.retracted_stain:
             # Its KV is the session's, but its tokens will not be.
             sessions = getattr(scheduler.tree_cache, "session", None)
-            if isinstance(sessions, LiveSession):
-                sessions.forget_if_cut(session)
+            if isinstance(sessions, SessionCache):
+                sessions.forget_if_compacted(session)
             scheduler.tree_cache.release_session(session.session_id)
     return result

@@ -9,7 +9,7 @@ Owner: one IdleSessions per session cache; equal on all ranks, because all it he
 
 import math
 
-from sglang_live.engine_channel.messages import Outlook
+from sglang_live.engine_channel.messages import NextUseHint
 from sglang_live.kv.next_use import NextUse
 from sglang_live.kv.preload import PROTECTED_S
 from sglang_live.kv.victim_index import Candidate, Victim, VictimIndex
@@ -26,7 +26,7 @@ class IdleSessions:
         self._speaking_until_s: dict[str, float] = {}
         self.now_s = 0.0
         self.counts = dict.fromkeys(
-            ("sessions_gave_way", "protected_gave_way", "tokens_given_back"), 0.0
+            ("sessions_evicted", "protected_evicted", "tokens_evicted"), 0.0
         )
 
     @property
@@ -53,13 +53,13 @@ class IdleSessions:
         self._next_use.forget(session_id)
         self._speaking_until_s.pop(session_id, None)
 
-    def expect(self, outlook: Outlook) -> None:
+    def expect(self, hint: NextUseHint) -> None:
         """When its caller will be heard again."""
-        self._next_use.plays_until(outlook.session, self.now_s + outlook.plays_for_s)
-        self._next_use.replies_after(outlook.session, outlook.reply_gap_s)
-        if outlook.saw_gap_s is not None:
-            self._next_use.saw_gap(outlook.saw_gap_s)
-        self._rank(outlook.session, self._index.n_tokens(outlook.session))
+        self._next_use.plays_until(hint.session, self.now_s + hint.buffered_s)
+        self._next_use.replies_after(hint.session, hint.response_gap_s)
+        if hint.observed_gap_s is not None:
+            self._next_use.saw_gap(hint.observed_gap_s)
+        self._rank(hint.session, self._index.n_tokens(hint.session))
 
     def answered(self, session_id: str) -> None:
         """A request of it has come to its end: what its caller said is computed."""
@@ -108,8 +108,8 @@ class IdleSessions:
         missing = n_tokens - sum(victim.n_tokens for victim in victims)
         if missing > 0 and later_than_s == -math.inf:
             victims += self._victims_among_protected(missing)
-        self.counts["sessions_gave_way"] += len(victims)
-        self.counts["tokens_given_back"] += sum(victim.n_tokens for victim in victims)
+        self.counts["sessions_evicted"] += len(victims)
+        self.counts["tokens_evicted"] += sum(victim.n_tokens for victim in victims)
         return [(victim.key, victim.n_tokens) for victim in victims]
 
     def _victims_among_protected(self, n_tokens: int) -> list[Victim]:
@@ -121,7 +121,7 @@ class IdleSessions:
         for session_id, until_s in protected:
             if session_id in self._index:
                 self._index.protect(session_id, until_s)
-        self.counts["protected_gave_way"] += len(victims)
+        self.counts["protected_evicted"] += len(victims)
         return victims
 
     def report(self) -> dict[str, float]:

@@ -14,7 +14,7 @@ import torch
 from sglang.srt.managers.schedule_batch import MultimodalDataItem, MultimodalInputs
 from torch import Tensor
 
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 
 # Fields of other models that count in tokens as well; Qwen3-Omni has none of them.
 _NOT_CUT = (
@@ -39,7 +39,9 @@ def media_spans(mm_inputs: MultimodalInputs | None) -> list[tuple[int, int]]:
     return spans
 
 
-def cut_media(mm_inputs: MultimodalInputs | None, cut: Cut, n_tokens: int) -> MultimodalInputs:
+def compact_media(
+    mm_inputs: MultimodalInputs | None, cut: Compaction, n_tokens: int
+) -> MultimodalInputs:
     """What takes the place of mm_inputs when the tokens of the cut leave the session.
 
     Items inside the cut lose their features; the others are moved in place. Tokens that stay keep
@@ -125,7 +127,7 @@ def _span(item: MultimodalDataItem) -> tuple[int, int]:
     return min(first for first, _ in item.offsets), max(last for _, last in item.offsets) + 1
 
 
-def _cut_items(items: list[MultimodalDataItem], cut: Cut) -> list[MultimodalDataItem]:
+def _cut_items(items: list[MultimodalDataItem], cut: Compaction) -> list[MultimodalDataItem]:
     kept, dropped = [], []
     for item in items:
         # A clip too short for one token has no place, and nothing to lose.

@@ -17,7 +17,7 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_live.bridge.kv_record import Place
-from sglang_live.bridge.session.cache import LiveSession
+from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.session.rebase import Rebase
 from sglang_live.bridge.tiers.host import SessionTier
@@ -34,13 +34,13 @@ class LiveRadixCache(UnifiedRadixCache):
     def __init__(self, params):
         self._age = TreeAge()
         super().__init__(params)
-        self.session = LiveSession(inner=self)
+        self.session = SessionCache(inner=self)
 
     def _reset_full(self) -> None:
         super()._reset_full()
         self._age = TreeAge()
         session = getattr(self, "session", None)  # also called while we are being built
-        if not isinstance(session, LiveSession):
+        if not isinstance(session, SessionCache):
             return
         if session.idle is not None:
             session.idle = IdleSessions(self.page_size)
@@ -167,7 +167,7 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
         raise ValueError("bounded sessions need a model with M-RoPE, whose positions are a table")
     cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
     policies = policies_from_env()
-    if "nextuse" in policies:
+    if "next-use" in policies:
         cache.session.idle = IdleSessions(cache.page_size)
         if ctx.enable_hierarchical_cache:
             controller = cache.cache_controller

@@ -9,11 +9,11 @@ import time
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 from sglang_live.bridge.rounds import LinkRate, RoundStamp
-from sglang_live.bridge.session.cache import LiveSession
+from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.bridge.session.row_compact import shorten
 from sglang_live.bridge.session.tokens import length_of
-from sglang_live.engine_channel.messages import Outlook, Retained, RetainSession, SpeechStart
-from sglang_live.kv.retention import Cut, RetentionConfig
+from sglang_live.engine_channel.messages import NextUseHint, Retained, RetainSession, SpeechStart
+from sglang_live.kv.retention import Compaction, RetentionConfig
 
 
 class Retention:
@@ -24,7 +24,8 @@ class Retention:
         self._running: dict[str, str] = {}  # by session, the request that may be cut
         self._finished: dict[str, None] = {}  # in order, which must be the same on all ranks
         self._counts = dict.fromkeys(
-            ("sessions_cut", "sessions_cut_running", "tokens_cut", "cut_s"), 0.0
+            ("sessions_compacted", "sessions_compacted_running", "tokens_compacted", "compact_s"),
+            0.0,
         )
 
     def stamp(self, stamp: RoundStamp) -> None:
@@ -35,14 +36,14 @@ class Retention:
             sessions.preloads.tick(stamp.now_s, stamp.rate)
 
     def link_rate(self) -> LinkRate:
-        """Measured here."""
+        """PromptMeasured here."""
         tier = self._sessions.tier
         return LinkRate(None, 0.0) if tier is None else tier.copies.rate()
 
-    def expect(self, outlook: Outlook) -> None:
-        sessions, session_id = self._sessions, outlook.session
+    def expect(self, next_use: NextUseHint) -> None:
+        sessions, session_id = self._sessions, next_use.session
         if sessions.idle is not None:
-            sessions.idle.expect(outlook)
+            sessions.idle.expect(next_use)
         if sessions.tier is not None:
             sessions.tier.expect(session_id)
         if sessions.preloads is not None:
@@ -120,7 +121,7 @@ class Retention:
             if (cut := self._sessions.cuts.cut_running(req, config)) is not None:
                 shorten(batch, index, cut.n_tokens)
                 batch.multimodal_inputs = [r.multimodal_inputs for r in batch.reqs]
-                self._count(cut, "sessions_cut_running", began_s)
+                self._count(cut, "sessions_compacted_running", began_s)
                 if self._scheduler.rounds is not None:
                     self._scheduler.rounds.table.shrank(req.rid, cut.n_tokens)
 
@@ -136,7 +137,7 @@ class Retention:
         }
 
     @property
-    def _sessions(self) -> LiveSession:
+    def _sessions(self) -> SessionCache:
         return self._scheduler.tree_cache.session
 
     def _cut(self, session_id: str) -> None:
@@ -146,13 +147,13 @@ class Retention:
             return
         began_s = time.perf_counter()
         if (cut := self._sessions.cuts.cut(session, config)) is not None:
-            self._count(cut, "sessions_cut", began_s)
+            self._count(cut, "sessions_compacted", began_s)
 
-    def _count(self, cut: Cut, what: str, began_s: float) -> None:
+    def _count(self, cut: Compaction, what: str, began_s: float) -> None:
         # For reports alone; nothing is decided by it.
-        self._counts["cut_s"] += time.perf_counter() - began_s
+        self._counts["compact_s"] += time.perf_counter() - began_s
         self._counts[what] += 1
-        self._counts["tokens_cut"] += cut.n_tokens
+        self._counts["tokens_compacted"] += cut.n_tokens
 
     def _is_over(self, req: Req, config: RetentionConfig) -> bool:
         # Cheap, because it is asked of every stream in every round.
@@ -169,5 +170,5 @@ class Retention:
             session_id,
             n_tokens=length_of(session, node.req),
             sink_tokens=slot.kv.sink_tokens,
-            n_cut=slot.kv.n_cut,
+            n_dropped=slot.kv.n_dropped,
         )

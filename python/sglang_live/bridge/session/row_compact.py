@@ -6,14 +6,14 @@ import torch
 from sglang.srt.managers.schedule_batch import ReqKvInfo, ScheduleBatch
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
 
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 
 # For tests: what has left a row is overwritten, so that nobody can read it unnoticed.
 POISON_ENV = "SGLANG_LIVE_POISON_FREED_KV"
 _POISON = bool(os.environ.get(POISON_ENV))
 
 
-def cut_row(cache: BasePrefixCache, kv: ReqKvInfo, cut: Cut, own_from: int) -> None:
+def compact_row(cache: BasePrefixCache, kv: ReqKvInfo, cut: Compaction, own_from: int) -> None:
     """own_from: from here to the cut's end the slots are the request's own, and given back."""
     row = cache.req_to_token_pool.req_to_token[kv.req_pool_idx]
     page_size = cache.page_size

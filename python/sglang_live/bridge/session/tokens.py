@@ -5,7 +5,7 @@ from array import array
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.session_controller import Session
 
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 
 
 def outputs_of(req: Req) -> array:
@@ -34,7 +34,7 @@ def fold_outputs(session: Session, req: Req) -> None:
     req.output_ids = req.output_ids[:0]
 
 
-def cut_tokens(req: Req, cut: Cut) -> None:
+def cut_tokens(req: Req, cut: Compaction) -> None:
     ids, unpadded = req.origin_input_ids, req.origin_input_ids_unpadded
     if unpadded is not ids:
         # Some models have one placeholder here for all tokens of an item.

@@ -9,7 +9,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.session_controller import Session
 
 from sglang_live.bridge.kv_record import LiveKvInfo
-from sglang_live.bridge.session.cache import LiveSession
+from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.bridge.session.media import media_before, media_spans
 
 
@@ -33,11 +33,11 @@ def truncate_session(scheduler, session_id: str, position: int) -> int:
         return -1
     kept = max(0, n_tokens - len(req.origin_input_ids))
     req.output_ids = _outputs(req)[:kept]
-    if isinstance(streaming, LiveSession):
+    if isinstance(streaming, SessionCache):
         streaming.is_truncated(session_id, n_tokens)
     if slot.kv.kv_allocated_len > n_tokens:
         streaming._free_tail(slot.kv, n_tokens)
-        if isinstance(streaming, LiveSession):
+        if isinstance(streaming, SessionCache):
             streaming.resized(session_id)
     return position
 
@@ -51,7 +51,7 @@ def streaming_sessions(tree_cache):
 
 def n_computed(streaming, session_id: str) -> int:
     """Tokens of a session that its next request need not compute."""
-    if isinstance(streaming, LiveSession):
+    if isinstance(streaming, SessionCache):
         return streaming.n_computed(session_id)
     slot = streaming.slots.get(session_id)
     return 0 if slot is None else slot.kv.kv_committed_len

@@ -18,10 +18,10 @@ from sglang.srt.utils.common import ceil_align
 
 from sglang_live.bridge.kv_record import LiveKvInfo, Place
 from sglang_live.bridge.tiers.host_copies import HostCopies, HostCopy, wait_for
-from sglang_live.bridge.tiers.host_eviction import HostRoom
+from sglang_live.bridge.tiers.host_eviction import HostEviction
 from sglang_live.bridge.tiers.storage import StoredTails
 from sglang_live.kv.page_file import PageFile
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 
 # Background copies begin when less of the device's KV is free or idle prompts. Half: whoever is
 # evicted an instant later has been copied by then, and calls that fit are not copied for nothing.
@@ -47,7 +47,7 @@ class SessionTier:
         if open_storage is not None:
             file = open_storage(self.copies.bytes_per_token * self._page_size)
             self.stored = StoredTails(self.copies, file, self._least_of_all_ranks)
-        self._room = HostRoom(sessions, self.copies, self.stored)
+        self._room = HostEviction(sessions, self.copies, self.stored)
         self._to_copy: dict[str, None] = {}  # idle sessions with KV that is on the device alone
         self._arriving: dict[str, object] = {}  # finish events of preloads nobody has waited for
         self.counts = dict.fromkeys(
@@ -120,7 +120,7 @@ class SessionTier:
             self.stored.truncated(session_id, n_tokens)
         self._room.changed(session_id)
 
-    def cut(self, session_id: str, cut: Cut) -> None:
+    def cut(self, session_id: str, cut: Compaction) -> None:
         """The session is about to lose these whole pages."""
         self.is_changing(session_id)
         self.copies.cut(session_id, cut)

@@ -20,7 +20,7 @@ from sglang.srt.utils.common import ceil_align
 from sglang_live.bridge.kv_record import LiveKvInfo
 from sglang_live.bridge.rounds import LinkRate
 from sglang_live.kv.link import Link, LinkConfig
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 
 # Copies without a device have no launch to speak of.
 _WITHIN_ONE_MEMORY = LinkConfig(min_bytes=1 << 14)
@@ -249,7 +249,7 @@ class HostCopies:
         copy.end = n_tokens
         self._keep(copy, torch.arange(ceil_align(n_tokens - copy.begin, self.page_size)))
 
-    def cut(self, session_id: str, cut: Cut) -> None:
+    def cut(self, session_id: str, cut: Compaction) -> None:
         """The session loses these whole pages; what follows moves up."""
         copy = self._copies.get(session_id)
         if copy is None or copy.end <= cut.begin:

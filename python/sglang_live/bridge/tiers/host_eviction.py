@@ -2,7 +2,7 @@
 
 In: sessions' host copies, and when their callers are expected. Out: memory for those who are
 expected before. With storage nobody's copy goes for good as long as it keeps pace.
-Owner: one HostRoom per session tier.
+Owner: one HostEviction per session tier.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from sglang_live.kv.victim_index import VictimIndex
 _FREE_SHARE = 0.2
 
 
-class HostRoom:
+class HostEviction:
     """
     Args:
         sessions: the LiveSession.

@@ -21,7 +21,7 @@ from sglang.srt.utils.common import ceil_align
 from sglang_live.bridge.tiers.host_copies import HostCopies, HostCopy
 from sglang_live.engine_channel.inbox import STORAGE_ENV
 from sglang_live.kv.page_file import PageFile
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ class StoredTails:
         self._file.give_back(tail.places[n_pages:])
         tail.end, tail.places = n_tokens, tail.places[:n_pages]
 
-    def cut(self, session_id: str, cut: Cut) -> None:
+    def cut(self, session_id: str, cut: Compaction) -> None:
         """The session has lost these whole pages; its host copy was told."""
         tail = self._tails.get(session_id)
         if tail is None or tail.end <= cut.begin:

@@ -28,7 +28,7 @@ class WireFormat:
     rate_hz: int
     sample_bytes: int
 
-    def to_wire(self) -> dict[str, str | int]:
+    def to_json(self) -> dict[str, str | int]:
         # Only PCM has a rate in the protocol's types; G.711 is 8 kHz by definition.
         if self.kind == "audio/pcm":
             return {"type": self.kind, "rate": self.rate_hz}

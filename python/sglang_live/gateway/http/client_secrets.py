@@ -42,6 +42,6 @@ class ClientSecretsRoute:
             {
                 "value": secret.value,
                 "expires_at": int(secret.expires_at_s),
-                "session": config.to_wire(new_id("sess")),
+                "session": config.to_json(new_id("sess")),
             }
         )

@@ -53,10 +53,10 @@ _MAX_CHARACTERS = 4096
 _MAX_BODY_BYTES = 1 << 16
 
 
-class SpeechCutError(LiveError):
+class SpeechTruncatedError(LiveError):
     """The talker did not come to an end."""
 
-    code = "speech_cut"
+    code = "speech_truncated"
 
 
 class SpeechForm(Strict):
@@ -111,7 +111,7 @@ class SpeechRoute:
         """int16 at OUTPUT_RATE_HZ, as it comes.
 
         Raises:
-            SpeechCutError: it did not end within what the text can take.
+            SpeechTruncatedError: it did not end within what the text can take.
         """
         pieces = pieces_of(form.input)
         async with brief_session(self._orchestrator, new_id("speech")) as session:
@@ -143,10 +143,10 @@ class SpeechRoute:
                         return
         raise StageFailedError("The turn ended without a result.")
 
-    def _cut(self, text: str) -> SpeechCutError:
-        self._metrics.speech_cut.inc()
-        log.warning("speech_cut n_characters=%d max_s=%.1f", len(text), longest_s(text))
-        return SpeechCutError(
+    def _cut(self, text: str) -> SpeechTruncatedError:
+        self._metrics.speech_truncated.inc()
+        log.warning("speech_truncated n_characters=%d max_s=%.1f", len(text), longest_s(text))
+        return SpeechTruncatedError(
             f"The speech did not end within {longest_s(text):.0f} s, what {len(text)} characters "
             "can take. It is cut; what follows is not spoken."
         )
@@ -175,7 +175,7 @@ class _Cost:
         self.n_read += usage.input_text_tokens + usage.output_text_tokens
         self.n_spoken += usage.output_audio_tokens
 
-    def to_wire(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, int]:
         total = self.n_read + self.n_spoken
         return {
             "input_tokens": self.n_read,
@@ -207,7 +207,7 @@ async def _events(file: AsyncIterator[bytes], cost: _Cost) -> AsyncIterator[byte
             log.warning("speech_failed code=%s: %s", error.code, error)
             yield _event("error", error=error_body(error))
             return
-    yield _event("speech.audio.done", usage=cost.to_wire())
+    yield _event("speech.audio.done", usage=cost.to_json())
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -54,7 +54,7 @@ class SessionOpening:
 
     async def _bound(self, session_id: str, retention: RetentionConfig) -> None:
         try:
-            await self._orchestrator.bound_native(session_id, retention)
+            await self._orchestrator.retain_native(session_id, retention)
         except LiveError as error:
             log.warning("native_not_bounded session=%s error=%r", session_id, error)
             await self._upstream.close_session(session_id)

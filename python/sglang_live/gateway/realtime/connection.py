@@ -24,7 +24,7 @@ from sglang_live.gateway.realtime.events import (
 )
 from sglang_live.gateway.realtime.outbox import Outbox
 from sglang_live.gateway.realtime.services import RealtimeServices
-from sglang_live.gateway.realtime.session import Call
+from sglang_live.gateway.realtime.session import RealtimeSession
 from sglang_live.orchestrator.session import VoiceSession
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _IDLE_STEP_S = 1.0
 _LOOK_EVERY_S = 0.1
 
 
-class IdleCallError(LiveError):
+class IdleSessionError(LiveError):
     code = "session_idle"
     http_status = 408
 
@@ -109,7 +109,7 @@ class RealtimeConnection:
         await self._close(code, error.code)
 
     async def _serve(self, session: VoiceSession, sender: asyncio.Task[None]) -> None:
-        call = Call(session, self._outbox, self._services, self._preset, self._owner)
+        call = RealtimeSession(session, self._outbox, self._services, self._preset, self._owner)
         call.greet()
         reader = asyncio.create_task(self._read(call))
         lost = asyncio.create_task(self._outbox.until_lost())
@@ -131,7 +131,7 @@ class RealtimeConnection:
         if not idle.cancelled():
             self._metrics.clients_dropped.labels("idle").inc()
             log.info("client_idle session=%s", self.session_id)
-            await self._close(CLOSE_NORMAL, IdleCallError.code)
+            await self._close(CLOSE_NORMAL, IdleSessionError.code)
         elif not drained.cancelled():
             self._metrics.clients_dropped.labels("draining").inc()
             await self._close(CLOSE_SERVICE_RESTART, DrainingError.code)
@@ -145,7 +145,7 @@ class RealtimeConnection:
             log.error("sender_crashed session=%s", self.session_id, exc_info=error)
             await self._close(CLOSE_INTERNAL_ERROR, internal_error().code)
 
-    async def _until_drained(self, call: Call) -> None:
+    async def _until_drained(self, call: RealtimeSession) -> None:
         """The server is about to stop, and nothing of this call is left to wait for."""
         drain = self._services.drain
         await drain.began.wait()
@@ -153,16 +153,16 @@ class RealtimeConnection:
             with suppress(TimeoutError):
                 await asyncio.wait_for(drain.over.wait(), _LOOK_EVERY_S)
 
-    async def _until_idle(self, call: Call) -> IdleCallError:
+    async def _until_idle(self, call: RealtimeSession) -> IdleSessionError:
         """The client has sent nothing for too long, and no answer is made or heard."""
-        clock, limit_s = self._services.clock, self._services.config.idle_call_s
+        clock, limit_s = self._services.clock, self._services.config.idle_session_s
         if limit_s is None:
             await asyncio.Event().wait()
         while (left_s := self._heard_at_s + limit_s - clock.now_s()) > 0 or call.at_work:
             await clock.sleep(max(left_s, min(_IDLE_STEP_S, limit_s)))
-        return IdleCallError(f"The client sent nothing for {limit_s:g} s.")
+        return IdleSessionError(f"The client sent nothing for {limit_s:g} s.")
 
-    async def _read(self, call: Call) -> None:
+    async def _read(self, call: RealtimeSession) -> None:
         while True:
             frame = await self._wire.receive()
             self._heard_at_s = self._services.clock.now_s()
@@ -170,7 +170,7 @@ class RealtimeConnection:
                 return
             await self._handle(frame, call)
 
-    async def _handle(self, frame: str | bytes, call: Call) -> None:
+    async def _handle(self, frame: str | bytes, call: RealtimeSession) -> None:
         event_id = None
         try:
             event = self._parse(frame)

@@ -14,7 +14,7 @@ KIND = "frames"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrameMode:
+class FrameSettings:
     """
     frame_ms: of the caller's audio in each frame, and until the next. A multiple of 80 ms, which
         is one token of the audio encoder; more than 1000 in multiples of that.
@@ -28,11 +28,13 @@ class FrameMode:
     def frame_s(self) -> float:
         return self.frame_ms / 1000
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {"type": KIND, "frame_ms": self.frame_ms, "max_tokens": self.max_tokens}
 
 
-def merge_frame_mode(form: TurnDetectionForm | None, current: FrameMode | None) -> FrameMode | None:
+def merge_frame_mode(
+    form: TurnDetectionForm | None, current: FrameSettings | None
+) -> FrameSettings | None:
     """Apply a form: absent keys keep their value, null ones return to the default.
 
     Returns:
@@ -42,10 +44,10 @@ def merge_frame_mode(form: TurnDetectionForm | None, current: FrameMode | None) 
         return None
     if form.type not in (UNSET, None, KIND):
         return None
-    current, default = current or FrameMode(), FrameMode()
+    current, default = current or FrameSettings(), FrameSettings()
     values = {}
     for name in ("frame_ms", "max_tokens"):
         sent = getattr(form, name)
         kept = getattr(current, name) if sent is UNSET else sent
         values[name] = getattr(default, name) if kept is None else kept
-    return FrameMode(**values)
+    return FrameSettings(**values)

@@ -32,7 +32,7 @@ _QUERY = ("model", "intent", "call_id")
 _BETA_HEADER, _BETA_SUBPROTOCOL = "realtime=v1", "openai-beta.realtime-v1"
 
 
-class TooManyCallsError(RateLimitError):
+class TooManySessionsError(RateLimitError):
     """Of one key, or of one client secret."""
 
 
@@ -107,10 +107,10 @@ class RealtimeRoute:
         config = self._services.config
         limit = config.max_sessions_per_key
         if limit is not None and self._open[owner] >= limit:
-            raise TooManyCallsError(f"This key has {limit} calls open, its limit.")
+            raise TooManySessionsError(f"This key has {limit} calls open, its limit.")
         limit = config.max_sessions_per_secret
         if secret is not None and self._open[secret] >= limit:
-            raise TooManyCallsError(f"This client secret has {limit} calls open, its limit.")
+            raise TooManySessionsError(f"This client secret has {limit} calls open, its limit.")
 
     async def _deny(self, socket: WebSocket) -> None:
         self._services.metrics.sessions_refused.labels("invalid_api_key").inc()

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from sglang_live.clock import Clock
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain
+from sglang_live.gateway.out_of_band_slots import OutOfBandSlots
 from sglang_live.gateway.rate_limits import RateLimits
 from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.item_budget import ItemBudget
-from sglang_live.gateway.realtime.turns.endpointing import TurnEnds
-from sglang_live.gateway.side_lanes import SideLanes
+from sglang_live.gateway.realtime.turns.endpointing import Endpointing
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SpeechModel
-from sglang_live.interaction.user_stats import Callers
+from sglang_live.interaction.user_stats import UserStats
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -29,24 +29,24 @@ class RealtimeServices:
     clock: Clock
     metrics: GatewayMetrics
     drain: Drain = field(default_factory=Drain)
-    callers: Callers = field(default_factory=Callers)
+    user_stats: UserStats = field(default_factory=UserStats)
     rate_limits: RateLimits = field(init=False)
-    side_lanes: SideLanes = field(init=False)
+    out_of_band_slots: OutOfBandSlots = field(init=False)
     item_budget: ItemBudget = field(init=False)
     context_limit: ContextLimit = field(init=False)
     scorer: SpeechScorer = field(init=False)
-    turn_ends: TurnEnds | None = field(init=False)
+    endpointing: Endpointing | None = field(init=False)
 
     def __post_init__(self):
-        self.rate_limits = RateLimits(self.config.max_answers_per_minute, self.clock)
-        self.side_lanes = SideLanes(self.config.max_side_responses_of_all)
+        self.rate_limits = RateLimits(self.config.max_responses_per_minute, self.clock)
+        self.out_of_band_slots = OutOfBandSlots(self.config.max_out_of_band_responses_in_all)
         self.item_budget = ItemBudget(self.config.max_conversation_bytes_of_all)
         self.context_limit = ContextLimit(self.orchestrator, self.metrics)
         self.scorer = SpeechScorer(self.speech_model)
         model = self.endpoint_model
-        self.turn_ends = TurnEnds(model, self.clock, self.metrics) if model else None
+        self.endpointing = Endpointing(model, self.clock, self.metrics) if model else None
 
     def close(self) -> None:
         self.scorer.close()
-        if self.turn_ends:
-            self.turn_ends.close()
+        if self.endpointing:
+            self.endpointing.close()

@@ -2,7 +2,7 @@
 
 In: parsed client events, in order. Out: server events; turns asked of the session.
 Owner: one Call per connection with a session. The parts it puts together own the facts:
-Conversation the items, Responses the answers, Playout what is heard of them, CallerTurns the
+Conversation the items, Responses the answers, Playout what is heard of them, TurnTaking the
 caller's audio, SessionMonitor what happened.
 """
 
@@ -38,8 +38,8 @@ from sglang_live.gateway.realtime.responses.response_plan import plan_response
 from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import first_config, update_config
-from sglang_live.gateway.realtime.turns.input_transcription import UserTranscripts
-from sglang_live.gateway.realtime.turns.turn_taking import CallerTurns
+from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
+from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.orchestrator.session import VoiceSession
@@ -47,7 +47,7 @@ from sglang_live.orchestrator.session import VoiceSession
 log = logging.getLogger(__name__)
 
 
-class Call:
+class RealtimeSession:
     """
     preset: what the session is to be from the beginning, beside the server's defaults.
     owner: whose answers these are, for limits.
@@ -75,7 +75,7 @@ class Call:
             keeps=config.timeline_dir is not None,
         )
         self._monitor = SessionMonitor(
-            session, services.clock, services.metrics, self._timeline, services.callers
+            session, services.clock, services.metrics, self._timeline, services.user_stats
         )
         self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics)
         self._items = ConversationEvents(
@@ -99,12 +99,12 @@ class Call:
             voices=orchestrator.voices,
             clock=services.clock,
             metrics=services.metrics,
-            max_side_responses=config.max_side_responses,
-            side_lanes=services.side_lanes,
+            max_out_of_band_responses=config.max_out_of_band_responses,
+            out_of_band_slots=services.out_of_band_slots,
             cache_salt=owner_salt(owner),
             may_ask=may_ask,
         )
-        self._transcripts = UserTranscripts(
+        self._transcripts = InputTranscription(
             session,
             emit,
             services.metrics,
@@ -112,7 +112,7 @@ class Call:
             may_work=self._responses.nobody_waits,
             may_ask=may_ask,
         )
-        self._turns = CallerTurns(
+        self._turns = TurnTaking(
             config=self._config,
             gateway=config,
             items=self._items,
@@ -121,7 +121,7 @@ class Call:
             monitor=self._monitor,
             emit=emit,
             scorer=services.scorer,
-            turn_ends=services.turn_ends,
+            endpointing=services.endpointing,
             clock=services.clock,
             metrics=services.metrics,
         )
@@ -132,7 +132,7 @@ class Call:
         return self._responses.at_work
 
     def greet(self) -> None:
-        self._emit("session.created", session=self._config.to_wire(self._session_id))
+        self._emit("session.created", session=self._config.to_json(self._session_id))
 
     async def handle(self, event: AnyClientEvent) -> None:
         """Raises LiveError if the event is refused; then it has changed nothing."""
@@ -214,5 +214,5 @@ class Call:
                 param="session.audio.input.turn_detection.type",
             )
         self._config = config
-        self._emit("session.updated", session=self._config.to_wire(self._session_id))
+        self._emit("session.updated", session=self._config.to_json(self._session_id))
         self._turns.configure(self._config)

@@ -22,7 +22,7 @@ from sglang_live.gateway.realtime.events import (
     TranscriptionForm,
     voice_name,
 )
-from sglang_live.gateway.realtime.frame_settings import FrameMode, merge_frame_mode
+from sglang_live.gateway.realtime.frame_settings import FrameSettings, merge_frame_mode
 from sglang_live.gateway.realtime.truncation import Truncation, choose_truncation
 from sglang_live.gateway.realtime.turn_detection import (
     TurnDetection,
@@ -65,9 +65,9 @@ class SessionConfig:
     output_format: WireFormat = PCM
     transcription: dict[str, str | None] | None = None
     turn_detection: TurnDetection | None
-    frames: FrameMode | None = None
+    frames: FrameSettings | None = None
 
-    def to_wire(self, session_id: str) -> dict[str, Any]:
+    def to_json(self, session_id: str) -> dict[str, Any]:
         detection = self.turn_detection or self.frames
         return {
             "type": "realtime",
@@ -86,13 +86,13 @@ class SessionConfig:
             "expires_at": None,
             "audio": {
                 "input": {
-                    "format": self.input_format.to_wire(),
+                    "format": self.input_format.to_json(),
                     "transcription": self.transcription,
                     "noise_reduction": None,
-                    "turn_detection": detection.to_wire() if detection else None,
+                    "turn_detection": detection.to_json() if detection else None,
                 },
                 "output": {
-                    "format": self.output_format.to_wire(),
+                    "format": self.output_format.to_json(),
                     "voice": self.voice,
                     "speed": 1.0,
                 },

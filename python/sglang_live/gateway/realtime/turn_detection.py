@@ -12,7 +12,7 @@ from msgspec import UNSET
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.realtime.events import TurnDetectionForm
 from sglang_live.gateway.realtime.frame_settings import KIND as FRAMES
-from sglang_live.gateway.realtime.frame_settings import FrameMode
+from sglang_live.gateway.realtime.frame_settings import FrameSettings
 from sglang_live.interaction.vad import VadSettings
 
 # semantic_vad asks for patience, not for a number. Without a model that judges whether a turn is
@@ -44,7 +44,7 @@ class TurnDetection:
     interrupt_response: bool = True
     shows_confirm: bool = False
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         flags = {name: getattr(self, name) for name in _FLAGS}
         if self.shows_confirm:
             flags["confirm_ms"] = self.vad.confirm_ms
@@ -54,9 +54,9 @@ class TurnDetection:
         return {"type": self.kind, **numbers, "idle_timeout_ms": self.idle_timeout_ms, **flags}
 
 
-def check_keys(form: TurnDetectionForm, current: TurnDetection | FrameMode | None) -> None:
+def check_keys(form: TurnDetectionForm, current: TurnDetection | FrameSettings | None) -> None:
     """Raises ClientEventError: a key has a value, but no meaning for this kind of detection."""
-    kind = form.type or (FRAMES if isinstance(current, FrameMode) else _kind(form, current))
+    kind = form.type or (FRAMES if isinstance(current, FrameSettings) else _kind(form, current))
     for name in form.__struct_fields__:
         if name == "type" or getattr(form, name) in (UNSET, None):
             continue

@@ -12,19 +12,26 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_live.aio import result_beside, vital
+from sglang_live.aio import result_with, vital
 from sglang_live.clock import MonotonicClock
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV
 from sglang_live.engine_channel.messages import (
     SPEAK_PREFIX,
     Frames,
-    StreamNotes,
+    StreamEvents,
     TalkerForget,
     TalkerPrompt,
     TalkerText,
 )
 from sglang_live.errors import BadInputError, StageFailedError
-from sglang_live.messages import CodecFrames, Outlook, Progress, Speak, SpeakDone, SpeakText
+from sglang_live.messages import (
+    CodecFrames,
+    NextUseHint,
+    Progress,
+    TalkerDone,
+    TalkerInput,
+    TalkerRequest,
+)
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.models.qwen3_omni.stage_view import talker_view
 from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
@@ -32,7 +39,7 @@ from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.progress_feed import ProgressFeed
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.stream_notes import NoteRoutes
+from sglang_live.stages.stream_events import NoteRoutes
 from sglang_live.stages.talker.context import n_left_out
 from sglang_live.stages.talker.frame_queue import FrameQueue
 from sglang_live.stages.talker.speech_bound import SpeechBound
@@ -89,7 +96,7 @@ class TalkerStage:
         self._frames: dict[str, FrameQueue] = {}
         self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
         self._bounds = "retention" in spec.policies
-        self._totals, self._n_frames, self._n_cut = PolicyTotals(), 0, 0
+        self._totals, self._n_frames, self._n_dropped = PolicyTotals(), 0, 0
         self._n_left_out = 0
         self._notes = NoteRoutes()
         self._warm_up_rid = SPEAK_PREFIX + uuid.uuid4().hex
@@ -113,7 +120,7 @@ class TalkerStage:
         self._feed.send(TalkerForget(rid))
 
     async def run(self, job: ServedJob) -> None:
-        request: Speak = job.opener
+        request: TalkerRequest = job.opener
         prompt, states_at, states = self._prompt(request, job.frames)
         rid = SPEAK_PREFIX + uuid.uuid4().hex  # fixed length: SGLang aborts by prefix of the id
         frames = self._frames[rid] = FrameQueue()
@@ -137,7 +144,7 @@ class TalkerStage:
         sending = asyncio.create_task(self._send_frames(job, frames))
         try:
             generating = self._generate(rid, prompt, bound)
-            last = await result_beside(generating, feeding, sending)
+            last = await result_with(generating, feeding, sending)
             # Token n completes frame n-1; the end token, or the last one allowed, has none.
             # All that were streamed: the engine's own count leaves out what a long reply dropped.
             await frames.expect(len(last["output_ids"]) - 1)
@@ -155,9 +162,9 @@ class TalkerStage:
         reason = last["meta_info"]["finish_reason"]
         finish = "length" if reason is None else reason["type"]
         if finish == "length":
-            self._n_cut += 1
-            log.warning("speech_cut job=%s n_frames=%d", job.job_id, frames.n_sent)
-        await job.send(SpeakDone(job.job_id, finish=finish, n_frames=frames.n_sent))
+            self._n_dropped += 1
+            log.warning("speech_truncated job=%s n_frames=%d", job.job_id, frames.n_sent)
+        await job.send(TalkerDone(job.job_id, finish=finish, n_frames=frames.n_sent))
 
     async def _generate(self, rid: str, prompt: list[int], bound: SpeechBound) -> dict:
         # The model has sampled already, from the reply's seed; SGLang takes what it chose.
@@ -176,10 +183,10 @@ class TalkerStage:
     async def close_session(self, session_id: str) -> None:
         self._segments.pop(session_id, None)
 
-    def caller_speaks(self, session_id: str) -> None:
+    def user_speaking(self, session_id: str) -> None:
         """A talker keeps no KV of a session."""
 
-    def outlook(self, message: Outlook) -> None:
+    def next_use(self, message: NextUseHint) -> None:
         """A talker keeps nothing that could wait for it."""
 
     def load(self) -> dict[str, float]:
@@ -187,13 +194,13 @@ class TalkerStage:
             "sessions": float(len(self._segments)),
             "replies": float(len(self._frames)),
             "frames": float(self._n_frames),
-            "speech_cut": float(self._n_cut),
+            "speech_truncated": float(self._n_dropped),
             "segments_left_out": float(self._n_left_out),
         }
         return {**self.host.load(), **self._totals.load(), **own}
 
     def _prompt(
-        self, request: Speak, frames: list
+        self, request: TalkerRequest, frames: list
     ) -> tuple[list[int], list[int], np.ndarray | None]:
         """Prompt ids, the positions of audio states in it, and the states."""
         speaker = self.model.speakers.get(request.voice.lower())
@@ -236,7 +243,7 @@ class TalkerStage:
         async for message in job.inputs():
             if isinstance(message, Progress) and self._progress is not None:
                 self._progress.put(rid, message)
-            if not isinstance(message, SpeakText):
+            if not isinstance(message, TalkerInput):
                 continue
             ids = list(message.ids)
             if message.done:
@@ -256,7 +263,7 @@ class TalkerStage:
         async for report in Reports(self._outbox):
             if isinstance(report, Frames):
                 self._take_frames(report)
-            elif isinstance(report, StreamNotes):
+            elif isinstance(report, StreamEvents):
                 self._notes.tell(report)
             else:
                 self._totals.take(report)

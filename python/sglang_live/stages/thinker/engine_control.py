@@ -7,8 +7,8 @@ import msgspec
 
 from sglang_live.clock import Clock
 from sglang_live.engine_channel.messages import (
-    EndReply,
-    Outlook,
+    Interrupt,
+    NextUseHint,
     Retained,
     RetainSession,
     SpeechStart,
@@ -30,20 +30,20 @@ class ThinkerFeed:
         self.progress = ProgressFeed(socket.send, clock)
         self._asked: dict[tuple[type, str], asyncio.Future] = {}
 
-    def end_reply(self, rid: str) -> None:
-        self._socket.send(EndReply(rid))
+    def interrupt(self, rid: str) -> None:
+        self._socket.send(Interrupt(rid))
 
     def speech_start(self, engine_session: str) -> None:
         self._socket.send(SpeechStart(engine_session))
 
-    def outlook(
+    def next_use(
         self,
         engine_session: str,
-        plays_for_s: float,
-        reply_gap_s: float | None,
-        saw_gap_s: float | None,
+        buffered_s: float,
+        response_gap_s: float | None,
+        observed_gap_s: float | None,
     ) -> None:
-        self._socket.send(Outlook(engine_session, plays_for_s, reply_gap_s, saw_gap_s))
+        self._socket.send(NextUseHint(engine_session, buffered_s, response_gap_s, observed_gap_s))
 
     async def truncate(self, engine_session: str, n_tokens: int) -> bool:
         """Make the session hold its first n_tokens only. False: nobody knows what it holds now."""
@@ -61,7 +61,7 @@ class ThinkerFeed:
         answer = await self._ask(order, Retained)
         return answer if answer is not None and answer.n_tokens >= 0 else None
 
-    async def bound_native(self, order: RetainSession) -> bool:
+    async def retain_native(self, order: RetainSession) -> bool:
         """Bound a session whose requests do not come from here. False: nobody knows if it is."""
         order = msgspec.structs.replace(order, unasked=True)
         return await self._ask(order, Retained) is not None

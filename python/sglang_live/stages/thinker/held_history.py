@@ -7,7 +7,7 @@ from sglang_live.models.qwen3_omni.prompt import Piece
 
 
 @dataclass(frozen=True, slots=True)
-class HeldReply:
+class LastReply:
     """The reply at the end of a session. It holds ask_at tokens before the markup that asks for
     it, and begin tokens before its first one. ids: without the end-of-turn token.
     """
@@ -18,7 +18,7 @@ class HeldReply:
 
 
 @dataclass(frozen=True, slots=True)
-class BeforeSpeech:
+class BeforeUtterance:
     """The session as it was before it took in what may still be being said.
 
     key: of the first piece of that. last: of the last, if the caller may have been done with it.
@@ -27,7 +27,7 @@ class BeforeSpeech:
 
     key: str
     n_tokens: int
-    last_reply: HeldReply | None
+    last_reply: LastReply | None
     tail: list[Piece]
     last: str | None = None
     in_pieces: bool = False
@@ -37,7 +37,7 @@ def begins_with(history: list[HistoryItem], keys: list[str]) -> bool:
     return [item.key for item in history[: len(keys)]] == keys
 
 
-def first_tokens_of(reply: HeldReply, items: list[HistoryItem]) -> HistoryItem | None:
+def first_tokens_of(reply: LastReply, items: list[HistoryItem]) -> HistoryItem | None:
     """The item in the reply's place, if it holds the reply's first tokens, one at least."""
     for item in items:
         ids = item.token_ids

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from sglang_live.messages import Progress, TextTokens, WritesCall
+from sglang_live.messages import FunctionCallProgress, Progress, TextTokens
 from sglang_live.models.qwen3_omni.tool_prompt import ReplyParts
 from sglang_live.policy.view import FIRST_INTERRUPTS, FRAME_S
 from sglang_live.stages.thinker.turn import Generated
@@ -57,7 +57,9 @@ class Reply:
         n_unheard = len(self.ids) - self.parts.n_spoken
         if n_unheard:
             consumed_s = progress.consumed_s + n_unheard * FRAME_S
-            progress = Progress(progress.job_id, consumed_s, progress.flowing, progress.interrupts)
+            progress = Progress(
+                progress.job_id, consumed_s, progress.advancing, progress.interrupts
+            )
         self._tell_engine(progress)
 
     async def _unheard(self, n_new: int) -> None:
@@ -65,7 +67,7 @@ class Reply:
         self._n_unsigned += n_new
         if self._n_unsigned >= _SIGN_EVERY:
             self._n_unsigned = 0
-            await self._job.send(WritesCall(self._job.job_id))
+            await self._job.send(FunctionCallProgress(self._job.job_id))
 
 
 def _whole_characters(text: str) -> str:

@@ -1,14 +1,14 @@
 """Signs of life of a turn whose prompt is prefilled, or waits behind others that are.
 
 In: the engine's count of prefilled tokens, which SGLang publishes with every prefill batch,
-whatever the policies. Out: Prefills messages. A turn behind a full pool, where nothing is
+whatever the policies. Out: PrefillStarted messages. A turn behind a full pool, where nothing is
 prefilled, gives no sign and fails by the orchestrator's limit.
 """
 
 import asyncio
 from collections.abc import Callable
 
-from sglang_live.messages import Prefills
+from sglang_live.messages import PrefillStarted
 from sglang_live.stages.transport.server import ServedJob
 
 SIGN_EVERY_S = 5.0
@@ -27,5 +27,5 @@ async def show_prefill(
             return
         now_computed, now_left = prefill_tokens()
         if now_computed > computed or now_left < left:
-            job.post(Prefills(job.job_id))
+            job.post(PrefillStarted(job.job_id))
         computed, left = now_computed, now_left

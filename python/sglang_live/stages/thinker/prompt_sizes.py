@@ -1,12 +1,12 @@
 """How many tokens a prompt would need, found out beside the thinker's event loop.
 
-In: Measure. Out: Measured.
+In: Measure. Out: PromptMeasured.
 """
 
 import asyncio
 from copy import deepcopy
 
-from sglang_live.messages import Measure, Measured
+from sglang_live.messages import MeasurePrompt, PromptMeasured
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.stages.thinker.fitting_history import (
     AUDIO_TOKENS_PER_S,
@@ -27,14 +27,14 @@ class PromptSizes:
         self._tokenizer.encode_special_tokens = True
         self._one_at_a_time = asyncio.Lock()  # a megabyte takes a core for a second
 
-    async def of(self, request: Measure, max_tokens: int) -> Measured:
+    async def of(self, request: MeasurePrompt, max_tokens: int) -> PromptMeasured:
         """max_tokens: that a request to the engine may have."""
         header = self._prompt.with_functions(request.instructions, request.functions)
         async with self._one_at_a_time:
             n_header, *n_texts = await asyncio.to_thread(self._count, [header, *request.texts])
         n_audio = sum(AUDIO_TOKENS_PER_S * int(clip_s) for clip_s in request.clips_s)
         room = room_for_prompt(max_tokens)
-        return Measured(
+        return PromptMeasured(
             request.job_id,
             header_tokens=n_header,
             item_tokens=sum(n_texts) + n_audio,

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 from sglang_live.core import HistoryItem
-from sglang_live.engine_channel.messages import AHEAD_PREFIX, THINK_PREFIX, RetainSession
+from sglang_live.engine_channel.messages import THINK_PREFIX, TURN_PREFILL_PREFIX, RetainSession
 from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.models.qwen3_omni.prompt import (
@@ -33,8 +33,8 @@ from sglang_live.stages.thinker.fitting_history import (
     room_for_prompt,
 )
 from sglang_live.stages.thinker.held_history import (
-    BeforeSpeech,
-    HeldReply,
+    BeforeUtterance,
+    LastReply,
     begins_with,
     first_tokens_of,
 )
@@ -51,7 +51,7 @@ class ThinkerSession:
     last_reply: the last of them, if it is a reply that was generated here.
     tail: markup that the next turn must write before its first item.
     n_tokens: what was written into the SGLang session; all positions here count so.
-    n_header: of the instructions. n_cut: tokens behind the sink that it has dropped again.
+    n_header: of the instructions. n_dropped: tokens behind the sink that it has dropped again.
     bound: what the engine was told that it may hold; None: anything.
     lost: the last turn was cut short, and its KV with it.
     before: while the last message that is held has not come to its end.
@@ -67,14 +67,14 @@ class ThinkerSession:
     instructions: str | None = None
     held: list[str] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    last_reply: HeldReply | None = None
+    last_reply: LastReply | None = None
     tail: list[Piece] = field(default_factory=list)
     n_tokens: int = 0
     n_header: int = 0
-    n_cut: int = 0
+    n_dropped: int = 0
     bound: RetainSession | None = None
     lost: bool = False
-    before: BeforeSpeech | None = None
+    before: BeforeUtterance | None = None
     left_out: frozenset[str] = frozenset()
     cache_salt: str = ""
     _places: list[int] = field(default_factory=list)  # of the running turn's clips
@@ -101,7 +101,7 @@ class ThinkerSession:
         lack what is new in this one.
 
         Closing the iterator early, or an error, loses the session's KV: SGLang has no way to keep
-        an aborted request's. The next turn then rebuilds it. `end_reply` keeps it.
+        an aborted request's. The next turn then rebuilds it. `interrupt` keeps it.
 
         Args:
             max_tokens: the session's prompt may have; None: any number.
@@ -194,32 +194,32 @@ class ThinkerSession:
         if order is None or self.engine_session is None:
             return []
         kept = order.sink_tokens + order.window_tokens + order.slack_tokens
-        if self.n_tokens - self.n_cut <= kept:
+        if self.n_tokens - self.n_dropped <= kept:
             return []
         answer = None
         try:
             answer = await self.feed.retain(order)
         finally:
             # Also when we are cancelled: what the session holds by then is not known.
-            if answer is None or answer.n_tokens + answer.n_cut != self.n_tokens:
+            if answer is None or answer.n_tokens + answer.n_dropped != self.n_tokens:
                 log.warning("session_lost session=%s retained=%s", self.engine_session, answer)
                 await self._lose()
         if self.engine_session is None:
             return []
-        self.n_cut = answer.n_cut
-        left = answer.sink_tokens + answer.n_cut  # what begins before it and behind the sink
+        self.n_dropped = answer.n_dropped
+        left = answer.sink_tokens + answer.n_dropped  # what begins before it and behind the sink
         stays = [end <= answer.sink_tokens or end > left for end in self.ends]
         gone = [key for key, stay in zip(self.held, stays, strict=True) if not stay]
         self.held = [key for key, stay in zip(self.held, stays, strict=True) if stay]
         self.ends = [end for end, stay in zip(self.ends, stays, strict=True) if stay]
         return gone
 
-    def end_reply(self, state: TurnState) -> None:
+    def interrupt(self, state: TurnState) -> None:
         """Finish the reply of the running turn where it is. Somebody waits for the end of that."""
-        state.ending, state.ahead = True, False
+        state.ending, state.prefill_only = True, False
         running = state.generating or state.prefilling
         if running is not None and self.feed is not None:
-            self.feed.end_reply(running)
+            self.feed.interrupt(running)
 
     async def close(self) -> None:
         session, self.engine_session = self.engine_session, None
@@ -242,7 +242,7 @@ class ThinkerSession:
     def _fits(self, new: list[HistoryItem], limit: int) -> bool:
         tail = self.prompt.n_tokens(self.tail, iter(()))
         n_new = sum(most_tokens_of(self.prompt, item) for item in new)
-        return self.n_tokens - self.n_cut + tail + n_new <= limit
+        return self.n_tokens - self.n_dropped + tail + n_new <= limit
 
     # --- what is held, and what should be ---
 
@@ -335,7 +335,7 @@ class ThinkerSession:
             return
         begun = [i for i, item in enumerate(new) if item.opens and not item.closes]
         if speculative:
-            earlier = self.before or BeforeSpeech(new[0].key, *before)
+            earlier = self.before or BeforeUtterance(new[0].key, *before)
             in_pieces = self.before is not None
             self.before = replace(earlier, last=new[-1].key, in_pieces=in_pieces)
         elif new[-1].closes:
@@ -344,10 +344,10 @@ class ThinkerSession:
                 self.before = replace(self.before, last=closing, in_pieces=True)
             self._settle()
         elif begun and begun[-1] == 0:
-            self.before = BeforeSpeech(new[0].key, *before)
+            self.before = BeforeUtterance(new[0].key, *before)
         elif begun:
             at = begun[-1]
-            self.before = BeforeSpeech(new[at].key, self.ends[n_known + at - 1], None, [])
+            self.before = BeforeUtterance(new[at].key, self.ends[n_known + at - 1], None, [])
 
     def _settle(self) -> None:
         """The message that had begun is whole. Its pieces go together."""
@@ -373,7 +373,7 @@ class ThinkerSession:
         begin = self.n_tokens - len(ids)
         [ask] = self.prompt.appends(self.prompt.ask())
         self.held, self.ends = [*self.held, key], [*self.ends, self.n_tokens]
-        self.last_reply = HeldReply(
+        self.last_reply = LastReply(
             ids=tuple(ids[:-1] if ended else ids), ask_at=begin - len(ask.token_ids), begin=begin
         )
         self.tail = self.prompt.close_reply(model_wrote_end=ended)
@@ -394,7 +394,7 @@ class ThinkerSession:
         hidden states it would then never see.
         """
         self.engine_session = f"live-{uuid.uuid4().hex}"
-        self.instructions, self.n_tokens, self.n_cut = instructions, 0, 0
+        self.instructions, self.n_tokens, self.n_dropped = instructions, 0, 0
         self.bound = None
         opened = False
         try:
@@ -410,7 +410,7 @@ class ThinkerSession:
     async def _prefill(self, append: Append, state: TurnState) -> Prefilled:
         rid = _new_rid(state)
         sampling = {"max_new_tokens": 0, "temperature": 0}
-        state.prefilling = rid if state.ahead else None
+        state.prefilling = rid if state.prefill_only else None
         try:
             last = await self.host.run(rid, **self._request(append, sampling))
         finally:
@@ -448,7 +448,7 @@ class ThinkerSession:
 
     def _prefilled(self, rid: str, append: Append, meta: dict, state: TurnState) -> Prefilled:
         # The engine counts what the session holds.
-        n_tokens = meta["prompt_tokens"] + self.n_cut
+        n_tokens = meta["prompt_tokens"] + self.n_dropped
         n_new, self.n_tokens = n_tokens - self.n_tokens, n_tokens
         if append.clip is not None:
             self._places.append(self.prompt.n_places(append, n_new))
@@ -459,5 +459,5 @@ class ThinkerSession:
 
 def _new_rid(state: TurnState) -> str:
     """By its beginning the engine knows who waits for the request."""
-    prefix = AHEAD_PREFIX if state.ahead else THINK_PREFIX if state.timely else ""
+    prefix = TURN_PREFILL_PREFIX if state.prefill_only else THINK_PREFIX if state.timely else ""
     return prefix + uuid.uuid4().hex

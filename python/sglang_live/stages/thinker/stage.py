@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import numpy as np
 
-from sglang_live.aio import result_beside, vital
+from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.clock import MonotonicClock
 from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
@@ -16,23 +16,23 @@ from sglang_live.engine_channel.messages import (
     HiddenRows,
     Retained,
     RetainSession,
-    StreamNotes,
+    StreamEvents,
     Truncated,
 )
 from sglang_live.errors import BadInputError, DeadlineError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
     PROMPT_TOKENS_MOST,
-    BoundNative,
-    EndReply,
-    Measure,
-    NativeBounded,
-    Outlook,
+    Interrupt,
+    MeasurePrompt,
+    NativeRetained,
+    NextUseHint,
     Progress,
-    Read,
+    RetainNative,
+    ScriptRequest,
     TextTokens,
-    Think,
-    ThinkDone,
+    ThinkerDone,
+    ThinkerRequest,
     UserSegment,
     WireAudio,
     WireText,
@@ -42,7 +42,7 @@ from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.stream_notes import NoteRoutes
+from sglang_live.stages.stream_events import NoteRoutes
 from sglang_live.stages.thinker.audio_states import AudioStates
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
 from sglang_live.stages.thinker.output import Reply
@@ -73,7 +73,7 @@ class ThinkerStage:
         os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = EXTERNAL_MODELS
         self.spec = spec
         self._bounds = "retention" in spec.policies
-        own_cache = self._bounds or "nextuse" in spec.policies
+        own_cache = self._bounds or "next-use" in spec.policies
         self.model = Qwen3OmniSpec.load(spec.model_path)
         self.host = EngineHost(
             spec,
@@ -129,13 +129,13 @@ class ThinkerStage:
         await session.close()
 
     async def run(self, job: ServedJob) -> None:
-        if isinstance(job.opener, BoundNative):
+        if isinstance(job.opener, RetainNative):
             return await self._bound_native(job, job.opener)
-        if isinstance(job.opener, Measure):
+        if isinstance(job.opener, MeasurePrompt):
             return await job.send(await self._sizes.of(job.opener, self._max_tokens))
-        if isinstance(job.opener, Read):
+        if isinstance(job.opener, ScriptRequest):
             return await self._recite(job, job.opener)
-        request: Think = job.opener
+        request: ThinkerRequest = job.opener
         session_id = request.session_id or f"once-{request.job_id}"
         try:
             async with self._busy[session_id]:
@@ -152,16 +152,16 @@ class ThinkerStage:
                 await session.close()
         self._busy.pop(session_id, None)
 
-    def caller_speaks(self, session_id: str) -> None:
+    def user_speaking(self, session_id: str) -> None:
         engine_session = self._engine_session(session_id)
         if self._feed is not None and engine_session is not None:
             self._feed.speech_start(engine_session)
 
-    def outlook(self, message: Outlook) -> None:
+    def next_use(self, message: NextUseHint) -> None:
         engine_session = self._engine_session(message.session_id)
         if self._feed is not None and engine_session is not None:
-            self._feed.outlook(
-                engine_session, message.plays_for_s, message.reply_gap_s, message.saw_gap_s
+            self._feed.next_use(
+                engine_session, message.buffered_s, message.response_gap_s, message.observed_gap_s
             )
 
     @property
@@ -174,22 +174,22 @@ class ThinkerStage:
         own[PROMPT_TOKENS_MOST] = float(self._max_tokens)
         return {**self.host.load(), **self._totals.load(), **own}
 
-    async def _bound_native(self, job: ServedJob, request: BoundNative) -> None:
+    async def _bound_native(self, job: ServedJob, request: RetainNative) -> None:
         assert self._bounds, "without the policy no gateway asks for it"
         order = RetainSession(
             request.session_id, request.sink_tokens, request.window_tokens, request.slack_tokens
         )
-        if not await self._feed.bound_native(order):
+        if not await self._feed.retain_native(order):
             raise DeadlineError("the engine has not confirmed the bound")
-        await job.send(NativeBounded(job.job_id))
+        await job.send(NativeRetained(job.job_id))
 
-    async def _recite(self, job: ServedJob, read: Read) -> None:
+    async def _recite(self, job: ServedJob, read: ScriptRequest) -> None:
         heard = HistoryItem(key=read.key, role="user", parts=(TextPart(read.text),))
         segment = self.prompt.segment_ids(heard, [])
         await job.send(UserSegment(job.job_id, read.key, segment))
         ids = self.prompt.words(read.text)
         await job.send(TextTokens(job.job_id, ids, read.text))
-        done = ThinkDone(
+        done = ThinkerDone(
             job.job_id,
             finish="stop",
             ids=ids,
@@ -216,15 +216,17 @@ class ThinkerStage:
                     await self._states.add(report)
                 case Truncated() | Retained():
                     self._feed.answered(report)
-                case StreamNotes():
+                case StreamEvents():
                     self._notes.tell(report)
                 case _:
                     self._totals.take(report)
 
-    async def _think(self, job: ServedJob, request: Think, session_id: str) -> None:
+    async def _think(self, job: ServedJob, request: ThinkerRequest, session_id: str) -> None:
         history = self._history(session_id, request, job.frames)
         session = self._sessions.setdefault(session_id, self._new_session())
-        state = TurnState(ending=request.ahead, ahead=request.ahead, timely=request.timely)
+        state = TurnState(
+            ending=request.prefill_only, prefill_only=request.prefill_only, timely=request.timely
+        )
         state.on_generating = lambda rid: self._notes.add(rid, job)
         reply = self._reply(job, state)
         listening = asyncio.create_task(self._listen(job, session, state, reply))
@@ -233,7 +235,7 @@ class ThinkerStage:
         )
         try:
             writing = self._write(job, request, session, history, state, reply)
-            await result_beside(writing, listening)
+            await result_with(writing, listening)
         finally:
             listening.cancel()
             signs.cancel()
@@ -242,15 +244,15 @@ class ThinkerStage:
             self._counts["sessions_rebuilt"] += state.rebuilt
             self._counts["sessions_truncated"] += state.truncated
             self._counts["truncations_refused"] += state.refused
-        if not request.ahead:
+        if not request.prefill_only:
             self._items[session_id][request.reply_key] = HistoryItem(
                 key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
             )
         # Not while the caller speaks, or may: what was taken in counts on what is before it.
-        keeps = request.ahead or request.speculative
+        keeps = request.prefill_only or request.speculative
         gone = [] if keeps else await session.drop_old()
         await job.send(
-            ThinkDone(
+            ThinkerDone(
                 job.job_id,
                 finish="interrupted" if state.ending and reply.finish != "stop" else reply.finish,
                 ids=reply.ids,
@@ -280,13 +282,13 @@ class ThinkerStage:
             match message:
                 case Progress():
                     reply.consumed(message)
-                case EndReply():
-                    session.end_reply(state)
+                case Interrupt():
+                    session.interrupt(state)
 
     async def _write(
         self,
         job: ServedJob,
-        request: Think,
+        request: ThinkerRequest,
         session: ThinkerSession,
         history: list[HistoryItem],
         state: TurnState,
@@ -306,27 +308,27 @@ class ThinkerStage:
             drops_oldest=request.drops_oldest,
             cache_salt=request.cache_salt,
         )
-        taken_in: list[HistoryItem] = []
+        prefilled: list[HistoryItem] = []
         clips: list[np.ndarray] = []
         async with aclosing(turn) as events:
             async for event in events:
                 match event:
                     case Started():
-                        taken_in = event.items
+                        prefilled = event.items
                     case Prefilled():
                         if event.append.clip is not None:
                             clips.append(await self._clip_states(event))
                             reply.n_audio += len(clips[-1])
                     case Generated():
-                        if taken_in:
-                            await self._send_segments(job, taken_in, clips)
-                            taken_in = []
+                        if prefilled:
+                            await self._send_segments(job, prefilled, clips)
+                            prefilled = []
                         await reply.take(event)
-        if taken_in:
+        if prefilled:
             # Ended before a reply began. The session holds them now: nobody will send them later.
-            await self._send_segments(job, taken_in, clips)
+            await self._send_segments(job, prefilled, clips)
 
-    def _history(self, session_id: str, request: Think, frames: list) -> list[HistoryItem]:
+    def _history(self, session_id: str, request: ThinkerRequest, frames: list) -> list[HistoryItem]:
         known = self._items[session_id]
         for item in request.items:
             parts = tuple(_part(part, frames) for part in item.parts)
@@ -345,7 +347,7 @@ class ThinkerStage:
         self._items[session_id] = {key: known[key] for key in request.keys}
         return [known[key] for key in request.keys]
 
-    def _sampling(self, request: Think) -> dict:
+    def _sampling(self, request: ThinkerRequest) -> dict:
         n_max = MAX_REPLY_TOKENS if request.max_tokens is None else request.max_tokens
         own = {} if request.temperature is None else {"temperature": request.temperature}
         sampling = {**self.model.sampling, **own}
@@ -376,7 +378,7 @@ class ThinkerStage:
             await job.send(UserSegment(job.job_id, item.key, ids, ref), tensors)
 
 
-def _retention(request: Think) -> RetentionConfig | None:
+def _retention(request: ThinkerRequest) -> RetentionConfig | None:
     if request.window_tokens is None:
         return None
     return RetentionConfig(

@@ -58,7 +58,7 @@ class TurnState:
     rid: str = ""
     on_generating: Callable[[str], None] = lambda rid: None
     ending: bool = False
-    ahead: bool = False
+    prefill_only: bool = False
     timely: bool = True
     prefilling: str | None = None
     dropped: list[str] = field(default_factory=list)

@@ -34,12 +34,12 @@ def connection_name(run: str) -> bytes:
     return f"{run}.{uuid.uuid4().hex}".encode()
 
 
-def _run_of(caller: bytes) -> bytes:
-    run, dot, _ = caller.partition(b".")
-    return run if dot and len(run) == _RUN_BYTES else caller
+def _run_of(peer: bytes) -> bytes:
+    run, dot, _ = peer.partition(b".")
+    return run if dot and len(run) == _RUN_BYTES else peer
 
 
-class Callers:
+class Peers:
     """Callers by their ZMQ routing id. A session belongs to a server's run, on any connection."""
 
     def __init__(self) -> None:
@@ -47,10 +47,10 @@ class Callers:
         self._owners: dict[str, bytes] = {}
         self._n_sessions: Counter[bytes] = Counter()
 
-    def heard(self, caller: bytes) -> None:
-        self._silent_ticks[caller] = 0
+    def heard(self, peer: bytes) -> None:
+        self._silent_ticks[peer] = 0
 
-    def opens(self, caller: bytes, session_id: str) -> None:
+    def opens(self, peer: bytes, session_id: str) -> None:
         """
         Raises:
             ForeignSessionError: another server has opened it and not closed it.
@@ -58,7 +58,7 @@ class Callers:
         """
         if not session_id:
             return
-        run = _run_of(caller)
+        run = _run_of(peer)
         owner = self._owners.get(session_id)
         if owner is None:
             if self._n_sessions[run] >= MAX_SESSIONS:
@@ -68,9 +68,9 @@ class Callers:
         elif owner != run:
             raise ForeignSessionError("the session is another peer's")
 
-    def may_touch(self, caller: bytes, session_id: str) -> bool:
+    def may_touch(self, peer: bytes, session_id: str) -> bool:
         """Whether the session is the caller's, or has no owner yet."""
-        run = _run_of(caller)
+        run = _run_of(peer)
         return self._owners.get(session_id, run) == run
 
     def closes(self, session_id: str) -> None:
@@ -84,15 +84,15 @@ class Callers:
 
         Sessions of a run that has another connection stay.
         """
-        for caller in self._silent_ticks:
-            self._silent_ticks[caller] += 1
+        for peer in self._silent_ticks:
+            self._silent_ticks[peer] += 1
         lost = [c for c, n in self._silent_ticks.items() if n >= LOST_AFTER_TICKS]
-        for caller in lost:
-            del self._silent_ticks[caller]
-        return [(caller, self._closed_with(caller)) for caller in lost]
+        for peer in lost:
+            del self._silent_ticks[peer]
+        return [(peer, self._closed_with(peer)) for peer in lost]
 
-    def _closed_with(self, caller: bytes) -> list[str]:
-        run = _run_of(caller)
+    def _closed_with(self, peer: bytes) -> list[str]:
+        run = _run_of(peer)
         if any(_run_of(other) == run for other in self._silent_ticks):
             return []
         sessions = [s for s, owner in self._owners.items() if owner == run]

@@ -14,21 +14,21 @@ from sglang_live.messages import (
     OPENERS,
     STREAMED,
     AnyMessage,
-    BoundNative,
-    CallerSpeaks,
     Cancel,
     CloseSession,
     Credit,
     Failed,
-    Outlook,
+    NextUseHint,
     Ping,
     Ready,
-    Speak,
-    Think,
+    RetainNative,
+    TalkerRequest,
+    ThinkerRequest,
+    UserSpeaking,
 )
 from sglang_live.stages.transport import queues, stage_key, wire
 from sglang_live.stages.transport.flow_control import ReceiveCount, SendWindow
-from sglang_live.stages.transport.peers import TICK_S, Callers, ForeignSessionError
+from sglang_live.stages.transport.peers import TICK_S, ForeignSessionError, Peers
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class StageServer:
         key_file: secret shared with callers on other hosts; empty: none.
         run: the coroutine of one job; returning ends it, LiveError becomes Failed.
         close_session: called for CloseSession.
-        caller_speaks: called for CallerSpeaks.
+        user_speaking: called for UserSpeaking.
         outlook: called for Outlook.
         ready: what to answer a Ping with.
         tick_s: how often to look for callers that are lost.
@@ -107,8 +107,8 @@ class StageServer:
         run: Callable[[ServedJob], Awaitable[None]],
         close_session: Callable[[str], Awaitable[None]],
         ready: Callable[[], Ready],
-        caller_speaks: Callable[[str], None] = lambda session_id: None,
-        outlook: Callable[[Outlook], None] = lambda message: None,
+        user_speaking: Callable[[str], None] = lambda session_id: None,
+        next_use: Callable[[NextUseHint], None] = lambda message: None,
         shm_run: str = wire.NO_RUN,
         key_file: str = "",
         tick_s: float = TICK_S,
@@ -117,14 +117,14 @@ class StageServer:
         self.shm_run = shm_run
         self.same_host, self._tick_s, self._patience_s = same_host, tick_s, patience_s
         self._run, self._close_session, self._ready = run, close_session, ready
-        self._caller_speaks, self._outlook = caller_speaks, outlook
+        self._caller_speaks, self._outlook = user_speaking, next_use
         # By caller and job id: callers name their jobs without asking each other.
         self._jobs: dict[tuple[bytes, str], ServedJob] = {}
         self._n_jobs: Counter[bytes] = Counter()
         self.n_malformed = self.n_refused = 0
         self.counts = queues.QueueCounts()
         self._chores: set[asyncio.Task] = set()
-        self._callers = Callers()
+        self._callers = Peers()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         queues.bound(self._socket)
         # A caller that went away is an error to notice, not messages to drop.
@@ -199,16 +199,16 @@ class StageServer:
             if job is not None and job.task is not None:
                 job.task.cancel()  # opened anew: nothing would end the earlier one
             self._begin(ServedJob(self, peer, message, frames))
-        elif isinstance(message, CloseSession | CallerSpeaks | Outlook) and not (
+        elif isinstance(message, CloseSession | UserSpeaking | NextUseHint) and not (
             self._callers.may_touch(peer, message.session_id)
         ):
             raise wire.MalformedError("the session is another peer's")
         elif isinstance(message, CloseSession):
             self._callers.closes(message.session_id)
             self._begin_closing(message.session_id)
-        elif isinstance(message, CallerSpeaks):
+        elif isinstance(message, UserSpeaking):
             self._caller_speaks(message.session_id)
-        elif isinstance(message, Outlook):
+        elif isinstance(message, NextUseHint):
             self._outlook(message)
         elif job is None:
             pass  # over already; its caller has not heard yet
@@ -221,9 +221,9 @@ class StageServer:
         """Raises LiveError: the session is another server's, or the caller has too much open."""
         if self._n_jobs[peer] >= MAX_JOBS:
             raise CapacityError(f"{MAX_JOBS} jobs of one caller are open")
-        if isinstance(opener, Think | Speak):
+        if isinstance(opener, ThinkerRequest | TalkerRequest):
             self._callers.opens(peer, opener.session_id)
-        elif isinstance(opener, BoundNative) and not (
+        elif isinstance(opener, RetainNative) and not (
             self._callers.may_touch(peer, opener.session_id)
         ):
             raise ForeignSessionError("the session is another peer's")

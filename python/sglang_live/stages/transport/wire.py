@@ -18,7 +18,14 @@ import numpy as np
 import zmq
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sglang_live.messages import AnyMessage, Speak, TensorRef, Think, UserSegment, WireAudio
+from sglang_live.messages import (
+    AnyMessage,
+    TalkerRequest,
+    TensorRef,
+    ThinkerRequest,
+    UserSegment,
+    WireAudio,
+)
 
 log = logging.getLogger(__name__)
 
@@ -192,10 +199,10 @@ def _refs(message: AnyMessage) -> Iterator[TensorRef]:
     """All that a message refers to."""
     if isinstance(message, UserSegment) and message.states is not None:
         yield message.states
-    elif isinstance(message, Think):
+    elif isinstance(message, ThinkerRequest):
         parts = (part for item in message.items for part in item.parts)
         yield from (part.pcm for part in parts if isinstance(part, WireAudio))
-    elif isinstance(message, Speak):
+    elif isinstance(message, TalkerRequest):
         yield from (s.states for s in message.segments if s.states is not None)
 
 

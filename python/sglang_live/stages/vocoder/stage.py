@@ -8,10 +8,10 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
-from sglang_live.aio import result_beside, vital
+from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.errors import CapacityError
-from sglang_live.messages import Outlook, Pcm, VoiceDone, VoiceEnd, VoiceFrames
+from sglang_live.messages import NextUseHint, Pcm, VocoderDone, VocoderEnd, VocoderFrames
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
@@ -55,7 +55,7 @@ class VocoderStage:
         feeding = asyncio.create_task(self._feed(job))
         try:
             while True:
-                chunk = await result_beside(outputs.get(), feeding)
+                chunk = await result_with(outputs.get(), feeding)
                 if chunk.pcm:
                     await job.send(Pcm(job.job_id, chunk.pcm))
                 if chunk.is_last:
@@ -64,15 +64,15 @@ class VocoderStage:
             feeding.cancel()
             self._engine.cancel(job.job_id)
             self._outputs.pop(job.job_id, None)
-        await job.send(VoiceDone(job.job_id))
+        await job.send(VocoderDone(job.job_id))
 
     async def close_session(self, session_id: str) -> None:
         """A vocoder keeps nothing between replies."""
 
-    def caller_speaks(self, session_id: str) -> None:
+    def user_speaking(self, session_id: str) -> None:
         """Nothing of that caller waits here."""
 
-    def outlook(self, message: Outlook) -> None:
+    def next_use(self, message: NextUseHint) -> None:
         """Nothing is kept for that caller."""
 
     def load(self) -> dict[str, float]:
@@ -80,10 +80,10 @@ class VocoderStage:
 
     async def _feed(self, job: ServedJob) -> None:
         async for message in job.inputs():
-            if isinstance(message, VoiceFrames):
+            if isinstance(message, VocoderFrames):
                 codes = np.frombuffer(message.codes, dtype="<i2").reshape(-1, self._n_quantizers)
                 await self._feed_when_room(job.job_id, torch.from_numpy(codes.astype(np.int64)))
-            elif isinstance(message, VoiceEnd):
+            elif isinstance(message, VocoderEnd):
                 self._engine.finish(job.job_id)
                 self._fed.set()
                 return

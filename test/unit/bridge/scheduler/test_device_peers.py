@@ -5,16 +5,16 @@ import pytest
 from sglang_live.bridge.scheduler.device_peers import (
     LASTS_S,
     NEIGHBOURS_ENV,
-    Neighbours,
-    neighbours_env,
+    DevicePeers,
+    device_peers_env,
 )
 
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    def start(stage: str, replica: int = 0, device: str = "cuda:0") -> Neighbours:
-        monkeypatch.setenv(NEIGHBOURS_ENV, neighbours_env(str(tmp_path), device, stage, replica))
-        found = Neighbours.from_env()
+    def start(stage: str, replica: int = 0, device: str = "cuda:0") -> DevicePeers:
+        monkeypatch.setenv(NEIGHBOURS_ENV, device_peers_env(str(tmp_path), device, stage, replica))
+        found = DevicePeers.from_env()
         assert found is not None
         return found
 
@@ -49,9 +49,9 @@ def test_an_engine_that_starts_again_finds_its_place(engine):
 
 def test_without_neighbours_there_are_none(monkeypatch):
     monkeypatch.delenv(NEIGHBOURS_ENV, raising=False)
-    assert Neighbours.from_env() is None
+    assert DevicePeers.from_env() is None
 
 
 def test_a_replica_takes_no_place_of_another_stage():
     with pytest.raises(ValueError, match="at most"):
-        neighbours_env("run", "cuda:0", "thinker", 5000)
+        device_peers_env("run", "cuda:0", "thinker", 5000)

@@ -29,28 +29,28 @@ def batch(*names: str) -> GenerateReqInput:
 
 def test_upstream_keeps_what_it_made_before_it_refuses():
     """When this fails, the seam can go."""
-    held = manager("b")
+    paused = manager("b")
     with pytest.raises(ValueError, match="Duplicate"):
-        UPSTREAM(held, batch("a", "b"))
-    assert set(held.rid_to_state) == {"a", "b"}
+        UPSTREAM(paused, batch("a", "b"))
+    assert set(paused.rid_to_state) == {"a", "b"}
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b",), ("a", "c", "b")])
 def test_a_batch_with_a_name_that_runs_makes_no_state(names):
-    held = manager("b")
+    paused = manager("b")
     with pytest.raises(ValueError, match="Duplicate request ID detected: b"):
-        all_or_none(UPSTREAM, held, batch(*names))
-    assert set(held.rid_to_state) == {"b"}
+        all_or_none(UPSTREAM, paused, batch(*names))
+    assert set(paused.rid_to_state) == {"b"}
 
 
 def test_a_name_that_stands_twice_makes_no_state():
-    held = manager()
+    paused = manager()
     with pytest.raises(ValueError, match="Duplicate"):
-        all_or_none(UPSTREAM, held, SimpleNamespace(rid=["a", "b", "a"]))
-    assert not held.rid_to_state
+        all_or_none(UPSTREAM, paused, SimpleNamespace(rid=["a", "b", "a"]))
+    assert not paused.rid_to_state
 
 
 def test_names_of_its_own_are_all_made():
-    held = manager("c")
-    all_or_none(UPSTREAM, held, batch("a", "b"))
-    assert set(held.rid_to_state) == {"a", "b", "c"}
+    paused = manager("c")
+    all_or_none(UPSTREAM, paused, batch("a", "b"))
+    assert set(paused.rid_to_state) == {"a", "b", "c"}

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from sglang_live.bridge.scheduler.paused import Held
+from sglang_live.bridge.scheduler.paused import PausedRequest
 from sglang_live.bridge.scheduler.talker import TalkerScheduler
 from sglang_live.bridge.scheduler.talker_input import stream_of
 from sglang_live.engine_channel.messages import SPEAK_PREFIX, TalkerPrompt
@@ -35,26 +35,26 @@ def gate(*reqs: FakeReq, text: int = 0, done: bool = False) -> TalkerScheduler:
     scheduler.model = SimpleNamespace(streams=streams)
     scheduler.unfinished_text = set() if done else set(streams)
     scheduler.rounds = None
-    scheduler.held = {req.rid: Held(req) for req in reqs}
+    scheduler.paused = {req.rid: PausedRequest(req) for req in reqs}
     return scheduler
 
 
 def test_a_stream_sits_out_exactly_while_its_next_frame_has_no_text():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
-    assert gate(req, text=2)._sits_out(req)
-    assert not gate(req, text=3)._sits_out(req)
-    assert not gate(req, text=2, done=True)._sits_out(req)
+    assert gate(req, text=2)._pause(req)
+    assert not gate(req, text=3)._pause(req)
+    assert not gate(req, text=2, done=True)._pause(req)
 
 
 def test_a_stream_that_is_being_aborted_is_let_through_to_its_end():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
     req.to_finish = object()
-    assert not gate(req)._sits_out(req)
+    assert not gate(req)._pause(req)
 
 
 def test_a_request_that_is_not_a_reply_is_never_held():
     req = FakeReq("HEALTH_CHECK", n_prompt=1, n_launched=0, n_output=1)
-    assert not gate()._sits_out(req)
+    assert not gate()._pause(req)
     assert not gate()._is_unannounced(req)
 
 
@@ -71,7 +71,7 @@ def test_a_held_stream_that_ended_in_flight_is_not_kept():
     scheduler = gate(req)
     running = SimpleNamespace()
     assert scheduler._resume(running) is running
-    assert not scheduler.held
+    assert not scheduler.paused
 
 
 def test_a_held_stream_whose_last_step_is_in_flight_waits_for_it():
@@ -79,4 +79,4 @@ def test_a_held_stream_whose_last_step_is_in_flight_waits_for_it():
     scheduler = gate(req, text=9)
     running = SimpleNamespace()
     assert scheduler._resume(running) is running
-    assert list(scheduler.held) == ["speak-a"]
+    assert list(scheduler.paused) == ["speak-a"]

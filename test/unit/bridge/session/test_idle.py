@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.engine_channel.messages import Outlook
+from sglang_live.engine_channel.messages import NextUseHint
 from sglang_live.kv.preload import PROTECTED_S
 
 PAGE = 16
@@ -16,32 +16,32 @@ def idle():
     return sessions
 
 
-def outlook(session: str, plays_for_s: float, gap_s: float | None = 0.5) -> Outlook:
-    return Outlook(session, plays_for_s, gap_s, None)
+def next_use(session: str, buffered_s: float, gap_s: float | None = 0.5) -> NextUseHint:
+    return NextUseHint(session, buffered_s, gap_s, None)
 
 
 def test_who_listens_longest_gives_way_first(idle):
-    for session, plays_for_s in (("soon", 1.0), ("late", 20.0), ("later", 30.0)):
+    for session, buffered_s in (("soon", 1.0), ("late", 20.0), ("later", 30.0)):
         idle.put(session, 64)
-        idle.expect(outlook(session, plays_for_s))
+        idle.expect(next_use(session, buffered_s))
     assert idle.give_back(100) == [("later", 64), ("late", 48)]
 
 
 def test_an_outlook_may_come_before_the_session_is_idle(idle):
-    idle.expect(outlook("late", 20.0))
+    idle.expect(next_use("late", 20.0))
     idle.put("late", 64)
     idle.put("soon", 64)
-    idle.expect(outlook("soon", 1.0))
+    idle.expect(next_use("soon", 1.0))
     assert idle.give_back(64) == [("late", 64)]
 
 
 def test_an_outlook_after_a_part_was_given_back_brings_nothing_back(idle):
     idle.put("a", 64)
     assert idle.give_back(16) == [("a", 16)]
-    idle.expect(outlook("a", 5.0))
+    idle.expect(next_use("a", 5.0))
     assert idle.tokens == 48
     idle.give_back(48)
-    idle.expect(outlook("a", 6.0))
+    idle.expect(next_use("a", 6.0))
     assert idle.tokens == 0 and "a" not in idle
 
 
@@ -55,22 +55,22 @@ def test_without_outlooks_the_least_recently_used_gives_way(idle):
 
 def test_a_workloads_gaps_stand_in_for_a_callers_own(idle):
     for _ in range(300):
-        idle.expect(Outlook("other", 0.0, None, 25.0))
+        idle.expect(NextUseHint("other", 0.0, None, 25.0))
     for session in ("unknown", "quick"):
         idle.put(session, 64)
-    idle.expect(outlook("unknown", 0.0, None))
-    idle.expect(outlook("quick", 10.0, 0.2))
+    idle.expect(next_use("unknown", 0.0, None))
+    idle.expect(next_use("quick", 10.0, 0.2))
     assert idle.give_back(64) == [("unknown", 64)]
 
 
 def test_who_speaks_gives_way_last_until_answered(idle):
     idle.put("speaks", 64)
-    idle.expect(outlook("speaks", 30.0))
+    idle.expect(next_use("speaks", 30.0))
     idle.speaks("speaks")
     idle.remove("speaks")  # its request is looked at, and does not fit yet
     idle.put("speaks", 64)
     idle.put("listens", 64)
-    idle.expect(outlook("listens", 1.0))
+    idle.expect(next_use("listens", 1.0))
     assert idle.give_back(64) == [("listens", 64)]
     idle.remove("speaks")  # its request runs, and ends
     idle.answered("speaks")
@@ -83,13 +83,13 @@ def test_nobody_waits_for_those_who_speak(idle):
     for session in ("one", "two"):
         idle.put(session, 64)
         idle.speaks(session)
-    idle.expect(outlook("two", 30.0))
+    idle.expect(next_use("two", 30.0))
     assert idle.tokens == 128
     assert idle.first() is None
     assert idle.give_back(70, later_than_s=0.0) == []
     assert idle.give_back(70) == [("two", 64), ("one", 16)]
     assert idle.tokens == 48 and idle.first() is None  # the rest is protected as before
-    assert idle.report()["protected_gave_way"] == 2
+    assert idle.report()["protected_evicted"] == 2
 
 
 def test_speech_that_leads_to_nothing_protects_for_a_while_only(idle):
@@ -102,10 +102,10 @@ def test_speech_that_leads_to_nothing_protects_for_a_while_only(idle):
 
 def test_a_closed_session_is_forgotten(idle):
     idle.put("a", 64)
-    idle.expect(outlook("a", 30.0))
+    idle.expect(next_use("a", 30.0))
     idle.forget("a")
     idle.put("b", 64)
-    idle.expect(outlook("b", 1.0))
+    idle.expect(next_use("b", 1.0))
     idle.put("a", 64)  # another one of that name
     idle.tick(101.0)
     assert idle.give_back(64) == [("b", 64)]

@@ -22,13 +22,13 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.session.session_controller import Session, SessionController
 
 from sglang_live.bridge.session.media import (
-    cut_media,
+    compact_media,
     media_before,
     media_spans,
     position_gap,
     shift_positions,
 )
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 
 TEXT, AUDIO_BEGIN, AUDIO, AUDIO_END, IMAGE_BEGIN, IMAGE, IMAGE_END = range(1, 8)
 AUDIO_TOKENS, IMAGE_TOKENS = 13, 24
@@ -89,7 +89,7 @@ class Talk:
 
     def cut(self, begin: int, end: int) -> None:
         """Drop tokens where the session keeps them, then in its media."""
-        n_tokens, req, cut = self.n_tokens, self.req, Cut(begin, end)
+        n_tokens, req, cut = self.n_tokens, self.req, Compaction(begin, end)
         req.origin_input_ids = req.origin_input_ids + req.output_ids
         del req.origin_input_ids[begin:end]
         req.output_ids = array("q")
@@ -98,7 +98,7 @@ class Talk:
         self.session.committed_origin_len = len(req.origin_input_ids)
         self.session.committed_unpadded_len = len(req.origin_input_ids)
         self.session.committed_fill_len = 0
-        req.multimodal_inputs = cut_media(req.multimodal_inputs, cut, n_tokens)
+        req.multimodal_inputs = compact_media(req.multimodal_inputs, cut, n_tokens)
 
     def back_to(self, n_tokens: int) -> None:
         """Forget what came after so many tokens, all of it input, as if it had never been said."""
@@ -330,7 +330,7 @@ def test_a_turn_that_is_aborted_after_a_cut_leaves_no_trace():
 
 def test_a_model_with_plain_positions_has_its_items_moved_only():
     kept, gone = item((30, 39)), item((10, 19))
-    after = cut_media(MultimodalInputs(mm_items=[gone, kept]), Cut(5, 25), 50)
+    after = compact_media(MultimodalInputs(mm_items=[gone, kept]), Compaction(5, 25), 50)
     assert after.mrope_positions is None
     assert [tuple(run) for run in kept.offsets] == [(10, 19)]
 
@@ -365,7 +365,7 @@ def test_sglang_embeds_the_new_clip_only():
 def test_what_leaves_gives_its_features_back_and_what_stays_keeps_them():
     before, inside, behind = item((0, 4)), item((5, 9), (12, 14)), item((15, 19), (22, 24))
     mm_inputs = MultimodalInputs(mm_items=[before, inside, behind])
-    after = cut_media(mm_inputs, Cut(5, 15), 30)
+    after = compact_media(mm_inputs, Compaction(5, 15), 30)
     assert after.mm_items == [before, behind]
     assert inside.feature is None
     assert before.feature is not None and behind.feature is not None
@@ -373,10 +373,12 @@ def test_what_leaves_gives_its_features_back_and_what_stays_keeps_them():
     assert behind.offsets == [(5, 9), (12, 14)]
 
 
-@pytest.mark.parametrize("cut", [Cut(5, 10), Cut(11, 20), Cut(12, 13), Cut(5, 16)], ids=str)
+@pytest.mark.parametrize(
+    "cut", [Compaction(5, 10), Compaction(11, 20), Compaction(12, 13), Compaction(5, 16)], ids=str
+)
 def test_an_item_is_never_split(cut):
     with pytest.raises(AssertionError):
-        cut_media(MultimodalInputs(mm_items=[item((8, 11), (14, 16))]), cut, 30)
+        compact_media(MultimodalInputs(mm_items=[item((8, 11), (14, 16))]), cut, 30)
 
 
 def test_spans_reach_around_all_runs_of_an_item_and_end_behind_the_last():
@@ -393,7 +395,7 @@ def test_items_between_each_others_runs_leave_together():
 def test_a_model_whose_media_count_tokens_elsewhere_is_refused():
     mm_inputs = MultimodalInputs(mm_items=[], token_modalities=[0] * 30)
     with pytest.raises(AssertionError, match="token_modalities"):
-        cut_media(mm_inputs, Cut(5, 10), 30)
+        compact_media(mm_inputs, Compaction(5, 10), 30)
 
 
 # --- rebase ---

@@ -5,7 +5,7 @@ from sglang.srt.managers.cache_controller import HiCacheAck
 
 from sglang_live.bridge.kv_record import LiveKvInfo
 from sglang_live.bridge.tiers.host_copies import HostCopies
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 from test.unit.bridge.fake_host import ROW, FakeCache, FakeEvent
 
 
@@ -107,7 +107,7 @@ class Talk:
         self._free_from(n_kept)
         del self.values[n_kept:]
 
-    def cut(self, cut: Cut) -> None:
+    def cut(self, cut: Compaction) -> None:
         own_from = max(self.kv.cache_protected_len, cut.begin)
         self.kv.cache_protected_len = min(self.kv.cache_protected_len, cut.begin)
         self.is_changing()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sglang.srt.managers.cache_controller import CacheOperation
 
 from sglang_live.bridge.tiers.host_copies import HostCopies
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 from test.unit.bridge.fake_host import BYTES_PER_TOKEN, ROW, TRANSFER_S, FakeCache
 
 from .host_talk import Talk, acknowledge, end
@@ -71,7 +71,7 @@ class World:
         begin = int(share * n_pages)
         behind = max(begin + 1 + int(7 * share) % 3, owned)
         if talk.kv.kv_committed_len == len(talk.values) and behind <= n_pages:
-            talk.cut(Cut(begin * talk.page, behind * talk.page))
+            talk.cut(Compaction(begin * talk.page, behind * talk.page))
 
     def close(self, talk: Talk, share: float) -> None:
         if share < 0.2:
@@ -173,7 +173,7 @@ def test_a_cut_that_reaches_into_the_trees_part_keeps_the_copy(cache, copies, ta
     talk.hand_to_tree(8)
     talk.write()
     acknowledge(cache, copies)
-    talk.cut(Cut(4, 12))
+    talk.cut(Compaction(4, 12))
     assert copies.of("a").begin == 4
     assert talk.on_host() == talk.values[4:] == list(range(13, 21))
 
@@ -184,7 +184,7 @@ def test_a_cut_before_all_that_was_copied_leaves_no_copy(cache, copies, talk):
     talk.write()
     acknowledge(cache, copies)
     talk.kv.cache_protected_len = 0  # as when the tree's part was handed over first
-    copies.cut("a", Cut(0, 8))
+    copies.cut("a", Compaction(0, 8))
     assert copies.of("a") is None
     assert cache.host_pool_group.available_size() == 48
 

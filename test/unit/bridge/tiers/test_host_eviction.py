@@ -6,9 +6,9 @@ import pytest
 
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host_copies import HostCopies
-from sglang_live.bridge.tiers.host_eviction import HostRoom
+from sglang_live.bridge.tiers.host_eviction import HostEviction
 from sglang_live.bridge.tiers.storage import StoredTails
-from sglang_live.engine_channel.messages import Outlook
+from sglang_live.engine_channel.messages import NextUseHint
 from sglang_live.kv.page_file import PageFile
 from test.unit.bridge.fake_host import FakeCache
 
@@ -32,13 +32,13 @@ class Host:
         self.idle.tick(100.0)
         self.talks: dict[str, Talk] = {}
         sessions = SimpleNamespace(idle=self.idle, slots={})
-        self.room = HostRoom(sessions, self.copies, self.stored)
+        self.room = HostEviction(sessions, self.copies, self.stored)
         self._slots = sessions.slots
 
     def holds(self, name: str, n_tokens: int, needed_in_s: float, on_device: bool = False) -> None:
         talk = self.talks[name] = Talk(self.cache, self.copies, name, len(self.talks) % 2)
         self._slots[name] = SimpleNamespace(kv=talk.kv)
-        self.idle.expect(Outlook(name, needed_in_s, 0.0, None))
+        self.idle.expect(NextUseHint(name, needed_in_s, 0.0, None))
         talk.turn(n_tokens)
         if on_device:
             talk.write()

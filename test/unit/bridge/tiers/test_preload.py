@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sglang_live.bridge.rounds import LinkRate
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.preload import Preloads
-from sglang_live.engine_channel.messages import Outlook
+from sglang_live.engine_channel.messages import NextUseHint
 from sglang_live.kv.preload import PROTECTED_S, REMAINING_SPEECH_S, PreloadConfig
 
 START_S = 100.0
@@ -125,7 +125,7 @@ class FakeSessions:
 
     def plays(self, session_id: str, for_s: float) -> None:
         """It will be needed 2 s later: a gap, and an utterance."""
-        self.idle.expect(Outlook(session_id, for_s, 0.43, None))
+        self.idle.expect(NextUseHint(session_id, for_s, 0.43, None))
         self._expect(session_id)
 
     def speaks(self, session_id: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sglang_live.bridge.tiers.host_copies import HostCopies
 from sglang_live.bridge.tiers.storage import WAIT_S, StoredTails
 from sglang_live.kv.page_file import PageFile
-from sglang_live.kv.retention import Cut
+from sglang_live.kv.retention import Compaction
 from test.unit.bridge.fake_host import FakeCache
 
 from .host_talk import Talk, acknowledge
@@ -37,7 +37,7 @@ class StoredTalk(Talk):
         self.stored.truncated(self.name, n_kept)
         self.stored.keep_if_behind(self.name)
 
-    def cut(self, cut: Cut) -> None:
+    def cut(self, cut: Compaction) -> None:
         super().cut(cut)
         self.stored.cut(self.name, cut)
         self.stored.keep_if_behind(self.name)
@@ -117,7 +117,7 @@ class World:
         begin = int(share * n_pages)
         behind = begin + 1 + int(7 * share) % 3
         if talk.kv.kv_committed_len == len(talk.values) and behind <= n_pages:
-            talk.cut(Cut(begin * talk.page, behind * talk.page))
+            talk.cut(Compaction(begin * talk.page, behind * talk.page))
 
     def close(self, talk: StoredTalk, share: float) -> None:
         if share < 0.2:

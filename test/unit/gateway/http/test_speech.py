@@ -141,7 +141,7 @@ async def test_speech_ends_with_what_its_text_can_take_and_events_say_so(text):
     events = events_of(answer)
     assert seconds(events) < 90
     assert events[-1]["type"] == "error"
-    assert events[-1]["error"]["code"] == "speech_cut"
+    assert events[-1]["error"]["code"] == "speech_truncated"
     # What follows the piece is not spoken either.
     assert len(orchestrator.turns) == 1
     assert (orchestrator.session.n_cancelled, orchestrator.session.n_closed) == (1, 1)
@@ -150,7 +150,7 @@ async def test_speech_ends_with_what_its_text_can_take_and_events_say_so(text):
 async def test_a_talker_that_was_cut_says_so_too():
     cut = done("Hello.", status="incomplete", reason="max_output_tokens")
     answer = await ask(FakeOrchestrator([[AudioDelta(tone(80)), cut]]), stream_format="sse")
-    assert events_of(answer)[-1]["error"]["code"] == "speech_cut"
+    assert events_of(answer)[-1]["error"]["code"] == "speech_truncated"
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -44,15 +44,15 @@ def is_expected(error: dict[str, Any], event: dict[str, Any]) -> bool:
     return error["code"] in STATE or REFUSED.get(error["param"]) == error["code"]
 
 
-async def answers_to(caller, event: dict[str, Any]) -> list[dict[str, Any]]:
+async def answers_to(client, event: dict[str, Any]) -> list[dict[str, Any]]:
     """Everything that comes of one event, to the end of the response that it asks for."""
-    caller.send_raw(json.dumps(event))
-    caller.send("conversation.item.retrieve", item_id="marker", event_id="marker")
+    client.send_raw(json.dumps(event))
+    client.send("conversation.item.retrieve", item_id="marker", event_id="marker")
     answers = []
-    while not is_marker(answer := await caller.next()):
+    while not is_marker(answer := await client.next()):
         answers.append(answer)
     if "response.created" in types(answers) and "response.done" not in types(answers):
-        answers += await caller.until("response.done")
+        answers += await client.until("response.done")
     return answers
 
 
@@ -60,25 +60,25 @@ def is_marker(answer: dict[str, Any]) -> bool:
     return answer["type"] == "error" and answer["error"]["event_id"] == "marker"
 
 
-async def prepare(caller) -> None:
-    caller.turn_detection(None)
-    caller.update(tools=[WEATHER])
-    caller.send("conversation.item.create", item=CALL)
-    await caller.until("conversation.item.done")
+async def prepare(client) -> None:
+    client.turn_detection(None)
+    client.update(tools=[WEATHER])
+    client.send("conversation.item.create", item=CALL)
+    await client.until("conversation.item.done")
 
 
 async def try_out_types(allowed: list[dict[str, Any]]) -> int:
     """Returns how many were accepted."""
     n_accepted = 0
-    async with connected(FakeOrchestrator()) as caller:
-        await prepare(caller)
+    async with connected(FakeOrchestrator()) as client:
+        await prepare(client)
         for event in allowed:
-            errors = [a["error"] for a in await answers_to(caller, event) if a["type"] == "error"]
+            errors = [a["error"] for a in await answers_to(client, event) if a["type"] == "error"]
             assert all(is_expected(error, event) for error in errors), (event, errors)
             n_accepted += not errors
             if event["type"] == "session.update":  # the next begins as this one did
-                caller.update(tools=[WEATHER], output_modalities=["audio"])
-                await caller.find("session.updated")
+                client.update(tools=[WEATHER], output_modalities=["audio"])
+                await client.find("session.updated")
     return n_accepted
 
 
@@ -87,11 +87,11 @@ async def test_nothing_is_refused_that_the_types_of_the_protocol_allow():
 
 
 async def test_what_a_session_shows_can_be_sent_back():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.update(instructions="Be kind.", audio={"output": {"voice": "bob"}})
-        shown = (await caller.expect("session.updated"))["session"]
-        caller.send("session.update", session=shown)
-        assert (await caller.expect("session.updated"))["session"] == shown
+    async with connected(FakeOrchestrator()) as client:
+        client.update(instructions="Be kind.", audio={"output": {"voice": "bob"}})
+        shown = (await client.expect("session.updated"))["session"]
+        client.send("session.update", session=shown)
+        assert (await client.expect("session.updated"))["session"] == shown
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ async def test_what_a_session_shows_can_be_sent_back():
     ids=json.dumps,
 )
 async def test_what_newer_clients_send_is_accepted(session):
-    async with connected(FakeOrchestrator()) as caller:
-        caller.update(**session)
-        await caller.expect("session.updated")
+    async with connected(FakeOrchestrator()) as client:
+        client.update(**session)
+        await client.expect("session.updated")
 
 
 # --- the beta's names ---
@@ -150,16 +150,16 @@ async def test_a_key_of_the_beta_is_an_error_with_the_name_it_has_now(path):
     holder, key = path.split(".")
     kind = {"session": "session.update", "response": "response.create"}[holder]
     fields = {"type": "realtime"} if holder == "session" else {}
-    async with connected(FakeOrchestrator()) as caller:
-        await prepare(caller)
-        before = await session_of(caller)
+    async with connected(FakeOrchestrator()) as client:
+        await prepare(client)
+        before = await session_of(client)
         # What stands beside it is not applied either.
-        caller.send(kind, event_id="e", **{holder: {**fields, "instructions": "new", key: value}})
-        error = (await caller.expect("error"))["error"]
+        client.send(kind, event_id="e", **{holder: {**fields, "instructions": "new", key: value}})
+        error = (await client.expect("error"))["error"]
         assert (error["code"], error["event_id"]) == ("unknown_parameter", "e")
         assert error["param"].startswith(path)
         assert f"'{known}'" in error["message"]
-        assert await session_of(caller) == before
+        assert await session_of(client) == before
 
 
 @pytest.mark.parametrize(
@@ -172,9 +172,9 @@ async def test_a_key_of_the_beta_is_an_error_with_the_name_it_has_now(path):
 )
 async def test_content_of_the_beta_is_an_error_with_the_name_it_has_now(role, kind, known):
     item = {"type": "message", "role": role, "content": [{"type": kind, "text": "Hello."}]}
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("conversation.item.create", item=item)
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator()) as client:
+        client.send("conversation.item.create", item=item)
+        error = (await client.expect("error"))["error"]
         assert (error["code"], error["param"]) == (
             "unsupported_content_type",
             "item.content[0].type",
@@ -183,16 +183,16 @@ async def test_content_of_the_beta_is_an_error_with_the_name_it_has_now(role, ki
 
 
 async def test_an_event_of_the_beta_is_an_error_with_the_name_it_has_now():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("transcription_session.update", session={"input_audio_format": "pcm16"})
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator()) as client:
+        client.send("transcription_session.update", session={"input_audio_format": "pcm16"})
+        error = (await client.expect("error"))["error"]
         assert (error["code"], error["param"]) == ("invalid_value", "type")
         assert "'session.update'" in error["message"]
 
 
-async def session_of(caller) -> dict[str, Any]:
-    caller.update()
-    return (await caller.expect("session.updated"))["session"]
+async def session_of(client) -> dict[str, Any]:
+    client.update()
+    return (await client.expect("session.updated"))["session"]
 
 
 # --- keys that nobody has ---
@@ -243,15 +243,15 @@ def _places(event: dict[str, Any]) -> Iterator[str]:
 async def try_out_unknown_keys(allowed: list[dict[str, Any]]) -> int:
     """Returns in how many places."""
     shapes = shapes_of(allowed)
-    async with connected(FakeOrchestrator()) as caller:
-        await prepare(caller)
-        before = await session_of(caller)
+    async with connected(FakeOrchestrator()) as client:
+        await prepare(client)
+        before = await session_of(client)
         for event, at in shapes:
-            [error] = await answers_to(caller, event)
+            [error] = await answers_to(client, event)
             assert error["type"] == "error", event
             assert error["error"]["code"] == "unknown_parameter", (event, error)
             assert error["error"]["param"] == at
-        assert await session_of(caller) == before
+        assert await session_of(client) == before
     return len(shapes)
 
 
@@ -272,15 +272,15 @@ async def test_an_unknown_key_anywhere_is_one_error_with_its_path_and_changes_no
 )
 async def test_a_setting_of_another_kind_of_turn_detection_is_named(kind, keys):
     [name] = keys
-    async with connected(FakeOrchestrator()) as caller:
-        caller.update(output_modalities=["text"])
-        await caller.expect("session.updated")
-        caller.turn_detection({"type": kind, **keys})
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator()) as client:
+        client.update(output_modalities=["text"])
+        await client.expect("session.updated")
+        client.turn_detection({"type": kind, **keys})
+        error = (await client.expect("error"))["error"]
         assert error["code"] == "unknown_parameter"
         assert error["param"] == f"session.audio.input.turn_detection.{name}"
-        caller.turn_detection({"type": kind, name: None})  # null is an absent setting
-        await caller.expect("session.updated")
+        client.turn_detection({"type": kind, name: None})  # null is an absent setting
+        await client.expect("session.updated")
 
 
 # --- the same over HTTP ---

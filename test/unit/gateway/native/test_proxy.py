@@ -420,7 +420,7 @@ async def test_what_clients_send_passes():
 
 
 async def test_answers_are_charged_by_their_number():
-    async with proxied(max_answers_per_minute=5) as (http, _):
+    async with proxied(max_responses_per_minute=5) as (http, _):
         asked = {"prompt": ["a", "b"], "n": 2}
         assert (await http.post("/v1/completions", json=asked)).status_code == 207
         assert (await http.post("/v1/completions", json=asked)).status_code == 429

@@ -33,29 +33,29 @@ class World:
 
     @asynccontextmanager
     async def call(self):
-        async with connected(self.orchestrator, self.shared) as caller:
+        async with connected(self.orchestrator, self.shared) as client:
             self.session.on_interrupt = [interrupted_end()]
-            yield caller
+            yield client
 
-    async def play(self, caller, seconds: float) -> None:
-        await caller.settle()
+    async def play(self, client, seconds: float) -> None:
+        await client.settle()
         self.clock.advance(seconds)
-        await caller.settle()
+        await client.settle()
 
     def value(self, name, **labels):
         name = f"sglang_live_gateway_{name}"
         return self.shared.metrics.registry.get_sample_value(name, labels)
 
 
-async def start(caller) -> str:
+async def start(client) -> str:
     """Ask for an answer; the id of its item once all of the script so far has been sent."""
-    caller.send("response.create")
-    item_id = (await caller.find("response.output_item.added"))["item"]["id"]
-    await caller.settle()
+    client.send("response.create")
+    item_id = (await client.find("response.output_item.added"))["item"]["id"]
+    await client.settle()
     return item_id
 
 
-async def next_history(world, caller):
-    caller.append(SILENCE_1S)
-    await caller.until("response.done")
+async def next_history(world, client):
+    client.append(SILENCE_1S)
+    await client.until("response.done")
     return world.orchestrator.turns[-1].history

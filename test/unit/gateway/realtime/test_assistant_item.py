@@ -7,16 +7,16 @@ import pytest
 from sglang_live.core import TextPart
 from sglang_live.gateway.audio.codec import PCM
 from sglang_live.gateway.realtime.conversation import assistant_item
-from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem, cut_at_word
+from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem, cut_at_word
 from test.unit.gateway.fakes import done, reply_of
 
 WORDS = "one two three four five six seven eight nine ten"
 FRAME_BYTES = PCM.n_bytes(80)
 
 
-def reply(n_frames=40, *, words=WORDS, n_sent=None, marked=True) -> ReplyItem:
+def reply(n_frames=40, *, words=WORDS, n_sent=None, marked=True) -> AssistantItem:
     """One token a word, n_frames of audio."""
-    item = ReplyItem("item", "audio", frames_per_token=4.0)
+    item = AssistantItem("item", "audio", frames_per_token=4.0)
     for n, word in enumerate(words.split(" ")):
         item.add_text(word if n == 0 else " " + word, n + 1 if marked else 0)
     item.made_bytes = n_frames * FRAME_BYTES
@@ -24,14 +24,14 @@ def reply(n_frames=40, *, words=WORDS, n_sent=None, marked=True) -> ReplyItem:
     return item
 
 
-def completed(n_frames=40, **fields) -> ReplyItem:
+def completed(n_frames=40, **fields) -> AssistantItem:
     item = reply(n_frames, **fields)
     item.learn(done(reply=reply_of(WORDS), n_frames=n_frames))
     item.close("completed")
     return item
 
 
-def interrupted(heard_ms, *, n_frames=20, end=None, **fields) -> ReplyItem:
+def interrupted(heard_ms, *, n_frames=20, end=None, **fields) -> AssistantItem:
     item = reply(n_frames, **fields)
     item.close("incomplete", stopped=True)
     if heard_ms is not None:
@@ -134,7 +134,7 @@ def test_of_a_cancelled_reply_what_was_sent_counts_until_the_client_says_less():
 
 
 def test_of_a_cancelled_text_the_text_that_was_sent_counts():
-    item = ReplyItem("item", "text")
+    item = AssistantItem("item", "text")
     item.add_text("one two", 2)
     item.close("incomplete", stopped=True)
     item.learn(end_of())
@@ -155,7 +155,7 @@ def test_without_tokens_the_text_is_cut_in_proportion_at_a_word():
 
 
 def test_text_ends_with_the_last_whole_character_of_the_tokens():
-    item = ReplyItem("item", "audio")
+    item = AssistantItem("item", "audio")
     item.add_text("a", 1)
     item.add_text("é", 3)  # two tokens
     item.made_bytes = 10 * FRAME_BYTES

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.realtime.events import parse_client_event
-from sglang_live.gateway.realtime.turns.turn_taking import CallerTurns
+from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
 from test.protocol.malformed import malformed_events
 from test.unit.gateway.fakes import FakeOrchestrator, connected, done, types
 from test.unit.gateway.hostile import HOSTILE_SCHEMAS, schemas
@@ -39,9 +39,9 @@ DEEP = "[" * 50_000 + "]" * 50_000
     ],
 )
 async def test_a_frame_that_is_no_event_is_one_error(frame, code):
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send_raw(frame)
-        events = await caller.settle()
+    async with connected(FakeOrchestrator()) as client:
+        client.send_raw(frame)
+        events = await client.settle()
         assert types(events) == ["error"]
         assert events[0]["error"]["code"] == code
         assert events[0]["error"]["type"] == "invalid_request_error"
@@ -58,30 +58,30 @@ async def test_a_frame_that_is_no_event_is_one_error(frame, code):
     ],
 )
 async def test_errors_repeat_the_clients_event_id(frame, event_id):
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send_raw(frame)
-        assert (await caller.expect("error"))["error"]["event_id"] == event_id
+    async with connected(FakeOrchestrator()) as client:
+        client.send_raw(frame)
+        assert (await client.expect("error"))["error"]["event_id"] == event_id
 
 
 @pytest.mark.parametrize("event", malformed_events(), ids=json.dumps)
 async def test_a_malformed_event_is_one_error_and_changes_nothing(event):
-    async with connected(FakeOrchestrator()) as caller:
-        caller.turn_detection(None)
-        before = await caller.find("session.updated")
-        caller.send_raw(json.dumps(event))
-        caller.send("session.update", session={"type": "realtime"})
-        error, after = await caller.expect("error"), await caller.expect("session.updated")
+    async with connected(FakeOrchestrator()) as client:
+        client.turn_detection(None)
+        before = await client.find("session.updated")
+        client.send_raw(json.dumps(event))
+        client.send("session.update", session={"type": "realtime"})
+        error, after = await client.expect("error"), await client.expect("session.updated")
         assert error["error"]["type"] == "invalid_request_error"
         assert error["error"]["event_id"] == event["event_id"]
         assert error["error"]["message"] and error["error"]["code"]
         assert after["session"] == before["session"]
-        assert caller.wire.outgoing.empty()
+        assert client.wire.outgoing.empty()
 
 
 async def test_a_frame_beyond_the_limit_is_an_error_and_not_read():
-    async with connected(FakeOrchestrator(), max_frame_bytes=4000, max_append_bytes=2000) as caller:
-        caller.send("input_audio_buffer.append", audio="A" * 5000)
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator(), max_frame_bytes=4000, max_append_bytes=2000) as client:
+        client.send("input_audio_buffer.append", audio="A" * 5000)
+        error = (await client.expect("error"))["error"]
         assert error["code"] == "event_too_large"
 
 
@@ -89,10 +89,10 @@ async def test_a_bug_of_ours_costs_one_event_and_not_the_call(monkeypatch, caplo
     def crash(self):
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(CallerTurns, "clear", crash)
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("input_audio_buffer.clear", event_id="e")
-        events = await caller.settle()
+    monkeypatch.setattr(TurnTaking, "clear", crash)
+    async with connected(FakeOrchestrator()) as client:
+        client.send("input_audio_buffer.clear", event_id="e")
+        events = await client.settle()
         assert types(events) == ["error"]
         assert events[0]["error"]["type"] == "server_error"
         assert events[0]["error"]["event_id"] == "e"
@@ -166,14 +166,14 @@ def client_events(draw):
 @given(st.lists(client_events(), min_size=1, max_size=6))
 def test_random_events_get_an_error_or_their_answer_and_the_connection_lives(events):
     async def talk():
-        async with connected(FakeOrchestrator()) as caller:
+        async with connected(FakeOrchestrator()) as client:
             for event in events:
                 frame = json.dumps(event)
-                caller.send_raw(frame)
-                caller.send("conversation.item.retrieve", item_id="marker", event_id="marker")
+                client.send_raw(frame)
+                client.send("conversation.item.retrieve", item_id="marker", event_id="marker")
                 answers = []
                 while True:
-                    answer = await caller.next()
+                    answer = await client.next()
                     if answer["type"] == "error" and answer["error"]["event_id"] == "marker":
                         break
                     answers.append(answer)
@@ -196,12 +196,12 @@ def test_whatever_parameters_are_a_call_is_made_or_fails(parameters, argument):
 
     async def talk():
         orchestrator = FakeOrchestrator([[done("", calls=(call,))]])
-        async with connected(orchestrator) as caller:
-            caller.update(tools=[{"type": "function", "name": "f", "parameters": parameters}])
-            if (await caller.next())["type"] == "error":
+        async with connected(orchestrator) as client:
+            client.update(tools=[{"type": "function", "name": "f", "parameters": parameters}])
+            if (await client.next())["type"] == "error":
                 return
-            caller.send("response.create")
-            response = (await caller.find("response.done"))["response"]
+            client.send("response.create")
+            response = (await client.find("response.done"))["response"]
             assert response["status"] in ("completed", "failed")
             if response["status"] == "failed":
                 assert response["status_details"]["error"]["code"] == "malformed_tool_call"
@@ -266,21 +266,21 @@ HUGE = "x" * 400_000
     ids=lambda part: str(part)[:60],
 )  # fmt: skip
 async def test_what_is_too_long_to_be_told_back_is_one_short_error(kind, fields):
-    async with connected(FakeOrchestrator(), send_buffer_bytes=300_000) as caller:
-        caller.send(kind, **fields)
-        [error] = await caller.settle()
+    async with connected(FakeOrchestrator(), send_buffer_bytes=300_000) as client:
+        client.send(kind, **fields)
+        [error] = await client.settle()
         assert error["error"]["type"] == "invalid_request_error"
         assert len(json.dumps(error)) < 4000
 
 
 async def test_a_whole_number_may_be_written_with_a_point():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("response.create")
-        [*_, ended] = await caller.until("response.done")
+    async with connected(FakeOrchestrator()) as client:
+        client.send("response.create")
+        [*_, ended] = await client.until("response.done")
         item_id = ended["response"]["output"][0]["id"]
-        caller.send("playback.ack", item_id=item_id, audio_end_ms=12.0)
+        client.send("playback.ack", item_id=item_id, audio_end_ms=12.0)
         fields = {"item_id": item_id, "content_index": 0}
-        caller.send("conversation.item.truncate", **fields, audio_end_ms=12.0)
-        assert (await caller.expect("conversation.item.truncated"))["audio_end_ms"] == 12
-        caller.send("conversation.item.truncate", **fields, audio_end_ms=12.5)
-        assert (await caller.expect("error"))["error"]["param"] == "audio_end_ms"
+        client.send("conversation.item.truncate", **fields, audio_end_ms=12.0)
+        assert (await client.expect("conversation.item.truncated"))["audio_end_ms"] == 12
+        client.send("conversation.item.truncate", **fields, audio_end_ms=12.5)
+        assert (await client.expect("error"))["error"]["param"] == "audio_end_ms"

@@ -18,20 +18,20 @@ def running_answer() -> list:
     ]
 
 
-async def start_answer(caller) -> str:
-    caller.send("response.create")
-    events = await caller.until("response.output_audio.delta")
+async def start_answer(client) -> str:
+    client.send("response.create")
+    events = await client.until("response.output_audio.delta")
     return events[1]["item"]["id"]
 
 
 async def test_speech_ends_the_answer_and_starts_the_next_turn():
     orchestrator = FakeOrchestrator([running_answer(), spoken("Yes?")])
-    async with connected(orchestrator) as caller:
-        await start_answer(caller)
-        await caller.settle()
-        caller.append(tone(500))
-        caller.append(SILENCE_1S)
-        events = await caller.until("response.created")
+    async with connected(orchestrator) as client:
+        await start_answer(client)
+        await client.settle()
+        client.append(tone(500))
+        client.append(SILENCE_1S)
+        events = await client.until("response.created")
         assert types(events) == [
             "input_audio_buffer.speech_started",
             "response.output_audio.done",
@@ -51,33 +51,33 @@ async def test_speech_ends_the_answer_and_starts_the_next_turn():
         assert ended["status"] == "cancelled"
         assert ended["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
         assert events[4]["item"]["status"] == "incomplete"
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
         assert orchestrator.session.n_cancelled == 1
 
 
 async def test_an_answer_interrupted_before_it_began_leaves_no_item():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate], spoken("Yes?")])
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        await caller.expect("response.created")
-        await caller.settle()
-        caller.append(tone(500) + SILENCE_1S)
-        events = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        await client.expect("response.created")
+        await client.settle()
+        client.append(tone(500) + SILENCE_1S)
+        events = await client.until("response.done")
         assert types(events) == ["input_audio_buffer.speech_started", "response.done"]
         assert events[-1]["response"]["output"] == []
-        await caller.until("response.done")
+        await client.until("response.done")
 
 
 async def test_nothing_of_the_old_answer_follows_its_done():
     orchestrator = FakeOrchestrator([running_answer(), spoken("Yes?")])
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        old_id = (await caller.expect("response.created"))["response"]["id"]
-        await caller.settle()
-        caller.append(tone(500) + SILENCE_1S)
-        await caller.until("response.done")
-        after = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        old_id = (await client.expect("response.created"))["response"]["id"]
+        await client.settle()
+        client.append(tone(500) + SILENCE_1S)
+        await client.until("response.done")
+        after = await client.until("response.done")
         assert all(event.get("response_id") != old_id for event in after)
 
 
@@ -85,12 +85,12 @@ async def test_with_interrupt_response_off_the_answer_goes_on_and_the_new_turn_w
     gate = asyncio.Event()
     steps = [TranscriptDelta("Long "), AudioDelta(tone(100)), gate, *spoken("story.")]
     orchestrator = FakeOrchestrator([steps, spoken("And to you.")])
-    async with connected(orchestrator) as caller:
-        caller.turn_detection({"interrupt_response": False})
-        caller.send("response.create")
-        await caller.until("response.output_audio.delta")
-        caller.append(tone(500) + SILENCE_1S)
-        spoken_turn = await caller.settle()
+    async with connected(orchestrator) as client:
+        client.turn_detection({"interrupt_response": False})
+        client.send("response.create")
+        await client.until("response.output_audio.delta")
+        client.append(tone(500) + SILENCE_1S)
+        spoken_turn = await client.settle()
         assert types(spoken_turn) == [
             "input_audio_buffer.speech_started",
             "input_audio_buffer.speech_stopped",
@@ -99,26 +99,26 @@ async def test_with_interrupt_response_off_the_answer_goes_on_and_the_new_turn_w
             "conversation.item.done",
         ]
         gate.set()
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
-        await caller.expect("response.created")
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
+        await client.expect("response.created")
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
         roles = [item.role for item in orchestrator.turns[1].history]
         assert roles == ["assistant", "user"]
 
 
 async def test_truncate_after_the_interruption_leaves_what_was_heard():
     orchestrator = FakeOrchestrator([running_answer(), spoken("Yes?")])
-    async with connected(orchestrator) as caller:
-        item_id = await start_answer(caller)
-        await caller.settle()
-        caller.append(tone(500))
-        await caller.until("conversation.item.truncated")
+    async with connected(orchestrator) as client:
+        item_id = await start_answer(client)
+        await client.settle()
+        client.append(tone(500))
+        await client.until("conversation.item.truncated")
         cut = {"item_id": item_id, "content_index": 0, "audio_end_ms": 500}
-        caller.send("conversation.item.truncate", **cut)
-        truncated = await caller.expect("conversation.item.truncated")
+        client.send("conversation.item.truncate", **cut)
+        truncated = await client.expect("conversation.item.truncated")
         assert {key: truncated[key] for key in cut} == cut
-        caller.append(SILENCE_1S)
-        await caller.until("response.done")
+        client.append(SILENCE_1S)
+        await client.until("response.done")
         heard = orchestrator.turns[1].history[0]
         # Half of 45 characters, at a word boundary.
         assert heard.parts == (TextPart("The history of the"),)
@@ -129,29 +129,29 @@ async def test_truncate_may_come_while_the_answer_still_runs():
     gate = asyncio.Event()
     steps = [TranscriptDelta("one two "), AudioDelta(tone(400)), gate, AudioDelta(tone(400))]
     orchestrator = FakeOrchestrator([[*steps, *spoken("three four", 0)], spoken("Next.")])
-    async with connected(orchestrator) as caller:
-        item_id = await start_answer(caller)
-        await caller.settle()
-        caller.send(
+    async with connected(orchestrator) as client:
+        item_id = await start_answer(client)
+        await client.settle()
+        client.send(
             "conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=400
         )
-        await caller.expect("conversation.item.truncated")
+        await client.expect("conversation.item.truncated")
         gate.set()
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
-        caller.send("response.create")
-        await caller.until("response.done")
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
+        client.send("response.create")
+        await client.until("response.done")
         heard = orchestrator.turns[1].history[0]
         assert heard.parts == (TextPart("one two"),)
         assert heard.token_ids is None
 
 
 async def test_a_barge_in_of_pipecat_while_idle_costs_only_ignorable_errors():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.turn_detection(None)
-        await caller.expect("session.updated")
-        caller.send("input_audio_buffer.clear")
-        caller.append(tone(200))
-        caller.send("response.cancel")
-        events = await caller.settle()
+    async with connected(FakeOrchestrator()) as client:
+        client.turn_detection(None)
+        await client.expect("session.updated")
+        client.send("input_audio_buffer.clear")
+        client.append(tone(200))
+        client.send("response.cancel")
+        events = await client.settle()
         assert types(events) == ["input_audio_buffer.cleared", "error"]
         assert events[1]["error"]["code"] == "response_cancel_not_active"

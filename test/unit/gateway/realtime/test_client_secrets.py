@@ -10,7 +10,7 @@ from starlette.websockets import WebSocketDisconnect
 from sglang_live.errors import CapacityError
 from sglang_live.gateway.realtime import client_secrets
 from sglang_live.gateway.realtime.client_secrets import ClientSecretForm, ClientSecrets, ExpiryForm
-from sglang_live.gateway.realtime.turns.turn_taking import CallerTurns
+from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
 from test.unit.gateway.fakes import FakeOrchestrator, app_of
 
 ROUTE = "/v1/realtime/client_secrets"
@@ -139,7 +139,7 @@ def test_no_key_and_no_secret_reaches_the_log(caplog, monkeypatch):
     def crash(self):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(CallerTurns, "clear", crash)
+    monkeypatch.setattr(TurnTaking, "clear", crash)
     caplog.set_level(logging.DEBUG)
     key, wrong, native = "key-0123456789", "wrong-0123456789", "native-0123456789"
     built = app(api_keys=(key,), native_url="http://127.0.0.1:1", native_api_key=native)

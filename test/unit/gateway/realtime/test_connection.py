@@ -8,7 +8,7 @@ from sglang_live.core import AudioDelta
 from sglang_live.errors import StageUnavailableError
 from sglang_live.gateway.realtime.connection import RealtimeConnection
 from test.unit.gateway.fakes import (
-    Caller,
+    Client,
     FakeOrchestrator,
     MemoryWire,
     connected,
@@ -25,7 +25,7 @@ async def refused(error: Exception) -> tuple[dict, tuple[int, str] | None]:
     wire = MemoryWire()
     shared = services(FakeOrchestrator(refuse_with=error))
     await RealtimeConnection(wire, shared).run()
-    return await Caller(wire).next(), wire.closed
+    return await Client(wire).next(), wire.closed
 
 
 @pytest.mark.parametrize(
@@ -47,38 +47,38 @@ async def test_a_session_that_cannot_open_is_an_error_event_then_a_close(error, 
 
 async def test_events_sent_before_session_created_are_answered():
     wire = MemoryWire()
-    caller = Caller(wire)
-    caller.update(instructions="early")
+    client = Client(wire)
+    client.update(instructions="early")
     serving = asyncio.create_task(RealtimeConnection(wire, services(FakeOrchestrator())).run())
-    await caller.expect("session.created")
-    assert (await caller.expect("session.updated"))["session"]["instructions"] == "early"
-    caller.send_raw(None)
+    await client.expect("session.created")
+    assert (await client.expect("session.updated"))["session"]["instructions"] == "early"
+    client.send_raw(None)
     await serving
 
 
 async def test_a_client_that_vanishes_mid_answer_leaves_nothing_behind():
     orchestrator = FakeOrchestrator([[AudioDelta(tone(100)), asyncio.Event()], [asyncio.Event()]])
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        await caller.until("response.output_audio.delta")
-        caller.send("response.create", response={"conversation": "none"})
-        await caller.until("response.created")
-        await caller.settle()
-        caller.send_raw(None)  # connected() then checks that session and turns are closed
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        await client.until("response.output_audio.delta")
+        client.send("response.create", response={"conversation": "none"})
+        await client.until("response.created")
+        await client.settle()
+        client.send_raw(None)  # connected() then checks that session and turns are closed
     assert orchestrator.session.n_cancelled == 2
 
 
 async def test_a_stage_that_will_not_let_go_cannot_hold_a_gone_client_for_long(caplog):
     orchestrator = FakeOrchestrator([[asyncio.Event()]])
     wire = MemoryWire()
-    caller = Caller(wire)
+    client = Client(wire)
     serving = asyncio.create_task(RealtimeConnection(wire, services(orchestrator)).run())
-    await caller.expect("session.created")
+    await client.expect("session.created")
     orchestrator.session.wind_down = asyncio.Event()  # never set
-    caller.send("response.create")
-    await caller.until("response.created")
-    await caller.settle()
-    caller.send_raw(None)
+    client.send("response.create")
+    await client.until("response.created")
+    await client.settle()
+    client.send_raw(None)
     async with asyncio.timeout(_GONE_S):
         await serving
     assert orchestrator.session.n_closed == 1
@@ -88,11 +88,11 @@ async def test_a_client_that_does_not_read_is_dropped_before_it_fills_the_memory
     orchestrator = FakeOrchestrator([[AudioDelta(tone(200)) for _ in range(100)]])
     shared = services(orchestrator, send_buffer_bytes=100_000)
     wire = MemoryWire()
-    caller = Caller(wire)
+    client = Client(wire)
     serving = asyncio.create_task(RealtimeConnection(wire, shared).run())
-    await caller.expect("session.created")
+    await client.expect("session.created")
     wire.readable.clear()
-    caller.send("response.create")
+    client.send("response.create")
     async with asyncio.timeout(_GONE_S):
         await serving
     assert wire.closed == (1008, "client does not read")
@@ -119,14 +119,14 @@ async def test_a_session_that_fails_to_close_is_logged_and_counted_out(caplog):
     wire = MemoryWire()
     shared = services(orchestrator)
     serving = asyncio.create_task(RealtimeConnection(wire, shared).run())
-    caller = Caller(wire)
-    await caller.expect("session.created")
+    client = Client(wire)
+    await client.expect("session.created")
 
     async def broken_close():
         raise RuntimeError("stage gone")
 
     orchestrator.session.close = broken_close
-    caller.send_raw(None)
+    client.send_raw(None)
     await serving
     assert "stage gone" in caplog.text
     assert shared.metrics.registry.get_sample_value("sglang_live_gateway_sessions_open") == 0

@@ -45,9 +45,9 @@ TOO_LONG = {
 }
 
 
-async def refused(caller) -> dict:
+async def refused(client) -> dict:
     """The only answer to what was sent last."""
-    events = await caller.settle()
+    events = await client.settle()
     assert types(events) == ["error"]
     error = events[0]["error"]
     assert error["type"] == "invalid_request_error"
@@ -55,11 +55,11 @@ async def refused(caller) -> dict:
     return error
 
 
-async def still_answers(caller, orchestrator) -> list[str]:
+async def still_answers(client, orchestrator) -> list[str]:
     """Returns what the turn was asked with, in words."""
-    caller.say("Hi.")
-    caller.send("response.create", response=TEXT)
-    done = await caller.find("response.done")
+    client.say("Hi.")
+    client.send("response.create", response=TEXT)
+    done = await client.find("response.done")
     assert done["response"]["status"] == "completed"
     return [part.text for item in orchestrator.turns[-1].history for part in item.parts]
 
@@ -67,31 +67,31 @@ async def still_answers(caller, orchestrator) -> list[str]:
 @pytest.mark.parametrize(("item", "place"), TOO_LONG.values(), ids=TOO_LONG)
 async def test_an_item_that_cannot_fit_is_refused_and_the_call_goes_on(item, place):
     orchestrator = FakeOrchestrator(most_tokens=MOST)
-    async with connected(orchestrator) as caller:
-        caller.send("conversation.item.create", item=CALL)
-        await caller.until("conversation.item.done")
-        caller.send("conversation.item.create", item=item | {"id": "long"})
-        error = await refused(caller)
+    async with connected(orchestrator) as client:
+        client.send("conversation.item.create", item=CALL)
+        await client.until("conversation.item.done")
+        client.send("conversation.item.create", item=item | {"id": "long"})
+        error = await refused(client)
         assert error["param"] == f"item.{place}"
-        caller.send("conversation.item.retrieve", item_id="long")
-        assert (await caller.expect("error"))["error"]["code"] == "item_retrieve_invalid_item_id"
-        assert (await still_answers(caller, orchestrator))[1:] == ["Hi."]
+        client.send("conversation.item.retrieve", item_id="long")
+        assert (await client.expect("error"))["error"]["code"] == "item_retrieve_invalid_item_id"
+        assert (await still_answers(client, orchestrator))[1:] == ["Hi."]
 
 
 async def test_the_error_says_how_long_an_item_may_be():
     orchestrator = FakeOrchestrator(most_tokens=MOST)
-    async with connected(orchestrator) as caller:
-        caller.say("x" * 4 * MOST)
+    async with connected(orchestrator) as client:
+        client.say("x" * 4 * MOST)
         [characters] = re.findall(
-            r"about (\d+) such characters", (await refused(caller))["message"]
+            r"about (\d+) such characters", (await refused(client))["message"]
         )
-        caller.say("x" * int(characters))
-        await caller.until("conversation.item.done")
+        client.say("x" * int(characters))
+        await client.until("conversation.item.done")
         assert int(characters) > MOST * 0.9
-        caller.send("conversation.item.create", item=message(audio(25)))
-        [seconds] = re.findall(r"about (\d+) s of audio", (await refused(caller))["message"])
-        caller.send("conversation.item.create", item=message(audio(int(seconds))))
-        await caller.until("conversation.item.done")
+        client.send("conversation.item.create", item=message(audio(25)))
+        [seconds] = re.findall(r"about (\d+) s of audio", (await refused(client))["message"])
+        client.send("conversation.item.create", item=message(audio(int(seconds))))
+        await client.until("conversation.item.done")
         assert int(seconds) == 10
 
 
@@ -107,24 +107,24 @@ async def test_the_error_says_how_long_an_item_may_be():
 )
 async def test_settings_that_leave_no_room_are_refused_whole(session, place):
     orchestrator = FakeOrchestrator(most_tokens=MOST)
-    async with connected(orchestrator) as caller:
-        caller.update(instructions="Be brief.")
-        before = (await caller.expect("session.updated"))["session"]
-        caller.update(**session, **TEXT)
-        assert (await refused(caller))["param"] == f"session.{place}"
-        caller.update()
-        assert (await caller.expect("session.updated"))["session"] == before
-        caller.send("response.create", response=session)
-        assert (await refused(caller))["param"] == f"response.{place}"
-        assert await still_answers(caller, orchestrator) == ["Hi."]
+    async with connected(orchestrator) as client:
+        client.update(instructions="Be brief.")
+        before = (await client.expect("session.updated"))["session"]
+        client.update(**session, **TEXT)
+        assert (await refused(client))["param"] == f"session.{place}"
+        client.update()
+        assert (await client.expect("session.updated"))["session"] == before
+        client.send("response.create", response=session)
+        assert (await refused(client))["param"] == f"response.{place}"
+        assert await still_answers(client, orchestrator) == ["Hi."]
 
 
 async def test_what_makes_the_settings_too_long_is_what_came_last():
-    async with connected(FakeOrchestrator(most_tokens=MOST)) as caller:
-        caller.update(tools=[tool("x")])
-        await caller.expect("session.updated")
-        caller.update(instructions="x" * 60)
-        assert (await refused(caller))["param"] == "session.instructions"
+    async with connected(FakeOrchestrator(most_tokens=MOST)) as client:
+        client.update(tools=[tool("x")])
+        await client.expect("session.updated")
+        client.update(instructions="x" * 60)
+        assert (await refused(client))["param"] == "session.instructions"
 
 
 @pytest.mark.parametrize(
@@ -139,36 +139,36 @@ async def test_what_makes_the_settings_too_long_is_what_came_last():
 @pytest.mark.parametrize("conversation", ["none", "auto"])
 async def test_a_context_of_its_own_that_cannot_fit_is_refused(entries, place, conversation):
     orchestrator = FakeOrchestrator(most_tokens=MOST)
-    async with connected(orchestrator) as caller:
-        caller.say("y" * 60, "a")
-        await caller.settle()
+    async with connected(orchestrator) as client:
+        client.say("y" * 60, "a")
+        await client.settle()
         form = {"input": entries, "conversation": conversation, **TEXT}
-        caller.send("response.create", response=form)
-        assert (await refused(caller))["param"] == place
-        assert await still_answers(caller, orchestrator) == ["y" * 60, "Hi."]
+        client.send("response.create", response=form)
+        assert (await refused(client))["param"] == place
+        assert await still_answers(client, orchestrator) == ["y" * 60, "Hi."]
 
 
 async def test_a_context_of_its_own_needs_room_for_the_instructions_too():
     orchestrator = FakeOrchestrator(most_tokens=MOST)
-    async with connected(orchestrator) as caller:
+    async with connected(orchestrator) as client:
         form = {"input": [message(text("x" * 60))], "conversation": "none", **TEXT}
-        caller.send("response.create", response=form)
-        await caller.until("response.done")
-        caller.send("response.create", response=form | {"instructions": "y" * 50})
-        error = await refused(caller)
+        client.send("response.create", response=form)
+        await client.until("response.done")
+        client.send("response.create", response=form | {"instructions": "y" * 50})
+        error = await refused(client)
         assert error["param"] == "response.input"
         assert "At most 50 tokens" in error["message"]
 
 
 async def test_nothing_is_measured_that_was_measured_before():
     orchestrator = FakeOrchestrator(most_tokens=MOST)
-    async with connected(orchestrator) as caller:
-        caller.update(instructions="Be brief.")
-        await caller.settle()
+    async with connected(orchestrator) as client:
+        client.update(instructions="Be brief.")
+        await client.settle()
         orchestrator.measured.clear()
-        await caller.settle()
-        caller.send("response.create")
-        await caller.until("response.done")
+        await client.settle()
+        client.send("response.create")
+        await client.until("response.done")
         assert orchestrator.measured == []
 
 
@@ -176,10 +176,10 @@ async def test_what_no_thinker_can_measure_is_taken_and_counted():
     failing = StageUnavailableError("no thinker is up")
     orchestrator = FakeOrchestrator(measure_fails_with=failing)
     shared = services(orchestrator)
-    async with connected(orchestrator, shared) as caller:
-        caller.say(LONG, "long")
-        assert (await caller.find("conversation.item.done"))["item"]["id"] == "long"
-        assert await still_answers(caller, orchestrator) == [LONG, "Hi."]
+    async with connected(orchestrator, shared) as client:
+        client.say(LONG, "long")
+        assert (await client.find("conversation.item.done"))["item"]["id"] == "long"
+        assert await still_answers(client, orchestrator) == [LONG, "Hi."]
     value = shared.metrics.registry.get_sample_value
     assert value("sglang_live_gateway_prompts_unmeasured_total") == 2
 

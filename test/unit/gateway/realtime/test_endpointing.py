@@ -50,18 +50,18 @@ def verdicts(shared: RealtimeServices, verdict: str) -> float:
     return shared.metrics.registry.get_sample_value(name, {"verdict": verdict}) or 0
 
 
-async def semantic(caller, eagerness: str = "auto") -> None:
-    caller.turn_detection({"type": "semantic_vad", "eagerness": eagerness})
-    await caller.expect("session.updated")
+async def semantic(client, eagerness: str = "auto") -> None:
+    client.turn_detection({"type": "semantic_vad", "eagerness": eagerness})
+    await client.expect("session.updated")
 
 
 async def test_a_turn_that_sounds_complete_ends_in_its_pause():
     endpoint = FakeEndpoint(0.9)
     shared = listening(endpoint)
-    async with connected(shared.orchestrator, shared) as caller:
-        await semantic(caller)
-        caller.append(tone(600) + PAUSE)
-        events = await caller.until("response.done")
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client)
+        client.append(tone(600) + PAUSE)
+        events = await client.until("response.done")
         stopped = next(e for e in events if e["type"] == "input_audio_buffer.speech_stopped")
         assert 800 <= stopped["audio_end_ms"] <= 900
         [heard] = endpoint.heard
@@ -72,13 +72,13 @@ async def test_a_turn_that_sounds_complete_ends_in_its_pause():
 async def test_a_pause_to_think_is_no_end():
     endpoint = FakeEndpoint(0.1, 0.8)
     shared = listening(endpoint)
-    async with connected(shared.orchestrator, shared) as caller:
-        await semantic(caller)
-        caller.append(tone(600) + PAUSE)
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client)
+        client.append(tone(600) + PAUSE)
         await asyncio.to_thread(endpoint.asked.wait, 5)
-        assert "input_audio_buffer.speech_stopped" not in types(await caller.settle())
-        caller.append(tone(400) + PAUSE)
-        events = await caller.until("response.done")
+        assert "input_audio_buffer.speech_stopped" not in types(await client.settle())
+        client.append(tone(400) + PAUSE)
+        events = await client.until("response.done")
         assert types(events).count("input_audio_buffer.committed") == 1
         [turn] = shared.orchestrator.turns
         [part] = turn.history[0].parts
@@ -89,22 +89,22 @@ async def test_a_pause_to_think_is_no_end():
 @pytest.mark.parametrize(("eagerness", "most_s"), [("low", 8), ("auto", 4), ("high", 2)])
 async def test_silence_ends_every_turn_in_the_end(eagerness, most_s):
     shared = listening(FakeEndpoint(0.0))
-    async with connected(shared.orchestrator, shared) as caller:
-        await semantic(caller, eagerness)
-        caller.append(tone(600) + SILENCE_1S * (most_s + 1))
-        stopped = await caller.find("input_audio_buffer.speech_stopped")
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client, eagerness)
+        client.append(tone(600) + SILENCE_1S * (most_s + 1))
+        stopped = await client.find("input_audio_buffer.speech_stopped")
         assert stopped["audio_end_ms"] == pytest.approx(600 + 1000 * most_s, abs=64)
 
 
 @pytest.mark.parametrize(("eagerness", "ends"), [("low", False), ("medium", True), ("high", True)])
 async def test_eagerness_is_how_complete_it_must_sound(eagerness, ends):
     shared = listening(FakeEndpoint(0.6))
-    async with connected(shared.orchestrator, shared) as caller:
-        await semantic(caller, eagerness)
-        caller.append(tone(600) + PAUSE)
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client, eagerness)
+        client.append(tone(600) + PAUSE)
         while not (verdicts(shared, "complete") or verdicts(shared, "pause")):
             await asyncio.sleep(0)
-        stopped = "input_audio_buffer.speech_stopped" in types(await caller.settle())
+        stopped = "input_audio_buffer.speech_stopped" in types(await client.settle())
         assert stopped == ends
 
 
@@ -112,18 +112,18 @@ async def test_a_verdict_that_comes_too_late_ends_nothing():
     endpoint = FakeEndpoint(0.9, 0.9)
     endpoint.may_answer.clear()
     shared = listening(endpoint)
-    async with connected(shared.orchestrator, shared) as caller:
-        await semantic(caller)
-        caller.append(tone(600) + PAUSE)
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client)
+        client.append(tone(600) + PAUSE)
         await asyncio.to_thread(endpoint.asked.wait, 5)
-        caller.append(tone(400))
-        await caller.settle()
+        client.append(tone(400))
+        await client.settle()
         endpoint.may_answer.set()
         while not verdicts(shared, "complete"):
             await asyncio.sleep(0)
-        assert "input_audio_buffer.speech_stopped" not in types(await caller.settle())
-        caller.append(PAUSE)
-        events = await caller.until("response.done")
+        assert "input_audio_buffer.speech_stopped" not in types(await client.settle())
+        client.append(PAUSE)
+        events = await client.until("response.done")
         assert types(events).count("input_audio_buffer.speech_stopped") == 1
 
 
@@ -131,13 +131,13 @@ async def test_a_caller_who_goes_on_is_not_judged():
     endpoint = FakeEndpoint(0.9, 0.9)
     endpoint.may_answer.clear()
     shared = listening(endpoint)
-    async with connected(shared.orchestrator, shared) as caller:
-        await semantic(caller)
-        caller.append(tone(600) + PAUSE)
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client)
+        client.append(tone(600) + PAUSE)
         await asyncio.to_thread(endpoint.asked.wait, 5)
         # The model is busy with this pause, so the next one waits, and is over before its turn.
-        caller.append(tone(300) + PAUSE + tone(300))
-        await caller.settle()
+        client.append(tone(300) + PAUSE + tone(300))
+        await client.settle()
         endpoint.may_answer.set()
         while not verdicts(shared, "overtaken"):
             await asyncio.sleep(0)
@@ -146,28 +146,28 @@ async def test_a_caller_who_goes_on_is_not_judged():
 
 async def test_a_model_that_fails_leaves_it_to_silence():
     shared = listening(FakeEndpoint(ValueError("broken")))
-    async with connected(shared.orchestrator, shared) as caller:
-        await semantic(caller, "high")
-        caller.append(tone(600) + SILENCE_1S * 3)
-        await caller.until("response.done")
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client, "high")
+        client.append(tone(600) + SILENCE_1S * 3)
+        await client.until("response.done")
         assert verdicts(shared, "failed") == 1
 
 
 async def test_without_a_model_silence_decides():
     shared = listening(None)
-    async with connected(shared.orchestrator, shared) as caller:
-        await semantic(caller, "high")
-        caller.append(tone(600) + SILENCE_1S)
-        stopped = await caller.find("input_audio_buffer.speech_stopped")
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client, "high")
+        client.append(tone(600) + SILENCE_1S)
+        stopped = await client.find("input_audio_buffer.speech_stopped")
         assert stopped["audio_end_ms"] == pytest.approx(1000, abs=64)
 
 
 async def test_server_vad_asks_no_model():
     endpoint = FakeEndpoint()
     shared = listening(endpoint)
-    async with connected(shared.orchestrator, shared) as caller:
-        caller.append(tone(600) + SILENCE_1S)
-        await caller.until("response.done")
+    async with connected(shared.orchestrator, shared) as client:
+        client.append(tone(600) + SILENCE_1S)
+        await client.until("response.done")
         assert endpoint.heard == []
 
 
@@ -176,11 +176,11 @@ async def test_a_verdict_after_the_caller_has_hung_up_starts_nothing():
     endpoint = FakeEndpoint(0.9)
     endpoint.may_answer.clear()
     shared = listening(endpoint)
-    async with connected(shared.orchestrator, shared) as caller:
-        await semantic(caller)
-        caller.append(tone(600) + PAUSE)
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client)
+        client.append(tone(600) + PAUSE)
         await asyncio.to_thread(endpoint.asked.wait, 5)
-        caller.send_raw(None)
+        client.send_raw(None)
         await asyncio.wait_for(shared.orchestrator.session.closed.wait(), 5)
         endpoint.may_answer.set()
         while not verdicts(shared, "complete"):
@@ -191,10 +191,10 @@ async def test_a_verdict_after_the_caller_has_hung_up_starts_nothing():
 async def test_of_a_long_turn_the_model_gets_what_it_hears():
     endpoint = FakeEndpoint(0.9)
     shared = listening(endpoint)
-    async with connected(shared.orchestrator, shared) as caller:
-        await semantic(caller)
-        caller.append(tone(12_000) + PAUSE)
-        await caller.until("response.done")
+    async with connected(shared.orchestrator, shared) as client:
+        await semantic(client)
+        client.append(tone(12_000) + PAUSE)
+        await client.until("response.done")
         [heard] = endpoint.heard
         assert len(heard) == 8 * 16_000
         [turn] = shared.orchestrator.turns

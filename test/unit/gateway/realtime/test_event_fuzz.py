@@ -58,12 +58,12 @@ def mutated(draw, valid: list[dict[str, Any]]) -> dict[str, Any]:
 async def try_out(fuzzed: list[dict[str, Any]]) -> int:
     """Returns how many were refused."""
     n_refused = 0
-    async with connected(FakeOrchestrator()) as caller:
-        await prepare(caller)
+    async with connected(FakeOrchestrator()) as client:
+        await prepare(client)
         for number, event in enumerate(fuzzed):
             event = {**event, "event_id": f"e{number}"}
-            before = await shown(caller), caller.wire.seen.item_ids
-            answers = await answers_to(caller, event)
+            before = await shown(client), client.wire.seen.item_ids
+            answers = await answers_to(client, event)
             errors = [a["error"] for a in answers if a["type"] == "error"]
             assert len(errors) <= 1, (event, errors)
             for error in errors:
@@ -71,13 +71,13 @@ async def try_out(fuzzed: list[dict[str, Any]]) -> int:
                 assert error["type"] == "invalid_request_error", (event, error)
                 assert error["event_id"] == event["event_id"], (event, error)
                 assert error["message"] and error["code"]
-                assert (await shown(caller), caller.wire.seen.item_ids) == before, event
+                assert (await shown(client), client.wire.seen.item_ids) == before, event
     return n_refused
 
 
-async def shown(caller) -> dict[str, Any]:
-    caller.send("session.update", session={"type": "realtime"})
-    while (event := await caller.next())["type"] != "session.updated":
+async def shown(client) -> dict[str, Any]:
+    client.send("session.update", session={"type": "realtime"})
+    while (event := await client.next())["type"] != "session.updated":
         assert not is_marker(event)
     return event["session"]
 

@@ -14,15 +14,15 @@ async def test_a_cough_holds_the_audio_back_and_then_lets_it_go_on():
     gate = asyncio.Event()
     steps = [TranscriptDelta("Well, ", 1), AudioDelta(tone(800)), gate, *paced("then", 5)]
     world = World(steps)
-    async with world.call() as caller:
-        await start(caller)
-        caller.append(COUGH)
-        assert await caller.settle() == []
+    async with world.call() as client:
+        await start(client)
+        client.append(COUGH)
+        assert await client.settle() == []
         gate.set()
         await asyncio.sleep(0.01)
-        assert await caller.settle() == []
-        caller.append(SILENCE_300MS)
-        events = await caller.until("response.done")
+        assert await client.settle() == []
+        client.append(SILENCE_300MS)
+        events = await client.until("response.done")
         assert STARTED not in types(events)
         assert types(events).count(DELTA) == 5
         assert events[-1]["response"]["status"] == "completed"
@@ -35,14 +35,14 @@ async def test_a_voice_that_goes_on_is_a_barge_in_and_the_held_audio_is_dropped(
     gate = asyncio.Event()
     steps = [TranscriptDelta("Well, ", 1), AudioDelta(tone(400)), gate, AudioDelta(tone(400))]
     world = World([*steps, asyncio.Event()], spoken("Yes?"))
-    async with world.call() as caller:
-        await start(caller)
-        caller.append(COUGH)
-        await caller.settle()
+    async with world.call() as client:
+        await start(client)
+        client.append(COUGH)
+        await client.settle()
         gate.set()
         await asyncio.sleep(0.01)
-        caller.append(tone(100))
-        events = await caller.until("response.done")
+        client.append(tone(100))
+        events = await client.until("response.done")
         assert types(events)[0] == STARTED
         assert events[0]["audio_start_ms"] == 0
         assert DELTA not in types(events)
@@ -52,22 +52,22 @@ async def test_a_voice_that_goes_on_is_a_barge_in_and_the_held_audio_is_dropped(
 
 async def test_with_the_window_off_the_first_onset_interrupts():
     world = World(paced(WORDS, 20, asyncio.Event()))
-    async with world.call() as caller:
-        caller.turn_detection({"confirm_ms": 0})
-        await caller.until("session.updated")
-        await start(caller)
-        caller.append(COUGH)
-        await caller.expect(STARTED)
-        await caller.until("response.done")
+    async with world.call() as client:
+        client.turn_detection({"confirm_ms": 0})
+        await client.until("session.updated")
+        await start(client)
+        client.append(COUGH)
+        await client.expect(STARTED)
+        await client.until("response.done")
 
 
 async def test_while_nothing_is_audible_there_is_no_window():
     world = World([asyncio.Event()])
-    async with world.call() as caller:
-        caller.send("response.create")
-        await caller.expect("response.created")
-        caller.append(COUGH)
-        assert types(await caller.until("response.done")) == [STARTED, "response.done"]
+    async with world.call() as client:
+        client.send("response.create")
+        await client.expect("response.created")
+        client.append(COUGH)
+        assert types(await client.until("response.done")) == [STARTED, "response.done"]
     assert world.value("barge_ins_total") == 0
 
 
@@ -75,14 +75,14 @@ async def test_with_interrupt_response_off_audio_is_neither_held_nor_stopped():
     gate = asyncio.Event()
     steps = [TranscriptDelta("Long ", 1), AudioDelta(tone(400)), gate, *paced("story", 5)]
     world = World(steps)
-    async with world.call() as caller:
-        caller.turn_detection({"interrupt_response": False, "create_response": False})
-        await caller.until("session.updated")
-        await start(caller)
-        caller.append(COUGH)
-        await caller.expect(STARTED)
+    async with world.call() as client:
+        client.turn_detection({"interrupt_response": False, "create_response": False})
+        await client.until("session.updated")
+        await start(client)
+        client.append(COUGH)
+        await client.expect(STARTED)
         gate.set()
-        assert types(await caller.until("response.done")).count(DELTA) == 5
+        assert types(await client.until("response.done")).count(DELTA) == 5
 
 
 @pytest.mark.parametrize("end", ["commit", "clear", "off"])
@@ -90,16 +90,16 @@ async def test_a_suspicion_that_nobody_will_settle_lets_the_answer_go_on(end):
     gate = asyncio.Event()
     steps = [TranscriptDelta("Well, ", 1), AudioDelta(tone(400)), gate, *paced("then", 5)]
     world = World(steps)
-    async with world.call() as caller:
-        await start(caller)
-        caller.append(COUGH)
-        await caller.settle()
+    async with world.call() as client:
+        await start(client)
+        client.append(COUGH)
+        await client.settle()
         gate.set()
         if end == "off":
-            caller.turn_detection(None)
+            client.turn_detection(None)
         else:
-            caller.send(f"input_audio_buffer.{end}")
-        assert types(await caller.until("response.done")).count(DELTA) == 5
+            client.send(f"input_audio_buffer.{end}")
+        assert types(await client.until("response.done")).count(DELTA) == 5
     assert world.value("false_alarms_total") == 0
 
 
@@ -107,11 +107,11 @@ async def test_a_client_that_falls_silent_in_mid_suspicion_hears_the_answer_all_
     gate = asyncio.Event()
     steps = [TranscriptDelta("Well, ", 1), AudioDelta(tone(400)), gate, *paced("then", 5)]
     world = World(steps)
-    async with world.call() as caller:
-        await start(caller)
-        caller.append(COUGH)
-        await caller.settle()
+    async with world.call() as client:
+        await start(client)
+        client.append(COUGH)
+        await client.settle()
         gate.set()
-        await world.play(caller, 1.0)
+        await world.play(client, 1.0)
         world.clock.advance(0.3)
-        assert types(await caller.until("response.done")).count(DELTA) == 5
+        assert types(await client.until("response.done")).count(DELTA) == 5

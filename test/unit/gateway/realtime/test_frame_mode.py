@@ -24,22 +24,22 @@ def asked(orchestrator) -> list[list[str]]:
     return [[item.role for item in turn.history] for turn in orchestrator.turns]
 
 
-async def in_frames(caller, mode=FRAMES) -> dict:
-    caller.turn_detection(mode)
-    updated = await caller.expect("session.updated")
+async def in_frames(client, mode=FRAMES) -> dict:
+    client.turn_detection(mode)
+    updated = await client.expect("session.updated")
     # What the resampler keeps to itself.
-    caller.append(tone(40))
+    client.append(tone(40))
     return updated["session"]["audio"]["input"]["turn_detection"]
 
 
 async def test_every_frame_is_taken_in_and_answered():
     orchestrator = FakeOrchestrator(scripts=[wrote("a"), wrote("b"), wrote("c")])
-    async with connected(orchestrator) as caller:
-        assert await in_frames(caller) == FRAMES
-        caller.append(tone(400))
-        frames = [await caller.expect("frame.done") for _ in range(2)]
-        caller.append(tone(80))
-        frames.append(await caller.expect("frame.done"))
+    async with connected(orchestrator) as client:
+        assert await in_frames(client) == FRAMES
+        client.append(tone(400))
+        frames = [await client.expect("frame.done") for _ in range(2)]
+        client.append(tone(80))
+        frames.append(await client.expect("frame.done"))
     assert [frame["text"] for frame in frames] == ["a", "b", "c"]
     assert [frame["frame_index"] for frame in frames] == [0, 1, 2]
     assert [(f["audio_start_ms"], f["audio_end_ms"]) for f in frames] == [
@@ -54,46 +54,46 @@ async def test_every_frame_is_taken_in_and_answered():
         ["user", "assistant"] * 2 + ["user"],
     ]
     turn = orchestrator.turns[-1]
-    assert (turn.wants_audio, turn.max_output_tokens, turn.beat_s) == (False, 3, 0.16)
+    assert (turn.wants_audio, turn.max_output_tokens, turn.frame_s) == (False, 3, 0.16)
     assert len(turn.history[-1].parts[0].pcm) == 160 * 16
     assert orchestrator.session.beats[:1] == [0.16] and orchestrator.session.beats[-1] is None
 
 
 async def test_the_conversation_so_far_comes_before_the_frames():
     orchestrator = FakeOrchestrator(scripts=[wrote("a")])
-    async with connected(orchestrator) as caller:
-        caller.say("I am Ada.")
+    async with connected(orchestrator) as client:
+        client.say("I am Ada.")
         for _ in range(2):
-            await caller.next()
-        await in_frames(caller)
-        caller.append(FRAME)
-        await caller.expect("frame.done")
+            await client.next()
+        await in_frames(client)
+        client.append(FRAME)
+        await client.expect("frame.done")
     assert asked(orchestrator) == [["user", "user"]]
 
 
 async def test_what_left_the_window_is_not_told_again():
-    async with connected(orchestrator := FakeOrchestrator()) as caller:
+    async with connected(orchestrator := FakeOrchestrator()) as client:
         orchestrator.scripts.append(wrote("a"))
-        await in_frames(caller)
-        caller.append(FRAME)
-        await caller.expect("frame.done")
+        await in_frames(client)
+        client.append(FRAME)
+        await client.expect("frame.done")
         first = orchestrator.turns[0].history[0].key
         orchestrator.session.scripts += [wrote("b", gone=(first, "reply:a")), wrote("c")]
         for _ in range(2):
-            caller.append(FRAME)
-            await caller.expect("frame.done")
+            client.append(FRAME)
+            await client.expect("frame.done")
     assert [len(turn.history) for turn in orchestrator.turns] == [1, 3, 3]
 
 
 async def test_a_frame_that_fails_is_empty_and_the_next_is_heard():
     scripts = [[StageFailedError("gone")], [ValueError("bug")], wrote("c")]
     orchestrator = FakeOrchestrator(scripts=scripts)
-    async with connected(orchestrator) as caller:
-        await in_frames(caller)
+    async with connected(orchestrator) as client:
+        await in_frames(client)
         frames = []
         for _ in range(3):
-            caller.append(FRAME)
-            frames.append(await caller.expect("frame.done"))
+            client.append(FRAME)
+            frames.append(await client.expect("frame.done"))
     assert [frame["outcome"] for frame in frames] == ["empty", "empty", "on_time"]
     assert [(frame["error"] or {}).get("code") for frame in frames] == [
         "stage_failed",
@@ -106,15 +106,15 @@ async def test_a_frame_that_fails_is_empty_and_the_next_is_heard():
 async def test_a_frame_that_comes_after_the_next_is_late_and_old_ones_are_dropped():
     clock, gate = SimClock(), asyncio.Event()
     orchestrator = FakeOrchestrator(scripts=[[gate, *wrote("a")]])
-    async with connected(orchestrator, services(orchestrator, clock=clock)) as caller:
-        await in_frames(caller)
-        caller.append(FRAME)
+    async with connected(orchestrator, services(orchestrator, clock=clock)) as client:
+        await in_frames(client)
+        client.append(FRAME)
         await asyncio.sleep(0.01)
-        caller.append(tone(160 * 6))  # four may wait
-        dropped = [await caller.expect("frame.done") for _ in range(2)]
+        client.append(tone(160 * 6))  # four may wait
+        dropped = [await client.expect("frame.done") for _ in range(2)]
         clock.advance(0.2)
         gate.set()
-        late = [await caller.expect("frame.done") for _ in range(5)]
+        late = [await client.expect("frame.done") for _ in range(5)]
     assert [(f["frame_index"], f["outcome"]) for f in dropped] == [(1, "dropped"), (2, "dropped")]
     assert [f["frame_index"] for f in late] == [0, 3, 4, 5, 6]
     assert {f["outcome"] for f in late} == {"late"}
@@ -125,45 +125,45 @@ async def test_silence_of_the_network_is_counted():
     clock = SimClock()
     orchestrator = FakeOrchestrator(scripts=[wrote("a"), wrote("b")])
     shared = services(orchestrator, clock=clock)
-    async with connected(orchestrator, shared) as caller:
-        await in_frames(caller)
-        caller.append(FRAME)
-        assert (await caller.expect("frame.done"))["missing_before"] == 0
+    async with connected(orchestrator, shared) as client:
+        await in_frames(client)
+        client.append(FRAME)
+        assert (await client.expect("frame.done"))["missing_before"] == 0
         clock.advance(0.5)
-        caller.append(FRAME)
-        assert (await caller.expect("frame.done"))["missing_before"] == 2
+        client.append(FRAME)
+        assert (await client.expect("frame.done"))["missing_before"] == 2
     assert shared.metrics.frames_missing._value.get() == 2
 
 
 async def test_there_are_no_turns_in_frame_mode_and_there_are_after_it():
-    async with connected(orchestrator := FakeOrchestrator(scripts=[wrote("a")])) as caller:
-        await in_frames(caller)
+    async with connected(orchestrator := FakeOrchestrator(scripts=[wrote("a")])) as client:
+        await in_frames(client)
         for event in ("response.create", "input_audio_buffer.commit"):
-            caller.send(event)
-            assert (await caller.expect("error"))["error"]["code"] == "frame_mode"
-        caller.append(tone(80))
-        caller.send("input_audio_buffer.clear")
-        await caller.expect("input_audio_buffer.cleared")
-        caller.append(tone(200))
-        frame = await caller.expect("frame.done")
+            client.send(event)
+            assert (await client.expect("error"))["error"]["code"] == "frame_mode"
+        client.append(tone(80))
+        client.send("input_audio_buffer.clear")
+        await client.expect("input_audio_buffer.cleared")
+        client.append(tone(200))
+        frame = await client.expect("frame.done")
         assert frame["audio_end_ms"] - frame["audio_start_ms"] == 160
         assert frame["audio_start_ms"] >= 100
-        assert await in_frames(caller, None) is None
-        caller.append(FRAME)
-        caller.send("input_audio_buffer.commit")
-        await caller.expect("input_audio_buffer.committed")
+        assert await in_frames(client, None) is None
+        client.append(FRAME)
+        client.send("input_audio_buffer.commit")
+        await client.expect("input_audio_buffer.committed")
     assert len(orchestrator.turns) == 1
 
 
 async def test_it_cannot_begin_while_somebody_is_answered():
     gate = asyncio.Event()
-    async with connected(FakeOrchestrator(scripts=[[gate, done("x")]])) as caller:
-        caller.say("Hello.")
-        caller.send("response.create")
-        while (await caller.next())["type"] != "response.created":
+    async with connected(FakeOrchestrator(scripts=[[gate, done("x")]])) as client:
+        client.say("Hello.")
+        client.send("response.create")
+        while (await client.next())["type"] != "response.created":
             pass
-        caller.turn_detection(FRAMES)
-        error = (await caller.expect("error"))["error"]
+        client.turn_detection(FRAMES)
+        error = (await client.expect("error"))["error"]
         assert error["code"] == "conversation_already_has_active_response"
         gate.set()
 
@@ -178,32 +178,32 @@ async def test_it_cannot_begin_while_somebody_is_answered():
     ],
 )
 async def test_settings_that_make_no_sense_are_refused(mode, param):
-    async with connected(FakeOrchestrator()) as caller:
-        caller.turn_detection(mode)
-        assert (await caller.expect("error"))["error"]["param"].endswith(param)
+    async with connected(FakeOrchestrator()) as client:
+        client.turn_detection(mode)
+        assert (await client.expect("error"))["error"]["param"].endswith(param)
 
 
 async def test_settings_are_kept_and_changed_one_by_one():
-    async with connected(FakeOrchestrator()) as caller:
-        assert await in_frames(caller, {"type": "frames"}) == {
+    async with connected(FakeOrchestrator()) as client:
+        assert await in_frames(client, {"type": "frames"}) == {
             "type": "frames",
             "frame_ms": 480,
             "max_tokens": 4,
         }
-        assert (await in_frames(caller, {"frame_ms": 80}))["frame_ms"] == 80
-        assert (await in_frames(caller, {"max_tokens": 7}))["frame_ms"] == 80
-        assert (await in_frames(caller, {"frame_ms": None}))["frame_ms"] == 480
-        assert (await in_frames(caller, {"type": "server_vad"}))["type"] == "server_vad"
+        assert (await in_frames(client, {"frame_ms": 80}))["frame_ms"] == 80
+        assert (await in_frames(client, {"max_tokens": 7}))["frame_ms"] == 80
+        assert (await in_frames(client, {"frame_ms": None}))["frame_ms"] == 480
+        assert (await in_frames(client, {"type": "server_vad"}))["type"] == "server_vad"
 
 
 async def test_frames_that_the_end_of_the_mode_overtakes_are_told_of():
     gate = asyncio.Event()
-    async with connected(FakeOrchestrator(scripts=[[gate]])) as caller:
-        await in_frames(caller)
-        caller.append(tone(3 * 160))
+    async with connected(FakeOrchestrator(scripts=[[gate]])) as client:
+        await in_frames(client)
+        client.append(tone(3 * 160))
         await asyncio.sleep(0.05)
-        caller.turn_detection(None)
-        events = [await caller.next() for _ in range(4)]
+        client.turn_detection(None)
+        events = [await client.next() for _ in range(4)]
     dropped = [e["frame_index"] for e in events if e["type"] == "frame.done"]
     assert sorted(dropped) == [0, 1, 2]
     assert {e["outcome"] for e in events if e["type"] == "frame.done"} == {"dropped"}

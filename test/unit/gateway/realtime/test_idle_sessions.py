@@ -3,7 +3,7 @@
 import asyncio
 
 from sglang_live.clock import SimClock
-from test.unit.gateway.fakes import Caller, FakeOrchestrator, connected, paced, services, tone
+from test.unit.gateway.fakes import Client, FakeOrchestrator, connected, paced, services, tone
 
 LIMIT_S = 100.0
 
@@ -15,28 +15,28 @@ async def pass_time(clock: SimClock, seconds: float) -> None:
             await asyncio.sleep(0)
 
 
-async def taken(caller: Caller) -> None:
+async def taken(client: Client) -> None:
     """The call has received what was sent; the server's threads have no part in simulated time."""
     async with asyncio.timeout(5):
-        while not caller.wire.incoming.empty():
+        while not client.wire.incoming.empty():
             await asyncio.sleep(0.001)
 
 
 def idle_after(orchestrator: FakeOrchestrator):
-    return services(orchestrator, SimClock(), idle_call_s=LIMIT_S)
+    return services(orchestrator, SimClock(), idle_session_s=LIMIT_S)
 
 
 async def test_a_call_without_a_word_from_its_client_is_closed_and_told_why():
     orchestrator = FakeOrchestrator()
     shared = idle_after(orchestrator)
-    async with connected(orchestrator, shared) as caller:
+    async with connected(orchestrator, shared) as client:
         await pass_time(shared.clock, LIMIT_S + 2)
-        error = (await caller.expect("error"))["error"]
+        error = (await client.expect("error"))["error"]
         assert (error["code"], error["type"]) == ("session_idle", "invalid_request_error")
         async with asyncio.timeout(5):
-            while caller.wire.closed is None:
+            while client.wire.closed is None:
                 await asyncio.sleep(0.01)
-        assert caller.wire.closed == (1000, "session_idle")
+        assert client.wire.closed == (1000, "session_idle")
     name = "sglang_live_gateway_clients_dropped_total"
     assert shared.metrics.registry.get_sample_value(name, {"reason": "idle"}) == 1
 
@@ -44,33 +44,33 @@ async def test_a_call_without_a_word_from_its_client_is_closed_and_told_why():
 async def test_silence_from_an_open_microphone_keeps_a_call():
     orchestrator = FakeOrchestrator()
     shared = idle_after(orchestrator)
-    async with connected(orchestrator, shared) as caller:
+    async with connected(orchestrator, shared) as client:
         for _ in range(10):
-            caller.append(bytes(len(tone(20))))
-            await taken(caller)
+            client.append(bytes(len(tone(20))))
+            await taken(client)
             await pass_time(shared.clock, LIMIT_S / 2)
-        assert await caller.settle() == []
-        assert caller.wire.closed is None
+        assert await client.settle() == []
+        assert client.wire.closed is None
 
 
 async def test_a_long_answer_is_heard_to_its_end():
     words = paced("a very long story", n_frames=2000)  # 160 s
     orchestrator = FakeOrchestrator([words])
     shared = idle_after(orchestrator)
-    async with connected(orchestrator, shared) as caller:
-        caller.send("response.create")
-        await caller.until("response.done")
+    async with connected(orchestrator, shared) as client:
+        client.send("response.create")
+        await client.until("response.done")
         await pass_time(shared.clock, LIMIT_S + 10)
-        assert caller.wire.closed is None
+        assert client.wire.closed is None
         await pass_time(shared.clock, 70)
         async with asyncio.timeout(5):
-            while caller.wire.closed is None:
+            while client.wire.closed is None:
                 await asyncio.sleep(0.01)
 
 
 async def test_without_a_limit_no_call_is_idle():
     orchestrator = FakeOrchestrator()
     shared = services(orchestrator, SimClock())
-    async with connected(orchestrator, shared) as caller:
+    async with connected(orchestrator, shared) as client:
         await pass_time(shared.clock, 10_000)
-        assert await caller.settle() == []
+        assert await client.settle() == []

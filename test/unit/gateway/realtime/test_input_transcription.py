@@ -20,34 +20,34 @@ def of_kind(events: list[dict], what: str) -> list[dict]:
     return [event for event in events if event["type"] == KIND + what]
 
 
-def ask(caller, **wish) -> None:
+def ask(client, **wish) -> None:
     wish = {"model": "whisper-1", **wish}
-    caller.update(audio={"input": {"transcription": wish}})
+    client.update(audio={"input": {"transcription": wish}})
 
 
 async def test_the_words_come_in_pieces_and_then_whole():
     orchestrator = FakeOrchestrator([spoken("Yes."), written("Is it", " raining?")])
-    async with connected(orchestrator) as caller:
-        ask(caller)
-        caller.append(tone(500) + SILENCE_1S)
-        events = await caller.until(KIND + "completed")
+    async with connected(orchestrator) as client:
+        ask(client)
+        client.append(tone(500) + SILENCE_1S)
+        events = await client.until(KIND + "completed")
         assert [e["delta"] for e in of_kind(events, "delta")] == ["Is it", " raining?"]
         end = events[-1]
         assert (end["transcript"], end["content_index"]) == ("Is it raining?", 0)
         [committed] = [e for e in events if e["type"] == "input_audio_buffer.committed"]
         assert end["item_id"] == committed["item_id"]
         assert end["usage"]["seconds"] == pytest.approx(1.0, abs=0.1)
-        caller.send("conversation.item.retrieve", item_id=end["item_id"])
-        item = (await caller.find("conversation.item.retrieved"))["item"]
+        client.send("conversation.item.retrieve", item_id=end["item_id"])
+        item = (await client.find("conversation.item.retrieved"))["item"]
         assert item["content"][0]["transcript"] == "Is it raining?"
 
 
 async def test_the_model_is_asked_beside_the_conversation():
     orchestrator = FakeOrchestrator([spoken("Yes."), written("Ja?")])
-    async with connected(orchestrator) as caller:
-        ask(caller, language="de", prompt="Regen")
-        caller.append(tone(500) + SILENCE_1S)
-        await caller.until(KIND + "completed")
+    async with connected(orchestrator) as client:
+        ask(client, language="de", prompt="Regen")
+        client.append(tone(500) + SILENCE_1S)
+        await client.until(KIND + "completed")
         answer, transcript = orchestrator.turns
         assert transcript.stateless and not transcript.wants_audio
         assert (transcript.temperature, transcript.instructions) == (0.0, "")
@@ -57,8 +57,8 @@ async def test_the_model_is_asked_beside_the_conversation():
         assert audio.pcm is answer.history[0].parts[0].pcm
         assert "de" in asked.text and "Regen" in asked.text
         # The next turn knows nothing of it.
-        caller.append(tone(500) + SILENCE_1S)
-        await caller.until(KIND + "completed")
+        client.append(tone(500) + SILENCE_1S)
+        await client.until(KIND + "completed")
         said = [item for item in orchestrator.turns[2].history if item.role == "user"]
         assert [len(item.parts) for item in said] == [1, 1]
 
@@ -67,28 +67,28 @@ async def test_the_answer_goes_first():
     first_sound, rest = asyncio.Event(), asyncio.Event()
     answer = [first_sound, AudioDelta(tone(80)), rest, done("Yes.")]
     orchestrator = FakeOrchestrator([answer, written("Hello.")])
-    async with connected(orchestrator) as caller:
-        ask(caller)
-        caller.append(tone(500) + SILENCE_1S)
-        await caller.until("response.created")
-        assert of_kind(await caller.settle(), "completed") == []
+    async with connected(orchestrator) as client:
+        ask(client)
+        client.append(tone(500) + SILENCE_1S)
+        await client.until("response.created")
+        assert of_kind(await client.settle(), "completed") == []
         assert len(orchestrator.turns) == 1
         first_sound.set()
         # It need not wait for the end of the answer.
-        events = await caller.until(KIND + "completed")
+        events = await client.until(KIND + "completed")
         assert "response.done" not in types(events)
         rest.set()
-        await caller.until("response.done")
+        await client.until("response.done")
 
 
 async def test_push_to_talk_is_written_down_at_once():
     orchestrator = FakeOrchestrator([written("Hello.")])
-    async with connected(orchestrator) as caller:
-        caller.turn_detection(None)
-        ask(caller)
-        caller.append(tone(500))
-        caller.send("input_audio_buffer.commit")
-        assert (await caller.find(KIND + "completed"))["transcript"] == "Hello."
+    async with connected(orchestrator) as client:
+        client.turn_detection(None)
+        ask(client)
+        client.append(tone(500))
+        client.send("input_audio_buffer.commit")
+        assert (await client.find(KIND + "completed"))["transcript"] == "Hello."
         assert len(orchestrator.turns) == 1
 
 
@@ -99,15 +99,15 @@ async def test_push_to_talk_is_written_down_at_once():
 async def test_what_cannot_be_written_down_is_reported(fault, code):
     orchestrator = FakeOrchestrator([spoken("Yes."), [fault], spoken("Yes."), written("Hello.")])
     shared = services(orchestrator)
-    async with connected(orchestrator, shared) as caller:
-        ask(caller)
-        caller.append(tone(500) + SILENCE_1S)
-        failed = await caller.find(KIND + "failed")
+    async with connected(orchestrator, shared) as client:
+        ask(client)
+        client.append(tone(500) + SILENCE_1S)
+        failed = await client.find(KIND + "failed")
         assert failed["error"]["code"] == (code or "internal_error")
         assert "a bug" not in failed["error"]["message"]
         # The next one is written down as ever.
-        caller.append(tone(500) + SILENCE_1S)
-        assert (await caller.find(KIND + "completed"))["transcript"] == "Hello."
+        client.append(tone(500) + SILENCE_1S)
+        assert (await client.find(KIND + "completed"))["transcript"] == "Hello."
     count = shared.metrics.registry.get_sample_value
     name = "sglang_live_gateway_transcripts_total"
     assert count(name, {"outcome": "failed"}) == count(name, {"outcome": "completed"}) == 1
@@ -116,31 +116,31 @@ async def test_what_cannot_be_written_down_is_reported(fault, code):
 async def test_turns_that_come_too_fast_give_up_the_oldest():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *written("first")], *[written("later")] * 9])
-    async with connected(orchestrator) as caller:
-        caller.turn_detection(None)
-        ask(caller)
+    async with connected(orchestrator) as client:
+        client.turn_detection(None)
+        ask(client)
         for n in range(10):
-            caller.append(tone(200))
-            caller.send("input_audio_buffer.commit")
+            client.append(tone(200))
+            client.send("input_audio_buffer.commit")
             if n == 0:
-                await caller.settle()  # the first one is being written
-        failed = await caller.find(KIND + "failed")
+                await client.settle()  # the first one is being written
+        failed = await client.find(KIND + "failed")
         gate.set()
         for _ in range(9):
-            assert (await caller.find(KIND + "completed"))["item_id"] != failed["item_id"]
+            assert (await client.find(KIND + "completed"))["item_id"] != failed["item_id"]
 
 
 async def test_a_caller_who_hangs_up_leaves_nothing_running():
     never = asyncio.Event()
     orchestrator = FakeOrchestrator([[never]])
-    async with connected(orchestrator) as caller:
-        caller.turn_detection(None)
-        ask(caller)
-        caller.append(tone(200))
-        caller.send("input_audio_buffer.commit")
-        await caller.find("conversation.item.done")
+    async with connected(orchestrator) as client:
+        client.turn_detection(None)
+        ask(client)
+        client.append(tone(200))
+        client.send("input_audio_buffer.commit")
+        await client.find("conversation.item.done")
         async with asyncio.timeout(5):
             while not orchestrator.turns:  # the speech in it is looked for in a thread
                 await asyncio.sleep(0.001)
-        await caller.settle()
+        await client.settle()
     assert orchestrator.session.n_cancelled == 1

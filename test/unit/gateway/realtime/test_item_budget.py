@@ -10,13 +10,13 @@ def said(text: str) -> dict:
 async def test_a_full_server_refuses_an_item_and_the_call_goes_on_until_one_hangs_up():
     first = FakeOrchestrator()
     shared = services(first, max_conversation_bytes_of_all=1000)
-    async with connected(first, shared=shared) as caller:
-        caller.send("conversation.item.create", item=said("a" * 900))
-        await caller.until("conversation.item.done")
-        caller.send("conversation.item.create", item=said("b" * 200))
-        error = (await caller.until("error"))[-1]["error"]
+    async with connected(first, shared=shared) as client:
+        client.send("conversation.item.create", item=said("a" * 900))
+        await client.until("conversation.item.done")
+        client.send("conversation.item.create", item=said("b" * 200))
+        error = (await client.until("error"))[-1]["error"]
         assert error["code"] == "server_overloaded" and "1000" in error["message"]
-        caller.send("conversation.item.create", item=said("c"))
-        caller.send("response.create")
-        assert (await caller.until("response.done"))[-1]["response"]["status"] == "completed"
+        client.send("conversation.item.create", item=said("c"))
+        client.send("response.create")
+        assert (await client.until("response.done"))[-1]["response"]["status"] == "completed"
     assert shared.item_budget.used_bytes == 0

@@ -22,23 +22,23 @@ def text(kind: str, value: str) -> dict:
     return {"type": kind, "text": value}
 
 
-async def history_of(caller, orchestrator):
-    caller.send("response.create", response={"output_modalities": ["text"]})
-    await caller.until("response.done")
+async def history_of(client, orchestrator):
+    client.send("response.create", response={"output_modalities": ["text"]})
+    await client.until("response.done")
     return orchestrator.turns[-1].history
 
 
 async def test_items_keep_the_clients_ids_and_places():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.say("b", "b")
-        caller.say("d", "d", previous_item_id="b")
-        caller.say("a", "a", previous_item_id="root")
-        caller.say("c", "c", previous_item_id="b")
-        added = [e for e in await caller.settle() if e["type"] == "conversation.item.added"]
+    async with connected(orchestrator) as client:
+        client.say("b", "b")
+        client.say("d", "d", previous_item_id="b")
+        client.say("a", "a", previous_item_id="root")
+        client.say("c", "c", previous_item_id="b")
+        added = [e for e in await client.settle() if e["type"] == "conversation.item.added"]
         places = [(e["item"]["id"], e["previous_item_id"]) for e in added]
         assert places == [("b", None), ("d", "b"), ("a", None), ("c", "b")]
-        history = await history_of(caller, orchestrator)
+        history = await history_of(client, orchestrator)
         assert [item.parts[0].text for item in history] == ["a", "b", "c", "d"]
 
 
@@ -58,14 +58,14 @@ async def test_every_kind_of_item_reaches_the_model():
         message("user"),
         message("user", text("input_text", "")),
     ]
-    async with connected(orchestrator) as caller:
+    async with connected(orchestrator) as client:
         for item in items:
-            caller.send("conversation.item.create", item=item)
-        events = await caller.settle()
+            client.send("conversation.item.create", item=item)
+        events = await client.settle()
         assert types(events) == ["conversation.item.added", "conversation.item.done"] * 7
         assert all(e["item"]["status"] == "completed" for e in events)
         assert "audio" not in events[2]["item"]["content"][1]
-        history = await history_of(caller, orchestrator)
+        history = await history_of(client, orchestrator)
         # The two empty ones are left out.
         assert [item.role for item in history] == [
             "system",
@@ -118,32 +118,32 @@ async def test_every_kind_of_item_reaches_the_model():
 )
 async def test_an_item_that_cannot_be_is_one_error_and_no_item(item, code, param):
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.send("conversation.item.create", item=item, event_id="c")
-        error = (await caller.expect("error"))["error"]
+    async with connected(orchestrator) as client:
+        client.send("conversation.item.create", item=item, event_id="c")
+        error = (await client.expect("error"))["error"]
         assert (error["code"], error["param"], error["event_id"]) == (code, param, "c")
-        assert await history_of(caller, orchestrator) == ()
+        assert await history_of(client, orchestrator) == ()
 
 
 async def test_duplicate_ids_and_unknown_places_are_errors():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.say("x", "x")
-        caller.say("again", "x")
-        caller.say("y", "y", previous_item_id="nowhere")
-        errors = [e["error"]["code"] for e in await caller.settle() if e["type"] == "error"]
+    async with connected(FakeOrchestrator()) as client:
+        client.say("x", "x")
+        client.say("again", "x")
+        client.say("y", "y", previous_item_id="nowhere")
+        errors = [e["error"]["code"] for e in await client.settle() if e["type"] == "error"]
         assert errors == ["item_create_duplicate_item_id", "item_create_invalid_previous_item_id"]
 
 
 async def test_a_deleted_item_is_forgotten_and_its_id_is_free_under_a_new_key():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.say("same words", "x")
-        (first,) = await history_of(caller, orchestrator)
-        caller.send("conversation.item.delete", item_id="x")
-        assert (await caller.find("conversation.item.deleted"))["item_id"] == "x"
-        caller.say("same words", "x", previous_item_id="root")
-        await caller.until("conversation.item.done")
-        second = (await history_of(caller, orchestrator))[0]
+    async with connected(orchestrator) as client:
+        client.say("same words", "x")
+        (first,) = await history_of(client, orchestrator)
+        client.send("conversation.item.delete", item_id="x")
+        assert (await client.find("conversation.item.deleted"))["item_id"] == "x"
+        client.say("same words", "x", previous_item_id="root")
+        await client.until("conversation.item.done")
+        second = (await history_of(client, orchestrator))[0]
         assert second.parts == first.parts
         assert second.key != first.key
 
@@ -162,24 +162,24 @@ def test_empty_items_cannot_pile_up_for_ever():
 @pytest.mark.parametrize("action", ["delete", "retrieve", "truncate"])
 async def test_unknown_ids_have_a_code_of_their_own(action):
     fields = {"content_index": 0, "audio_end_ms": 0} if action == "truncate" else {}
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send(f"conversation.item.{action}", item_id="gone", event_id="rci_gone", **fields)
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator()) as client:
+        client.send(f"conversation.item.{action}", item_id="gone", event_id="rci_gone", **fields)
+        error = (await client.expect("error"))["error"]
         assert error["code"] == f"item_{action}_invalid_item_id"
         assert error["event_id"] == "rci_gone"
 
 
 async def test_retrieve_gives_the_callers_audio_back():
-    async with connected(FakeOrchestrator()) as caller:
+    async with connected(FakeOrchestrator()) as client:
         sent = tone(400)
         item = message(
             "user",
             {"type": "input_audio", "audio": base64.b64encode(sent).decode()},
             id="heard",
         )
-        caller.send("conversation.item.create", item=item)
-        caller.send("conversation.item.retrieve", item_id="heard")
-        retrieved = await caller.find("conversation.item.retrieved")
+        client.send("conversation.item.create", item=item)
+        client.send("conversation.item.retrieve", item_id="heard")
+        retrieved = await client.find("conversation.item.retrieved")
         audio = base64.b64decode(retrieved["item"]["content"][0]["audio"])
         given, back = (np.frombuffer(raw, "<i2").astype(float) for raw in (sent, audio))
         assert len(back) == len(given)
@@ -187,90 +187,90 @@ async def test_retrieve_gives_the_callers_audio_back():
 
 
 async def test_retrieve_leaves_audio_out_that_would_not_fit_a_clients_frame():
-    async with connected(FakeOrchestrator()) as caller:
+    async with connected(FakeOrchestrator()) as client:
         audio = base64.b64encode(tone(20_000)).decode()
         item = message("user", {"type": "input_audio", "audio": audio}, id="long")
-        caller.send("conversation.item.create", item=item)
-        caller.send("conversation.item.retrieve", item_id="long")
-        retrieved = await caller.find("conversation.item.retrieved")
+        client.send("conversation.item.create", item=item)
+        client.send("conversation.item.retrieve", item_id="long")
+        retrieved = await client.find("conversation.item.retrieved")
         assert "audio" not in retrieved["item"]["content"][0]
 
 
 async def test_a_reply_can_be_retrieved_while_it_runs_and_after_a_cut():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[*spoken("One two three four", 800)[:-1], gate]])
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        item_id = (await caller.find("response.output_item.added"))["item"]["id"]
-        await caller.settle()
-        caller.send("conversation.item.retrieve", item_id=item_id)
-        item = (await caller.expect("conversation.item.retrieved"))["item"]
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        item_id = (await client.find("response.output_item.added"))["item"]["id"]
+        await client.settle()
+        client.send("conversation.item.retrieve", item_id=item_id)
+        item = (await client.expect("conversation.item.retrieved"))["item"]
         assert item["status"] == "in_progress"
         assert base64.b64decode(item["content"][0]["audio"]) == tone(80) * 10
-        caller.send("response.cancel")
-        await caller.until("response.done")
-        caller.send(
+        client.send("response.cancel")
+        await client.until("response.done")
+        client.send(
             "conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=400
         )
-        caller.send("conversation.item.retrieve", item_id=item_id)
-        item = (await caller.find("conversation.item.retrieved"))["item"]
+        client.send("conversation.item.retrieve", item_id=item_id)
+        item = (await client.find("conversation.item.retrieved"))["item"]
         assert item["content"][0]["transcript"] == "One two"
         assert base64.b64decode(item["content"][0]["audio"]) == tone(80) * 5
 
 
-async def answered(caller) -> str:
-    caller.send("response.create")
-    return (await caller.find("response.done"))["response"]["output"][0]["id"]
+async def answered(client) -> str:
+    client.send("response.create")
+    return (await client.find("response.done"))["response"]["output"][0]["id"]
 
 
 async def test_a_cut_of_a_finished_reply_changes_its_key_and_drops_its_tokens():
     orchestrator = FakeOrchestrator([spoken("One two three four five six", 800)])
-    async with connected(orchestrator) as caller:
-        item_id = await answered(caller)
-        caller.send(
+    async with connected(orchestrator) as client:
+        item_id = await answered(client)
+        client.send(
             "conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=400
         )
-        (heard,) = await history_of(caller, orchestrator)
+        (heard,) = await history_of(client, orchestrator)
         assert heard.parts == (TextPart("One two three"),)
         assert heard.token_ids is None
         assert heard.key != "reply:One two three four five six"
-        (same,) = (await history_of(caller, orchestrator))[:1]
+        (same,) = (await history_of(client, orchestrator))[:1]
         assert same.key == heard.key
 
 
 @pytest.mark.parametrize("audio_end_ms", [800, 801, 1300])
 async def test_a_cut_at_or_a_little_beyond_the_end_changes_nothing(audio_end_ms):
     orchestrator = FakeOrchestrator([spoken("One two three", 800)])
-    async with connected(orchestrator) as caller:
-        item_id = await answered(caller)
+    async with connected(orchestrator) as client:
+        item_id = await answered(client)
         cut = {"item_id": item_id, "content_index": 0, "audio_end_ms": audio_end_ms}
-        caller.send("conversation.item.truncate", **cut)
-        assert (await caller.expect("conversation.item.truncated"))["audio_end_ms"] == audio_end_ms
-        (heard,) = await history_of(caller, orchestrator)
+        client.send("conversation.item.truncate", **cut)
+        assert (await client.expect("conversation.item.truncated"))["audio_end_ms"] == audio_end_ms
+        (heard,) = await history_of(client, orchestrator)
         assert (heard.key, heard.token_ids) == ("reply:One two three", (1, 2, 3))
 
 
 async def test_a_reply_of_which_nothing_was_heard_leaves_the_history():
     orchestrator = FakeOrchestrator([spoken("One two three", 800)])
-    async with connected(orchestrator) as caller:
-        item_id = await answered(caller)
-        caller.send("conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=0)
-        assert await history_of(caller, orchestrator) == ()
+    async with connected(orchestrator) as client:
+        item_id = await answered(client)
+        client.send("conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=0)
+        assert await history_of(client, orchestrator) == ()
 
 
 async def test_a_second_cut_cannot_bring_words_back():
     orchestrator = FakeOrchestrator([spoken("One two three four", 800)])
-    async with connected(orchestrator) as caller:
-        item_id = await answered(caller)
+    async with connected(orchestrator) as client:
+        item_id = await answered(client)
         for end_ms in (200, 700):
-            caller.send(
+            client.send(
                 "conversation.item.truncate",
                 item_id=item_id,
                 content_index=0,
                 audio_end_ms=end_ms,
             )
-            await caller.expect("conversation.item.truncated")
-        (heard,) = await history_of(caller, orchestrator)
+            await client.expect("conversation.item.truncated")
+        (heard,) = await history_of(client, orchestrator)
         assert heard.parts == (TextPart("One"),)
 
 
@@ -284,29 +284,29 @@ async def test_a_second_cut_cannot_bring_words_back():
     ],
 )
 async def test_a_cut_that_makes_no_sense_is_an_error(fields, param):
-    async with connected(FakeOrchestrator([spoken("One two", 800)])) as caller:
-        item_id = await answered(caller)
-        caller.say("words", "words")
-        await caller.until("conversation.item.done")
+    async with connected(FakeOrchestrator([spoken("One two", 800)])) as client:
+        item_id = await answered(client)
+        client.say("words", "words")
+        await client.until("conversation.item.done")
         cut = {"item_id": item_id, "content_index": 0, "audio_end_ms": 100, **fields}
-        caller.send("conversation.item.truncate", **cut)
-        assert (await caller.expect("error"))["error"]["param"] == param
+        client.send("conversation.item.truncate", **cut)
+        assert (await client.expect("error"))["error"]["param"] == param
 
 
 async def test_deleting_a_running_reply_does_not_disturb_the_response():
     gate = asyncio.Event()
     steps = spoken("Going on.")
     orchestrator = FakeOrchestrator([[*steps[:3], gate, *steps[3:]]])
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        item_id = (await caller.find("response.output_item.added"))["item"]["id"]
-        caller.send("conversation.item.delete", item_id=item_id)
-        await caller.until("conversation.item.deleted")
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        item_id = (await client.find("response.output_item.added"))["item"]["id"]
+        client.send("conversation.item.delete", item_id=item_id)
+        await client.until("conversation.item.deleted")
         gate.set()
-        events = await caller.until("response.done")
+        events = await client.until("response.done")
         assert "conversation.item.done" not in types(events)
         assert events[-1]["response"]["status"] == "completed"
-        assert await history_of(caller, orchestrator) == ()
+        assert await history_of(client, orchestrator) == ()
 
 
 @pytest.mark.parametrize(
@@ -319,21 +319,21 @@ async def test_deleting_a_running_reply_does_not_disturb_the_response():
 )
 async def test_an_item_that_is_longer_than_any_model_reads_is_refused(item):
     """Told back twice, it could be more than a client may leave unread."""
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("conversation.item.create", item=item)
-        await caller.expect("error")
-        caller.update(instructions="x" * 1_100_000)
-        assert (await caller.expect("error"))["error"]["code"] == "text_too_large"
-        assert await caller.settle() == []
+    async with connected(FakeOrchestrator()) as client:
+        client.send("conversation.item.create", item=item)
+        await client.expect("error")
+        client.update(instructions="x" * 1_100_000)
+        assert (await client.expect("error"))["error"]["code"] == "text_too_large"
+        assert await client.settle() == []
 
 
 async def test_replies_alone_do_not_fill_a_conversation(monkeypatch):
     """A client may ask again and again without a word of its own in the conversation."""
     monkeypatch.setattr(conversation, "_MAX_ITEMS", 8)
-    async with connected(FakeOrchestrator([spoken("Well.", 80) for _ in range(20)])) as caller:
+    async with connected(FakeOrchestrator([spoken("Well.", 80) for _ in range(20)])) as client:
         left = 0
         for _ in range(20):
-            caller.send("response.create", response={"input": []})
-            await caller.until("response.done")
-            left += types(await caller.settle()).count("conversation.item.deleted")
+            client.send("response.create", response={"input": []})
+            await client.until("response.done")
+            left += types(await client.settle()).count("conversation.item.deleted")
         assert 12 <= left <= 14

@@ -24,17 +24,17 @@ from .playout_world import (
 
 async def test_an_interruption_keeps_the_tokens_that_were_heard():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as caller:
-        item_id = await start(caller)
-        await world.play(caller, 0.9)
-        caller.append(VOICE)
-        events = await caller.until(TRUNCATED)
+    async with world.call() as client:
+        item_id = await start(client)
+        await world.play(client, 0.9)
+        client.append(VOICE)
+        events = await client.until(TRUNCATED)
         assert types(events)[0] == STARTED
         assert types(events)[-2] == "response.done"
         truncated = events[-1]
         assert (truncated["item_id"], truncated["content_index"]) == (item_id, 0)
         assert truncated["audio_end_ms"] == pytest.approx(900, abs=1)
-        heard, user = await next_history(world, caller)
+        heard, user = await next_history(world, client)
         # 11 frames were heard, at about 3.7 frames a token.
         assert heard.token_ids == (1, 2, 3)
         assert heard.parts == (TextPart("one two three "),)
@@ -47,28 +47,28 @@ async def test_an_interruption_keeps_the_tokens_that_were_heard():
 async def test_the_next_turn_waits_for_the_tokens_of_the_interrupted_one():
     ending = asyncio.Event()
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as caller:
+    async with world.call() as client:
         world.session.on_interrupt = [ending, interrupted_end()]
-        await start(caller)
-        await world.play(caller, 0.9)
-        caller.append(VOICE + SILENCE_1S)
-        await caller.until("response.created")
-        await caller.settle()
+        await start(client)
+        await world.play(client, 0.9)
+        client.append(VOICE + SILENCE_1S)
+        await client.until("response.created")
+        await client.settle()
         assert len(world.orchestrator.turns) == 1
         ending.set()
-        await caller.until("response.done")
+        await client.until("response.done")
         assert world.orchestrator.turns[1].history[0].token_ids == (1, 2, 3)
 
 
 async def test_without_the_policy_the_turn_is_cancelled_and_its_text_cut_in_proportion():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as caller:
+    async with world.call() as client:
         world.session.on_interrupt = None
-        await start(caller)
-        await world.play(caller, 0.8)
-        caller.append(VOICE)
-        await caller.until(TRUNCATED)
-        heard = (await next_history(world, caller))[0]
+        await start(client)
+        await world.play(client, 0.8)
+        client.append(VOICE)
+        await client.until(TRUNCATED)
+        heard = (await next_history(world, client))[0]
         assert heard.token_ids is None
         assert heard.parts == (TextPart("one two three four five"),)
         assert world.session.n_cancelled == 1
@@ -76,17 +76,17 @@ async def test_without_the_policy_the_turn_is_cancelled_and_its_text_cut_in_prop
 
 async def test_audio_that_has_not_left_never_does():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as caller:
-        caller.wire.audio_left = 5  # the sixth is then in the network's hands
-        caller.send("response.create")
+    async with world.call() as client:
+        client.wire.audio_left = 5  # the sixth is then in the network's hands
+        client.send("response.create")
         for _ in range(5):
-            await caller.until(DELTA)
-        caller.append(VOICE)
+            await client.until(DELTA)
+        client.append(VOICE)
         async with asyncio.timeout(5):
             while not world.session.n_speech:
                 await asyncio.sleep(0.001)
-        caller.wire.readable.set()
-        events = await caller.until("response.done")
+        client.wire.readable.set()
+        events = await client.until("response.done")
         assert types(events[:2]) == [DELTA, STARTED]
         assert DELTA not in types(events[2:])
     assert world.value("audio_sent_seconds_total") == pytest.approx(6 * 0.08)
@@ -95,15 +95,15 @@ async def test_audio_that_has_not_left_never_does():
 
 async def test_an_answer_that_only_plays_out_can_still_be_interrupted():
     world = World(paced(WORDS, 40), spoken("Yes?"))
-    async with world.call() as caller:
-        caller.send("response.create")
-        item = (await caller.find("response.done"))["response"]["output"][0]
-        await world.play(caller, 1.6)
-        caller.append(VOICE)
-        events = await caller.until(TRUNCATED)
+    async with world.call() as client:
+        client.send("response.create")
+        item = (await client.find("response.done"))["response"]["output"][0]
+        await world.play(client, 1.6)
+        client.append(VOICE)
+        events = await client.until(TRUNCATED)
         assert types(events) == [STARTED, TRUNCATED]
         assert events[1]["item_id"] == item["id"]
-        heard = (await next_history(world, caller))[0]
+        heard = (await next_history(world, client))[0]
         # Half of complete audio is half of its tokens.
         assert heard.token_ids == (1, 2, 3, 4, 5)
         assert heard.key != "reply:" + WORDS
@@ -112,43 +112,43 @@ async def test_an_answer_that_only_plays_out_can_still_be_interrupted():
 
 async def test_an_answer_that_was_heard_to_its_end_stays_whole():
     world = World(paced(WORDS, 40), spoken("Yes?"))
-    async with world.call() as caller:
-        caller.send("response.create")
-        await caller.until("response.done")
-        await world.play(caller, 3.3)
-        caller.append(VOICE)
-        assert types(await caller.settle()) == [STARTED]
-        heard = (await next_history(world, caller))[0]
+    async with world.call() as client:
+        client.send("response.create")
+        await client.until("response.done")
+        await world.play(client, 3.3)
+        client.append(VOICE)
+        assert types(await client.settle()) == [STARTED]
+        heard = (await next_history(world, client))[0]
         assert heard.key == "reply:" + WORDS
     assert world.value("barge_ins_total") == 0
 
 
 async def test_two_answers_in_a_row_are_heard_one_after_the_other():
     world = World(paced(WORDS, 10), paced("later", 10), spoken("Yes?"))
-    async with world.call() as caller:
+    async with world.call() as client:
         for _ in range(2):
-            caller.send("response.create")
-            await caller.until("response.done")
-        await world.play(caller, 0.4)
-        caller.append(VOICE)
-        events = await caller.settle()
+            client.send("response.create")
+            await client.until("response.done")
+        await world.play(client, 0.4)
+        client.append(VOICE)
+        events = await client.settle()
         assert types(events) == [STARTED, TRUNCATED, TRUNCATED]
         assert [e["audio_end_ms"] for e in events[1:]] == [pytest.approx(400, abs=1), 0]
-        history = await next_history(world, caller)
+        history = await next_history(world, client)
         assert [item.role for item in history] == ["assistant", "user"]
 
 
 async def test_a_turn_that_does_not_end_when_interrupted_is_cancelled():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as caller:
+    async with world.call() as client:
         world.session.on_interrupt = [asyncio.Event()]
-        await start(caller)
-        caller.append(VOICE + SILENCE_1S)
-        await caller.until("response.created")
-        await world.play(caller, 4.9)
+        await start(client)
+        client.append(VOICE + SILENCE_1S)
+        await client.until("response.created")
+        await world.play(client, 4.9)
         assert len(world.orchestrator.turns) == 1
         world.clock.advance(0.2)
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
         assert world.session.n_cancelled == 1
         assert world.orchestrator.turns[1].history[0].role == "user"  # nothing was heard
 
@@ -156,32 +156,32 @@ async def test_a_turn_that_does_not_end_when_interrupted_is_cancelled():
 async def test_a_turn_that_has_not_begun_is_not_the_one_to_interrupt():
     wind_down = asyncio.Event()
     world = World([asyncio.Event()], spoken("Third."))
-    async with world.call() as caller:
+    async with world.call() as client:
         world.session.on_interrupt = None
         world.session.wind_down = wind_down
         for _ in range(2):
-            caller.send("response.create")
-            await caller.expect("response.created")
-            await caller.settle()
-            caller.send("response.cancel")
-            await caller.expect("response.done")
+            client.send("response.create")
+            await client.expect("response.created")
+            await client.settle()
+            client.send("response.cancel")
+            await client.expect("response.done")
             # The first still winds down; a policy that is on must not keep the second alive.
             world.session.on_interrupt = [interrupted_end()]
         assert world.session.n_interrupted == 0
         wind_down.set()
-        caller.send("response.create")
-        await caller.until("response.done")
+        client.send("response.create")
+        await client.until("response.done")
         assert len(world.orchestrator.turns) == 2
 
 
 async def test_a_turn_over_other_context_is_cancelled_because_the_session_does_not_hold_it():
     world = World(paced(WORDS, 5, asyncio.Event()))
-    async with world.call() as caller:
-        caller.send("response.create", response={"input": []})
-        await caller.until(DELTA)
-        caller.send("response.cancel")
-        await caller.until("response.done")
-        await caller.settle()
+    async with world.call() as client:
+        client.send("response.create", response={"input": []})
+        await client.until(DELTA)
+        client.send("response.cancel")
+        await client.until("response.done")
+        await client.settle()
         assert (world.session.n_interrupted, world.session.n_cancelled) == (0, 1)
 
 
@@ -190,65 +190,65 @@ async def test_of_a_cancelled_answer_what_was_sent_counts_until_the_client_trunc
         return paced(WORDS, 20, asyncio.Event())
 
     world = World(script(), spoken("A."), spoken("B."))
-    async with world.call() as caller:
-        item_id = await start(caller)
-        caller.send("response.cancel")
-        assert TRUNCATED not in types(await caller.settle())
-        caller.send("response.create")
-        await caller.until("response.done")
+    async with world.call() as client:
+        item_id = await start(client)
+        client.send("response.cancel")
+        assert TRUNCATED not in types(await client.settle())
+        client.send("response.create")
+        await client.until("response.done")
         assert world.orchestrator.turns[1].history[0].token_ids == (1, 2, 3, 4, 5)
         cut = {"item_id": item_id, "content_index": 0, "audio_end_ms": 400}
-        caller.send("conversation.item.truncate", **cut)
-        caller.send("response.create")
-        await caller.until("response.done")
+        client.send("conversation.item.truncate", **cut)
+        client.send("response.create")
+        await client.until("response.done")
         assert world.orchestrator.turns[2].history[0].token_ids == (1,)
 
 
 async def test_what_was_not_heard_at_all_leaves_the_history():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as caller:
-        await start(caller)
-        caller.append(VOICE)
-        assert (await caller.find(TRUNCATED))["audio_end_ms"] == 0
-        assert [item.role for item in await next_history(world, caller)] == ["user"]
+    async with world.call() as client:
+        await start(client)
+        client.append(VOICE)
+        assert (await client.find(TRUNCATED))["audio_end_ms"] == 0
+        assert [item.role for item in await next_history(world, client)] == ["user"]
 
 
 async def test_a_failing_turn_after_its_interruption_leaves_the_text_that_was_heard():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as caller:
+    async with world.call() as client:
         world.session.on_interrupt = [RuntimeError("stage gone")]
-        await start(caller)
-        await world.play(caller, 0.8)
-        caller.append(VOICE)
-        await caller.until(TRUNCATED)
-        heard = (await next_history(world, caller))[0]
+        await start(client)
+        await world.play(client, 0.8)
+        client.append(VOICE)
+        await client.until(TRUNCATED)
+        heard = (await next_history(world, client))[0]
         assert heard.token_ids is None
         assert heard.parts == (TextPart("one two three four five"),)
 
 
 async def test_the_stages_are_told_what_is_heard_of_the_running_turn():
     world = World(paced(WORDS, 10, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as caller:
-        await start(caller)
+    async with world.call() as client:
+        await start(client)
         assert world.session.playback == [(0.0, False, 0.2), (0.0, True, 0.2)]
-        await world.play(caller, 1.0)
+        await world.play(client, 1.0)
         heard_s, playing, _ = world.session.playback[2]
         assert (heard_s, playing) == (pytest.approx(0.8), False)
-        caller.append(VOICE)
-        await caller.until("response.done")
-        await next_history(world, caller)
+        client.append(VOICE)
+        await client.until("response.done")
+        await next_history(world, client)
         # The next turn begins with what is known of this caller by now.
         assert (0.0, False, 0.44) in world.session.playback
 
 
 async def test_a_session_leaves_its_timeline(tmp_path):
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"), timeline_dir=tmp_path / "t")
-    async with world.call() as caller:
-        await start(caller)
-        await world.play(caller, 0.8)
-        caller.append(VOICE + SILENCE_1S)
-        await caller.until(TRUNCATED)
-        await caller.until("response.done")
+    async with world.call() as client:
+        await start(client)
+        await world.play(client, 0.8)
+        client.append(VOICE + SILENCE_1S)
+        await client.until(TRUNCATED)
+        await client.until("response.done")
     story = json.loads((tmp_path / "t" / f"{world.session.session_id}.json").read_text())
     names = [event["event"] for event in story["events"]]
     for name in ("first_audio", "sent", "held", "speech_started", "barge_in", "learned"):

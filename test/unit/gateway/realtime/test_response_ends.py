@@ -7,7 +7,7 @@ import pytest
 from sglang_live.core import AudioDelta, HistoryItem, TextPart, TranscriptDelta
 from sglang_live.errors import StageFailedError
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem
+from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.item_budget import ItemBudget
 from sglang_live.gateway.realtime.responses import turn_runner
@@ -19,25 +19,25 @@ from test.unit.gateway.fakes import FakeOrchestrator, connected, done, spoken, t
 async def test_a_client_cancel_ends_the_response_at_once_and_frees_the_turn():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[TranscriptDelta("Well, "), AudioDelta(tone(100)), gate]])
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        await caller.until("response.output_audio.delta")
-        caller.send("response.cancel")
-        events = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        await client.until("response.output_audio.delta")
+        client.send("response.cancel")
+        events = await client.until("response.done")
         assert types(events)[0] == "response.output_audio.done"
         response = events[-1]["response"]
         assert response["status"] == "cancelled"
         assert response["status_details"] == {"type": "cancelled", "reason": "client_cancelled"}
         assert response["output"][0]["status"] == "incomplete"
-        assert await caller.settle() == []
+        assert await client.settle() == []
         assert orchestrator.session.n_cancelled == 1
 
 
 async def test_cancelling_nothing_is_the_error_that_clients_ignore():
-    async with connected(FakeOrchestrator()) as caller:
+    async with connected(FakeOrchestrator()) as client:
         for fields in ({}, {"response_id": "resp_none"}):
-            caller.send("response.cancel", **fields)
-            error = (await caller.expect("error"))["error"]
+            client.send("response.cancel", **fields)
+            error = (await client.expect("error"))["error"]
             assert error["code"] == "response_cancel_not_active"
             assert error["message"].startswith("Cancellation failed")
 
@@ -45,52 +45,52 @@ async def test_cancelling_nothing_is_the_error_that_clients_ignore():
 async def test_a_turn_waits_until_the_cancelled_one_has_wound_down():
     gate, wind_down = asyncio.Event(), asyncio.Event()
     orchestrator = FakeOrchestrator([[gate], spoken("Second.")])
-    async with connected(orchestrator) as caller:
+    async with connected(orchestrator) as client:
         orchestrator.session.wind_down = wind_down
-        caller.send("response.create")
-        await caller.expect("response.created")
-        await caller.settle()  # the first turn runs
-        caller.send("response.cancel")
-        await caller.expect("response.done")
-        caller.send("response.create")
-        await caller.expect("response.created")
-        assert await caller.settle() == []
+        client.send("response.create")
+        await client.expect("response.created")
+        await client.settle()  # the first turn runs
+        client.send("response.cancel")
+        await client.expect("response.done")
+        client.send("response.create")
+        await client.expect("response.created")
+        assert await client.settle() == []
         assert len(orchestrator.turns) == 1
         wind_down.set()
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
         assert len(orchestrator.turns) == 2
 
 
 async def test_even_when_a_waiting_turn_was_cancelled_the_next_waits_for_the_first():
     gate, wind_down = asyncio.Event(), asyncio.Event()
     orchestrator = FakeOrchestrator([[gate], spoken("Third.")])
-    async with connected(orchestrator) as caller:
+    async with connected(orchestrator) as client:
         orchestrator.session.wind_down = wind_down
         for _ in range(2):
-            caller.send("response.create")
-            await caller.expect("response.created")
-            await caller.settle()
-            caller.send("response.cancel")
-            await caller.expect("response.done")
-        caller.send("response.create")
-        await caller.expect("response.created")
-        assert await caller.settle() == []
+            client.send("response.create")
+            await client.expect("response.created")
+            await client.settle()
+            client.send("response.cancel")
+            await client.expect("response.done")
+        client.send("response.create")
+        await client.expect("response.created")
+        assert await client.settle() == []
         wind_down.set()
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
 
 
 async def test_a_turn_that_never_winds_down_fails_the_next_instead_of_hanging_it(monkeypatch):
     monkeypatch.setattr(turn_runner, "_PREDECESSOR_S", 0.01)
     orchestrator = FakeOrchestrator([[asyncio.Event()]])
-    async with connected(orchestrator) as caller:
+    async with connected(orchestrator) as client:
         orchestrator.session.wind_down = asyncio.Event()
-        caller.send("response.create")
-        await caller.expect("response.created")
-        await caller.settle()
-        caller.send("response.cancel")
-        caller.send("response.create")
-        await caller.until("response.created")
-        failed = (await caller.find("response.done"))["response"]
+        client.send("response.create")
+        await client.expect("response.created")
+        await client.settle()
+        client.send("response.cancel")
+        client.send("response.create")
+        await client.until("response.created")
+        failed = (await client.find("response.done"))["response"]
         assert failed["status_details"]["error"]["code"] == "deadline_exceeded"
         orchestrator.session.wind_down.set()
 
@@ -99,13 +99,13 @@ async def test_a_cancelled_reply_leaves_what_was_sent_under_a_new_key():
     gate = asyncio.Event()
     steps = [TranscriptDelta("Once upon"), AudioDelta(tone(200)), gate]
     orchestrator = FakeOrchestrator([steps, spoken("Sorry.")])
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        await caller.until("response.output_audio.delta")
-        caller.send("response.cancel")
-        await caller.until("response.done")
-        caller.send("response.create")
-        await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        await client.until("response.output_audio.delta")
+        client.send("response.cancel")
+        await client.until("response.done")
+        client.send("response.create")
+        await client.until("response.done")
         (left,) = orchestrator.turns[1].history
         assert left.parts == (TextPart("Once upon"),)
         assert left.token_ids is None
@@ -116,9 +116,9 @@ async def test_a_failing_turn_is_a_failed_response_and_the_call_goes_on(sent_bef
     orchestrator = FakeOrchestrator(
         [[*sent_before, StageFailedError("talker: bad batch")], spoken("Fine now.")]
     )
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        response = (await caller.find("response.done"))["response"]
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        response = (await client.find("response.done"))["response"]
         assert response["status"] == "failed"
         assert response["status_details"] == {
             "type": "failed",
@@ -128,27 +128,27 @@ async def test_a_failing_turn_is_a_failed_response_and_the_call_goes_on(sent_bef
                 "message": "talker: bad batch",
             },
         }
-        caller.send("response.create")
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        client.send("response.create")
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
 
 
 @pytest.mark.parametrize("steps", [[RuntimeError("a bug")], [TranscriptDelta("half")]])
 async def test_a_bug_behind_the_gateway_is_a_failed_response_without_its_details(steps, caplog):
-    async with connected(FakeOrchestrator([steps])) as caller:
-        caller.send("response.create")
-        response = (await caller.find("response.done"))["response"]
+    async with connected(FakeOrchestrator([steps])) as client:
+        client.send("response.create")
+        response = (await client.find("response.done"))["response"]
         assert response["status"] == "failed"
         assert response["status_details"]["error"]["type"] == "server_error"
         assert "a bug" not in response["status_details"]["error"]["message"]
-        await caller.settle()
+        await client.settle()
     assert "response=" in caplog.text
 
 
 async def test_a_reply_cut_by_the_token_limit_is_incomplete():
     end = done("So then", status="incomplete", reason="max_output_tokens")
-    async with connected(FakeOrchestrator([[TranscriptDelta("So then"), end]])) as caller:
-        caller.send("response.create")
-        response = (await caller.find("response.done"))["response"]
+    async with connected(FakeOrchestrator([[TranscriptDelta("So then"), end]])) as client:
+        client.send("response.create")
+        response = (await client.find("response.done"))["response"]
         assert response["status"] == "incomplete"
         assert response["status_details"]["reason"] == "max_output_tokens"
         assert response["output"][0]["status"] == "incomplete"
@@ -157,11 +157,11 @@ async def test_a_reply_cut_by_the_token_limit_is_incomplete():
 async def test_a_reply_without_sound_or_text_still_enters_the_history():
     reply = HistoryItem(key="silent", role="assistant", parts=(), token_ids=(9,))
     orchestrator = FakeOrchestrator([[done(reply=reply)]])
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        await caller.until("response.done")
-        caller.send("response.create")
-        await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        await client.until("response.done")
+        client.send("response.create")
+        await client.until("response.done")
         assert [item.key for item in orchestrator.turns[1].history] == ["silent"]
 
 
@@ -171,25 +171,25 @@ async def test_a_reply_whose_id_another_item_took_ends_as_any_other(how):
     gate = asyncio.Event()
     steps = [TranscriptDelta("Well, "), AudioDelta(tone(2000)), gate, done("Well, ")]
     orchestrator = FakeOrchestrator([steps])
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        item_id = (await caller.find("response.output_item.added"))["item"]["id"]
-        await caller.find("response.output_audio.delta")
-        caller.send("conversation.item.delete", item_id=item_id)
-        caller.say("Mine.", item_id)
-        await caller.find("conversation.item.done")
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        item_id = (await client.find("response.output_item.added"))["item"]["id"]
+        await client.find("response.output_audio.delta")
+        client.send("conversation.item.delete", item_id=item_id)
+        client.say("Mine.", item_id)
+        await client.find("conversation.item.done")
         if how == "leave":
             return
         if how == "completes":
             gate.set()
         elif how == "cancel":
-            caller.send("response.cancel")
+            client.send("response.cancel")
         else:
-            caller.append(tone(600))
-        events = await caller.until("response.done")
-        assert "conversation.item.truncated" not in types(events + await caller.settle())
-        caller.send("response.create")
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+            client.append(tone(600))
+        events = await client.until("response.done")
+        assert "conversation.item.truncated" not in types(events + await client.settle())
+        client.send("response.create")
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
         assert [seen.parts[0].text for seen in orchestrator.turns[-1].history][:1] == ["Mine."]
 
 
@@ -211,7 +211,7 @@ def test_a_response_that_cannot_be_closed_is_over_all_the_same(monkeypatch):
 
 
 def test_what_a_reply_says_is_not_in_its_name():
-    item = ReplyItem("item_1", "audio", text="A secret.")
+    item = AssistantItem("item_1", "audio", text="A secret.")
     item.learn(done("A secret."))
     item.close("completed")
     assert "secret" not in repr(item)

@@ -22,12 +22,12 @@ from test.unit.gateway.fakes import (
 
 async def test_a_text_turn_follows_the_documented_sequence():
     orchestrator = FakeOrchestrator([[TranscriptDelta("Good "), TranscriptDelta("day."), done()]])
-    async with connected(orchestrator) as caller:
-        caller.update(output_modalities=["text"])
-        await caller.expect("session.updated")
-        caller.say("Hello", "hello1")
-        caller.send("response.create", event_id="c1")
-        events = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.update(output_modalities=["text"])
+        await client.expect("session.updated")
+        client.say("Hello", "hello1")
+        client.send("response.create", event_id="c1")
+        events = await client.until("response.done")
         assert types(events) == [
             "conversation.item.added",
             "conversation.item.done",
@@ -58,9 +58,9 @@ async def test_a_text_turn_follows_the_documented_sequence():
 
 async def test_an_audio_turn_closes_audio_then_transcript_then_part_then_item():
     orchestrator = FakeOrchestrator([spoken("Nice to meet you.", 400)])
-    async with connected(orchestrator) as caller:
-        caller.send("response.create")
-        events = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.send("response.create")
+        events = await client.until("response.done")
         in_order = [kind for kind, _ in groupby(types(events))]
         assert in_order == [
             "response.created",
@@ -87,9 +87,9 @@ async def test_an_audio_turn_closes_audio_then_transcript_then_part_then_item():
 
 
 async def test_all_events_of_a_response_carry_its_ids():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("response.create")
-        events = await caller.until("response.done")
+    async with connected(FakeOrchestrator()) as client:
+        client.send("response.create")
+        events = await client.until("response.done")
         response_id = events[0]["response"]["id"]
         item_id = events[1]["item"]["id"]
         for event in events:
@@ -104,34 +104,34 @@ async def test_all_events_of_a_response_carry_its_ids():
     "metadata", [{"k" * 65: "v"}, {"k": "v" * 513}, {f"k{n}": "" for n in range(17)}]
 )
 async def test_metadata_is_for_a_few_words(metadata):
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("response.create", response={"metadata": metadata})
-        assert (await caller.expect("error"))["error"]["param"] == "response.metadata"
+    async with connected(FakeOrchestrator()) as client:
+        client.send("response.create", response={"metadata": metadata})
+        assert (await client.expect("error"))["error"]["param"] == "response.metadata"
 
 
 async def test_metadata_comes_back_in_created_and_done():
-    async with connected(FakeOrchestrator()) as caller:
+    async with connected(FakeOrchestrator()) as client:
         metadata = {"client_event_id": "abc"}
-        caller.send("response.create", response={"metadata": metadata})
-        events = await caller.until("response.done")
+        client.send("response.create", response={"metadata": metadata})
+        events = await client.until("response.done")
         assert events[0]["response"]["metadata"] == metadata
         assert events[-1]["response"]["metadata"] == metadata
 
 
 async def test_settings_of_response_create_hold_for_that_response_only():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.update(instructions="Session.", max_output_tokens=50)
+    async with connected(orchestrator) as client:
+        client.update(instructions="Session.", max_output_tokens=50)
         form = {
             "instructions": "Only now.",
             "max_output_tokens": 7,
             "output_modalities": ["text"],
             "temperature": 0,
         }
-        caller.send("response.create", response=form)
-        await caller.until("response.done")
-        caller.send("response.create", response={"instructions": None})
-        await caller.until("response.done")
+        client.send("response.create", response=form)
+        await client.until("response.done")
+        client.send("response.create", response={"instructions": None})
+        await client.until("response.done")
         first, second = orchestrator.turns
         assert (first.instructions, first.max_output_tokens) == ("Only now.", 7)
         assert (first.wants_audio, first.temperature) == (False, 0)
@@ -141,11 +141,11 @@ async def test_settings_of_response_create_hold_for_that_response_only():
 
 async def test_the_next_turn_hands_back_the_reply_the_model_gave():
     orchestrator = FakeOrchestrator([spoken("First answer."), spoken("Second.")])
-    async with connected(orchestrator) as caller:
+    async with connected(orchestrator) as client:
         for text in ("one", "two"):
-            caller.say(text)
-            caller.send("response.create")
-            await caller.until("response.done")
+            client.say(text)
+            client.send("response.create")
+            await client.until("response.done")
         roles = [item.role for item in orchestrator.turns[1].history]
         assert roles == ["user", "assistant", "user"]
         reply = orchestrator.turns[1].history[1]
@@ -158,54 +158,54 @@ async def test_the_next_turn_hands_back_the_reply_the_model_gave():
 async def test_items_added_while_the_model_thinks_come_after_its_reply():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *spoken("To the first.")]])
-    async with connected(orchestrator) as caller:
-        caller.say("first", "first")
-        caller.send("response.create")
-        await caller.until("response.created")
-        caller.say("second", "second")
-        await caller.until("conversation.item.done")
+    async with connected(orchestrator) as client:
+        client.say("first", "first")
+        client.send("response.create")
+        await client.until("response.created")
+        client.say("second", "second")
+        await client.until("conversation.item.done")
         gate.set()
-        reply = await caller.find("conversation.item.added")
+        reply = await client.find("conversation.item.added")
         assert reply["previous_item_id"] == "first"
-        await caller.until("response.done")
-        caller.send("response.create")
-        await caller.until("response.done")
+        await client.until("response.done")
+        client.send("response.create")
+        await client.until("response.done")
         texts = [item.parts[0].text for item in orchestrator.turns[1].history]
         assert texts == ["first", "To the first.", "second"]
 
 
 async def test_a_second_response_is_refused_while_one_is_active():
     gate = asyncio.Event()
-    async with connected(FakeOrchestrator([[gate, *spoken("Slow.")]])) as caller:
-        caller.send("response.create")
-        caller.send("response.create", event_id="again")
-        await caller.expect("response.created")
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator([[gate, *spoken("Slow.")]])) as client:
+        client.send("response.create")
+        client.send("response.create", event_id="again")
+        await client.expect("response.created")
+        error = (await client.expect("error"))["error"]
         assert error["code"] == "conversation_already_has_active_response"
         assert error["event_id"] == "again"
         gate.set()
-        assert (await caller.find("response.done"))["response"]["status"] == "completed"
+        assert (await client.find("response.done"))["response"]["status"] == "completed"
 
 
 async def test_a_slow_response_does_not_keep_the_client_from_being_heard():
     gate = asyncio.Event()
-    async with connected(FakeOrchestrator([[gate, *spoken("Slow.")]])) as caller:
-        caller.send("response.create")
-        await caller.expect("response.created")
-        caller.say("still here")
-        await caller.expect("conversation.item.added")
+    async with connected(FakeOrchestrator([[gate, *spoken("Slow.")]])) as client:
+        client.send("response.create")
+        await client.expect("response.created")
+        client.say("still here")
+        await client.expect("conversation.item.added")
         gate.set()
-        await caller.until("response.done")
+        await client.until("response.done")
 
 
 async def test_out_of_band_responses_run_beside_the_conversation_and_leave_no_item():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *spoken("Main.")], spoken("Side.")])
-    async with connected(orchestrator) as caller:
-        caller.say("context", "ctx")
-        caller.send("response.create")
-        await caller.until("response.created")
-        await caller.settle()
+    async with connected(orchestrator) as client:
+        client.say("context", "ctx")
+        client.send("response.create")
+        await client.until("response.created")
+        await client.settle()
         side_input = [
             {"type": "item_reference", "id": "ctx"},
             {
@@ -215,13 +215,13 @@ async def test_out_of_band_responses_run_beside_the_conversation_and_leave_no_it
             },
         ]
         form = {"conversation": "none", "input": side_input, "metadata": {"topic": "side"}}
-        caller.send("response.create", response=form)
-        events = await caller.until("response.done")
+        client.send("response.create", response=form)
+        events = await client.until("response.done")
         assert "conversation.item.added" not in types(events)
         assert events[-1]["response"]["conversation_id"] is None
         assert events[-1]["response"]["metadata"] == {"topic": "side"}
         gate.set()
-        assert (await caller.find("response.done"))["response"]["conversation_id"]
+        assert (await client.find("response.done"))["response"]["conversation_id"]
         main, side = orchestrator.turns
         assert (main.stateless, side.stateless) == (False, True)
         assert [item.parts[0].text for item in side.history] == ["context", "classify"]
@@ -229,12 +229,12 @@ async def test_out_of_band_responses_run_beside_the_conversation_and_leave_no_it
 
 async def test_an_out_of_band_response_without_input_sees_the_conversation():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.say("context")
-        caller.send("response.create", response={"conversation": "none"})
-        await caller.until("response.done")
-        caller.send("response.create", response={"conversation": "none", "input": []})
-        await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.say("context")
+        client.send("response.create", response={"conversation": "none"})
+        await client.until("response.done")
+        client.send("response.create", response={"conversation": "none", "input": []})
+        await client.until("response.done")
         with_history, without = orchestrator.turns
         assert len(with_history.history) == 1
         assert without.history == ()
@@ -243,22 +243,22 @@ async def test_an_out_of_band_response_without_input_sees_the_conversation():
 async def test_side_responses_are_limited_and_can_be_cancelled_by_id():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate], [gate]])
-    async with connected(orchestrator, max_side_responses=2) as caller:
+    async with connected(orchestrator, max_out_of_band_responses=2) as client:
         for _ in range(3):
-            caller.send("response.create", response={"conversation": "none"})
-        first = (await caller.expect("response.created"))["response"]["id"]
-        await caller.expect("response.created")
-        assert (await caller.expect("error"))["error"]["code"] == "too_many_responses"
-        caller.send("response.cancel")  # names none, and the conversation has none
-        assert (await caller.expect("error"))["error"]["code"] == "response_cancel_not_active"
-        caller.send("response.cancel", response_id=first)
-        assert (await caller.expect("response.done"))["response"]["id"] == first
+            client.send("response.create", response={"conversation": "none"})
+        first = (await client.expect("response.created"))["response"]["id"]
+        await client.expect("response.created")
+        assert (await client.expect("error"))["error"]["code"] == "too_many_responses"
+        client.send("response.cancel")  # names none, and the conversation has none
+        assert (await client.expect("error"))["error"]["code"] == "response_cancel_not_active"
+        client.send("response.cancel", response_id=first)
+        assert (await client.expect("response.done"))["response"]["id"] == first
 
 
 async def test_callers_share_the_room_for_side_responses():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate], [gate], [gate]])
-    shared = services(orchestrator, max_side_responses_of_all=2)
+    shared = services(orchestrator, max_out_of_band_responses_in_all=2)
     async with connected(orchestrator, shared) as one:
         for _ in range(2):
             one.send("response.create", response={"conversation": "none"})
@@ -266,7 +266,7 @@ async def test_callers_share_the_room_for_side_responses():
         async with connected(orchestrator, shared) as other:
             other.send("response.create", response={"conversation": "none"})
             assert (await other.expect("error"))["error"]["code"] == "too_many_responses"
-    assert shared.side_lanes.n_taken == 0
+    assert shared.out_of_band_slots.n_taken == 0
     async with connected(orchestrator, shared) as other:
         other.send("response.create", response={"conversation": "none"})
         await other.expect("response.created")
@@ -284,20 +284,20 @@ async def test_callers_share_the_room_for_side_responses():
     ],
 )
 async def test_a_bad_response_create_is_one_error_with_the_clients_event_id(form):
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("response.create", event_id="c7", response=form)
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator()) as client:
+        client.send("response.create", event_id="c7", response=form)
+        error = (await client.expect("error"))["error"]
         assert error["event_id"] == "c7"
         assert error["param"].startswith("response.")
-        assert await caller.settle() == []
+        assert await client.settle() == []
 
 
 async def test_telephone_audio_is_sent_in_its_own_format_and_frame_lengths():
     orchestrator = FakeOrchestrator([[AudioDelta(tone(1000)), AudioDelta(tone(5)), done("x")]])
-    async with connected(orchestrator) as caller:
-        caller.update(audio={"output": {"format": {"type": "audio/pcmu"}}})
-        caller.send("response.create")
-        events = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.update(audio={"output": {"format": {"type": "audio/pcmu"}}})
+        client.send("response.create")
+        events = await client.until("response.done")
         assert len(audio_of(events)) == 8 * 1005
         sizes = [len(audio_of([e])) for e in events if e["type"] == "response.output_audio.delta"]
         assert max(sizes) <= 8 * 200
@@ -307,9 +307,9 @@ async def test_telephone_audio_is_sent_in_its_own_format_and_frame_lengths():
 async def test_ttfp_is_measured_when_the_first_audio_has_left():
     orchestrator = FakeOrchestrator()
     shared = services(orchestrator)
-    async with connected(orchestrator, shared) as caller:
-        caller.send("response.create")
-        await caller.until("response.done")
+    async with connected(orchestrator, shared) as client:
+        client.send("response.create")
+        await client.until("response.done")
     registry = shared.metrics.registry
     name = "sglang_live_gateway_ttfp_from_decision_seconds_count"
     assert registry.get_sample_value(name) == 1
@@ -322,12 +322,12 @@ async def test_ttfp_is_measured_when_the_first_audio_has_left():
 async def test_what_comes_behind_a_request_is_not_part_of_it():
     """All of it is sent at once: the answer is to what stood before it."""
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.say("Before.", "item_before")
-        caller.send("response.create")
-        caller.say("Behind.", "item_behind")
-        caller.send("response.create", response={"conversation": "none"})
-        events = await caller.until("response.done") + await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.say("Before.", "item_before")
+        client.send("response.create")
+        client.say("Behind.", "item_behind")
+        client.send("response.create", response={"conversation": "none"})
+        events = await client.until("response.done") + await client.until("response.done")
         heard = [[item.parts[0].text for item in turn.history] for turn in orchestrator.turns]
         assert heard == [["Before."], ["Before.", "Behind."]]
         added = [e for e in events if e["type"] == "conversation.item.added"]
@@ -337,33 +337,33 @@ async def test_what_comes_behind_a_request_is_not_part_of_it():
 
 async def test_a_response_that_has_ended_keeps_nothing_of_what_was_said_before_it():
     orchestrator = FakeOrchestrator([spoken("Yes.", 80)])
-    async with connected(orchestrator) as caller:
-        caller.say("Hello.", "hello1")
-        caller.send("response.create")
-        await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.say("Hello.", "hello1")
+        client.send("response.create")
+        await client.until("response.done")
         assert orchestrator.turns[0].history
         assert not any(run.items for run in gc.get_objects() if isinstance(run, Run))
 
 
 async def test_what_was_deleted_behind_a_request_is_not_answered():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.say("One.", "item_1")
-        caller.say("Two.", "item_2")
-        caller.send("response.create")
-        caller.send("conversation.item.delete", item_id="item_1")
-        await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.say("One.", "item_1")
+        client.say("Two.", "item_2")
+        client.send("response.create")
+        client.send("conversation.item.delete", item_id="item_1")
+        await client.until("response.done")
         [turn] = orchestrator.turns
         assert [item.parts[0].text for item in turn.history] == ["Two."]
 
 
 async def test_no_response_has_another_voice_than_the_caller_knows():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("response.create")
-        await caller.until("response.done")
-        caller.send("response.create", response={"audio": {"output": {"voice": "bob"}}})
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator()) as client:
+        client.send("response.create")
+        await client.until("response.done")
+        client.send("response.create", response={"audio": {"output": {"voice": "bob"}}})
+        error = (await client.expect("error"))["error"]
         assert error["code"] == "cannot_update_voice"
         assert error["param"] == "response.audio.output.voice"
-        caller.send("response.create", response={"audio": {"output": {"voice": "ada"}}})
-        await caller.until("response.done")
+        client.send("response.create", response={"audio": {"output": {"voice": "ada"}}})
+        await client.until("response.done")

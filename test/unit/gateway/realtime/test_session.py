@@ -18,22 +18,22 @@ SERVER_VAD = {
 }
 
 
-async def updated(caller, **session):
-    caller.update(**session)
-    return (await caller.expect("session.updated"))["session"]
+async def updated(client, **session):
+    client.update(**session)
+    return (await client.expect("session.updated"))["session"]
 
 
-async def refused(caller, **session):
-    caller.send("session.update", event_id="mine", session=session)
-    error = (await caller.expect("error"))["error"]
+async def refused(client, **session):
+    client.send("session.update", event_id="mine", session=session)
+    error = (await client.expect("error"))["error"]
     assert error["event_id"] == "mine"
     assert error["type"] == "invalid_request_error"
     return error
 
 
 async def test_a_new_session_shows_the_documented_defaults():
-    async with connected(FakeOrchestrator(), default_instructions="Be brief.") as caller:
-        session = await updated(caller)
+    async with connected(FakeOrchestrator(), default_instructions="Be brief.") as client:
+        session = await updated(client)
         assert session["id"].startswith("sess_")
         assert session["object"] == "realtime.session"
         assert session["model"] == MODEL
@@ -47,12 +47,12 @@ async def test_a_new_session_shows_the_documented_defaults():
 
 
 async def test_an_update_changes_only_the_keys_it_names():
-    async with connected(FakeOrchestrator()) as caller:
-        await updated(caller, instructions="Speak like a sailor.", max_output_tokens=100)
+    async with connected(FakeOrchestrator()) as client:
+        await updated(client, instructions="Speak like a sailor.", max_output_tokens=100)
         detection = {"type": "server_vad", "threshold": 0.8}
-        await updated(caller, audio={"input": {"turn_detection": detection}})
+        await updated(client, audio={"input": {"turn_detection": detection}})
         session = await updated(
-            caller, audio={"input": {"turn_detection": {"silence_duration_ms": 200}}}
+            client, audio={"input": {"turn_detection": {"silence_duration_ms": 200}}}
         )
         assert session["instructions"] == "Speak like a sailor."
         assert session["max_output_tokens"] == 100
@@ -62,11 +62,11 @@ async def test_an_update_changes_only_the_keys_it_names():
 
 async def test_null_switches_off_and_empty_values_clear():
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
-    async with connected(FakeOrchestrator(), default_instructions="Be brief.") as caller:
-        session = await updated(caller, tools=[tool], tool_choice="required")
+    async with connected(FakeOrchestrator(), default_instructions="Be brief.") as client:
+        session = await updated(client, tools=[tool], tool_choice="required")
         assert session["tools"] == [tool]
         session = await updated(
-            caller,
+            client,
             instructions="",
             tools=[],
             tool_choice=None,
@@ -77,14 +77,14 @@ async def test_null_switches_off_and_empty_values_clear():
         assert session["tool_choice"] == "auto"
         assert session["audio"]["input"]["turn_detection"] is None
         # Switching on again begins with the defaults.
-        session = await updated(caller, audio={"input": {"turn_detection": {}}})
+        session = await updated(client, audio={"input": {"turn_detection": {}}})
         assert session["audio"]["input"]["turn_detection"] == SERVER_VAD
 
 
 async def test_semantic_vad_is_echoed_in_its_own_form():
     detection = {"type": "semantic_vad", "interrupt_response": False}
-    async with connected(FakeOrchestrator()) as caller:
-        session = await updated(caller, audio={"input": {"turn_detection": detection}})
+    async with connected(FakeOrchestrator()) as client:
+        session = await updated(client, audio={"input": {"turn_detection": detection}})
         assert session["audio"]["input"]["turn_detection"] == {
             "type": "semantic_vad",
             "eagerness": "auto",
@@ -95,10 +95,10 @@ async def test_semantic_vad_is_echoed_in_its_own_form():
 
 @pytest.mark.parametrize("kind", ["server_vad", "semantic_vad"])
 async def test_the_confirmation_window_is_echoed_only_to_clients_that_know_it(kind):
-    async with connected(FakeOrchestrator()) as caller:
+    async with connected(FakeOrchestrator()) as client:
 
         async def detection(**keys):
-            session = await updated(caller, audio={"input": {"turn_detection": keys}})
+            session = await updated(client, audio={"input": {"turn_detection": keys}})
             return session["audio"]["input"]["turn_detection"]
 
         assert "confirm_ms" not in await detection(type=kind)
@@ -109,9 +109,9 @@ async def test_the_confirmation_window_is_echoed_only_to_clients_that_know_it(ki
 
 
 async def test_what_clients_always_send_is_accepted_and_echoed_in_the_strict_form():
-    async with connected(FakeOrchestrator()) as caller:
+    async with connected(FakeOrchestrator()) as client:
         session = await updated(
-            caller,
+            client,
             model="gpt-realtime",
             tracing="auto",
             truncation="auto",
@@ -134,32 +134,32 @@ async def test_what_clients_always_send_is_accepted_and_echoed_in_the_strict_for
 
 
 async def test_a_transcriber_that_strict_clients_do_not_know_is_not_named_to_them():
-    async with connected(FakeOrchestrator()) as caller:
+    async with connected(FakeOrchestrator()) as client:
         wish = {"model": "our-own", "language": "de"}
-        caller.update(audio={"input": {"transcription": wish}})
-        session = (await caller.expect("session.updated"))["session"]
+        client.update(audio={"input": {"transcription": wish}})
+        session = (await client.expect("session.updated"))["session"]
         assert session["audio"]["input"]["transcription"] == {"language": "de"}
 
 
 async def test_an_unknown_voice_speaks_with_the_models_default_voice():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
+    async with connected(orchestrator) as client:
         for voice in ("marin", "bob"):
-            await updated(caller, audio={"output": {"voice": voice}})
-            caller.send("response.create", response={"output_modalities": ["text"]})
-            response = (await caller.find("response.done"))["response"]
+            await updated(client, audio={"output": {"voice": voice}})
+            client.send("response.create", response={"output_modalities": ["text"]})
+            response = (await client.find("response.done"))["response"]
             assert response["audio"]["output"]["voice"] == voice
         assert [turn.voice for turn in orchestrator.turns] == ["ada", "bob"]
 
 
 async def test_the_voice_is_fixed_once_it_was_heard_but_equal_values_stay_legal():
-    async with connected(FakeOrchestrator()) as caller:
-        await updated(caller, audio={"output": {"voice": "ash"}})
-        caller.send("response.create")
-        await caller.until("response.done")
-        error = await refused(caller, type="realtime", audio={"output": {"voice": "bob"}})
+    async with connected(FakeOrchestrator()) as client:
+        await updated(client, audio={"output": {"voice": "ash"}})
+        client.send("response.create")
+        await client.until("response.done")
+        error = await refused(client, type="realtime", audio={"output": {"voice": "bob"}})
         assert error["code"] == "cannot_update_voice"
-        session = await updated(caller, audio={"output": {"voice": "ash"}})
+        session = await updated(client, audio={"output": {"voice": "ash"}})
         assert session["audio"]["output"]["voice"] == "ash"
 
 
@@ -206,14 +206,14 @@ async def test_the_voice_is_fixed_once_it_was_heard_but_equal_values_stay_legal(
     ],
 )
 async def test_a_bad_update_is_one_error_and_changes_nothing(session, code, param):
-    async with connected(FakeOrchestrator()) as caller:
-        before = await updated(caller)
+    async with connected(FakeOrchestrator()) as client:
+        before = await updated(client)
         # A good key beside the bad one must not be applied either.
-        error = await refused(caller, **{"temperature": 0.5, "instructions": "new", **session})
+        error = await refused(client, **{"temperature": 0.5, "instructions": "new", **session})
         assert error["code"] == code
         if param:
             assert error["param"] == param
-        assert await updated(caller) == before
+        assert await updated(client) == before
 
 
 async def test_a_tool_too_deep_to_echo_is_refused_when_it_arrives():
@@ -221,22 +221,22 @@ async def test_a_tool_too_deep_to_echo_is_refused_when_it_arrives():
     for _ in range(260):
         deep = {"properties": deep}
     tool = {"type": "function", "name": "deep", "parameters": deep}
-    async with connected(FakeOrchestrator()) as caller:
-        error = await refused(caller, type="realtime", tools=[tool])
+    async with connected(FakeOrchestrator()) as client:
+        error = await refused(client, type="realtime", tools=[tool])
         assert error["param"] == "session.tools[0]"
-        assert (await updated(caller))["tools"] == []
+        assert (await updated(client))["tools"] == []
 
 
 async def test_a_new_input_format_holds_from_the_next_append():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.turn_detection(None)
-        caller.append(tone(200))
-        caller.update(audio={"input": {"format": {"type": "audio/pcmu"}}})
-        caller.append(bytes([0xFF]) * 1600)  # 200 ms of mu-law silence
-        caller.send("input_audio_buffer.commit")
-        caller.send("response.create")
-        await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.turn_detection(None)
+        client.append(tone(200))
+        client.update(audio={"input": {"format": {"type": "audio/pcmu"}}})
+        client.append(bytes([0xFF]) * 1600)  # 200 ms of mu-law silence
+        client.send("input_audio_buffer.commit")
+        client.send("response.create")
+        await client.until("response.done")
         (part,) = orchestrator.turns[0].history[0].parts
         assert part.duration_s == pytest.approx(0.4)
         assert abs(part.pcm[800:2400]).max() > 4000
@@ -248,4 +248,4 @@ def test_a_timeout_belongs_to_server_vad_and_has_no_effect_elsewhere():
         TurnDetectionForm(type="semantic_vad", idle_timeout_ms=5000), None, VadSettings()
     )
     assert merged.idle_timeout_ms is None
-    assert "idle_timeout_ms" not in merged.to_wire()
+    assert "idle_timeout_ms" not in merged.to_json()

@@ -16,13 +16,13 @@ def audio_parts(turn) -> int:
 @pytest.mark.parametrize("asked", [{}, {"response": {}}, {"response": {"instructions": None}}])
 async def test_a_committed_silence_is_an_item_that_is_not_answered(asked):
     orchestrator = FakeOrchestrator([spoken("Close the shirt.")])
-    async with connected(orchestrator) as caller:
-        caller.turn_detection(None)
-        caller.append(SILENCE_1S)
-        caller.send("input_audio_buffer.commit")
-        assert (await caller.find("conversation.item.done"))["item"]["role"] == "user"
-        caller.send("response.create", **asked)
-        response = (await caller.find("response.done"))["response"]
+    async with connected(orchestrator) as client:
+        client.turn_detection(None)
+        client.append(SILENCE_1S)
+        client.send("input_audio_buffer.commit")
+        assert (await client.find("conversation.item.done"))["item"]["role"] == "user"
+        client.send("response.create", **asked)
+        response = (await client.find("response.done"))["response"]
         assert (response["status"], response["output"]) == ("completed", [])
         assert response["usage"]["total_tokens"] == 0
         assert orchestrator.turns == []
@@ -30,49 +30,49 @@ async def test_a_committed_silence_is_an_item_that_is_not_answered(asked):
 
 async def test_its_transcript_is_empty():
     orchestrator = FakeOrchestrator([spoken("Close the shirt.")])
-    async with connected(orchestrator) as caller:
-        caller.turn_detection(None)
-        caller.update(audio={"input": {"transcription": {"model": "whisper-1"}}})
-        caller.append(SILENCE_1S)
-        caller.send("input_audio_buffer.commit")
-        assert (await caller.find(KIND + "completed"))["transcript"] == ""
+    async with connected(orchestrator) as client:
+        client.turn_detection(None)
+        client.update(audio={"input": {"transcription": {"model": "whisper-1"}}})
+        client.append(SILENCE_1S)
+        client.send("input_audio_buffer.commit")
+        assert (await client.find(KIND + "completed"))["transcript"] == ""
         assert orchestrator.turns == []
 
 
 async def test_speech_after_it_is_answered_and_the_silence_stays_out_of_the_model():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.turn_detection(None)
+    async with connected(orchestrator) as client:
+        client.turn_detection(None)
         for audio in (SILENCE_1S, tone(500)):
-            caller.append(audio)
-            caller.send("input_audio_buffer.commit")
-            await caller.find("conversation.item.done")
-        caller.send("response.create")
-        assert (await caller.find("response.done"))["response"]["output"]
+            client.append(audio)
+            client.send("input_audio_buffer.commit")
+            await client.find("conversation.item.done")
+        client.send("response.create")
+        assert (await client.find("response.done"))["response"]["output"]
         [turn] = orchestrator.turns
         assert audio_parts(turn) == 1
 
 
 async def test_a_response_with_instructions_of_its_own_speaks_all_the_same():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.turn_detection(None)
-        caller.append(SILENCE_1S)
-        caller.send("input_audio_buffer.commit")
-        caller.send("response.create", response={"instructions": "Ask whether they are there."})
-        assert (await caller.find("response.done"))["response"]["output"]
+    async with connected(orchestrator) as client:
+        client.turn_detection(None)
+        client.append(SILENCE_1S)
+        client.send("input_audio_buffer.commit")
+        client.send("response.create", response={"instructions": "Ask whether they are there."})
+        assert (await client.find("response.done"))["response"]["output"]
         [turn] = orchestrator.turns
         assert audio_parts(turn) == 0
 
 
 async def test_words_in_writing_behind_it_are_answered():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.turn_detection(None)
-        caller.append(SILENCE_1S)
-        caller.send("input_audio_buffer.commit")
+    async with connected(orchestrator) as client:
+        client.turn_detection(None)
+        client.append(SILENCE_1S)
+        client.send("input_audio_buffer.commit")
         content = [{"type": "input_text", "text": "Hello?"}]
         item = {"type": "message", "role": "user", "content": content}
-        caller.send("conversation.item.create", item=item)
-        caller.send("response.create")
-        assert (await caller.find("response.done"))["response"]["output"]
+        client.send("conversation.item.create", item=item)
+        client.send("response.create")
+        assert (await client.find("response.done"))["response"]["output"]

@@ -135,32 +135,32 @@ seen: Counter[str] = Counter()
 
 
 async def try_out(events: list[dict[str, Any]]) -> None:
-    async with connected(FittingOrchestrator(most_tokens=MOST)) as caller:
-        caller.turn_detection(None)
-        caller.update(instructions="")
-        await caller.until("session.updated")
-        await caller.until("session.updated")
+    async with connected(FittingOrchestrator(most_tokens=MOST)) as client:
+        client.turn_detection(None)
+        client.update(instructions="")
+        await client.until("session.updated")
+        await client.until("session.updated")
         for number, event in enumerate(events):
             event = {**event, "event_id": f"e{number}"}
-            before = await shown(caller), caller.wire.seen.item_ids
-            answers = await answers_to(caller, event)
+            before = await shown(client), client.wire.seen.item_ids
+            answers = await answers_to(client, event)
             for answer in answers:
                 if answer["type"] == "error":
                     seen[answer["error"]["code"]] += 1
-                    assert (await shown(caller), caller.wire.seen.item_ids) == before, event
+                    assert (await shown(client), client.wire.seen.item_ids) == before, event
                 if answer["type"] == "response.done":
                     status(answer)
-        if (await small_turn(caller)) == "failed":
-            assert (await shown(caller))["truncation"] == "disabled", events
-            caller.update(truncation="auto")
-            await caller.until("session.updated")
-            assert await small_turn(caller) == "completed", events
+        if (await small_turn(client)) == "failed":
+            assert (await shown(client))["truncation"] == "disabled", events
+            client.update(truncation="auto")
+            await client.until("session.updated")
+            assert await small_turn(client) == "completed", events
 
 
-async def small_turn(caller) -> str:
-    caller.say("Hi.")
-    caller.send("response.create", response=TEXT)
-    return status(await caller.find("response.done"))
+async def small_turn(client) -> str:
+    client.say("Hi.")
+    client.send("response.create", response=TEXT)
+    return status(await client.find("response.done"))
 
 
 def status(event: dict[str, Any]) -> str:

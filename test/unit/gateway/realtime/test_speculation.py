@@ -12,13 +12,13 @@ QUIET = bytes(9_600)  # 200 ms
 VAD = {"type": "server_vad", "silence_duration_ms": 500}
 
 
-def guessing(orchestrator: FakeOrchestrator, **config):
+def speculating(orchestrator: FakeOrchestrator, **config):
     base = services(orchestrator)
     return replace(base, config=replace(base.config, speculate_ms=150, **config))
 
 
-async def said(caller, ms: int = 600) -> None:
-    caller.append(tone(ms) + QUIET)
+async def said(client, ms: int = 600) -> None:
+    client.append(tone(ms) + QUIET)
 
 
 async def settled(orchestrator, n_turns: int) -> None:
@@ -28,24 +28,24 @@ async def settled(orchestrator, n_turns: int) -> None:
 
 
 def outcomes(shared) -> dict[str, float]:
-    samples = shared.metrics.guesses.collect()[0].samples
+    samples = shared.metrics.speculative_turns.collect()[0].samples
     return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total")}
 
 
 async def test_a_right_guess_is_the_answer():
     orchestrator = FakeOrchestrator([spoken("Yes.")])
-    shared = guessing(orchestrator)
-    async with connected(orchestrator, shared) as caller:
-        await said(caller)
+    shared = speculating(orchestrator)
+    async with connected(orchestrator, shared) as client:
+        await said(client)
         await settled(orchestrator, 1)
-        assert not [e for e in await caller.settle() if e["type"].startswith("response.")]
-        caller.append(QUIET * 3)
-        events = await caller.until("response.done")
+        assert not [e for e in await client.settle() if e["type"].startswith("response.")]
+        client.append(QUIET * 3)
+        events = await client.until("response.done")
         [turn] = orchestrator.turns
         assert turn.speculative
-        caller.say("And?")
-        caller.send("response.create")
-        await caller.until("response.done")
+        client.say("And?")
+        client.send("response.create")
+        await client.until("response.done")
     assert events[-1]["response"]["status"] == "completed"
     assert orchestrator.turns[1].history[0].key == turn.history[0].key
     assert outcomes(shared) == {"answered": 1}
@@ -54,13 +54,13 @@ async def test_a_right_guess_is_the_answer():
 async def test_a_wrong_guess_is_withdrawn_and_the_whole_turn_is_answered():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *spoken("Too early.")], spoken("Yes.")])
-    shared = guessing(orchestrator)
-    async with connected(orchestrator, shared) as caller:
-        await said(caller)
+    shared = speculating(orchestrator)
+    async with connected(orchestrator, shared) as client:
+        await said(client)
         await settled(orchestrator, 1)
         orchestrator.session.on_interrupt = [done("Too", status="interrupted")]
-        caller.append(tone(600) + QUIET * 4)
-        events = await caller.until("response.done")
+        client.append(tone(600) + QUIET * 4)
+        events = await client.until("response.done")
     first, second = orchestrator.turns[0], orchestrator.turns[-1]
     assert orchestrator.session.n_interrupted == 1
     assert [len(turn.history) for turn in orchestrator.turns] == [1] * len(orchestrator.turns)
@@ -74,35 +74,35 @@ async def test_a_wrong_guess_is_withdrawn_and_the_whole_turn_is_answered():
 @pytest.mark.parametrize("event", ["input_audio_buffer.clear", "input_audio_buffer.commit"])
 async def test_a_client_that_ends_the_turn_itself_has_no_guess(event):
     orchestrator = FakeOrchestrator([spoken("Yes.")])
-    shared = guessing(orchestrator)
-    async with connected(orchestrator, shared) as caller:
-        await said(caller)
+    shared = speculating(orchestrator)
+    async with connected(orchestrator, shared) as client:
+        await said(client)
         await settled(orchestrator, 1)
-        caller.send(event)
-        await caller.settle()
+        client.send(event)
+        await client.settle()
     assert len(orchestrator.turns) == 1
     assert outcomes(shared) == {"withdrawn": 1}
 
 
 async def test_other_settings_ask_for_another_answer():
     orchestrator = FakeOrchestrator([spoken("Yes."), spoken("Oui.")])
-    shared = guessing(orchestrator)
-    async with connected(orchestrator, shared) as caller:
-        await said(caller)
+    shared = speculating(orchestrator)
+    async with connected(orchestrator, shared) as client:
+        await said(client)
         await settled(orchestrator, 1)
-        caller.update(instructions="Speak French.")
-        caller.append(QUIET * 3)
-        await caller.until("response.done")
+        client.update(instructions="Speak French.")
+        client.append(QUIET * 3)
+        await client.until("response.done")
     assert orchestrator.turns[-1].instructions == "Speak French."
     assert outcomes(shared) == {"withdrawn": 1}
 
 
 async def test_a_guess_that_fails_fails_the_answer():
     orchestrator = FakeOrchestrator([[StageFailedError("gone")]])
-    async with connected(orchestrator, guessing(orchestrator)) as caller:
-        await said(caller)
-        caller.append(QUIET * 3)
-        end = await caller.find("response.done")
+    async with connected(orchestrator, speculating(orchestrator)) as client:
+        await said(client)
+        client.append(QUIET * 3)
+        end = await client.find("response.done")
     assert end["response"]["status"] == "failed"
     assert end["response"]["status_details"]["error"]["code"] == "stage_failed"
 
@@ -110,17 +110,17 @@ async def test_a_guess_that_fails_fails_the_answer():
 async def test_a_call_that_ends_in_a_guess_leaves_nothing_behind():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *spoken("Never.")]])
-    async with connected(orchestrator, guessing(orchestrator)) as caller:
-        await said(caller)
+    async with connected(orchestrator, speculating(orchestrator)) as client:
+        await said(client)
         await settled(orchestrator, 1)
     assert orchestrator.session.n_cancelled == 1
 
 
 async def test_nothing_is_guessed_where_the_client_asks_for_answers():
     orchestrator = FakeOrchestrator([spoken("Yes.")])
-    async with connected(orchestrator, guessing(orchestrator)) as caller:
-        caller.turn_detection({**VAD, "create_response": False})
-        await caller.expect("session.updated")
-        await said(caller)
-        await caller.settle()
+    async with connected(orchestrator, speculating(orchestrator)) as client:
+        client.turn_detection({**VAD, "create_response": False})
+        await client.expect("session.updated")
+        await said(client)
+        await client.settle()
         assert orchestrator.turns == []

@@ -164,11 +164,11 @@ def reply_with(text: str) -> HistoryItem:
 async def test_a_call_is_an_item_of_its_own_and_its_output_continues_the_conversation():
     called = [done(reply=reply_with(""), calls=(CALL,))]
     orchestrator = FakeOrchestrator([called, spoken("It rains.")])
-    async with connected(orchestrator) as caller:
-        caller.update(tools=[WEATHER])
-        await caller.expect("session.updated")
-        caller.send("response.create")
-        events = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.update(tools=[WEATHER])
+        await client.expect("session.updated")
+        client.send("response.create")
+        events = await client.until("response.done")
         assert types(events) == [
             "response.created",
             "response.output_item.added",
@@ -189,9 +189,9 @@ async def test_a_call_is_an_item_of_its_own_and_its_output_continues_the_convers
         assert json.loads(item["arguments"]) == {"town": "Rome"}
         assert len(item["call_id"]) <= 32
         output = {"type": "function_call_output", "call_id": item["call_id"], "output": "rain"}
-        caller.send("conversation.item.create", item=output)
-        caller.send("response.create")
-        await caller.until("response.done")
+        client.send("conversation.item.create", item=output)
+        client.send("response.create")
+        await client.until("response.done")
         asked = orchestrator.turns[-1]
         assert [(seen.role, seen.token_ids) for seen in asked.history] == [
             ("assistant", (1, 2, 3, 4)),
@@ -204,18 +204,18 @@ async def test_words_before_a_call_are_a_message_before_it():
     words = TranscriptDelta("One moment.", 2)
     steps = [words, done(reply=reply_with("One moment."), calls=(CALL, CALL))]
     orchestrator = FakeOrchestrator([steps])
-    async with connected(orchestrator) as caller:
-        caller.update(output_modalities=["text"], tools=[WEATHER])
-        caller.send("response.create")
-        events = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.update(output_modalities=["text"], tools=[WEATHER])
+        client.send("response.create")
+        events = await client.until("response.done")
         output = events[-1]["response"]["output"]
         assert [item["type"] for item in output] == ["message", "function_call", "function_call"]
         ended = [event for event in events if event["type"] == "response.output_item.done"]
         assert [event["output_index"] for event in ended] == [0, 1, 2]
         follows = [e for e in events if e["type"] == "conversation.item.done"]
         assert [e["previous_item_id"] for e in follows] == [None, output[0]["id"], output[1]["id"]]
-        caller.send("response.create")
-        await caller.until("response.done")
+        client.send("response.create")
+        await client.until("response.done")
         # One reply of the model, though three items show it.
         assert [seen.token_ids for seen in orchestrator.turns[-1].history] == [(1, 2, 3, 4)]
 
@@ -226,14 +226,14 @@ async def test_a_call_outlives_the_words_before_it():
         [[TranscriptDelta("One moment.", 2), AudioDelta(tone(400)),
           done(reply=reply_with("One moment."), calls=(CALL,), n_frames=5)]]
     )  # fmt: skip
-    async with connected(orchestrator) as caller:
-        caller.update(tools=[WEATHER])
-        caller.send("response.create")
-        events = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.update(tools=[WEATHER])
+        client.send("response.create")
+        events = await client.until("response.done")
         message = events[-1]["response"]["output"][0]["id"]
-        caller.send("conversation.item.truncate", item_id=message, content_index=0, audio_end_ms=0)
-        caller.send("response.create")
-        await caller.until("response.done")
+        client.send("conversation.item.truncate", item_id=message, content_index=0, audio_end_ms=0)
+        client.send("response.create")
+        await client.until("response.done")
         [seen] = orchestrator.turns[-1].history
         assert "<tool_call>" in seen.parts[0].text and "Rome" in seen.parts[0].text
 
@@ -241,14 +241,14 @@ async def test_a_call_outlives_the_words_before_it():
 async def test_a_call_outlives_words_that_are_deleted():
     steps = [TranscriptDelta("One moment.", 2), done(reply=reply_with("One."), calls=(CALL, CALL))]
     orchestrator = FakeOrchestrator([steps])
-    async with connected(orchestrator) as caller:
-        caller.update(output_modalities=["text"], tools=[WEATHER])
-        caller.send("response.create")
-        events = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.update(output_modalities=["text"], tools=[WEATHER])
+        client.send("response.create")
+        events = await client.until("response.done")
         message = events[-1]["response"]["output"][0]["id"]
-        caller.send("conversation.item.delete", item_id=message)
-        caller.send("response.create")
-        await caller.until("response.done")
+        client.send("conversation.item.delete", item_id=message)
+        client.send("response.create")
+        await client.until("response.done")
         told = [seen.parts[0].text for seen in orchestrator.turns[-1].history]
         assert len(told) == 2 and all("<tool_call>" in text for text in told)
 
@@ -256,27 +256,27 @@ async def test_a_call_outlives_words_that_are_deleted():
 async def test_calls_leave_the_window_with_the_words_that_carried_them():
     words = [TranscriptDelta("One moment.", 2), done(reply=reply_with("One."), calls=(CALL,))]
     orchestrator = FakeOrchestrator([words, [done("Well.", gone=("reply",))]])
-    async with connected(orchestrator) as caller:
-        caller.update(output_modalities=["text"], tools=[WEATHER])
-        caller.send("response.create")
-        events = await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.update(output_modalities=["text"], tools=[WEATHER])
+        client.send("response.create")
+        events = await client.until("response.done")
         carried = [item["id"] for item in events[-1]["response"]["output"]]
-        caller.send("response.create")
-        await caller.until("response.done")
-        left = [(await caller.expect("conversation.item.deleted"))["item_id"] for _ in carried]
+        client.send("response.create")
+        await client.until("response.done")
+        left = [(await client.expect("conversation.item.deleted"))["item_id"] for _ in carried]
         assert left == carried
-        caller.send("response.create")
-        await caller.until("response.done")
+        client.send("response.create")
+        await client.until("response.done")
         assert not any("<tool_call>" in str(seen.parts) for seen in orchestrator.turns[-1].history)
 
 
 async def test_a_malformed_call_is_an_error_and_not_silence():
     orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=("{",))]])
     shared = services(orchestrator)
-    async with connected(orchestrator, shared) as caller:
-        caller.update(tools=[WEATHER])
-        caller.send("response.create")
-        ended = (await caller.find("response.done"))["response"]
+    async with connected(orchestrator, shared) as client:
+        client.update(tools=[WEATHER])
+        client.send("response.create")
+        ended = (await client.find("response.done"))["response"]
         assert ended["status"] == "failed"
         assert ended["status_details"]["error"]["code"] == "malformed_tool_call"
         assert ended["output"] == []
@@ -287,44 +287,44 @@ async def test_a_malformed_call_is_an_error_and_not_silence():
 
 async def test_words_are_answer_enough_beside_a_malformed_call():
     steps = [TranscriptDelta("Hello.", 2), done(reply=reply_with("Hello."), calls=("{",))]
-    async with connected(FakeOrchestrator([steps])) as caller:
-        caller.update(output_modalities=["text"], tools=[WEATHER])
-        caller.send("response.create")
-        ended = (await caller.find("response.done"))["response"]
+    async with connected(FakeOrchestrator([steps])) as client:
+        client.update(output_modalities=["text"], tools=[WEATHER])
+        client.send("response.create")
+        ended = (await client.find("response.done"))["response"]
         assert ended["status"] == "completed"
         assert [item["type"] for item in ended["output"]] == ["message"]
 
 
 async def test_more_tools_than_a_model_should_read_are_one_error():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.update(tools=[{**WEATHER, "description": "x" * 70_000}])
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator()) as client:
+        client.update(tools=[{**WEATHER, "description": "x" * 70_000}])
+        error = (await client.expect("error"))["error"]
         assert (error["code"], error["param"]) == ("tools_too_large", "session.tools")
 
 
 async def test_an_agent_without_functions_takes_over_from_one_that_must_call():
     choice = {"type": "function", "name": "weather"}
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.update(tools=[WEATHER], tool_choice=choice)
-        caller.send("response.create", response={"tools": []})
-        await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.update(tools=[WEATHER], tool_choice=choice)
+        client.send("response.create", response={"tools": []})
+        await client.until("response.done")
         assert orchestrator.turns[-1].tools == Tools()
-        caller.update(tools=[], instructions="Be kind.")
-        session = (await caller.find("session.updated"))["session"]
+        client.update(tools=[], instructions="Be kind.")
+        session = (await client.find("session.updated"))["session"]
         assert (session["tool_choice"], session["instructions"]) == ("auto", "Be kind.")
-        caller.update(tools=[], tool_choice=choice)
-        assert (await caller.expect("error"))["error"]["param"] == "session.tool_choice"
+        client.update(tools=[], tool_choice=choice)
+        assert (await client.expect("error"))["error"]["param"] == "session.tool_choice"
 
 
 async def test_tools_are_checked_when_they_are_given_and_not_again(monkeypatch):
     checked = []
     monkeypatch.setattr(tool_calls, "check_schema", checked.append)
-    async with connected(FakeOrchestrator()) as caller:
-        caller.update(tools=[WEATHER])
-        caller.update(instructions="Be kind.")
-        caller.send("response.create", response={"instructions": "Be brief."})
-        await caller.until("response.done")
+    async with connected(FakeOrchestrator()) as client:
+        client.update(tools=[WEATHER])
+        client.update(instructions="Be kind.")
+        client.send("response.create", response={"instructions": "Be brief."})
+        await client.until("response.done")
     assert checked == [WEATHER["parameters"]]
 
 
@@ -348,9 +348,9 @@ async def test_tools_are_checked_when_they_are_given_and_not_again(monkeypatch):
 async def test_functions_that_cannot_be_are_one_error_that_names_the_place(kind, tools, param):
     holder = kind.split(".")[0]
     fields = {"type": "realtime"} if holder == "session" else {}
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send(kind, **{holder: {**fields, "tools": tools}})
-        [error] = await caller.settle()
+    async with connected(FakeOrchestrator()) as client:
+        client.send(kind, **{holder: {**fields, "tools": tools}})
+        [error] = await client.settle()
         assert error["error"]["param"] == f"{holder}.tools{param}"
 
 
@@ -371,71 +371,71 @@ def output_of(call_id):
 @pytest.mark.parametrize("arguments", ["{", "no json", '{"a": NaN}', "[]", "7", '"x"', "{} {}"])
 async def test_arguments_that_are_no_json_object_are_one_error(arguments):
     item = call_item(arguments=arguments)
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("conversation.item.create", item=item)
-        assert (await caller.expect("error"))["error"]["param"] == "item.arguments"
-        caller.send("response.create", response={"input": [item]})
-        [error] = await caller.settle()
+    async with connected(FakeOrchestrator()) as client:
+        client.send("conversation.item.create", item=item)
+        assert (await client.expect("error"))["error"]["param"] == "item.arguments"
+        client.send("response.create", response={"input": [item]})
+        [error] = await client.settle()
         assert error["error"]["param"] == "response.input[0].arguments"
 
 
 @pytest.mark.parametrize("arguments", ["", "null", "{}", '{"town": "Rome"}'])
 async def test_a_call_without_arguments_is_one(arguments):
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
-        caller.send("conversation.item.create", item=call_item(arguments=arguments))
-        caller.send("response.create")
-        await caller.until("response.done")
+    async with connected(orchestrator) as client:
+        client.send("conversation.item.create", item=call_item(arguments=arguments))
+        client.send("response.create")
+        await client.until("response.done")
         [seen] = orchestrator.turns[-1].history
         _, call, _ = seen.parts[0].text.split("\n")
         assert isinstance(json.loads(call)["arguments"], dict)
 
 
 async def test_an_output_needs_a_call_that_came_before_it():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("conversation.item.create", item=output_of("c1"), event_id="e")
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator()) as client:
+        client.send("conversation.item.create", item=output_of("c1"), event_id="e")
+        error = (await client.expect("error"))["error"]
         assert (error["code"], error["param"]) == ("invalid_tool_call_id", "item.call_id")
         assert error["event_id"] == "e"
-        caller.send("response.create", response={"input": [output_of("c1"), call_item()]})
-        error = (await caller.expect("error"))["error"]
+        client.send("response.create", response={"input": [output_of("c1"), call_item()]})
+        error = (await client.expect("error"))["error"]
         assert error["param"] == "response.input[0].call_id"
         # Neither left an item; the call and its output do, in this order.
         for item in (call_item(id="call"), output_of("c1")):
-            caller.send("conversation.item.create", item=item)
-            await caller.find("conversation.item.done")
-        caller.send("response.create", response={"input": [call_item(), output_of("c1")]})
-        await caller.until("response.done")
+            client.send("conversation.item.create", item=item)
+            await client.find("conversation.item.done")
+        client.send("response.create", response={"input": [call_item(), output_of("c1")]})
+        await client.until("response.done")
 
 
 async def test_a_call_that_has_left_the_conversation_can_still_be_answered():
-    async with connected(FakeOrchestrator()) as caller:
-        caller.send("conversation.item.create", item=call_item(id="call"))
-        await caller.find("conversation.item.done")
-        caller.send("conversation.item.delete", item_id="call")
-        await caller.find("conversation.item.deleted")
-        caller.send("conversation.item.create", item=output_of("c1"))
-        await caller.find("conversation.item.done")
+    async with connected(FakeOrchestrator()) as client:
+        client.send("conversation.item.create", item=call_item(id="call"))
+        await client.find("conversation.item.done")
+        client.send("conversation.item.delete", item_id="call")
+        await client.find("conversation.item.deleted")
+        client.send("conversation.item.create", item=output_of("c1"))
+        await client.find("conversation.item.done")
 
 
 async def test_a_call_of_a_response_outside_the_conversation_can_be_answered_in_it():
     orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=(CALL,))]])
-    async with connected(orchestrator) as caller:
-        caller.update(tools=[WEATHER])
-        caller.send("response.create", response={"conversation": "none"})
-        [made] = (await caller.find("response.done"))["response"]["output"]
-        caller.send("conversation.item.create", item=output_of(made["call_id"]))
-        await caller.find("conversation.item.done")
+    async with connected(orchestrator) as client:
+        client.update(tools=[WEATHER])
+        client.send("response.create", response={"conversation": "none"})
+        [made] = (await client.find("response.done"))["response"]["output"]
+        client.send("conversation.item.create", item=output_of(made["call_id"]))
+        await client.find("conversation.item.done")
 
 
 @pytest.mark.parametrize("at", ["session", "response"])
 async def test_one_call_at_a_time_where_the_client_wants_it_so(at):
     orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=(CALL, CALL))]])
     shared, wish = services(orchestrator), {"parallel_tool_calls": False}
-    async with connected(orchestrator, shared) as caller:
-        caller.update(tools=[WEATHER], **(wish if at == "session" else {}))
-        caller.send("response.create", response=wish if at == "response" else {})
-        ended = (await caller.find("response.done"))["response"]
+    async with connected(orchestrator, shared) as client:
+        client.update(tools=[WEATHER], **(wish if at == "session" else {}))
+        client.send("response.create", response=wish if at == "response" else {})
+        ended = (await client.find("response.done"))["response"]
         assert [item["type"] for item in ended["output"]] == ["function_call"]
     name = "sglang_live_gateway_tool_calls_total"
     assert shared.metrics.registry.get_sample_value(name, {"outcome": "surplus"}) == 1

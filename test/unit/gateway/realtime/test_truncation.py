@@ -29,19 +29,19 @@ def ratio(value: float, limit: int | None = None) -> dict:
     return form if limit is None else form | {"token_limits": {"post_instructions": limit}}
 
 
-async def updated(caller, truncation):
-    caller.update(truncation=truncation)
-    return (await caller.expect("session.updated"))["session"]["truncation"]
+async def updated(client, truncation):
+    client.update(truncation=truncation)
+    return (await client.expect("session.updated"))["session"]["truncation"]
 
 
-async def respond(caller, **form) -> list:
+async def respond(client, **form) -> list:
     """All events of a response in text and of what follows from it."""
-    caller.send("response.create", response={**TEXT, **form})
-    return [*await caller.until("response.done"), *await caller.settle()]
+    client.send("response.create", response={**TEXT, **form})
+    return [*await client.until("response.done"), *await client.settle()]
 
 
-async def retention_of(caller, orchestrator) -> RetentionConfig | None:
-    await respond(caller)
+async def retention_of(client, orchestrator) -> RetentionConfig | None:
+    await respond(client)
     return orchestrator.turns[-1].retention
 
 
@@ -50,10 +50,10 @@ async def retention_of(caller, orchestrator) -> RetentionConfig | None:
 
 async def test_without_a_word_of_the_client_the_servers_bounds_hold():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator, retention=SERVER) as caller:
-        assert await retention_of(caller, orchestrator) == SERVER
-        caller.update()
-        assert (await caller.expect("session.updated"))["session"]["truncation"] == "auto"
+    async with connected(orchestrator, retention=SERVER) as client:
+        assert await retention_of(client, orchestrator) == SERVER
+        client.update()
+        assert (await client.expect("session.updated"))["session"]["truncation"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -71,29 +71,29 @@ async def test_a_ratio_is_what_is_left_of_the_limit_once_it_is_exceeded(
     truncation, window_tokens, slack_tokens
 ):
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator, retention=SERVER) as caller:
-        assert await updated(caller, truncation) == truncation
-        assert await retention_of(caller, orchestrator) == RetentionConfig(
+    async with connected(orchestrator, retention=SERVER) as client:
+        assert await updated(client, truncation) == truncation
+        assert await retention_of(client, orchestrator) == RetentionConfig(
             sink_tokens=None, window_tokens=window_tokens, slack_tokens=slack_tokens
         )
 
 
 async def test_a_session_can_keep_everything_and_change_its_mind():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator, retention=SERVER) as caller:
-        assert await updated(caller, "disabled") == "disabled"
-        assert await retention_of(caller, orchestrator) is None
-        caller.update(instructions="Be brief.")
-        session = (await caller.expect("session.updated"))["session"]
+    async with connected(orchestrator, retention=SERVER) as client:
+        assert await updated(client, "disabled") == "disabled"
+        assert await retention_of(client, orchestrator) is None
+        client.update(instructions="Be brief.")
+        session = (await client.expect("session.updated"))["session"]
         assert session["truncation"] == "disabled", "absent keys keep their value"
-        assert await updated(caller, None) == "auto"
-        assert await retention_of(caller, orchestrator) == SERVER
+        assert await updated(client, None) == "auto"
+        assert await retention_of(client, orchestrator) == SERVER
 
 
 async def test_limits_that_say_nothing_are_not_echoed():
-    async with connected(FakeOrchestrator(), retention=SERVER) as caller:
+    async with connected(FakeOrchestrator(), retention=SERVER) as client:
         for empty in (None, {}, {"post_instructions": None}):
-            assert await updated(caller, ratio(0.5) | {"token_limits": empty}) == ratio(0.5)
+            assert await updated(client, ratio(0.5) | {"token_limits": empty}) == ratio(0.5)
 
 
 @pytest.mark.parametrize(
@@ -116,76 +116,76 @@ async def test_limits_that_say_nothing_are_not_echoed():
     ],
 )
 async def test_bounds_that_cannot_be_are_refused_with_their_path(truncation, code, path):
-    async with connected(FakeOrchestrator(), retention=SERVER) as caller:
-        await updated(caller, "disabled")
-        caller.update(truncation=truncation, instructions="new")
-        error = (await caller.expect("error"))["error"]
+    async with connected(FakeOrchestrator(), retention=SERVER) as client:
+        await updated(client, "disabled")
+        client.update(truncation=truncation, instructions="new")
+        error = (await client.expect("error"))["error"]
         assert (error["code"], error["param"]) == (code, "session.truncation" + path)
-        caller.update()
-        session = (await caller.expect("session.updated"))["session"]
+        client.update()
+        session = (await client.expect("session.updated"))["session"]
         assert (session["truncation"], session["instructions"]) == ("disabled", "")
 
 
 async def test_a_server_that_keeps_everything_does_not_promise_bounds():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator) as caller:
+    async with connected(orchestrator) as client:
         for word in ("disabled", "auto"):
-            assert await updated(caller, word) == word
-            assert await retention_of(caller, orchestrator) is None
-        caller.update(truncation=ratio(0.8, 1000))
-        error = (await caller.expect("error"))["error"]
+            assert await updated(client, word) == word
+            assert await retention_of(client, orchestrator) is None
+        client.update(truncation=ratio(0.8, 1000))
+        error = (await client.expect("error"))["error"]
         assert (error["code"], error["param"]) == ("invalid_value", "session.truncation")
         assert "keeps whole conversations" in error["message"]
 
 
 async def test_responses_that_leave_the_sessions_kv_alone_have_no_bounds():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator, retention=SERVER) as caller:
-        await respond(caller, conversation="none")
-        await respond(caller, input=[])
-        await respond(caller)
+    async with connected(orchestrator, retention=SERVER) as client:
+        await respond(client, conversation="none")
+        await respond(client, input=[])
+        await respond(client)
         assert [turn.retention for turn in orchestrator.turns] == [None, None, SERVER]
 
 
 # --- items that leave ---
 
 
-async def remembered(caller, orchestrator, *item_ids: str) -> dict[str, str]:
+async def remembered(client, orchestrator, *item_ids: str) -> dict[str, str]:
     """Have items with these ids, and the history key of each."""
     for item_id in item_ids:
-        caller.say(item_id, item_id)
-    await caller.settle()
-    await respond(caller)
+        client.say(item_id, item_id)
+    await client.settle()
+    await respond(client)
     return {item.parts[0].text: item.key for item in orchestrator.turns[-1].history}
 
 
-async def exists(caller, item_id: str) -> bool:
-    caller.send("conversation.item.retrieve", item_id=item_id)
-    return (await caller.next())["type"] == "conversation.item.retrieved"
+async def exists(client, item_id: str) -> bool:
+    client.send("conversation.item.retrieve", item_id=item_id)
+    return (await client.next())["type"] == "conversation.item.retrieved"
 
 
-async def texts_of_the_next_turn(caller, orchestrator) -> list[str]:
-    await respond(caller)
+async def texts_of_the_next_turn(client, orchestrator) -> list[str]:
+    await respond(client)
     return [item.parts[0].text for item in orchestrator.turns[-1].history]
 
 
 async def test_items_of_which_nothing_is_left_are_deleted_after_the_response():
     orchestrator = FakeOrchestrator([spoken("First.")])
     shared = services(orchestrator, retention=SERVER)
-    async with connected(orchestrator, shared) as caller:
-        keys = await remembered(caller, orchestrator, "a", "b", "c")
+    async with connected(orchestrator, shared) as client:
+        keys = await remembered(client, orchestrator, "a", "b", "c")
         gone = (keys["c"], "unknown", keys["a"], "reply:First.")
         orchestrator.scripts.append([done("Second.", gone=gone)])
-        events = await respond(caller)
+        events = await respond(client)
         at = types(events).index("response.done")
         left = events[at + 1 :]
         assert types(left) == [DELETED] * 3
         # In the conversation's order, whatever the order of the keys.
         assert [event["item_id"] for event in left[:2]] == ["a", "c"]
         assert left[2]["item_id"] not in ("a", "b", "c")
-        assert not await exists(caller, "a")
-        assert await exists(caller, "b")
-        texts = await texts_of_the_next_turn(caller, orchestrator)
+        assert not await exists(client, "a")
+        assert await exists(client, "b")
+        texts = await texts_of_the_next_turn(client, orchestrator)
         assert texts == ["b", "Second."]
     value = shared.metrics.registry.get_sample_value
     name = "sglang_live_gateway_items_dropped_total"
@@ -196,10 +196,10 @@ async def test_items_of_which_nothing_is_left_are_deleted_after_the_response():
 async def test_a_full_conversation_is_counted_apart():
     orchestrator = FakeOrchestrator()
     shared = services(orchestrator, max_conversation_bytes=100)
-    async with connected(orchestrator, shared) as caller:
+    async with connected(orchestrator, shared) as client:
         for item_id in ("a", "b"):
-            caller.say("x" * 60, item_id)
-        events = await caller.settle()
+            client.say("x" * 60, item_id)
+        events = await client.settle()
         assert [e["item_id"] for e in events if e["type"] == DELETED] == ["a"]
     value = shared.metrics.registry.get_sample_value
     assert value("sglang_live_gateway_items_dropped_total", {"reason": "full"}) == 1
@@ -209,88 +209,88 @@ async def test_the_audio_of_items_that_left_no_longer_counts():
     orchestrator = FakeOrchestrator([spoken("Yes.")])
     n_bytes = 16_000 * 2 * 2  # two seconds, as kept
     limits = {"retention": SERVER, "max_conversation_bytes": int(1.5 * n_bytes)}
-    async with connected(orchestrator, **limits) as caller:
+    async with connected(orchestrator, **limits) as client:
         audio = base64.b64encode(tone(2000)).decode()
         item = {
             "type": "message",
             "role": "user",
             "content": [{"type": "input_audio", "audio": audio}],
         }
-        caller.send("conversation.item.create", item=item | {"id": "old"})
-        await caller.settle()
-        await respond(caller)
+        client.send("conversation.item.create", item=item | {"id": "old"})
+        await client.settle()
+        await respond(client)
         key = orchestrator.turns[-1].history[0].key
         orchestrator.scripts.append([done("More.", gone=(key,))])
-        await respond(caller)
-        caller.send("conversation.item.create", item=item | {"id": "new"})
-        assert DELETED not in types(await caller.settle())
+        await respond(client)
+        client.send("conversation.item.create", item=item | {"id": "new"})
+        assert DELETED not in types(await client.settle())
 
 
 async def test_an_item_that_was_cut_since_the_turn_began_stays():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([spoken("One two three four", 800)])
-    async with connected(orchestrator, retention=SERVER) as caller:
-        caller.say("a", "a")
-        caller.send("response.create")
-        response = (await caller.find("response.done"))["response"]
+    async with connected(orchestrator, retention=SERVER) as client:
+        client.say("a", "a")
+        client.send("response.create")
+        response = (await client.find("response.done"))["response"]
         item_id = response["output"][0]["id"]
         orchestrator.scripts.append([gate, done("Next.", gone=("reply:One two three four",))])
-        caller.send("response.create", response=TEXT)
-        await caller.expect("response.created")
+        client.send("response.create", response=TEXT)
+        await client.expect("response.created")
         cut = {"item_id": item_id, "content_index": 0, "audio_end_ms": 400}
-        caller.send("conversation.item.truncate", **cut)
-        await caller.expect(TRUNCATED)
+        client.send("conversation.item.truncate", **cut)
+        await client.expect(TRUNCATED)
         gate.set()
-        await caller.until("response.done")
-        assert await caller.settle() == []
-        texts = await texts_of_the_next_turn(caller, orchestrator)
+        await client.until("response.done")
+        assert await client.settle() == []
+        texts = await texts_of_the_next_turn(client, orchestrator)
         assert texts == ["a", "One two", "Next."]
 
 
 async def test_an_item_the_client_deleted_meanwhile_is_not_deleted_twice():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator, retention=SERVER) as caller:
-        keys = await remembered(caller, orchestrator, "a", "b")
+    async with connected(orchestrator, retention=SERVER) as client:
+        keys = await remembered(client, orchestrator, "a", "b")
         orchestrator.scripts.append([gate, done("Next.", gone=tuple(keys.values()))])
-        caller.send("response.create", response=TEXT)
-        await caller.expect("response.created")
-        await caller.settle()
-        caller.send("conversation.item.delete", item_id="a")
-        await caller.expect(DELETED)
+        client.send("response.create", response=TEXT)
+        await client.expect("response.created")
+        await client.settle()
+        client.send("conversation.item.delete", item_id="a")
+        await client.expect(DELETED)
         gate.set()
-        await caller.until("response.done")
-        assert [(e["type"], e["item_id"]) for e in await caller.settle()] == [(DELETED, "b")]
+        await client.until("response.done")
+        assert [(e["type"], e["item_id"]) for e in await client.settle()] == [(DELETED, "b")]
 
 
 async def test_responses_beside_the_conversation_delete_nothing():
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator, retention=SERVER) as caller:
-        keys = await remembered(caller, orchestrator, "a")
+    async with connected(orchestrator, retention=SERVER) as client:
+        keys = await remembered(client, orchestrator, "a")
         for form in ({"conversation": "none"}, {"input": []}):
             orchestrator.scripts.append([done("Aside.", gone=tuple(keys.values()))])
-            assert DELETED not in types(await respond(caller, **form))
-        assert await exists(caller, "a")
+            assert DELETED not in types(await respond(client, **form))
+        assert await exists(client, "a")
 
 
 async def test_items_have_left_before_a_waiting_answer_begins():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator()
-    async with connected(orchestrator, retention=SERVER) as caller:
-        keys = await remembered(caller, orchestrator, "a", "b")
-        caller.turn_detection({"interrupt_response": False})
-        await caller.expect("session.updated")
+    async with connected(orchestrator, retention=SERVER) as client:
+        keys = await remembered(client, orchestrator, "a", "b")
+        client.turn_detection({"interrupt_response": False})
+        await client.expect("session.updated")
         orchestrator.scripts.append([gate, *spoken("Slow.")[:-1], done("Slow.", gone=(keys["a"],))])
-        caller.send("response.create")
-        await caller.expect("response.created")
-        await caller.settle()
-        caller.append(VOICE + bytes(48_000))
-        await caller.until("conversation.item.done")
+        client.send("response.create")
+        await client.expect("response.created")
+        await client.settle()
+        client.append(VOICE + bytes(48_000))
+        await client.until("conversation.item.done")
         gate.set()
-        await caller.until("response.done")
-        assert (await caller.expect(DELETED))["item_id"] == "a"
-        await caller.expect("response.created")
-        await caller.until("response.done")
+        await client.until("response.done")
+        assert (await client.expect(DELETED))["item_id"] == "a"
+        await client.expect("response.created")
+        await client.until("response.done")
         assert keys["a"] not in [item.key for item in orchestrator.turns[-1].history]
 
 
@@ -300,25 +300,25 @@ async def test_items_have_left_before_a_waiting_answer_begins():
 async def test_what_an_interrupted_turn_forgot_leaves_when_it_has_wound_down():
     ending = asyncio.Event()
     world = World(retention=SERVER)
-    async with world.call() as caller:
-        keys = await remembered(caller, world.orchestrator, "a", "b")
+    async with world.call() as client:
+        keys = await remembered(client, world.orchestrator, "a", "b")
         world.session.on_interrupt = [ending, interrupted_end(gone=(keys["a"],))]
         world.orchestrator.scripts.append(
             [*spoken(WORDS, 1600)[:-1], asyncio.Event(), done(WORDS)],
         )
-        await start(caller)
-        await world.play(caller, 0.9)
-        caller.append(VOICE)
-        events = await caller.until(TRUNCATED)
+        await start(client)
+        await world.play(client, 0.9)
+        client.append(VOICE)
+        events = await client.until(TRUNCATED)
         assert "response.done" in types(events)
-        assert await caller.settle() == []
-        assert await exists(caller, "a")
+        assert await client.settle() == []
+        assert await exists(client, "a")
         ending.set()
-        deleted = await caller.expect(DELETED)
+        deleted = await client.expect(DELETED)
         assert deleted["item_id"] == "a"
-        assert await caller.settle() == []
-        caller.append(bytes(48_000))
-        await caller.until("response.done")
+        assert await client.settle() == []
+        client.append(bytes(48_000))
+        await client.until("response.done")
         history = world.orchestrator.turns[-1].history
         assert [item.role for item in history] == ["user", "assistant", "assistant", "user"]
         assert history[0].key == keys["b"]
@@ -328,17 +328,17 @@ async def test_what_an_interrupted_turn_forgot_leaves_when_it_has_wound_down():
 async def test_while_a_voice_may_be_a_cough_deletions_wait_behind_their_response():
     gate = asyncio.Event()
     world = World(retention=SERVER)
-    async with world.call() as caller:
-        keys = await remembered(caller, world.orchestrator, "a")
+    async with world.call() as client:
+        keys = await remembered(client, world.orchestrator, "a")
         steps = spoken("Well then.", 800)
         end = done("Well then.", gone=(keys["a"],))
         world.orchestrator.scripts.append([*steps[:-1], gate, end])
-        await start(caller)
-        caller.append(COUGH)
-        assert await caller.settle() == []
+        await start(client)
+        client.append(COUGH)
+        assert await client.settle() == []
         gate.set()
         await asyncio.sleep(0.01)
-        assert await caller.settle() == []
-        caller.append(SILENCE_300MS)
-        events = await caller.until(DELETED)
+        assert await client.settle() == []
+        client.append(SILENCE_300MS)
+        events = await client.until(DELETED)
         assert types(events)[-2:] == ["response.done", DELETED]

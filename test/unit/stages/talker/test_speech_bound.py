@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.messages import CodecFrames, Speak, SpeakDone, SpeakText
+from sglang_live.messages import CodecFrames, TalkerDone, TalkerInput, TalkerRequest
 from sglang_live.stages.talker.speech_bound import FRAMES_PER_TOKEN, SPARE_FRAMES, SpeechBound
 from sglang_live.stages.talker.stage import MAX_FRAMES, TalkerStage
 
@@ -46,13 +46,13 @@ class FakeJob:
     frames = ()
 
     def __init__(self, n_ids: int):
-        self.opener = Speak("job", "s", [], [], "anna", 5, None, 0, 60.0)
+        self.opener = TalkerRequest("job", "s", [], [], "anna", 5, None, 0, 60.0)
         self.sent: list = []
         self.n_ids = n_ids
 
     async def inputs(self):
-        yield SpeakText("job", [5] * (self.n_ids - 1), done=False)
-        yield SpeakText("job", [], done=True)
+        yield TalkerInput("job", [5] * (self.n_ids - 1), done=False)
+        yield TalkerInput("job", [], done=True)
 
     async def send(self, message) -> None:
         self.sent.append(message)
@@ -60,7 +60,7 @@ class FakeJob:
 
 def talker(ends_at: int) -> TalkerStage:
     stage = object.__new__(TalkerStage)
-    stage._frames, stage._progress, stage._bounds, stage._n_cut = {}, None, False, 0
+    stage._frames, stage._progress, stage._bounds, stage._n_dropped = {}, None, False, 0
     stage._notes = SimpleNamespace(add=lambda *a: None, remove=lambda *a: None)
     stage._feed = SimpleNamespace(send=lambda message: None)
     stage._prompt = lambda request, frames: ([1, 2], [], None)
@@ -69,7 +69,7 @@ def talker(ends_at: int) -> TalkerStage:
     return stage
 
 
-async def spoken(stage: TalkerStage, n_ids: int) -> tuple[SpeakDone, int]:
+async def spoken(stage: TalkerStage, n_ids: int) -> tuple[TalkerDone, int]:
     job = FakeJob(n_ids)
     await stage.run(job)
     return job.sent[-1], sum(m.n_frames for m in job.sent if isinstance(m, CodecFrames))
@@ -83,7 +83,7 @@ async def test_a_talker_without_an_end_is_cut_and_leaves_the_engine():
     assert most <= n_frames == end.n_frames <= most + 2
     assert end.finish == "length"
     assert stage.host.left_early
-    assert stage._n_cut == 1
+    assert stage._n_dropped == 1
 
 
 async def test_a_talker_that_comes_to_its_end_is_not():
@@ -91,4 +91,4 @@ async def test_a_talker_that_comes_to_its_end_is_not():
     end, n_frames = await spoken(stage, n_ids=10)
     assert (end.finish, end.n_frames, n_frames) == ("stop", 40, 40)
     assert not stage.host.left_early
-    assert stage._n_cut == 0
+    assert stage._n_dropped == 0

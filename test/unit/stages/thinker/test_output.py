@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_live.messages import Progress, TextTokens, WritesCall
+from sglang_live.messages import FunctionCallProgress, Progress, TextTokens
 from sglang_live.models.qwen3_omni.tool_prompt import CALL_BEGIN, CALL_END
 from sglang_live.policy.view import FRAME_S
 from sglang_live.stages.thinker.output import Reply
@@ -56,7 +56,7 @@ async def test_nobody_waits_to_hear_a_call_so_each_token_of_it_counts_as_taken(w
     await written.write(3, "{}")
     taken_s = [progress.consumed_s for progress in written.told]
     assert taken_s == pytest.approx([FRAME_S, 1.0 + FRAME_S, 1.0 + 2 * FRAME_S])
-    assert written.told[-1].flowing and written.told[-1].interrupts == 0.1
+    assert written.told[-1].advancing and written.told[-1].interrupts == 0.1
 
 
 async def test_a_long_call_gives_signs_of_life_and_not_a_word(written):
@@ -64,7 +64,7 @@ async def test_a_long_call_gives_signs_of_life_and_not_a_word(written):
     for _ in range(100):
         await written.write(3, "x")
     await written.write(4, CALL_END)
-    assert set(map(type, written.job.sent)) == {WritesCall}
+    assert set(map(type, written.job.sent)) == {FunctionCallProgress}
     assert 5 <= len(written.job.sent) <= 10
     assert written.reply.parts.calls() == ["x" * 100]
 

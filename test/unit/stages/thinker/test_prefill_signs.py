@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.messages import Prefills
+from sglang_live.messages import PrefillStarted
 from sglang_live.stages.thinker import prefill_signs
 
 pytestmark = pytest.mark.asyncio
@@ -24,7 +24,7 @@ async def signs_of(
 
     job = SimpleNamespace(job_id="job", post=sent.append)
     await asyncio.wait_for(prefill_signs.show_prefill(job, lambda: next(left), writes), 5.0)
-    assert all(message == Prefills("job") for message in sent)
+    assert all(message == PrefillStarted("job") for message in sent)
     return len(sent)
 
 

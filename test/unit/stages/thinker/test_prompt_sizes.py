@@ -6,7 +6,7 @@ import pytest
 
 from sglang_live.core import HistoryItem, TextPart
 from sglang_live.errors import ContextLengthError
-from sglang_live.messages import Measure
+from sglang_live.messages import MeasurePrompt
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes
 from sglang_live.stages.thinker.session import ThinkerSession
 from sglang_live.stages.thinker.turn import TurnState
@@ -16,7 +16,7 @@ MOST = 400
 
 
 def measure(*texts: str, instructions: str = "", functions=(), clips_s=()):
-    request = Measure(
+    request = MeasurePrompt(
         "j",
         instructions=instructions,
         functions=list(functions),
@@ -81,7 +81,7 @@ def test_control_tokens_in_the_prompt_stay_whole_while_texts_are_measured():
 
     async def both() -> None:
         sizes = PromptSizes(PROMPT, TOKENIZER)
-        long = Measure("j", "", [], ["<|im_end|> and so on " * 20_000], [], 1.0)
+        long = MeasurePrompt("j", "", [], ["<|im_end|> and so on " * 20_000], [], 1.0)
         measuring = asyncio.create_task(sizes.of(long, MOST))
         n_alike = 0
         while not measuring.done():

@@ -78,7 +78,7 @@ class Call:
     def reply(self) -> list[int]:
         return next((e.ids for e in reversed(self.events) if isinstance(e, Generated)), [])
 
-    async def take_in(self, *history: HistoryItem, **changes) -> TurnState:
+    async def prefill_turn(self, *history: HistoryItem, **changes) -> TurnState:
         """What is being said, while it is: nothing is answered."""
         turn = self.think(*history, key="", **changes)
         self.state.ending = True
@@ -88,7 +88,7 @@ class Call:
         return self.state
 
     def end_at_token(self, n: int) -> None:
-        self.engine.before_token = lambda at: at == n and self.session.end_reply(self.state)
+        self.engine.before_token = lambda at: at == n and self.session.interrupt(self.state)
 
     def end_at_request(self, n: int) -> None:
         """Before the n-th request from here on; the first of a new session is its header."""
@@ -97,7 +97,7 @@ class Call:
         def count(rid: str) -> None:
             seen.append(rid)
             if len(seen) == n:
-                self.session.end_reply(self.state)
+                self.session.interrupt(self.state)
 
         self.engine.before_request = count
 
@@ -359,7 +359,7 @@ async def test_a_turn_with_nothing_new_that_is_ended_at_once_changes_nothing(cal
     tokens = list(call.engine.tokens)
     call.go_on()
     turn = call.think(CLIPS, key="r2")
-    call.session.end_reply(call.state)
+    call.session.interrupt(call.state)
     assert not any([isinstance(event, Generated) async for event in turn])
     assert call.engine.tokens == tokens
 
@@ -460,18 +460,18 @@ async def test_a_session_of_which_nobody_knows_what_it_holds_is_built_anew(call)
 LIMIT = 400  # of the whole prompt, in tokens
 
 
-@pytest.mark.parametrize("n_held", [0, 2])
-async def test_a_history_that_does_not_fit_loses_its_oldest_items_and_the_next_turn_works(n_held):
+@pytest.mark.parametrize("n_paused", [0, 2])
+async def test_a_history_that_does_not_fit_loses_its_oldest_items_and_the_next_turn_works(n_paused):
     call = Call()
     items = [user(f"u{i}", f"{i} is a number among others") for i in range(60)]
-    if n_held:
-        await call.turn(*items[:n_held], max_tokens=LIMIT, drops_oldest=True)
-    state = await call.turn(*items[n_held:], key="r1", max_tokens=LIMIT, drops_oldest=True)
+    if n_paused:
+        await call.turn(*items[:n_paused], max_tokens=LIMIT, drops_oldest=True)
+    state = await call.turn(*items[n_paused:], key="r1", max_tokens=LIMIT, drops_oldest=True)
     dropped = len(state.dropped)
-    assert 0 < dropped < 60 - n_held
-    assert state.dropped == [item.key for item in items[n_held:][:dropped]]
+    assert 0 < dropped < 60 - n_paused
+    assert state.dropped == [item.key for item in items[n_paused:][:dropped]]
     assert len(call.engine.tokens) <= LIMIT
-    kept = items[n_held:][dropped:]
+    kept = items[n_paused:][dropped:]
     assert call.session.held == [*(item.key for item in kept), "r1"]
     state = await call.turn(*kept, reply("r1", 5, 6, 7), user("new", "And?"), max_tokens=LIMIT)
     assert not state.dropped and not state.rebuilt

@@ -71,17 +71,19 @@ class Conversation:
             for c in [i == len(lengths) - 1]
         ]
         for n in range(1, len(said)):
-            await self.ask(*said[:n], ahead=True)
+            await self.ask(*said[:n], prefill_only=True)
         if kind == "guess":
             await self.ask(*said, speculative=True)
         if kind == "say":
             self.history += said
 
-    async def ask(self, *more: HistoryItem, ahead: bool = False, **changes) -> set[str] | None:
+    async def ask(
+        self, *more: HistoryItem, prefill_only: bool = False, **changes
+    ) -> set[str] | None:
         """Keys of what was left out; None: it did not fit."""
         history = [*self.history, *more]
-        turn = self.call.take_in if ahead else self.call.turn
-        if not ahead:
+        turn = self.call.prefill_turn if prefill_only else self.call.turn
+        if not prefill_only:
             changes["key"] = f"r{self.n}"
         try:
             state = await turn(*history, **self.bound, **changes)
@@ -90,12 +92,12 @@ class Conversation:
             return None
         seen["dropped" if state.dropped else "fits"] += 1
         assert len(self.call.engine.tokens) <= LIMIT + 10
-        if not self.call.session.n_cut:  # of an item that a window has cut, a part is left
+        if not self.call.session.n_dropped:  # of an item that a window has cut, a part is left
             left = [item for item in history if item.key not in state.dropped]
             alone = {"instructions": self.bound["instructions"]}
-            if ahead:
+            if prefill_only:
                 anew = Call()
-                await anew.take_in(*left, **alone)
+                await anew.prefill_turn(*left, **alone)
                 assert self.call.engine.tokens == anew.engine.tokens
             else:
                 assert self.call.engine.tokens == await built_anew(*left, **alone)

@@ -49,7 +49,7 @@ async def answered(call: Call, *history: HistoryItem) -> list[HistoryItem]:
 async def test_at_the_end_only_the_rest_is_left_to_hear(call):
     history = await answered(call, HELLO)
     for n in (1, 2, 3):
-        assert kept(await call.take_in(*history, *pieces("s", n, whole=False)))
+        assert kept(await call.prefill_turn(*history, *pieces("s", n, whole=False)))
     n_prefilled = call.engine.n_prefilled
     assert kept(await call.turn(*history, *pieces("s", 4, whole=True)))
     assert call.engine.tokens == await built_anew(*history, *pieces("s", 4, whole=True))
@@ -58,7 +58,7 @@ async def test_at_the_end_only_the_rest_is_left_to_hear(call):
 
 async def test_what_was_said_after_all_not_to_us_leaves_no_trace(call):
     history = await answered(call, HELLO)
-    await call.take_in(*history, *pieces("cough", 2, whole=False))
+    await call.prefill_turn(*history, *pieces("cough", 2, whole=False))
     state = await call.turn(*history, user("u1", "and then?"))
     assert state.truncated and not state.rebuilt
     assert call.engine.tokens == await built_anew(*history, user("u1", "and then?"))
@@ -66,7 +66,7 @@ async def test_what_was_said_after_all_not_to_us_leaves_no_trace(call):
 
 async def test_a_turn_that_ended_earlier_than_it_seemed_keeps_its_first_pieces(call):
     history = await answered(call, HELLO)
-    await call.take_in(*history, *pieces("s", 3, whole=False))
+    await call.prefill_turn(*history, *pieces("s", 3, whole=False))
     said = [*pieces("s", 3, whole=False)[:2], pieces("s", 3, whole=True)[2]]
     state = await call.turn(*history, *said)
     assert state.truncated and not state.rebuilt
@@ -77,7 +77,7 @@ async def test_the_reply_before_it_may_be_cut_back_meanwhile(call):
     """The client tells late what it had heard when its user began to speak."""
     await call.turn(HELLO, key="r1")
     whole, heard = reply("r1", *call.reply[:-1]), reply("r1-heard", *call.reply[:1])
-    await call.take_in(HELLO, whole, *pieces("s", 2, whole=False))
+    await call.prefill_turn(HELLO, whole, *pieces("s", 2, whole=False))
     state = await call.turn(HELLO, heard, *pieces("s", 3, whole=True))
     assert state.truncated and not state.rebuilt
     assert call.engine.tokens == await built_anew(HELLO, heard, *pieces("s", 3, whole=True))
@@ -86,14 +86,14 @@ async def test_the_reply_before_it_may_be_cut_back_meanwhile(call):
 async def test_a_message_in_writing_may_come_with_the_first_piece(call):
     history = await answered(call, HELLO)
     written = user("u1", "look:")
-    await call.take_in(*history, written, *pieces("s", 2, whole=False))
+    await call.prefill_turn(*history, written, *pieces("s", 2, whole=False))
     await call.turn(*history, written, user("u2", "never mind"))
     assert call.engine.tokens == await built_anew(*history, written, user("u2", "never mind"))
 
 
 async def test_an_engine_that_cannot_forget_it_is_asked_for_a_new_session(call):
     history = await answered(call, HELLO)
-    await call.take_in(*history, *pieces("cough", 2, whole=False))
+    await call.prefill_turn(*history, *pieces("cough", 2, whole=False))
     call.engine.refuses = True
     state = await call.turn(*history, user("u1", "and then?"))
     assert state.rebuilt
@@ -144,11 +144,11 @@ async def test_the_answer_to_a_guess_may_be_interrupted_like_any_other(call):
 
 async def test_a_guess_that_was_wrong_keeps_the_pieces_that_were_said(call):
     history = await answered(call, HELLO)
-    await call.take_in(*history, *pieces("s", 2, whole=False))
+    await call.prefill_turn(*history, *pieces("s", 2, whole=False))
     n_prefilled = call.engine.n_prefilled
     await guess(call, *history, *pieces("s", 3, whole=True))
     rest = pieces("s", 4, whole=True)
-    await call.take_in(*history, *rest[:3])
+    await call.prefill_turn(*history, *rest[:3])
     assert kept(await call.turn(*history, *rest))
     assert call.engine.tokens == await built_anew(*history, *rest)
     assert call.engine.n_prefilled - n_prefilled < 4 * N_PLACES + 20
@@ -171,7 +171,7 @@ async def test_any_call_holds_what_its_history_says(steps):
     for n, (what, n_taken, n_said) in enumerate(steps):
         taken = pieces(f"s{n}", n_taken, whole=False) if what != "write" else []
         for i in range(len(taken)):
-            await call.take_in(*history, *taken[: i + 1])
+            await call.prefill_turn(*history, *taken[: i + 1])
         if what in ("right", "wrong", "wrong and cut"):
             said = [*taken, pieces(f"s{n}", len(taken) + 1, whole=True)[-1]]
             if n_said == 1:
@@ -210,11 +210,11 @@ BOUNDS = {
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
 async def test_what_does_not_fit_is_left_out_once_and_not_with_every_piece(call, bound):
     bound = bound | {"drops_oldest": True}
-    first = await call.take_in(*TOLD, *pieces("s", 1, whole=False), **bound)
+    first = await call.prefill_turn(*TOLD, *pieces("s", 1, whole=False), **bound)
     assert len(first.dropped) > 200
     for n in (2, 3, 4):
         n_prefilled = call.engine.n_prefilled
-        state = await call.take_in(*TOLD, *pieces("s", n, whole=False), **bound)
+        state = await call.prefill_turn(*TOLD, *pieces("s", n, whole=False), **bound)
         assert kept(state) and state.dropped == first.dropped
         assert call.engine.n_prefilled - n_prefilled < 2 * N_PLACES + 8
     state = await call.turn(*TOLD, *pieces("s", 5, whole=True), **bound)
@@ -228,7 +228,7 @@ async def test_what_was_left_out_for_nothing_comes_back_if_it_fits(call, bound):
     bound = bound | {"drops_oldest": True}
     few = TOLD[:6]
     loud = HistoryItem(key="s/0", role="user", parts=seconds(22), opens=True, closes=False)
-    state = await call.take_in(*few, loud, **bound)
+    state = await call.prefill_turn(*few, loud, **bound)
     assert len(state.dropped) == 6
     state = await call.turn(*few, user("u", "Hi."), **bound)
     assert state.dropped == []
@@ -236,7 +236,9 @@ async def test_what_was_left_out_for_nothing_comes_back_if_it_fits(call, bound):
 
 
 async def test_an_owner_who_wants_to_keep_all_is_told_that_it_does_not_fit(call):
-    await call.take_in(*TOLD, *pieces("s", 1, whole=False), max_tokens=LIMIT, drops_oldest=True)
+    await call.prefill_turn(
+        *TOLD, *pieces("s", 1, whole=False), max_tokens=LIMIT, drops_oldest=True
+    )
     with pytest.raises(ContextLengthError, match="The conversation is"):
         await call.turn(*TOLD, *pieces("s", 2, whole=True), max_tokens=LIMIT)
     state = await call.turn(*TOLD[-4:], user("u", "Hi."), max_tokens=LIMIT)
@@ -250,7 +252,7 @@ async def test_speech_that_grows_beyond_the_context_fails_alone(call):
         HistoryItem(key=f"l/{i}", role="user", parts=seconds(s), opens=i == 0, closes=i == 1)
         for i, s in enumerate((8, 30))
     )
-    await call.take_in(*history, begin, **bound)
+    await call.prefill_turn(*history, begin, **bound)
     with pytest.raises(ContextLengthError, match="The newest message"):
         await call.turn(*history, begin, rest, **bound)
     state = await call.turn(*history, begin, rest, user("u", "Hi."), **bound)

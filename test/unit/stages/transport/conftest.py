@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from sglang_live.messages import Outlook, Ready
+from sglang_live.messages import NextUseHint, Ready
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.client import StageClient
@@ -21,7 +21,7 @@ class Stage:
         self.address = address
         self.closed_sessions: list[str] = []
         self.speakers: list[str] = []
-        self.outlooks: list[Outlook] = []
+        self.outlooks: list[NextUseHint] = []
         self.cancelled: list[str] = []
         self.changed = asyncio.Condition()
         self._run, self._callers = run, []
@@ -30,13 +30,13 @@ class Stage:
             run=self._watched,
             close_session=self._close_session,
             ready=lambda: Ready("", stage="fake", pid=1, startup_s=0.5, load={"jobs": 2.0}),
-            caller_speaks=self.speakers.append,
-            outlook=self.outlooks.append,
+            user_speaking=self.speakers.append,
+            next_use=self.outlooks.append,
             **{"same_host": True} | settings,
         )
         self.task = asyncio.create_task(self.server.serve())
 
-    def caller(self) -> StageClient:
+    def peer(self) -> StageClient:
         self._callers.append(StageClient("fake/0", self.address, same_host=True))
         return self._callers[-1]
 
@@ -63,8 +63,8 @@ class Stage:
         await self.tell()
 
     async def close(self) -> None:
-        for caller in self._callers:
-            await caller.close()
+        for peer in self._callers:
+            await peer.close()
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 

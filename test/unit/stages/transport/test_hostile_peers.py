@@ -9,14 +9,14 @@ import zmq.asyncio
 
 from sglang_live.errors import StageFailedError
 from sglang_live.messages import (
-    CallerSpeaks,
     CloseSession,
     Failed,
-    Outlook,
+    NextUseHint,
     Ping,
-    Read,
     Ready,
-    Speak,
+    ScriptRequest,
+    TalkerRequest,
+    UserSpeaking,
 )
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.client import StageClient
@@ -30,8 +30,8 @@ def hostile_frames(rng: random.Random) -> list[bytes]:
     valid = [
         *wire.encode(Ping("")),
         *wire.encode(Failed("j", "code", "message")),
-        *wire.encode(CallerSpeaks("", "session")),
-        *wire.encode(Outlook("", "session", 1.0, None)),
+        *wire.encode(UserSpeaking("", "session")),
+        *wire.encode(NextUseHint("", "session", 1.0, None)),
         *wire.encode(CloseSession("", "session")),
     ]
     frame = bytearray(rng.choice([*valid, rng.randbytes(rng.randrange(40)), b"\x91" * 3000]))
@@ -55,11 +55,11 @@ async def test_a_stage_answers_pings_after_thousands_of_hostile_frames(tmp_path)
             await socket.send_multipart([frame])
         for _ in range(N_DRAWN):
             await socket.send_multipart(hostile_frames(rng))
-        caller = stage.caller()
-        assert await caller.ping(PATIENCE_S) is not None, "before all of the flood is read"
+        peer = stage.peer()
+        assert await peer.ping(PATIENCE_S) is not None, "before all of the flood is read"
         async with asyncio.timeout(PATIENCE_S):
             while stage.server.n_malformed <= N_DRAWN / 2:
-                assert await caller.ping(PATIENCE_S) is not None
+                assert await peer.ping(PATIENCE_S) is not None
         assert not stage.task.done()
     finally:
         socket.close()
@@ -74,7 +74,7 @@ async def test_a_client_fails_its_jobs_and_reads_on(tmp_path):
     client = StageClient("fake/0", address, same_host=False)
     try:
         async with client.open("job") as job:
-            await job.begin(Read("job", "text", "key", 1.0))
+            await job.begin(ScriptRequest("job", "text", "key", 1.0))
             peer, *_ = await socket.recv_multipart()
             await socket.send_multipart([peer, b"\x81\xa4type\xa1\xff"])
             with pytest.raises(StageFailedError, match="unreadable"):
@@ -100,8 +100,8 @@ async def test_a_session_is_closed_by_the_peer_that_opened_it(tmp_path):
 
     stage = Stage(f"ipc://{tmp_path}/stage", run)
     try:
-        owner, other = stage.caller(), stage.caller()
-        speak = Speak(
+        owner, other = stage.peer(), stage.peer()
+        speak = TalkerRequest(
             "job",
             session_id="s",
             segment_keys=[],
@@ -117,12 +117,16 @@ async def test_a_session_is_closed_by_the_peer_that_opened_it(tmp_path):
             with pytest.raises(StageFailedError):
                 async for _ in job.events(Failed):
                     pass
-        for message in (CloseSession("", "s"), CallerSpeaks("", "s"), Outlook("", "s", 1.0, None)):
+        for message in (
+            CloseSession("", "s"),
+            UserSpeaking("", "s"),
+            NextUseHint("", "s", 1.0, None),
+        ):
             await other.send(message)
         await other.ping(PATIENCE_S)
         assert stage.server.n_malformed == 3
         assert not stage.closed_sessions and not stage.speakers and not stage.outlooks
-        await owner.send(CallerSpeaks("", "s"))
+        await owner.send(UserSpeaking("", "s"))
         await owner.send(CloseSession("", "s"))
         await stage.until(lambda: stage.closed_sessions == ["s"])
         assert stage.speakers == ["s"]
@@ -140,9 +144,9 @@ async def test_a_job_that_is_opened_twice_ends_the_earlier_one(tmp_path):
 
     stage = Stage(f"ipc://{tmp_path}/stage", run)
     try:
-        caller = stage.caller()
+        peer = stage.peer()
         for n in (1, 2):
-            await caller.send(Read("job", "text", "key", 60.0))
+            await peer.send(ScriptRequest("job", "text", "key", 60.0))
             await stage.until(lambda n=n: len(running) == n)
         await stage.until(lambda: stage.cancelled == ["job"])
         assert running[0].cancelling() and not running[1].done() and stage.server.n_jobs == 1
@@ -157,9 +161,9 @@ async def test_a_job_must_say_a_time_that_ends(tmp_path, timeout_s):
 
     stage = Stage(f"ipc://{tmp_path}/stage", run)
     try:
-        caller = stage.caller()
-        await caller.send(Read("job", "text", "key", timeout_s))
-        assert await caller.ping(PATIENCE_S) is not None
+        peer = stage.peer()
+        await peer.send(ScriptRequest("job", "text", "key", timeout_s))
+        assert await peer.ping(PATIENCE_S) is not None
         assert stage.server.n_malformed == 1 and stage.server.n_jobs == 0
     finally:
         await stage.close()

@@ -6,8 +6,8 @@ from sglang_live.errors import CapacityError
 from sglang_live.stages.transport import peers as callers_module
 from sglang_live.stages.transport.peers import (
     LOST_AFTER_TICKS,
-    Callers,
     ForeignSessionError,
+    Peers,
     connection_name,
     new_run,
 )
@@ -15,68 +15,68 @@ from sglang_live.stages.transport.peers import (
 ONE, OTHER = b"one", b"other"
 
 
-def ticks(callers: Callers, n: int = LOST_AFTER_TICKS) -> list:
-    return [lost for _ in range(n) for lost in callers.tick()]
+def ticks(peers: Peers, n: int = LOST_AFTER_TICKS) -> list:
+    return [lost for _ in range(n) for lost in peers.tick()]
 
 
 def test_a_caller_that_is_heard_between_ticks_is_never_lost():
-    callers = Callers()
+    peers = Peers()
     for _ in range(3 * LOST_AFTER_TICKS):
-        callers.heard(ONE)
-        assert callers.tick() == []
+        peers.heard(ONE)
+        assert peers.tick() == []
 
 
 def test_a_silent_caller_is_lost_once_with_the_sessions_it_did_not_close():
-    callers = Callers()
-    callers.heard(ONE)
+    peers = Peers()
+    peers.heard(ONE)
     for session_id in ("a", "b", ""):
-        callers.opens(ONE, session_id)
-    callers.closes("a")
-    assert ticks(callers, LOST_AFTER_TICKS - 1) == []
-    assert callers.tick() == [(ONE, ["b"])]
-    assert ticks(callers) == []
+        peers.opens(ONE, session_id)
+    peers.closes("a")
+    assert ticks(peers, LOST_AFTER_TICKS - 1) == []
+    assert peers.tick() == [(ONE, ["b"])]
+    assert ticks(peers) == []
 
 
 def test_a_session_outlives_the_connection_of_the_server_that_opened_it():
-    callers, run = Callers(), new_run()
+    peers, run = Peers(), new_run()
     first, second = connection_name(run), connection_name(run)
-    callers.heard(first)
-    callers.opens(first, "a")
-    callers.tick()
-    callers.heard(second)
-    callers.opens(second, "a")
-    assert ticks(callers, LOST_AFTER_TICKS - 1) == [(first, [])]
-    assert callers.tick() == [(second, ["a"])]
+    peers.heard(first)
+    peers.opens(first, "a")
+    peers.tick()
+    peers.heard(second)
+    peers.opens(second, "a")
+    assert ticks(peers, LOST_AFTER_TICKS - 1) == [(first, [])]
+    assert peers.tick() == [(second, ["a"])]
 
 
 def test_a_session_stays_with_the_server_that_opened_it_first():
-    callers = Callers()
+    peers = Peers()
     for one, other in ((ONE, OTHER), (connection_name(new_run()), connection_name(new_run()))):
         session_id = f"of {one!r}"
-        callers.opens(one, session_id)
+        peers.opens(one, session_id)
         with pytest.raises(ForeignSessionError):
-            callers.opens(other, session_id)
-        assert callers.may_touch(one, session_id) and not callers.may_touch(other, session_id)
-        callers.closes(session_id)
-        callers.opens(other, session_id)
-        assert not callers.may_touch(one, session_id)
+            peers.opens(other, session_id)
+        assert peers.may_touch(one, session_id) and not peers.may_touch(other, session_id)
+        peers.closes(session_id)
+        peers.opens(other, session_id)
+        assert not peers.may_touch(one, session_id)
 
 
 def test_a_lost_servers_sessions_can_be_opened_by_another():
-    callers = Callers()
-    callers.heard(ONE)
-    callers.opens(ONE, "a")
-    ticks(callers)
-    callers.opens(OTHER, "a")
+    peers = Peers()
+    peers.heard(ONE)
+    peers.opens(ONE, "a")
+    ticks(peers)
+    peers.opens(OTHER, "a")
 
 
 def test_one_server_can_own_only_so_many_sessions(monkeypatch):
     monkeypatch.setattr(callers_module, "MAX_SESSIONS", 2)
-    callers = Callers()
+    peers = Peers()
     for session_id in ("a", "b", "b", "a"):
-        callers.opens(ONE, session_id)
+        peers.opens(ONE, session_id)
     with pytest.raises(CapacityError):
-        callers.opens(ONE, "c")
-    callers.opens(OTHER, "c")
-    callers.closes("a")
-    callers.opens(ONE, "d")
+        peers.opens(ONE, "c")
+    peers.opens(OTHER, "c")
+    peers.closes("a")
+    peers.opens(ONE, "d")

@@ -12,18 +12,18 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.errors import StageFailedError, StageUnavailableError
 from sglang_live.messages import (
-    BoundNative,
     CodecFrames,
     Failed,
     Pcm,
     Ping,
     Progress,
-    Read,
     Ready,
-    Speak,
-    SpeakText,
-    StreamNote,
-    VoiceDone,
+    RetainNative,
+    ScriptRequest,
+    StreamEvent,
+    TalkerInput,
+    TalkerRequest,
+    VocoderDone,
 )
 from sglang_live.stages.transport import queues, wire
 from sglang_live.stages.transport import server as server_module
@@ -47,12 +47,12 @@ async def forever(job) -> None:
     await asyncio.Event().wait()
 
 
-def read(job_id: str = "j") -> Read:
-    return Read(job_id, "text", "key", 60.0)
+def read(job_id: str = "j") -> ScriptRequest:
+    return ScriptRequest(job_id, "text", "key", 60.0)
 
 
-def speak(job_id: str, session_id: str) -> Speak:
-    return Speak(
+def speak(job_id: str, session_id: str) -> TalkerRequest:
+    return TalkerRequest(
         job_id,
         session_id=session_id,
         segment_keys=[],
@@ -106,23 +106,23 @@ async def until_failed(peer: RawPeer) -> Failed:
 async def test_a_caller_that_does_not_read_fails_its_job_and_holds_up_no_other(serve, raw):
     async def run(job):
         if job.job_id == "other":
-            return await job.send(VoiceDone("other"))
+            return await job.send(VocoderDone("other"))
         while True:  # not streamed, so no window stops it
-            await job.send(VoiceDone(BLOCK.decode()))
+            await job.send(VocoderDone(BLOCK.decode()))
 
     stage = serve(run, patience_s=0.2)
     await raw.send(read())
     while not stage.server.counts.full:
-        async with stage.caller().open("other") as job:
+        async with stage.peer().open("other") as job:
             await job.begin(read("other"))
-            assert [m async for m, _ in job.events(VoiceDone)] == [VoiceDone("other")]
+            assert [m async for m, _ in job.events(VocoderDone)] == [VocoderDone("other")]
     assert (await until_failed(raw)).code == "queue_full"
 
 
 async def test_what_is_posted_to_a_caller_that_does_not_read_ends_the_job(serve, raw):
     async def run(job):
         while True:
-            job.post(StreamNote("j", BLOCK.decode(), 0.0))
+            job.post(StreamEvent("j", BLOCK.decode(), 0.0))
             await asyncio.sleep(0)
 
     stage = serve(run)
@@ -130,13 +130,13 @@ async def test_what_is_posted_to_a_caller_that_does_not_read_ends_the_job(serve,
     while not stage.server.counts.full:
         await asyncio.sleep(0.01)
     assert (await until_failed(raw)).code == "queue_full"
-    assert await stage.caller().ping(PATIENCE_S) is not None
+    assert await stage.peer().ping(PATIENCE_S) is not None
 
 
 async def test_a_failure_that_its_caller_never_reads_still_ends_the_job(serve, raw, caplog):
     async def run(job):
         while True:
-            await job.send(VoiceDone(BLOCK.decode()))
+            await job.send(VocoderDone(BLOCK.decode()))
 
     stage = serve(run, patience_s=0.1)
     await raw.send(read())
@@ -153,7 +153,7 @@ async def test_pings_that_are_not_read_are_not_hoarded(serve, raw):
     while not stage.server.counts.full:
         await raw.send(*[Ping("")] * 10)
         await asyncio.sleep(0)
-    assert await stage.caller().ping(PATIENCE_S) is not None
+    assert await stage.peer().ping(PATIENCE_S) is not None
 
 
 # --- a caller that floods ---
@@ -161,7 +161,7 @@ async def test_pings_that_are_not_read_are_not_hoarded(serve, raw):
 
 @pytest.mark.parametrize(
     ("message", "n_allowed"),
-    [(SpeakText("j", [1]), WINDOW), (Progress("j", 1.0, True, 0.5), LIMIT)],
+    [(TalkerInput("j", [1]), WINDOW), (Progress("j", 1.0, True, 0.5), LIMIT)],
     ids=["streamed", "other"],
 )
 async def test_a_job_with_more_input_than_it_may_have_fails_and_others_go_on(
@@ -174,11 +174,11 @@ async def test_a_job_with_more_input_than_it_may_have_fails_and_others_go_on(
     await raw.send(message)
     assert (await until_failed(raw)).code == "flooded"
     assert stage.server.counts.flooded == 1
-    async with stage.caller().open("other") as job:
+    async with stage.peer().open("other") as job:
         await job.begin(read("other"))
         for _ in range(WINDOW):
-            await job.send(SpeakText("other", [1]))
-        assert await stage.caller().ping(PATIENCE_S) is not None
+            await job.send(TalkerInput("other", [1]))
+        assert await stage.peer().ping(PATIENCE_S) is not None
         assert stage.server.n_jobs == 1
 
 
@@ -192,9 +192,9 @@ async def test_one_caller_can_have_only_so_many_jobs(serve, raw, monkeypatch):
         ("j4", "server_overloaded"),
     ]
     assert (stage.server.n_jobs, stage.server.n_refused) == (3, 2)
-    async with stage.caller().open("j0") as job:
+    async with stage.peer().open("j0") as job:
         await job.begin(read("j0"))
-        assert await stage.caller().ping(PATIENCE_S) is not None
+        assert await stage.peer().ping(PATIENCE_S) is not None
         assert stage.server.n_jobs == 4, "another caller has its own number"
 
 
@@ -206,7 +206,7 @@ async def test_jobs_run_while_a_caller_floods(serve, address):
         nonlocal n_ticks
         for n_ticks in range(200):  # noqa: B007
             await asyncio.sleep(0)
-        await job.send(VoiceDone(job.job_id))
+        await job.send(VocoderDone(job.job_id))
 
     def flood() -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
@@ -219,9 +219,9 @@ async def test_jobs_run_while_a_caller_floods(serve, address):
     thread = threading.Thread(target=flood)
     thread.start()
     try:
-        async with stage.caller().open("j") as job:
+        async with stage.peer().open("j") as job:
             await job.begin(read())
-            assert [m async for m, _ in job.events(VoiceDone)] == [VoiceDone("j")]
+            assert [m async for m, _ in job.events(VocoderDone)] == [VocoderDone("j")]
     finally:
         stop.set()
         await asyncio.to_thread(thread.join)
@@ -236,18 +236,18 @@ async def test_another_servers_open_of_a_session_is_refused_and_the_first_goes_o
             await job.send(CodecFrames(job.job_id, bytes(message.ids)))
 
     stage = serve(run)
-    owner, other = stage.caller(), stage.caller()
+    owner, other = stage.peer(), stage.peer()
     async with owner.open("j") as first, other.open("j") as second:
         await first.begin(speak("j", "s"))
         await owner.ping(PATIENCE_S)
-        for opener in (speak("j", "s"), BoundNative("j", "s", 1, 1, 1, 60.0)):
+        for opener in (speak("j", "s"), RetainNative("j", "s", 1, 1, 1, 60.0)):
             await second.begin(opener)
             with pytest.raises(StageFailedError, match="another peer") as refused:
-                async for _ in second.events(VoiceDone):
+                async for _ in second.events(VocoderDone):
                     pass
             assert refused.value.reason == "foreign_session"
         assert (stage.server.n_refused, stage.server.n_jobs) == (2, 1)
-        await first.send(SpeakText("j", [7]))
+        await first.send(TalkerInput("j", [7]))
         assert [m.codes async for m, _ in first.events(CodecFrames)] == [b"\x07"]
 
 
@@ -302,8 +302,8 @@ async def client(address) -> AsyncIterator[StageClient]:
     await client.close()
 
 
-def big_note(job_id: str) -> StreamNote:
-    return StreamNote(job_id, BLOCK.decode(), 0.0)
+def big_note(job_id: str) -> StreamEvent:
+    return StreamEvent(job_id, BLOCK.decode(), 0.0)
 
 
 @pytest.mark.parametrize("way", ["send", "post"])
@@ -311,7 +311,7 @@ async def test_a_stage_that_reads_nothing_fails_all_its_jobs(deaf, client, way):
     async with client.open("j") as job, client.open("other") as other:
         await job.begin(read())
         await other.begin(read("other"))
-        hearing = asyncio.create_task(anext(other.events(VoiceDone)))
+        hearing = asyncio.create_task(anext(other.events(VocoderDone)))
         with pytest.raises(StageUnavailableError, match="does not read"):
             while not client.is_down:
                 await job.send(big_note("j")) if way == "send" else job.post(big_note("j"))
@@ -332,10 +332,10 @@ async def test_a_stage_that_sends_more_than_its_window_fails_that_job_alone(deaf
         await deaf.read()
         for _ in range(WINDOW + 10):
             await deaf.send(peer, Pcm("j", b"ab"))
-        await deaf.send(peer, VoiceDone("other"))
-        assert [m async for m, _ in other.events(VoiceDone)] == [VoiceDone("other")]
+        await deaf.send(peer, VocoderDone("other"))
+        assert [m async for m, _ in other.events(VocoderDone)] == [VocoderDone("other")]
         with pytest.raises(StageFailedError, match="more than its window"):
-            async for _ in job.events(VoiceDone):
+            async for _ in job.events(VocoderDone):
                 pass
         assert client.counts.flooded == 1
         cancel = await deaf.read()
@@ -365,7 +365,7 @@ def peak_bytes() -> int:
 async def test_a_caller_that_reads_nothing_costs_no_more_than_its_queue(serve, raw):
     async def run(job):
         while True:
-            await job.send(VoiceDone((BLOCK * 8).decode()))
+            await job.send(VocoderDone((BLOCK * 8).decode()))
 
     stage = serve(run, patience_s=0.3)
     before = peak_bytes()

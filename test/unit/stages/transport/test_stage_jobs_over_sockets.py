@@ -13,20 +13,20 @@ from sglang_live.errors import (
     StageUnavailableError,
 )
 from sglang_live.messages import (
-    CallerSpeaks,
     CloseSession,
     CodecFrames,
-    Outlook,
+    NextUseHint,
     Pcm,
     Progress,
     Ready,
-    Speak,
-    SpeakDone,
-    SpeakText,
+    TalkerDone,
+    TalkerInput,
+    TalkerRequest,
     TensorRef,
     UserSegment,
-    Voice,
-    VoiceDone,
+    UserSpeaking,
+    VocoderDone,
+    VocoderRequest,
     WireSegment,
 )
 from sglang_live.stages.transport import wire
@@ -39,12 +39,12 @@ PATIENCE_S = 5.0
 ROWS = np.arange(600, dtype=np.float32).reshape(20, 30)
 
 
-def voice(job_id: str = "j", timeout_s: float = 60.0) -> Voice:
-    return Voice(job_id, timeout_s)
+def voice(job_id: str = "j", timeout_s: float = 60.0) -> VocoderRequest:
+    return VocoderRequest(job_id, timeout_s)
 
 
-def speak(job_id: str, states: TensorRef | None = None) -> Speak:
-    return Speak(
+def speak(job_id: str, states: TensorRef | None = None) -> TalkerRequest:
+    return TalkerRequest(
         job_id,
         session_id="s",
         segment_keys=["k"],
@@ -79,13 +79,13 @@ async def test_events_come_in_order_and_end_with_the_last_one(serve):
     async def run(job):
         for n in range(40):
             await job.send(Pcm(job.job_id, bytes([n])))
-        await job.send(VoiceDone(job.job_id))
+        await job.send(VocoderDone(job.job_id))
 
-    async with serve(run).caller().open("j") as job:
+    async with serve(run).peer().open("j") as job:
         await job.begin(voice())
-        events = await heard(job, VoiceDone)
+        events = await heard(job, VocoderDone)
     assert [event.pcm for event in events[:-1]] == [bytes([n]) for n in range(40)]
-    assert events[-1] == VoiceDone("j")
+    assert events[-1] == VocoderDone("j")
 
 
 async def test_input_reaches_the_stage_in_order_after_the_opener(serve):
@@ -97,11 +97,11 @@ async def test_input_reaches_the_stage_in_order_after_the_opener(serve):
                 break
         await job.send(Pcm(job.job_id, repr(ids).encode()))
 
-    async with serve(run).caller().open("j") as job:
+    async with serve(run).peer().open("j") as job:
         await job.begin(voice(timeout_s=9.0))
         for n in range(30):
-            await job.send(SpeakText("j", [n]))
-        await job.send(SpeakText("j", [], done=True))
+            await job.send(TalkerInput("j", [n]))
+        await job.send(TalkerInput("j", [], done=True))
         [event] = await heard(job, Pcm)
     assert event.pcm.decode() == repr([9.0, *range(30)])
 
@@ -112,7 +112,7 @@ async def test_tensors_cross_in_both_directions(serve):
         tensors = job.tensors()
         await job.send(UserSegment(job.job_id, "k", [1], tensors.put(rows + 1)), tensors)
 
-    async with serve(run).caller().open("j") as job:
+    async with serve(run).peer().open("j") as job:
         tensors = job.tensors()
         await job.begin(speak("j", tensors.put(ROWS)), tensors)
         async for message, frames in job.events(UserSegment):
@@ -124,14 +124,14 @@ async def test_jobs_of_one_caller_do_not_mix(serve):
         for n in range(5):
             await job.send(Pcm(job.job_id, bytes([n])))
             await asyncio.sleep(0)
-        await job.send(VoiceDone(job.job_id))
+        await job.send(VocoderDone(job.job_id))
 
-    client = serve(run).caller()
+    client = serve(run).peer()
 
     async def one(job_id: str) -> list:
         async with client.open(job_id) as job:
             await job.begin(voice(job_id))
-            return await heard(job, VoiceDone)
+            return await heard(job, VocoderDone)
 
     everything = await asyncio.gather(*(one(f"j{n}") for n in range(8)))
     for n, events in enumerate(everything):
@@ -143,16 +143,16 @@ async def test_two_callers_may_use_the_same_job_id(serve):
     async def run(job):
         async for message in job.inputs():
             await job.send(Pcm(job.job_id, bytes(message.ids)))
-            await job.send(VoiceDone(job.job_id))
+            await job.send(VocoderDone(job.job_id))
 
     stage = serve(run)
-    async with stage.caller().open("j") as one, stage.caller().open("j") as other:
+    async with stage.peer().open("j") as one, stage.peer().open("j") as other:
         await one.begin(voice())
         await other.begin(voice())
-        await other.send(SpeakText("j", [2]))
-        await one.send(SpeakText("j", [1]))
-        assert (await heard(one, VoiceDone))[0].pcm == b"\x01"
-        assert (await heard(other, VoiceDone))[0].pcm == b"\x02"
+        await other.send(TalkerInput("j", [2]))
+        await one.send(TalkerInput("j", [1]))
+        assert (await heard(one, VocoderDone))[0].pcm == b"\x01"
+        assert (await heard(other, VocoderDone))[0].pcm == b"\x02"
 
 
 # --- failures ---
@@ -173,7 +173,7 @@ async def test_an_error_of_the_stage_reaches_the_caller_with_its_code(serve, rai
     async def run(job):
         raise raised
 
-    async with serve(run).caller().open("j") as job:
+    async with serve(run).peer().open("j") as job:
         await job.begin(voice())
         with pytest.raises(StageFailedError, match=rf"fake/0: .*{raised}") as caught:
             await heard(job)
@@ -181,7 +181,7 @@ async def test_an_error_of_the_stage_reaches_the_caller_with_its_code(serve, rai
 
 
 async def test_a_job_past_its_deadline_fails_as_such(serve):
-    async with serve(wait_forever).caller().open("j") as job:
+    async with serve(wait_forever).peer().open("j") as job:
         await job.begin(voice(timeout_s=0.005))
         with pytest.raises(StageFailedError) as caught:
             await heard(job)
@@ -192,7 +192,7 @@ async def test_a_timeout_inside_the_stage_is_not_taken_for_the_deadline(serve):
     async def run(job):
         raise TimeoutError("device did not answer")
 
-    async with serve(run).caller().open("j") as job:
+    async with serve(run).peer().open("j") as job:
         await job.begin(voice())
         with pytest.raises(StageFailedError, match="device did not answer") as caught:
             await heard(job)
@@ -205,17 +205,17 @@ async def test_events_before_a_failure_are_delivered_first(serve):
         raise CapacityError("full")
 
     events = []
-    async with serve(run).caller().open("j") as job:
+    async with serve(run).peer().open("j") as job:
         await job.begin(voice())
         with pytest.raises(StageFailedError):
-            async for message, _ in job.events(VoiceDone):
+            async for message, _ in job.events(VocoderDone):
                 events.append(message)
     assert events == [Pcm("j", b"ab")]
 
 
 async def test_what_is_no_message_does_not_stop_the_stage(serve):
     stage = serve(wait_forever)
-    client = stage.caller()
+    client = stage.peer()
     await client._socket.send_multipart([b"\xc1 no msgpack"])
     await client._socket.send_multipart([b""])
     assert isinstance(await client.ping(PATIENCE_S), Ready)
@@ -225,20 +225,20 @@ async def test_what_is_no_message_does_not_stop_the_stage(serve):
 async def test_messages_of_unknown_jobs_are_ignored_on_both_sides(serve):
     async def run(job):
         await job.send(Pcm("somebody else's", b"ab"))
-        await job.send(VoiceDone(job.job_id))
+        await job.send(VocoderDone(job.job_id))
 
     stage = serve(run)
-    client = stage.caller()
-    await client.send(SpeakText("never opened", [1]))
-    client.send_later(CallerSpeaks("", "s"))
-    client.send_later(Outlook("", "s", 2.5, None, 0.25))
+    client = stage.peer()
+    await client.send(TalkerInput("never opened", [1]))
+    client.send_later(UserSpeaking("", "s"))
+    client.send_later(NextUseHint("", "s", 2.5, None, 0.25))
     client.send_later(CloseSession("", "s"))
     async with client.open("j") as job:
         await job.begin(voice())
-        assert await heard(job, VoiceDone) == [VoiceDone("j")]
+        assert await heard(job, VocoderDone) == [VocoderDone("j")]
     await stage.until(lambda: stage.closed_sessions == ["s"])
     assert stage.speakers == ["s"]
-    assert stage.outlooks == [Outlook("", "s", 2.5, None, 0.25)]
+    assert stage.outlooks == [NextUseHint("", "s", 2.5, None, 0.25)]
 
 
 # --- leaving ---
@@ -246,7 +246,7 @@ async def test_messages_of_unknown_jobs_are_ignored_on_both_sides(serve):
 
 async def test_leaving_a_job_cancels_it_in_the_stage(serve):
     stage = serve(wait_forever)
-    client = stage.caller()
+    client = stage.peer()
     async with client.open("j") as job:
         await job.begin(voice())
         await client.ping(PATIENCE_S)
@@ -262,16 +262,16 @@ async def test_a_cancelled_job_ends_at_once_for_both_and_takes_nothing_more(serv
         await wait_forever(job)
 
     stage = serve(run)
-    client = stage.caller()
+    client = stage.peer()
     async with client.open("j") as job:
         await job.begin(voice())
-        events = job.events(VoiceDone)
+        events = job.events(VocoderDone)
         await anext(events)
         job.cancel()
         assert [event async for event in events] == []
         await stage.until(lambda: stage.cancelled == ["j"])
         for n in range(2 * WINDOW):
-            await job.send(SpeakText("j", [n]))
+            await job.send(TalkerInput("j", [n]))
         job.post(Progress("j", 1.0, True, 0.5))
         await job.begin(voice())
         job.cancel()
@@ -282,11 +282,11 @@ async def test_a_cancelled_job_ends_at_once_for_both_and_takes_nothing_more(serv
 
 async def test_cancelling_wakes_who_waits_for_events_or_for_the_window(serve):
     stage = serve(wait_forever)
-    client = stage.caller()
+    client = stage.peer()
 
     async def fill(job) -> None:
         for n in range(2 * WINDOW):
-            await job.send(SpeakText("j", [n]))
+            await job.send(TalkerInput("j", [n]))
 
     async with client.open("j") as job:
         await job.begin(voice())
@@ -300,11 +300,11 @@ async def test_cancelling_wakes_who_waits_for_events_or_for_the_window(serve):
 
 async def test_a_job_cancelled_before_it_began_is_never_seen(serve):
     stage = serve(wait_forever)
-    client = stage.caller()
+    client = stage.peer()
     async with client.open("j") as job:
         job.cancel()
         await job.begin(voice())
-        assert await heard(job, VoiceDone) == []
+        assert await heard(job, VocoderDone) == []
         await client.ping(PATIENCE_S)
         assert stage.server.n_jobs == 0
 
@@ -315,14 +315,14 @@ async def test_states_that_a_cancelled_job_does_not_read_are_freed(serve, shared
         await job.send(UserSegment("j", "k", [1], tensors.put(ROWS)), tensors)
         await wait_forever(job)
 
-    client = serve(run).caller()
+    client = serve(run).peer()
     async with client.open("j") as job:
         await job.begin(voice())
         await client.ping(PATIENCE_S)
         await client.ping(PATIENCE_S)
         assert list(shared_memory.iterdir())
         job.cancel()
-        assert await heard(job, VoiceDone) == []
+        assert await heard(job, VocoderDone) == []
     await gone(shared_memory)
 
 
@@ -332,14 +332,14 @@ async def test_what_is_posted_needs_a_job_that_runs(serve):
     async def run(job):
         async for message in job.inputs():
             told.append(message)
-            await job.send(VoiceDone("j"))
+            await job.send(VocoderDone("j"))
 
-    client = serve(run).caller()
+    client = serve(run).peer()
     async with client.open("j") as job:
         job.post(Progress("j", 0.0, False, 0.5))
         await job.begin(voice())
         job.post(Progress("j", 1.0, True, 0.5))
-        await heard(job, VoiceDone)
+        await heard(job, VocoderDone)
         job.post(Progress("j", 2.0, True, 0.5))
         await client.ping(PATIENCE_S)
     assert told == [Progress("j", 1.0, True, 0.5)]
@@ -347,7 +347,7 @@ async def test_what_is_posted_needs_a_job_that_runs(serve):
 
 async def test_a_job_left_before_the_stage_began_it_leaves_nothing_there(serve):
     stage = serve(wait_forever)
-    client = stage.caller()
+    client = stage.peer()
     async with client.open("j") as job:
         await job.begin(voice())
     await client.ping(PATIENCE_S)
@@ -357,7 +357,7 @@ async def test_a_job_left_before_the_stage_began_it_leaves_nothing_there(serve):
 
 async def test_an_error_in_the_callers_block_cancels_the_job_too(serve):
     stage = serve(wait_forever)
-    client = stage.caller()
+    client = stage.peer()
     with pytest.raises(KeyError):
         async with client.open("j") as job:
             await job.begin(voice())
@@ -368,16 +368,16 @@ async def test_an_error_in_the_callers_block_cancels_the_job_too(serve):
 
 async def test_a_finished_job_is_not_cancelled_and_an_unopened_one_never_seen(serve):
     async def run(job):
-        await job.send(VoiceDone(job.job_id))
+        await job.send(VocoderDone(job.job_id))
         await wait_forever(job)  # a Cancel would end this
 
     stage = serve(run)
-    client = stage.caller()
+    client = stage.peer()
     async with client.open("unopened"):
         pass
     async with client.open("finished") as job:
         await job.begin(voice("finished"))
-        await heard(job, VoiceDone)
+        await heard(job, VocoderDone)
     await client.ping(PATIENCE_S)
     assert stage.cancelled == []
     assert stage.server.n_jobs == 1
@@ -395,7 +395,7 @@ async def test_a_job_that_is_begun_again_after_it_failed_is_a_job_like_any_other
         await wait_forever(job)
 
     stage = serve(run)
-    client = stage.caller()
+    client = stage.peer()
     async with client.open("j") as job:
         await job.begin(voice())
         with pytest.raises(StageFailedError):
@@ -413,12 +413,12 @@ async def test_a_caller_that_vanishes_loses_its_jobs_and_nobody_else(serve):
         if job.job_id == "leaver":
             await went.wait()
             while True:  # the socket notices the loss a moment later
-                await job.send(VoiceDone(job.job_id))
+                await job.send(VocoderDone(job.job_id))
                 await asyncio.sleep(0.001)
-        await job.send(VoiceDone(job.job_id))
+        await job.send(VocoderDone(job.job_id))
 
     stage = serve(run)
-    leaver, stayer = stage.caller(), stage.caller()
+    leaver, stayer = stage.peer(), stage.peer()
     async with leaver.open("leaver") as job:
         await job.begin(voice("leaver"))
         await leaver.ping(PATIENCE_S)
@@ -427,7 +427,7 @@ async def test_a_caller_that_vanishes_loses_its_jobs_and_nobody_else(serve):
     await stage.until(lambda: stage.cancelled == ["leaver"])
     async with stayer.open("j") as job:
         await job.begin(voice())
-        assert await heard(job, VoiceDone) == [VoiceDone("j")]
+        assert await heard(job, VocoderDone) == [VocoderDone("j")]
     assert not stage.task.done()
 
 
@@ -435,7 +435,7 @@ async def test_a_caller_that_vanishes_loses_its_jobs_and_nobody_else(serve):
 
 
 async def test_leaving_a_job_frees_tensors_the_stage_did_not_take(serve, shared_memory):
-    client = serve(wait_forever).caller()
+    client = serve(wait_forever).peer()
     async with client.open("j") as job:
         tensors = job.tensors()
         await job.begin(speak("j", tensors.put(ROWS)), tensors)
@@ -449,9 +449,9 @@ async def test_leaving_a_job_frees_tensors_the_caller_did_not_take(serve, shared
         for _ in range(3):
             tensors = job.tensors()
             await job.send(UserSegment(job.job_id, "k", [1], tensors.put(ROWS)), tensors)
-        await job.send(VoiceDone(job.job_id))
+        await job.send(VocoderDone(job.job_id))
 
-    client = serve(run).caller()
+    client = serve(run).peer()
     async with client.open("j") as job:
         await job.begin(voice())
         async for _ in job.events(UserSegment):
@@ -472,7 +472,7 @@ async def test_a_tensor_that_comes_after_its_job_was_left_is_freed(serve, shared
             await job.send(UserSegment(job.job_id, "k", [1], tensors.put(ROWS)), tensors)
             left.set()
 
-    client = serve(run).caller()
+    client = serve(run).peer()
     async with client.open("j") as job:
         await job.begin(voice())
         await client.ping(PATIENCE_S)
@@ -492,13 +492,13 @@ async def test_a_caller_blocks_while_the_stage_is_a_window_behind(serve):
         async for _ in job.inputs():
             n_read += 1
 
-    client = serve(run).caller()
+    client = serve(run).peer()
     n_sent = 0
 
     async def send_all() -> None:
         nonlocal n_sent
         for n in range(3 * WINDOW):
-            await job.send(SpeakText("j", [n]))
+            await job.send(TalkerInput("j", [n]))
             n_sent += 1
 
     async with client.open("j") as job:
@@ -519,40 +519,40 @@ async def test_a_stage_blocks_while_its_caller_is_a_window_behind(serve):
         for n in range(3 * WINDOW):
             await job.send(CodecFrames(job.job_id, bytes([n])))
             n_sent += 1
-        await job.send(SpeakDone(job.job_id, "stop", n_sent))
+        await job.send(TalkerDone(job.job_id, "stop", n_sent))
 
-    client = serve(run).caller()
+    client = serve(run).peer()
     async with client.open("j") as job:
         await job.begin(voice())
         await client.ping(PATIENCE_S)
         await client.ping(PATIENCE_S)
         assert n_sent == WINDOW
-        events = await heard(job, SpeakDone)
+        events = await heard(job, TalkerDone)
     assert [event.codes for event in events[:-1]] == [bytes([n]) for n in range(3 * WINDOW)]
 
 
 async def test_a_full_window_of_one_job_does_not_hold_up_another(serve):
-    client = serve(wait_forever).caller()
+    client = serve(wait_forever).peer()
     async with client.open("full") as full, client.open("free") as free:
         await full.begin(voice("full"))
         await free.begin(voice("free"))
         for _ in range(WINDOW):
-            await full.send(SpeakText("full", [1]))
-        blocked = asyncio.create_task(full.send(SpeakText("full", [1])))
+            await full.send(TalkerInput("full", [1]))
+        blocked = asyncio.create_task(full.send(TalkerInput("full", [1])))
         for _ in range(WINDOW):
-            await free.send(SpeakText("free", [1]))
+            await free.send(TalkerInput("free", [1]))
         assert not blocked.done()
         blocked.cancel()
 
 
 async def test_a_job_that_ended_early_blocks_no_sender(serve):
     async def run(job):
-        await job.send(SpeakDone(job.job_id, "length", 0))
+        await job.send(TalkerDone(job.job_id, "length", 0))
 
-    async with serve(run).caller().open("j") as job:
+    async with serve(run).peer().open("j") as job:
         await job.begin(voice())
-        sending = asyncio.gather(*(job.send(SpeakText("j", [n])) for n in range(3 * WINDOW)))
-        await heard(job, SpeakDone)
+        sending = asyncio.gather(*(job.send(TalkerInput("j", [n])) for n in range(3 * WINDOW)))
+        await heard(job, TalkerDone)
         await sending
 
 
@@ -560,14 +560,14 @@ async def test_a_job_that_ended_early_blocks_no_sender(serve):
 
 
 async def test_a_stage_going_away_ends_its_jobs_wakes_senders_and_refuses_new_jobs(serve):
-    client = serve(wait_forever).caller()
+    client = serve(wait_forever).peer()
     async with client.open("reading") as reading, client.open("writing") as writing:
         await reading.begin(voice("reading"))
         await writing.begin(voice("writing"))
         hearing = asyncio.create_task(heard(reading))
         for _ in range(WINDOW):
-            await writing.send(SpeakText("writing", [1]))
-        blocked = asyncio.create_task(writing.send(SpeakText("writing", [1])))
+            await writing.send(TalkerInput("writing", [1]))
+        blocked = asyncio.create_task(writing.send(TalkerInput("writing", [1])))
         await client.ping(PATIENCE_S)
         assert not blocked.done()
         client.fail_all("process ended")
@@ -580,7 +580,7 @@ async def test_a_stage_going_away_ends_its_jobs_wakes_senders_and_refuses_new_jo
 
 
 async def test_closing_a_client_ends_its_jobs(serve):
-    client = serve(wait_forever).caller()
+    client = serve(wait_forever).peer()
     async with client.open("j") as job:
         await job.begin(voice())
         await client.close()
@@ -593,7 +593,7 @@ async def test_closing_a_client_ends_its_jobs(serve):
 
 async def test_a_caller_elsewhere_that_falls_silent_leaves_no_job_and_no_session(serve):
     stage = serve(wait_forever, same_host=False, tick_s=0.02)
-    async with stage.caller().open("j") as job:
+    async with stage.peer().open("j") as job:
         await job.begin(speak("j"))
         await stage.until(lambda: stage.cancelled == ["j"] and stage.closed_sessions == ["s"])
 
@@ -602,7 +602,7 @@ async def test_a_caller_elsewhere_that_falls_silent_leaves_no_job_and_no_session
 
 
 async def test_a_ping_is_answered_with_what_the_stage_says_of_itself(serve):
-    client = serve(wait_forever).caller()
+    client = serve(wait_forever).peer()
     ready = await client.ping(PATIENCE_S)
     assert ready == Ready("", stage="fake", pid=1, startup_s=0.5, load={"jobs": 2.0})
 

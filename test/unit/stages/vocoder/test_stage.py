@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sglang_live.errors import BadInputError, CapacityError
-from sglang_live.messages import Pcm, Voice, VoiceDone, VoiceEnd, VoiceFrames
+from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames, VocoderRequest
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.vocoder import stage as vocoder_stage
 
@@ -32,16 +32,16 @@ class Job:
     """One job as a stage sees it, with inputs and outputs in memory."""
 
     def __init__(self, job_id: str = "j"):
-        self.job_id, self.opener = job_id, Voice(job_id, 60.0)
+        self.job_id, self.opener = job_id, VocoderRequest(job_id, 60.0)
         self.sent: list = []
         self._inputs: asyncio.Queue = asyncio.Queue()
 
     def put(self, *frames: tuple[int, int], is_last: bool = False) -> None:
         if frames:
             codes = np.array(frames, "<i2").tobytes()
-            self._inputs.put_nowait(VoiceFrames(self.job_id, codes))
+            self._inputs.put_nowait(VocoderFrames(self.job_id, codes))
         if is_last:
-            self._inputs.put_nowait(VoiceEnd(self.job_id))
+            self._inputs.put_nowait(VocoderEnd(self.job_id))
 
     async def inputs(self):
         while True:
@@ -83,7 +83,7 @@ async def test_frames_become_their_sound_in_order_then_done(stage):
     job.put((8, 0), (9, 0), is_last=True)
     await stage.run(job)
     assert job.samples() == list(range(1, 10))
-    assert job.sent[-1] == VoiceDone("j")
+    assert job.sent[-1] == VocoderDone("j")
     assert stage.load() == {"streams": 0.0}
 
 
@@ -91,7 +91,7 @@ async def test_a_reply_without_frames_is_silent_and_done(stage):
     job = Job()
     job.put(is_last=True)
     await stage.run(job)
-    assert job.sent == [VoiceDone("j")]
+    assert job.sent == [VocoderDone("j")]
 
 
 async def test_more_frames_than_fit_wait_for_room_and_none_is_lost(stage):

@@ -30,14 +30,14 @@ _WORD = re.compile(
 
 
 @dataclass(eq=False)
-class ReplyItem(Item):
+class AssistantItem(Item):
     """A message of the assistant.
 
     text: everything sent, as text or as transcript of the audio.
     made_bytes, sent_bytes: audio there is, and audio the network took, in audio_format.
     stopped: ended before it was complete; what was not sent was never said.
     heard_ms: what our own clock says was heard, once playback ended early.
-    cut_ms: what the client says, which counts for more; what it cut off once stays off.
+    truncated_ms: what the client says, which counts for more; what it cut off once stays off.
     frames_per_token: pace to expect of audio that is not complete.
     audio: what was sent, for retrieval; None when it would not fit into one frame.
     """
@@ -52,7 +52,7 @@ class ReplyItem(Item):
     sent_bytes: int = 0
     stopped: bool = False
     heard_ms: float | None = None
-    cut_ms: int | None = None
+    truncated_ms: int | None = None
     has_content: bool = False
     audio: bytearray | None = field(default_factory=bytearray, repr=False)
     _marks: list[tuple[int, int]] = field(default_factory=list)  # (tokens, characters of text)
@@ -107,11 +107,13 @@ class ReplyItem(Item):
         # Sums of durations are not exact; the end must be recognised as the end.
         self.heard_ms = self.made_ms if heard_ms > self.made_ms - _ROUNDING_MS else heard_ms
         self._remember()
-        return self.cut_ms is None and (self.heard_ms < end_ms or self.visible_text != text)
+        return self.truncated_ms is None and (self.heard_ms < end_ms or self.visible_text != text)
 
     def truncate(self, audio_end_ms: int) -> None:
         """The caller heard audio_end_ms of it; the model shall not believe it said more."""
-        self.cut_ms = audio_end_ms if self.cut_ms is None else min(self.cut_ms, audio_end_ms)
+        self.truncated_ms = (
+            audio_end_ms if self.truncated_ms is None else min(self.truncated_ms, audio_end_ms)
+        )
         self._remember()
 
     def history(self) -> HistoryItem | None:
@@ -123,7 +125,7 @@ class ReplyItem(Item):
             return {"type": "text", "text": self.visible_text}
         return {"type": "audio", "transcript": self.visible_text}
 
-    def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+    def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
         content = [self._content(with_audio=audio_format is not None)] if self.has_content else []
         return item_to_wire(self, "message", self.status, role="assistant", content=content)
 
@@ -134,7 +136,7 @@ class ReplyItem(Item):
     @property
     def _end_ms(self) -> float | None:
         """Where the item was cut, by the best evidence there is."""
-        return self.heard_ms if self.cut_ms is None else self.cut_ms
+        return self.heard_ms if self.truncated_ms is None else self.truncated_ms
 
     def _tokens_kept(self) -> int | None:
         """How many tokens of the reply the model said; None if only its text is known."""

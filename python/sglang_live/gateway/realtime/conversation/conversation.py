@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem
-from sglang_live.gateway.realtime.conversation.function_call import CallItem
+from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
+from sglang_live.gateway.realtime.conversation.function_call import FunctionCallItem
 from sglang_live.gateway.realtime.conversation.items import Item
 from sglang_live.gateway.realtime.item_budget import ItemBudget
 
@@ -98,7 +98,7 @@ class Conversation:
         self.budget.take(item.size_bytes)
         if item.call_id is not None:
             self.remember_call(item.call_id)
-        if isinstance(item, ReplyItem):
+        if isinstance(item, AssistantItem):
             self._forget_old_audio()
         return self._items[at - 1].id if at else None
 
@@ -147,9 +147,11 @@ class Conversation:
 
     def calls_with(self, item: Item) -> list[Item]:
         """The calls that the model made in the same breath, which the item stands for."""
-        if (seen := item.history()) is None or not isinstance(item, ReplyItem | CallItem):
+        if (seen := item.history()) is None or not isinstance(
+            item, AssistantItem | FunctionCallItem
+        ):
             return []
-        calls = [call for call in self._items if isinstance(call, CallItem)]
+        calls = [call for call in self._items if isinstance(call, FunctionCallItem)]
         carried = [call for call in calls if call.carried_by is item and call.history() is None]
         return carried if seen.token_ids is not None else []
 
@@ -159,6 +161,6 @@ class Conversation:
         return n_items > 1 and (self._total_bytes > max_bytes or n_items > max_items)
 
     def _forget_old_audio(self) -> None:
-        replies = [item for item in self._items if isinstance(item, ReplyItem)]
+        replies = [item for item in self._items if isinstance(item, AssistantItem)]
         for reply in replies[:-_REPLIES_WITH_AUDIO]:
             reply.audio = None

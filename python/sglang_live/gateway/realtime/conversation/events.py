@@ -9,7 +9,7 @@ from collections.abc import Collection
 from sglang_live.gateway.audio.codec import WireFormat
 from sglang_live.gateway.event_error import ClientEventError
 from sglang_live.gateway.realtime.context_limit import ContextLimit
-from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem
+from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.conversation.item_schema import build_item
 from sglang_live.gateway.realtime.conversation.items import Item
@@ -47,14 +47,14 @@ class ConversationEvents:
         """Put a complete item into the conversation and report it."""
         before = self.conversation.insert(item, after_id)
         for kind in ("added", "done"):
-            self._emit(f"conversation.item.{kind}", previous_item_id=before, item=item.to_wire())
+            self._emit(f"conversation.item.{kind}", previous_item_id=before, item=item.to_json())
         self.drop_oldest_if_full()
 
     def drop_oldest_if_full(self) -> None:
         for item_id in self.conversation.drop_oldest_if_full():
             self._report_dropped(item_id, "full")
 
-    def let_go(self, keys: Collection[str], *, lane: str) -> None:
+    def let_go(self, keys: Collection[str], *, response_id: str) -> None:
         """Drop the items whose history keys these are: the model's session has forgotten them.
 
         Args:
@@ -64,7 +64,7 @@ class ConversationEvents:
             # Calls went with the words that carried them: they must not be told again.
             for gone in (item, *self.conversation.calls_with(item)):
                 self.conversation.delete(gone)
-                self._report_dropped(gone.id, "window", lane)
+                self._report_dropped(gone.id, "window", response_id)
 
     async def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
         """Raises ClientEventError; CapacityError while all conversations together are full."""
@@ -88,11 +88,11 @@ class ConversationEvents:
 
     def retrieve(self, event: ItemRetrieve, audio_format: WireFormat) -> None:
         item = self.conversation.get(event.item_id, action="retrieve")
-        self._emit("conversation.item.retrieved", item=item.to_wire(audio_format))
+        self._emit("conversation.item.retrieved", item=item.to_json(audio_format))
 
     def truncate(self, event: ItemTruncate) -> None:
         item = self.conversation.get(event.item_id, action="truncate")
-        if not isinstance(item, ReplyItem) or item.modality != "audio":
+        if not isinstance(item, AssistantItem) or item.modality != "audio":
             raise ClientEventError(
                 "Only model output audio messages can be truncated.", param="item_id"
             )
@@ -115,6 +115,6 @@ class ConversationEvents:
             audio_end_ms=audio_end_ms,
         )
 
-    def _report_dropped(self, item_id: str, reason: str, lane: str | None = None) -> None:
+    def _report_dropped(self, item_id: str, reason: str, response_id: str | None = None) -> None:
         self._metrics.items_dropped.labels(reason).inc()
-        self._emit("conversation.item.deleted", lane=lane, item_id=item_id)
+        self._emit("conversation.item.deleted", lane=response_id, item_id=item_id)

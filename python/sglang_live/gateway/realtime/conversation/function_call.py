@@ -19,7 +19,7 @@ from sglang_live.gateway.realtime.conversation.items import (
 from sglang_live.gateway.tool_calls import ToolCall
 
 
-class CallItem(Item):
+class FunctionCallItem(Item):
     """
     Args:
         reply: all that the model generated with this call.
@@ -32,7 +32,7 @@ class CallItem(Item):
         self._reply, self._carrier = reply, carrier
         self._in_words = call_in_words(call.name, call.arguments)
 
-    def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+    def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
         arguments = self.call.arguments if self.status == "completed" else ""
         fields = {"name": self.call.name, "call_id": self.call_id, "arguments": arguments}
         return item_to_wire(self, "function_call", self.status, **fields)

@@ -25,7 +25,7 @@ class TextContent:
     kind: Literal["input_text", "output_text"]
     text: str
 
-    def to_wire(self, audio_format: WireFormat | None) -> dict[str, Any]:
+    def to_json(self, audio_format: WireFormat | None) -> dict[str, Any]:
         return {"type": self.kind, "text": self.text}
 
     def part(self) -> TextPart | None:
@@ -43,7 +43,7 @@ class AudioContent:
     pcm: np.ndarray
     transcript: str | None = None
 
-    def to_wire(self, audio_format: WireFormat | None) -> dict[str, Any]:
+    def to_json(self, audio_format: WireFormat | None) -> dict[str, Any]:
         shown: dict[str, Any] = {"type": "input_audio", "transcript": self.transcript}
         if audio_format:
             duration_ms = AudioPart(self.pcm).duration_s * 1000
@@ -60,7 +60,7 @@ class AudioContent:
 
 
 class Item:
-    """What all items have. `to_wire(audio_format)` includes audio only when given a format.
+    """What all items have. `to_json(audio_format)` includes audio only when given a format.
 
     has_left: the conversation holds it no more. call_id: of a function call.
     """
@@ -69,7 +69,7 @@ class Item:
     call_id: str | None = None
     has_left: bool = False
 
-    def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+    def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
         raise NotImplementedError
 
     def history(self) -> HistoryItem | None:
@@ -110,8 +110,8 @@ class MessageItem(Item):
         parts = tuple(part for part in (c.part() for c in self.content) if part)
         self._history = HistoryItem(key=new_id("key"), role=role, parts=parts) if parts else None
 
-    def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
-        content = [part.to_wire(audio_format) for part in self.content]
+    def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+        content = [part.to_json(audio_format) for part in self.content]
         return item_to_wire(self, "message", "completed", role=self.role, content=content)
 
     def history(self) -> HistoryItem | None:
@@ -163,7 +163,7 @@ class FunctionItem(Item):
             self.call_id = fields["call_id"]
         self._history = history
 
-    def to_wire(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
+    def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
         return item_to_wire(self, self._kind, "completed", **self._fields)
 
     def history(self) -> HistoryItem | None:

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from sglang_live.core import TurnDone
-from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem
+from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.outbox import Outbox
 from sglang_live.gateway.realtime.responses.response import ResponseWriter
@@ -28,11 +28,11 @@ class Answer:
     writer: ResponseWriter
 
     @property
-    def item(self) -> ReplyItem | None:
+    def item(self) -> AssistantItem | None:
         return self.writer.item
 
     @property
-    def lane(self) -> str:
+    def response_id(self) -> str:
         return self.reply.response_id
 
 
@@ -82,27 +82,27 @@ class Playout:
         )
 
     def hold(self) -> None:
-        self._held = [answer.lane for answer in self._answers]
-        for lane in self._held:
-            self._outbox.hold(lane)
+        self._held = [answer.response_id for answer in self._answers]
+        for response_id in self._held:
+            self._outbox.hold(response_id)
 
     def release(self) -> None:
-        for lane in self._held:
-            self._outbox.release(lane)
+        for response_id in self._held:
+            self._outbox.release(response_id)
         self._held = []
 
-    def discard(self, lane: str) -> None:
+    def discard(self, response_id: str) -> None:
         """Drop audio of a response that has not left."""
-        self._metrics.audio_dropped_s.inc(self._outbox.discard_audio(lane))
-        self._outbox.release(lane)
+        self._metrics.audio_dropped_s.inc(self._outbox.discard_audio(response_id))
+        self._outbox.release(response_id)
 
     def interrupt(self) -> None:
         """The caller speaks: what was heard of every answer by now is all of it."""
         for answer in self._answers:
             if not self._monitor.over(answer.reply):
-                self.discard(answer.lane)
+                self.discard(answer.response_id)
                 heard_s = self._monitor.stopped(answer.reply, barge_in=True)
-                log.info("barge_in response=%s heard_ms=%d", answer.lane, heard_s * 1000)
+                log.info("barge_in response=%s heard_ms=%d", answer.response_id, heard_s * 1000)
                 self._cut(answer, heard_s, says_so=True)
 
     def cancel(self, answer: Answer) -> None:

@@ -15,9 +15,9 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import WireEncoder, encode_base64
 from sglang_live.gateway.event_error import error_body
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.realtime.conversation.assistant_item import ReplyItem
+from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.conversation.conversation import ROOT, Conversation
-from sglang_live.gateway.realtime.conversation.function_call import CallItem
+from sglang_live.gateway.realtime.conversation.function_call import FunctionCallItem
 from sglang_live.gateway.realtime.conversation.items import Item, Status
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.session_config import SessionConfig
@@ -73,8 +73,8 @@ class ResponseWriter:
         self._on_audio_sent = on_audio_sent
         self._frames_per_token = frames_per_token
         self._encoder = WireEncoder(plan.config.output_format)
-        self.item: ReplyItem | None = None
-        self._calls: list[CallItem] = []
+        self.item: AssistantItem | None = None
+        self._calls: list[FunctionCallItem] = []
         self._after_id: str | None = None
         self.status = "in_progress"
         self.reason: str | None = None
@@ -162,21 +162,21 @@ class ResponseWriter:
         self.item.audio_sent(frame)
         self._on_audio_sent(duration_s)
 
-    def _open_item(self) -> ReplyItem:
+    def _open_item(self) -> AssistantItem:
         if self.item:
             return self.item
         config = self._plan.config
-        item = ReplyItem(
+        item = AssistantItem(
             new_id("item"),
             config.output_modalities[0],
             config.output_format,
             self._frames_per_token,
         )
         self.item = item
-        self._emit("response.output_item.added", item=item.to_wire(), **self._item_address())
+        self._emit("response.output_item.added", item=item.to_json(), **self._item_address())
         if self._plan.in_conversation:
             before = self._conversation.insert(item, self._after_id)
-            self._emit("conversation.item.added", previous_item_id=before, item=item.to_wire())
+            self._emit("conversation.item.added", previous_item_id=before, item=item.to_json())
         item.has_content = True
         self._emit("response.content_part.added", part=item.part(), **self._part_address(item))
         return item
@@ -200,29 +200,29 @@ class ResponseWriter:
 
     def _call(self, call: ToolCall, end: TurnDone) -> None:
         carrier = self.item or (self._calls[0] if self._calls else None)
-        item = CallItem(call, end.reply, carrier)
+        item = FunctionCallItem(call, end.reply, carrier)
         address = self._item_address(index=len(self._output()))
         before_id = self._calls[-1].id if self._calls else self.item and self.item.id
         self._calls.append(item)
         self._conversation.remember_call(item.call_id)  # also of one outside the conversation
-        self._emit("response.output_item.added", item=item.to_wire(), **address)
+        self._emit("response.output_item.added", item=item.to_json(), **address)
         if self._plan.in_conversation:
             before = self._conversation.insert(item, before_id or self._after_id)
-            self._emit("conversation.item.added", previous_item_id=before, item=item.to_wire())
+            self._emit("conversation.item.added", previous_item_id=before, item=item.to_json())
         told = {**address, "item_id": item.id, "call_id": item.call_id}
         kind = "response.function_call_arguments"
         self._emit(f"{kind}.delta", delta=call.arguments, **told)
         self._emit(f"{kind}.done", arguments=call.arguments, name=call.name, **told)
         item.status = "completed"
-        self._emit("response.output_item.done", item=item.to_wire(), **address)
+        self._emit("response.output_item.done", item=item.to_json(), **address)
         if self._plan.in_conversation:
             before = self._conversation.id_before(item)
-            self._emit("conversation.item.done", previous_item_id=before, item=item.to_wire())
+            self._emit("conversation.item.done", previous_item_id=before, item=item.to_json())
 
     def _output(self) -> list[Item]:
         return [*([self.item] if self.item else []), *self._calls]
 
-    def _close_item(self, item: ReplyItem, status: str, end: TurnDone | None) -> None:
+    def _close_item(self, item: AssistantItem, status: str, end: TurnDone | None) -> None:
         if end:
             item.learn(end)
         shown: Status = "completed" if status == "completed" else "incomplete"
@@ -234,29 +234,29 @@ class ResponseWriter:
             self._emit("response.output_audio.done", **address)
             self._emit("response.output_audio_transcript.done", transcript=item.text, **address)
         self._emit("response.content_part.done", part=item.part(), **address)
-        self._emit("response.output_item.done", item=item.to_wire(), **self._item_address())
+        self._emit("response.output_item.done", item=item.to_json(), **self._item_address())
         # Not by its id, which a client may have given to another item since.
         if self._plan.in_conversation and not item.has_left:
             before = self._conversation.id_before(item)
-            self._emit("conversation.item.done", previous_item_id=before, item=item.to_wire())
+            self._emit("conversation.item.done", previous_item_id=before, item=item.to_json())
 
     def _item_address(self, index: int = 0) -> dict[str, Any]:
         return {"response_id": self._plan.response_id, "output_index": index}
 
-    def _part_address(self, item: ReplyItem) -> dict[str, Any]:
+    def _part_address(self, item: AssistantItem) -> dict[str, Any]:
         return {**self._item_address(), "item_id": item.id, "content_index": 0}
 
     def _response(
         self, details: dict[str, Any] | None = None, end: TurnDone | None = None
     ) -> dict[str, Any]:
         plan, config = self._plan, self._plan.config
-        output = {"format": config.output_format.to_wire(), "voice": config.voice}
+        output = {"format": config.output_format.to_json(), "voice": config.voice}
         return {
             "id": plan.response_id,
             "object": "realtime.response",
             "status": self.status,
             "status_details": details,
-            "output": [item.to_wire() for item in self._output()],
+            "output": [item.to_json() for item in self._output()],
             "conversation_id": self._conversation.id if plan.in_conversation else None,
             "output_modalities": list(config.output_modalities),
             "max_output_tokens": config.max_output_tokens or "inf",

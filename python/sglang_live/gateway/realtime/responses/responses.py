@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sglang_live.clock import Clock
 from sglang_live.gateway.draining import DrainingError
 from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.out_of_band_slots import OutOfBandSlots
 from sglang_live.gateway.rate_limits import RateLimitError, Standing
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.outbox import Emit, Outbox
@@ -19,9 +20,8 @@ from sglang_live.gateway.realtime.responses.playout import Answer, Playout
 from sglang_live.gateway.realtime.responses.response import ResponsePlan, ResponseWriter
 from sglang_live.gateway.realtime.responses.turn_runner import Run, Turns
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.realtime.turns.frame_mode import FrameCall
+from sglang_live.gateway.realtime.turns.frame_mode import FrameMode
 from sglang_live.gateway.realtime.turns.turn_prefill import Pieces
-from sglang_live.gateway.side_lanes import SideLanes
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -48,8 +48,8 @@ class Responses:
     voices: tuple[str, ...]
     clock: Clock
     metrics: GatewayMetrics
-    max_side_responses: int
-    side_lanes: SideLanes
+    max_out_of_band_responses: int
+    out_of_band_slots: OutOfBandSlots
     cache_salt: str
     may_ask: Callable[[], Standing | None]
     on_done: Callable[[float], None] = lambda playout_left_s: None
@@ -101,12 +101,12 @@ class Responses:
                 "creating a new one.",
                 code="conversation_already_has_active_response",
             )
-        if not plan.in_conversation and len(self._side) >= self.max_side_responses:
+        if not plan.in_conversation and len(self._side) >= self.max_out_of_band_responses:
             raise ClientEventError(
-                f"At most {self.max_side_responses} responses outside the conversation at once.",
+                f"At most {self.max_out_of_band_responses} out-of-band responses at once.",
                 code="too_many_responses",
             )
-        if not plan.in_conversation and self.side_lanes.full:
+        if not plan.in_conversation and self.out_of_band_slots.full:
             raise ClientEventError(
                 "Too many responses outside conversations at once; try again later.",
                 code="too_many_responses",
@@ -120,27 +120,27 @@ class Responses:
         else:
             self._answer(plan)
 
-    def take_in(self, config: SessionConfig, pieces: Pieces) -> bool:
+    def prefill_turn(self, config: SessionConfig, pieces: Pieces) -> bool:
         """What is being said, before it is answered. False: not now."""
-        return self._turns.take_in(config, pieces)
+        return self._turns.prefill_turn(config, pieces)
 
-    def guess(self, config: SessionConfig, said: Pieces) -> bool:
+    def speculate(self, config: SessionConfig, said: Pieces) -> bool:
         """The caller may be done: begin to answer, for nobody yet. False: not now."""
-        return self._turns.guess(config, said)
+        return self._turns.speculate(config, said)
 
     @property
-    def guessed(self) -> Pieces:
+    def speculated(self) -> Pieces:
         """What was said, if an answer to it has begun for nobody yet."""
-        return self._turns.guessed
+        return self._turns.speculated
 
-    def withdraw_guess(self) -> None:
+    def withdraw_speculative(self) -> None:
         """The caller was not done. Nothing happens if there is no guess."""
-        self._turns.withdraw_guess()
+        self._turns.withdraw_speculative()
 
-    def frame_call(self, emit: Emit, config: Callable[[], SessionConfig]) -> FrameCall:
+    def frame_turns(self, emit: Emit, config: Callable[[], SessionConfig]) -> FrameMode:
         """For a caller of this conversation who is heard in frames. config: the settings now."""
         turns = self._turns
-        return FrameCall(
+        return FrameMode(
             self.session,
             emit,
             self.clock,
@@ -190,7 +190,7 @@ class Responses:
         try:
             self._start(plan, self.may_ask())
         except (RateLimitError, DrainingError) as error:
-            self.withdraw_guess()
+            self.withdraw_speculative()
             writer = ResponseWriter(plan, self.items.conversation, self.outbox.emit)
             writer.create()
             writer.fail(error)
@@ -202,7 +202,7 @@ class Responses:
             self.items.conversation,
             self.outbox.emit,
             on_audio_sent=lambda duration_s: self._on_audio_sent(run, duration_s),
-            frames_per_token=self.monitor.habits.frames_per_token,
+            frames_per_token=self.monitor.user_stats.frames_per_token,
         )
         run = Run(plan, writer)
         if plan.in_conversation:
@@ -212,12 +212,12 @@ class Responses:
             self.nobody_waits.clear()
         else:
             self._side[plan.response_id] = run
-            self.side_lanes.take()
+            self.out_of_band_slots.take()
         self._turns.start(run)
         self.metrics.responses_active.inc()
         writer.create()
         if left is not None:
-            self.outbox.emit("rate_limits.updated", rate_limits=left.to_wire())
+            self.outbox.emit("rate_limits.updated", rate_limits=left.to_json())
 
     def _cancel(self, run: Run, reason: str) -> None:
         self.playout.discard(run.plan.response_id)
@@ -236,7 +236,7 @@ class Responses:
         self.metrics.turns.labels(run.writer.status, run.writer.reason or "").inc()
         if run.answer is None:
             self._side.pop(run.plan.response_id, None)
-            self.side_lanes.give_back()
+            self.out_of_band_slots.give_back()
             return
         self._main = None
         self.nobody_waits.set()

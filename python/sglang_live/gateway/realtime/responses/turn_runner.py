@@ -30,7 +30,7 @@ from sglang_live.gateway.realtime.conversation.items import Item, MessageItem
 from sglang_live.gateway.realtime.responses.playout import Answer, Playout
 from sglang_live.gateway.realtime.responses.response import ResponsePlan, ResponseWriter
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.realtime.turns.speculation import Guess
+from sglang_live.gateway.realtime.turns.speculation import SpeculativeTurn
 from sglang_live.gateway.realtime.turns.turn_prefill import Pieces
 from sglang_live.gateway.tool_calls import MalformedCallError, read_call, tools_of
 from sglang_live.interaction.monitor import SessionMonitor
@@ -89,18 +89,18 @@ class Turns:
         self._tasks: set[asyncio.Task[None]] = set()
         self._main_tasks: set[asyncio.Task[None]] = set()
         self._deadlines: dict[Run, asyncio.Task[None]] = {}
-        self._guess: Guess | None = None
+        self._speculative: SpeculativeTurn | None = None
 
     def start(self, run: Run) -> None:
         in_conversation = run.plan.in_conversation
-        guess, predecessors = None, frozenset()
+        speculate, predecessors = None, frozenset()
         if in_conversation:
-            guess = self._guess_for(run.plan)
-            predecessors = frozenset(self._main_tasks - {guess.task if guess else None})
+            speculate = self._guess_for(run.plan)
+            predecessors = frozenset(self._main_tasks - {speculate.task if speculate else None})
         # What the client adds from now on, it adds behind this response.
         run.items = self.items.conversation.items
         run.writer.place_after(self.items.conversation.last_id)
-        run.task = asyncio.create_task(self._run(run, predecessors, guess))
+        run.task = asyncio.create_task(self._run(run, predecessors, speculate))
         self._keep(run.task, in_conversation)
 
     def _keep(self, task: asyncio.Task[None], in_conversation: bool) -> None:
@@ -108,38 +108,38 @@ class Turns:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    def guess(self, config: SessionConfig, said: Pieces) -> bool:
+    def speculate(self, config: SessionConfig, said: Pieces) -> bool:
         """Begin to answer what was said so far, for nobody yet. False: not now."""
         if self._main_tasks:
             return False
         request = self.request(config)
         history = (*request.history, *said)
-        request = replace(request, history=history, turn_id=new_id("guess"), speculative=True)
-        self._guess = Guess(self.session, request, said)
-        self._keep(self._guess.task, in_conversation=True)
+        request = replace(request, history=history, turn_id=new_id("speculate"), speculative=True)
+        self._speculative = SpeculativeTurn(self.session, request, said)
+        self._keep(self._speculative.task, in_conversation=True)
         return True
 
     @property
-    def guessed(self) -> Pieces:
+    def speculated(self) -> Pieces:
         """What was said, if an answer to it has begun for nobody yet."""
-        return self._guess.said if self._guess else ()
+        return self._speculative.said if self._speculative else ()
 
-    def withdraw_guess(self) -> None:
-        guess, self._guess = self._guess, None
-        if guess is not None:
-            self.metrics.guesses.labels("withdrawn").inc()
-            guess.withdraw()
+    def withdraw_speculative(self) -> None:
+        speculate, self._speculative = self._speculative, None
+        if speculate is not None:
+            self.metrics.speculative_turns.labels("withdrawn").inc()
+            speculate.withdraw()
 
-    def _guess_for(self, plan: ResponsePlan) -> Guess | None:
+    def _guess_for(self, plan: ResponsePlan) -> SpeculativeTurn | None:
         """The guess, if it is this turn; otherwise there is none any more."""
-        if self._guess is None:
+        if self._speculative is None:
             return None
-        if _is_stateless(plan) or not self._guess.is_for(self._request(plan)):
-            self.withdraw_guess()
+        if _is_stateless(plan) or not self._speculative.is_for(self._request(plan)):
+            self.withdraw_speculative()
             return None
-        guess, self._guess = self._guess, None
-        self.metrics.guesses.labels("answered").inc()
-        return guess
+        speculate, self._speculative = self._speculative, None
+        self.metrics.speculative_turns.labels("answered").inc()
+        return speculate
 
     def end(self, run: Run) -> None:
         """Its response is over. The session keeps what was generated, if it can."""
@@ -151,7 +151,7 @@ class Turns:
 
     async def close(self) -> None:
         """Cancel everything and wait until the orchestrator has let go, within bounds."""
-        self._guess = None
+        self._speculative = None
         for task in self._tasks:
             task.cancel()
         for _ in range(2):
@@ -170,13 +170,16 @@ class Turns:
         run.task.cancel()
 
     async def _run(
-        self, run: Run, predecessors: frozenset[asyncio.Task[None]], guess: Guess | None
+        self,
+        run: Run,
+        predecessors: frozenset[asyncio.Task[None]],
+        speculate: SpeculativeTurn | None,
     ) -> None:
         try:
             if predecessors:
                 # The session takes one turn at a time; an ended one may still be winding down.
                 await self._until_ended(predecessors)
-            await self._produce(run, guess)
+            await self._produce(run, speculate)
         except LiveError as error:
             log.warning("turn_failed response=%s code=%s", run.plan.response_id, error.code)
             run.writer.fail(error)
@@ -198,16 +201,16 @@ class Turns:
         if stuck:
             raise DeadlineError("The turn before this one does not end.")
 
-    async def _produce(self, run: Run, guess: Guess | None) -> None:
+    async def _produce(self, run: Run, speculate: SpeculativeTurn | None) -> None:
         # Not kept: what is forgotten later would stay for as long as somebody knows of this run.
         items, run.items = run.items, ()
         await _judge(run.plan.context or items)
         if _is_answer_to_silence(run.plan, items):
-            if guess is not None:
-                guess.withdraw()
+            if speculate is not None:
+                speculate.withdraw()
             return self._finish(run, _nothing_to_say())
-        if guess is not None:
-            events = guess.events()
+        if speculate is not None:
+            events = speculate.events()
         else:
             # Now that earlier turns have ended, the history knows what they generated.
             events = self.session.respond(self._request(run.plan, items))
@@ -250,7 +253,7 @@ class Turns:
                 self.metrics.turn_marks_s.labels(mark).observe(at_s)
             self._complete(run, end)
         if not _is_stateless(run.plan):
-            self.items.let_go(end.gone, lane=run.plan.response_id)
+            self.items.let_go(end.gone, response_id=run.plan.response_id)
         self.settle(run)
 
     def _complete(self, run: Run, end: TurnDone) -> None:
@@ -272,13 +275,13 @@ class Turns:
         else:
             run.writer.complete(end, calls[:n_made])
 
-    def take_in(self, config: SessionConfig, pieces: Pieces) -> bool:
+    def prefill_turn(self, config: SessionConfig, pieces: Pieces) -> bool:
         """What is being said goes where the next turn will need it. False: not now."""
         if self._main_tasks:
             return False
         request = self.request(config)
         history = (*request.history, *pieces)
-        return self.session.take_in(replace(request, history=history, ahead=True))
+        return self.session.prefill_turn(replace(request, history=history, prefill_only=True))
 
     async def until_idle(self) -> None:
         """No turn of the conversation runs any more."""

@@ -1,7 +1,7 @@
 """Ends of turns by meaning: a pause is shown to a model, which may say that the turn is over.
 
 In: the audio of a turn up to a pause. Out: a call of `end`, from the event loop.
-Owner: one TurnEnds per process. The model works in one thread of its own, one pause at a time: a
+Owner: one Endpointing per process. The model works in one thread of its own, one pause at a time: a
 caller who goes on speaking is not waited for.
 """
 
@@ -34,7 +34,7 @@ def settings_of(detection: TurnDetection) -> VadSettings:
 
 
 @dataclass(eq=False)
-class TurnEnds:
+class Endpointing:
     model: EndpointModel
     clock: Clock
     metrics: GatewayMetrics
@@ -80,14 +80,14 @@ class TurnEnds:
         except Exception:
             # The silence that ends every turn still does.
             log.exception("endpoint_model_failed")
-            self.metrics.turn_end_verdicts.labels("failed").inc()
+            self.metrics.endpoint_verdicts.labels("failed").inc()
             return
         if score is None:
-            self.metrics.turn_end_verdicts.labels("overtaken").inc()
+            self.metrics.endpoint_verdicts.labels("overtaken").inc()
             return
-        self.metrics.turn_end_verdict_s.observe(self.clock.now_s() - asked_s)
+        self.metrics.endpoint_verdict_s.observe(self.clock.now_s() - asked_s)
         enough, _ = _EAGERNESS[detection.eagerness]
         complete = score >= enough
-        self.metrics.turn_end_verdicts.labels("complete" if complete else "pause").inc()
+        self.metrics.endpoint_verdicts.labels("complete" if complete else "pause").inc()
         if complete:
             end()

@@ -1,7 +1,7 @@
 """A caller who is heard frame by frame: each is taken in at its beat, and a few tokens follow it.
 
 In: the caller's audio as it comes. Out: one frame.done for each frame.
-Owner: one FrameCall per connection, with a task while the session is in frame mode. The
+Owner: one FrameTurns per connection, with a task while the session is in frame mode. The
 conversation so far is the beginning of what the model sees; the frames themselves never become
 items. What leaves the session's window is forgotten here, too.
 """
@@ -25,7 +25,7 @@ from sglang_live.core import (
 from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.event_error import error_body, internal_error
 from sglang_live.gateway.ids import new_id
-from sglang_live.gateway.realtime.frame_settings import FrameMode
+from sglang_live.gateway.realtime.frame_settings import FrameSettings
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.orchestrator.session import VoiceSession
@@ -53,7 +53,7 @@ class _Frame:
     n_missing: int
 
 
-class FrameCall:
+class FrameMode:
     """
     Args:
         request: what to ask for when nothing is said: the conversation, and the settings.
@@ -74,7 +74,7 @@ class FrameCall:
         self._session, self._emit, self._clock = session, emit, clock
         self._metrics, self._request, self._until_idle = metrics, request, until_idle
         self._may_ask, self._granted_s = may_ask, 0.0
-        self._mode: FrameMode | None = None
+        self._mode: FrameSettings | None = None
         self._task: asyncio.Task[None] | None = None
         self._waiting: deque[_Frame] = deque()
         self._news = asyncio.Event()
@@ -87,7 +87,7 @@ class FrameCall:
     def on(self) -> bool:
         return self._mode is not None
 
-    def configure(self, mode: FrameMode | None, now_sample: int) -> None:
+    def configure(self, mode: FrameSettings | None, now_sample: int) -> None:
         """Begin, change or end the mode; now_sample is where the session's audio is."""
         if mode == self._mode:
             return
@@ -97,7 +97,7 @@ class FrameCall:
         if mode is None:
             self._stop()
             return
-        first_s = self._session.join_beat(mode.frame_s)
+        first_s = self._session.join_frames(mode.frame_s)
         self._begin = now_sample
         self._end = now_sample + round(first_s * INPUT_RATE_HZ)
         self._last_due_s = None
@@ -134,7 +134,7 @@ class FrameCall:
 
     def _stop(self) -> asyncio.Task[None] | None:
         task, self._task = self._task, None
-        self._session.leave_beat()
+        self._session.leave_frames()
         if task is not None:
             task.cancel()
         return task
@@ -197,7 +197,7 @@ class FrameCall:
             history=(*self._history, said),
             wants_audio=False,
             max_output_tokens=self._mode.max_tokens,
-            beat_s=self._mode.frame_s,
+            frame_s=self._mode.frame_s,
         )
         words: list[str] = []
         done: TurnDone | None = None

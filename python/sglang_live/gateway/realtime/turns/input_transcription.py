@@ -1,7 +1,7 @@
 """The caller's words in writing, for clients that asked for them.
 
 In: committed items, and when the answer can be heard. Out: input_audio_transcription events.
-Owner: one UserTranscripts per connection; one task works, on one item at a time. It lets the
+Owner: one InputTranscription per connection; one task works, on one item at a time. It lets the
 answer go first: a transcript can wait, the caller does not.
 """
 
@@ -38,7 +38,7 @@ class _Wish:
 
 
 @dataclass(eq=False)
-class UserTranscripts:
+class InputTranscription:
     """
     speech_model: what it finds no speech in has an empty transcript.
     may_work: set while no answer waits for its first sound.

@@ -19,7 +19,7 @@ from sglang_live.orchestrator.session import VoiceSession
 _WITHDRAWN_S = 5.0
 
 
-class Guess:
+class SpeculativeTurn:
     """
     Args:
         request: the turn; its history ends with `said`.

@@ -1,7 +1,7 @@
 """The caller's side of turn taking: audio in, turns out.
 
 In: input_audio_buffer.* events. Out: committed items, answers asked for, answers interrupted.
-Owner: one CallerTurns per connection. Time is audio received (see interaction/vad.py).
+Owner: one TurnTaking per connection. Time is audio received (see interaction/vad.py).
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from sglang_live.gateway.realtime.responses.response import ResponsePlan
 from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
-from sglang_live.gateway.realtime.turns.endpointing import TurnEnds, settings_of
-from sglang_live.gateway.realtime.turns.input_transcription import UserTranscripts
-from sglang_live.gateway.realtime.turns.turn_prefill import Pieces, SpokenPieces
+from sglang_live.gateway.realtime.turns.endpointing import Endpointing, settings_of
+from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
+from sglang_live.gateway.realtime.turns.turn_prefill import Pieces, UtterancePieces
 from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.endpoint import HEARD_SAMPLES
 from sglang_live.interaction.input_buffer import InputBuffer
@@ -58,21 +58,21 @@ _PIECE_MS = 1000
 
 
 @dataclass(eq=False)
-class CallerTurns:
+class TurnTaking:
     """
     config: the session's settings; replaced by configure().
-    turn_ends: for semantic_vad; None: silence alone ends turns.
+    endpointing: for semantic_vad; None: silence alone ends turns.
     """
 
     config: SessionConfig
     gateway: GatewayConfig
     items: ConversationEvents
     responses: Responses
-    transcripts: UserTranscripts
+    transcripts: InputTranscription
     monitor: SessionMonitor
     emit: Emit
     scorer: SpeechScorer
-    turn_ends: TurnEnds | None
+    endpointing: Endpointing | None
     clock: Clock
     metrics: GatewayMetrics
 
@@ -82,8 +82,8 @@ class CallerTurns:
         self._detector: SpeechDetector | None = None
         self._next_item()
         self._turn_start_ms = 0
-        self._pieces = SpokenPieces(self.gateway.turn_piece_s, self._take_in)
-        self._frames = self.responses.frame_call(self.emit, lambda: self.config)
+        self._pieces = UtterancePieces(self.gateway.turn_prefill_s, self._prefill_turn)
+        self._frames = self.responses.frame_turns(self.emit, lambda: self.config)
         self._idle = IdleTimer(self.clock, self._on_idle)
         self._barge_in = BargeIn(self.responses, self.monitor, self.clock, self.metrics)
         self.responses.on_done = self._on_response_done
@@ -95,7 +95,7 @@ class CallerTurns:
             self._take(self._decoder.finish())
             self._decoder = WireDecoder(config.input_format)
         if config != self.config:
-            self.responses.withdraw_guess()
+            self.responses.withdraw_speculative()
         self.config = config
         if config.frames is not None and not self._frames.on:
             self._buffer.clear()
@@ -117,10 +117,12 @@ class CallerTurns:
             self._detector.settings = self._vad_settings(config.turn_detection)
 
     def _vad_settings(self, detection: TurnDetection) -> VadSettings:
-        if detection.kind == "semantic_vad" and self.turn_ends is not None:
+        if detection.kind == "semantic_vad" and self.endpointing is not None:
             return settings_of(detection)
-        guesses = detection.kind == "server_vad" and detection.create_response
-        return replace(detection.vad, pause_ms=self.gateway.speculate_ms if guesses else None)
+        speculative_turns = detection.kind == "server_vad" and detection.create_response
+        return replace(
+            detection.vad, pause_ms=self.gateway.speculate_ms if speculative_turns else None
+        )
 
     async def append(self, event: AudioAppend) -> None:
         """Raises ClientEventError, or BufferFullError when nothing else would free the buffer."""
@@ -152,7 +154,7 @@ class CallerTurns:
         self._buffer.check_commit(self._decoder.owed_samples)
         self._buffer.append(self._decoder.finish())
         self._pieces.forget()  # this turn has all that was sent, not only what is speech
-        self.responses.withdraw_guess()
+        self.responses.withdraw_speculative()
         if self._detector:
             self._hear_no_more()
             self._reset(self._detector)
@@ -163,7 +165,7 @@ class CallerTurns:
         self._buffer.append(self._decoder.finish())  # the cleared audio still counts as time
         self._buffer.clear()
         self._frames.clear(self._buffer.end_sample)
-        self.responses.withdraw_guess()
+        self.responses.withdraw_speculative()
         self._pieces.forget()
         if self._detector:
             self._hear_no_more()
@@ -220,8 +222,8 @@ class CallerTurns:
         if self._buffer.excess_samples:
             self._shed()
 
-    def _take_in(self, pieces: Pieces) -> bool:
-        return self.responses.take_in(self.config, pieces)
+    def _prefill_turn(self, pieces: Pieces) -> bool:
+        return self.responses.prefill_turn(self.config, pieces)
 
     def _shed(self) -> None:
         assert self._detector is not None
@@ -245,7 +247,7 @@ class CallerTurns:
             case SpeechPaused():
                 self._on_paused(event)
             case SpeechResumed():
-                self.responses.withdraw_guess()
+                self.responses.withdraw_speculative()
             case SpeechStopped():
                 self._on_stopped(event)
 
@@ -276,9 +278,9 @@ class CallerTurns:
         detector, detection = self._detector, self.config.turn_detection
         assert detector is not None and detection is not None
         if detection.kind == "server_vad":
-            self._guess(pause)
+            self._speculative(pause)
             return
-        assert self.turn_ends is not None
+        assert self.endpointing is not None
         until = pause.at_ms * SAMPLES_PER_MS
         begun = max(self._turn_start_ms * SAMPLES_PER_MS, until - HEARD_SAMPLES)
         said = self._buffer.peek(begun, until)
@@ -287,13 +289,13 @@ class CallerTurns:
             if self._detector is detector and (stopped := detector.stop_at(pause)):
                 self._on_stopped(stopped)
 
-        self.turn_ends.ask(said, detection, lambda: detector.is_in(pause), end)
+        self.endpointing.ask(said, detection, lambda: detector.is_in(pause), end)
 
-    def _guess(self, pause: SpeechPaused) -> None:
+    def _speculative(self, pause: SpeechPaused) -> None:
         """An answer to what was said so far is begun; if the silence lasts, it is half done."""
         start, end = self._turn_start_ms * SAMPLES_PER_MS, pause.at_ms * SAMPLES_PER_MS
         said = self._pieces.so_far(AudioPart(self._buffer.peek(start, end)))
-        self.responses.guess(self.config, said)
+        self.responses.speculate(self.config, said)
 
     def _on_stopped(self, event: SpeechStopped) -> None:
         assert self.config.turn_detection is not None
@@ -320,7 +322,7 @@ class CallerTurns:
         self.monitor.turn_committed()
         content = [AudioContent(audio.pcm)]
         # What an answer was begun to is what the model has heard: all but the last silence.
-        pieces = self.responses.guessed or self._pieces.whole(audio)
+        pieces = self.responses.speculated or self._pieces.whole(audio)
         self._pieces.forget()
         item = MessageItem(self._item_id, "user", content, pieces, is_speech)
         self._next_item()

@@ -3,10 +3,10 @@
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
-from benchmark.load import caller as caller_module
-from benchmark.load.arrivals import CallerPlan, PlannedTurn
-from benchmark.load.caller import Caller
+from benchmark.load import user as caller_module
+from benchmark.load.arrivals import PlannedTurn, UserPlan
 from benchmark.load.interruptions import PlannedInterruption
+from benchmark.load.user import Caller
 from sglang_live.client.realtime_client import SessionError
 from sglang_live.client.turn_record import TurnRecord
 
@@ -74,63 +74,61 @@ def run(monkeypatch):
 
     async def run(*turns: PlannedTurn, statuses=()) -> Caller:
         ScriptedClient.statuses, ScriptedClient.calls, ScriptedClient.opened = [*statuses], [], 0
-        caller = Caller(CallerPlan(0, 0.5, turns), AUDIO, None, InstantClock())
-        await caller.run()
-        return caller
+        user = Caller(UserPlan(0, 0.5, turns), AUDIO, None, InstantClock())
+        await user.run()
+        return user
 
     return run
 
 
 async def test_a_barge_in_is_the_next_clip_spoken_at_once(run):
-    caller = await run(
-        PlannedTurn("a", 0.7, BARGE_IN), PlannedTurn("b", 0.9), statuses=["cancelled"]
-    )
+    user = await run(PlannedTurn("a", 0.7, BARGE_IN), PlannedTurn("b", 0.9), statuses=["cancelled"])
     assert ScriptedClient.calls == [("clip a", 1.5, None), ("clip b", None, None), ("played",)]
-    assert caller._clock.slept_s == [0.5, 0.9], "no pause after the turn that was interrupted"
-    assert [(row.turn, row.clip, row.record.interruption) for row in caller.rows] == [
+    assert user._clock.slept_s == [0.5, 0.9], "no pause after the turn that was interrupted"
+    assert [(row.turn, row.clip, row.record.interruption) for row in user.rows] == [
         (0, "a", "barge_in"),
         (1, "b", None),
     ]
-    assert caller.rows[0].planned == BARGE_IN
+    assert user.rows[0].planned == BARGE_IN
 
 
 async def test_barge_ins_may_follow_each_other(run):
-    caller = await run(
+    user = await run(
         PlannedTurn("a", 0.7, BARGE_IN), PlannedTurn("b", 0.7, BARGE_IN), PlannedTurn("c", 0.7)
     )
-    assert [row.clip for row in caller.rows] == ["a", "b", "c"]
+    assert [row.clip for row in user.rows] == ["a", "b", "c"]
 
 
 async def test_a_false_trigger_is_a_sound_not_a_turn(run):
     noise = PlannedInterruption("false_trigger", 2.0, "cough")
-    caller = await run(PlannedTurn("a", 0.7, noise))
+    user = await run(PlannedTurn("a", 0.7, noise))
     assert ScriptedClient.calls[0] == ("clip a", 2.0, "sound of a cough")
-    assert len(caller.rows) == 1
+    assert len(user.rows) == 1
 
 
 async def test_a_failed_turn_ends_the_session_and_the_next_opens_another(run):
-    caller = await run(PlannedTurn("a", 0.7), PlannedTurn("b", 0.7), statuses=["failed"])
-    assert [row.record.status for row in caller.rows] == ["failed", "completed"]
+    user = await run(PlannedTurn("a", 0.7), PlannedTurn("b", 0.7), statuses=["failed"])
+    assert [row.record.status for row in user.rows] == ["failed", "completed"]
     assert ScriptedClient.opened == 2
-    assert caller.side_errors == ["invalid_value"] * 2
+    assert user.side_errors == ["invalid_value"] * 2
 
 
 async def test_a_refused_session_costs_one_turn(run):
-    caller = await run(PlannedTurn("a", 0.7), PlannedTurn("b", 0.7), statuses=["refused"])
-    assert [row.record.status for row in caller.rows] == ["refused", "completed"]
+    user = await run(PlannedTurn("a", 0.7), PlannedTurn("b", 0.7), statuses=["refused"])
+    assert [row.record.status for row in user.rows] == ["refused", "completed"]
 
 
 async def test_a_lost_connection_costs_one_turn(run):
-    caller = await run(
+    user = await run(
         PlannedTurn("a", 0.7, BARGE_IN),
         PlannedTurn("b", 0.7),
         PlannedTurn("c", 0.7),
         statuses=["cancelled", "lost"],
     )
-    statuses = [(row.clip, row.record.status) for row in caller.rows]
+    statuses = [(row.clip, row.record.status) for row in user.rows]
     assert statuses == [("a", "cancelled"), ("b", "failed"), ("c", "completed")]
 
 
 async def test_the_audio_of_replies_is_not_kept(run):
-    caller = await run(PlannedTurn("a", 0.7))
-    assert caller.rows[0].record.reply_pcm == b""
+    user = await run(PlannedTurn("a", 0.7))
+    assert user.rows[0].record.reply_pcm == b""

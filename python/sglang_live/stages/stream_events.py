@@ -3,8 +3,8 @@
 Owner: one NoteRoutes per stage. Notes of requests that nobody waits for any more are dropped.
 """
 
-from sglang_live.engine_channel.messages import StreamNotes
-from sglang_live.messages import StreamNote
+from sglang_live.engine_channel.messages import StreamEvents
+from sglang_live.messages import StreamEvent
 from sglang_live.stages.transport.server import ServedJob
 
 
@@ -18,7 +18,7 @@ class NoteRoutes:
     def remove(self, rid: str) -> None:
         self._jobs.pop(rid, None)
 
-    def tell(self, notes: StreamNotes) -> None:
-        for rid, what, ahead_s in zip(notes.rids, notes.what, notes.ahead_s, strict=True):
+    def tell(self, notes: StreamEvents) -> None:
+        for rid, what, buffered_s in zip(notes.rids, notes.what, notes.buffered_s, strict=True):
             if (job := self._jobs.get(rid)) is not None:
-                job.post(StreamNote(job.job_id, what, ahead_s))
+                job.post(StreamEvent(job.job_id, what, buffered_s))

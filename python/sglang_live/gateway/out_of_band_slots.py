@@ -1,14 +1,14 @@
 """How many responses beside their conversations may be made at once, by all callers together.
 
-Owner: one SideLanes per process. The stages have room for so many more replies than sessions: one
-caller's extra responses must not take what another's answer needs.
+Owner: one OutOfBandSlots per process. The stages have room for so many more replies
+than sessions: one caller's extra responses must not take what another's answer needs.
 """
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class SideLanes:
+class OutOfBandSlots:
     limit: int
     n_taken: int = 0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
-from benchmark.load.arrivals import CallerPlan, PlannedTurn
+from benchmark.load.arrivals import PlannedTurn, UserPlan
 from benchmark.load.interruptions import PlannedInterruption
 from sglang_live.client.realtime_client import Cut, RealtimeClient, SessionError
 from sglang_live.client.session_options import SessionOptions
@@ -27,10 +27,10 @@ class TurnRow:
     reply was still playing when its moment came.
     """
 
-    caller: int
+    user: int
     turn: int
     clip: str
-    reply_gap_s: float
+    response_gap_s: float
     start_s: float
     end_s: float
     record: TurnRecord
@@ -60,7 +60,7 @@ class Caller:
 
     def __init__(
         self,
-        plan: CallerPlan,
+        plan: UserPlan,
         audio: Mapping[str, Utterance],
         options: SessionOptions,
         clock: Clock,
@@ -99,7 +99,7 @@ class Caller:
     async def _give_up_turn(self, status: str, error: str) -> None:
         now_s = self._since_start_s()
         self._add_row(now_s, now_s, TurnRecord(kind="speech", status=status, error=error))
-        await self._clock.sleep(self._plan.turns[len(self.rows) - 1].reply_gap_s)
+        await self._clock.sleep(self._plan.turns[len(self.rows) - 1].response_gap_s)
 
     async def _converse(self, client: RealtimeClient) -> None:
         while (planned := self._next_turn()) is not None:
@@ -118,7 +118,7 @@ class Caller:
                 return
             await client.wait_until_played()
             self.played_out_s = self._since_start_s()
-            await self._clock.sleep(planned.reply_gap_s)
+            await self._clock.sleep(planned.response_gap_s)
 
     def _cut(self, planned: PlannedTurn) -> Cut | None:
         interruption = planned.interruption
@@ -140,10 +140,10 @@ class Caller:
         turn = self._plan.turns[len(self.rows)]
         self.rows.append(
             TurnRow(
-                caller=self._plan.caller,
+                user=self._plan.user,
                 turn=len(self.rows),
                 clip=turn.clip,
-                reply_gap_s=turn.reply_gap_s,
+                response_gap_s=turn.response_gap_s,
                 start_s=start_s,
                 end_s=end_s,
                 # Hours of audio of many callers are not worth the memory.
