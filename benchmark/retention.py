@@ -106,7 +106,7 @@ async def measure(arm: str, replica, options: Options) -> dict:
         "arm": arm,
         "ages": ages,
         "cuts": n_compactions,
-        "compact_ms": 1000 * grown["compact_s"] / n_compactions if n_compactions else 0.0,
+        "cut_ms": 1000 * grown["compact_s"] / n_compactions if n_compactions else 0.0,
         "tokens_compacted": grown["tokens_compacted"],
         "rebases": grown["sessions_rebased"],
     }
@@ -123,7 +123,7 @@ async def run(options: Options) -> list[dict]:
 
 def _print(row: dict) -> None:
     print(
-        f"{row['arm']}: {row['cuts']:.0f} cuts of {row['truncated_ms']:.2f} ms, "
+        f"{row['arm']}: {row['cuts']:.0f} cuts of {row['cut_ms']:.2f} ms, "
         f"{row['rebases']:.0f} rebases"
     )
     for age in row["ages"]:

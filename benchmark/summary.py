@@ -90,7 +90,7 @@ def turns_per_s(document: dict, point: dict) -> float:
 
 
 def _heard_out_s(turn: dict) -> float:
-    if turn["truncated_early"] or turn["ttfp_ms"] is None:
+    if turn["cut_short"] or turn["ttfp_ms"] is None:
         return turn["end_s"]
     began_s = turn["start_s"] + turn["user_audio_s"] + turn["ttfp_ms"] / 1000
     return max(turn["end_s"], began_s + turn["audio_s"] + sum(turn["gaps_ms"]) / 1000)
@@ -133,7 +133,7 @@ def kv_rows(results: Path) -> list[str]:
                 f"window {document['config']['window']}, sink {document['config']['sink']}, "
                 f"slack {document['config']['slack']}",
                 f"{held['bounded']} tokens with a bound, {held['everything']} without; "
-                f"a cut takes {arms['bounded']['truncated_ms']:.2f} ms",
+                f"a cut takes {arms['bounded']['cut_ms']:.2f} ms",
             )
         )
     if document := newest(results, "eviction"):

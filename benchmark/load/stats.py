@@ -159,7 +159,7 @@ def point_stats(
 ) -> PointStats:
     completed = [record for record in records if record.ok]
     # Played to the end, as far as it went: nobody spoke into it, nothing cut it short.
-    whole = [record for record in completed if not (record.barged or record.truncated_early)]
+    whole = [record for record in completed if not (record.barged or record.cut_short)]
     barged = [record for record in records if record.barged]
     failed = len(records) - len(completed)
     wall_s = sum(run.wall_s for run in runs)

@@ -26,7 +26,7 @@ class TurnRecord:
         chunks_due, chunks_on_time: packets from the second on, and those in time (viability).
         interruption: `barge_in` or `false_trigger`, if the caller did so while it played.
         truncated_ms: from the first packet to the moment the caller began to.
-        truncated_early: the server cancelled the answer, or made the client stop playing it.
+        cut_short: the server cancelled the answer, or made the client stop playing it.
         stop_latency_ms: from the onset of the user's speech to the answer's last packet; 0 if
             none came after it, None if the response was over before.
         silence_ms: from that onset until the client stopped playing.
@@ -54,7 +54,7 @@ class TurnRecord:
     early_replies: int = 0
     interruption: str | None = None
     truncated_ms: float | None = None
-    truncated_early: bool = False
+    cut_short: bool = False
     stop_latency_ms: float | None = None
     silence_ms: float | None = None
     response_id: str | None = None
@@ -74,7 +74,7 @@ class TurnRecord:
     @property
     def wrongly_interrupted(self) -> bool:
         """The answer was cut short though nobody barged in."""
-        return self.truncated_early and not self.barged
+        return self.cut_short and not self.barged
 
     @property
     def rtf(self) -> float | None:

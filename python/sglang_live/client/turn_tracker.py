@@ -134,7 +134,7 @@ class TurnTracker:
             chunks_on_time=reply.playback.chunks_on_time,
             interruption=self._interruption,
             truncated_ms=self._cut_ms(),
-            truncated_early=reply.status == "cancelled" or reply.flushed_s is not None,
+            cut_short=reply.status == "cancelled" or reply.flushed_s is not None,
             stop_latency_ms=self._stop_latency_ms(),
             silence_ms=self._since_onset_ms(reply.flushed_s),
             gaps_ms=tuple(gap_s * MS_PER_S for gap_s in reply.playback.gaps_s),

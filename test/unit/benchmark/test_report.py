@@ -46,7 +46,7 @@ def result(
 def interrupted(policies="off", n_turns=25):
     """A run whose every turn was interrupted, with 80 ms until the last packet."""
     plain = result(policies, n_turns=n_turns, talker_frames=1000)
-    lived = {"interruption": "barge_in", "status": "cancelled", "truncated_early": True}
+    lived = {"interruption": "barge_in", "status": "cancelled", "cut_short": True}
     times = {"stop_latency_ms": 80.0, "silence_ms": 150.0, "heard_in_all_s": 2.0}
     planned = PlannedInterruption("barge_in", 1.5)
     rows = [

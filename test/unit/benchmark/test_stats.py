@@ -26,7 +26,7 @@ def turn(ttfp_ms=900.0, **changes):
 
 
 def barged(**changes):
-    lived = {"interruption": "barge_in", "status": "cancelled", "truncated_early": True}
+    lived = {"interruption": "barge_in", "status": "cancelled", "cut_short": True}
     return turn(**{**lived, "heard_in_all_s": 0.5, **changes})
 
 
@@ -121,7 +121,7 @@ def test_interrupted_turns_are_reported_apart():
 
 def test_a_reply_that_a_noise_cut_short_is_a_wrong_interruption_and_not_useful():
     noise = {"interruption": "false_trigger", "status": "cancelled"}
-    wrong = turn(**noise, truncated_early=True)
+    wrong = turn(**noise, cut_short=True)
     ignored = turn(interruption="false_trigger")
     point = stats([wrong, ignored, turn()])
     assert (point.false_triggers, point.wrong_interruptions) == (2, 1)

@@ -30,7 +30,7 @@ def turn(start_s: float) -> dict:
         "ttfp_ms": 1000.0,
         "audio_s": 4.0,
         "gaps_ms": [],
-        "truncated_early": False,
+        "cut_short": False,
     }
 
 
@@ -150,8 +150,8 @@ def test_kv_under_pressure_is_told_by_arm_over_all_repeats(tmp_path):
 def test_bounds_and_choices_are_told_in_a_row_each(tmp_path):
     age = {"tokens_talked": 6000, "turn_ms": 20.0}
     rows = [
-        {"arm": "everything", "truncated_ms": 0.0, "ages": [{**age, "kv_tokens_per_call": 6000.0}]},
-        {"arm": "bounded", "truncated_ms": 1.25, "ages": [{**age, "kv_tokens_per_call": 600.0}]},
+        {"arm": "everything", "cut_ms": 0.0, "ages": [{**age, "kv_tokens_per_call": 6000.0}]},
+        {"arm": "bounded", "cut_ms": 1.25, "ages": [{**age, "kv_tokens_per_call": 600.0}]},
     ]
     config = {"window": 512, "sink": 32, "slack": 128}
     write(tmp_path, "retention_a.json", date="2026-01-02", config=config, rows=rows)

@@ -60,7 +60,7 @@ async def test_the_server_is_told_what_was_heard(fake_server, stream_clock, said
 async def test_truncation_can_be_left_out(fake_server, stream_clock, said):
     async with fake_server("stream") as server:
         _, first, _ = await barge_in(server, stream_clock, said, truncate=False)
-    assert first.truncated_early
+    assert first.cut_short
     assert told(server, "conversation.item.truncate") == []
 
 
@@ -114,7 +114,7 @@ async def test_a_noise_that_the_server_ignores_changes_nothing(fake_server, stre
         record = (await client.take_turn(long_speech, Cut(0.3, sound=said))).record()
     assert record.interruption == "false_trigger"
     assert record.status == "completed"
-    assert not record.truncated_early
+    assert not record.cut_short
     assert record.heard_s == pytest.approx(2.0)
 
 

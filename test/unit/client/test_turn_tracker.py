@@ -216,7 +216,7 @@ def test_a_response_that_was_over_before_the_onset_had_nothing_to_stop(clock, tr
     record = tracker.record()
     assert record.stop_latency_ms is None
     assert record.silence_ms == pytest.approx(100)
-    assert record.truncated_early
+    assert record.cut_short
     assert record.ok
 
 
