@@ -221,10 +221,10 @@ class Client:
     async def hang_up(self, n: int, reference) -> None:
         """In the middle of a reply."""
         check(reference, self.heard, self.said)
-        asking = asyncio.create_task(self.ask(n, 60))
-        await asyncio.sleep(0.1 + 0.02 * (n % 6))  # it must get there before the end does
-        await self._pool.close(self.name)
-        await asking
+        new = [10 + (7 * n + i) % 180 for i in range(5 + n % 50)]
+        async with self._pool.saying(self.name, new, 60):
+            await asyncio.sleep(0.02 * (n % 6))
+            await self._pool.close(self.name)
         await self.open()
 
     async def close(self, n: int, reference) -> None:
