@@ -54,7 +54,7 @@ class Call:
         (await self._client.post("/open_session", json=body)).raise_for_status()
         if feed is not None:
             o = self._options
-            feed.send(RetainSession(self._name, o.sink, o.window, o.slack, unasked=True))
+            feed.send(RetainSession(self._name, o.sink, o.window, o.slack, every_request=True))
             await asyncio.sleep(0.1)
 
     async def turn(self) -> float:

@@ -58,7 +58,7 @@ class Call:
     async def open(self) -> None:
         body = {"capacity_of_str_len": 1 << 40, "session_id": self.name, "streaming": True}
         await self.engine.post("/open_session", body)
-        order = RetainSession(self.name, SINK, WINDOW, SLACK, unasked=True)
+        order = RetainSession(self.name, SINK, WINDOW, SLACK, every_request=True)
         self.engine.feed.send(order)
 
     async def close(self) -> None:

@@ -80,7 +80,7 @@ class TalkerInputs:
             ]
         return torch.cat([*parts, self.text([config.im_end_token_id, self._newline])])
 
-    def reply_prefix(self, speaker_id: int, first_id: int) -> torch.Tensor:
+    def response_prefix(self, speaker_id: int, first_id: int) -> torch.Tensor:
         """[9, hidden] before the first frame."""
         config, codec = self._config, self._config.talker_config
         pad = [config.tts_pad_token_id] * 4
@@ -178,7 +178,7 @@ def speak(
 ) -> torch.Tensor:
     """[frames, 16] sampled codes of a reply, as the reference samples them (no penalty)."""
     following = inputs.following(token_ids, max_frames)
-    step = torch.cat([context, inputs.reply_prefix(speaker_id, token_ids[0])])
+    step = torch.cat([context, inputs.response_prefix(speaker_id, token_ids[0])])
     cache, frames = DynamicCache(), []
     forbidden = torch.arange(talker.vocab_size) >= talker.vocab_size - 1024
     forbidden[inputs.end] = False
@@ -256,7 +256,7 @@ def _sequence(
     """Embeddings [n, hidden] and the first code that is right after each, [n]."""
     n = len(reply.codes)
     speaker = speaker_ids[int(torch.randint(len(speaker_ids), (), generator=choose))]
-    prefix = inputs.reply_prefix(speaker, reply.token_ids[0])
+    prefix = inputs.response_prefix(speaker, reply.token_ids[0])
     past = _damaged(reply.codes, settings, choose)
     frames = inputs.frames(past) + inputs.following(reply.token_ids, n)
     row = torch.cat([context, prefix, frames])

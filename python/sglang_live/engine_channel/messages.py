@@ -14,7 +14,7 @@ SPEAK_PREFIX = "speak-"
 # for, those of a beat, and what is taken in before them.
 THINK_PREFIX = "think-"
 # Request ids of what is taken in while a caller still speaks begin so: nobody waits for them yet.
-TURN_PREFILL_PREFIX = "ahead-"
+TURN_PREFILL_PREFIX = "prefill-"
 
 
 class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
@@ -111,18 +111,18 @@ class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
     """From now on a session keeps its first sink_tokens and a window of the last ones.
 
     What lies between is dropped at once if no request is running (kv/retention.py).
-    window_tokens: 0 lifts the bound. answer: with Retained.
+    window_tokens: 0 lifts the bound. acknowledge: with Retained.
     running: request that may lose tokens already while it writes its reply; whoever counts those
-        of its prompt must have done so. unasked: after and during every request.
+        of its prompt must have done so. every_request: after and during every request.
     """
 
     session: str
     sink_tokens: int
     window_tokens: int
     slack_tokens: int
-    answer: bool = True
+    acknowledge: bool = True
     running: str = ""
-    unasked: bool = False
+    every_request: bool = False
 
 
 class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):

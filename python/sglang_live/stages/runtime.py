@@ -19,7 +19,7 @@ import setproctitle
 
 from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
-from sglang_live.bridge.scheduler.device_peers import NEIGHBOURS_ENV, device_peers_env
+from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.engine_channel.inbox import POLICIES_ENV, STORAGE_ENV
@@ -148,7 +148,7 @@ def main() -> None:
     use_temporary_folder(spec)
     forgo_progress_lock()
     device = "cpu" if cpu.is_active() else spec.device
-    os.environ[NEIGHBOURS_ENV] = device_peers_env(spec.run_dir, device, spec.stage, spec.replica)
+    os.environ[DEVICE_PEERS_ENV] = device_peers_env(spec.run_dir, device, spec.stage, spec.replica)
     log_in_lines(f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s")
     logging.getLogger("sglang").setLevel(logging.WARNING)
     if cpu.is_active():

@@ -74,7 +74,7 @@ def ids_of(appends: list[Append]) -> list[int]:
 
 def question(items: list[HistoryItem]) -> list[Piece]:
     pieces = [piece for item in items for piece in PROMPT.item(item)]
-    return [*pieces, *PROMPT.ask()]
+    return [*pieces, *PROMPT.open_response()]
 
 
 @settings(max_examples=150)
@@ -103,7 +103,7 @@ def test_a_session_that_grows_turn_by_turn_holds_the_whole_conversation(turns):
         expected += encode("".join(map(as_one, history)) + "<|im_start|>assistant\n")
         held += encode(reply) + (encode("<|im_end|>") if model_wrote_end else [])
         expected += encode(reply) + encode("<|im_end|>") + encode("\n")
-        tail = PROMPT.close_reply(model_wrote_end=model_wrote_end)
+        tail = PROMPT.close_response(model_wrote_end=model_wrote_end)
     held += ids_of(PROMPT.appends(tail))
     assert held == expected + encode("<|im_start|>")
 
@@ -145,7 +145,9 @@ def test_every_request_has_at_most_one_clip_and_clips_keep_their_order(history):
 
 
 def test_a_spoken_message_costs_one_request():
-    [append] = PROMPT.appends([*PROMPT.close_reply(model_wrote_end=True), *question([message(9)])])
+    [append] = PROMPT.appends(
+        [*PROMPT.close_response(model_wrote_end=True), *question([message(9)])]
+    )
     assert append.text == (f"\n<|im_start|>user\n{AUDIO_PLACE}<|im_end|>\n<|im_start|>assistant\n")
 
 

@@ -83,7 +83,7 @@ def test_a_segment_without_audio_needs_no_states():
 
 def test_a_reply_begins_with_role_controls_speaker_and_first_word(demo_spec):
     ids = TalkerIds.of(demo_spec)
-    assert ids.reply_prefix(demo_spec, speaker_id=2302, newline_id=211, first=77) == [
+    assert ids.response_prefix(demo_spec, speaker_id=2302, newline_id=211, first=77) == [
         ids.text + demo_spec.im_start_id,
         ids.text + demo_spec.assistant_id,
         ids.text + 211,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.models.qwen3_omni.tool_prompt import ReplyParts, instructions_with, opening_of
+from sglang_live.models.qwen3_omni.tool_prompt import ResponseParts, instructions_with, opening_of
 
 WEATHER = json.dumps({"name": "weather", "parameters": {"type": "object"}})
 
@@ -53,7 +53,7 @@ REPLY = 'One moment. <tool_call>\n{"name": "weather"}\n</tool_call><tool_call>{"
 @pytest.mark.parametrize("begin_id", [60, None], ids=["one token", "several"])
 def test_what_stands_before_the_first_call_is_spoken_and_nothing_else(begin_id):
     """A token a character; of the tag, if it is one token, one."""
-    parts, text, ids = ReplyParts(begin_id), "", []
+    parts, text, ids = ResponseParts(begin_id), "", []
     at = REPLY.index("<tool_call>")
     for n, character in enumerate(REPLY):
         text += character
@@ -71,7 +71,7 @@ def test_what_stands_before_the_first_call_is_spoken_and_nothing_else(begin_id):
 
 
 def test_what_only_looked_like_a_call_is_spoken_in_the_end():
-    parts = ReplyParts(None)
+    parts = ResponseParts(None)
     parts.take([1, 2], "a <")
     assert (parts.n_spoken, parts.spoken) == (0, "")
     parts.take([1, 2, 3], "a < b")
@@ -84,7 +84,7 @@ def test_what_only_looked_like_a_call_is_spoken_in_the_end():
 
 @given(st.text(alphabet="<tolcal_>/ x", max_size=60))
 def test_speech_grows_and_never_holds_the_tag(text):
-    parts, before = ReplyParts(None), ""
+    parts, before = ResponseParts(None), ""
     for n in range(1, len(text) + 1):
         parts.take(list(range(n)), text[:n])
         assert "<tool_call>" not in parts.spoken

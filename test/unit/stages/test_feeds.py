@@ -174,7 +174,7 @@ async def test_a_bound_without_a_session_of_ours_is_in_force_once_it_is_answered
 ):
     asking = asyncio.create_task(feed.retain_native(RetainSession("s", 4, 64, 8)))
     await settle()
-    assert sent == [RetainSession("s", 4, 64, 8, answer=True, unasked=True)]
+    assert sent == [RetainSession("s", 4, 64, 8, acknowledge=True, every_request=True)]
     assert not asking.done()
     feed.answered(Retained("s", n_tokens))
     assert await asking

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-NEIGHBOURS_ENV = "SGLANG_LIVE_NEIGHBOURS"
+DEVICE_PEERS_ENV = "SGLANG_LIVE_DEVICE_PEERS"
 # An engine that sleeps, or has died, says no more that it is not in need.
 LASTS_S = 0.1
 _STAGES = ("thinker", "talker", "vocoder")  # towards the ear
@@ -20,7 +20,7 @@ _MAX_REPLICAS = 1024
 
 
 def device_peers_env(run_dir: str, device: str, stage: str, replica: int) -> str:
-    """For NEIGHBOURS_ENV: which file, and which place in it.
+    """For DEVICE_PEERS_ENV: which file, and which place in it.
 
     Raises:
         ValueError: the file has no place for so many replicas.
@@ -52,7 +52,7 @@ class DevicePeers:
     @classmethod
     def from_env(cls) -> "DevicePeers | None":
         """None where nobody said with whom this engine shares its device."""
-        place, _, path = os.environ.get(NEIGHBOURS_ENV, "").partition(":")
+        place, _, path = os.environ.get(DEVICE_PEERS_ENV, "").partition(":")
         return cls(Path(path), int(place)) if path else None
 
     def tell(self, urgent: bool, now_s: float) -> None:

@@ -162,7 +162,7 @@ class ReportingScheduler(Scheduler):
         if self.retention is None:
             return
         retained = self.retention.retain(order)
-        if order.answer and self.outbox is not None:
+        if order.acknowledge and self.outbox is not None:
             self.outbox.send(retained)
 
     def open_session(self, recv_req: OpenSessionReqInput) -> OpenSessionReqOutput | None:

@@ -81,10 +81,10 @@ class Retention:
                 window_tokens=order.window_tokens,
                 slack_tokens=order.slack_tokens,
             )
-            if order.unasked:
+            if order.every_request:
                 self._unasked.add(order.session)
             self._running[order.session] = order.running
-        if order.answer or order.unasked:
+        if order.acknowledge or order.every_request:
             # Nobody else would learn of it.
             self._cut(order.session)
         return self._state(order.session)

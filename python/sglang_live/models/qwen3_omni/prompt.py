@@ -94,7 +94,7 @@ class ChatPrompt:
         """One message. Its leading `<|im_start|>` ends whatever came before."""
         return [*self._body(item), *([Markup("<|im_end|>\n<|im_start|>")] if item.closes else [])]
 
-    def ask(self) -> list[Piece]:
+    def open_response(self) -> list[Piece]:
         """Opens the reply."""
         return [Markup("assistant\n")]
 
@@ -114,7 +114,7 @@ class ChatPrompt:
         ids = self.markup_ids(CALL_BEGIN)
         return ids[0] if len(ids) == 1 else None
 
-    def close_reply(self, *, model_wrote_end: bool) -> list[Piece]:
+    def close_response(self, *, model_wrote_end: bool) -> list[Piece]:
         """What stands between a reply and the next item."""
         return [Markup("\n<|im_start|>" if model_wrote_end else "<|im_end|>\n<|im_start|>")]
 

@@ -68,7 +68,7 @@ class TalkerIds:
         keys = iter(self._audio_keys(audio_rows) if n_rows else ())
         return [next(keys) if t == audio_pad_id else self.text + t for t in token_ids]
 
-    def reply_prefix(self, spec: Qwen3OmniSpec, speaker_id: int, newline_id: int, first: int):
+    def response_prefix(self, spec: Qwen3OmniSpec, speaker_id: int, newline_id: int, first: int):
         """The nine prompt positions before the first codec frame of a reply.
 
         Args:

@@ -45,7 +45,7 @@ def opening_of(must_call: str) -> str:
     return f'{CALL_BEGIN}\n{{"name": {name}, "arguments": '
 
 
-class ReplyParts:
+class ResponseParts:
     """What of a growing reply is speech, and what is calls. After the first call all is calls.
 
     Attributes:

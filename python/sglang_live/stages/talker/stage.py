@@ -112,7 +112,7 @@ class TalkerStage:
         """A few frames for nobody: the first request loads what is lazy."""
         model, rid = self.model, self._warm_up_rid
         speaker = next(iter(model.speakers.values()))
-        prompt = self.ids.reply_prefix(model, speaker, self._newline_id, self._newline_id)
+        prompt = self.ids.response_prefix(model, speaker, self._newline_id, self._newline_id)
         self._feed.send(TalkerPrompt(rid, prompt_len=len(prompt), seed=0, greedy=False))
         self._feed.send(TalkerText(rid, [model.tts_eos_id], done=True))
         sampling = {"max_new_tokens": 4, "temperature": 0.0}
@@ -216,7 +216,7 @@ class TalkerStage:
             raise ItemsMissingError(f"{len(missing)} user segments unknown")
         for key in known.keys() - set(request.segment_keys):
             del known[key]
-        prefix = self.ids.reply_prefix(self.model, speaker, self._newline_id, request.first_id)
+        prefix = self.ids.response_prefix(self.model, speaker, self._newline_id, request.first_id)
         lengths = [len(known[key].ids) for key in request.segment_keys]
         most_tokens = self.engine.tokenizer_manager.max_req_input_len
         first_read = n_left_out(lengths, len(prefix), most_tokens)

@@ -54,7 +54,7 @@ class ThinkerFeed:
 
     def tell_bound(self, order: RetainSession, *, running: str = "") -> None:
         """As retain, when it does not matter yet what the session holds."""
-        self._socket.send(msgspec.structs.replace(order, answer=False, running=running))
+        self._socket.send(msgspec.structs.replace(order, acknowledge=False, running=running))
 
     async def retain(self, order: RetainSession) -> Retained | None:
         """Bound the session. None: nobody knows what it holds now."""
@@ -63,7 +63,7 @@ class ThinkerFeed:
 
     async def retain_native(self, order: RetainSession) -> bool:
         """Bound a session whose requests do not come from here. False: nobody knows if it is."""
-        order = msgspec.structs.replace(order, unasked=True)
+        order = msgspec.structs.replace(order, every_request=True)
         return await self._ask(order, Retained) is not None
 
     def answered(self, report: Truncated | Retained) -> None:

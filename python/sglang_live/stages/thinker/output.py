@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sglang_live.messages import FunctionCallProgress, Progress, TextTokens
-from sglang_live.models.qwen3_omni.tool_prompt import ReplyParts
+from sglang_live.models.qwen3_omni.tool_prompt import ResponseParts
 from sglang_live.policy.view import FIRST_INTERRUPTS, FRAME_S
 from sglang_live.stages.thinker.turn import Generated
 from sglang_live.stages.transport.server import ServedJob
@@ -30,7 +30,7 @@ class Reply:
     ):
         self._job, self._end_ids, self._tell_engine = job, end_ids, tell_engine
         self.ids: list[int] = []
-        self.parts = ReplyParts(call_begin_id)
+        self.parts = ResponseParts(call_begin_id)
         self.finish, self.n_audio = "", 0
         self._n_sent, self._sent, self._n_unsigned = 0, "", 0
         self._consumed = Progress(job.job_id, 0.0, False, FIRST_INTERRUPTS)

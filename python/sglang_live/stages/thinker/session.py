@@ -134,7 +134,7 @@ class ThinkerSession:
         yield Started(new)
         end, self._places = self.n_tokens + self.prompt.n_tokens(self.tail, iter(())), []
         pieces = self._pieces(new)
-        ask = [*self.prompt.ask(), Words(opening.token_ids)]
+        ask = [*self.prompt.open_response(), Words(opening.token_ids)]
         appends, said = self.prompt.appends([*pieces, *ask]), self.prompt.appends(pieces)
         n_alike = max(0, len(said) - 1)  # these are the same, whether or not a reply is asked for
         reply_ids: list[int] | None = None
@@ -288,7 +288,7 @@ class ThinkerSession:
             self.held = [*before, cut.key]
             return True
         else:
-            held, tail = [*before, cut.key], self.prompt.close_reply(model_wrote_end=False)
+            held, tail = [*before, cut.key], self.prompt.close_response(model_wrote_end=False)
             n_tokens = reply.begin + len(cut.token_ids)
         state.truncated = await self._truncate(n_tokens)
         state.refused = not state.truncated
@@ -371,12 +371,12 @@ class ThinkerSession:
     def _hold_reply(self, key: str, ids: list[int], end_ids: tuple[int, ...]) -> None:
         ended = bool(ids) and ids[-1] in end_ids
         begin = self.n_tokens - len(ids)
-        [ask] = self.prompt.appends(self.prompt.ask())
+        [ask] = self.prompt.appends(self.prompt.open_response())
         self.held, self.ends = [*self.held, key], [*self.ends, self.n_tokens]
         self.last_reply = LastReply(
             ids=tuple(ids[:-1] if ended else ids), ask_at=begin - len(ask.token_ids), begin=begin
         )
-        self.tail = self.prompt.close_reply(model_wrote_end=ended)
+        self.tail = self.prompt.close_response(model_wrote_end=ended)
 
     # --- requests ---
 

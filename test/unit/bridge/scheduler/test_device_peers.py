@@ -3,8 +3,8 @@
 import pytest
 
 from sglang_live.bridge.scheduler.device_peers import (
+    DEVICE_PEERS_ENV,
     LASTS_S,
-    NEIGHBOURS_ENV,
     DevicePeers,
     device_peers_env,
 )
@@ -13,7 +13,9 @@ from sglang_live.bridge.scheduler.device_peers import (
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
     def start(stage: str, replica: int = 0, device: str = "cuda:0") -> DevicePeers:
-        monkeypatch.setenv(NEIGHBOURS_ENV, device_peers_env(str(tmp_path), device, stage, replica))
+        monkeypatch.setenv(
+            DEVICE_PEERS_ENV, device_peers_env(str(tmp_path), device, stage, replica)
+        )
         found = DevicePeers.from_env()
         assert found is not None
         return found
@@ -48,7 +50,7 @@ def test_an_engine_that_starts_again_finds_its_place(engine):
 
 
 def test_without_neighbours_there_are_none(monkeypatch):
-    monkeypatch.delenv(NEIGHBOURS_ENV, raising=False)
+    monkeypatch.delenv(DEVICE_PEERS_ENV, raising=False)
     assert DevicePeers.from_env() is None
 
 

@@ -42,7 +42,7 @@ class World:
         self.open_sessions.setdefault(session_id, SimpleNamespace(session_id=session_id))
 
     def bound(self, session_id: str, window_tokens: int) -> None:
-        self.retention.retain(RetainSession(session_id, 4, window_tokens, 1, unasked=True))
+        self.retention.retain(RetainSession(session_id, 4, window_tokens, 1, every_request=True))
 
     def after_a_request(self, session_id: str) -> list[tuple[str, int]]:
         self.sessions.cuts.made.clear()
