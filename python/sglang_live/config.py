@@ -38,6 +38,7 @@ POLICIES = (
 ORDERS = ("urgency", "deadline", "fcfs")
 POLICIES_HELP = "`off`, `all`, or a comma list"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOG_FORMATS = ("text", "json")
 _RETENTION = RetentionConfig()
 _GIB = 1 << 30
 # An answer every two seconds; people take five at the least.
@@ -120,6 +121,7 @@ class ServerConfig:
     max_responses_per_minute: int | None = None
     cache_dir: Path = Path.home() / ".cache" / "sglang_live"
     log_dir: Path | None = None
+    log_format: str = "text"
     timeline_dir: Path | None = None
     stage_key_file: str = ""
     stages: dict[str, StageConfig] = field(default_factory=dict)
@@ -233,6 +235,7 @@ def parse(argv: list[str]) -> ServerConfig:
         first_request_s=own.first_request_s,
         cache_dir=Path(own.cache_dir),
         log_dir=Path(own.log_dir) if own.log_dir else None,
+        log_format=own.log_format,
         timeline_dir=Path(own.timeline_dir) if own.timeline_dir else None,
         stage_key_file=own.stage_key_file,
         stages=stages,
@@ -268,6 +271,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="how far it may grow beyond both before it is cut back",
     )
+    add_log_argument(p)
     add_storage_arguments(p)
     add_stuck_argument(p)
     add_key_arguments(p)
@@ -376,6 +380,15 @@ def add_stuck_argument(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="an engine that has work and completes no round of it for so long is started anew "
         "(default: %(default)g)",
+    )
+
+
+def add_log_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="text",
+        help="json: one object a line on stderr and in log files (default: %(default)s)",
     )
 
 

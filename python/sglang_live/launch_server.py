@@ -76,12 +76,13 @@ def main(argv: list[str] | None = None) -> int:
     os.umask(0o077)  # sockets, copies of speech and logs are for the server's user alone
     drops = LogDrops()
     protect_own_output(drops)
-    log_in_lines("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_in_lines("")
     return end_in_one_line(lambda: _main(sys.argv[1:] if argv is None else argv, drops))
 
 
 def _main(argv: list[str], drops: LogDrops) -> int:
     config = parse(argv)
+    log_in_lines("", as_json=config.log_format == "json")
     if config.log_dir is not None:
         check_log_folder("--log-dir", config.log_dir)
     if config.timeline_dir is not None:
@@ -322,6 +323,7 @@ def _specs(
                     engine_args=_engine_args(stage, settings.args, config.max_sessions),
                     policies=config.policies,
                     session_storage=_storage(stage, config),
+                    log_format=config.log_format,
                     stuck_after_s=config.stuck_after_s,
                 )
             )

@@ -16,6 +16,7 @@ from typing import Any
 
 from sglang_live.config import (
     POLICIES_HELP,
+    add_log_argument,
     add_storage_arguments,
     add_stuck_argument,
     check_stuck,
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cache-dir", default=default_cache_dir())
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--live-policies", default="all", help=f"{POLICIES_HELP}; as the server's")
+    add_log_argument(parser)
     add_storage_arguments(parser)
     add_stuck_argument(parser)
     add_key_arguments(parser)
@@ -97,6 +99,7 @@ def _spec(
         device=own.device,
         engine_args=engine_args,
         policies=policies,
+        log_format=own.log_format,
         session_storage=storage.to_env() if storage is not None else "",
         stuck_after_s=check_stuck(own.stuck_after_s),
     )

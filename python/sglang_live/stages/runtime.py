@@ -6,6 +6,7 @@ through the plugin entry point the seams of this stage.
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import signal
@@ -28,6 +29,7 @@ from sglang_live.messages import NextUseHint, Ready
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob, StageServer
 from sglang_live.stages.transport.wire import fallbacks, shm_names
+from sglang_live.telemetry.log_json import json_logging
 from sglang_live.telemetry.log_lines import log_in_lines
 
 log = logging.getLogger(__name__)
@@ -124,6 +126,16 @@ def use_temporary_folder(spec: StageSpec) -> None:
     tempfile.tempdir = None  # a process that was forked has looked already
 
 
+def set_up_logs(spec: StageSpec) -> None:
+    """Of this process and, through a file that SGLang reads, of the engine's own processes."""
+    as_json = spec.log_format == "json"
+    log_in_lines(spec.name, as_json=as_json)
+    if as_json:
+        path = spec.file_path("logging.json")
+        path.write_text(json.dumps(json_logging(f"{spec.name} engine")))
+        os.environ["SGLANG_LOGGING_CONFIG_PATH"] = str(path)
+
+
 def die_with_parent() -> None:
     """A supervisor must not leave its stages behind, not even when it is killed."""
     if sys.platform == "linux":
@@ -149,7 +161,7 @@ def main() -> None:
     forgo_progress_lock()
     device = "cpu" if cpu.is_active() else spec.device
     os.environ[DEVICE_PEERS_ENV] = device_peers_env(spec.run_dir, device, spec.stage, spec.replica)
-    log_in_lines(f"%(asctime)s {spec.name} %(levelname)s %(name)s: %(message)s")
+    set_up_logs(spec)
     logging.getLogger("sglang").setLevel(logging.WARNING)
     if cpu.is_active():
         import torch

@@ -26,6 +26,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     remote: somebody else starts it, on another host; we only connect.
     key_file: secret shared with a stage on another host (connectors/stage_key.py); empty: none.
     native_key: serve SGLang's own HTTP API on native_socket, to holders of this key; empty: not.
+    log_format: "text" or "json".
     stuck_after_s: an engine with work that completes no round for so long is started anew.
     """
 
@@ -45,6 +46,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ()
     session_storage: str = ""
     remote: bool = False
+    log_format: str = "text"
     stuck_after_s: float = STUCK_AFTER_S
 
     @property

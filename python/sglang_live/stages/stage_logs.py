@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sglang_live.telemetry.log_json import as_json_line, text_lines
 from sglang_live.telemetry.log_writing import LogDrops, LogWriter
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class _Output:
     name: str
     path: Path | None
     writer: LogWriter
+    as_json: bool = False
     fd: int = -1
     rest: bytes = b""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
@@ -45,7 +47,12 @@ class _Output:
             self._take_lines(whole + newline)
 
     def _take_lines(self, data: bytes) -> None:
-        self.tail.extend(data.decode(errors="replace").splitlines())
+        lines = data.splitlines()
+        for line in lines:
+            self.tail.extend(text_lines(line))
+        if self.as_json:
+            # C libraries, and an interpreter that ends, print without the logger.
+            data = b"".join(as_json_line(line, self.name) + b"\n" for line in lines if line)
         was_whole = not self.writer.missing
         if not self._write(data) and was_whole:
             log.error("log_dropped log=%s error=%s", self.name, self.writer.error)
@@ -83,9 +90,13 @@ class StageLogs:
     Args:
         log_dir: for a file per stage; None: everything goes to our stderr.
         drops: counts what could not be written.
+        as_json: write what is not a JSON object as one.
     """
 
-    def __init__(self, log_dir: Path | None, drops: LogDrops | None = None):
+    def __init__(
+        self, log_dir: Path | None, drops: LogDrops | None = None, *, as_json: bool = False
+    ):
+        self._as_json = as_json
         self._log_dir, self._drops = log_dir, drops or LogDrops()
         self._outputs: dict[str, _Output] = {}
         self._selector = selectors.DefaultSelector()
@@ -104,7 +115,7 @@ class StageLogs:
         read, write = os.pipe()
         path = self.path_of(name)
         wait_s = _STDERR_WAIT_S if path is None else 0.0
-        output = _Output(name, path, LogWriter(name, self._drops, wait_s=wait_s))
+        output = _Output(name, path, LogWriter(name, self._drops, wait_s=wait_s), self._as_json)
         with self._lock:
             if name in self._outputs:
                 output.writer = self._outputs[name].writer  # what is missing is said once

@@ -106,7 +106,8 @@ class Supervisor:
         Raises:
             StageUnavailableError: a stage ended before it was ready (its log says why).
         """
-        self._logs = StageLogs(self._log_dir, self._drops)
+        as_json = any(replica.spec.log_format == "json" for replica in self.replicas)
+        self._logs = StageLogs(self._log_dir, self._drops, as_json=as_json)
         first_up = [asyncio.get_running_loop().create_future() for _ in self.replicas]
         self._watchers = [
             asyncio.create_task(self._watch(replica, up), name=f"watch {replica.spec.name}")

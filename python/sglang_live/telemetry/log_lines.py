@@ -6,6 +6,9 @@ In: log records of this process, whoever makes them. Out: the same with control 
 import logging
 import unicodedata
 
+from sglang_live.telemetry.log_context import log_ids
+from sglang_live.telemetry.log_json import JsonFormatter
+
 # Of Unicode: control, line and paragraph separators, what turns the direction of writing, halves of
 # surrogate pairs. A tab stays.
 _CATEGORIES = ("Cc", "Zl", "Zp", "Cf", "Cs")
@@ -39,21 +42,36 @@ class LineRecord(logging.LogRecord):
 
 
 class LineFormatter(logging.Formatter):
-    """Lines of a traceback begin with a bar, for an exception's text may have some of its own."""
+    """Appends the ids of the current task to a line that does not have them.
+
+    Lines of a traceback begin with a bar, because an exception's text may have lines of its own.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        ids = (f"{name}={value}" for name, value in log_ids().items())
+        return " ".join(
+            [super().formatMessage(record), *(i for i in ids if i not in record.message)]
+        )
 
     def formatException(self, ei) -> str:
         lines = super().formatException(ei).split("\n")
         return "\n".join(f"  | {one_line(line)}" for line in lines)
 
 
-def log_in_lines(format_: str | None = None) -> None:
-    """For all loggers of this process, those of libraries among them.
+def log_in_lines(process: str | None = None, *, as_json: bool = False) -> None:
+    """One line per record, for all loggers of this process and its libraries.
 
     Args:
-        format_: of the root logger's lines, on stderr; None: somebody else sets that up.
+        process: set up the root logger on stderr, with lines that name this process ("" : the
+            server). None: the root logger is set up elsewhere.
+        as_json: JSON objects instead of text.
     """
     logging.setLogRecordFactory(LineRecord)
-    if format_ is not None:
-        handler = logging.StreamHandler()
-        handler.setFormatter(LineFormatter(format_))
-        logging.basicConfig(level=logging.INFO, handlers=[handler])
+    if process is None:
+        return
+    handler = logging.StreamHandler()
+    name = f"{process} " if process else ""
+    text = LineFormatter(f"%(asctime)s {name}%(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter(process or "gateway") if as_json else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.captureWarnings(as_json)
