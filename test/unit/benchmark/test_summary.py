@@ -1,15 +1,34 @@
-"""The README's figures come from result documents alone."""
+"""The figures of docs/benchmarks.md and README.md come from result documents alone."""
 
 import json
+import re
 
-from benchmark.summary import newest, section
+from benchmark.summary import BEGIN, END, PAGE, RESULTS, ROOT, newest, section
+
+_SOURCE = {"device": "cpu", "git_commit": "0123456789ab"}
 
 
 def write(folder, name: str, **document) -> None:
-    (folder / name).write_text(json.dumps(document))
+    (folder / name).write_text(json.dumps({**_SOURCE, **document}))
 
 
-def test_nothing_is_claimed_without_results(tmp_path):
+def test_the_page_has_the_tables_of_the_kept_results():
+    between = PAGE.read_text().split(BEGIN)[1].split(END)[0]
+    assert between.strip() == section(RESULTS)
+
+
+def test_every_row_of_headline_results_repeats_figures_of_the_tables():
+    readme, tables = (ROOT / "README.md").read_text(), section(RESULTS)
+    block = readme.split("## Headline results")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (?!question|---)(.*) \|$", block, re.MULTILINE)
+    assert len(rows) == 3
+    for row in rows:
+        figures = re.findall(r"\d+ / \d+ ms|\d+\.\d %|\d+ of \d+ runs", row)
+        assert len(figures) >= 2
+        assert [figure for figure in figures if figure not in tables] == []
+
+
+def test_without_results_the_section_says_that_nothing_was_measured(tmp_path):
     assert section(tmp_path) == "Nothing has been measured yet."
 
 
@@ -22,7 +41,7 @@ def test_the_newest_document_of_a_benchmark_counts(tmp_path):
 
 
 def turn(start_s: float) -> dict:
-    """Three seconds of speech, an answer after one, early by two of its four."""
+    """A turn of 3 s of speech, whose response of 4 s starts after 1 s and is sent 2 s early."""
     return {
         "start_s": start_s,
         "end_s": start_s + 6.0,
@@ -78,13 +97,13 @@ def test_every_kind_of_load_has_its_newest_table(tmp_path):
     write(tmp_path, "voice_load_c.json", **load("2026-01-01", {"storm": storm}))
     write(tmp_path, "voice_load_d.json", **load("2026-01-01", arms))
     text = section(tmp_path)
-    assert "Interruptions with probability 0.5 (cpu, commit 012345678):" in text
-    assert "Storms: 4 messages of 30 s every 10 s beside the callers" in text
-    assert "What brings what: interruptions with probability 0.5" in text
+    assert "### Interruptions with probability 0.5\n\ncpu, commit 012345678.\n" in text
+    assert "Storms: 4 messages of 30 s every 10 s beside the users\n" in text
+    assert "### Ablation: interruptions with probability 0.5\n" in text
     assert "| 6.1 % |" in text and "50.0 %" not in text
 
 
-def test_one_table_has_all_numbers_of_callers_of_a_kind(tmp_path):
+def test_one_table_has_all_numbers_of_users_of_a_kind(tmp_path):
     few = load("2026-01-01", {}, continuity=0.99)
     many = load("2026-01-02", {}, sessions=12, stop_latency_ms={"p95": 161.2})
     many["runs"][0]["sessions"] = 12
@@ -94,9 +113,8 @@ def test_one_table_has_all_numbers_of_callers_of_a_kind(tmp_path):
     write(tmp_path, "voice_load_b.json", **many)
     write(tmp_path, "voice_load_c.json", **again)
     text = section(tmp_path)
-    assert (
-        text.count("Conversations without interruptions (cpu, commit fedcba987, 012345678):") == 1
-    )
+    assert text.count("### Conversations without interruptions\n") == 1
+    assert "4 users: cpu, commit fedcba987; 12 users: cpu, commit 012345678.\n" in text
     assert text.index("| 4 | `all` | n/a / n/a | 50.0 % |") < text.index("| 12 | `all` |")
     assert "| 161 ms |" in text and "99.0 %" not in text
 
@@ -105,8 +123,8 @@ def test_another_model_has_a_table_of_its_own(tmp_path):
     write(tmp_path, "voice_load_a.json", **load("1", {"model_path": "demo-random"}))
     write(tmp_path, "voice_load_b.json", **load("2", {"model_path": "demo"}))
     text = section(tmp_path)
-    assert "Conversations without interruptions (" in text
-    assert "Conversations without interruptions, with the model `demo` (" in text
+    assert "### Conversations without interruptions\n" in text
+    assert "### Conversations without interruptions, with the model `demo`\n" in text
 
 
 def test_shares_and_times_are_rounded(tmp_path):
@@ -118,7 +136,7 @@ def test_shares_and_times_are_rounded(tmp_path):
     )
 
 
-def test_kv_under_pressure_is_told_by_arm_over_all_repeats(tmp_path):
+def test_kv_under_pressure_has_a_row_per_arm_over_all_repeats(tmp_path):
     rows = [
         {
             "arm": arm,
@@ -144,10 +162,12 @@ def test_kv_under_pressure_is_told_by_arm_over_all_repeats(tmp_path):
     text = section(tmp_path)
     assert "| `preload` | 34 / 58 / 68 ms | 0 tokens | 4 | 40 ms | 95.0 % | 120 |" in text
     assert "| `lru` |" in text and "| 0.0 % | 120 |" in text
-    assert "24, a modelled link to host memory of 0.02 GB/s and 200 us (cpu" in text
+    assert (
+        "24 sessions, a modelled link to host memory of 0.02 GB/s and 200 us. cpu, commit" in text
+    )
 
 
-def test_bounds_and_choices_are_told_in_a_row_each(tmp_path):
+def test_retention_and_eviction_have_a_row_each(tmp_path):
     age = {"tokens_talked": 6000, "turn_ms": 20.0}
     rows = [
         {"arm": "everything", "cut_ms": 0.0, "ages": [{**age, "kv_tokens_per_call": 6000.0}]},
@@ -159,11 +179,11 @@ def test_bounds_and_choices_are_told_in_a_row_each(tmp_path):
     slower = {"what": "loop scan", "n_pages": 9000, "average_ms": 9.0}
     write(tmp_path, "eviction_a.json", date="2026-01-02", rows=[pick, slower])
     text = section(tmp_path)
-    assert "600 tokens with a bound, 6000 without; a cut takes 1.25 ms" in text
+    assert "600 tokens with `retention`, 6000 without; a compaction takes 1.25 ms" in text
     assert "of 1000 pages | 4.0 us on average" in text
 
 
-def test_frame_calls_are_told_of(tmp_path):
+def test_each_result_of_frame_mode_has_a_row(tmp_path):
     stalled = {"arm": "off", "collapsed": True, "predicted_s": 9.0, "saturated_s": 10.0}
     lasted = {"arm": "all", "collapsed": False, "predicted_s": 30.0, "saturated_s": None}
     config = {"sessions": 8, "seconds": 60.0, "pool_tokens": 4096}
@@ -188,15 +208,21 @@ def test_frame_calls_are_told_of(tmp_path):
     write(tmp_path, "admission_a.json", date="1", config=config, n_star=12, open_systems=found)
     text = section(tmp_path)
     assert "stock SGLang: 1 of 1 runs stall, bounded sessions: 0 of 1 runs stall" in text
-    assert "foretold within 10.0 %" in text
-    assert "12 of them for 15 min, thinker@300 s killed | 0 of 1000 frames" in text
+    assert "is predicted to within 10.0 %" in text
+    assert "12 sessions in frame mode, 15 min, thinker@300 s killed | 0 of 1000 frames" in text
     assert "P99 200 and 210 ms, memory 900 and 910 MiB" in text
-    assert "more calls of 90 s come than can be served | 12 could, by brute force" in text
-    assert "bounded at most 41 are let in, 11 at the end, P90 950 ms, 0.5 % of frames" in text
-    assert "without a bound at most 41 are let in, 40 at the end" in text
+    assert (
+        "more sessions of 90 s arrive than the server can serve | 12 can be served, by brute"
+        in text
+    )
+    assert (
+        "with `retention` at most 41 are admitted, 11 at the end, P90 950 ms, 0.5 % of frames"
+        in text
+    )
+    assert "without it at most 41 are admitted, 40 at the end" in text
 
 
-def test_what_the_demo_model_can_do_is_told(tmp_path):
+def test_the_exam_of_the_demo_model_has_a_row(tmp_path):
     write(
         tmp_path,
         "demo_exam_a.json",
@@ -206,13 +232,13 @@ def test_what_the_demo_model_can_do_is_told(tmp_path):
         people={"n": 19, "not_understood": 18},
     )
     text = section(tmp_path)
-    assert "98.0 %; 95.0 %, answered wrong 1.5 %" in text
-    assert "not understood 18 of 19" in text
+    assert "98.0 %; 95.0 % right, 1.5 % wrong" in text
+    assert "18 of 19 not understood" in text
 
 
-def test_the_real_time_factor_of_one_call_is_told(tmp_path):
+def test_the_real_time_factor_has_a_row(tmp_path):
     config = {"model_path": "demo", "cores": 1}
     write(tmp_path, "rtf_a.json", date="1", device="cpu", config=config, rtf_median=0.396)
-    assert "RTF of the model `demo` on 1 core, its client included (cpu) | 0.40" in section(
+    assert "RTF of the model `demo` on 1 core, the client included | 0.40 | cpu" in section(
         tmp_path
     )
