@@ -18,6 +18,7 @@ from sglang_live.errors import ModelNotFoundError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain, DrainGate
+from sglang_live.gateway.errors import add_error_forms, error_response
 from sglang_live.gateway.health import Health
 from sglang_live.gateway.http import openapi
 from sglang_live.gateway.http.capacity_body import capacity_body
@@ -26,7 +27,6 @@ from sglang_live.gateway.http.client_secrets import ClientSecretsRoute
 from sglang_live.gateway.http.page import add_page
 from sglang_live.gateway.http.speech import SpeechRoute
 from sglang_live.gateway.http.transcription import TranscriptionRoute
-from sglang_live.gateway.http_errors import add_error_forms, error_response
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.proxy import NativeProxy

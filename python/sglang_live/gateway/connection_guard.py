@@ -16,7 +16,7 @@ import prometheus_client
 import uvicorn
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.errors import error_body
 
 # A customer's network has as many addresses of IPv6.
 _IPV6_PREFIX = 64

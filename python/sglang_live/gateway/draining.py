@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.errors import error_response
 
 # Service restart, of the registry that RFC 6455 section 7.4.1 founded: clients connect again.
 CLOSE_SERVICE_RESTART = 1012

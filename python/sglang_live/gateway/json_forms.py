@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from sglang_live.gateway.beta_names import ga_name
-from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.errors import ClientEventError, cut
 
 Form = TypeVar("Form")
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.errors import error_response
 
 
 class ForeignPageError(LiveError):

@@ -11,7 +11,7 @@ import orjson
 
 from sglang_live.core import Tools
 from sglang_live.errors import LiveError
-from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.tool_schema import (
     SchemaFaultError,
     TooManyStepsError,

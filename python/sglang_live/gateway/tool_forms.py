@@ -7,7 +7,7 @@ ClientEventError with the path of what is wrong.
 import re
 from typing import Any
 
-from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.json_forms import missing_parameter, unknown_parameter
 from sglang_live.gateway.tool_calls import check_tools
 

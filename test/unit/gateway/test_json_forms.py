@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.json_forms import Strict, decoder_of, read_form
 
 

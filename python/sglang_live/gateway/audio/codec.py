@@ -13,7 +13,7 @@ import pybase64
 
 from sglang_live.core import INPUT_RATE_HZ, OUTPUT_RATE_HZ
 from sglang_live.gateway.audio.resampler import StreamResampler, resample
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.sound import g711
 
 # Shorter frames cost more in envelope than in audio; longer ones make a client wait, and a

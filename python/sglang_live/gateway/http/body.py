@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Send
 
 from sglang_live.errors import BadInputError
-from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.json_forms import decoder_of, read_form
 
 log = logging.getLogger(__name__)

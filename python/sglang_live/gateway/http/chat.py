@@ -30,7 +30,7 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.audio.files import FORMATS
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.errors import error_body, error_response
 from sglang_live.gateway.http.body import (
     Streamed,
     first_of,
@@ -40,7 +40,6 @@ from sglang_live.gateway.http.body import (
 )
 from sglang_live.gateway.http.chat_history import history_of
 from sglang_live.gateway.http.chat_schema import ChatForm, read_chat
-from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model, voice_of
 from sglang_live.gateway.owner import owner_salt

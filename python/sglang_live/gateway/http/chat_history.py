@@ -7,7 +7,7 @@ import binascii
 
 from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.errors import BadInputError
-from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.http.chat_schema import Message, ToolCall
 from sglang_live.gateway.http.chat_schema import TextPart as TextForm
 from sglang_live.gateway.http.uploads import read_audio

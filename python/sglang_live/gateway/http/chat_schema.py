@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.http.body import read_json
 from sglang_live.gateway.json_forms import Strict
 from sglang_live.gateway.realtime.events import Ignored, Name, VoiceRef, voice_name

@@ -5,8 +5,8 @@ from starlette.responses import JSONResponse, Response
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
+from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.http.body import read_body, read_json, refuse_query
-from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.client_secrets import ClientSecretForm, ClientSecrets
 from sglang_live.gateway.realtime.services import RealtimeServices

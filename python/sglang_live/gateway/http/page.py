@@ -9,7 +9,7 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from sglang_live.gateway.http_errors import unknown_path
+from sglang_live.gateway.errors import unknown_path
 
 _PACKAGE = Path(__file__).parents[2]
 _WEB = _PACKAGE / "gateway" / "web"

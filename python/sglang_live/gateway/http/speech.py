@@ -29,7 +29,7 @@ from sglang_live.errors import LiveError, StageFailedError
 from sglang_live.gateway.audio.codec import encode_base64
 from sglang_live.gateway.audio.fades import Fades
 from sglang_live.gateway.audio.files import FORMATS, Encoder
-from sglang_live.gateway.event_error import ClientEventError, cut, error_body
+from sglang_live.gateway.errors import ClientEventError, cut, error_body, error_response
 from sglang_live.gateway.http.body import (
     Streamed,
     first_of,
@@ -39,7 +39,6 @@ from sglang_live.gateway.http.body import (
     while_connected,
 )
 from sglang_live.gateway.http.speech_pieces import longest_s, pieces_of
-from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import Strict
 from sglang_live.gateway.model import brief_session, check_model, voice_of

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from sglang_live.core import AudioPart, Usage
 from sglang_live.errors import BadInputError, CapacityError, LiveError
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.errors import ClientEventError, cut, error_response
 from sglang_live.gateway.http.body import (
     Streamed,
     bounded,
@@ -28,7 +28,6 @@ from sglang_live.gateway.http.body import (
 )
 from sglang_live.gateway.http.transcription_fields import check_fields, flag, temperature, word
 from sglang_live.gateway.http.uploads import read_audio
-from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model
 from sglang_live.gateway.transcribe import transcribe

@@ -7,7 +7,7 @@ import re
 
 from starlette.datastructures import FormData
 
-from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.realtime.events import MAX_HINT, MAX_NAME
 
 HONOURED = ("file", "model", "language", "prompt", "response_format", "stream", "temperature")

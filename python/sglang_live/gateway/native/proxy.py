@@ -13,8 +13,8 @@ from sglang_live.clock import MonotonicClock
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.http.body import read_body
-from sglang_live.gateway.http_errors import error_response
 from sglang_live.gateway.native.answers import model_info, server_info
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.relay import Relay, unreachable

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from sglang_live.errors import ContextLengthError, StageUnavailableError
-from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.native.answers import early_error, too_long
 from sglang_live.gateway.native.headers import returned
 from sglang_live.telemetry.metrics import GatewayMetrics

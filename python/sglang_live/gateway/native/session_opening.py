@@ -7,7 +7,7 @@ import orjson
 from starlette.responses import Response
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.http_errors import error_response
+from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.native.headers import returned
 from sglang_live.gateway.native.relay import unreachable
 from sglang_live.gateway.native.request_check import Checked

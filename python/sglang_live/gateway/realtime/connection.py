@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from sglang_live.errors import LiveError
 from sglang_live.gateway.auth import ANYBODY
 from sglang_live.gateway.draining import CLOSE_SERVICE_RESTART, DrainingError
-from sglang_live.gateway.event_error import ClientEventError, error_body, internal_error
+from sglang_live.gateway.errors import ClientEventError, error_body, internal_error
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.events import (
     AnyClientEvent,

@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from sglang_live.core import PromptContent, PromptSize
 from sglang_live.errors import ContextLengthError, LiveError
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.conversation.items import Item
 from sglang_live.gateway.realtime.events import (
     FunctionCallForm,

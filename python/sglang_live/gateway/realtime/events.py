@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from sglang_live.gateway.beta_names import ga_event
-from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.json_forms import Strict, loosely_read, read_form
 
 # What is told back, in answers or in errors, must not fill what a client has yet to read.

@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sglang_live.errors import LiveError, ModelNotFoundError
 from sglang_live.gateway.auth import Keys, choose_subprotocol, offered_keys
-from sglang_live.gateway.event_error import ClientEventError, cut, error_body
+from sglang_live.gateway.errors import ClientEventError, cut, error_body
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import check_model
 from sglang_live.gateway.rate_limits import RateLimitError

@@ -11,7 +11,7 @@ import logging
 import time
 
 from sglang_live.gateway.auth import ANYBODY
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.rate_limits import Standing
 from sglang_live.gateway.realtime.conversation.conversation import Conversation

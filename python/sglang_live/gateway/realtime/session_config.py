@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from sglang_live.gateway.audio.codec import FORMATS, PCM, WireFormat
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.conversation.item_schema import check_text
 from sglang_live.gateway.realtime.events import (
     AudioInputForm,

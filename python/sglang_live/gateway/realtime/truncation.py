@@ -6,7 +6,7 @@ In: a word or RetentionRatioForm, the server's own bounds. Out: Truncation.
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.events import RetentionRatioForm
 from sglang_live.kv.retention import RetentionConfig
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET
 
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.events import TurnDetectionForm
 from sglang_live.gateway.realtime.frame_settings import KIND as FRAMES
 from sglang_live.gateway.realtime.frame_settings import FrameSettings

@@ -20,7 +20,7 @@ from sglang_live.gateway.audio.codec import (
     encode_clip,
 )
 from sglang_live.gateway.audio.resampler import StreamResampler, resample
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.sound import g711
 
 RATES = [(24_000, 16_000), (8_000, 16_000), (24_000, 8_000), (16_000, 24_000)]

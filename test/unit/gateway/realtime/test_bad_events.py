@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.events import parse_client_event
 from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
 from test.protocol.malformed import malformed_events

@@ -12,7 +12,7 @@ from sglang_live.core import (
     TranscriptDelta,
 )
 from sglang_live.gateway import tool_calls
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.tool_calls import (
     MalformedCallError,
     ToolCall,

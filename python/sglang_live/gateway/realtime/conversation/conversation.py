@@ -5,7 +5,7 @@ Owner: one Conversation per connection. Emits nothing; those who change it repor
 
 from collections.abc import Collection
 
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.conversation.function_call import FunctionCallItem

@@ -7,7 +7,7 @@ ClientEventError and no change.
 from collections.abc import Collection
 
 from sglang_live.gateway.audio.codec import WireFormat
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.conversation.conversation import Conversation

@@ -10,7 +10,7 @@ import orjson
 from sglang_live.core import HistoryItem, TextPart
 from sglang_live.gateway.audio.codec import WireFormat, decode_base64, decode_clip
 from sglang_live.gateway.beta_names import ga_part
-from sglang_live.gateway.event_error import ClientEventError, cut
+from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import missing_parameter
 from sglang_live.gateway.realtime.conversation.items import (

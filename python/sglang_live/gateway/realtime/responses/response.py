@@ -13,7 +13,7 @@ from typing import Any
 from sglang_live.core import TurnDone, Usage
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import WireEncoder, encode_base64
-from sglang_live.gateway.event_error import error_body
+from sglang_live.gateway.errors import error_body
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.conversation.conversation import ROOT, Conversation

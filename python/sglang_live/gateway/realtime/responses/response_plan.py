@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.conversation.item_schema import build_item
 from sglang_live.gateway.realtime.conversation.items import Item

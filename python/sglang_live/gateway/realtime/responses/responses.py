@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sglang_live.clock import Clock
 from sglang_live.gateway.draining import DrainingError
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.out_of_band_slots import OutOfBandSlots
 from sglang_live.gateway.rate_limits import RateLimitError, Standing
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents

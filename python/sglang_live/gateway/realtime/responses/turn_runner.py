@@ -22,7 +22,7 @@ from sglang_live.core import (
     Usage,
 )
 from sglang_live.errors import DeadlineError, LiveError, StageFailedError
-from sglang_live.gateway.event_error import internal_error
+from sglang_live.gateway.errors import internal_error
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import voice_of
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents

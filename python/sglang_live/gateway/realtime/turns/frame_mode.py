@@ -23,7 +23,7 @@ from sglang_live.core import (
     TurnRequest,
 )
 from sglang_live.errors import LiveError, StageFailedError
-from sglang_live.gateway.event_error import error_body, internal_error
+from sglang_live.gateway.errors import error_body, internal_error
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.frame_settings import FrameSettings
 from sglang_live.gateway.realtime.outbox import Emit

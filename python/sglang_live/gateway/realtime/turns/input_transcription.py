@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sglang_live.core import AudioPart
 from sglang_live.errors import LiveError
-from sglang_live.gateway.event_error import error_body, internal_error
+from sglang_live.gateway.errors import error_body, internal_error
 from sglang_live.gateway.realtime.conversation.items import MessageItem
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.transcribe import transcribe

@@ -16,7 +16,7 @@ from sglang_live.clock import Clock
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.audio.codec import WireDecoder, decode_base64
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.event_error import ClientEventError
+from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.idle_timer import IdleTimer
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents

@@ -1,0 +1,125 @@
+"""Errors of the gateway, and the forms in which a client gets them.
+
+In: errors of client events, HTTP requests and handshakes. Out: OpenAI's `error` object, alone or
+in an HTTP response.
+"""
+
+import logging
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from sglang_live.errors import BadInputError, LiveError
+
+log = logging.getLogger(__name__)
+
+REALTIME_PATH = "/v1/realtime"
+_CODES = {404: "unknown_url", 405: "method_not_supported", 413: "request_too_large"}
+_CLOSE_POLICY_VIOLATION = 1008
+# Errors quote the faulty input, which may be as long as a whole frame.
+_MAX_MESSAGE, _MAX_PARAM = 1000, 256
+
+
+class ClientEventError(BadInputError):
+    """One client event is wrong and had no effect.
+
+    Attributes:
+        code: protocol error code; some clients act on it.
+        param: path of the faulty field, such as "session.audio.output.voice", or None.
+    """
+
+    def __init__(self, message: str, *, code: str = "invalid_value", param: str | None = None):
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class UnknownUrlError(BadInputError):
+    code = "unknown_url"
+    http_status = 404
+
+
+class UpgradeError(BadInputError):
+    code = "upgrade_required"
+    http_status = 426
+
+
+def cut(text: str, n_characters: int = 80) -> str:
+    return text if len(text) <= n_characters else text[:n_characters] + "…"
+
+
+def error_body(error: LiveError) -> dict[str, Any]:
+    """The fields that all error objects share: type, code, message, param."""
+    param = getattr(error, "param", None)
+    return {
+        "type": "server_error" if error.http_status >= 500 else "invalid_request_error",
+        "code": error.code,
+        "message": cut(str(error), _MAX_MESSAGE),
+        "param": param and cut(param, _MAX_PARAM),
+    }
+
+
+def internal_error() -> LiveError:
+    """The error that a client gets for a bug of the server; the log has the traceback."""
+    return LiveError("The server had an error while processing this event.")
+
+
+def error_response(error: LiveError) -> JSONResponse:
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    return JSONResponse({"error": error_body(error)}, error.http_status, headers)
+
+
+async def refuse_handshake(socket: WebSocket, error: LiveError) -> None:
+    if "websocket.http.response" in socket.scope.get("extensions", {}):
+        await socket.send_denial_response(error_response(error))
+    else:
+        await socket.close(_CLOSE_POLICY_VIOLATION, error.code)
+
+
+def add_error_forms(app: FastAPI) -> None:
+    """Give errors of the framework, crashes and unknown paths the form of all other errors."""
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(Exception, _crashed)
+    app.router.default = unknown_path
+
+
+async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+    """ASGI application that refuses every path without a route."""
+    if scope["type"] == "websocket":
+        error = UnknownUrlError(
+            f"There is no WebSocket at {cut(scope['path'])}. The realtime API is at "
+            f"{REALTIME_PATH}?model=NAME."
+        )
+        await refuse_handshake(WebSocket(scope, receive, send), error)
+        return
+    if scope["path"] == REALTIME_PATH:
+        response = error_response(
+            UpgradeError(f"{REALTIME_PATH} is a WebSocket: send 'Upgrade: websocket'.")
+        )
+        response.headers["Upgrade"] = "websocket"
+    else:
+        requested = f"{scope['method']} {cut(scope['path'])}"
+        response = error_response(UnknownUrlError(f"Unknown request URL: {requested}."))
+    await response(scope, receive, send)
+
+
+async def _refused(request: Request, error: HTTPException) -> Response:
+    shown = LiveError(f"{error.detail}: {request.method} {cut(request.scope['path'])}.")
+    shown.code = _CODES.get(error.status_code, "invalid_request")
+    shown.http_status = error.status_code
+    response = error_response(shown)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _crashed(request: Request, error: Exception) -> Response:
+    # The framework raises the error again after this response; the server logs its traceback.
+    log.error("request_crashed method=%s path=%r", request.method, request.scope["path"])
+    return error_response(internal_error())
