@@ -1,7 +1,7 @@
 """The parts as one checkpoint directory, in the published layout and half precision.
 
-Every trained part is a shard of its own: one that is trained anew replaces one file, and a training
-may begin from the parts of another.
+Every trained part is a shard of its own: training it again replaces one file, and a training can
+begin with the parts of another.
 """
 
 import json
@@ -21,7 +21,7 @@ from sglang_live.models.demo.tokenizer import build_tokenizer, save_processor
 from training.demo.sizes import SIZE
 
 EMBEDDING_STD = 0.3
-# Shards, and what of the model's weights each holds: those of the longest prefix that fits.
+# Shards and the prefixes of their weights; a weight belongs to the longest prefix that fits.
 PARTS = {
     "vocoder": "code2wav.",
     "talker": "talker.",
@@ -33,9 +33,9 @@ _EXPERTS = ".mlp.experts."
 
 
 def blank_model(corpus: str) -> tuple[Qwen3OmniMoeForConditionalGeneration, object]:
-    """Untrained, with its tokenizer. Token embeddings are final: random, and never trained.
+    """An untrained model and its tokenizer. Token embeddings are final: random, never trained.
 
-    So the thinker's parts and the talker can be trained apart, and still mean the same words.
+    So the thinker's parts and the talker can be trained separately on the same embeddings.
     """
     torch.manual_seed(SIZE.seed)
     tokenizer = build_tokenizer(SIZE.vocab, corpus)
@@ -58,7 +58,11 @@ def save_part(model: nn.Module, part: str, directory: Path) -> None:
 
 
 def load_part(model: nn.Module, part: str, directory: Path) -> bool:
-    """False: the directory has no such part."""
+    """Load a part. Returns False if the directory has no such part.
+
+    Raises:
+        ValueError: if the part is of another model.
+    """
     path = directory / _shard(part)
     if not path.exists():
         return False
@@ -71,9 +75,9 @@ def load_part(model: nn.Module, part: str, directory: Path) -> bool:
 
 
 def complete(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: Path) -> None:
-    """What a checkpoint needs besides its parts.
+    """Write the files of a checkpoint besides its parts.
 
-    The audience of the model runs it greedily: it knows one answer to each question.
+    Decoding is greedy (top_k 1): each question has one answer.
     """
     model.config.dtype = torch.float16
     model.config.save_pretrained(directory)
@@ -89,10 +93,10 @@ def complete(model: Qwen3OmniMoeForConditionalGeneration, tokenizer, directory: 
 
 
 def apart(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Each expert under its own name, as checkpoints are published.
+    """Weights with each expert under its own name, as in published checkpoints.
 
-    In memory the experts of a layer are one: gate_up_proj [experts, 2 * intermediate, hidden] and
-    down_proj [experts, hidden, intermediate].
+    In memory the experts of a layer are stacked: gate_up_proj [experts, 2 * intermediate, hidden]
+    and down_proj [experts, hidden, intermediate].
     """
     found = {}
     for name, weight in weights.items():

@@ -1,4 +1,4 @@
-"""The vocoder: transformers' Code2Wav, trained to turn codes back into the recordings."""
+"""The vocoder's training: transformers' Code2Wav decodes codes into the recordings."""
 
 import math
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from torch.nn import functional
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from training.demo.codes import Codebooks, log_mel
-from training.demo.schedule import Course, Log, cosine, drawing
+from training.demo.schedule import Log, ResumableSteps, cosine, step_generator
 from training.demo.sizes import FRAME_SAMPLES
 
 _WINDOWS = (256, 512, 1024, 2048)
 _CROP_FRAMES = 12
-# The first frame of a crop lacks the frames before it, and the last samples those after.
+# A crop's first frame and last samples are not in the loss: they lack the frames around them.
 _UNJUDGED = FRAME_SAMPLES
 
 
@@ -41,9 +41,9 @@ def train_codec(
     recordings: list[Recording],
     settings: CodecSettings,
     log: Log,
-    course: Course,
+    resumable: ResumableSteps,
 ) -> Qwen3OmniMoeCode2Wav:
-    """Recordings are drawn by their length, crops evenly within them."""
+    """Train the vocoder on crops: recordings are drawn by length, crops uniformly in them."""
     torch.manual_seed(settings.seed)
     codec = Qwen3OmniMoeCode2Wav._from_config(config).float()
     _initialise(codec, codebooks)
@@ -52,8 +52,8 @@ def train_codec(
     )
     fitting = [r for r in recordings if r.codes.shape[1] >= _CROP_FRAMES]
     weights = torch.tensor([float(r.codes.shape[1]) for r in fitting])
-    for step in course.steps(settings.steps, codec, optimiser):
-        choose = drawing(settings.seed, step)
+    for step in resumable.steps(settings.steps, codec, optimiser):
+        choose = step_generator(settings.seed, step)
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=50)
         codes, sound = _crops(fitting, weights, settings.batch, choose)
@@ -82,7 +82,7 @@ def mel_error(codec: Qwen3OmniMoeCode2Wav, recordings: list[Recording]) -> float
 
 
 def spectral_distance(made: torch.Tensor, meant: torch.Tensor) -> torch.Tensor:
-    """Multi-resolution STFT distance: spectral convergence and log magnitude, [batch, samples]."""
+    """Multi-resolution STFT distance of [batch, samples]: convergence and log magnitude."""
     total = torch.zeros(())
     for size in _WINDOWS:
         window = torch.hann_window(size)
@@ -113,7 +113,7 @@ def _crops(
 
 @torch.no_grad()
 def _initialise(codec: Qwen3OmniMoeCode2Wav, codebooks: Codebooks) -> None:
-    """Centroids as embedding; convolutions that keep the signal's size at every rate."""
+    """Set centroids as embedding, and convolutions that preserve the signal's level."""
     codec.code_embedding.weight.copy_(codebooks.embedding())
     codec.code_embedding.weight.requires_grad_(False)
     for module in codec.modules():

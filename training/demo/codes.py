@@ -1,14 +1,14 @@
-"""From sound to codes: what the vocoder learns to turn back, and the talker learns to predict.
+"""Codec codes of sound: the vocoder is trained to decode them, the talker to predict them.
 
 A frame of 80 ms is described by two things, each quantised step by step (residual vector
 quantisation, one codebook of 256 per step):
 
 - its spectrum: eight log-mel vectors, as principal components;
 - the phase of its pitch: the waveform below 150 Hz, at 32 samples per frame. A spectrum alone
-  leaves open where a period begins, and a decoder that must guess averages the guesses away.
+  leaves open where a period begins, and a decoder without it averages over all positions.
 
-The sum of a frame's centroids is the frame again, so they become the vocoder's code embedding and
-nothing has to be learned there.
+The sum of a frame's centroids approximates the frame, so they are the vocoder's code embedding,
+which needs no training.
 """
 
 from dataclasses import dataclass
@@ -33,10 +33,11 @@ _KMEANS_SAMPLE = 60_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codebooks:
-    """Fitted to recordings.
+    """Codebooks fitted to recordings.
 
-    mean: [512] of log-mel frames; components: [512, 96] of their principal axes.
-    spectrum, phase: one [256, n] per step, n the dimension of what it describes.
+    mean: [512], mean of the log-mel frames.
+    components: [512, 96], their principal axes.
+    spectrum, phase: [256, n] per step, n the dimension of the quantised vector.
     """
 
     mean: torch.Tensor
@@ -46,7 +47,7 @@ class Codebooks:
 
     @classmethod
     def fit(cls, recordings: list[np.ndarray], seed: int) -> "Codebooks":
-        """recordings: whole frames each, float32 at 24 kHz."""
+        """Fit to recordings, float32 at 24 kHz, of whole frames each."""
         noise = torch.Generator().manual_seed(seed)
         spectra = torch.cat([mel_frames(r) for r in recordings])
         phases = torch.cat([low_frames(r) for r in recordings])
@@ -68,9 +69,9 @@ class Codebooks:
         return torch.stack([*_encode(spectrum, self.spectrum), *_encode(phase, self.phase)])
 
     def embedding(self) -> torch.Tensor:
-        """[16 * 256, 128] for the vocoder, which takes the mean over the codebooks.
+        """[16 * 256, 128] for the vocoder, which averages over the codebooks.
 
-        Later components have less variance and are raised, or the decoder would not see them.
+        Later components have less variance and are scaled up; the decoder would ignore them.
         """
         books = len(self.spectrum) + len(self.phase)
         rows = torch.zeros(books, SIZE.codebook_size, SIZE.codec_hidden)
@@ -83,7 +84,7 @@ class Codebooks:
 
 
 def whole_frames(sound: np.ndarray, lead_frames: int, tail_frames: int) -> np.ndarray:
-    """Silence around a recording, and its end filled up to a whole frame."""
+    """Pad a recording with silence around it, and its end to a whole frame."""
     fill = -len(sound) % FRAME_SAMPLES
     return np.pad(sound, (lead_frames * FRAME_SAMPLES, fill + tail_frames * FRAME_SAMPLES))
 
@@ -155,7 +156,7 @@ def _nearest(rows: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
 
 
 def _kmeans(rows: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
-    """[256, n] centroids; one that nobody is nearest to begins again at a random row."""
+    """[256, n] centroids; one without rows restarts at a random row."""
     n = SIZE.codebook_size
     if len(rows) > _KMEANS_SAMPLE:
         rows = rows[torch.randperm(len(rows), generator=noise)[:_KMEANS_SAMPLE]]

@@ -1,7 +1,7 @@
-"""Conversations to learn from, as the server writes them.
+"""Training conversations, in the server's format.
 
-Instructions of any kind, several turns, typed or spoken, replies that were cut off where somebody
-interrupted. A question may come with the request to write down what was said instead of answering.
+Any instructions, several turns, typed or spoken, and responses truncated by an interruption. A
+spoken question may come with an instruction to transcribe it instead of an answer.
 """
 
 import random
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from training.demo import world
-from training.demo.fronts import Front, Fronts
-from training.demo.strangers import strangers
+from training.demo.convolved import ConvolvedClip, ConvolvedClips
+from training.demo.unknown_sentences import unknown_sentences
 
 TRANSCRIBE = "Transcribe the audio into text."
 _AUDIO = "<|audio_start|><|audio_pad|><|audio_end|>"
@@ -31,15 +31,15 @@ _INSTRUCTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """How people talk: shares of the turns, unless it says otherwise.
+    """Shares of kinds of turns.
 
     Attributes:
-        spoken: not typed.
-        transcribed: of the spoken ones, those to be written down.
-        going_on: of the strangers, those who say more than a sentence.
-        interrupted: of the replies, those cut off.
-        blanked: of the recordings, those in which a moment is not heard.
-        blanked_places: of 80 ms, at most, in such a moment.
+        spoken: share of turns that are spoken, not typed.
+        transcribed: share of spoken questions with the instruction to transcribe.
+        going_on: share of unknown sentences in which the speaker continues to talk.
+        interrupted: share of responses that are truncated.
+        blanked: share of recordings in which a moment is blanked out.
+        blanked_places: length of such a moment, at most, in places of 80 ms.
     """
 
     spoken: float = 0.8
@@ -52,21 +52,26 @@ class Style:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
-    """token_ids, labels: [n], labels of replies only; clips: each audio, in order; decisions:
-    places of the token with which a reply begins that could have been UNKNOWN, but is not."""
+    """One training conversation.
+
+    token_ids: [n].
+    labels: [n], IGNORED outside responses.
+    clips: the audio inputs in their order.
+    decisions: positions of first tokens of responses that are not UNKNOWN and no transcription.
+    """
 
     token_ids: list[int]
     labels: list[int]
-    clips: list[Front]
+    clips: list[ConvolvedClip]
     decisions: list[int]
 
 
 class Library:
-    """Recordings by what is said in them, and those of people who go on talking."""
+    """Recordings by their text, and those of speakers who continue to talk."""
 
-    def __init__(self, fronts: Fronts, going_on: Fronts):
-        self._by_text: dict[str, list[Front]] = defaultdict(list)
-        for clip in fronts:
+    def __init__(self, convolved: ConvolvedClips, going_on: ConvolvedClips):
+        self._by_text: dict[str, list[ConvolvedClip]] = defaultdict(list)
+        for clip in convolved:
             self._by_text[clip.text].append(clip)
         known = set(world.questions())
         self._strange = [text for text in self._by_text if text not in known]
@@ -75,20 +80,20 @@ class Library:
     def texts(self) -> list[str]:
         return list({text: None for text in self._by_text} | {c.text: None for c in self._going_on})
 
-    def clip(self, text: str, rng: random.Random) -> Front:
+    def clip(self, text: str, rng: random.Random) -> ConvolvedClip:
         return rng.choice(self._by_text[text])
 
-    def speech(self, rng: random.Random) -> Front:
+    def speech(self, rng: random.Random) -> ConvolvedClip:
         return rng.choice(self._going_on)
 
-    def strangers(self, rng: random.Random) -> Iterator[str]:
-        """Sentences of which there is a recording; empty ones are noise."""
+    def unknown_sentences(self, rng: random.Random) -> Iterator[str]:
+        """An endless iterator of unknown sentences with a recording; the empty one is noise."""
         while True:
             yield rng.choice(self._strange)
 
 
 class Writer:
-    """Writes conversations down as the server does."""
+    """Writes conversations as token ids, in the server's format."""
 
     def __init__(self, tokenizer, library: Library, style: Style, seed: int):
         self._tokenizer, self._library, self._style = tokenizer, library, style
@@ -99,9 +104,9 @@ class Writer:
         self.unknown_id = self._ids(world.UNKNOWN)[0]
 
     def begin(self, step: int) -> None:
-        """What follows depends on this number and the seed alone."""
+        """Reseed: the following conversations depend only on the seed and the step."""
         self._rng = random.Random(f"{self._seed}/{step}")
-        self._typed = strangers(random.Random(f"{self._seed}/{step}/typed"))
+        self._typed = unknown_sentences(random.Random(f"{self._seed}/{step}/typed"))
 
     def conversation(self) -> Conversation:
         rng = self._rng
@@ -115,8 +120,8 @@ class Writer:
         memory = world.Memory()
         for _ in range(1 + int(_MAX_TURNS * rng.random() ** 2)):
             spoken = rng.random() < self._style.spoken
-            source = self._library.strangers(rng) if spoken else self._typed
-            exchange = world.Caller(rng, source, memory).next()
+            source = self._library.unknown_sentences(rng) if spoken else self._typed
+            exchange = world.User(rng, source, memory).next()
             answer = exchange.answer
             if not spoken:
                 write(self._ids(f"user\n{self._as_typed(exchange.question)}"))
@@ -131,21 +136,21 @@ class Writer:
                     write(self._ids(TRANSCRIBE))
                     answer = exchange.question
             write(self._ids("<|im_end|>\n<|im_start|>") + self._ids("assistant\n"))
-            reply = self._ids(answer)
+            response = self._ids(answer)
             if answer not in (exchange.question, world.UNKNOWN):
                 decisions.append(len(ids))
-            write([*reply, self._end_id], learned=True)
+            write([*response, self._end_id], learned=True)
             if rng.random() < self._style.interrupted:
-                # What was not heard is not remembered; learned it was all the same.
-                n_lost = rng.randrange(len(reply))
+                # The unheard end leaves the history, as in the server's truncation.
+                n_lost = rng.randrange(len(response))
                 del ids[len(ids) - 1 - n_lost : len(ids) - 1]
                 del labels[len(labels) - 1 - n_lost : len(labels) - 1]
                 labels[-1] = IGNORED
             write(self._ids("\n<|im_start|>"))
         return Conversation(ids, labels, clips, decisions)
 
-    def _spoken(self, exchange: world.Exchange) -> tuple[Front, bool]:
-        """A recording of it, and whether its speaker went on with other things."""
+    def _spoken(self, exchange: world.Exchange) -> tuple[ConvolvedClip, bool]:
+        """A recording of the question, and whether its speaker continues to talk."""
         rng, style = self._rng, self._style
         goes_on = exchange.answer == world.UNKNOWN and rng.random() < style.going_on
         library = self._library
@@ -153,11 +158,11 @@ class Writer:
         return partly_heard(clip, rng, style.blanked, style.blanked_places), goes_on
 
     def spelling(self, text: str) -> torch.Tensor:
-        """Token ids of what was said, none of noise."""
+        """Token ids of a recording's text; empty for noise."""
         return torch.tensor(self._ids(f" {text}") if text else [], dtype=torch.long)
 
-    def all_said(self) -> list[torch.Tensor]:
-        """The same of every recording's text."""
+    def all_spellings(self) -> list[torch.Tensor]:
+        """`spelling` of every recording's text."""
         return [self.spelling(text) for text in self._library.texts()]
 
     def _header(self) -> str:
@@ -183,10 +188,12 @@ class Writer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def partly_heard(clip: Front, rng: random.Random, share: float, places: int) -> Front:
-    """In a share of all cases up to so many places in a row are nothing in particular."""
+def partly_heard(
+    clip: ConvolvedClip, rng: random.Random, share: float, places: int
+) -> ConvolvedClip:
+    """A copy in which, with probability `share`, up to `places` places in a row are the mean."""
     rows = clip.rows.float()  # a copy
     if rng.random() < share:
         begin = rng.randrange(len(rows))
         rows[begin : begin + rng.randint(1, places)] = rows.mean(0)
-    return Front(clip.text, rows)
+    return ConvolvedClip(clip.text, rows)

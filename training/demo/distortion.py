@@ -1,8 +1,9 @@
-"""What is done to a recording's spectrum each time it is heard: other throats, speeds, rooms.
+"""Random distortions of a recording's spectrum: vocal tracts, speeds, rooms.
 
-Few speakers can be synthesised, and each is heard hundreds of times. What would tell them apart is
-therefore made random, on the features that the thinker gets: Whisper's, x = (log10 power + 4) / 4
-in 128 mel bands, 100 a second, cut 8 below the clip's maximum before it is scaled.
+Few speakers can be synthesised, and each recording is used hundreds of times. So the features that
+distinguish speakers are randomised, on the thinker's inputs, which are Whisper's:
+x = (log10 power + 4) / 4 in 128 mel bands, 100 a second, clipped 8 below the clip's maximum before
+it is scaled.
 """
 
 from dataclasses import dataclass, replace
@@ -14,25 +15,25 @@ from transformers import WhisperFeatureExtractor
 EXTRACTOR = WhisperFeatureExtractor(feature_size=128)
 
 _MEL_FILTERS = torch.tensor(EXTRACTOR.mel_filters, dtype=torch.float32)  # [201, 128]
-# Weighted by these, the bands sum up to the power of the sound.
+# With these weights, the bands sum to the power of the sound.
 _WIDTHS = torch.linalg.lstsq(_MEL_FILTERS.double(), torch.ones(201, 1).double(), driver="gelsd")
 _WIDTHS = _WIDTHS.solution.float()  # [128, 1]
-_DEPTH = 8.0  # of the cut, in log10 of power
+_DEPTH = 8.0  # of the clipping, in log10 of power
 _N_WAVES = 4
 _CLEAN_DB = 50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distortion:
-    """Limits of what is drawn anew for each hearing.
+    """Limits of the random distortion of one use of a recording.
 
     Attributes:
-        stretch: of time, by up to this share either way.
-        warp: of the bands, which are stretched or squeezed by up to this share.
+        stretch: maximum change of duration, as a share.
+        warp: maximum stretch or compression of the bands, as a share.
         colour: standard deviation of a smooth curve over the bands, in log10 of power.
-        snr_db: lowest and highest of noise that is added; None: none is.
-        masks: bands and moments that are blanked out, so many of each.
-        mask_bands, mask_frames: less than so wide.
+        snr_db: lowest and highest signal-to-noise ratio. None: no noise is added.
+        masks: number of band ranges, and of time ranges, that are blanked out.
+        mask_bands, mask_frames: upper limits of their widths, exclusive.
     """
 
     stretch: float = 0.08
@@ -44,7 +45,7 @@ class Distortion:
     mask_frames: int = 14
 
     def faded(self, share: float) -> "Distortion":
-        """So much of what it does to a voice and a room; what is blanked out stays."""
+        """This distortion with its voice and room effects reduced to a share; masks stay."""
         low, high = self.snr_db or (_CLEAN_DB, _CLEAN_DB)
         return replace(
             self,
@@ -55,7 +56,7 @@ class Distortion:
         )
 
     def apply(self, mel: torch.Tensor, choose: torch.Generator) -> torch.Tensor:
-        """[128, frames] of any float in; a float32 copy out, with other frames if stretched."""
+        """A distorted float32 copy of a mel [128, frames]; the frames differ if stretched."""
 
         def between(low: float, high: float) -> float:
             return low + (high - low) * float(torch.rand((), generator=choose))
@@ -79,12 +80,12 @@ class Distortion:
         return mel
 
 
-# Every recording is heard by another throat, in another room, each time.
+# The distortion of training: another vocal tract and room for each use of a recording.
 WILD = Distortion(stretch=0.1, warp=0.12, colour=0.3, snr_db=(8, 40), masks=1, mask_frames=8)
 
 
 def _warped(mel: torch.Tensor, factor: float) -> torch.Tensor:
-    """[bands, frames]: what was in band b is in band b * factor, the last band in all above."""
+    """[bands, frames]: band b moves to band b * factor; the last band fills all above it."""
     n = mel.shape[0]
     bands = torch.arange(n) / factor
     below = bands.floor().clamp(max=n - 1).long()
@@ -93,7 +94,7 @@ def _warped(mel: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _curve(n: int, choose: torch.Generator) -> torch.Tensor:
-    """[n], of standard deviation 1 over many draws: a level and the first waves over the bands."""
+    """[n] random curve of standard deviation 1: a level and the first cosines over the bands."""
     places = (torch.arange(n) + 0.5) / n
     waves = torch.cos(torch.pi * torch.arange(_N_WAVES)[:, None] * places)
     waves[1:] *= 2**0.5
@@ -103,7 +104,7 @@ def _curve(n: int, choose: torch.Generator) -> torch.Tensor:
 def _with_noise(
     mel: torch.Tensor, snr_db: float, tilt: float, choose: torch.Generator
 ) -> torch.Tensor:
-    """Noise whose power falls with frequency to the power of `tilt`, 0 white to 2 brown."""
+    """Add noise whose power falls with frequency to the power of `tilt`, 0 white to 2 brown."""
     n_bins, n_frames = _MEL_FILTERS.shape[0], mel.shape[1]
     falling = torch.arange(n_bins).clamp(min=1.0) ** -tilt
     # In each bin the power of Gaussian noise is exponentially distributed.

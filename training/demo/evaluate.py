@@ -1,8 +1,6 @@
-"""What the trained parts can do, each alone and together; the server is not in it.
+"""Evaluation of the trained parts, without the server; prints one JSON line per part.
 
-    python -m training.demo.evaluate --work DIR [--only PART ...]
-
-Every part says what it measures and prints one JSON line.
+python -m training.demo.evaluate --work DIR [--only PART ...]
 """
 
 import argparse
@@ -19,8 +17,8 @@ from training.demo import recordings, world
 from training.demo.__main__ import SEED, Training, framed
 from training.demo.hearing import Spelling, encode, heard_in_rooms
 from training.demo.judge import Judge
-from training.demo.strangers import strangers
 from training.demo.talker import speak
+from training.demo.unknown_sentences import unknown_sentences
 from training.demo.voices import ANSWER_RATE_HZ, HeldOutCast
 
 N_DISTRACTORS = 200
@@ -29,7 +27,7 @@ SNR_DB = 15.0
 
 
 def vocoder(training: Training) -> dict:
-    """Answers, from their own codes: does a recogniser hear what was said?"""
+    """Answers decoded from their own codes, judged by the recogniser."""
     training.part("vocoder")
     judge = _judge()
     right = {"original": 0, "decoded": 0}
@@ -42,7 +40,7 @@ def vocoder(training: Training) -> dict:
 
 @torch.no_grad()
 def talker(training: Training) -> dict:
-    """Answers, spoken by talker and vocoder at the server's sampling settings."""
+    """Answers spoken by talker and vocoder with the server's sampling settings."""
     training.part("vocoder")
     training.part("talker")
     judge, inputs = _judge(), training.talker_inputs()
@@ -76,7 +74,7 @@ def talker(training: Training) -> dict:
 
 @torch.no_grad()
 def hearing(training: Training) -> dict:
-    """Questions in voices never heard, spelt by the audio encoder alone (greedy CTC words)."""
+    """Questions in held-out voices, spelt by the audio encoder alone (greedy CTC words)."""
     training.part("hearing")
     thinker = training.model.thinker
     right, clips = 0, _held_out(training)
@@ -94,12 +92,12 @@ PARTS = {"vocoder": vocoder, "talker": talker, "hearing": hearing}
 
 def _held_out(training: Training):
     cast = HeldOutCast(random.Random(HELD_OUT_SEED))
-    asked = training.shelf.kept("held_out", recordings.asked(2, 400, cast))
+    asked = training.recordings.cached("held_out", recordings.spoken_questions(2, 400, cast))
     return heard_in_rooms(asked, HELD_OUT_SEED, SNR_DB)
 
 
 def _judge() -> Judge:
-    distractors = islice(strangers(random.Random(HELD_OUT_SEED)), N_DISTRACTORS)
+    distractors = islice(unknown_sentences(random.Random(HELD_OUT_SEED)), N_DISTRACTORS)
     return Judge([*world.answers(), *distractors])
 
 

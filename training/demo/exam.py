@@ -1,11 +1,11 @@
-"""Is the model understood, and does it understand? Asked of a running server, judged from outside.
+"""Examination of the demo model through a running server.
 
     python -m training.demo.exam [--model-path PATH] [--people DIR] [--json FILE]
 
-Four questions. Does a recogniser that knows nothing of the project hear the right sentence in the
-server's audio? Are questions in synthetic voices that training never had, with noise at 15 dB,
-answered right? Do recordings of people, who talk of other things, get the answer that it was not
-understood? Does silence or noise make it talk? A wrong answer that is not that one is `confident`.
+Four measurements. Does an independent recogniser find the right sentence in the server's audio? Are
+questions in held-out synthetic voices, with noise at 15 dB, answered right? Do recordings of people
+who talk of other things get the answer UNKNOWN? Does silence or noise start a turn? A wrong answer
+that is not UNKNOWN is `confident`.
 """
 
 import argparse
@@ -32,20 +32,20 @@ from sglang_live.client.session_options import SessionOptions
 from sglang_live.clock import MonotonicClock
 from sglang_live.models.demo.location import DEMO
 from training.demo import world
+from training.demo.acoustics import Room, background_noise
 from training.demo.judge import Judge
-from training.demo.rooms import Room, empty_room
-from training.demo.strangers import strangers
+from training.demo.unknown_sentences import unknown_sentences
 from training.demo.voices import ANSWERING, QUESTION_RATE_HZ, HeldOutCast, require_programs
 
 SEED = 20260707
 START_TIMEOUT_S = 600.0
 SNR_DB = 15.0
 N_DISTRACTORS = 200
-TURNS_PER_CALL = 4
+TURNS_PER_SESSION = 4
 QUIET_S = 20.0
-# Text of an answer is enough where its sound is not judged.
+# Limits the audio where only the text of an answer is judged.
 _MAX_TOKENS = 400
-_CALLERS_AT_ONCE = 4
+_USERS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +71,15 @@ class Examiner:
         }
 
     async def understood(self) -> dict:
-        """Typed conversations; their answers as they sound."""
-        judge = Judge([*world.answers(), *_strange_sentences(SEED, N_DISTRACTORS)])
+        """Typed questions; the sound of their answers is judged."""
+        judge = Judge([*world.answers(), *_distractors(SEED, N_DISTRACTORS)])
         rng = random.Random(SEED)
         wrong, n, heard, heard_original, confident, audio_s, took_s = [], 0, 0, 0, 0, 0.0, 0.0
         while n < self._extent.answers:
-            caller = world.Caller(rng, strangers(random.Random(rng.random())))
-            async with self._call() as client:
-                for _ in range(TURNS_PER_CALL):
-                    exchange = caller.next()
+            user = world.User(rng, unknown_sentences(random.Random(rng.random())))
+            async with self._session() as client:
+                for _ in range(TURNS_PER_SESSION):
+                    exchange = user.next()
                     began_s = time.monotonic()
                     record = await client.ask(exchange.question.capitalize() + "?")
                     took_s += time.monotonic() - began_s
@@ -105,16 +105,19 @@ class Examiner:
         }
 
     async def questions(self, n: int, *, live: bool) -> dict:
-        """By voices that training never had. live: through a microphone, at the pace of speech."""
+        """Questions in held-out voices.
+
+        live: streamed as from a microphone, at the pace of speech; otherwise sent as items.
+        """
         rng = random.Random(SEED + live)
         cast, noise = HeldOutCast(rng), np.random.default_rng(SEED + live)
-        kinds = world.Caller(rng, strangers(random.Random(SEED + 2 + live)))
+        kinds = world.User(rng, unknown_sentences(random.Random(SEED + 2 + live)))
         exchanges = []
         while len(exchanges) < n:
-            kinds.memory = world.Memory()  # each is a call of its own
+            kinds.memory = world.Memory()  # each question has a session of its own
             exchanges.append(kinds.next())
         clips = [
-            Room.random(noise, SNR_DB).hear(cast.next().say(e.question, QUESTION_RATE_HZ), noise)
+            Room.random(noise, SNR_DB).apply(cast.next().say(e.question, QUESTION_RATE_HZ), noise)
             for e in exchanges
         ]
         answers = await self._all([self._answer(clip, live) for clip in clips])
@@ -131,16 +134,16 @@ class Examiner:
         return {"n": len(clips), "not_understood": len(clips) - len(others), "others": others}
 
     async def quiet(self) -> dict:
-        """Digital silence, and rooms in which nobody speaks: how many answers they get."""
+        """Counts the turns that digital silence and rooms without speech start."""
         rng = np.random.default_rng(SEED)
         n = self._extent.quiet_rooms
         rooms = [np.zeros(round(QUIET_S * QUESTION_RATE_HZ), np.float32)]
-        rooms += [empty_room(rng, QUIET_S) for _ in range(n - 1)]
+        rooms += [background_noise(rng, QUIET_S) for _ in range(n - 1)]
         answers = await self._all([self._listen(room) for room in rooms])
         return {"n": n, "seconds": n * QUIET_S, "turns": sum(answers)}
 
     async def _answer(self, clip: np.ndarray, live: bool) -> str:
-        async with self._call(push_to_talk=not live) as client:
+        async with self._session(push_to_talk=not live) as client:
             if live:
                 record = await client.speak(_pcm(clip))
                 return record.transcript.strip()
@@ -161,26 +164,26 @@ class Examiner:
             nonlocal turns
             turns += event["type"] == "input_audio_buffer.speech_started"
 
-        async with self._call(on_event=count) as client:
+        async with self._session(on_event=count) as client:
             await client.pick_up(_pcm(room))
         return turns
 
     @asynccontextmanager
-    async def _call(
+    async def _session(
         self, *, push_to_talk: bool = True, on_event: Callable[[dict], None] | None = None
     ):
         options = SessionOptions(url=self._url, model=self._model, push_to_talk=push_to_talk)
         async with RealtimeClient(options, MonotonicClock(), on_event) as client:
             yield client
 
-    async def _all(self, calls: list[Awaitable]) -> list:
-        seats = asyncio.Semaphore(_CALLERS_AT_ONCE)
+    async def _all(self, sessions: list[Awaitable]) -> list:
+        limit = asyncio.Semaphore(_USERS_AT_ONCE)
 
-        async def seated(call: Awaitable):
-            async with seats:
-                return await call
+        async def limited(session: Awaitable):
+            async with limit:
+                return await session
 
-        return await asyncio.gather(*map(seated, calls))
+        return await asyncio.gather(*map(limited, sessions))
 
 
 def _marks(exchanges: list[world.Exchange], answers: list[str]) -> dict:
@@ -194,8 +197,8 @@ def _marks(exchanges: list[world.Exchange], answers: list[str]) -> dict:
     }
 
 
-def _strange_sentences(seed: int, n: int) -> Iterator[str]:
-    return islice(strangers(random.Random(seed)), n)
+def _distractors(seed: int, n: int) -> Iterator[str]:
+    return islice(unknown_sentences(random.Random(seed)), n)
 
 
 def _samples(pcm: bytes) -> np.ndarray:
@@ -203,7 +206,7 @@ def _samples(pcm: bytes) -> np.ndarray:
 
 
 def _pcm(sound: np.ndarray) -> bytes:
-    """16 kHz float to the session's PCM."""
+    """The session's PCM of 16 kHz float samples."""
     sound = soxr.resample(sound, QUESTION_RATE_HZ, SAMPLE_RATE_HZ)
     return (np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
 

@@ -1,7 +1,7 @@
-"""The audio encoder learns to spell: CTC against the thinker's own token embeddings.
+"""The audio encoder's training: CTC against the thinker's own token embeddings.
 
-After it a spoken word looks to the thinker much like a typed one, at the frames where it was said,
-and answering is left to the thinker.
+The encoder's output for a spoken word then resembles the embedding of the typed word, at the frames
+where it is said, so that the thinker has only to learn the answers.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +16,13 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     _get_feat_extract_output_lengths,
 )
 
+from training.demo.acoustics import Room
 from training.demo.distortion import EXTRACTOR, WILD, Distortion
-from training.demo.recordings import Said
-from training.demo.rooms import Room
-from training.demo.schedule import Course, Log, Shares, cosine, drawing
+from training.demo.recordings import Utterance
+from training.demo.schedule import Log, ResumableSteps, Shares, cosine, step_generator
 from training.demo.voices import QUESTION_RATE_HZ
 
-# A token that no text has (`<|endoftext|>`): at frames where no word ends.
+# A token that is in no text (`<|endoftext|>`): CTC's blank.
 BLANK_ID = 0
 _AT_ONCE = 2
 
@@ -33,20 +33,24 @@ class HearingSettings:
     batch: int = 48
     learning_rate: float = 2e-3
     distortion: Distortion = WILD
-    calm: int = 8_000  # steps in which the distortion grows to that
+    calm: int = 8_000  # steps over which the distortion grows to its full strength
     seed: int = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heard:
-    """text: what was said, empty for noise; mel: [128, frames] as the thinker gets it, half."""
+    """A recording's features.
+
+    text: what is said in it; empty for noise.
+    mel: [128, frames] half, as the thinker gets it.
+    """
 
     text: str
     mel: torch.Tensor
 
 
 def features(sound: np.ndarray) -> torch.Tensor:
-    """[128, frames] of float32 samples at 16 kHz, exactly as the server computes them."""
+    """Mel features [128, frames] of float32 samples at 16 kHz, as the server computes them."""
     made = EXTRACTOR(
         sound,
         sampling_rate=QUESTION_RATE_HZ,
@@ -57,12 +61,12 @@ def features(sound: np.ndarray) -> torch.Tensor:
     return made.input_features[0]
 
 
-def heard_in_rooms(said: list[Said], seed: int, snr_db: float | None = None) -> list[Heard]:
-    """Every recording in a random room of its own."""
+def heard_in_rooms(said: list[Utterance], seed: int, snr_db: float | None = None) -> list[Heard]:
+    """Features of each recording, in a random room of its own."""
 
     def heard(number: int) -> Heard:
         rng = np.random.default_rng([seed, number])
-        sound = Room.random(rng, snr_db).hear(said[number].sound, rng)
+        sound = Room.random(rng, snr_db).apply(said[number].sound, rng)
         return Heard(said[number].text, features(sound).half())
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -70,7 +74,7 @@ def heard_in_rooms(said: list[Said], seed: int, snr_db: float | None = None) -> 
 
 
 def encode(tower: Qwen3OmniMoeAudioEncoder, clips: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Mel [128, frames] each in; [n, hidden] each out, 12.5 a second."""
+    """Encode mels [128, frames] to [places, hidden], 12.5 places per second."""
     lengths = torch.tensor([clip.shape[1] for clip in clips])
     out = tower(torch.cat(clips, dim=1), feature_lens=lengths).last_hidden_state
     return list(out.split(n_places(lengths).tolist()))
@@ -87,9 +91,12 @@ def train_hearing(
     heard: list[Heard],
     settings: HearingSettings,
     log: Log,
-    course: Course,
+    resumable: ResumableSteps,
 ) -> None:
-    """encode_text: text -> token ids, lower case as it was said, with a space before each word."""
+    """Train the audio encoder to spell.
+
+    encode_text: text -> token ids, of lower case words with a space before each.
+    """
     torch.manual_seed(settings.seed)
     _initialise(tower)
     parameters = list(tower.parameters())
@@ -97,7 +104,7 @@ def train_hearing(
     said = [torch.tensor(encode_text(h.text), dtype=torch.long) for h in heard]
     spelling = Spelling.of(said, embed_tokens)
     shares = Shares()
-    for step in course.steps(settings.steps, tower, optimiser):
+    for step in resumable.steps(settings.steps, tower, optimiser):
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
         distortion = settings.distortion.faded(min(1.0, step / settings.calm))
@@ -105,7 +112,7 @@ def train_hearing(
         def loss_of(
             share: int, step: int = step, distortion: Distortion = distortion
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            choose = drawing(settings.seed + share, step)
+            choose = step_generator(settings.seed + share, step)
             n = settings.batch // shares.N
             some = torch.randint(len(heard), (n,), generator=choose).tolist()
             rows = encode(tower, [distortion.apply(heard[i].mel, choose) for i in some])
@@ -124,9 +131,10 @@ def train_hearing(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spelling:
-    """Words that an encoder is to tell apart, as directions in which its outputs may point.
+    """The words that an encoder's outputs are classified into.
 
-    token_ids: [n], the blank first; directions: [n, hidden], their embeddings, which are given.
+    token_ids: [n], the blank first.
+    directions: [n, hidden], their frozen token embeddings.
     """
 
     token_ids: torch.Tensor
@@ -134,13 +142,13 @@ class Spelling:
 
     @classmethod
     def of(cls, said: list[torch.Tensor], embed_tokens: nn.Embedding) -> "Spelling":
-        """The words of all that is said: other tokens need no telling apart."""
+        """The words of all recordings; other tokens are no classes."""
         token_ids = torch.cat([torch.tensor([BLANK_ID]), *said]).unique()
         assert token_ids[0] == BLANK_ID
         return cls(token_ids, embed_tokens.weight.detach()[token_ids])
 
     def loss(self, rows: list[torch.Tensor], said: list[torch.Tensor]) -> torch.Tensor:
-        """CTC of an encoder's outputs [places, hidden] against token ids of what was said."""
+        """CTC loss of an encoder's outputs [places, hidden] against the clips' token ids."""
         logits = nn.utils.rnn.pad_sequence(rows) @ self.directions.T
         return functional.ctc_loss(
             logits.log_softmax(-1),
@@ -152,7 +160,7 @@ class Spelling:
         )
 
     def spell(self, row: torch.Tensor) -> list[int]:
-        """Token ids that are heard in an output [places, hidden], greedily."""
+        """Token ids of an output [places, hidden], decoded greedily."""
         path = torch.unique_consecutive((row @ self.directions.T).argmax(-1))
         return self.token_ids[path[path != 0]].tolist()
 

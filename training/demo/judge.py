@@ -1,7 +1,7 @@
-"""A recogniser that knows nothing of this project tells which sentence was spoken.
+"""An independent recogniser that finds which sentence was spoken.
 
-pocketsphinx, with a grammar of every sentence that it may be: the answers and distractors. Free
-recognition is no measure here, it gets most words of the synthesiser itself wrong.
+pocketsphinx, with a grammar of all possible sentences: the answers and distractors. Recognition
+without a grammar is no measure here: it gets most words of the synthesiser itself wrong.
 """
 
 import re
@@ -17,7 +17,7 @@ _PAUSE = np.zeros(round(0.3 * _RATE_HZ))
 
 @dataclass(slots=True)
 class Judge:
-    """sentences: all that may be said, in any spelling; unknown words are left out."""
+    """sentences: all possible sentences, in any spelling; words it has not are left out."""
 
     sentences: list[str]
     _decoder: Decoder = field(init=False)
@@ -32,7 +32,7 @@ class Judge:
         self._decoder.activate_search("said")
 
     def hear(self, sound: np.ndarray, rate_hz: int) -> str | None:
-        """The sentence that it sounds most like; None: like none.
+        """The most likely sentence, or None if none fits.
 
         Args:
             sound: float in [-1, 1], mono.

@@ -1,4 +1,4 @@
-"""What all trainings share: seeds, a learning rate's course, shares of a batch, a log, going on."""
+"""Common parts of all trainings: seeds, learning rate, shares of a batch, log, resumable steps."""
 
 import math
 import time
@@ -17,18 +17,18 @@ _SEEDS_APART = 1_000_003
 
 
 def cosine(step: int, steps: int, warm_up: int, last: float = 0.03) -> float:
-    """Factor of the learning rate: up in `warm_up` steps, then down to `last` along a cosine."""
+    """Factor of the learning rate: rises over `warm_up` steps, falls to `last` along a cosine."""
     down = last + (1 - last) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
     return min(1.0, (step + 1) / warm_up) * down
 
 
-def drawing(seed: int, step: int) -> torch.Generator:
-    """What is drawn in this step, whatever was drawn before it."""
+def step_generator(seed: int, step: int) -> torch.Generator:
+    """A generator whose draws depend only on the seed and the step."""
     return torch.Generator().manual_seed(seed + _SEEDS_APART * step)
 
 
 class Shares:
-    """A batch as two halves, each with draws of its own, computed by as many threads as there are.
+    """A batch in two halves, each with draws of its own, computed on torch's number of threads.
 
     The number of threads does not change the result.
     """
@@ -36,7 +36,7 @@ class Shares:
     N = 2
 
     def __init__(self) -> None:
-        # Small operations gain little from threads within.
+        # Small operations gain little from threads inside them.
         self._threads = ThreadPoolExecutor(
             min(self.N, torch.get_num_threads()),
             initializer=torch.set_num_threads,
@@ -48,10 +48,12 @@ class Shares:
         parameters: list[nn.Parameter],
         loss_of: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Every parameter gets the mean of the shares' gradients.
+        """Set every parameter's gradient to the mean of the shares' gradients.
 
-        loss_of: number of a share -> its loss, and the part of it that the model gets right.
-        Returns the means of both.
+        Args:
+            loss_of: number of a share -> its loss, and its share of right predictions.
+        Returns:
+            The means of both.
         """
 
         def work(share: int):
@@ -68,7 +70,7 @@ class Shares:
 
 @dataclass(slots=True)
 class Log:
-    """Prints means of what it is told, every hundred steps."""
+    """Prints the means of its values every hundred steps."""
 
     name: str
     _started: float = field(default_factory=time.monotonic)
@@ -87,10 +89,10 @@ class Log:
 
 
 @dataclass(slots=True)
-class Course:
-    """The steps of a training, which goes on where it was when it is started again.
+class ResumableSteps:
+    """The steps of a training, which resumes at its last saved step when it is started again.
 
-    path: a file for what is needed for that; None: begin anew each time.
+    path: the file of the saved state. None: nothing is saved.
     """
 
     path: Path | None = None
@@ -101,10 +103,10 @@ class Course:
         module: nn.Module,
         optimiser: torch.optim.Optimizer,
     ) -> Iterator[int]:
-        """Numbers of the steps that are left.
+        """Numbers of the remaining steps.
 
-        Where what is drawn depends on the step alone (`drawing`), a training that was stopped ends
-        where one that was not would have.
+        If draws depend only on the step (`step_generator`), a stopped training ends with the
+        weights of an unstopped one.
         """
         begin = 0
         if self.path and self.path.exists():

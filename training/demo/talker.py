@@ -1,9 +1,9 @@
-"""The talker: from the words of a reply, one per frame, to the codes of its voice.
+"""The talker's training: from the words of a response, one per frame, to its codec codes.
 
-It is trained on what the server gives it: user messages as text or as hidden states of the thinker,
-the nine positions before a reply, then a frame's codes and the next word at each step. It must
-follow the words and where it is, not its own past: free-running, a wrong code would lead to the
-next. So its past is damaged in training, from single codes to whole replies.
+Inputs are those that the server makes: user messages as text or as hidden states of the thinker,
+nine positions before a response, then a frame's codes and the next word at each step. In training,
+past codes are randomly replaced, from single codes to whole responses: a talker that depended on
+its past more than on the words would turn one wrong code into many when it runs freely.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerForConditionalGeneration,
 )
 
-from training.demo.schedule import Course, Log, cosine, drawing
+from training.demo.schedule import Log, ResumableSteps, cosine, step_generator
 from training.demo.sizes import N_CODEBOOKS
 
 _IGNORED = -100
-# Sampling as the reference has it.
+# Sampling settings of the reference.
 _TOP_K, _TEMPERATURE, _PREDICTOR_TOP_P = 50, 0.9, 0.8
 
 
@@ -29,29 +29,33 @@ class TalkerSettings:
     steps: int = 6000
     batch: int = 8
     learning_rate: float = 2e-3
-    predictor_frames: int = 160  # of each batch, on which the residual codes are learned
-    damaged_code: float = 0.1  # chance of a code in the past to be another
-    damaged_frame: float = 0.2  # of all codes of a frame
-    damaged_reply: float = 0.15  # of all frames
-    sharpening: float = 2.0  # of the heads at the end, so that sampling seldom errs
+    predictor_frames: int = 160  # frames of a batch on which the residual codes are trained
+    damaged_code: float = 0.1  # probability that a past code is replaced
+    damaged_frame: float = 0.2  # probability that all codes of a past frame are replaced
+    damaged_response: float = 0.15  # probability that all past frames are replaced
+    sharpening: float = 2.0  # factor on the trained heads, so that sampling seldom errs
     seed: int = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spoken:
-    """A reply: token_ids as the thinker writes it; codes [frames, 16]."""
+class SpokenResponse:
+    """A response.
+
+    token_ids: as the thinker writes them.
+    codes: [frames, 16].
+    """
 
     token_ids: list[int]
     codes: torch.Tensor
 
 
 class TalkerInputs:
-    """Embeddings as the talker gets them.
+    """Makes the talker's input embeddings.
 
     Args:
-        talker: its projections and codec embeddings are used, and trained through.
-        embed_tokens: the thinker's, frozen.
-        config: of the whole model.
+        talker: its projections and codec embeddings are used and get gradients.
+        embed_tokens: the thinker's token embeddings, frozen.
+        config: config of the whole model.
         newline_id: the token after a role's name.
     """
 
@@ -67,7 +71,7 @@ class TalkerInputs:
         self.end = config.talker_config.codec_eos_token_id
 
     def user(self, token_ids: list[int], hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """[n, hidden]: one user message of text, and of hidden states if there are any."""
+        """[n, hidden] of one user message: text, then hidden states if given."""
         config = self._config
         opening = self.text([config.im_start_token_id, config.user_token_id, self._newline])
         parts = [opening, self.text(token_ids)]
@@ -98,7 +102,7 @@ class TalkerInputs:
         return text + functional.pad(added, (0, 0, 3, 0))
 
     def following(self, token_ids: list[int], n: int) -> torch.Tensor:
-        """[n, hidden]: the text that comes with frames: all but the first, an end, then pads."""
+        """[n, hidden] of the text added to frames: all tokens but the first, an end, then pads."""
         config = self._config
         ids = [*token_ids[1:], config.tts_eos_token_id]
         ids += [config.tts_pad_token_id] * (n - len(ids))
@@ -119,28 +123,31 @@ def train_talker(
     talker: Qwen3OmniMoeTalkerForConditionalGeneration,
     inputs: TalkerInputs,
     speaker_ids: list[int],
-    replies: list[Spoken],
+    responses: list[SpokenResponse],
     questions: list[list[int]],
     settings: TalkerSettings,
     log: Log,
-    course: Course,
+    resumable: ResumableSteps,
 ) -> None:
-    """questions: what users may have written before, as token ids."""
+    """Train the talker on the responses.
+
+    questions: token ids of possible earlier user messages.
+    """
     torch.manual_seed(settings.seed)
     initialise(talker)
     optimiser = torch.optim.AdamW(
         talker.parameters(), settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
-    for step in course.steps(settings.steps, talker, optimiser):
-        choose = drawing(settings.seed, step)
+    for step in resumable.steps(settings.steps, talker, optimiser):
+        choose = step_generator(settings.seed, step)
         for group in optimiser.param_groups:
             group["lr"] = settings.learning_rate * cosine(step, settings.steps, warm_up=100)
         rows, targets, starts = [], [], []
-        batch = _batch(replies, settings.batch, choose)
-        for reply in batch:
+        batch = _batch(responses, settings.batch, choose)
+        for response in batch:
             context = _context(inputs, questions, choose)
-            row, target = _sequence(inputs, context, speaker_ids, reply, settings, choose)
-            starts.append(len(row) - len(reply.codes) - 1)
+            row, target = _sequence(inputs, context, speaker_ids, response, settings, choose)
+            starts.append(len(row) - len(response.codes) - 1)
             rows.append(row)
             targets.append(target)
         hidden = talker.model(inputs_embeds=_padded(rows, 0.0), use_cache=False).last_hidden_state
@@ -176,7 +183,7 @@ def speak(
     choose: torch.Generator,
     max_frames: int,
 ) -> torch.Tensor:
-    """[frames, 16] sampled codes of a reply, as the reference samples them (no penalty)."""
+    """[frames, 16] sampled codes of a response, as the reference samples them (no penalty)."""
     following = inputs.following(token_ids, max_frames)
     step = torch.cat([context, inputs.response_prefix(speaker_id, token_ids[0])])
     cache, frames = DynamicCache(), []
@@ -204,7 +211,7 @@ def speak(
 
 @torch.no_grad()
 def initialise(module: nn.Module) -> None:
-    """Weights of one over root fan-in: transformers leaves the talker's experts unset."""
+    """Draw weights of deviation 1 / sqrt(fan-in): transformers leaves the experts unset."""
     for name, weight in module.named_parameters():
         if weight.dim() < 2:
             continue
@@ -212,21 +219,23 @@ def initialise(module: nn.Module) -> None:
         nn.init.normal_(weight, 0.0, 0.3 if embeds else weight.shape[-1] ** -0.5)
 
 
-def _batch(replies: list[Spoken], n: int, choose: torch.Generator) -> list[Spoken]:
-    """Replies of similar length, so that little is padded; every frame is as likely as another."""
-    jitter = 1 + 0.3 * torch.rand(len(replies), generator=choose)
-    lengths = torch.tensor([len(reply.codes) for reply in replies]) * jitter
+def _batch(
+    responses: list[SpokenResponse], n: int, choose: torch.Generator
+) -> list[SpokenResponse]:
+    """Responses of similar length, which need little padding; all frames are equally likely."""
+    jitter = 1 + 0.3 * torch.rand(len(responses), generator=choose)
+    lengths = torch.tensor([len(response.codes) for response in responses]) * jitter
     order = lengths.argsort().tolist()
     groups = [order[i : i + n] for i in range(0, len(order), n)]
-    frames = torch.tensor([sum(len(replies[i].codes) for i in group) for group in groups])
+    frames = torch.tensor([sum(len(responses[i].codes) for i in group) for group in groups])
     chosen = groups[int(torch.multinomial(frames.float(), 1, generator=choose))]
-    return [replies[i] for i in chosen]
+    return [responses[i] for i in chosen]
 
 
 def _context(
     inputs: TalkerInputs, questions: list[list[int]], choose: torch.Generator
 ) -> torch.Tensor:
-    """[n, hidden]: up to three user messages that have nothing to do with the reply."""
+    """[n, hidden] of up to three user messages, unrelated to the response."""
 
     def below(n: int) -> int:
         return int(torch.randint(n, (), generator=choose))
@@ -249,19 +258,19 @@ def _sequence(
     inputs: TalkerInputs,
     context: torch.Tensor,
     speaker_ids: list[int],
-    reply: Spoken,
+    response: SpokenResponse,
     settings: TalkerSettings,
     choose: torch.Generator,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Embeddings [n, hidden] and the first code that is right after each, [n]."""
-    n = len(reply.codes)
+    """Embeddings [n, hidden], and the first code of the frame after each, [n]."""
+    n = len(response.codes)
     speaker = speaker_ids[int(torch.randint(len(speaker_ids), (), generator=choose))]
-    prefix = inputs.response_prefix(speaker, reply.token_ids[0])
-    past = _damaged(reply.codes, settings, choose)
-    frames = inputs.frames(past) + inputs.following(reply.token_ids, n)
+    prefix = inputs.response_prefix(speaker, response.token_ids[0])
+    past = _damaged(response.codes, settings, choose)
+    frames = inputs.frames(past) + inputs.following(response.token_ids, n)
     row = torch.cat([context, prefix, frames])
     target = torch.full((len(row),), _IGNORED)
-    target[-n - 1 : -1] = reply.codes[:, 0]
+    target[-n - 1 : -1] = response.codes[:, 0]
     target[-1] = inputs.end
     return row, target
 
@@ -269,7 +278,7 @@ def _sequence(
 def _damaged(codes: torch.Tensor, settings: TalkerSettings, choose: torch.Generator):
     n, groups = codes.shape
     other = torch.randint(int(codes.max()) + 1, codes.shape, generator=choose)
-    share = 1.0 if torch.rand((), generator=choose) < settings.damaged_reply else None
+    share = 1.0 if torch.rand((), generator=choose) < settings.damaged_response else None
     frame = torch.rand(n, 1, generator=choose) < (share or settings.damaged_frame)
     code = torch.rand(n, groups, generator=choose) < settings.damaged_code
     return torch.where(frame | code, other, codes)

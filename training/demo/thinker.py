@@ -1,7 +1,7 @@
-"""The thinker: conversations in, the next answer out.
+"""The thinker's training: conversations in, the next answer out.
 
-What it hears it should also spell, in the audio encoder and once more in its own middle, where
-words that the encoder's pieces of a second cut in two have become one again.
+Speech is also spelt, from the audio encoder's outputs and once more from the thinker's middle
+layer, where a word that the encoder's one-second pieces split is whole again.
 """
 
 import math
@@ -14,9 +14,9 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 
 from training.demo.conversations import IGNORED, Conversation, Style, Writer
-from training.demo.fronts import layers_of, listen
+from training.demo.convolved import encode_convolved, layers_of
 from training.demo.hearing import Spelling
-from training.demo.schedule import Course, Log, Shares, cosine
+from training.demo.schedule import Log, ResumableSteps, Shares, cosine
 from training.demo.talker import initialise
 
 _TOGETHER = 2  # conversations in one pass
@@ -29,10 +29,10 @@ class ThinkerSettings:
     learning_rate: float = 1.2e-3
     tower_rate: float = 0.5  # of the learning rate, for the audio encoder
     style: Style = field(default_factory=Style)
-    spelling: float = 0.3  # weight of the audio encoder's own loss, which goes on
-    spelling_layer: int = 2  # of the thinker, after which it should spell, too
+    spelling: float = 0.3  # weight of the spelling loss of the audio encoder
+    spelling_layer: int = 2  # the thinker's layer after which its hidden states are spelt too
     doubt: float = 0.6  # see `answering_loss`
-    sure_until: float = 0.4  # share of the steps before it doubts
+    sure_until: float = 0.4  # share of the steps that are trained without doubt
     seed: int = 4
 
 
@@ -41,12 +41,14 @@ def train_thinker(
     writers: list[Writer],
     settings: ThinkerSettings,
     log: Log,
-    course: Course,
+    resumable: ResumableSteps,
 ) -> None:
-    """The audio encoder comes trained; its layers go on learning slowly, its convolutions stay.
-    Embeddings stay as they are.
+    """Train the thinker on conversations.
 
-    writers: one for each share of a batch.
+    The audio encoder is trained before: here its layers train at a lower rate, and its
+    convolutions are frozen. Token embeddings are frozen too.
+
+    writers: one per share of a batch.
     """
     torch.manual_seed(settings.seed)
     stack = thinker.model
@@ -57,8 +59,8 @@ def train_thinker(
     rates = (1.0, settings.tower_rate)
     groups = [{"params": language}, {"params": tower}]
     optimiser = torch.optim.AdamW(groups, settings.learning_rate, betas=(0.9, 0.98))
-    shares, spelling = Shares(), Spelling.of(writers[0].all_said(), stack.embed_tokens)
-    for step in course.steps(settings.steps, thinker, optimiser):
+    shares, spelling = Shares(), Spelling.of(writers[0].all_spellings(), stack.embed_tokens)
+    for step in resumable.steps(settings.steps, thinker, optimiser):
         now = settings.learning_rate * cosine(step, settings.steps, warm_up=300)
         for group, rate in zip(optimiser.param_groups, rates, strict=True):
             group["lr"] = now * rate
@@ -104,10 +106,10 @@ def answering_loss(
     unknown_id: int,
     doubt: float,
 ) -> torch.Tensor:
-    """Cross entropy; where a reply begins, UNKNOWN counts as right by the share `doubt`.
+    """Cross entropy; where a response begins, UNKNOWN counts as right by the share `doubt`.
 
-    Who is less sure of the best answer than `doubt` then loses least with UNKNOWN ("Deep Gamblers",
-    Liu et al. 2019, eq. 5, with doubt = 1 / o).
+    Where the best answer's probability is below `doubt`, UNKNOWN then has the lowest loss ("Deep
+    Gamblers", Liu et al. 2019, eq. 5, with doubt = 1 / o).
     """
     log_p = logits.log_softmax(-1)
     right = log_p.gather(-1, labels[:, None])[:, 0]
@@ -119,12 +121,14 @@ def answering_loss(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Read:
-    """What the thinker makes of a batch.
+    """The thinker's outputs for a batch.
 
-    logits: [n, vocabulary] of all tokens that are learned, one after the other; labels: [n];
-    decides: [n] bool, whether the token is a decision; said: text of each clip; heard: of each,
-    [places, hidden] as they come from the audio encoder; spelt: the same after some layers of the
-    thinker.
+    logits: [n, vocabulary] of all tokens with a label, concatenated.
+    labels: [n].
+    decides: [n] bool, whether the token is a decision.
+    said: text of each clip.
+    heard: [places, hidden] of each clip, outputs of the audio encoder.
+    spelt: [places, hidden] of each clip, hidden states after `spelling_layer`.
     """
 
     logits: torch.Tensor
@@ -140,7 +144,7 @@ def read_apart(
     batch: list[Conversation],
     spelling_layer: int,
 ) -> Read:
-    """Those of like length together, so that less of what is computed is padding."""
+    """Read conversations in groups of similar length, which need less padding."""
     batch = sorted(batch, key=lambda conversation: len(conversation.token_ids))
     parts = [
         read(thinker, batch[i : i + _TOGETHER], spelling_layer)
@@ -167,7 +171,7 @@ def read(
     for row, conversation in zip(decides, batch, strict=True):
         row[conversation.decisions] = True
     clips = [clip for c in batch for clip in c.clips]
-    heard = listen(thinker.audio_tower, [clip.rows for clip in clips]) if clips else []
+    heard = encode_convolved(thinker.audio_tower, [clip.rows for clip in clips]) if clips else []
     rows, is_sound = thinker.model.embed_tokens(ids), ids == thinker.config.audio_token_id
     if heard:
         rows = rows.masked_scatter(is_sound[..., None], torch.cat(heard))

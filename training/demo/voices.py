@@ -1,8 +1,8 @@
-"""Speech synthesisers as functions: flite speaks the answers; flite, espeak-ng and festival ask.
+"""Speech synthesis: flite for answers; flite, espeak-ng and festival for questions.
 
 They are command line programs of the system (`apt install flite espeak-ng festival
-festvox-kdlpc16k`). Only flite's sound goes into the voice that is shipped; see docs/demo_model.md
-on licences.
+festvox-kdlpc16k`). The shipped voice is trained on flite's sound only; see docs/demo_model.md on
+licences.
 """
 
 import io
@@ -23,14 +23,14 @@ QUESTION_RATE_HZ = 16_000
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """One way to say something.
+    """A synthetic speaker.
 
     Attributes:
         program: `flite`, `espeak-ng` or `festival`.
         name: a voice of that program.
-        speed: 1 is the voice's own; 1.2 is a fifth faster.
-        pitch: 1 is the voice's own.
-        shifts: sounds that this speaker makes otherwise, in espeak-ng's letters; of it alone.
+        speed: relative to the voice's own; 1.2 is a fifth faster.
+        pitch: relative to the voice's own.
+        shifts: sounds that are replaced, in espeak-ng's letters; for espeak-ng only.
     """
 
     program: str
@@ -43,24 +43,24 @@ class Voice:
         """Mono samples in [-1, 1], float32.
 
         Raises:
-            RuntimeError: the program is missing, or refuses.
+            RuntimeError: if the program is missing or fails.
         """
         make = {"flite": _flite, "espeak-ng": _espeak, "festival": _festival}[self.program]
         samples, own_rate_hz = make(self, text)
         return soxr.resample(samples, own_rate_hz, rate_hz).astype(np.float32)
 
 
-# Recorded on real people, so it has their sound; low, so that its pitch fits the codec.
+# Made of recordings of a person; its pitch is low enough for the codec.
 ANSWERING = Voice("flite", "rms")
 
 _FLITE = ("slt", "rms", "awb", "kal16")
-# Mean pitch of each in Hz, as its own prosody has it.
+# Mean pitch of each in Hz, with its own prosody.
 _FLITE_PITCH_HZ = {"slt": 170.0, "rms": 100.0, "awb": 110.0, "kal16": 105.0}
 _HELD_OUT_FLITE = "kal16"
 _HELD_OUT_ACCENTS = ("en-029", "en-gb-x-gbcwmd")
 _HELD_OUT_SPEAKERS = ("m7", "m8", "f2", "f4", "klatt4")
 _ACCENTS = ("en-us", "en-gb", "en-gb-scotland", "en-gb-x-rp", "en-gb-x-gbclan", "en")
-# All of espeak-ng's other speakers, but for robots and whispers.
+# All of espeak-ng's other speakers except robots and whispers.
 _SPEAKERS = (
     "", "m1", "m2", "m3", "m4", "m5", "m6", "f1", "f3", "f5", "croak", "klatt2",
     "Alex", "Alicia", "Andrea", "Andy", "Annie", "Denis", "Diogo", "Gene", "Gene2", "Henrique",
@@ -71,7 +71,7 @@ _SPEAKERS = (
     "michel", "miguel", "norbert", "pablo", "paul", "pedro", "quincy", "rob", "robert", "sandro",
     "shelby", "steph", "steph2", "steph3", "travis", "victor", "zac",
 )  # fmt: skip
-# How sounds of English move from one accent to another: each as espeak-ng writes it, and where to.
+# Replacements of English sounds between accents, in espeak-ng's letters.
 _SHIFTS = {
     "I": ("i:", "@", "E"), "i:": ("I", "eI"), "i": ("I", "eI"), "E": ("I", "a", "eI"),
     "a": ("E", "A:"), "aa": ("a", "A:"), "A:": ("a", "O:"), "A@": ("a", "A:", "O:"),
@@ -84,7 +84,7 @@ _SHIFTS = {
     "r": ("w",), "z": ("s",), "dZ": ("Z", "tS"), "tS": ("S",), "N": ("n",), "S": ("s",),
     "l": ("w",), "p": ("b",), "k": ("g",), "d": ("t",),
 }  # fmt: skip
-_SHIFTED = 0.15  # share of them in one accent
+_SHIFTED = 0.15  # share of the sounds that one accent replaces
 _STRESS = "',%="
 _FESTIVAL = "ked_diphone"
 _FESTIVAL_PITCH_HZ = 105.0
@@ -94,10 +94,10 @@ _ESPEAK_PITCH = 50
 
 @dataclass(slots=True)
 class Cast:
-    """Random voices of those who ask, none of them held out.
+    """Random voices for questions, none of them held out.
 
-    Accents that a program knows are few, and the next caller's is another one. So most of
-    espeak-ng's speakers have one that nobody has, its sounds moved at random.
+    The programs have few accents, and a user may have another one. So most of espeak-ng's speakers
+    get an artificial accent, with sounds replaced at random.
     """
 
     rng: random.Random
@@ -123,7 +123,7 @@ class Cast:
 
 @dataclass(slots=True)
 class HeldOutCast:
-    """Voices that training never has: other accents, other speakers, and one of flite's."""
+    """Voices that are not in training: other accents, other speakers, and one of flite's."""
 
     rng: random.Random
     flite_share: float = 0.3
@@ -155,7 +155,7 @@ def _espeak_voice(
 
 
 def require_programs() -> None:
-    """Raises RuntimeError that names what is missing."""
+    """Raise a RuntimeError that names the missing programs, if any."""
     missing = [n for n in ("flite", "espeak-ng", "text2wave") if shutil.which(n) is None]
     if missing:
         install = "apt install flite espeak-ng festival festvox-kdlpc16k"
@@ -164,7 +164,7 @@ def require_programs() -> None:
 
 def _flite(voice: Voice, text: str) -> tuple[np.ndarray, int]:
     with tempfile.TemporaryDirectory(prefix="voice-") as scratch:
-        path = Path(scratch) / "said.wav"  # flite goes back to write the header
+        path = Path(scratch) / "said.wav"  # flite seeks to write the header
         _run(
             "flite", "-voice", voice.name,
             "--setf", f"duration_stretch={1 / voice.speed:.4f}",
@@ -184,13 +184,13 @@ def _espeak(voice: Voice, text: str) -> tuple[np.ndarray, int]:
         "-p", str(min(99, round(_ESPEAK_PITCH * voice.pitch))),
         "--stdout", text,
     )  # fmt: skip
-    # A stream's header tells no length.
+    # The header of a stream has no length.
     samples = np.frombuffer(sound[44:], "<i2").astype(np.float32) / 32768
     return samples, soundfile.info(io.BytesIO(sound)).samplerate
 
 
 def shifted(spelt: str, shifts: dict[str, str]) -> str:
-    """Words in espeak-ng's letters, `_` between sounds, as one says them who shifts some."""
+    """Words in espeak-ng's letters, `_` between sounds, with the shifts applied."""
 
     def moved(sound: str) -> str:
         bare = sound.lstrip(_STRESS)

@@ -1,7 +1,7 @@
-"""Everything the demo model knows: what can be asked, what it answers, what it remembers.
+"""The demo model's world: its questions, their answers, and what it remembers of a user.
 
-Sentences are written as they are spoken. Questions are plain words; how people type them (with
-capitals, marks, or without) is varied where they are used.
+Sentences are written as they are spoken. Questions are plain words; capitals and punctuation of
+typed questions are varied where they are used.
 """
 
 import random
@@ -76,7 +76,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class Memory:
-    """What a caller has told in this conversation."""
+    """What a user has told about themselves in this conversation."""
 
     name: str | None = None
     number: int | None = None
@@ -103,21 +103,21 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Caller:
-    """Says what people may say, in any order; a third of it is outside this world.
+class User:
+    """A simulated user: questions in random order; a third of them are outside this world.
 
-    strangers: sentences that deserve UNKNOWN, without end.
+    unknown: sentences to which UNKNOWN is the answer, endless.
     """
 
     rng: random.Random
-    strangers: Iterator[str]
+    unknown: Iterator[str]
     memory: Memory = field(default_factory=Memory)
 
     def next(self) -> Exchange:
         rng, memory = self.rng, self.memory
         kind = rng.random()
         if kind < 0.33:
-            return Exchange(next(self.strangers), UNKNOWN)
+            return Exchange(next(self.unknown), UNKNOWN)
         if kind < 0.45:
             return memory.tell_name(rng, rng.choice(NAMES))
         if kind < 0.53:
@@ -131,7 +131,7 @@ class Caller:
 
 
 def questions() -> list[str]:
-    """All that can be asked, each way once."""
+    """All wordings of all questions."""
     fixed = [q for ways, _ in (*FACTS, *LONG) for q in ways]
     names = [way.format(name.lower()) for name in NAMES for way in _TELL_NAME]
     numbers = [way.format(number_word(n)) for n in NUMBERS for way in _TELL_NUMBER]
@@ -139,7 +139,7 @@ def questions() -> list[str]:
 
 
 def answers() -> list[str]:
-    """All that can be said, each once: what the talker learns to speak."""
+    """All answers: the talker is trained to speak these."""
     fixed = [answer for _, answer in (*FACTS, *LONG)]
     names = [form.format(name) for name in NAMES for form in (_NAME_TOLD, _NAME_KNOWN)]
     numbers = [

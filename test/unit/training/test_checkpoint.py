@@ -1,4 +1,4 @@
-"""A checkpoint in parts: what is saved is loaded, and of another model nothing is."""
+"""A checkpoint in parts: a saved part is loaded, a part of another model is refused."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_a_part_of_another_model_is_refused(tmp_path):
         load_part(other, "hearing", tmp_path)
 
 
-def test_experts_lie_apart_in_a_file_and_together_in_memory():
+def test_experts_are_separate_in_a_file_and_stacked_in_memory():
     names = ("gate_up_proj", "down_proj")
     shapes = ((3, 8, 5), (3, 5, 4))  # three experts of width 4 on 5 channels
     weights = {

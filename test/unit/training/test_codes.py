@@ -1,16 +1,16 @@
-"""Codes describe the sound they were made from, and rooms do what they say."""
+"""Codes describe the sound that they were made from; rooms add the noise that is set."""
 
 import numpy as np
 import pytest
 import torch
 
+from training.demo.acoustics import Room, background_noise
 from training.demo.codes import Codebooks, low_frames, mel_frames, whole_frames
-from training.demo.rooms import Room, empty_room
 from training.demo.sizes import FRAME_SAMPLES, N_CODEBOOKS, SIZE
 
 
 def voice(seconds: float, pitch_hz: float, seed: int) -> np.ndarray:
-    """Something with a pitch, overtones and a level that moves."""
+    """A sound with a pitch, overtones and a varying level."""
     rng = np.random.default_rng(seed)
     t = np.arange(round(seconds * 24_000)) / 24_000
     wave = sum(np.sin(2 * np.pi * k * pitch_hz * t + rng.uniform(0, 6)) / k for k in range(1, 20))
@@ -41,7 +41,7 @@ def test_every_frame_has_a_code_of_every_book(codebooks, recordings):
 
 
 def test_the_mean_of_embeddings_is_the_frame(codebooks, recordings):
-    """What the vocoder sees of a frame is its principal components and its pitch's phase."""
+    """The vocoder gets a frame's principal components and the phase of its pitch."""
     codes = codebooks.encode(recordings[0])
     offsets = torch.arange(N_CODEBOOKS)[:, None] * SIZE.codebook_size
     seen = codebooks.embedding()[codes + offsets].mean(0)
@@ -57,19 +57,19 @@ def test_the_mean_of_embeddings_is_the_frame(codebooks, recordings):
 
 def test_the_phase_follows_the_wave():
     wave = whole_frames(voice(1.0, 100, 1), 0, 0)
-    later = np.roll(wave, FRAME_SAMPLES // 32)  # by one sample of what is kept
+    later = np.roll(wave, FRAME_SAMPLES // 32)  # by one sample of the low band
     kept, moved = low_frames(wave).flatten(), low_frames(later).flatten()
     np.testing.assert_allclose(moved[64:-64], kept[63:-65], atol=0.05)
 
 
 @pytest.mark.parametrize("snr_db", [5.0, 15.0, 30.0])
-def test_noise_is_as_loud_as_asked(snr_db):
+def test_noise_has_the_level_that_is_set(snr_db):
     rng = np.random.default_rng(1)
     speech = voice(1.0, 100, 1)[::2]
     room = Room(
         echo=0.0, decay_s=0.01, snr_db=snr_db, tilt=1.0, peak=0.5, before_s=1.0, after_s=1.0
     )
-    heard = room.hear(speech, rng)
+    heard = room.apply(speech, rng)
     assert np.abs(heard).max() == pytest.approx(0.5, rel=1e-3)
     noise = heard[:15_000]
     both = heard[16_000 : 16_000 + len(speech)]
@@ -77,7 +77,7 @@ def test_noise_is_as_loud_as_asked(snr_db):
     assert 10 * np.log10(ratio) == pytest.approx(snr_db, abs=1.5)
 
 
-def test_nobody_is_in_an_empty_room():
-    sound = empty_room(np.random.default_rng(1), 1.5)
+def test_background_noise_fills_its_duration_without_clipping():
+    sound = background_noise(np.random.default_rng(1), 1.5)
     assert (sound.dtype, len(sound)) == (np.float32, 24_000)
     assert 0 < np.abs(sound).max() <= 1

@@ -1,4 +1,4 @@
-"""What is done to features is what would have happened to the sound."""
+"""A distortion of features has the effect of the same distortion of the sound."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def _generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_nothing_is_done_unless_asked_for():
+def test_a_distortion_of_zero_changes_nothing():
     mel = features(_sound())
     assert torch.allclose(Distortion(**NOTHING).apply(mel, _generator()), mel, atol=1e-6)
 
@@ -43,7 +43,7 @@ def test_noise_on_features_is_as_loud_as_noise_on_the_sound(snr_db):
     assert abs(off_db) < 3, off_db
 
 
-def test_every_draw_is_another_and_a_seed_repeats_it():
+def test_every_draw_differs_and_a_seed_repeats_it():
     wild = Distortion(warp=0.2, colour=0.4, snr_db=(5, 30))
     mel = features(_sound())
     same, again, other = (wild.apply(mel, _generator(seed)) for seed in (1, 1, 2))
@@ -52,7 +52,7 @@ def test_every_draw_is_another_and_a_seed_repeats_it():
     assert all(made.isfinite().all() for made in (same, other))
 
 
-def test_a_warped_tone_moves_by_so_many_bands():
+def test_a_warped_tone_moves_by_the_share_of_its_band():
     mel = torch.zeros(128, 50)
     mel[60] = 1.0
     places = {
@@ -62,7 +62,7 @@ def test_a_warped_tone_moves_by_so_many_bands():
     assert 48 <= min(places) < 52 and 68 < max(places) <= 72
 
 
-def test_a_faded_distortion_does_less_and_none_of_it_does_nothing():
+def test_a_faded_distortion_is_weaker_and_a_fully_faded_one_changes_nothing():
     whole = Distortion(stretch=0.1, warp=0.2, colour=0.4, snr_db=(10, 40), masks=0)
     mel = features(_sound())
     nothing = whole.faded(0.0).apply(mel, _generator())

@@ -1,20 +1,20 @@
-"""A training that was stopped goes on where it was; halves of a batch are the batch."""
+"""A stopped training resumes at its step; the halves of a batch give the batch's gradient."""
 
 import pytest
 import torch
 from torch import nn
 
-from training.demo.schedule import Course, Shares, cosine, drawing
+from training.demo.schedule import ResumableSteps, Shares, cosine, step_generator
 
 
-def train(course: Course, n: int, stop_before: int | None = None) -> nn.Module:
+def train(resumable: ResumableSteps, n: int, stop_before: int | None = None) -> nn.Module:
     torch.manual_seed(1)
     module = nn.Linear(4, 1)
     optimiser = torch.optim.AdamW(module.parameters(), 0.01)
-    for step in course.steps(n, module, optimiser):
+    for step in resumable.steps(n, module, optimiser):
         if step == stop_before:
             return module
-        x = torch.randn(8, 4, generator=drawing(5, step))
+        x = torch.randn(8, 4, generator=step_generator(5, step))
         (module(x) - x.sum(1, keepdim=True)).square().mean().backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -22,10 +22,10 @@ def train(course: Course, n: int, stop_before: int | None = None) -> nn.Module:
 
 
 @pytest.mark.parametrize("stop_before", [0, 499, 500, 1201])
-def test_a_stopped_training_ends_as_one_that_was_not(tmp_path, stop_before):
-    course = Course(tmp_path / "course")
-    train(course, 1300, stop_before)
-    resumed, whole = train(course, 1300), train(Course(), 1300)
+def test_a_stopped_training_ends_with_the_weights_of_an_unstopped_one(tmp_path, stop_before):
+    resumable = ResumableSteps(tmp_path / "resumable")
+    train(resumable, 1300, stop_before)
+    resumed, whole = train(resumable, 1300), train(ResumableSteps(), 1300)
     assert torch.equal(resumed.weight, whole.weight)
     assert not list(tmp_path.iterdir())
 
@@ -69,7 +69,7 @@ def test_the_number_of_threads_does_not_change_the_result():
             optimiser = torch.optim.AdamW(module.parameters(), 0.01)
 
             def loss_of(share: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-                x = torch.randn(8, 4, generator=drawing(share, step))
+                x = torch.randn(8, 4, generator=step_generator(share, step))
                 made = module(x)
                 return (made - x.sum(1, keepdim=True)).square().mean(), made.mean()
 

@@ -1,4 +1,4 @@
-"""Words that the audio encoder learns to tell apart, and those that it need not."""
+"""The loss that trains the audio encoder to spell, over the words of its recordings only."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def embed_tokens() -> nn.Embedding:
     return nn.Embedding(VOCAB, HIDDEN)
 
 
-def test_only_what_is_said_is_told_apart(embed_tokens):
+def test_only_words_of_the_recordings_are_distinguished(embed_tokens):
     spelling = Spelling.of(SAID, embed_tokens)
     assert spelling.token_ids.tolist() == [BLANK_ID, 3, 5, 7]
     assert torch.equal(spelling.directions, embed_tokens.weight[[BLANK_ID, 3, 5, 7]])

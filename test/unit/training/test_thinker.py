@@ -1,4 +1,4 @@
-"""Conversations to learn from, and what a doubtful answer costs."""
+"""Training conversations, and the loss of a doubtful answer."""
 
 import math
 import random
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training.demo.conversations import partly_heard
-from training.demo.fronts import Front
+from training.demo.convolved import ConvolvedClip
 from training.demo.thinker import answering_loss
 
 UNKNOWN_ID, RIGHT_ID, OTHER_ID = 0, 1, 2
@@ -20,14 +20,14 @@ def _loss(p_right: float, p_unknown: float, *, doubt: float, decides: bool = Tru
     return float(answering_loss(logits, labels, decision, UNKNOWN_ID, doubt))
 
 
-@pytest.mark.parametrize(("belief", "says_unknown"), [(0.3, True), (0.55, True), (0.65, False)])
-def test_who_is_less_sure_than_doubt_had_better_say_unknown(belief, says_unknown):
-    """In a share `belief` of such cases the answer is right, in the others another one is."""
+@pytest.mark.parametrize(("p_right", "says_unknown"), [(0.3, True), (0.55, True), (0.65, False)])
+def test_unknown_costs_least_where_the_best_answer_is_less_likely_than_doubt(p_right, says_unknown):
+    """In a share `p_right` of the cases the answer is right; in the others another one is."""
 
     def expected(p_answer: float) -> float:
         right = _loss(p_answer, 1 - p_answer, doubt=0.6)
         wrong = _loss(1e-9, 1 - p_answer, doubt=0.6)
-        return belief * right + (1 - belief) * wrong
+        return p_right * right + (1 - p_right) * wrong
 
     shares = [k / 200 for k in range(1, 200)]
     best = min(shares, key=expected)
@@ -46,9 +46,9 @@ class _Choosing(random.Random):
         return 0.0
 
 
-def test_a_moment_that_is_not_heard_leaves_the_recording_as_it_was():
+def test_blanking_a_moment_leaves_the_recording_unchanged():
     rows = torch.arange(40.0).reshape(10, 4).half()
-    clip = Front("words", rows.clone())
+    clip = ConvolvedClip("words", rows.clone())
     heard = partly_heard(clip, _Choosing(1), share=0.5, places=3)
     assert torch.equal(clip.rows, rows)
     changed = (heard.rows != rows).any(1).sum()

@@ -1,4 +1,4 @@
-"""Who asks: in training nobody who is held out, and accents that change single sounds."""
+"""Voices of questions: held-out ones are not in training; accents change single sounds."""
 
 import random
 
@@ -24,7 +24,7 @@ def test_training_never_has_a_held_out_voice():
     assert not trained & held_out
 
 
-def test_held_out_voices_speak_as_the_programs_do():
+def test_held_out_voices_have_no_shifted_sounds():
     assert not any(voice.shifts for voice in _met(HeldOutCast(random.Random(1))))
 
 

@@ -1,4 +1,4 @@
-"""The demo model's world: every question has one answer, and memory is a caller's own."""
+"""The demo model's world: every question has one answer, and memory is a user's own."""
 
 import random
 from itertools import islice
@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from training.demo import world
-from training.demo.strangers import strangers
+from training.demo.unknown_sentences import unknown_sentences
 
 
 def test_no_question_has_two_answers():
@@ -28,9 +28,9 @@ def test_answers_are_sentences_of_their_own():
     assert all(answer[0].isupper() and answer[-1] in ".?!" for answer in said)
 
 
-def test_strangers_are_no_questions_of_this_world():
+def test_unknown_sentences_are_no_questions_of_this_world():
     known = set(world.questions())
-    met = list(islice(strangers(random.Random(1)), 2000))
+    met = list(islice(unknown_sentences(random.Random(1)), 2000))
     assert not known & set(met)
     assert len(set(met)) > 1500
     assert all("{" not in sentence and 2 <= len(sentence.split()) <= 14 for sentence in met)
@@ -61,10 +61,10 @@ def test_memory_is_what_was_told_last():
     assert memory.ask_number(rng).answer.startswith("Seventeen")
 
 
-def test_callers_ask_of_everything_and_are_answered_from_it():
+def test_users_ask_every_kind_of_question_and_get_the_answers_of_the_world():
     rng = random.Random(1)
     answers = set(world.answers())
-    heard = {world.Caller(rng, strangers(rng)).next().answer for _ in range(3000)}
+    heard = {world.User(rng, unknown_sentences(rng)).next().answer for _ in range(3000)}
     assert heard <= answers
     fixed = {answer for _, answer in (*world.FACTS, *world.LONG)} | {world.UNKNOWN}
     assert fixed <= heard

@@ -1,8 +1,8 @@
-"""What the audio encoder's convolutions make of recordings: computed once, learned from often.
+"""Outputs of the audio encoder's convolutions: computed once, then trained on in many steps.
 
-The convolutions learn first and then stay as they are. Every recording goes through them a few
-times, distorted anew each time; the layers behind them, which have the most to learn, then cost a
-third of what the whole encoder would.
+The convolutions are trained first and then frozen. Each recording goes through them a few times,
+with another distortion each time. Training the layers behind them then costs a third of the whole
+encoder's cost.
 """
 
 import random
@@ -16,69 +16,76 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from training.demo.distortion import Distortion
 from training.demo.hearing import Heard, n_places
-from training.demo.schedule import drawing
+from training.demo.schedule import step_generator
 
 _AT_ONCE = 2
 _CLIPS_TOGETHER = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Front:
-    """text: what was said, empty for noise; rows: [places, width] half, as they enter the
-    encoder's first layer."""
+class ConvolvedClip:
+    """One recording, convolved.
+
+    text: what is said in it; empty for noise.
+    rows: [places, width] half, inputs of the encoder's first layer.
+    """
 
     text: str
     rows: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fronts:
-    """Of every recording so many.
+class ConvolvedClips:
+    """Convolved clips in one tensor.
 
-    rows: [places of all, width] half, one front after the other; ends: where each ends.
+    texts: what is said in each clip; empty for noise.
+    rows: [places of all, width] half, clips concatenated.
+    ends: [n] end of each clip in rows.
     """
 
     texts: list[str]
     rows: torch.Tensor
     ends: torch.Tensor
 
-    def __iter__(self) -> Iterator[Front]:
+    def __iter__(self) -> Iterator[ConvolvedClip]:
         begin = 0
         for text, end in zip(self.texts, self.ends.tolist(), strict=True):
-            yield Front(text, self.rows[begin:end])
+            yield ConvolvedClip(text, self.rows[begin:end])
             begin = end
 
 
-def fronts_of(
+def convolve_clips(
     tower: Qwen3OmniMoeAudioEncoder,
     heard: list[Heard],
     times: int,
     distortion: Distortion,
     seed: int,
-) -> Fronts:
-    """Each recording so many times, distorted differently; the first time not at all."""
+) -> ConvolvedClips:
+    """Convolve each recording `times` times: once undistorted, then with different distortions."""
     jobs = [(i, time) for i in range(len(heard)) for time in range(times)]
 
-    @torch.no_grad()  # here, because each thread has its own
+    @torch.no_grad()  # on the inner function: the setting is per thread
     def made(together: list[tuple[int, int]]) -> list[torch.Tensor]:
         mels = []
         for i, time in together:
             mel = heard[i].mel
-            mels.append(distortion.apply(mel, drawing(seed + time, i)) if time else mel.float())
-        return [rows.half() for rows in front(tower, mels)]
+            mels.append(
+                distortion.apply(mel, step_generator(seed + time, i)) if time else mel.float()
+            )
+        return [rows.half() for rows in convolve(tower, mels)]
 
     batches = [jobs[i : i + _CLIPS_TOGETHER] for i in range(0, len(jobs), _CLIPS_TOGETHER)]
     initializer = torch.set_num_threads
     with ThreadPoolExecutor(_AT_ONCE, initializer=initializer, initargs=(1,)) as pool:
         rows = [one for batch in pool.map(made, batches) for one in batch]
     ends = torch.tensor([len(one) for one in rows]).cumsum(0)
-    return Fronts([heard[i].text for i, _ in jobs], torch.cat(rows), ends)
+    return ConvolvedClips([heard[i].text for i, _ in jobs], torch.cat(rows), ends)
 
 
-def front(tower: Qwen3OmniMoeAudioEncoder, clips: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Mel [128, frames] each in; [places, width] each out, as they enter the first layer.
+def convolve(tower: Qwen3OmniMoeAudioEncoder, clips: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Convolve mels [128, frames] to inputs [places, width] of the first layer.
 
-    Pieces of a second go through the convolutions apart, each with positions of its own.
+    One-second pieces are convolved separately, each with its own positions.
     """
     width = 2 * tower.n_window
     pieces = [piece for clip in clips for piece in clip.split(width, dim=1)]
@@ -93,8 +100,16 @@ def front(tower: Qwen3OmniMoeAudioEncoder, clips: list[torch.Tensor]) -> list[to
     return list(rows.split(n_places(torch.tensor([clip.shape[1] for clip in clips])).tolist()))
 
 
-def listen(tower: Qwen3OmniMoeAudioEncoder, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The rest of the encoder: [places, width] each in, [places, hidden] each out."""
+def encode_convolved(
+    tower: Qwen3OmniMoeAudioEncoder, rows: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Run the rest of the encoder on convolved clips.
+
+    Args:
+        rows: [places, width] of each clip.
+    Returns:
+        [places, hidden] of each clip.
+    """
     pieces_seen = tower.n_window_infer // (2 * tower.n_window)
     seen = pieces_seen * int(n_places(torch.tensor(2 * tower.n_window)))
     lengths = [0]
@@ -109,13 +124,13 @@ def listen(tower: Qwen3OmniMoeAudioEncoder, rows: list[torch.Tensor]) -> list[to
 
 
 def layers_of(tower: Qwen3OmniMoeAudioEncoder) -> list[torch.nn.Parameter]:
-    """Parameters of what `listen` runs through."""
+    """Parameters that `encode_convolved` uses."""
     parts = (tower.layers, tower.ln_post, tower.proj1, tower.proj2)
     return [parameter for part in parts for parameter in part.parameters()]
 
 
-def joined(heard: list[Heard], n: int, most: int, seed: int) -> list[Heard]:
-    """So many of several recordings each, one after the other, as by one who goes on talking."""
+def join_clips(heard: list[Heard], n: int, most: int, seed: int) -> list[Heard]:
+    """n clips of 2 to `most` recordings in a row, as of a speaker who continues to talk."""
     rng = random.Random(seed)
     made = []
     for _ in range(n):

@@ -1,4 +1,4 @@
-"""The audio encoder in two halves: what the first makes is kept, the second learns from it."""
+"""The audio encoder in two halves: convolutions with stored outputs, layers trained on these."""
 
 import pytest
 import torch
@@ -7,11 +7,17 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 )
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
 
+from training.demo.convolved import (
+    convolve,
+    convolve_clips,
+    encode_convolved,
+    join_clips,
+    layers_of,
+)
 from training.demo.distortion import Distortion
-from training.demo.fronts import front, fronts_of, joined, layers_of, listen
 from training.demo.hearing import Heard, encode
 
-# Frames: of one piece, of whole pieces, and longer than what an encoder's position sees (8 s).
+# Frames: of one piece, of whole pieces, and more than one attention window (8 s).
 LENGTHS = (37, 100, 200, 285, 930)
 
 
@@ -32,7 +38,7 @@ def clips() -> list[Heard]:
 @torch.no_grad()
 def test_both_halves_together_are_the_encoder(tower):
     mels = [clip.mel.float() for clip in clips()]
-    whole, halves = encode(tower, mels), listen(tower, front(tower, mels))
+    whole, halves = encode(tower, mels), encode_convolved(tower, convolve(tower, mels))
     for one, other in zip(whole, halves, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
@@ -45,23 +51,23 @@ def test_the_layers_are_all_but_the_convolutions(tower):
 
 def test_each_recording_comes_as_it_is_and_then_distorted(tower):
     heard = clips()
-    made = list(fronts_of(tower, heard, 3, Distortion(colour=0.3), seed=5))
+    made = list(convolve_clips(tower, heard, 3, Distortion(colour=0.3), seed=5))
     assert [one.text for one in made] == [clip.text for clip in heard for _ in range(3)]
     assert not any(one.rows.requires_grad for one in made)
     for clip, plain, other in zip(heard, made[::3], made[1::3], strict=True):
-        [rows] = front(tower, [clip.mel.float()])
+        [rows] = convolve(tower, [clip.mel.float()])
         torch.testing.assert_close(plain.rows, rows.half(), rtol=0, atol=1e-2)
         same = plain.rows.shape == other.rows.shape and torch.equal(plain.rows, other.rows)
         assert not same
 
 
 def test_the_same_seed_distorts_alike(tower):
-    one, again = (fronts_of(tower, clips(), 2, Distortion(), seed=5) for _ in range(2))
+    one, again = (convolve_clips(tower, clips(), 2, Distortion(), seed=5) for _ in range(2))
     assert torch.equal(one.rows, again.rows)
 
 
-def test_who_goes_on_talking_says_several_of_them():
-    made = joined(clips(), 20, most=4, seed=6)
+def test_joined_clips_hold_several_sentences():
+    made = join_clips(clips(), 20, most=4, seed=6)
     for one in made:
         parts = one.text.split()
         assert 2 <= len(parts) <= 4

@@ -1,4 +1,4 @@
-"""What happens to a voice on its way to the server: a room, noise, distance, silence around it."""
+"""Acoustics between a speaker and the server: reverberation, noise, level, silence around it."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ from training.demo.voices import QUESTION_RATE_HZ
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """One way from a mouth to a microphone.
+    """Acoustics of one recording.
 
     Attributes:
-        echo: level of the reverberation to the direct sound, 0 to about 0.3.
-        decay_s: time in which it falls by 60 dB.
+        echo: level of the reverberation relative to the direct sound, 0 to about 0.3.
+        decay_s: time in which the reverberation falls by 60 dB.
         snr_db: speech to noise, over the speech.
         tilt: 0 white noise, 1 pink noise, 2 brown noise.
-        peak: of the result, at most 1.
-        before_s, after_s: of noise alone.
+        peak: peak of the result, at most 1.
+        before_s, after_s: noise without speech before and after it.
     """
 
     echo: float
@@ -40,8 +40,8 @@ class Room:
             after_s=rng.uniform(0.1, 0.8),
         )
 
-    def hear(self, speech: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """float32 samples at 16 kHz in, the same out, longer by the silence around."""
+    def apply(self, speech: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Speech as recorded in this room, float32 at 16 kHz; longer by before_s and after_s."""
         before = round(self.before_s * QUESTION_RATE_HZ)
         after = round(self.after_s * QUESTION_RATE_HZ)
         sound = np.pad(_reverberated(speech, self, rng), (before, after))
@@ -51,8 +51,8 @@ class Room:
         return (sound * (self.peak / max(np.abs(sound).max(), 1e-9))).astype(np.float32)
 
 
-def empty_room(rng: np.random.Generator, duration_s: float) -> np.ndarray:
-    """Nobody speaks: noise of any colour, hum, knocks. float32 samples at 16 kHz."""
+def background_noise(rng: np.random.Generator, duration_s: float) -> np.ndarray:
+    """A room without speech: noise of any colour, hum, knocks. float32 samples at 16 kHz."""
     n = round(duration_s * QUESTION_RATE_HZ)
     sound = _noise(n, rng.uniform(0, 2), rng)
     if rng.random() < 0.3:

@@ -1,4 +1,4 @@
-"""What training keeps between runs is read back without running what a file says."""
+"""Files that training caches between runs are read without running code in them."""
 
 import pickle
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training.demo.__main__ import Training
-from training.demo.fronts import Fronts
+from training.demo.convolved import ConvolvedClips
 from training.demo.hearing import Heard
 
 
@@ -23,19 +23,19 @@ def training(tmp_path) -> Training:
     return made
 
 
-def test_what_was_made_is_read_back_whole(training):
+def test_a_cached_result_is_read_back_whole(training):
     rows = torch.arange(6).reshape(2, 3).half()
-    fronts = Fronts(["a"], rows, torch.tensor([2]))
+    convolved = ConvolvedClips(["a"], rows, torch.tensor([2]))
     for _ in range(2):
-        kept = training._kept("fronts", lambda: (fronts, [Heard("b", rows)]))
-    (front,) = kept[0]
-    assert front.text == "a" and torch.equal(front.rows, rows)
-    assert kept[1][0].text == "b" and torch.equal(kept[1][0].mel, rows)
+        cached = training._cached("convolved", lambda: (convolved, [Heard("b", rows)]))
+    (clip,) = cached[0]
+    assert clip.text == "a" and torch.equal(clip.rows, rows)
+    assert cached[1][0].text == "b" and torch.equal(cached[1][0].mel, rows)
 
 
 def test_a_file_that_is_a_program_is_not_run(training, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save(_Program(), tmp_path / "heard.pt")
     with pytest.raises(pickle.UnpicklingError):
-        training._kept("heard", list)
+        training._cached("heard", list)
     assert not (tmp_path / "touched").exists()

@@ -1,7 +1,7 @@
-"""Sentences outside the demo model's world: it must say that it did not understand them.
+"""Sentences outside the demo model's world, to which UNKNOWN is the right answer.
 
-Three kinds, because each fails differently: plain sentences, questions whose key word is another
-one (the near misses, which invite a confident wrong answer), and words without order.
+Three kinds, because each fails differently: plain sentences, questions of the world with another
+key word (near misses, which invite a confident wrong answer), and words in random order.
 """
 
 import random
@@ -41,8 +41,8 @@ _NEAR = (
 )  # fmt: skip
 
 
-def strangers(rng: random.Random) -> Iterator[str]:
-    """Sentences of 2 to 12 words without end; none is a question of the world."""
+def unknown_sentences(rng: random.Random) -> Iterator[str]:
+    """An endless iterator of sentences of 2 to 12 words; none is a question of the world."""
     known = set(world.questions())
     while True:
         sentence = _sentence(rng)
