@@ -1,17 +1,19 @@
-"""Errors that reach users. Each knows its protocol code and HTTP status."""
+"""Errors that reach clients, each with its protocol code and HTTP status."""
 
 
 class LiveError(Exception):
-    """Base of all errors a user may see.
+    """Base of all errors that a client may see.
 
     Attributes:
-        code: short machine-readable name, as in the OpenAI error object.
-        http_status: status of the HTTP answer when raised in a request.
-        retry_after_s: seconds after which trying again makes sense, or None.
+        code: machine-readable name, as in the OpenAI error object.
+        http_status: status of the HTTP response if a request raises the error.
+        param: place of the fault in the request; None if there is no such place.
+        retry_after_s: time after which a retry may succeed, in seconds; None if unknown.
     """
 
     code = "internal_error"
     http_status = 500
+    param: str | None = None
 
     def __init__(self, message: str, *, retry_after_s: float | None = None):
         super().__init__(message)
@@ -19,7 +21,7 @@ class LiveError(Exception):
 
 
 class BadInputError(LiveError):
-    """The request itself is wrong; sending it again cannot help."""
+    """The request is invalid; a retry of it fails again."""
 
     code = "invalid_value"
     http_status = 400
@@ -32,26 +34,31 @@ class ContextLengthError(BadInputError):
 
 
 class ModelNotFoundError(LiveError):
+    """The request names a model that this server does not serve."""
+
     code = "model_not_found"
     http_status = 404
 
 
 class CapacityError(LiveError):
-    """Full for now; nothing was changed."""
+    """A limit of this server is reached; the request changed nothing."""
 
     code = "server_overloaded"
     http_status = 503
 
 
 class StageUnavailableError(LiveError):
-    """A stage process died or has not come up yet."""
+    """A stage process died or has not started yet."""
 
     code = "stage_unavailable"
     http_status = 503
 
 
 class StageFailedError(LiveError):
-    """A stage reported that one job failed. reason: the stage's own code for it."""
+    """A stage reported that one job failed.
+
+    reason: the stage's code of the failure; "" if it gave none.
+    """
 
     code = "stage_failed"
     http_status = 500
@@ -64,9 +71,11 @@ class StageFailedError(LiveError):
 
 
 class DeadlineError(LiveError):
+    """The work was not done by its deadline."""
+
     code = "deadline_exceeded"
     http_status = 504
 
 
 class SeamError(RuntimeError):
-    """A hook into SGLang did not land; the process must not serve."""
+    """A hook into SGLang could not be installed; the process must not serve."""

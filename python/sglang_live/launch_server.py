@@ -27,7 +27,7 @@ from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimi
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.health import SERVING, Health
 from sglang_live.gateway.listen_socket import Door
-from sglang_live.gateway.native.limits import NativeLimits, has_eyes
+from sglang_live.gateway.native.limits import NativeLimits, template_takes_images
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.models.checkpoint_files import check_checkpoint
 from sglang_live.models.demo.location import (
@@ -201,7 +201,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             native_limits=NativeLimits(
                 vocab_size=model.thinker_vocab,
                 context_tokens=_context(config, model),
-                sees=has_eyes(model.path),
+                takes_images=template_takes_images(model.path),
             ),
         )
         http = uvicorn.Config(

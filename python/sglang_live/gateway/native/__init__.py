@@ -1,1 +1,1 @@
-"""What of SGLang's own HTTP API passes the gateway, and in what form."""
+"""SGLang's own HTTP API behind the gateway: what passes, and in what form."""

@@ -1,4 +1,4 @@
-"""Messages and tools of written chat, as they may reach SGLang's chat template."""
+"""Fields of /v1/chat/completions that may reach SGLang's chat template."""
 
 from typing import Any
 
@@ -29,19 +29,22 @@ def chat_fields(limits: NativeLimits) -> dict[str, Check]:
         "tool_choice": _tool_choice,
         "reasoning_effort": one_of(*_EFFORTS),
         "continue_final_message": boolean,
-        # Not a template of the client's own: SGLang would run it.
+        # `chat_template` is left out: SGLang would run the client's template.
         "chat_template_kwargs": fields({"enable_thinking": boolean, "thinking": boolean}),
     }
 
 
 def check_continued(body: dict[str, Any]) -> None:
-    """SGLang takes the last message away and renders what is left, also if that is nothing."""
+    """Check `continue_final_message`.
+
+    SGLang removes the last message and renders the others, even if there are none.
+    """
     messages = body.get("messages", ())
     if not body.get("continue_final_message"):
         return
     last = messages[-1] if messages else {}
-    is_words = isinstance(last.get("content"), str) and bool(last["content"])
-    if len(messages) < 2 or last.get("role") != "assistant" or not is_words:
+    has_text = isinstance(last.get("content"), str) and bool(last["content"])
+    if len(messages) < 2 or last.get("role") != "assistant" or not has_text:
         raise ParameterError(
             "continue_final_message", "needs a last message of the assistant, and one before it."
         )
@@ -50,7 +53,7 @@ def check_continued(body: dict[str, Any]) -> None:
 def _messages(limits: NativeLimits) -> Check:
     several = list_of(_message(limits), most=_MAX_MESSAGES, least=1)
 
-    def check(value: Any, at: str) -> list:
+    def check(value: Any, at: str) -> list[Any]:
         found = several(value, at)
         if sum(_n_chars(message["content"]) for message in found if "content" in message) > (
             limits.max_text_chars
@@ -68,13 +71,13 @@ def _n_chars(content: Any) -> int:
 
 
 def _message(limits: NativeLimits) -> Check:
-    words = text(limits.max_text_chars)
-    call = fields(
+    long_text = text(limits.max_text_chars)
+    function_call = fields(
         {
             "id": _NAME,
-            "index": integer(0, _MAX_TOOLS),  # SGLang's own answers have it
+            "index": integer(0, _MAX_TOOLS),  # SGLang writes it in its responses
             "type": one_of("function"),
-            "function": fields({"name": _NAME, "arguments": words}, required=("name",)),
+            "function": fields({"name": _NAME, "arguments": long_text}, required=("name",)),
         },
         required=("function",),
     )
@@ -82,11 +85,11 @@ def _message(limits: NativeLimits) -> Check:
     check_fields = fields(
         {
             "role": one_of(*_ROLES),
-            "content": lambda v, at: words(v, at) if isinstance(v, str) else parts(v, at),
+            "content": lambda v, at: long_text(v, at) if isinstance(v, str) else parts(v, at),
             "name": _NAME,
             "tool_call_id": _NAME,
-            "tool_calls": list_of(call, most=_MAX_TOOLS),
-            "reasoning_content": words,
+            "tool_calls": list_of(function_call, most=_MAX_TOOLS),
+            "reasoning_content": long_text,
         },
         required=("role",),
         dropped=("refusal", "annotations"),
@@ -112,7 +115,7 @@ def _part(limits: NativeLimits) -> Check:
         },
         "audio_url": {"audio_url": fields({"url": url}, required=("url",))},
     }
-    if limits.sees:
+    if limits.takes_images:
         image = {"url": url, "detail": one_of("auto", "low", "high")}
         tables["image_url"] = {"image_url": fields(image, required=("url",))}
         tables["video_url"] = {"video_url": fields({"url": url}, required=("url",))}

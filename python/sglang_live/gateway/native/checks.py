@@ -1,7 +1,7 @@
-"""Checks of JSON values, put together per field.
+"""Checks of JSON values, composed per field.
 
-In: a value as a client sent it, and its place in the body. Out: the value to send on, or
-ParameterError, which names the place. A null is an absent field.
+In: a value of a client, and its place in the body. Out: the value to send on, or ParameterError,
+which names the place. A null counts as an absent field.
 """
 
 import math
@@ -28,7 +28,7 @@ def boolean(value: Any, at: str) -> bool:
     return value
 
 
-def integer(low: int, high: int) -> Check:
+def integer(low: int, high: int) -> Callable[[Any, str], int]:
     def check(value: Any, at: str) -> int:
         if type(value) is not int or not low <= value <= high:
             raise ParameterError(at, f"must be a whole number from {low} to {high}.")
@@ -37,17 +37,21 @@ def integer(low: int, high: int) -> Check:
     return check
 
 
-def number(low: float, high: float) -> Check:
+def number(low: float, high: float) -> Callable[[Any, str], float]:
     def check(value: Any, at: str) -> float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not low <= value <= high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or not low <= value <= high
+        ):
             raise ParameterError(at, f"must be a number from {low:g} to {high:g}.")
         return value
 
     return check
 
 
-def text(max_chars: int, *, least: int = 0) -> Check:
+def text(max_chars: int, *, least: int = 0) -> Callable[[Any, str], str]:
     def check(value: Any, at: str) -> str:
         if not isinstance(value, str) or not least <= len(value) <= max_chars:
             raise ParameterError(at, f"must be a text of {least} to {max_chars} characters.")
@@ -65,8 +69,8 @@ def one_of(*values: Any) -> Check:
     return check
 
 
-def list_of(item: Check, *, most: int, least: int = 0) -> Check:
-    def check(value: Any, at: str) -> list:
+def list_of(item: Check, *, most: int, least: int = 0) -> Callable[[Any, str], list[Any]]:
+    def check(value: Any, at: str) -> list[Any]:
         if not isinstance(value, list) or not least <= len(value) <= most:
             raise ParameterError(at, f"must be a list of {least} to {most}.")
         return [item(part, f"{at}[{n}]") for n, part in enumerate(value)]
@@ -81,8 +85,11 @@ def one_or_list(item: Check, *, most: int) -> Check:
 
 def fields(
     table: Mapping[str, Check], *, required: tuple[str, ...] = (), dropped: tuple[str, ...] = ()
-) -> Check:
-    """An object with these fields and no others. dropped: accepted, and not sent on."""
+) -> Callable[[Any, str], dict[str, Any]]:
+    """Check of an object with these fields and no others.
+
+    dropped: fields that are accepted and not sent on.
+    """
 
     def check(value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""The body of each proxied route: which fields pass, in what form, and how many answers it asks.
+"""The body of each proxied route: which fields pass, in what form, and how many completions it has.
 
-In: JSON as it was sent. Out: Asked, whose body is exactly what was checked, or ParameterError.
+In: JSON as it was sent. Out: CheckedBody, or ParameterError.
 """
 
 from collections.abc import Callable
@@ -19,12 +19,11 @@ from sglang_live.gateway.native.checks import (
 from sglang_live.gateway.native.generate_form import generate
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.openai_forms import chat, completion
-from sglang_live.gateway.native.prompts import NAME, Asked, ids, texts
+from sglang_live.gateway.native.prompts import NAME, CheckedBody, ids, texts
 
 _SESSION_S = number(1, 86_400)
 
-
-Form = Callable[[Any], Asked]
+Form = Callable[[Any], CheckedBody]
 
 
 def forms(limits: NativeLimits) -> dict[str, Form]:
@@ -36,37 +35,37 @@ def forms(limits: NativeLimits) -> dict[str, Form]:
         "/v1/detokenize": lambda body: _plain(body, {"tokens": ids(limits)}, ("tokens",)),
         "/open_session": _open_session,
         "/close_session": lambda body: _only(body, {"session_id": NAME}, ("session_id",)),
-        "/abort_request": lambda body: _only(body, {"rid": NAME, "abort_all": _never}, ("rid",)),
+        "/abort_request": lambda body: _only(body, {"rid": NAME, "abort_all": _false}, ("rid",)),
     }
 
 
-def _only(body: Any, table: dict[str, Check], required: tuple[str, ...] = ()) -> Asked:
-    return Asked(fields(table, required=required)(body, ""))
+def _only(body: Any, table: dict[str, Check], required: tuple[str, ...] = ()) -> CheckedBody:
+    return CheckedBody(fields(table, required=required)(body, ""))
 
 
-def _plain(body: Any, table: dict[str, Check], required: tuple[str, ...] = ()) -> Asked:
+def _plain(body: Any, table: dict[str, Check], required: tuple[str, ...] = ()) -> CheckedBody:
     more = {"model": text(512), "skip_special_tokens": boolean}
     return _only(body, table | more, required)
 
 
-def _never(value: Any, at: str) -> Any:
+def _false(value: Any, at: str) -> Any:
     if value is not False:
-        raise ParameterError(at, "would end the answers of other clients: name a rid.")
+        raise ParameterError(at, "would end the requests of other clients: name a rid.")
     return None
 
 
-def _open_session(body: Any) -> Asked:
+def _open_session(body: Any) -> CheckedBody:
     table: dict[str, Check] = {
         "capacity_of_str_len": integer(1, 2**31 - 1),
         "session_id": NAME,
         "streaming": boolean,
         "timeout": _SESSION_S,
     }
-    # `retention` is the gateway's own and was taken out.
+    # `retention` is the gateway's own field: take_retention has removed it.
     return _only(body, table, ("capacity_of_str_len",))
 
 
-def _tokenize(body: Any, limits: NativeLimits) -> Asked:
+def _tokenize(body: Any, limits: NativeLimits) -> CheckedBody:
     table = chat_fields(limits) | {
         "prompt": texts(limits),
         "add_special_tokens": boolean,
@@ -75,4 +74,4 @@ def _tokenize(body: Any, limits: NativeLimits) -> Asked:
     if ("prompt" in kept) == ("messages" in kept):
         raise ParameterError("prompt", "give either prompt or messages.")
     check_continued(kept)
-    return Asked(kept)
+    return CheckedBody(kept)

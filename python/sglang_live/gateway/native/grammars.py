@@ -1,4 +1,4 @@
-"""Grammars that clients write, bounded before an engine compiles them.
+"""Grammars of clients, bounded before an engine compiles them.
 
 In: ebnf, json_schema, structural_tag. Out: the same, or ParameterError.
 """
@@ -11,18 +11,17 @@ import orjson
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.native.checks import Check, ParameterError, text
 from sglang_live.gateway.native.patterns import MAX_DEPTH, MAX_EXPANDED, regex
-from sglang_live.gateway.native.schema_loops import has_endless_part
-from sglang_live.gateway.tool_schema import check_schema
+from sglang_live.gateway.tool_schema import check_schema, target_of
 
 _GRAMMAR_BYTES = 16_384
 _NODES = 4_000
-# Possessive: a grammar of "{" and blanks must not be split among the parts in all ways.
+# Possessive, so that a grammar of "{" and blanks is matched in linear time.
 _REPEAT = re.compile(r"\{\s*+(\d++)?\s*+(,)?\s*+(\d++)?\s*+\}")
-_DIGITS = 9  # more of them are beyond every bound, and int() takes no more than 4,300
+_DIGITS = 9  # a longer number exceeds every bound, and int() takes at most 4,300 digits
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MAX_COUNT = 1_024
 _SCHEMA_KEYS = ("json_schema", "schema")  # in a structural tag
-# For "at least m of these n" xgrammar has a rule for each pair of a property and a number.
+# xgrammar writes "at least m of these n" as one rule for each pair of a property and a number.
 _MAX_PROPERTY_RULES = 4_096
 
 
@@ -43,7 +42,7 @@ def ebnf(value: Any, at: str) -> str:
 
 
 def json_schema(value: Any, at: str) -> str:
-    """As SGLang takes it: a text of JSON."""
+    """Check a JSON schema as SGLang takes it: a text of JSON."""
     written = text(_GRAMMAR_BYTES * 4)(value, at)
     if written in ("", "$$ANY$$"):
         return written
@@ -52,7 +51,7 @@ def json_schema(value: Any, at: str) -> str:
 
 
 def schema(value: Any, at: str) -> dict[str, Any]:
-    """An object that is a JSON schema, bounded in depth, size and counts."""
+    """Check an object that is a JSON schema: depth, size and counts."""
     if not isinstance(value, dict):
         raise ParameterError(at, "must be a JSON schema.")
     _bounded(value, at)
@@ -88,7 +87,7 @@ def _loads(written: str, at: str) -> Any:
 
 
 def _bounded(root: dict[str, Any], at: str) -> None:
-    """Every part of a schema or tag: depth, number of parts, counts, and patterns in it."""
+    """Check every part of a schema or tag: depth, number of parts, counts, and patterns."""
     pending: list[tuple[Any, int, str]] = [(root, 0, "")]
     n_parts = n_rules = 0
     special: dict[str, Check] = {"pattern": regex, "regex": regex, "grammar": ebnf}
@@ -118,14 +117,75 @@ def _bounded(root: dict[str, Any], at: str) -> None:
 
 
 def _check_ends(root: dict[str, Any], at: str) -> None:
-    if has_endless_part(root):
+    """Refuse schemas that accept nothing, because a part of them refers to itself alone.
+
+    xgrammar compiles such a schema, and then allows no token at all: its request would be aborted
+    in the middle of a batch.
+    """
+    if _has_endless_part(root):
         raise ParameterError(at, "has a part that refers to itself and to nothing else.")
 
 
 def _property_rules(part: dict[str, Any]) -> int:
-    """How many rules xgrammar makes to count this part's properties."""
+    """Number of rules by which xgrammar counts this part's properties."""
     properties = part.get("properties")
     counts = [part.get(name) for name in ("minProperties", "maxProperties")]
     most = max((n for n in counts if isinstance(n, int)), default=0)
     n_properties = len(properties) if isinstance(properties, dict) else 0
     return n_properties * min(most, n_properties)
+
+
+def _has_endless_part(root: dict[str, Any]) -> bool:
+    """Returns True if a part leads back to itself through references and choices alone.
+
+    A part that writes anything before it reaches itself, as lists and trees do, can end.
+    root: a schema whose references were checked.
+    """
+    parts = _objects_in(root)
+    waits_for = {id(part): _must_end(root, part) for part in parts}
+    needed_by: dict[int, list[int]] = {}
+    for part_id, (_, others) in waits_for.items():
+        for other in others:
+            needed_by.setdefault(other, []).append(part_id)
+    left = {part_id: n for part_id, (n, _) in waits_for.items()}
+    ended = [part_id for part_id, n in left.items() if n == 0]
+    n_ended = 0
+    while ended:
+        n_ended += 1
+        for part_id in needed_by.get(ended.pop(), ()):
+            left[part_id] -= 1
+            if left[part_id] == 0:
+                ended.append(part_id)
+    return n_ended < len(parts)
+
+
+def _objects_in(root: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    pending: list[Any] = [root]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            found.append(part)
+        inner = part.values() if isinstance(part, dict) else part
+        pending += [one for one in inner if isinstance(one, dict | list)]
+    return found
+
+
+def _must_end(root: dict[str, Any], part: dict[str, Any]) -> tuple[int, list[int]]:
+    """Ids of the parts on which this one depends, and how many of them must be able to end."""
+    pointer = part.get("$ref")
+    if isinstance(pointer, str):  # xgrammar ignores all fields beside it
+        try:
+            target = target_of(root, pointer)
+        except BadInputError:
+            return 0, []  # in a place that is no schema
+        return (1, [id(target)]) if isinstance(target, dict) else (0, [])
+    for name in ("anyOf", "oneOf", "allOf"):
+        branches = part.get(name)
+        if not isinstance(branches, list) or not branches:
+            continue
+        others = [id(branch) for branch in branches if isinstance(branch, dict)]
+        if name == "allOf":
+            return len(others), others
+        return (1, others) if len(others) == len(branches) else (0, [])
+    return 0, []

@@ -1,4 +1,4 @@
-"""What a served model bounds, and how much one request may ask of it."""
+"""What a served model supports, and the most that one request may contain."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,25 +8,27 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.jso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeLimits:
-    """
+    """Limits of a request to SGLang's own API.
+
     vocab_size: ids from 0 below it have a row in the embedding.
-    context_tokens: of prompt and answer together.
-    sees: the model's chat template has a place for pictures.
-    max_answers: n times prompts of one request.
-    max_new_tokens: of all answers of one request together.
-    max_text_chars: of all texts of one request together; the engine tokenizes them in its loop.
+    context_tokens: tokens of a prompt and its completion together.
+    takes_images: whether the model's chat template has a place for images and videos.
+    max_completions: prompts of one request times n.
+    max_new_tokens: tokens of all completions of one request together.
+    max_text_chars: characters of all texts of one request together; the engine tokenizes them in
+        its event loop.
     """
 
     vocab_size: int = 2048
     context_tokens: int = 32_768
-    sees: bool = False
-    max_answers: int = 64
+    takes_images: bool = False
+    max_completions: int = 64
     max_new_tokens: int = 131_072
     max_text_chars: int = 1_048_576
 
 
-def has_eyes(checkpoint: Path) -> bool:
-    """Whether any chat template of the checkpoint places pictures."""
+def template_takes_images(checkpoint: Path) -> bool:
+    """Returns True if any chat template of the checkpoint has a place for images."""
     files = [checkpoint / name for name in _TEMPLATES if (checkpoint / name).is_file()]
     marks = ("image_url", "'image'", '"image"', '\\"image\\"')
     return any(mark in file.read_text(errors="replace") for file in files for mark in marks)

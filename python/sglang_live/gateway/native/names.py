@@ -1,28 +1,42 @@
 """Names of requests and sessions in the engine: each belongs to one owner.
 
-SGLang aborts every request whose name begins with the one that is given, and gives a session to
-every client that names it. Here no owner can write another owner's name.
+SGLang aborts every request whose name begins with the given one, and opens a session to every
+client that names it. The names made here contain an HMAC of their owner, so that no owner can
+write the name of another owner's request or session.
 """
 
+import asyncio
 import re
+from collections.abc import Iterable
 from typing import Any
 from uuid import uuid4
 
+from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.owner import owned_digest
 
 _PREFIX = "native-"
 _OWN = re.compile(r"native-([0-9a-f]{12})[0-9a-f]{20}(_\d{1,6})?")
 _TAG_CHARS = 12
+# A client gets its response a moment before the name is free, and may use it again at once.
+_WAIT_S = 2.0
+# Time in which the engine may still report on a request whose client hung up.
+_LATE_REPORTS_S = 1.0
+_NUMBER = re.compile(r"_\d{1,6}$")  # SGLang appends it for a prompt of a batch
 
 
 def request_name(owner: str, name: str | None = None) -> str:
-    """The engine's name of a request. name: as the client chose it, or had it from an answer."""
+    """The engine's name of a request.
+
+    name: chosen by the client, or copied from a response; None: a random name.
+    """
     tag = owned_digest("request tag", owner, "")[:_TAG_CHARS]
-    known = name and _OWN.fullmatch(name)
-    if known and known[1] == tag:
+    if not name:
+        digits = uuid4().hex
+    elif (known := _OWN.fullmatch(name)) and known[1] == tag:
         return name
-    chosen = owned_digest("request", owner, name) if name else uuid4().hex
-    return f"{_PREFIX}{tag}{chosen[: 32 - _TAG_CHARS]}"
+    else:
+        digits = owned_digest("request", owner, name)
+    return f"{_PREFIX}{tag}{digits[: 32 - _TAG_CHARS]}"
 
 
 def session_name(owner: str, name: str) -> str:
@@ -30,7 +44,7 @@ def session_name(owner: str, name: str) -> str:
 
 
 def put_names(body: dict[str, Any], owner: str) -> None:
-    """Replace the client's names in a checked body; a request without one gets one."""
+    """Replace the client's names in a checked body; a request without a name gets one."""
     rid = body.get("rid")
     if isinstance(rid, list):
         body["rid"] = [request_name(owner, one) for one in rid]
@@ -40,3 +54,38 @@ def put_names(body: dict[str, Any], owner: str) -> None:
         session["id"] = session_name(owner, session["id"])
         if "rid" in session:
             session["rid"] = request_name(owner, session["rid"])
+
+
+class RunningNames:
+    """Names of requests that run in the engine: at most one request has a name at a time.
+
+    SGLang keeps a request's state by its name. Output of an earlier request of the same name, such
+    as that of an abort, would end the state of the later one.
+    """
+
+    def __init__(self, wait_s: float = _WAIT_S):
+        self._wait_s = wait_s
+        self._ends: dict[str, asyncio.Event] = {}
+
+    async def take(self, names: Iterable[str]) -> list[str]:
+        """Take all of the names, once none of them is in use; returns what `free` expects.
+
+        Raises:
+            ParameterError: a request of one of the names still runs.
+        """
+        taken = list(dict.fromkeys(_NUMBER.sub("", name) for name in names))
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while busy := [name for name in taken if name in self._ends]:
+                    await self._ends[busy[0]].wait()
+        except TimeoutError:
+            raise ParameterError("rid", "is the name of a request that is running.") from None
+        self._ends |= dict.fromkeys(taken, asyncio.Event())
+        return taken
+
+    def free(self, taken: list[str], *, hung_up: bool = False) -> None:
+        if hung_up:
+            asyncio.get_running_loop().call_later(_LATE_REPORTS_S, self.free, taken)
+            return
+        for name in taken:
+            self._ends.pop(name).set()

@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's form: /v1/completions and /v1/chat/completions."""
+"""Bodies in OpenAI's form: /v1/completions and /v1/chat/completions."""
 
 from typing import Any
 
@@ -15,19 +15,22 @@ from sglang_live.gateway.native.checks import (
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.prompts import (
     NAME,
-    Asked,
+    CheckedBody,
     check_amount,
     count_prompts,
     ids,
-    per_answer,
+    per_prompt,
     texts,
 )
 
+# Fields of OpenAI's clients that change no completion.
+_DROPPED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 
-def completion(body: Any, limits: NativeLimits) -> Asked:
+
+def completion(body: Any, limits: NativeLimits) -> CheckedBody:
     table = sampling.openai(limits) | {
         "model": text(512),
-        "rid": per_answer(NAME, limits),
+        "rid": per_prompt(NAME, limits),
         "prompt": lambda v, at: (
             texts(limits)(v, at)
             if isinstance(v, str) or (isinstance(v, list) and v and isinstance(v[0], str))
@@ -41,11 +44,11 @@ def completion(body: Any, limits: NativeLimits) -> Asked:
             dropped=("include_obfuscation",),
         ),
         "json_schema": grammars.json_schema,
-        "response_format": response_format,
+        "response_format": _response_format,
         "return_token_ids": boolean,
         "best_of": integer(1, 1),
     }
-    kept = fields(table, required=("prompt",), dropped=DROPPED)(body, "")
+    kept = fields(table, required=("prompt",), dropped=_DROPPED)(body, "")
     n_prompts = count_prompts(kept["prompt"], "prompt")
     if not kept["prompt"]:
         raise ParameterError("prompt", "is empty.")
@@ -56,7 +59,7 @@ def completion(body: Any, limits: NativeLimits) -> Asked:
     return _finished(kept, n_prompts, kept.get("max_tokens", 16), limits)
 
 
-def chat(body: Any, limits: NativeLimits) -> Asked:
+def chat(body: Any, limits: NativeLimits) -> CheckedBody:
     table = (
         sampling.openai(limits)
         | chat_fields(limits)
@@ -70,41 +73,39 @@ def chat(body: Any, limits: NativeLimits) -> Asked:
                 {"include_usage": boolean, "continuous_usage_stats": boolean},
                 dropped=("include_obfuscation",),
             ),
-            "response_format": response_format,
+            "response_format": _response_format,
             "parallel_tool_calls": boolean,
-            "modalities": _written_only,
+            "modalities": _text_only,
         }
     )
-    kept = fields(table, required=("messages",), dropped=DROPPED)(body, "")
+    kept = fields(table, required=("messages",), dropped=_DROPPED)(body, "")
     kept.pop("modalities", None)
     check_continued(kept)
     most = kept.get("max_completion_tokens") or kept.get("max_tokens")
-    n_answers = kept.get("n", 1)
-    if most is None and n_answers > 1:
-        # Without a number each might be as long as the context.
-        most = kept["max_tokens"] = min(limits.context_tokens, limits.max_new_tokens // n_answers)
+    n_completions = kept.get("n", 1)
+    if most is None and n_completions > 1:
+        # Without a maximum each completion might be as long as the context.
+        most = kept["max_tokens"] = min(
+            limits.context_tokens, limits.max_new_tokens // n_completions
+        )
     return _finished(kept, 1, most or 0, limits)
 
 
-def _finished(kept: dict[str, Any], n_prompts: int, most: int, limits: NativeLimits) -> Asked:
-    n_answers = n_prompts * kept.get("n", 1)
+def _finished(kept: dict[str, Any], n_prompts: int, most: int, limits: NativeLimits) -> CheckedBody:
+    n_completions = n_prompts * kept.get("n", 1)
     sampling.check_least(kept.get("min_tokens"), most or limits.context_tokens, "min_tokens")
     sampling.check_one_grammar(kept, "")
-    check_amount(n_answers, most, "n", limits)
-    return Asked(kept, n_answers)
+    check_amount(n_completions, most, "n", limits)
+    return CheckedBody(kept, n_completions)
 
 
-# What OpenAI's clients may send and what changes no answer.
-DROPPED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-
-
-def _written_only(value: Any, at: str) -> Any:
+def _text_only(value: Any, at: str) -> Any:
     if value != ["text"]:
         raise ParameterError(at, 'must be ["text"] here.')
     return value
 
 
-def response_format(value: Any, at: str) -> dict[str, Any]:
+def _response_format(value: Any, at: str) -> dict[str, Any]:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind in ("text", "json_object"):
         return {"type": kind}

@@ -1,13 +1,13 @@
-"""Regular expressions that clients write, bounded before an engine compiles or runs them.
+"""Regular expressions of clients, bounded before an engine compiles or runs them.
 
 In: stop_regex, regex. Out: the same, or ParameterError.
-A stop_regex is searched by Python's backtracking matcher in the scheduler's loop, after every
-token; a regex is compiled to an automaton whose size its repeats decide.
+Python's backtracking matcher searches a stop_regex in the scheduler's loop, after every token. A
+regex is compiled to an automaton whose size depends on its repeats.
 """
 
 import re
-import re._constants as sre
-import re._parser as sre_parser
+import re._constants as sre  # type: ignore[import-not-found] # private: typeshed omits it
+import re._parser as sre_parser  # type: ignore[import-not-found] # private: typeshed omits it
 from typing import Any
 
 from sglang_live.gateway.native.checks import ParameterError, text
@@ -20,7 +20,7 @@ MAX_DEPTH = 24
 
 
 def stop_regex(value: Any, at: str) -> str:
-    """Refuses what can take more than _STOP_STEPS steps from one place in the text."""
+    """Refuse an expression that may take more than _STOP_STEPS steps from one place in a text."""
     pattern = text(_STOP_CHARS, least=1)(value, at)
     steps, width = _ways(_parse(pattern, at), at)
     if steps * max(1, width) > _STOP_STEPS:
@@ -44,7 +44,7 @@ def _parse(pattern: str, at: str) -> Any:
 
 
 def _ways(tree: Any, at: str) -> tuple[int, int]:
-    """How many ways a matcher may go from one place, and over how many characters, at most."""
+    """Upper bounds of a matcher's alternatives from one place, and of the characters it passes."""
     ways, width = 1, 0
     for kind, value in tree:
         if kind in (sre.LITERAL, sre.NOT_LITERAL, sre.IN, sre.ANY):
@@ -61,7 +61,7 @@ def _ways(tree: Any, at: str) -> tuple[int, int]:
         elif kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
             low, high, body = value
             if high == sre.MAXREPEAT or high > _STOP_STEPS:
-                raise ParameterError(at, "repeats need an end here: {0,32} instead of *.")
+                raise ParameterError(at, "repeats need an upper bound: {0,32} instead of *.")
             inner, more = _ways(body, at)
             # Beyond the budget the exact number does not matter.
             each = min(inner, _STOP_STEPS) ** min(high, 20) if inner > 1 else 1

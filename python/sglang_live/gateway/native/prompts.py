@@ -1,4 +1,4 @@
-"""Prompts of a body: their form, how many there are, and how many answers and tokens they ask.
+"""Prompts of a body: their form, their number, and how many completions and tokens they request.
 
 In: JSON as it was sent. Out: the same, or ParameterError.
 """
@@ -14,19 +14,22 @@ NAME = text(512, least=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """n_answers: prompts times n; 0 where no model answers."""
+class CheckedBody:
+    """A body of which every field was checked.
+
+    n_completions: prompts times n; 0 if the route generates nothing.
+    """
 
     body: dict[str, Any]
-    n_answers: int = 0
+    n_completions: int = 0
 
 
 def ids(limits: NativeLimits) -> Check:
-    """One list of ids, or a list of such lists."""
+    """Check of one list of ids, or of a list of such lists."""
     one = list_of(sampling.token_id(limits), most=limits.context_tokens)
-    several = list_of(one, most=limits.max_answers, least=1)
+    several = list_of(one, most=limits.max_completions, least=1)
 
-    def check(value: Any, at: str) -> list:
+    def check(value: Any, at: str) -> list[Any]:
         is_batch = isinstance(value, list) and bool(value) and isinstance(value[0], list)
         return several(value, at) if is_batch else one(value, at)
 
@@ -35,7 +38,7 @@ def ids(limits: NativeLimits) -> Check:
 
 def texts(limits: NativeLimits) -> Check:
     one_text = text(limits.max_text_chars)
-    check_each = one_or_list(one_text, most=limits.max_answers)
+    check_each = one_or_list(one_text, most=limits.max_completions)
 
     def check(value: Any, at: str) -> Any:
         found = check_each(value, at)
@@ -46,15 +49,15 @@ def texts(limits: NativeLimits) -> Check:
     return check
 
 
-def per_answer(item: Check, limits: NativeLimits) -> Check:
-    return one_or_list(item, most=limits.max_answers)
+def per_prompt(item: Check, limits: NativeLimits) -> Check:
+    return one_or_list(item, most=limits.max_completions)
 
 
 def token_lists(limits: NativeLimits) -> Check:
     one = list_of(sampling.token_id(limits), most=128)
-    several = list_of(one, most=limits.max_answers)
+    several = list_of(one, most=limits.max_completions)
 
-    def check(value: Any, at: str) -> list:
+    def check(value: Any, at: str) -> list[Any]:
         nested = isinstance(value, list) and bool(value) and isinstance(value[0], list)
         return several(value, at) if nested else one(value, at)
 
@@ -73,10 +76,12 @@ def count_prompts(prompts: Any, at: str) -> int:
     return 1
 
 
-def check_amount(n_answers: int, most: int, at: str, limits: NativeLimits) -> None:
-    if n_answers > limits.max_answers:
-        raise ParameterError(at, f"asks for {n_answers} answers: at most {limits.max_answers}.")
-    if n_answers * most > limits.max_new_tokens:
+def check_amount(n_completions: int, most: int, at: str, limits: NativeLimits) -> None:
+    if n_completions > limits.max_completions:
         raise ParameterError(
-            at, f"asks for {n_answers} times {most} tokens: at most {limits.max_new_tokens}."
+            at, f"requests {n_completions} completions: at most {limits.max_completions}."
+        )
+    if n_completions * most > limits.max_new_tokens:
+        raise ParameterError(
+            at, f"requests {n_completions} times {most} tokens: at most {limits.max_new_tokens}."
         )

@@ -1,8 +1,10 @@
-"""SGLang's own HTTP API, passed through: listed routes only, streamed, guarded.
+"""Proxy of SGLang's own HTTP API: listed routes only, checked requests, streamed responses.
 
-In: HTTP requests on ROUTES. Out: the upstream's answer as it comes, or a JSON error.
-Owner: one NativeProxy per process, with one client session. What passes is in native/.
+In: HTTP requests on ROUTES. Out: the upstream's response, or a JSON error.
+Owner: one NativeProxy per process, with one client session.
 """
+
+from collections.abc import Awaitable
 
 import aiohttp
 import orjson
@@ -15,12 +17,12 @@ from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.errors import error_response
 from sglang_live.gateway.http.body import read_body
-from sglang_live.gateway.native.answers import model_info, server_info
 from sglang_live.gateway.native.limits import NativeLimits
+from sglang_live.gateway.native.names import RunningNames
 from sglang_live.gateway.native.relay import Relay, unreachable
 from sglang_live.gateway.native.request_check import RequestCheck
-from sglang_live.gateway.native.routes import ANSWERING, MODEL_INFO, OPEN_SESSION, SERVER_INFO
-from sglang_live.gateway.native.running import RunningNames
+from sglang_live.gateway.native.responses import model_info, server_info
+from sglang_live.gateway.native.routes import GENERATING, MODEL_INFO, OPEN_SESSION, SERVER_INFO
 from sglang_live.gateway.native.session_opening import SessionOpening
 from sglang_live.gateway.native.sessions import NativeSessions
 from sglang_live.gateway.native.upstream import Upstream
@@ -29,10 +31,10 @@ from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.orchestrator.suspects import Flight, Suspects, digest
 from sglang_live.telemetry.metrics import GatewayMetrics
 
-_TOLD_IN_PART = dict.fromkeys(SERVER_INFO, server_info) | dict.fromkeys(MODEL_INFO, model_info)
+_FILTERED = dict.fromkeys(SERVER_INFO, server_info) | dict.fromkeys(MODEL_INFO, model_info)
 # The replica that serves SGLang's own API.
-NATIVE_ENGINE = "thinker/0"
-# Names, and how an answer is delivered: what is computed is the same.
+_NATIVE_ENGINE = "thinker/0"
+# Fields that do not change what the engine computes: names, and the form of the response.
 _NOT_CONTENT = ("rid", "stream", "stream_options", "user", "model", "cache_salt")
 
 
@@ -70,42 +72,43 @@ class NativeProxy:
         except LiveError as error:
             return self._refused(request.scope["path"], error)
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client has gone and does not read it
         return await self.pass_on(request, raw)
 
     async def pass_on(self, request: Request, raw: bytes) -> Response:
-        """raw: the request's body, which was read already."""
-        route = request.scope["path"]  # not the URL's, which Starlette makes of Host
+        """Check a request and send it on. raw: the body of the request."""
+        route = request.scope["path"]  # not request.url: Starlette builds it from the Host header
         owner = self._keys.owner(request.headers)
-        flight, names = None, []
+        flight: Flight | None = None
+        names: list[str] = []
         try:
             self._check.sender(request, route)
             checked = await self._check.body(route, raw, owner)
             names = await self._running.take(checked.names)
-            if route in ANSWERING:
-                flight = self._suspects.begin(NATIVE_ENGINE, content_of(route, checked.body))
-            if checked.n_answers > 1:
-                self._rate_limits.take(owner, checked.n_answers - 1)  # one was counted
+            if route in GENERATING:
+                flight = self._suspects.begin(_NATIVE_ENGINE, _content_of(route, checked.body))
+            if checked.n_completions > 1:
+                self._rate_limits.take(owner, checked.n_completions - 1)  # app.py counted one
         except LiveError as error:
             self._running.free(names)
-            self._over(flight, False)
+            self._end(flight, broken=False)
             return self._refused(route, error)
         upstream = self._upstream.send(request, route, checked.body)
         if route == OPEN_SESSION:
-            answer = await self._opening.open(upstream, checked, owner)
-        elif route in _TOLD_IN_PART:
-            answer = await _in_part(upstream, route)
+            response = await self._opening.open(upstream, checked, owner)
+        elif route in _FILTERED:
+            response = await _filtered(upstream, route)
         else:
 
-            def over(broken: bool, hung_up: bool) -> None:
+            def on_end(broken: bool, hung_up: bool) -> None:
                 self._running.free(names, hung_up=hung_up)
-                self._over(flight, broken)
+                self._end(flight, broken=broken)
 
-            return Relay(upstream, route, self._metrics, over, checked.streams)
-        self._metrics.proxied.labels(route, str(answer.status_code)).inc()
-        return answer
+            return Relay(upstream, route, self._metrics, on_end, checked.streams)
+        self._metrics.proxied.labels(route, str(response.status_code)).inc()
+        return response
 
-    def _over(self, flight: Flight | None, broken: bool) -> None:
+    def _end(self, flight: Flight | None, *, broken: bool) -> None:
         if flight is not None:
             self._suspects.end(flight, broken=broken)
 
@@ -114,19 +117,20 @@ class NativeProxy:
         return error_response(error)
 
 
-def content_of(route: str, body: bytes) -> bytes:
-    """Hash of what an engine is asked. body: JSON that was checked."""
-    asked = orjson.loads(body) if body else None
-    if isinstance(asked, dict):
-        asked = {name: value for name, value in asked.items() if name not in _NOT_CONTENT}
-    return digest(route.encode(), orjson.dumps(asked, option=orjson.OPT_SORT_KEYS))
+def _content_of(route: str, body: bytes) -> bytes:
+    """Hash of what the engine computes. body: checked JSON."""
+    content = orjson.loads(body) if body else None
+    if isinstance(content, dict):
+        content = {name: value for name, value in content.items() if name not in _NOT_CONTENT}
+    return digest(route.encode(), orjson.dumps(content, option=orjson.OPT_SORT_KEYS))
 
 
-async def _in_part(upstream, route: str) -> Response:
+async def _filtered(upstream: Awaitable[aiohttp.ClientResponse], route: str) -> Response:
+    """The fields of the upstream's response that clients may see."""
     try:
         async with await upstream as response:
-            told = orjson.loads(await response.read())
+            info = orjson.loads(await response.read())
     except (aiohttp.ClientError, TimeoutError, orjson.JSONDecodeError) as error:
         return unreachable(route, error)
-    kept = _TOLD_IN_PART[route](told) if isinstance(told, dict) else {}
+    kept = _FILTERED[route](info) if isinstance(info, dict) else {}
     return JSONResponse(kept, response.status)

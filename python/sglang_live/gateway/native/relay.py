@@ -1,11 +1,11 @@
-"""An answer of SGLang's own API on its way to a client, in pieces as they come.
+"""Streams a response of SGLang's own API to a client, chunk by chunk.
 
 In: the upstream's response. Out: the same, or a JSON error while nothing was sent.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import aiohttp
 from starlette.responses import JSONResponse, Response
@@ -13,33 +13,33 @@ from starlette.types import Receive, Scope, Send
 
 from sglang_live.errors import ContextLengthError, StageUnavailableError
 from sglang_live.gateway.errors import error_response
-from sglang_live.gateway.native.answers import early_error, too_long
-from sglang_live.gateway.native.headers import returned
+from sglang_live.gateway.native.responses import early_error, too_long
+from sglang_live.gateway.native.routes import returned
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
 _MAX_EARLY_BYTES = 1 << 20
-# The parameter that makes a prompt long. /generate has several.
+# The parameter that holds the prompt; /generate has several.
 _PROMPT_AT = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 
 
 class Relay(Response):
-    """Passes an upstream response on, and hangs up when the client does.
+    """Sends an upstream response on, and hangs up upstream when the client hangs up.
 
-    over: told at the end, with whether the upstream's connection broke, and whether the client
-        hung up.
+    on_end: called once, with whether the upstream's connection broke and whether the client hung
+        up.
     """
 
     def __init__(
         self,
-        upstream,
+        upstream: Awaitable[aiohttp.ClientResponse],
         route: str,
         metrics: GatewayMetrics,
-        over: Callable[[bool, bool], None],
+        on_end: Callable[[bool, bool], None],
         streams: bool,
     ):
-        self._upstream, self._over, self._streams = upstream, over, streams
+        self._upstream, self._on_end, self._streams = upstream, on_end, streams
         self._route = route
         self._metrics = metrics
         self._broke = False
@@ -51,14 +51,14 @@ class Relay(Response):
         try:
             await asyncio.wait({relay, gone}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # Cancelling closes the upstream connection, by which SGLang aborts the request.
+            # Cancelling closes the upstream connection; SGLang then aborts the request.
             if not relay.done():
                 self._metrics.proxied.labels(self._route, "disconnected").inc()
                 relay.cancel()
             gone.cancel()
             await asyncio.gather(relay, gone, return_exceptions=True)
             failed = None if relay.cancelled() else relay.exception()
-            self._over(self._broke or isinstance(failed, aiohttp.ClientError), relay.cancelled())
+            self._on_end(self._broke or isinstance(failed, aiohttp.ClientError), relay.cancelled())
         if not relay.cancelled():
             relay.result()
 
@@ -67,9 +67,9 @@ class Relay(Response):
             response = await self._upstream
         except (aiohttp.ClientError, TimeoutError) as error:
             self._broke = True
-            answer = unreachable(self._route, error)
-            self._metrics.proxied.labels(self._route, str(answer.status_code)).inc()
-            await answer(scope, receive, send)
+            failure = unreachable(self._route, error)
+            self._metrics.proxied.labels(self._route, str(failure.status_code)).inc()
+            await failure(scope, receive, send)
             return
         try:
             early = await self._early(response) if self._streams else b""
@@ -97,7 +97,7 @@ class Relay(Response):
             response.close()
 
     async def _early(self, response: aiohttp.ClientResponse) -> bytes:
-        """The first event: what SGLang refuses in it can still become the answer's status."""
+        """Read the first event: an error in it can still become the status of the response."""
         early = b""
         while b"\n\n" not in early and len(early) < _MAX_EARLY_BYTES:
             chunk = await response.content.readany()
@@ -109,7 +109,7 @@ class Relay(Response):
 
 def unreachable(route: str, error: Exception) -> JSONResponse:
     log.warning("native_unreachable route=%s error=%r", route, error)
-    return error_response(StageUnavailableError("SGLang's own API does not answer."))
+    return error_response(StageUnavailableError("SGLang's own API does not respond."))
 
 
 async def _until_disconnect(receive: Receive) -> None:

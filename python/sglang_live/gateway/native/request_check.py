@@ -1,7 +1,7 @@
-"""A request of SGLang's own API held against what is allowed, and rewritten.
+"""Checks a request to SGLang's own API and rewrites its body.
 
-In: a client's request and its body. Out: Checked, whose body is exactly what was checked, with
-names that belong to the client alone; or an error that the client sees.
+In: a client's request and its body. Out: CheckedRequest, or an error for the client. Its body holds
+only fields that were checked, and names that belong to this client alone.
 """
 
 from dataclasses import dataclass
@@ -20,26 +20,25 @@ from sglang_live.gateway.model import check_model
 from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.native.control_tokens import without_control_tokens
 from sglang_live.gateway.native.forms import forms
-from sglang_live.gateway.native.headers import is_host
 from sglang_live.gateway.native.limits import NativeLimits
 from sglang_live.gateway.native.names import put_names, request_name, session_name
-from sglang_live.gateway.native.retention import take_retention
 from sglang_live.gateway.native.routes import (
     ABORT,
-    ANSWERING,
     CHAT,
     CLOSE_SESSION,
     FLUSH,
+    GENERATING,
     OF_A_MODEL,
     OPEN_SESSION,
+    is_host,
 )
-from sglang_live.gateway.native.sessions import IDLE_S, NativeSessions
+from sglang_live.gateway.native.sessions import IDLE_S, NativeSessions, take_retention
 from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.same_machine import ForeignPageError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.session import Orchestrator
 
-_UNNAMED_MODEL = "default"  # what SGLang takes for the model it has
+_UNNAMED_MODEL = "default"  # SGLang's name for the one model that it serves
 
 
 class OperatorOnlyError(LiveError):
@@ -48,14 +47,19 @@ class OperatorOnlyError(LiveError):
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """body: what is sent on. n_answers: 0 where no model answers. session: the client's name.
+class CheckedRequest:
+    """A request that may go to SGLang.
 
-    names: of the requests that run in the engine.
+    body: the JSON that is sent on.
+    n_completions: prompts times n; 0 if the route generates nothing.
+    streams: whether the response is a stream of events.
+    session: the client's name of the session that it opens; "" on other routes.
+    retention: bounds of the session that it opens; None: no bounds.
+    names: the engine's names of the requests that it starts.
     """
 
     body: bytes = b""
-    n_answers: int = 0
+    n_completions: int = 0
     streams: bool = False
     session: str = ""
     retention: RetentionConfig | None = None
@@ -63,7 +67,7 @@ class Checked:
 
 
 class RequestCheck:
-    """Its checks raise LiveError for what is refused; nothing was changed then."""
+    """The checks of one gateway. Each raises LiveError before it changes any state."""
 
     def __init__(
         self,
@@ -76,23 +80,23 @@ class RequestCheck:
         self._forms, self._guard = forms(limits), MediaGuard(config)
 
     def sender(self, request: Request, route: str) -> None:
-        """Whether this page, or this key, may use the route."""
+        """Check whether the web page and the key of the request may use the route."""
         host = request.headers.get("host")
         if host is not None and not is_host(host):
             raise ParameterError("Host", "must be a name, and a port if there is one.")
         is_foreign = request.headers.get("sec-fetch-site") == "cross-site"
         if is_foreign and (route == FLUSH or not self._config.api_keys):
-            raise ForeignPageError("A page from elsewhere may not send this.")
+            raise ForeignPageError("A page of another site may not send this.")
         if route == FLUSH:
             known = self._config.operator_key
             if not known or not Keys((known,)).allow(request.headers):
                 raise OperatorOnlyError("/flush_cache is for the holder of --operator-key.")
 
-    async def body(self, route: str, raw: bytes, owner: str) -> Checked:
-        """Check and rewrite the body: what is sent on is exactly what was checked."""
+    async def body(self, route: str, raw: bytes, owner: str) -> CheckedRequest:
+        """Check and rewrite the body; only the fields that were checked are sent on."""
         form = self._forms.get(route)
         if form is None:
-            return Checked()
+            return CheckedRequest()
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError as error:
@@ -103,44 +107,47 @@ class RequestCheck:
         if route == OPEN_SESSION:
             retention = take_retention(body, self._config.retention)
         try:
-            asked = form(body)
+            checked = form(body)
         except RecursionError:
             raise BadInputError("Invalid request: nested too deep.") from None
-        await self._guard.check(asked.body)
-        session = self._rewrite(route, asked.body, owner)
-        streams = bool(asked.body.get("stream"))
-        rid = asked.body["rid"] if route in ANSWERING else ()
-        return Checked(
-            orjson.dumps(asked.body),
-            asked.n_answers,
+        await self._guard.check(checked.body)
+        session = self._rewrite(route, checked.body, owner)
+        streams = bool(checked.body.get("stream"))
+        rid = checked.body["rid"] if route in GENERATING else ()
+        return CheckedRequest(
+            orjson.dumps(checked.body),
+            checked.n_completions,
             streams,
             session,
             retention,
             (rid,) if isinstance(rid, str) else tuple(rid),
         )
 
-    def _rewrite(self, route: str, sent: dict[str, Any], owner: str) -> str:
-        """Names and salts of the owner. Returns the client's name of a session that is opened."""
+    def _rewrite(self, route: str, body: dict[str, Any], owner: str) -> str:
+        """Put in the owner's names and salt.
+
+        Returns the client's name of a session that is opened; "" on other routes.
+        """
         session = ""
         if route == CHAT:
             for name in ("messages", "tools"):
-                if name in sent:
-                    sent[name] = without_control_tokens(sent[name])
-        if route in ANSWERING:
-            if params := sent.get("session_params"):
+                if name in body:
+                    body[name] = without_control_tokens(body[name])
+        if route in GENERATING:
+            if params := body.get("session_params"):
                 self._sessions.used(owner, params["id"])
-            put_names(sent, owner)
-            sent["cache_salt"] = owner_salt(owner)
+            put_names(body, owner)
+            body["cache_salt"] = owner_salt(owner)
         elif route == ABORT:
-            sent["rid"] = request_name(owner, sent["rid"])
+            body["rid"] = request_name(owner, body["rid"])
         elif route == OPEN_SESSION:
-            session = sent.get("session_id") or uuid4().hex
-            idle_s = sent.setdefault("timeout", IDLE_S)
+            session = body.get("session_id") or uuid4().hex
+            idle_s = body.setdefault("timeout", IDLE_S)
             self._sessions.open(owner, session, idle_s)
-            sent["session_id"] = session_name(owner, session)
+            body["session_id"] = session_name(owner, session)
         elif route == CLOSE_SESSION:
-            self._sessions.close(owner, sent["session_id"])
-            sent["session_id"] = session_name(owner, sent["session_id"])
+            self._sessions.close(owner, body["session_id"])
+            body["session_id"] = session_name(owner, body["session_id"])
         return session
 
     def _check_model(self, body: object) -> None:

@@ -1,5 +1,6 @@
-"""Routes of SGLang's own API that pass the gateway, and what each of them is."""
+"""Routes and headers of SGLang's own API that pass the gateway."""
 
+import re
 from collections.abc import Mapping
 
 CHAT = "/v1/chat/completions"
@@ -24,9 +25,51 @@ ROUTES: Mapping[str, tuple[str, ...]] = {
     CLOSE_SESSION: ("POST",),
     ABORT: ("POST",),
 }
-# Those by which a model answers: they count as answers.
-ANSWERING = ("/generate", CHAT, "/v1/completions")
-# Those that are charged; the health check has the model write a token.
-LIMITED = (*ANSWERING, HEALTH)
-# Those whose bodies name a model.
+# Routes whose requests a model completes.
+GENERATING = ("/generate", CHAT, "/v1/completions")
+# Routes that count against the rate limit; the model writes a token for the health check.
+LIMITED = (*GENERATING, HEALTH)
+# Routes whose bodies name a model.
 OF_A_MODEL = (CHAT, "/v1/completions")
+
+_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
+# An explicit list: SGLang takes ranks, routing keys and overrides from headers.
+_FORWARDED = ("accept", "user-agent", "x-request-id", "traceparent", "tracestate")
+# RFC 9110 section 7.6.1, and headers that this server sets itself.
+_NOT_RETURNED = frozenset(
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "content-length",
+        "set-cookie",
+    )
+)
+
+
+def is_host(value: str) -> bool:
+    """Returns True for a Host header that is a name or an address, with or without a port."""
+    return _HOST.fullmatch(value) is not None
+
+
+def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a client's request that go to SGLang."""
+    # "Connection" may name headers that are meant for this hop only.
+    for_this_hop = {name.strip().lower() for name in headers.get("connection", "").split(",")}
+    return {
+        name: headers[name] for name in _FORWARDED if name in headers and name not in for_this_hop
+    }
+
+
+def returned(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """The headers of SGLang's response that go to the client."""
+    return [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in headers.items()
+        if name.lower() not in _NOT_RETURNED
+    ]

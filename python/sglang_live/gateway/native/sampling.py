@@ -1,4 +1,4 @@
-"""Sampling parameters that may reach an engine, with types and bounds."""
+"""Sampling parameters that may reach an engine, with their types and bounds."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from sglang_live.gateway.native.checks import (
 )
 from sglang_live.gateway.native.limits import NativeLimits
 
-# OpenAI's limit; SGLang sorts so many candidates of every token.
+# OpenAI's limit. SGLang sorts this number of candidates for every token.
 MAX_TOP_LOGPROBS = 20
 _SEED = integer(-(2**63), 2**63 - 1)
 _STOPS, _STOP_CHARS, _STOP_IDS, _BIASES = 32, 1_024, 64, 1_024
@@ -27,9 +27,9 @@ def token_id(limits: NativeLimits) -> Check:
 
 
 def shared(limits: NativeLimits) -> dict[str, Check]:
-    """Fields of /generate's sampling_params and of OpenAI's bodies alike."""
+    """Fields that /generate's sampling_params and OpenAI's bodies have in common."""
     return {
-        "n": integer(1, limits.max_answers),
+        "n": integer(1, limits.max_completions),
         "stop": one_or_list(text(_STOP_CHARS, least=1), most=_STOPS),
         "stop_token_ids": list_of(token_id(limits), most=_STOP_IDS),
         "stop_regex": one_or_list(patterns.stop_regex, most=4),
@@ -67,7 +67,7 @@ def openai(limits: NativeLimits) -> dict[str, Check]:
         "min_tokens": integer(0, limits.context_tokens),
         "max_tokens": integer(1, limits.context_tokens),
         "seed": _SEED,
-        # Values that ask for nothing: SGLang does not look at them.
+        # Only the values that change nothing: SGLang ignores both fields.
         "store": one_of(False),
         "service_tier": one_of("auto", "default"),
     }
@@ -75,7 +75,7 @@ def openai(limits: NativeLimits) -> dict[str, Check]:
 
 def check_least(least: Any, most: Any, at: str) -> None:
     if least is not None and most is not None and least > most:
-        raise ParameterError(at, f"is more than the {most} tokens that there may be.")
+        raise ParameterError(at, f"is more than {most}, the most tokens of a completion.")
 
 
 def check_one_grammar(body: dict[str, Any], at: str) -> None:
@@ -84,12 +84,12 @@ def check_one_grammar(body: dict[str, Any], at: str) -> None:
     if len(given) > 1:
         raise ParameterError(at + given[1], f"cannot be used together with {given[0]}.")
     chosen = body.get("tool_choice", "auto")
-    is_bound = bool(given) or chosen not in ("auto", "none")
-    is_bound |= any(tool["function"].get("strict") for tool in body.get("tools", ()))
+    has_grammar = bool(given) or chosen not in ("auto", "none")
+    has_grammar |= any(tool["function"].get("strict") for tool in body.get("tools", ()))
     for name in ("min_tokens", "min_new_tokens"):
-        if is_bound and body.get(name):
-            # Where the grammar allows its end alone and this forbids it, no token is left: the
-            # sampler then ends the engine.
+        if has_grammar and body.get(name):
+            # Where the grammar allows only its end and the minimum forbids the end, no token is
+            # left to sample, and SGLang's sampler stops the engine.
             raise ParameterError(at + name, "cannot be used together with a grammar.")
 
 

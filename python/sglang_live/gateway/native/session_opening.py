@@ -1,6 +1,7 @@
-"""Opening a session of SGLang's own API, bounded before its client hears of it."""
+"""Opens a session of SGLang's own API, and bounds it before its client gets the response."""
 
 import logging
+from collections.abc import Awaitable
 
 import aiohttp
 import orjson
@@ -8,10 +9,9 @@ from starlette.responses import Response
 
 from sglang_live.errors import LiveError
 from sglang_live.gateway.errors import error_response
-from sglang_live.gateway.native.headers import returned
 from sglang_live.gateway.native.relay import unreachable
-from sglang_live.gateway.native.request_check import Checked
-from sglang_live.gateway.native.routes import OPEN_SESSION
+from sglang_live.gateway.native.request_check import CheckedRequest
+from sglang_live.gateway.native.routes import OPEN_SESSION, returned
 from sglang_live.gateway.native.sessions import NativeSessions
 from sglang_live.gateway.native.upstream import Upstream
 from sglang_live.kv.retention import RetentionConfig
@@ -25,25 +25,27 @@ class SessionOpening:
         self._upstream, self._sessions = upstream, sessions
         self._orchestrator = orchestrator
 
-    async def open(self, sent, checked: Checked, owner: str) -> Response:
-        """Open a session and bound it, and only then say so.
+    async def open(
+        self, upstream: Awaitable[aiohttp.ClientResponse], checked: CheckedRequest, owner: str
+    ) -> Response:
+        """Open a session, bound it, and then return the response.
 
-        The engine has confirmed the bound when the client gets its answer: no request that the
-        client sends from then on runs without it. A client that hangs up changes nothing; if the
-        bound cannot be had, the session is closed again.
+        The engine has confirmed the bounds when the client gets the response, so that no request of
+        the session runs without them. A client that hangs up changes nothing. If the session cannot
+        be bounded, it is closed again.
         """
         opened = False
         try:
-            async with await sent as response:
+            async with await upstream as response:
                 body = await response.read()
             if response.status == 200:
                 session_id = orjson.loads(body)
                 if checked.retention is not None:
                     await self._bound(session_id, checked.retention)
                 opened, body = True, orjson.dumps(checked.session)
-            answer = Response(body, response.status)
-            answer.raw_headers += returned(response.headers)
-            return answer
+            passed_on = Response(body, response.status)
+            passed_on.raw_headers += returned(response.headers)
+            return passed_on
         except (aiohttp.ClientError, TimeoutError) as error:
             return unreachable(OPEN_SESSION, error)
         except LiveError as error:

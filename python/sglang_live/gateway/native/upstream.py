@@ -1,8 +1,9 @@
 """The connection to the thinker that serves SGLang's own API.
 
-In: requests that were checked. Out: the upstream's responses. Owner: one Upstream per NativeProxy.
+In: checked requests. Out: the upstream's responses. Owner: one Upstream per NativeProxy.
 """
 
+from collections.abc import Awaitable
 from contextlib import suppress
 
 import aiohttp
@@ -10,11 +11,14 @@ from starlette.requests import Request
 from yarl import URL
 
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.native.headers import forwarded
+from sglang_live.gateway.native.routes import forwarded
 
 
 class Upstream:
-    """base_url: its host is a name only where the config has a socket."""
+    """Sends requests to the thinker.
+
+    base_url: its host only has a meaning if the config names no Unix socket.
+    """
 
     def __init__(self, base_url: str, config: GatewayConfig):
         self._base_url, self._config = base_url.rstrip("/"), config
@@ -24,10 +28,10 @@ class Upstream:
         if self._client:
             await self._client.close()
 
-    def send(self, request: Request, route: str, body: bytes):
-        """The one place where a checked body goes upstream."""
+    def send(self, request: Request, route: str, body: bytes) -> Awaitable[aiohttp.ClientResponse]:
+        """Start a request with a checked body."""
         headers = forwarded(request.headers)
-        headers["accept-encoding"] = "identity"  # bytes are passed on as they come
+        headers["accept-encoding"] = "identity"  # the relay passes bytes on unchanged
         if body:
             headers["content-type"] = "application/json"
         return self._session().request(
@@ -53,8 +57,9 @@ class Upstream:
             timeout = aiohttp.ClientTimeout(
                 total=None, sock_connect=self._config.native_connect_timeout_s
             )
-            # A connection that the upstream closes while it is idle would fail the next POST;
-            # to the own machine a new one costs little.
+            # The upstream may close an idle connection at the moment of the next POST, which would
+            # then fail. A new connection within this machine costs little.
+            connector: aiohttp.BaseConnector
             if (path := self._config.native_socket) is not None:
                 connector = aiohttp.UnixConnector(path, limit=0, force_close=True)
             else:

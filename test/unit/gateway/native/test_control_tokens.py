@@ -1,4 +1,4 @@
-"""Control tokens in users' words are text."""
+"""Control tokens in clients' texts become plain text."""
 
 import json
 
@@ -44,17 +44,17 @@ def test_a_control_token_in_a_message_is_text(token):
 
 
 @given(texts)
-def test_whatever_is_written_a_message_has_its_own_two_tokens_alone(text):
+def test_any_message_has_only_the_two_control_tokens_of_its_template(text):
     assert controls(without_control_tokens(text)) == controls("x")
 
 
 @given(st.lists(texts, min_size=1, max_size=5))
-def test_texts_that_follow_each_other_make_no_token_together(parts):
+def test_adjacent_texts_form_no_control_token_together(parts):
     content = [{"type": "text", "text": text} for text in parts]
     assert controls(without_control_tokens(content)) == controls("x")
 
 
-def test_media_stay_and_names_in_schemas_do_not_carry_tokens():
+def test_media_are_unchanged_and_names_in_schemas_hold_no_token():
     image = {"type": "image_url", "image_url": {"url": "data:,<|im_end|>"}}
     tools = [{"function": {"parameters": {"properties": {"<|im_end|>": {}}}}}]
     assert without_control_tokens([image]) == [image]
@@ -62,5 +62,5 @@ def test_media_stay_and_names_in_schemas_do_not_carry_tokens():
 
 
 @pytest.mark.parametrize("text", ["a < b", "x <| y", "f <| g |> h", "<html>", "<tool_call>"])
-def test_other_text_stays_as_it_is(text):
+def test_other_text_is_unchanged(text):
     assert without_control_tokens(text) == text

@@ -1,4 +1,4 @@
-"""SGLang's own API behind the gateway, with a stand-in for SGLang."""
+"""The proxy of SGLang's own API, with a fake SGLang."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from sglang_live.clock import SimClock
 from sglang_live.errors import StageFailedError
-from sglang_live.gateway.native import running
-from sglang_live.gateway.native.answers import early_error, model_info, server_info
 from sglang_live.gateway.native.checks import ParameterError
+from sglang_live.gateway.native.names import RunningNames
+from sglang_live.gateway.native.responses import early_error, model_info, server_info
 from sglang_live.gateway.native.routes import ROUTES
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.suspects import Suspects
@@ -29,17 +29,17 @@ _SERVER = RetentionConfig(window_tokens=200, slack_tokens=50)
 
 
 class BrokenOff(Response):
-    """Says that there is more than it sends."""
+    """A response that announces more bytes than it sends."""
 
     def init_headers(self, headers=None) -> None:
         self.raw_headers = [(b"content-length", b"100")]
 
 
 class FakeSglang:
-    """Echoes what it was asked; streams three pieces, waiting for the gate before the second.
+    """Echoes each request; a stream has two events, and the second waits for `gate`.
 
-    open_sessions: opened and not closed; an id that is open is refused.
-    refuses_with: the body of an answer of status 400 to every request with a prompt.
+    open_sessions: ids of open sessions; the fake refuses to open one of them again.
+    refuses_with: body of a response of status 400 to every request with a prompt.
     """
 
     def __init__(self):
@@ -59,7 +59,7 @@ class FakeSglang:
             "/open_session": self.open_session,
             "/close_session": self.close_session,
         }
-        routes += [Route(path, answer, methods=["POST"]) for path, answer in own.items()]
+        routes += [Route(path, endpoint, methods=["POST"]) for path, endpoint in own.items()]
         self.app = Starlette(routes=routes)
 
     async def echo(self, request: Request):
@@ -94,14 +94,14 @@ class FakeSglang:
             await self.until_open(request)
             return JSONResponse({"text": "done"})
 
-        async def pieces():
+        async def events():
             yield b"data: one\n\n"
             if self.breaks:
                 raise ConnectionResetError
             await self.until_open(request)
             yield b"data: two\n\n"
 
-        return StreamingResponse(pieces(), media_type="text/event-stream")
+        return StreamingResponse(events(), media_type="text/event-stream")
 
     async def until_open(self, request: Request) -> None:
         self.working.set()
@@ -130,19 +130,19 @@ async def proxied(orchestrator: FakeOrchestrator | None = None, suspects=None, *
             yield http, sglang
 
 
-async def test_status_headers_and_body_pass_through_and_no_query():
+async def test_status_headers_and_body_pass_but_the_query_does_not():
     async with proxied() as (http, _):
-        asked = {"model": MODEL, "prompt": "x", "n": 1}
-        answer = await http.post("/v1/completions?timeout=1000000000", json=asked)
-        assert answer.status_code == 207
-        assert answer.headers["x-sglang"] == "yes"
-        seen = answer.json()
+        body = {"model": MODEL, "prompt": "x", "n": 1}
+        response = await http.post("/v1/completions?timeout=1000000000", json=body)
+        assert response.status_code == 207
+        assert response.headers["x-sglang"] == "yes"
+        seen = response.json()
         assert (seen["path"], seen["query"]) == ("/v1/completions", "")
-        assert json.loads(seen["body"]).items() >= asked.items()
+        assert json.loads(seen["body"]).items() >= body.items()
         assert (await http.get("/get_model_info")).status_code == 207
 
 
-async def test_headers_for_one_hop_and_the_gateways_key_stay_here():
+async def test_headers_for_one_hop_and_the_gateways_key_are_not_forwarded():
     headers = {
         "Authorization": "Bearer k",
         "Connection": "x-secret-hop",
@@ -160,36 +160,36 @@ async def test_headers_for_one_hop_and_the_gateways_key_stay_here():
         assert "x-secret-hop" not in seen
 
 
-async def test_a_stream_arrives_piece_by_piece():
+async def test_a_stream_arrives_event_by_event():
     async with (
         proxied() as (http, sglang),
-        http.stream("POST", "/generate", json={"text": "x", "stream": True}) as answer,
+        http.stream("POST", "/generate", json={"text": "x", "stream": True}) as response,
     ):
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        pieces = answer.aiter_raw()
-        assert await anext(pieces) == b"data: one\n\n"
+        assert response.headers["content-type"].startswith("text/event-stream")
+        chunks = response.aiter_raw()
+        assert await anext(chunks) == b"data: one\n\n"
         sglang.gate.set()
-        assert await anext(pieces) == b"data: two\n\n"
+        assert await anext(chunks) == b"data: two\n\n"
 
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_hangs_up_ends_the_upstream_request(stream):
     async with proxied() as (http, sglang):
 
-        async def ask():
+        async def generate():
             async with http.stream(
                 "POST", "/generate", json={"text": "x", "stream": stream}
-            ) as answer:
-                async for _ in answer.aiter_raw():
+            ) as response:
+                async for _ in response.aiter_raw():
                     started.set()
 
         started = asyncio.Event()
-        asking = asyncio.create_task(ask())
+        sending = asyncio.create_task(generate())
         if stream:
             await started.wait()
         else:
             await sglang.working.wait()
-        asking.cancel()
+        sending.cancel()
         async with asyncio.timeout(_PATIENCE_S):
             await sglang.hung_up.wait()
 
@@ -207,9 +207,9 @@ async def test_forbidden_media_and_broken_bodies_never_reach_sglang():
         chat = {"messages": [{"role": "user", "content": [part]}]}
         generate = {"text": "x", "audio_data": "http://127.0.0.1:1/x.wav"}
         for route, body in (("/v1/chat/completions", chat), ("/generate", generate)):
-            answer = await http.post(route, json=body)
-            assert answer.status_code == 400
-            assert answer.json()["error"]["code"] == "media_refused"
+            response = await http.post(route, json=body)
+            assert response.status_code == 400
+            assert response.json()["error"]["code"] == "media_refused"
         assert (await http.post("/v1/completions", content=b"{")).status_code == 400
         assert (await http.post("/v1/completions", content=b"[" * 900)).status_code == 400
         assert (await http.post("/v1/completions", content=b" " * 1001)).status_code == 413
@@ -217,25 +217,25 @@ async def test_forbidden_media_and_broken_bodies_never_reach_sglang():
 
 
 @pytest.mark.parametrize("again", ["mine", ["other", "mine"]])
-async def test_a_name_is_used_by_one_request_at_a_time(again, monkeypatch):
-    monkeypatch.setattr(running.RunningNames.__init__, "__defaults__", (0.05,))
+async def test_a_name_belongs_to_one_request_at_a_time(again, monkeypatch):
+    monkeypatch.setattr(RunningNames.__init__, "__defaults__", (0.05,))
     async with proxied() as (http, sglang):
-        asking = asyncio.create_task(http.post("/generate", json={"text": "x", "rid": "mine"}))
+        sending = asyncio.create_task(http.post("/generate", json={"text": "x", "rid": "mine"}))
         await sglang.working.wait()
         texts = "y" if isinstance(again, str) else ["y", "z"]
         refused = await http.post("/generate", json={"text": texts, "rid": again})
         assert refused.status_code == 400
         assert "running" in refused.json()["error"]["message"]
         sglang.gate.set()
-        assert (await asking).status_code == 200
+        assert (await sending).status_code == 200
         for _ in range(3):  # one after the other, at once
-            answer = await http.post("/generate", json={"text": texts, "rid": again})
-            assert answer.status_code == 200
+            response = await http.post("/generate", json={"text": texts, "rid": again})
+            assert response.status_code == 200
 
 
-async def test_the_name_of_a_request_whose_client_hung_up_is_not_free_at_once():
-    """The engine may still have a word to say of it."""
-    names = running.RunningNames(wait_s=0.01)
+async def test_the_name_of_a_request_whose_client_hung_up_is_free_only_later():
+    """The engine may still report on the request."""
+    names = RunningNames(wait_s=0.01)
     taken = await names.take(["native-1_0", "native-1_1", "native-2"])
     with pytest.raises(ParameterError, match="running"):
         await names.take(["native-1"])
@@ -247,18 +247,18 @@ async def test_the_name_of_a_request_whose_client_hung_up_is_not_free_at_once():
     assert await names.take(["native-1"]) == ["native-1"]
 
 
-async def test_nobody_ends_the_answers_of_others():
+async def test_a_client_cannot_abort_the_requests_of_others():
     async with proxied() as (http, sglang):
-        answer = await http.post("/abort_request", json={"rid": "", "abort_all": True})
-        assert answer.status_code == 400
+        response = await http.post("/abort_request", json={"rid": "", "abort_all": True})
+        assert response.status_code == 400
         assert sglang.requests == []
         await http.post("/abort_request", json={"rid": "mine"})
         assert len(sglang.requests) == 1
 
 
 @pytest.mark.parametrize("rid", ["t", "think-", "0", uuid.uuid4().hex])
-async def test_names_that_clients_choose_begin_no_others(rid):
-    """SGLang aborts all whose name begins with the one it is given."""
+async def test_no_name_of_a_client_is_the_prefix_of_another(rid):
+    """SGLang aborts every request whose name begins with the given one."""
     async with proxied() as (http, sglang):
         await http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "rid": rid})
         await http.post("/abort_request", json={"rid": rid})
@@ -267,31 +267,31 @@ async def test_names_that_clients_choose_begin_no_others(rid):
         assert re.fullmatch(r"native-[0-9a-f]{32}", sent[0])
 
 
-async def test_a_name_from_an_answer_is_taken_back_as_it_is_from_its_owner_alone():
+async def test_only_its_owner_can_use_a_name_from_a_response():
     async with proxied(api_keys=("a", "b")) as (http, sglang):
         alice, bob = ({"Authorization": f"Bearer {key}"} for key in "ab")
         await http.post("/v1/completions", json={"prompt": "x"}, headers=alice)
-        told = json.loads(sglang.requests[0][2])["rid"]
-        await http.post("/abort_request", json={"rid": told}, headers=alice)
-        await http.post("/abort_request", json={"rid": told}, headers=bob)
+        name = json.loads(sglang.requests[0][2])["rid"]
+        await http.post("/abort_request", json={"rid": name}, headers=alice)
+        await http.post("/abort_request", json={"rid": name}, headers=bob)
         sent = [json.loads(body)["rid"] for _, _, body in sglang.requests[1:]]
-        assert sent[0] == told
-        assert sent[1] != told
+        assert sent[0] == name
+        assert sent[1] != name
 
 
 async def test_two_keys_share_no_salt_and_no_session():
     async with proxied(api_keys=("a", "b")) as (http, sglang):
-        asked = {"model": MODEL, "prompt": "x"}
+        body = {"model": MODEL, "prompt": "x"}
         for key in "aab":
             headers = {"Authorization": f"Bearer {key}"}
-            await http.post("/v1/completions", json=asked, headers=headers)
+            await http.post("/v1/completions", json=body, headers=headers)
         salts = [json.loads(body)["cache_salt"] for _, _, body in sglang.requests]
         assert salts[0] == salts[1] != salts[2]
         names = []
         for key in "ab":
             headers = {"Authorization": f"Bearer {key}"}
-            answer = await http.post("/open_session", json=opening(), headers=headers)
-            assert answer.json() == "s"
+            response = await http.post("/open_session", json=opening(), headers=headers)
+            assert response.json() == "s"
             names.append(json.loads(sglang.requests[-1][2])["session_id"])
         assert names[0] != names[1]
         assert sglang.open_sessions == set(names)
@@ -386,16 +386,16 @@ HOSTILE.append(
 )  # fmt: skip
 
 
-async def test_what_an_engine_could_not_bear_is_refused_by_name():
+async def test_a_parameter_that_would_stop_an_engine_is_refused_by_name():
     async with proxied() as (http, sglang):
         for route, body, param in HOSTILE:
-            answer = await http.post(route, json=body)
-            assert answer.status_code == 400, (route, body)
-            assert answer.json()["error"]["param"].startswith(param), (body, answer.text)
+            response = await http.post(route, json=body)
+            assert response.status_code == 400, (route, body)
+            assert response.json()["error"]["param"].startswith(param), (body, response.text)
         assert sglang.requests == []
 
 
-async def test_what_clients_send_passes():
+async def test_parameters_of_common_clients_pass():
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     schema = {"name": "s", "schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
     chat = {
@@ -410,35 +410,35 @@ async def test_what_clients_send_passes():
         assert (await http.post("/v1/chat/completions", json=chat)).status_code == 207
         function = {"name": "f", "arguments": "{}"}
         call = {"id": "c", "index": 0, "type": "function", "function": function}
-        answered = {"role": "assistant", "content": None, "refusal": None, "audio": None,
+        assistant = {"role": "assistant", "content": None, "refusal": None, "audio": None,
                     "function_call": None, "tool_calls": [call]}  # fmt: skip
         result = {"role": "tool", "tool_call_id": "c", "content": "1"}
-        chat |= {"messages": [*_USER, answered, result], "store": False, "service_tier": "auto"}
+        chat |= {"messages": [*_USER, assistant, result], "store": False, "service_tier": "auto"}
         assert (await http.post("/v1/chat/completions", json=chat)).status_code == 207
-        asked = {"prompt": ["a", "b"], "n": 2, "logprobs": 5, "stop_regex": "[.!?] ?"}
-        assert (await http.post("/v1/completions", json=asked)).status_code == 207
+        body = {"prompt": ["a", "b"], "n": 2, "logprobs": 5, "stop_regex": "[.!?] ?"}
+        assert (await http.post("/v1/completions", json=body)).status_code == 207
 
 
-async def test_answers_are_charged_by_their_number():
+async def test_every_completion_counts_against_the_rate_limit():
     async with proxied(max_responses_per_minute=5) as (http, _):
-        asked = {"prompt": ["a", "b"], "n": 2}
-        assert (await http.post("/v1/completions", json=asked)).status_code == 207
-        assert (await http.post("/v1/completions", json=asked)).status_code == 429
+        body = {"prompt": ["a", "b"], "n": 2}
+        assert (await http.post("/v1/completions", json=body)).status_code == 207
+        assert (await http.post("/v1/completions", json=body)).status_code == 429
         assert (await http.get("/health_generate")).status_code == 429
 
 
-async def test_a_key_opens_so_many_sessions_and_no_more():
+async def test_a_key_opens_at_most_its_limit_of_sessions():
     async with proxied(max_native_sessions_per_key=2) as (http, _):
         body = {"capacity_of_str_len": 1}
         for name in "ab":
-            answer = await http.post("/open_session", json=body | {"session_id": name})
-            assert answer.status_code == 200
+            response = await http.post("/open_session", json=body | {"session_id": name})
+            assert response.status_code == 200
         assert (await http.post("/open_session", json=body)).status_code == 429
         await http.post("/close_session", json={"session_id": "a"})
         assert (await http.post("/open_session", json=body)).status_code == 200
 
 
-async def test_only_the_operator_drops_what_is_cached():
+async def test_only_the_operator_can_flush_the_cache():
     async with proxied(api_keys=("k",), operator_key="op") as (http, sglang):
         key, operator = ({"Authorization": f"Bearer {k}"} for k in ("k", "op"))
         assert (await http.post("/flush_cache", headers=key)).status_code == 403
@@ -449,28 +449,28 @@ async def test_only_the_operator_drops_what_is_cached():
         assert (await http.post("/flush_cache", headers=operator)).status_code == 207
 
 
-async def test_a_host_that_is_no_name_and_headers_for_sglang_change_nothing():
+async def test_an_invalid_host_is_refused_and_headers_for_sglang_are_dropped():
     async with proxied() as (http, sglang):
-        asked = {"prompt": "x"}
+        body = {"prompt": "x"}
         odd = {"Host": "x/update_weights_from_disk?"}
-        assert (await http.post("/v1/completions", json=asked, headers=odd)).status_code == 400
+        assert (await http.post("/v1/completions", json=body, headers=odd)).status_code == 400
         assert sglang.requests == []
         rank = {"X-Data-Parallel-Rank": "7", "X-SMG-Routing-Key": "a"}
-        await http.post("/v1/completions", json=asked, headers=rank)
+        await http.post("/v1/completions", json=body, headers=rank)
         assert not {name.lower() for name in rank} & set(sglang.requests[0][1])
 
 
-def test_an_error_in_the_first_event_has_its_status():
-    told = b'data: {"error": {"message": "too long", "code": 400}}'
-    assert early_error(told).http_status == 400
+def test_an_error_in_the_first_event_becomes_the_status():
+    event = b'data: {"error": {"message": "too long", "code": 400}}'
+    assert early_error(event).http_status == 400
     aborted = b'data: {"meta_info": {"finish_reason": {"type": "abort", "status_code": 500}}}'
     assert early_error(aborted).http_status == 500
     assert early_error(b'data: {"text": "x", "meta_info": {"finish_reason": null}}') is None
 
 
-def test_a_server_tells_no_paths_ports_or_keys():
-    told = {"version": "1", "port": 3, "api_key": "k", "launch_command": "--api-key k"}
-    assert server_info(told) == {"version": "1"}
+def test_server_info_has_no_paths_ports_or_keys():
+    info = {"version": "1", "port": 3, "api_key": "k", "launch_command": "--api-key k"}
+    assert server_info(info) == {"version": "1"}
     assert model_info({"model_path": "/home/x/demo"}) == {"model_path": "demo"}
 
 
@@ -483,13 +483,13 @@ def test_a_server_tells_no_paths_ports_or_keys():
         "Input length (32764 tokens) exceeds the maximum allowed length (32762 tokens).",
     ],
 )
-async def test_a_prompt_that_does_not_fit_is_told_by_its_code(stream, message):
+async def test_a_prompt_that_does_not_fit_has_an_error_code_of_its_own(stream, message):
     async with proxied() as (http, sglang):
         forms = {"error": {"message": message}}, {"object": "error", "message": message}
         for sglang.refuses_with in forms:
-            answer = await http.post("/generate", json={"text": "x", "stream": stream})
-            assert answer.status_code == 400
-            error = answer.json()["error"]
+            response = await http.post("/generate", json={"text": "x", "stream": stream})
+            assert response.status_code == 400
+            error = response.json()["error"]
             assert (error["code"], error["message"]) == ("context_length_exceeded", message)
             assert (error["type"], error["param"]) == ("invalid_request_error", None)
             chat = {"messages": [{"role": "user", "content": "x"}]}
@@ -498,38 +498,38 @@ async def test_a_prompt_that_does_not_fit_is_told_by_its_code(stream, message):
                 ("completions", {"prompt": "x"}, "prompt"),
             )
             for route, body, param in routes:
-                answer = await http.post(f"/v1/{route}", json=body | {"stream": stream})
-                error = answer.json()["error"]
+                response = await http.post(f"/v1/{route}", json=body | {"stream": stream})
+                error = response.json()["error"]
                 assert (error["code"], error["param"]) == ("context_length_exceeded", param)
         sglang.refuses_with = {"error": {"message": "another one"}}
-        answer = await http.post("/generate", json={"text": "x", "stream": stream})
-        assert (answer.status_code, answer.json()) == (400, sglang.refuses_with)
-    told = early_error(b"data: " + json.dumps({"error": {"message": message}}).encode())
-    assert (told.code, told.http_status) == ("context_length_exceeded", 400)
+        response = await http.post("/generate", json={"text": "x", "stream": stream})
+        assert (response.status_code, response.json()) == (400, sglang.refuses_with)
+    error = early_error(b"data: " + json.dumps({"error": {"message": message}}).encode())
+    assert (error.code, error.http_status) == ("context_length_exceeded", 400)
 
 
-async def test_a_repeated_key_cannot_smuggle_media_past_the_guard():
+async def test_a_repeated_json_key_cannot_bypass_the_media_guard():
     async with proxied() as (http, sglang):
-        smuggled = b'{"prompt": "file:///etc/passwd", "prompt": "x"}'
-        await http.post("/v1/completions", content=smuggled)
+        repeated = b'{"prompt": "file:///etc/passwd", "prompt": "x"}'
+        await http.post("/v1/completions", content=repeated)
         ((_, _, body),) = sglang.requests
         assert b"passwd" not in body
 
 
 async def test_an_unknown_model_is_a_404_that_names_the_known_one():
     async with proxied() as (http, _):
-        answer = await http.post("/v1/chat/completions", json={"model": "gpt-5", "messages": []})
-        assert answer.status_code == 404
-        assert answer.json()["error"]["code"] == "model_not_found"
-        assert MODEL in answer.json()["error"]["message"]
+        response = await http.post("/v1/chat/completions", json={"model": "gpt-5", "messages": []})
+        assert response.status_code == 404
+        assert response.json()["error"]["code"] == "model_not_found"
+        assert MODEL in response.json()["error"]["message"]
         for model in (MODEL, "default"):
-            answer = await http.post(
+            response = await http.post(
                 "/v1/chat/completions", json={"model": model, "messages": _USER}
             )
-            assert answer.status_code == 207
+            assert response.status_code == 207
 
 
-# --- sessions that keep a window ---
+# --- sessions with retention ---
 
 
 def opening(retention: object = None, **fields) -> dict:
@@ -537,20 +537,20 @@ def opening(retention: object = None, **fields) -> dict:
     return body if retention is None else body | {"retention": retention}
 
 
-async def test_a_client_hears_of_its_session_when_the_session_is_bounded():
+async def test_a_client_gets_its_session_after_the_session_is_bounded():
     orchestrator = FakeOrchestrator(may_bound=asyncio.Event())
     async with proxied(orchestrator, retention=_SERVER) as (http, sglang):
-        asked = opening({"window": 64, "sink": 8, "slack": 16})
-        answering = asyncio.create_task(http.post("/open_session", json=asked))
+        body = opening({"window": 64, "sink": 8, "slack": 16})
+        opened = asyncio.create_task(http.post("/open_session", json=body))
         async with asyncio.timeout(_PATIENCE_S):
             while not sglang.open_sessions:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-        assert not answering.done()
+        assert not opened.done()
         orchestrator.may_bound.set()
-        answer = await answering
-        assert (answer.status_code, answer.json()) == (200, "s")
-        assert answer.headers["x-sglang"] == "yes"
+        response = await opened
+        assert (response.status_code, response.json()) == (200, "s")
+        assert response.headers["x-sglang"] == "yes"
         bound = RetentionConfig(sink_tokens=8, window_tokens=64, slack_tokens=16)
         assert [*orchestrator.native_bounds.values()] == [bound]
         ((_, _, body),) = sglang.requests
@@ -558,17 +558,17 @@ async def test_a_client_hears_of_its_session_when_the_session_is_bounded():
 
 
 @pytest.mark.parametrize(("server_sink", "sink"), [(None, 4), (7, 7)])
-async def test_what_a_client_leaves_out_is_the_servers(server_sink, sink):
+async def test_bounds_that_a_client_leaves_out_are_the_servers(server_sink, sink):
     orchestrator = FakeOrchestrator()
     server = RetentionConfig(sink_tokens=server_sink, window_tokens=200, slack_tokens=50)
     async with proxied(orchestrator, retention=server) as (http, _):
-        asked = {"capacity_of_str_len": 1, "streaming": True, "retention": {"window": 64}}
-        assert (await http.post("/open_session", json=asked)).status_code == 200
+        body = {"capacity_of_str_len": 1, "streaming": True, "retention": {"window": 64}}
+        assert (await http.post("/open_session", json=body)).status_code == 200
     bound = RetentionConfig(sink_tokens=sink, window_tokens=64, slack_tokens=50)
     assert [*orchestrator.native_bounds.values()] == [bound]
 
 
-async def test_a_session_without_retention_is_opened_as_ever():
+async def test_a_session_without_retention_is_opened_unbounded():
     orchestrator = FakeOrchestrator()
     async with proxied(orchestrator, retention=_SERVER) as (http, sglang):
         assert (await http.post("/open_session", json=opening())).json() == "s"
@@ -592,13 +592,13 @@ async def test_a_session_without_retention_is_opened_as_ever():
         (opening({"window": 64}), None, "keeps whole conversations"),
     ],
 )
-async def test_bounds_that_cannot_be_never_reach_sglang(body, server, message):
+async def test_invalid_bounds_never_reach_sglang(body, server, message):
     async with proxied(retention=server) as (http, sglang):
-        answer = await http.post("/open_session", json=body)
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "invalid_value"
-        assert answer.json()["error"]["message"].startswith("retention: ")
-        assert message in answer.json()["error"]["message"]
+        response = await http.post("/open_session", json=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "invalid_value"
+        assert response.json()["error"]["message"].startswith("retention: ")
+        assert message in response.json()["error"]["message"]
         assert sglang.requests == []
 
 
@@ -606,9 +606,9 @@ async def test_a_session_that_sglang_refuses_is_not_bounded():
     orchestrator = FakeOrchestrator()
     async with proxied(orchestrator, retention=_SERVER) as (http, sglang):
         await http.post("/open_session", json=opening())
-        answer = await http.post("/open_session", json=opening({"window": 64}))
-        assert answer.status_code == 400
-        assert answer.json() == {"error": {"message": "still open"}}
+        response = await http.post("/open_session", json=opening({"window": 64}))
+        assert response.status_code == 400
+        assert response.json() == {"error": {"message": "still open"}}
         assert len(sglang.open_sessions) == 1
     assert orchestrator.native_bounds == {}
 
@@ -616,20 +616,20 @@ async def test_a_session_that_sglang_refuses_is_not_bounded():
 async def test_a_session_that_cannot_be_bounded_is_closed_again():
     orchestrator = FakeOrchestrator(refuse_with=StageFailedError("not confirmed"))
     async with proxied(orchestrator, retention=_SERVER) as (http, sglang):
-        answer = await http.post("/open_session", json=opening({"window": 64}))
-        assert answer.status_code == 500
-        assert answer.json()["error"]["code"] == "stage_failed"
+        response = await http.post("/open_session", json=opening({"window": 64}))
+        assert response.status_code == 500
+        assert response.json()["error"]["code"] == "stage_failed"
         assert sglang.open_sessions == set()
 
 
-async def test_a_session_whose_client_hung_up_is_bounded_all_the_same():
+async def test_a_session_whose_client_hung_up_is_still_bounded():
     orchestrator = FakeOrchestrator(may_bound=asyncio.Event())
     async with proxied(orchestrator, retention=_SERVER) as (http, sglang):
-        asking = asyncio.create_task(http.post("/open_session", json=opening({"window": 64})))
+        sending = asyncio.create_task(http.post("/open_session", json=opening({"window": 64})))
         async with asyncio.timeout(_PATIENCE_S):
             while not sglang.open_sessions:
                 await asyncio.sleep(0.01)
-            asking.cancel()
+            sending.cancel()
             await asyncio.sleep(0.05)
             orchestrator.may_bound.set()
             while not orchestrator.native_bounds:
@@ -646,24 +646,24 @@ async def test_an_upstream_that_is_down_is_a_503_with_a_reason():
             ("/v1/chat/completions", {"messages": _USER}),
             ("/open_session", opening({"window": 64})),
         ):
-            answer = await http.post(route, json=body)
-            assert answer.status_code == 503
-            assert answer.json()["error"]["code"] == "stage_unavailable"
+            response = await http.post(route, json=body)
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "stage_unavailable"
 
 
-# --- what was in the engine when it died ---
+# --- requests that were in the engine when it died ---
 
 
 async def test_a_request_that_died_with_its_engine_is_refused_the_second_time():
     suspects = Suspects(SimClock())
     async with proxied(suspects=suspects) as (http, sglang):
         killer = {"text": "x", "sampling_params": {"n": 1, "top_p": 0.5}}
-        asking = asyncio.create_task(http.post("/generate", json=killer))
+        sending = asyncio.create_task(http.post("/generate", json=killer))
         await sglang.working.wait()
         suspects.died("thinker/0", [])
         sglang.gate.set()
-        await asking
-        # Neither a name, nor the order of fields, nor how it is delivered make it another one.
+        await sending
+        # Its name, the order of its fields and the form of its response do not make it another one.
         again = {
             "sampling_params": {"top_p": 0.5, "n": 1},
             "rid": "again",
@@ -676,8 +676,8 @@ async def test_a_request_that_died_with_its_engine_is_refused_the_second_time():
         assert "retry-after" not in refused.headers
         for other in ({**killer, "text": "y"}, {**killer, "sampling_params": {"n": 2}}):
             assert (await http.post("/generate", json=other)).status_code == 200
-        asked = {"model": MODEL, "prompt": "x"}
-        assert (await http.post("/v1/completions", json=asked)).status_code == 207
+        body = {"model": MODEL, "prompt": "x"}
+        assert (await http.post("/v1/completions", json=body)).status_code == 207
         assert suspects.n_refused == 1
 
 
@@ -693,13 +693,15 @@ async def test_a_connection_that_breaks_before_its_engines_death_is_noticed_is_s
         assert (await http.post("/generate", json=body)).status_code == 400
 
 
-async def test_what_was_answered_before_is_not_suspect():
+async def test_a_request_that_ended_before_the_death_is_not_suspect():
     suspects = Suspects(SimClock())
     async with proxied(suspects=suspects) as (http, sglang):
         sglang.gate.set()
         for _ in range(2):
             assert (await http.post("/generate", json={"text": "x"})).status_code == 200
-            while suspects._flights:  # a client has its answer a moment before the proxy is done
+            while (
+                suspects._flights
+            ):  # a client gets its response a moment before the proxy ends the flight
                 await asyncio.sleep(0.002)
             suspects.died("thinker/0", [])
         assert suspects.n_suspected == 0
@@ -715,10 +717,10 @@ async def test_control_tokens_in_a_written_chat_reach_the_engine_as_text():
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
-async def test_half_of_a_surrogate_pair_is_named(path):
+async def test_half_of_a_surrogate_pair_is_refused_by_its_place(path):
     body = {"messages": [{"role": "user", "content": "a\ud800"}]}
     async with proxied() as (http, _):
-        answer = await http.post(path, content=json.dumps(body))
-        error = answer.json()["error"]
-        assert (answer.status_code, error["param"]) == (400, "messages[0].content")
+        response = await http.post(path, content=json.dumps(body))
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "messages[0].content")
         assert "surrogate" in error["message"]

@@ -1,4 +1,4 @@
-"""JSON schemas that refer to themselves: those with an end pass, the others are 400 at once."""
+"""JSON schemas that refer to themselves: those that can end pass, the others are refused."""
 
 import json
 import time
@@ -61,7 +61,7 @@ WITH_END = {
 
 
 @pytest.mark.parametrize("endless", ENDLESS.values(), ids=ENDLESS)
-def test_a_schema_that_leads_to_itself_alone_is_refused(endless):
+def test_a_schema_that_refers_only_to_itself_is_refused(endless):
     for check, written in (
         (schema, endless),
         (json_schema, json.dumps(endless)),
@@ -76,11 +76,11 @@ def test_a_schema_that_leads_to_itself_alone_is_refused(endless):
 
 
 @pytest.mark.parametrize("with_end", WITH_END.values(), ids=WITH_END)
-def test_a_schema_that_writes_something_before_it_comes_to_itself_passes(with_end):
+def test_a_schema_that_writes_something_before_it_reaches_itself_passes(with_end):
     assert schema(with_end, "at") == with_end
 
 
-def test_references_that_double_at_each_step_are_checked_at_once():
+def test_references_that_double_at_each_step_are_checked_in_linear_time():
     doubling = {
         f"d{n}": {"allOf": [named(f"d{n + 1}"), named(f"d{n + 1}")]} for n in range(500)
     } | {"d500": {"type": "string"}}
@@ -90,7 +90,7 @@ def test_references_that_double_at_each_step_are_checked_at_once():
 
 
 @pytest.mark.parametrize("count", [{"minProperties": 250}, {"maxProperties": 400}])
-def test_many_counted_properties_are_refused_and_few_or_uncounted_pass(count):
+def test_only_many_counted_properties_are_refused(count):
     def of(n: int, **counts) -> dict:
         names = {f"p{i}": {"type": "string"} for i in range(n)}
         return {"type": "object", "properties": names} | counts

@@ -1,4 +1,4 @@
-"""What of SGLang's answers is changed on the way to a client."""
+"""Changes to SGLang's responses before a client gets them."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import orjson
 
 from sglang_live.errors import BadInputError, ContextLengthError, LiveError, StageFailedError
 
-# Of some 600 fields: sizes, and nothing of keys, ports, paths or the command line.
+# Of some 600 fields only sizes: no keys, ports, paths or parts of the command line.
 _SERVER_FIELDS = (
     "version",
     "served_model_name",
@@ -26,7 +26,7 @@ _SERVER_FIELDS = (
     "attention_backend",
     "schedule_policy",
 )
-# What SGLang's tokenizer and its scheduler say of prompts that do not fit. Its own code is 400.
+# Messages of SGLang's tokenizer and scheduler for prompts that do not fit. SGLang's code is 400.
 _TOO_LONG = re.compile(
     r"longer than the model's context length|exceeds the (model's maximum context length"
     r"|maximum allowed length \()"
@@ -34,41 +34,42 @@ _TOO_LONG = re.compile(
 _PATHS = ("model_path", "tokenizer_path")
 
 
-def server_info(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: told[name] for name in _SERVER_FIELDS if name in told}
+def server_info(info: dict[str, Any]) -> dict[str, Any]:
+    return {name: info[name] for name in _SERVER_FIELDS if name in info}
 
 
-def model_info(told: dict[str, Any]) -> dict[str, Any]:
-    """Paths are cut to their last part, by which clients choose a chat template."""
-    kept = {name: value for name, value in told.items() if name != "preferred_sampling_params"}
+def model_info(info: dict[str, Any]) -> dict[str, Any]:
+    """Reduces paths to their last part, by which clients choose a chat template."""
+    kept = {name: value for name, value in info.items() if name != "preferred_sampling_params"}
     return kept | {n: Path(kept[n]).name for n in _PATHS if isinstance(kept.get(n), str)}
 
 
 def too_long(body: bytes) -> ContextLengthError | None:
-    """The error in an answer of status 400, if the prompt does not fit into the context."""
+    """Returns the error of a response of status 400 if its prompt exceeds the context."""
     try:
-        told = orjson.loads(body)
+        data = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    fault = told.get("error", told) if isinstance(told, dict) else None
+    fault = data.get("error", data) if isinstance(data, dict) else None
     message = fault.get("message") if isinstance(fault, dict) else None
-    is_too_long = isinstance(message, str) and _TOO_LONG.search(message)
-    return ContextLengthError(message) if is_too_long else None
+    if isinstance(message, str) and _TOO_LONG.search(message):
+        return ContextLengthError(message)
+    return None
 
 
 def early_error(event: bytes) -> LiveError | None:
-    """The error in the first event of a stream; None: it is the beginning of an answer."""
+    """Returns the error in the first event of a stream; None if the event is output."""
     if not event.startswith(b"data:"):
         return None
     try:
-        told = orjson.loads(event[5:].strip())
+        data = orjson.loads(event[5:].strip())
     except orjson.JSONDecodeError:
         return None
-    if not isinstance(told, dict):
+    if not isinstance(data, dict):
         return None
-    fault = told.get("error")
+    fault = data.get("error")
     if fault is None:
-        meta = told.get("meta_info")
+        meta = data.get("meta_info")
         reason = meta.get("finish_reason") if isinstance(meta, dict) else None
         if not isinstance(reason, dict) or reason.get("type") != "abort":
             return None
@@ -78,5 +79,5 @@ def early_error(event: bytes) -> LiveError | None:
     code, message = fault.get("code"), str(fault.get("message") or "the engine refused it")
     if _TOO_LONG.search(message):
         return ContextLengthError(message)
-    is_ours = isinstance(code, int) and 400 <= code < 500
-    return BadInputError(message) if is_ours or code is None else StageFailedError(message)
+    is_bad_input = isinstance(code, int) and 400 <= code < 500
+    return BadInputError(message) if is_bad_input or code is None else StageFailedError(message)
