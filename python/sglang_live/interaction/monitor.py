@@ -13,7 +13,7 @@ from typing import Any
 from sglang_live.clock import Clock
 from sglang_live.interaction.playback import PlaybackClock
 from sglang_live.interaction.timeline import Timeline
-from sglang_live.interaction.user_stats import UserStats
+from sglang_live.interaction.user_stats import UserPrior, UserStats
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -66,9 +66,9 @@ class SessionMonitor:
         clock: Clock,
         metrics: GatewayMetrics,
         timeline: Timeline,
-        user_stats: UserStats,
+        user_prior: UserPrior,
     ):
-        self.user_stats = UserStats(user_stats)
+        self.user_stats = UserStats(user_prior)
         self.timeline = timeline
         self.replies: list[Reply] = []  # oldest first; the last is the current one
         self._session = session
@@ -96,7 +96,7 @@ class SessionMonitor:
         self._note("speech_started", onset_t_s=self.timeline.t_s(onset_s))
         if self._played_out_s is not None and not any(map(self.audible, self.replies)):
             gap_s = max(0.0, onset_s - self._played_out_s)
-            self.user_stats.replied_after(gap_s)
+            self.user_stats.add_gap(gap_s)
             self._tell_outlook(self._clock.now_s(), observed_gap_s=gap_s)
         self._played_out_s = None
 
@@ -200,7 +200,7 @@ class SessionMonitor:
         marks: seconds since it began, by name (telemetry/trace.py).
         """
         if spoken:
-            self.user_stats.spoke(n_tokens=n_tokens, n_frames=n_frames)
+            self.user_stats.add_pace(n_tokens=n_tokens, n_frames=n_frames)
         facts = {"marks": {name: round(at_s, 3) for name, at_s in marks.items()}} if marks else {}
         self._note("learned", reply, n_tokens=n_tokens, n_frames=n_frames, spoken=spoken, **facts)
 
@@ -221,7 +221,7 @@ class SessionMonitor:
         """Playback ends here. Returns the seconds that were heard."""
         now_s = self._clock.now_s()
         if self.audible(reply):
-            self.user_stats.answer_ended(interrupted=True)
+            self.user_stats.add_response(interrupted=True)
         reply.was_over = True
         heard_s = reply.playback.stop(now_s)
         self._note(
@@ -310,7 +310,7 @@ class SessionMonitor:
             if not reply.was_over and playback.over(now_s):
                 reply.was_over = True
                 if playback.sent_s:
-                    self.user_stats.answer_ended(interrupted=False)
+                    self.user_stats.add_response(interrupted=False)
                     self._played_out_s = playback.dry_at_s
             if reply is self._turn:
                 off_s = abs(self._told.heard_by(now_s) - heard_s)

@@ -24,10 +24,10 @@ _OPSET, _IR_VERSION = 17, 8  # as old as serves: any onnxruntime reads them
 
 def for_many_users(path: Path, window_samples: int, context_samples: int) -> bytes:
     """
-    Inputs of the model: `windows` [n, context_samples + window_samples]; `at` [steps, callers],
-    which of them is a caller's at each step, anything where there is none; `lengths` [callers]
-    int32, how many there are; `h` and `c` [1, callers, 128].
-    Outputs: `speech` [steps, callers], `hn` and `cn` as h and c.
+    Inputs of the model: `windows` [n, context_samples + window_samples]; `at` [steps, users],
+    which of them is a user's at each step, anything where there is none; `lengths` [users]
+    int32, how many there are; `h` and `c` [1, users, 128].
+    Outputs: `speech` [steps, users], `hn` and `cn` as h and c.
     """
     weights = _weights(path)
     graph = _Graph()
@@ -56,15 +56,15 @@ def for_many_users(path: Path, window_samples: int, context_samples: int) -> byt
     return graph.model(
         inputs={
             "windows": (TensorProto.FLOAT, ("n", context_samples + window_samples)),
-            "at": (TensorProto.INT64, ("steps", "user_stats")),
-            "lengths": (TensorProto.INT32, ("user_stats",)),
-            "h": (TensorProto.FLOAT, (1, "user_stats", _WIDTH)),
-            "c": (TensorProto.FLOAT, (1, "user_stats", _WIDTH)),
+            "at": (TensorProto.INT64, ("steps", "users")),
+            "lengths": (TensorProto.INT32, ("users",)),
+            "h": (TensorProto.FLOAT, (1, "users", _WIDTH)),
+            "c": (TensorProto.FLOAT, (1, "users", _WIDTH)),
         },
         outputs={
-            "speech": (TensorProto.FLOAT, ("steps", "user_stats")),
-            "hn": (TensorProto.FLOAT, (1, "user_stats", _WIDTH)),
-            "cn": (TensorProto.FLOAT, (1, "user_stats", _WIDTH)),
+            "speech": (TensorProto.FLOAT, ("steps", "users")),
+            "hn": (TensorProto.FLOAT, (1, "users", _WIDTH)),
+            "cn": (TensorProto.FLOAT, (1, "users", _WIDTH)),
         },
     )
 

@@ -9,7 +9,7 @@ from sglang_live.clock import SimClock
 from sglang_live.interaction.barge_in import BargeIn
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.timeline import Timeline
-from sglang_live.interaction.user_stats import UserStats
+from sglang_live.interaction.user_stats import UserPrior
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 from .test_monitor import Stages
@@ -36,7 +36,7 @@ class World:
         self.clock, self.answers = SimClock(10.0), FakeAnswers()
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.timeline = Timeline("s", began_s=10.0, began_unix_s=0.0)
-        monitor = SessionMonitor(Stages(), self.clock, self.metrics, self.timeline, UserStats())
+        monitor = SessionMonitor(Stages(), self.clock, self.metrics, self.timeline, UserPrior())
         self.barge_in = BargeIn(self.answers, monitor, self.clock, self.metrics)
 
     def value(self, name):

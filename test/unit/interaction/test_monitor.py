@@ -10,8 +10,7 @@ from sglang_live.interaction import timeline as timeline_module
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.playback import ACK_TIMEOUT_S
 from sglang_live.interaction.timeline import Timeline
-from sglang_live.interaction.user_stats import UserStats
-from sglang_live.policy.view import FIRST_INTERRUPTS
+from sglang_live.interaction.user_stats import UserPrior
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 
@@ -46,7 +45,7 @@ class World:
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.timeline = Timeline("s", began_s=100.0, began_unix_s=1.0)
         self.monitor = SessionMonitor(
-            self.stages, self.clock, self.metrics, self.timeline, UserStats()
+            self.stages, self.clock, self.metrics, self.timeline, UserPrior()
         )
 
     def answer(self, response_id="r1"):
@@ -371,13 +370,3 @@ async def test_what_policies_do_is_told_of_the_running_turn(world):
     [note] = [e for e in world.events() if e["event"] == "stream"]
     assert (note["stage"], note["what"], note["buffered_s"]) == ("talker", "held", 1.25)
     assert note["response"]
-
-
-async def test_a_new_caller_is_taken_for_one_like_the_others():
-    user_stats = UserStats()
-    first = UserStats(user_stats)
-    assert first.interrupts == FIRST_INTERRUPTS
-    for _ in range(200):
-        first.answer_ended(interrupted=False)
-    assert user_stats.interrupts < 0.01
-    assert UserStats(user_stats).interrupts == user_stats.interrupts

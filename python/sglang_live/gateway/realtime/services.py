@@ -13,7 +13,7 @@ from sglang_live.gateway.realtime.turns.endpointing import Endpointing
 from sglang_live.interaction.endpoint import EndpointModel
 from sglang_live.interaction.scoring import SpeechScorer
 from sglang_live.interaction.silero import SpeechModel
-from sglang_live.interaction.user_stats import UserStats
+from sglang_live.interaction.user_stats import UserPrior
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -29,7 +29,7 @@ class RealtimeServices:
     clock: Clock
     metrics: GatewayMetrics
     drain: Drain = field(default_factory=Drain)
-    user_stats: UserStats = field(default_factory=UserStats)
+    user_prior: UserPrior = field(default_factory=UserPrior)
     rate_limits: RateLimits = field(init=False)
     out_of_band_slots: OutOfBandSlots = field(init=False)
     item_budget: ItemBudget = field(init=False)

@@ -75,7 +75,7 @@ class RealtimeSession:
             keeps=config.timeline_dir is not None,
         )
         self._monitor = SessionMonitor(
-            session, services.clock, services.metrics, self._timeline, services.user_stats
+            session, services.clock, services.metrics, self._timeline, services.user_prior
         )
         self._playout = Playout(outbox, self._conversation, self._monitor, services.metrics)
         self._items = ConversationEvents(
