@@ -1,0 +1,69 @@
+# Short names for the commands of this repository; CONTRIBUTING.md lists them.
+# `just` is a convenience: each recipe is one plain command that you can type instead.
+
+set positional-arguments
+
+python := ".venv/bin/python"
+
+# List the recipes.
+default:
+    @just --list --unsorted
+
+# Make or refresh .venv with everything that the tests need.
+setup *ARGS:
+    scripts/setup.sh --test "$@"
+
+# Format all Python files.
+fmt:
+    {{python}} -m ruff format .
+
+# Check style and format, change nothing.
+lint:
+    {{python}} -m ruff check . && {{python}} -m ruff format --check .
+
+# Check types; pyproject.toml says which files, and how strictly.
+types:
+    {{python}} -m mypy
+
+# Run unit tests, of one room or all; arguments go to pytest: just unit test/unit/policy -k pacing
+unit PATH="test/unit" *ARGS:
+    {{python}} -m pytest -q "$@"
+
+# Run tests with real engines on the CPU (minutes).
+engine *ARGS:
+    {{python}} -m pytest test/engine "$@"
+
+# Run tests of the whole server and its page (minutes).
+e2e *ARGS:
+    {{python}} -m pytest test/e2e "$@"
+
+# Run the checks that need no engine: what a commit should pass.
+fast: lint types unit
+
+# Set up, then run every check and test, as continuous integration does.
+all *ARGS:
+    scripts/test.sh "$@"
+
+# Start the server with the demo model and have one conversation; --serve keeps it running.
+demo *ARGS:
+    scripts/demo.sh "$@"
+
+# Report which changes of a room's source its unit tests miss, for example: just mutants policy 1
+mutants ROOM SEED="1" N="60":
+    {{python}} scripts/mutants.py {{ROOM}} --n {{N}} --seed {{SEED}}
+
+# Compare every seam with the installed SGLang.
+seams:
+    {{python}} scripts/check_seams.py
+
+# Check that documents name only what exists, explain all flags, and use the glossary's words.
+docs:
+    {{python}} -m pytest -q test/unit/test_docs.py test/unit/test_words.py
+
+# Write the result tables of docs/benchmarks.md from benchmark/results.
+tables:
+    {{python}} -m benchmark.summary
+
+# Write requirements/locked/ after a pin in requirements/ changed (needs a package index).
+lock:
+    scripts/lock.sh
