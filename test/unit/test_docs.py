@@ -1,4 +1,7 @@
-"""README.md and docs/ name only what exists and explain all there is; commands are accepted."""
+"""README.md, CONTRIBUTING.md and docs/ name only what exists and explain all there is.
+
+Commands in them are accepted.
+"""
 
 import importlib.util
 import re
@@ -21,7 +24,12 @@ from test.unit.commands_in_docs import blocks_of, commands_of
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "sglang_live"
 EXAMPLES = ROOT / "docs" / "examples" / "README.md"
-DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), EXAMPLES]
+DOCS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    EXAMPLES,
+]
 SOURCES = [
     path
     for folder in ("python", "benchmark", "training", "scripts", "docs/examples")
