@@ -45,7 +45,7 @@ from sglang_live.gateway.model import brief_session, check_model, voice_of
 from sglang_live.gateway.owner import owner_salt
 from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.conversation.item_schema import check_text
-from sglang_live.gateway.tool_calls import MalformedCallError, read_call, tools_of
+from sglang_live.gateway.tools import MalformedCallError, read_function_call, tools_of
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 
@@ -213,7 +213,7 @@ class ChatRoute:
         calls, tools, fault = [], answer.form.functions_of(), None
         for text in answer.done.calls:
             try:
-                call = read_call(text, tools)
+                call = read_function_call(text, tools)
             except MalformedCallError as error:
                 log.warning("tool_call_malformed completion=%s: %r", answer.id, str(error))
                 self._metrics.tool_calls.labels("malformed").inc()

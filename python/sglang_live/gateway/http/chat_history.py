@@ -8,14 +8,14 @@ import binascii
 from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.errors import BadInputError
 from sglang_live.gateway.errors import ClientEventError, cut
-from sglang_live.gateway.http.chat_schema import Message, ToolCall
+from sglang_live.gateway.http.chat_schema import Message, ToolCallForm
 from sglang_live.gateway.http.chat_schema import TextPart as TextForm
 from sglang_live.gateway.http.uploads import read_audio
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import missing_parameter
 from sglang_live.gateway.realtime.conversation.item_schema import check_arguments
 from sglang_live.gateway.realtime.conversation.items import call_in_words
-from sglang_live.gateway.tool_forms import check_name
+from sglang_live.gateway.tools import check_name
 
 # What only one role can have.
 _ROLE_OF = {"audio": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
@@ -112,7 +112,7 @@ class _Reading:
         self._left_s -= audio.duration_s
         return audio
 
-    def _call(self, call: ToolCall, at: str) -> HistoryItem:
+    def _call(self, call: ToolCallForm, at: str) -> HistoryItem:
         function = call.function
         check_name(function.name, f"{at}.function.name")
         check_arguments(function.arguments, f"{at}.function.arguments")

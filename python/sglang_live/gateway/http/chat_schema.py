@@ -12,8 +12,7 @@ from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.http.body import read_json
 from sglang_live.gateway.json_forms import Strict
 from sglang_live.gateway.realtime.events import Ignored, Name, VoiceRef, voice_name
-from sglang_live.gateway.tool_calls import check_choice, check_tools
-from sglang_live.gateway.tool_forms import check_name
+from sglang_live.gateway.tools import check_choice, check_name, check_tools
 
 MAX_TOKENS = 4096
 # Seeds become 64-bit numbers in a stage.
@@ -76,7 +75,7 @@ class CalledFunction(Strict):
     arguments: str = "{}"
 
 
-class ToolCall(Strict):
+class ToolCallForm(Strict):
     function: CalledFunction
     id: Name = ""
     type: Literal["function"] = "function"
@@ -97,7 +96,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart | AudioPart] | None = None
     audio: AudioRef | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCallForm] | None = None
     tool_call_id: Name | None = None
     name: str | None = None
     refusal: None = None

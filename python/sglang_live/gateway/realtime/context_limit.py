@@ -25,7 +25,7 @@ from sglang_live.gateway.realtime.events import (
 )
 from sglang_live.gateway.realtime.responses.response import ResponsePlan
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.tool_calls import tools_of
+from sglang_live.gateway.tools import tools_of
 from sglang_live.orchestrator.session import Orchestrator
 from sglang_live.telemetry.metrics import GatewayMetrics
 

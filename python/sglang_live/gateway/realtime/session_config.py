@@ -29,8 +29,7 @@ from sglang_live.gateway.realtime.turn_detection import (
     check_keys,
     merge_turn_detection,
 )
-from sglang_live.gateway.tool_calls import check_choice, has_chosen
-from sglang_live.gateway.tool_forms import read_choice, read_tools
+from sglang_live.gateway.tools import check_choice, has_chosen, read_choice, read_tools
 from sglang_live.orchestrator.session import Orchestrator
 
 MAX_OUTPUT_TOKENS = 4096

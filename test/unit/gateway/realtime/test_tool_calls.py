@@ -13,12 +13,12 @@ from sglang_live.core import (
 )
 from sglang_live.gateway import tool_calls
 from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.tool_calls import (
+from sglang_live.gateway.tools import (
+    FunctionCall,
     MalformedCallError,
-    ToolCall,
     check_choice,
     check_tools,
-    read_call,
+    read_function_call,
     tools_of,
 )
 from test.unit.gateway.fakes import FakeOrchestrator, connected, done, services, spoken, tone, types
@@ -90,16 +90,16 @@ def test_a_schema_may_refer_to_itself():
         **{"$defs": {"town": {"type": "string"}}}, properties={"town": {"$ref": "#/$defs/town"}}
     )
     check_tools(tools, path="tools")
-    assert read_call(CALL, tools).name == "weather"
+    assert read_function_call(CALL, tools).name == "weather"
     with pytest.raises(MalformedCallError, match="Arguments of weather"):
-        read_call('{"name": "weather", "arguments": {"town": 5}}', tools)
+        read_function_call('{"name": "weather", "arguments": {"town": 5}}', tools)
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/nowhere", "#"])
 def test_a_reference_that_leads_nowhere_makes_no_call(reference):
     tools = with_parameters(properties={"town": {"$ref": reference, "not": {"$ref": reference}}})
     with pytest.raises(MalformedCallError):
-        read_call(CALL, tools)
+        read_function_call(CALL, tools)
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ def test_a_pattern_that_would_take_for_ever_is_not_matched(town):
     long = "o" * 60 + "!"
     value = long if town["type"] == "string" else {long: 1}
     text = json.dumps({"name": "weather", "arguments": {"town": value}})
-    assert read_call(text, tools).name == "weather"
+    assert read_function_call(text, tools).name == "weather"
     with pytest.raises(MalformedCallError):  # a property of that name is none
-        read_call('{"name": "weather", "arguments": {"pattern": 5}}', tools)
+        read_function_call('{"name": "weather", "arguments": {"pattern": 5}}', tools)
 
 
 def test_a_call_that_fits_is_read():
-    assert read_call(CALL, (WEATHER,)) == ToolCall("weather", '{"town":"Rome"}')
+    assert read_function_call(CALL, (WEATHER,)) == FunctionCall("weather", '{"town":"Rome"}')
     as_text = json.dumps({"name": "weather", "arguments": '{"town": "Rome"}'})
-    assert read_call(as_text, (WEATHER,)).arguments == '{"town":"Rome"}'
+    assert read_function_call(as_text, (WEATHER,)).arguments == '{"town":"Rome"}'
     free = {"type": "function", "name": "stop"}
-    assert read_call('{"name": "stop"}', (free,)) == ToolCall("stop", "{}")
+    assert read_function_call('{"name": "stop"}', (free,)) == FunctionCall("stop", "{}")
 
 
 @pytest.mark.parametrize(
@@ -144,13 +144,13 @@ def test_a_call_that_fits_is_read():
 )
 def test_what_is_no_call_is_recognised(text, why):
     with pytest.raises(MalformedCallError, match=why):
-        read_call(text, (WEATHER,))
+        read_function_call(text, (WEATHER,))
 
 
 def test_a_call_that_no_writer_can_hold_is_none():
     text = '{"name": "stop", "arguments": {"x": ' + "[" * 300 + "]" * 300 + "}}"
     with pytest.raises(MalformedCallError, match="too much"):
-        read_call(text, ({"type": "function", "name": "stop"},))
+        read_function_call(text, ({"type": "function", "name": "stop"},))
 
 
 # --- in a session ---

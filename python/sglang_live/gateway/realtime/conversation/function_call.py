@@ -16,7 +16,7 @@ from sglang_live.gateway.realtime.conversation.items import (
     call_in_words,
     item_to_wire,
 )
-from sglang_live.gateway.tool_calls import ToolCall
+from sglang_live.gateway.tools import FunctionCall
 
 
 class FunctionCallItem(Item):
@@ -26,7 +26,7 @@ class FunctionCallItem(Item):
         carrier: the item that stands for it; None: this one.
     """
 
-    def __init__(self, call: ToolCall, reply: HistoryItem, carrier: Item | None):
+    def __init__(self, call: FunctionCall, reply: HistoryItem, carrier: Item | None):
         self.id, self.call_id, self.call = new_id("item"), new_id("call"), call
         self.status: Status = "in_progress"
         self._reply, self._carrier = reply, carrier

@@ -28,7 +28,7 @@ from sglang_live.gateway.realtime.events import (
     ItemForm,
     MessageForm,
 )
-from sglang_live.gateway.tool_forms import check_name
+from sglang_live.gateway.tools import check_name
 
 # Of one item. More than any model reads, and little enough to be told back to the client.
 MAX_TEXT_CHARACTERS = 1 << 20

@@ -21,7 +21,7 @@ from sglang_live.gateway.realtime.conversation.function_call import FunctionCall
 from sglang_live.gateway.realtime.conversation.items import Item, Status
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.tool_calls import ToolCall
+from sglang_live.gateway.tools import FunctionCall
 from sglang_live.interaction.audio_alignment import PRIOR_FRAMES_PER_TOKEN
 
 
@@ -113,7 +113,7 @@ class ResponseWriter:
         if not self.done and self._plan.config.output_modalities == ("audio",):
             self._send_frames(self._encoder.push(pcm))
 
-    def complete(self, end: TurnDone, calls: Sequence[ToolCall] = ()) -> None:
+    def complete(self, end: TurnDone, calls: Sequence[FunctionCall] = ()) -> None:
         """calls: that the model made behind what it said."""
         if self.done:
             return
@@ -187,7 +187,7 @@ class ResponseWriter:
         reason: str | None,
         details: dict[str, Any] | None,
         end: TurnDone | None = None,
-        calls: Sequence[ToolCall] = (),
+        calls: Sequence[FunctionCall] = (),
     ) -> None:
         try:
             if self.item:
@@ -198,7 +198,7 @@ class ResponseWriter:
             self.status, self.reason = status, reason
             self._emit("response.done", response=self._response(details, end))
 
-    def _call(self, call: ToolCall, end: TurnDone) -> None:
+    def _call(self, call: FunctionCall, end: TurnDone) -> None:
         carrier = self.item or (self._calls[0] if self._calls else None)
         item = FunctionCallItem(call, end.reply, carrier)
         address = self._item_address(index=len(self._output()))

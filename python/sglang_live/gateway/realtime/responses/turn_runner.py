@@ -32,7 +32,7 @@ from sglang_live.gateway.realtime.responses.response import ResponsePlan, Respon
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turns.speculation import SpeculativeTurn
 from sglang_live.gateway.realtime.turns.turn_prefill import Pieces
-from sglang_live.gateway.tool_calls import MalformedCallError, read_call, tools_of
+from sglang_live.gateway.tools import MalformedCallError, read_function_call, tools_of
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -260,7 +260,7 @@ class Turns:
         calls, fault = [], None
         for text in end.calls:
             try:
-                calls.append(read_call(text, run.plan.config.tools))
+                calls.append(read_function_call(text, run.plan.config.tools))
             except MalformedCallError as error:
                 log.warning("tool_call_malformed response=%s: %r", run.plan.response_id, str(error))
                 fault = error
