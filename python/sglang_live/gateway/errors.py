@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -23,6 +23,8 @@ _CODES = {404: "unknown_url", 405: "method_not_supported", 413: "request_too_lar
 _CLOSE_POLICY_VIOLATION = 1008
 # Errors quote the faulty input, which may be as long as a whole frame.
 _MAX_MESSAGE, _MAX_PARAM = 1000, 256
+# nginx's status for a client that closes its connection before the response.
+_CLIENT_CLOSED_REQUEST = 499
 
 
 class ClientEventError(BadInputError):
@@ -86,6 +88,7 @@ async def refuse_handshake(socket: WebSocket, error: LiveError) -> None:
 def add_error_forms(app: FastAPI) -> None:
     """Give errors of the framework, crashes and unknown paths the form of all other errors."""
     app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(ClientDisconnect, _client_left)
     app.add_exception_handler(Exception, _crashed)
     app.router.default = unknown_path
 
@@ -117,6 +120,10 @@ async def _refused(request: Request, error: HTTPException) -> Response:
     response = error_response(shown)
     response.headers.update(error.headers or {})
     return response
+
+
+async def _client_left(_request: Request, _error: ClientDisconnect) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
 async def _crashed(request: Request, error: Exception) -> Response:

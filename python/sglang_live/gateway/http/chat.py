@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sglang_live.core import (
@@ -118,8 +118,6 @@ class ChatRoute:
             return JSONResponse(self._whole(answer, file, calls))
         except LiveError as error:
             return error_response(error)
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
 
     def _turn(self, form: ChatForm, salt: str) -> TurnRequest:
         check_model(self._orchestrator, form.model)

@@ -1,6 +1,6 @@
 """POST /v1/realtime/client_secrets: who has a key makes a secret for who has none."""
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sglang_live.errors import LiveError
@@ -36,8 +36,6 @@ class ClientSecretsRoute:
             secret = self._secrets.make(form, self._keys.owner(request.headers))
         except LiveError as error:
             return error_response(error)
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
         return JSONResponse(
             {
                 "value": secret.value,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from msgspec import Meta
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from sglang_live.core import (
@@ -85,8 +85,6 @@ class SpeechRoute:
             first = await while_connected(request, first_of(audio)) or b""
         except LiveError as error:
             return error_response(error)
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
         data = _file(first, audio, encoder())
         if form.stream_format == "sse":
             data, media_type = _events(data, cost), "text/event-stream"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import orjson
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_live.core import AudioPart, Usage
@@ -72,8 +72,6 @@ class TranscriptionRoute:
             return _whole(wish, await while_connected(request, _all_of(pieces)))
         except LiveError as error:
             return error_response(error)
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
 
     async def _read(self, request: Request) -> _Wish:
         refuse_query(request)

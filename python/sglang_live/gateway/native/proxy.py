@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 import aiohttp
 import orjson
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sglang_live.clock import MonotonicClock
@@ -71,8 +71,6 @@ class NativeProxy:
             raw = await read_body(request, self._config.max_body_bytes)
         except LiveError as error:
             return self._refused(request.scope["path"], error)
-        except ClientDisconnect:
-            return Response(status_code=499)  # the client has gone and does not read it
         return await self.pass_on(request, raw)
 
     async def pass_on(self, request: Request, raw: bytes) -> Response:
