@@ -25,7 +25,7 @@ from sglang_live.core import (
 )
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
-from sglang_live.gateway.health import SERVING, Health
+from sglang_live.gateway.http.health import SERVING, Health
 from sglang_live.kv.retention import RetentionConfig
 
 FIRST_AUDIO_S = 0.3

@@ -25,7 +25,7 @@ from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
 from sglang_live.gateway.draining import Drain
-from sglang_live.gateway.health import SERVING, Health
+from sglang_live.gateway.http.health import SERVING, Health
 from sglang_live.gateway.listen_socket import Door
 from sglang_live.gateway.native.limits import NativeLimits, template_takes_images
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path

@@ -19,11 +19,11 @@ from sglang_live.gateway.auth import Keys
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain, DrainGate
 from sglang_live.gateway.errors import add_error_forms, error_response
-from sglang_live.gateway.health import Health
 from sglang_live.gateway.http import openapi
 from sglang_live.gateway.http.capacity_body import capacity_body
 from sglang_live.gateway.http.chat import ChatRoute
 from sglang_live.gateway.http.client_secrets import ClientSecretsRoute
+from sglang_live.gateway.http.health import Health, HealthRoute
 from sglang_live.gateway.http.page import add_page
 from sglang_live.gateway.http.speech import SpeechRoute
 from sglang_live.gateway.http.transcription import TranscriptionRoute
@@ -191,16 +191,10 @@ def _add_operations(
     """What load balancers look at, open without a key, as in SGLang itself; and what it counts,
     which says who calls when."""
 
-    async def show_health(_request: Request) -> Response:
-        now = health()
-        is_ok = now.serving and not drain.began.is_set()
-        status = "ok" if is_ok else "draining" if drain.began.is_set() else "unavailable"
-        return JSONResponse({"status": status, "stages": dict(now.stages)}, 200 if is_ok else 503)
-
     async def show_metrics(_request: Request) -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    app.add_route("/health", show_health, methods=["GET"])
+    app.add_route("/health", HealthRoute(health, drain).__call__, methods=["GET"])
     app.add_route("/metrics", _guarded(keys, show_metrics), methods=["GET"])
 
 

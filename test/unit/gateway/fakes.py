@@ -34,7 +34,7 @@ from sglang_live.errors import CapacityError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain
-from sglang_live.gateway.health import Health
+from sglang_live.gateway.http.health import Health
 from sglang_live.gateway.realtime.connection import RealtimeConnection
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.interaction.silero import (
