@@ -64,3 +64,25 @@ class RateLimits:
             )
         asked.extend([now_s] * n_answers)
         return Standing(self._limit, self._limit - len(asked), asked[-1] + _WINDOW_S - now_s)
+
+
+@dataclass(slots=True)
+class OutOfBandSlots:
+    """Out-of-band responses of all sessions that run at the same time.
+
+    Owner: one OutOfBandSlots per process. The stages have room for `limit` responses beyond one
+    per session: without a limit, out-of-band responses of one client would delay those of others.
+    """
+
+    limit: int
+    n_taken: int = 0
+
+    @property
+    def full(self) -> bool:
+        return self.n_taken >= self.limit
+
+    def take(self) -> None:
+        self.n_taken += 1
+
+    def release(self) -> None:
+        self.n_taken -= 1

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from sglang_live.clock import Clock
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.draining import Drain
-from sglang_live.gateway.out_of_band_slots import OutOfBandSlots
-from sglang_live.gateway.rate_limits import RateLimits
+from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimits
 from sglang_live.gateway.realtime.context_limit import ContextLimit
 from sglang_live.gateway.realtime.item_budget import ItemBudget
 from sglang_live.gateway.realtime.turns.endpointing import Endpointing

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from sglang_live.clock import Clock
 from sglang_live.gateway.draining import DrainingError
 from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.out_of_band_slots import OutOfBandSlots
-from sglang_live.gateway.rate_limits import RateLimitError, Standing
+from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimitError, Standing
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.outbox import Emit, Outbox
 from sglang_live.gateway.realtime.responses.playout import Answer, Playout
@@ -236,7 +235,7 @@ class Responses:
         self.metrics.turns.labels(run.writer.status, run.writer.reason or "").inc()
         if run.answer is None:
             self._side.pop(run.plan.response_id, None)
-            self.out_of_band_slots.give_back()
+            self.out_of_band_slots.release()
             return
         self._main = None
         self.nobody_waits.set()
