@@ -26,7 +26,7 @@ from sglang_live.gateway.config import GatewayConfig
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.http.health import SERVING, Health
-from sglang_live.gateway.listen_socket import Door
+from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.gateway.native.limits import NativeLimits, template_takes_images
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
 from sglang_live.models.checkpoint_files import check_checkpoint
@@ -136,7 +136,7 @@ def load_model(model_path: str, cache_dir: Path) -> Qwen3OmniSpec:
 
 
 async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) -> int:
-    door = Door(config.host, config.port)
+    listen_socket = ListenSocket(config.host, config.port)
     run_dir, native_key = RunDir.make(), secrets.token_urlsafe(32)
     if config.allow_private_media_urls:
         os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine asks where URLs redirect
@@ -220,14 +220,14 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         gc.collect()
         gc.freeze()  # see EngineHost.freeze
         _stop_on_signals(server, drain, config.drain_s)
-        door.open()
+        listen_socket.open()
         scheme = "https" if config.ssl_certfile else "http"
         url = f"{scheme}://{config.host}:{config.port}"
         print(f"serving {config.served_model_name} on {url}", flush=True)
-        await server.serve(sockets=[door.socket])
+        await server.serve(sockets=[listen_socket.socket])
         return 0 if server.started else 1
     finally:
-        door.close()
+        listen_socket.close()
         await supervisor.stop()
         if zygote is not None:
             await zygote.close()

@@ -13,7 +13,7 @@ REALTIME_SUBPROTOCOL = "realtime"
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _BEARER = "bearer "
 # Who comes without a key where none is wanted.
-ANYBODY = ""
+ANONYMOUS = ""
 
 
 class Keys:
@@ -25,8 +25,8 @@ class Keys:
         return not self._keys or bool(self._known(offered_keys(headers, subprotocols)))
 
     def owner(self, headers: Headers, subprotocols: Iterable[str] = ()) -> str:
-        """The valid key that came along; ANYBODY without one."""
-        return self._known(offered_keys(headers, subprotocols)) or ANYBODY
+        """The valid key that came along; ANONYMOUS without one."""
+        return self._known(offered_keys(headers, subprotocols)) or ANONYMOUS
 
     def _known(self, offered: list[str]) -> str | None:
         # No early exit: the time taken must not tell how much of a key was right.

@@ -1,6 +1,6 @@
-"""The server's port: taken before minutes of loading, opened when all stages serve.
+"""The server's port: bound before minutes of loading, opened when all stages serve.
 
-Until then connections are refused, as if there was no server yet.
+Until it is open, the system refuses connections, as if no server ran.
 """
 
 import socket
@@ -10,10 +10,10 @@ from sglang_live.errors import LiveError
 _BACKLOG = 2048  # connections that wait to be accepted; uvicorn's default
 
 
-class Door:
+class ListenSocket:
     """
     Raises:
-        LiveError: the address is another's, or none of this machine's.
+        LiveError: another process has the address, or it is not of this machine.
     """
 
     def __init__(self, host: str, port: int):
@@ -23,24 +23,24 @@ class Door:
             family, _, protocol, _, address = socket.getaddrinfo(host, port, 0, kind, 0, flags)[0]
             self.socket = socket.socket(family, kind, protocol)
         except OSError as error:
-            raise self._shut(error) from None
+            raise self._unavailable(error) from None
         try:
-            # Else a server that was just stopped would block its port for a minute.
+            # Without it, a server that was just stopped would block its port for a minute.
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.socket.bind(address)
         except OSError as error:
             self.close()
-            raise self._shut(error) from None
+            raise self._unavailable(error) from None
 
     def open(self) -> None:
-        """Raises LiveError: another server, that was starting at the same time, was first."""
+        """Raises LiveError if another server that was starting too has opened the port first."""
         try:
             self.socket.listen(_BACKLOG)
         except OSError as error:
-            raise self._shut(error) from None
+            raise self._unavailable(error) from None
 
     def close(self) -> None:
         self.socket.close()
 
-    def _shut(self, error: OSError) -> LiveError:
+    def _unavailable(self, error: OSError) -> LiveError:
         return LiveError(f"cannot listen on {self._name}: {error.strerror}")

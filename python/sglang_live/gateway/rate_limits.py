@@ -19,7 +19,7 @@ class RateLimitError(LiveError):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RateLimitStatus:
     """limit and remaining: answers a minute. reset_s: until all of them are free again."""
 
     limit: int
@@ -44,7 +44,7 @@ class RateLimits:
         self._limit, self._clock = per_minute, clock
         self._asked: defaultdict[str, deque[float]] = defaultdict(deque)
 
-    def take(self, owner: str, n_answers: int = 1) -> Standing | None:
+    def take(self, owner: str, n_answers: int = 1) -> RateLimitStatus | None:
         """Count so many more answers of this owner.
 
         Returns: None without a limit.
@@ -63,7 +63,7 @@ class RateLimits:
                 retry_after_s=wait_s,
             )
         asked.extend([now_s] * n_answers)
-        return Standing(self._limit, self._limit - len(asked), asked[-1] + _WINDOW_S - now_s)
+        return RateLimitStatus(self._limit, self._limit - len(asked), asked[-1] + _WINDOW_S - now_s)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.listen_socket import Door
+from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.stages.ports import free_port
 
 HOST = "127.0.0.1"
@@ -17,28 +17,28 @@ def port() -> int:
 
 
 @pytest.fixture
-def door(port):
-    door = Door(HOST, port)
-    yield door
-    door.close()
+def listen_socket(port):
+    listen_socket = ListenSocket(HOST, port)
+    yield listen_socket
+    listen_socket.close()
 
 
-def test_nobody_is_let_in_before_it_opens(door, port):
+def test_connections_are_refused_until_the_port_opens(listen_socket, port):
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((HOST, port), timeout=5)
-    door.open()
+    listen_socket.open()
     socket.create_connection((HOST, port), timeout=5).close()
 
 
-def test_an_open_door_is_nobody_elses(door, port):
-    door.open()
+def test_an_open_port_cannot_be_bound_again(listen_socket, port):
+    listen_socket.open()
     with pytest.raises(LiveError, match=f"cannot listen on {HOST}:{port}: Address already in use"):
-        Door(HOST, port)
+        ListenSocket(HOST, port)
 
 
-def test_of_two_that_start_at_once_the_second_is_told(door, port):
-    other = Door(HOST, port)
-    door.open()
+def test_the_second_of_two_servers_that_start_at_once_fails(listen_socket, port):
+    other = ListenSocket(HOST, port)
+    listen_socket.open()
     with pytest.raises(LiveError, match="Address already in use"):
         other.open()
     other.close()
@@ -46,4 +46,4 @@ def test_of_two_that_start_at_once_the_second_is_told(door, port):
 
 def test_an_address_of_another_machine_is_refused():
     with pytest.raises(LiveError, match=r"cannot listen on 192\.0\.2\.1:8000"):
-        Door("192.0.2.1", 8000)
+        ListenSocket("192.0.2.1", 8000)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from sglang_live.errors import LiveError
-from sglang_live.gateway.auth import ANYBODY
+from sglang_live.gateway.auth import ANONYMOUS
 from sglang_live.gateway.draining import CLOSE_SERVICE_RESTART, DrainingError
 from sglang_live.gateway.errors import ClientEventError, error_body, internal_error
 from sglang_live.gateway.ids import new_id
@@ -67,7 +67,7 @@ class RealtimeConnection:
         wire: Wire,
         services: RealtimeServices,
         preset: SessionForm | None = None,
-        owner: str = ANYBODY,
+        owner: str = ANONYMOUS,
     ):
         self._owner = owner
         self._heard_at_s = services.clock.now_s()

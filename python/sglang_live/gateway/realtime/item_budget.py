@@ -29,5 +29,5 @@ class ItemBudget:
     def take(self, n_bytes: int) -> None:
         self.used_bytes += n_bytes
 
-    def give_back(self, n_bytes: int) -> None:
+    def release(self, n_bytes: int) -> None:
         self.used_bytes -= n_bytes

@@ -10,10 +10,10 @@ import asyncio
 import logging
 import time
 
-from sglang_live.gateway.auth import ANYBODY
+from sglang_live.gateway.auth import ANONYMOUS
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.owner import owner_salt
-from sglang_live.gateway.rate_limits import Standing
+from sglang_live.gateway.rate_limits import RateLimitStatus
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.events import (
@@ -59,7 +59,7 @@ class RealtimeSession:
         outbox: Outbox,
         services: RealtimeServices,
         preset: SessionForm | None = None,
-        owner: str = ANYBODY,
+        owner: str = ANONYMOUS,
     ):
         orchestrator, config = services.orchestrator, services.config
         self._defaults = first_config(orchestrator, config, None)
@@ -86,7 +86,7 @@ class RealtimeSession:
             max_bytes=config.max_append_bytes,
         )
 
-        def may_ask() -> Standing | None:
+        def may_ask() -> RateLimitStatus | None:
             services.drain.check()
             return services.rate_limits.take(owner)
 

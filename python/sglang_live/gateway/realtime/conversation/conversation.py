@@ -117,7 +117,7 @@ class Conversation:
         del self._by_id[item.id]
         n_bytes = self._bytes_by_id.pop(item.id)
         self._total_bytes -= n_bytes
-        self.budget.give_back(n_bytes)
+        self.budget.release(n_bytes)
         self._items.remove(item)
 
     def drop_oldest_if_full(self) -> list[str]:

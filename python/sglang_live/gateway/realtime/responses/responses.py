@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sglang_live.clock import Clock
 from sglang_live.gateway.draining import DrainingError
 from sglang_live.gateway.errors import ClientEventError
-from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimitError, Standing
+from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimitError, RateLimitStatus
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.outbox import Emit, Outbox
 from sglang_live.gateway.realtime.responses.playout import Answer, Playout
@@ -50,7 +50,7 @@ class Responses:
     max_out_of_band_responses: int
     out_of_band_slots: OutOfBandSlots
     cache_salt: str
-    may_ask: Callable[[], Standing | None]
+    may_ask: Callable[[], RateLimitStatus | None]
     on_done: Callable[[float], None] = lambda playout_left_s: None
     has_spoken: bool = False
 
@@ -195,7 +195,7 @@ class Responses:
             writer.fail(error)
             self.metrics.turns.labels(writer.status, writer.reason).inc()
 
-    def _start(self, plan: ResponsePlan, left: Standing | None) -> None:
+    def _start(self, plan: ResponsePlan, left: RateLimitStatus | None) -> None:
         writer = ResponseWriter(
             plan,
             self.items.conversation,
