@@ -11,7 +11,7 @@ from sglang_live.core import (
     Tools,
     TranscriptDelta,
 )
-from sglang_live.gateway import tool_calls
+from sglang_live.gateway import tools as tools_module
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.tools import (
     FunctionCall,
@@ -319,7 +319,7 @@ async def test_an_agent_without_functions_takes_over_from_one_that_must_call():
 
 async def test_tools_are_checked_when_they_are_given_and_not_again(monkeypatch):
     checked = []
-    monkeypatch.setattr(tool_calls, "check_schema", checked.append)
+    monkeypatch.setattr(tools_module, "check_schema", checked.append)
     async with connected(FakeOrchestrator()) as client:
         client.update(tools=[WEATHER])
         client.update(instructions="Be kind.")
