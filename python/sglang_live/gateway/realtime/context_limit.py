@@ -23,7 +23,7 @@ from sglang_live.gateway.realtime.events import (
     ResponseForm,
     SessionForm,
 )
-from sglang_live.gateway.realtime.responses.response import ResponsePlan
+from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.tools import tools_of
 from sglang_live.orchestrator.session import Orchestrator

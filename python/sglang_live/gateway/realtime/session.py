@@ -33,8 +33,8 @@ from sglang_live.gateway.realtime.events import (
     SessionUpdate,
 )
 from sglang_live.gateway.realtime.outbox import Outbox
+from sglang_live.gateway.realtime.responses.plan import plan_response
 from sglang_live.gateway.realtime.responses.playout import Playout
-from sglang_live.gateway.realtime.responses.response_plan import plan_response
 from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import first_config, update_config

@@ -11,7 +11,8 @@ from sglang_live.gateway.realtime.conversation.assistant_item import AssistantIt
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.item_budget import ItemBudget
 from sglang_live.gateway.realtime.responses import turn_runner
-from sglang_live.gateway.realtime.responses.response import ResponsePlan, ResponseWriter
+from sglang_live.gateway.realtime.responses.plan import ResponsePlan
+from sglang_live.gateway.realtime.responses.writer import ResponseWriter
 from sglang_live.gateway.realtime.session_config import initial_config
 from test.unit.gateway.fakes import FakeOrchestrator, connected, done, spoken, tone, types
 

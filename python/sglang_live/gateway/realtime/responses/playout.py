@@ -13,7 +13,7 @@ from sglang_live.core import TurnDone
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.outbox import Outbox
-from sglang_live.gateway.realtime.responses.response import ResponseWriter
+from sglang_live.gateway.realtime.responses.writer import ResponseWriter
 from sglang_live.interaction.monitor import Reply, SessionMonitor
 from sglang_live.telemetry.metrics import GatewayMetrics
 

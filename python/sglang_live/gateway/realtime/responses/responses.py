@@ -15,9 +15,10 @@ from sglang_live.gateway.errors import ClientEventError
 from sglang_live.gateway.rate_limits import OutOfBandSlots, RateLimitError, RateLimitStatus
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.outbox import Emit, Outbox
+from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.responses.playout import Answer, Playout
-from sglang_live.gateway.realtime.responses.response import ResponsePlan, ResponseWriter
 from sglang_live.gateway.realtime.responses.turn_runner import Run, Turns
+from sglang_live.gateway.realtime.responses.writer import ResponseWriter
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turns.frame_mode import FrameMode
 from sglang_live.gateway.realtime.turns.turn_prefill import Pieces

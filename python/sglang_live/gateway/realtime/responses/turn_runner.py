@@ -27,10 +27,11 @@ from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import voice_of
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.conversation.items import Item, MessageItem
+from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.responses.playout import Answer, Playout
-from sglang_live.gateway.realtime.responses.response import ResponsePlan, ResponseWriter
+from sglang_live.gateway.realtime.responses.speculation import SpeculativeTurn
+from sglang_live.gateway.realtime.responses.writer import ResponseWriter
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.realtime.turns.speculation import SpeculativeTurn
 from sglang_live.gateway.realtime.turns.turn_prefill import Pieces
 from sglang_live.gateway.tools import MalformedCallError, read_function_call, tools_of
 from sglang_live.interaction.monitor import SessionMonitor
@@ -134,7 +135,7 @@ class Turns:
         """The guess, if it is this turn; otherwise there is none any more."""
         if self._speculative is None:
             return None
-        if _is_stateless(plan) or not self._speculative.is_for(self._request(plan)):
+        if plan.stateless or not self._speculative.is_for(self._request(plan)):
             self.withdraw_speculative()
             return None
         speculate, self._speculative = self._speculative, None
@@ -144,7 +145,7 @@ class Turns:
     def end(self, run: Run) -> None:
         """Its response is over. The session keeps what was generated, if it can."""
         assert run.task is not None
-        if run.asked and not _is_stateless(run.plan) and self.session.interrupt():
+        if run.asked and not run.plan.stateless and self.session.interrupt():
             self._deadlines[run] = asyncio.create_task(self._cancel_late(run))
         else:
             run.task.cancel()
@@ -215,7 +216,7 @@ class Turns:
             # Now that earlier turns have ended, the history knows what they generated.
             events = self.session.respond(self._request(run.plan, items))
         run.asked = True
-        if run.answer and not _is_stateless(run.plan):
+        if run.answer and not run.plan.stateless:
             self.monitor.turn_began(run.answer.reply)
         ended = False
         try:
@@ -252,7 +253,7 @@ class Turns:
             for mark, at_s in end.trace.items():
                 self.metrics.turn_marks_s.labels(mark).observe(at_s)
             self._complete(run, end)
-        if not _is_stateless(run.plan):
+        if not run.plan.stateless:
             self.items.let_go(end.gone, response_id=run.plan.response_id)
         self.settle(run)
 
@@ -308,11 +309,11 @@ class Turns:
             wants_audio=config.output_modalities == ("audio",),
             max_output_tokens=config.max_output_tokens,
             temperature=config.temperature,
-            stateless=_is_stateless(plan),
-            retention=None if _is_stateless(plan) else config.truncation.retention,
+            stateless=plan.stateless,
+            retention=None if plan.stateless else config.truncation.retention,
             tools=tools_of(config.tools, config.tool_choice),
             cache_salt=self.cache_salt,
-            drops_oldest=not _is_stateless(plan) and config.truncation.wire != "disabled",
+            drops_oldest=not plan.stateless and config.truncation.wire != "disabled",
         )
 
 
@@ -332,8 +333,3 @@ def _is_answer_to_silence(plan: ResponsePlan, items: tuple[Item, ...]) -> bool:
 def _nothing_to_say() -> TurnDone:
     reply = HistoryItem(key=new_id("key"), role="assistant", parts=())
     return TurnDone(status="completed", reason=None, reply=reply, usage=Usage())
-
-
-def _is_stateless(plan: ResponsePlan) -> bool:
-    # Another context than the conversation must not replace it in the session's KV.
-    return not plan.in_conversation or plan.context is not None

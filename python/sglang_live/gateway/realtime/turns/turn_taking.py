@@ -23,7 +23,7 @@ from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.conversation.items import AudioContent, MessageItem
 from sglang_live.gateway.realtime.events import AudioAppend
 from sglang_live.gateway.realtime.outbox import Emit
-from sglang_live.gateway.realtime.responses.response import ResponsePlan
+from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.responses.responses import Responses
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turn_detection import TurnDetection

@@ -6,7 +6,6 @@ out and nothing about this response can follow it.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,31 +19,9 @@ from sglang_live.gateway.realtime.conversation.conversation import ROOT, Convers
 from sglang_live.gateway.realtime.conversation.function_call import FunctionCallItem
 from sglang_live.gateway.realtime.conversation.items import Item, Status
 from sglang_live.gateway.realtime.outbox import Emit
-from sglang_live.gateway.realtime.session_config import SessionConfig
+from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.tools import FunctionCall
 from sglang_live.interaction.audio_alignment import PRIOR_FRAMES_PER_TOKEN
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponsePlan:
-    """What one response was asked with.
-
-    config: the session's settings with those of response.create over them.
-    context: items that stand for the conversation, or None for the conversation itself.
-    instructed: it has instructions of its own, so that it can say something to nothing new.
-    in_conversation: the reply becomes an item of the default conversation.
-    decided_at_s: when the turn was known to have ended, on the gateway's clock.
-    speech_end_at_s: when the caller stopped speaking, on the same clock, if speech ended it.
-    """
-
-    config: SessionConfig
-    decided_at_s: float
-    speech_end_at_s: float | None = None
-    context: tuple[Item, ...] | None = None
-    instructed: bool = False
-    in_conversation: bool = True
-    metadata: dict[str, str] | None = None
-    response_id: str = field(default_factory=lambda: new_id("resp"))
 
 
 class ResponseWriter:

@@ -1,18 +1,18 @@
-"""From response.create to a ResponsePlan.
+"""What a response is created with: the session's settings, and those of response.create over them.
 
-In: ResponseForm over the session's settings. Out: ResponsePlan, or ClientEventError.
+In: ResponseForm, SessionConfig. Out: ResponsePlan, or ClientEventError.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
 
 from sglang_live.gateway.errors import ClientEventError
+from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.conversation.item_schema import build_item
 from sglang_live.gateway.realtime.conversation.items import Item
 from sglang_live.gateway.realtime.events import ItemReference, ResponseForm
-from sglang_live.gateway.realtime.responses.response import ResponsePlan
 from sglang_live.gateway.realtime.session_config import (
     SessionConfig,
     check_voice,
@@ -25,6 +25,34 @@ _MAX_METADATA_KEYS = 16
 _MAX_METADATA_KEY, _MAX_METADATA_VALUE = 64, 512
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsePlan:
+    """The settings and the context of one response.
+
+    config: the session's settings with those of response.create over them.
+    decided_at_s: when the user's turn was known to be over, on the gateway's clock.
+    speech_end_at_s: when the user stopped speaking, on the same clock; None if no detected speech
+        led to the response.
+    context: items that replace the conversation in the prompt; None: the conversation.
+    instructed: it has instructions of its own, so that it is made even after a turn without speech.
+    in_conversation: its items join the conversation; False for an out-of-band response.
+    """
+
+    config: SessionConfig
+    decided_at_s: float
+    speech_end_at_s: float | None = None
+    context: tuple[Item, ...] | None = None
+    instructed: bool = False
+    in_conversation: bool = True
+    metadata: dict[str, str] | None = None
+    response_id: str = field(default_factory=lambda: new_id("resp"))
+
+    @property
+    def stateless(self) -> bool:
+        """Whether its turn uses no KV of the session, which holds the conversation only."""
+        return not self.in_conversation or self.context is not None
+
+
 def plan_response(
     form: ResponseForm | None,
     config: SessionConfig,
@@ -34,8 +62,12 @@ def plan_response(
     now_s: float,
     voice_locked: bool = False,
 ) -> ResponsePlan:
-    """Work out what a client's response.create asks for.
+    """Build the plan of a client's response.create.
 
+    Args:
+        form: None if the event has no settings.
+        now_s: time on the gateway's clock.
+        voice_locked: the session has sent audio, so that its voice cannot change any more.
     Raises:
         ClientEventError: a bad value, or a reference to an item that does not exist.
     """
@@ -95,8 +127,8 @@ def _context(
                     call_ids=call_ids,
                 )
             )
-            if made := items[-1].call_id:
-                call_ids.add(made)
+            if call_id := items[-1].call_id:
+                call_ids.add(call_id)
     return tuple(items)
 
 
