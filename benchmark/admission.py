@@ -22,7 +22,7 @@ from benchmark.frames.calls import run_calls, voices
 from benchmark.frames.stream import Stream
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
-from sglang_live.config import POLICIES
+from sglang_live.policy.policies import POLICIES
 
 WORKLOADS = Path(__file__).parent / "workloads"
 START_TIMEOUT_S = 300.0

@@ -22,7 +22,8 @@ from benchmark.load.provenance import facts
 from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.engine_channel.inbox import Inbox
 from sglang_live.engine_channel.messages import Progress
-from sglang_live.policy.decide import Policies
+from sglang_live.policy.decide import RoundPolicy
+from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FRAME_S, StageRates, StageView
 from sglang_live.stages.engine_host import FeedSocket
 
@@ -102,7 +103,7 @@ def random_view(n: int, rng: np.random.Generator, options: Options) -> StageView
 
 
 def measure(n: int, rng: np.random.Generator, options: Options) -> list[Row]:
-    sets = [Policies.of(names) for names in POLICIES]
+    sets = [RoundPolicy.of(Policies.parse(names)) for names in POLICIES]
     times_ms = np.zeros((len(sets), options.rounds))
     views = [random_view(n, rng, options) for _ in range(VIEWS)]
     for i in range(-WARM_UP_ROUNDS, options.rounds):

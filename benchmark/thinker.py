@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
+from sglang_live.policy.policies import Policies
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
@@ -37,7 +38,7 @@ async def thinker(
         run_dir=str(run_dir),
         served_name="demo",
         native_key="benchmark",
-        policies=policies,
+        policies=Policies.parse(policies),
         engine_args=engine_args or {},
         environment=environment or {},
     )

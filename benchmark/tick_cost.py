@@ -25,7 +25,8 @@ from sglang_live.clock import MonotonicClock
 from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.orchestrator.metronome import Metronome
 from sglang_live.orchestrator.stage_jobs import Thought
-from sglang_live.policy.decide import Policies
+from sglang_live.policy.decide import RoundPolicy
+from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import StageRates, StageView
 from sglang_live.stages.transport.client import StageClient
 
@@ -66,7 +67,7 @@ async def let_go(n: int, repeats: int) -> Row:
 
 
 def order(n: int, repeats: int) -> Row:
-    policies = Policies.of(("urgency", "pacing"))
+    policies = RoundPolicy.of(Policies(order="urgency", pacing=True))
     rng = np.random.default_rng(1)
     nothing = np.zeros(n, bool)
     view = StageView(

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from benchmark.load.storm import StormSpec
-from sglang_live.config import ORDERS, POLICIES, ServerConfig
+from sglang_live.config import ServerConfig
+from sglang_live.policy.policies import NAMES
 
 WORKLOADS = Path(__file__).parent.parent / "workloads"
 FRAME_MS = 20
@@ -108,13 +109,12 @@ class LoadConfig:
             raise ValueError("--policies needs at least one arm, as in off,all")
         if len(set(self.policies)) != len(self.policies):
             raise ValueError(f"--policies names an arm twice: {','.join(self.policies)}")
-        known = {*POLICIES, *ORDERS}
         for arm in self.policies:
-            unknown = sorted(set(arm.split("+")) - known)
+            unknown = sorted(set(arm.split("+")) - set(NAMES))
             if unknown and arm not in ("off", "all"):
                 raise ValueError(
                     f"--policies: no policy is called {', '.join(unknown)}; an arm is off, all, "
-                    f"or names joined by +: {', '.join(sorted(known))}"
+                    f"or names joined by +: {', '.join(NAMES)}"
                 )
 
     def _check_load(self) -> None:

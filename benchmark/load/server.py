@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Self
 
-from sglang_live.config import POLICIES
+from sglang_live.policy.policies import POLICIES
 
 HEALTH_POLL_S = 0.25
 TERM_GRACE_S = 15.0

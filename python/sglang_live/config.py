@@ -18,24 +18,11 @@ from typing import Any
 
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.policy.policies import OFF, Policies
 from sglang_live.stages.spec import STAGES, STUCK_AFTER_S
 from sglang_live.stages.stage_flags import check_engine, split_arguments
 from sglang_live.stages.transport.stage_key import add_key_arguments, check_exposed
 
-# What `all` means. `off` is SGLang's own behaviour.
-POLICIES = (
-    "urgency",
-    "pacing",
-    "truncate",
-    "turn-prefill",
-    "startup-delay",
-    "retention",
-    "next-use",
-    "preload",
-    "admission",
-)
-# Orders of admission; at most one. Without any, requests are served as they come.
-ORDERS = ("urgency", "deadline", "fcfs")
 POLICIES_HELP = "`off`, `all`, or a comma list"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOG_FORMATS = ("text", "json")
@@ -97,7 +84,7 @@ class ServerConfig:
     served_model_name: str
     host: str = "127.0.0.1"
     port: int = 30000
-    policies: tuple[str, ...] = ()
+    policies: Policies = OFF
     retention: RetentionConfig | None = None
     session_storage: SessionStorage | None = None
     api_keys: tuple[str, ...] = ()
@@ -135,7 +122,7 @@ class ServerConfig:
             raise BadInputError("turn-prefill-s must be whole seconds, at least 1")
         if self.speculate_ms is not None and self.speculate_ms < 1:
             raise BadInputError("speculate-ms must be positive")
-        if self.speculate_ms is not None and "truncate" not in self.policies:
+        if self.speculate_ms is not None and not self.policies.truncate:
             raise BadInputError(
                 "--speculate-ms needs the policy truncate: speculative turns are withdrawn"
             )
@@ -193,7 +180,7 @@ def parse(argv: list[str]) -> ServerConfig:
     keys = own.api_key or []
     if not keys and (env := os.environ.get("SGLANG_LIVE_API_KEYS")):
         keys = [key.strip() for key in env.split(",") if key.strip()]
-    policies, retention = parse_policies(own.live_policies), _retention(own)
+    policies, retention = Policies.from_flag(own.live_policies), _retention(own)
     stages = {}
     for stage in STAGES:
         args = dict(stage_args[stage])
@@ -212,7 +199,7 @@ def parse(argv: list[str]) -> ServerConfig:
         host=own.host,
         port=own.port,
         policies=policies,
-        retention=retention if "retention" in policies else None,
+        retention=retention if policies.retention else None,
         session_storage=storage,
         api_keys=tuple(keys),
         ssl_certfile=Path(own.ssl_certfile) if own.ssl_certfile else None,
@@ -400,12 +387,12 @@ def check_stuck(stuck_after_s: float) -> float:
 
 
 def parse_storage(
-    own: argparse.Namespace, policies: tuple[str, ...], thinker_args: dict[str, Any]
+    own: argparse.Namespace, policies: Policies, thinker_args: dict[str, Any]
 ) -> SessionStorage | None:
     """Raises BadInputError, also where there is no host memory that could overflow."""
     if own.session_storage is None:
         return None
-    if "next-use" not in policies or not thinker_args.get("enable_hierarchical_cache"):
+    if not policies.next_use or not thinker_args.get("enable_hierarchical_cache"):
         raise BadInputError(
             "session-storage holds what host memory has no room for: it needs the policy next-use "
             "and --thinker.enable-hierarchical-cache"
@@ -433,23 +420,3 @@ def _retention(own: argparse.Namespace) -> RetentionConfig | None:
 
 def default_cache_dir() -> str:
     return os.environ.get("SGLANG_LIVE_CACHE") or str(Path.home() / ".cache" / "sglang_live")
-
-
-def parse_policies(text: str) -> tuple[str, ...]:
-    """The value of --live-policies. Raises BadInputError for names there are not."""
-    if text == "off":
-        return ()
-    if text == "all":
-        return POLICIES
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    known = sorted({*POLICIES, *ORDERS})
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise BadInputError(f"unknown policies {unknown or text!r}; there are: {known}")
-    if len(orders := [name for name in names if name in ORDERS]) > 1:
-        raise BadInputError(f"policies {orders} exclude each other: choose one order")
-    if "preload" in names and "next-use" not in names:
-        raise BadInputError("policy preload needs next-use, which knows when callers will speak")
-    if "turn-prefill" in names and "truncate" not in names:
-        raise BadInputError("policy turn-prefill needs truncate: what was no turn is taken back")
-    return names

@@ -180,7 +180,7 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
             native_socket=native.native_socket if native else None,
             retention=config.retention,
             speculate_ms=config.speculate_ms,
-            turn_prefill_s=config.turn_prefill_s if "turn-prefill" in config.policies else 0.0,
+            turn_prefill_s=config.turn_prefill_s if config.policies.turn_prefill else 0.0,
         )
         metrics = GatewayMetrics(CollectorRegistry())
         metrics.registry.register(StageCollector(lambda: supervisor.replicas))
@@ -380,7 +380,7 @@ def _endpoint_model() -> SmartTurnModel | None:
 def _capacity(config: ServerConfig) -> CapacityConfig:
     return CapacityConfig(
         max_sessions=config.max_sessions,
-        adapts="admission" in config.policies,
+        adapts=config.policies.admission,
         first_packet_s=config.first_audio_s,
     )
 

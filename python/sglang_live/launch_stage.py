@@ -21,11 +21,11 @@ from sglang_live.config import (
     add_stuck_argument,
     check_stuck,
     default_cache_dir,
-    parse_policies,
     parse_storage,
 )
 from sglang_live.errors import BadInputError
 from sglang_live.launch_server import check_machine, end_in_one_line, load_model
+from sglang_live.policy.policies import Policies
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
@@ -78,7 +78,7 @@ def _spec(
         raise BadInputError("one stage needs no prefix: write --NAME, not --STAGE.NAME")
     if of_server := [name for name in STAGE_SETTINGS if name in engine_args]:
         raise BadInputError(f"--{of_server[0]} is the server's, not that of one stage")
-    policies = parse_policies(own.live_policies)
+    policies = Policies.from_flag(own.live_policies)
     check_engine(own.stage, engine_args, policies)
     if own.session_storage is not None and own.stage != "thinker":
         raise BadInputError("session-storage is the thinker's")

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from sglang_live.config import POLICIES
+from sglang_live.policy.policies import POLICIES
 from sglang_live.stages.ports import free_port
 
 START_TIMEOUT_S = 180

@@ -14,6 +14,7 @@ from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.stage_links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
+from sglang_live.policy.policies import Policies
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
@@ -110,7 +111,7 @@ async def running_stages(
             same_host=True,
             run_dir=str(run_dir.path),
             served_name="demo",
-            policies=policies,
+            policies=Policies.parse(policies),
             native_key="test key" if stage == "thinker" and policies else "",
             engine_args=args[stage],
             environment=environments.get(stage) or {},

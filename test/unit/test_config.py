@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_live import config as config_module
-from sglang_live.config import POLICIES, ServerConfig, StageConfig, parse
+from sglang_live.config import ServerConfig, StageConfig, parse
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.policy.policies import POLICIES, Policies
 
 DEMO = ["--model-path", "demo"]
 
@@ -27,7 +27,7 @@ def test_without_arguments_it_serves_the_caller_of_this_machine_alone():
     assert (config.host, config.port) == ("127.0.0.1", 30000)
     assert (config.api_keys, config.allow_anonymous) == ((), False)
     assert not config.allow_local_media and not config.allow_private_media_urls
-    assert config.policies == config_module.POLICIES
+    assert config.policies == Policies.parse(POLICIES)
     assert config.served_model_name == "demo"
     assert config.log_dir is None and config.timeline_dir is None
     assert list(config.stages) == ["thinker", "talker", "vocoder"]
@@ -173,7 +173,7 @@ def test_a_key_with_spaces_is_refused_before_anything_starts(key, monkeypatch):
     ],
 )
 def test_policies_are_all_none_or_those_named(text, expected):
-    assert parsed("--live-policies", text).policies == expected
+    assert parsed("--live-policies", text).policies == Policies.parse(expected)
 
 
 @pytest.mark.parametrize("text", ["urgent", "urgency,none", "OFF", "", ",", "all,pacing"])

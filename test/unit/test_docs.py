@@ -16,6 +16,7 @@ from sglang_live import config, launch_stage
 from sglang_live.client.config import parse_args as parse_client
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.interaction.vad import VadSettings
+from sglang_live.policy.policies import NAMES
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.vocoder.config import VocoderConfig
 from sglang_live.telemetry.metrics import GatewayMetrics
@@ -195,8 +196,7 @@ def test_every_flag_and_setting_is_explained():
     assert [name for name in settings if f"`{name}`" not in explained] == []
     vocoder = [f"`--vocoder.{f.name.replace('_', '-')}`" for f in fields(VocoderConfig)]
     assert [flag for flag in vocoder if flag not in explained] == []
-    policies = {*config.POLICIES, *config.ORDERS}
-    assert [name for name in policies if f"| `{name}` |" not in explained] == []
+    assert [name for name in NAMES if f"| `{name}` |" not in explained] == []
 
 
 def test_every_variable_of_the_environment_is_explained():

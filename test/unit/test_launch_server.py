@@ -11,6 +11,7 @@ from sglang_live import launch_server
 from sglang_live.config import STAGES, parse
 from sglang_live.errors import StageUnavailableError
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.policy.policies import Policies
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 
@@ -128,7 +129,7 @@ def test_every_replica_gets_a_spec_and_an_address_of_its_own(model):
 )
 def test_every_stage_is_told_the_policies(model, text, policies):
     by_name = specs(model, "--live-policies", text)
-    assert {spec.policies for spec in by_name.values()} == {policies}
+    assert {spec.policies for spec in by_name.values()} == {Policies.parse(policies)}
 
 
 def test_what_a_stage_is_told_survives_the_way_to_its_process(model, monkeypatch):

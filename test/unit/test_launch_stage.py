@@ -3,10 +3,11 @@
 import json
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from sglang_live import launch_stage
-from sglang_live.config import POLICIES
+from sglang_live.policy.policies import POLICIES, Policies
 from sglang_live.stages.spec import SPEC_ENV
 
 TALKER = ["--stage", "talker", "--model-path", "/models/m", "--bind", "tcp://127.0.0.1:7101"]
@@ -53,8 +54,10 @@ def test_further_arguments_go_to_its_engine(launched):
 
 
 def test_its_policies_are_those_it_is_started_with(launched):
-    assert launched(*TALKER)["policies"] == list(POLICIES)
-    assert launched(*TALKER, "--live-policies", "off")["policies"] == []
+    assert launched(*TALKER)["policies"] == msgspec.to_builtins(Policies.parse(POLICIES))
+    assert launched(*TALKER, "--live-policies", "off")["policies"] == msgspec.to_builtins(
+        Policies()
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import numpy as np
 from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.engine_channel.messages import Progress, StreamEvents
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.decide import OF_TURNS, Policies
+from sglang_live.policy.decide import RoundPolicy
+from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates
 
 # Weight of the newest round in the measured rates: about ten rounds of memory.
@@ -95,7 +96,7 @@ class _Slope:
 
 
 def rounds_of(
-    policies: tuple[str, ...], config: PolicyConfig, chunk_tokens: int | None
+    policies: Policies, config: PolicyConfig, chunk_tokens: int | None
 ) -> "Rounds | None":
     """None if these policies have no say in a round.
 
@@ -108,17 +109,17 @@ def rounds_of(
     if chunk_tokens and chunk_tokens > 0:
         least = min(chunk_tokens, config.min_chunk_tokens)
         config = replace(config, chunk_tokens=chunk_tokens, min_chunk_tokens=least)
-    return Rounds(Policies.of(policies, config))
+    return Rounds(RoundPolicy.of(policies, config))
 
 
-def decides_rounds(policies: tuple[str, ...]) -> bool:
+def decides_rounds(policies: Policies) -> bool:
     """Whether any of these policies has a say in a round; some are matters of turns."""
-    return any(name not in OF_TURNS for name in policies)
+    return policies.order is not None or policies.pacing
 
 
 class Rounds:
-    def __init__(self, policies: Policies):
-        self._policies = policies
+    def __init__(self, policy: RoundPolicy):
+        self._policy = policy
         self.table = StreamTable(FRAME_S)
         self.rates = StageRates()
         self.now_s = 0.0
@@ -191,7 +192,7 @@ class Rounds:
             last_prefill_s=self._last_prefill_s,
             peer_urgent=self._peer_urgent,
         )
-        self._last = decision = self._policies.decide(view)
+        self._last = decision = self._policy.decide(view)
         self._managed = view.managed.copy()
         self._ahead_s = view.buffered_s
         for slot in self.table.judged(decision.urgency).tolist():
@@ -251,12 +252,12 @@ class Rounds:
 
     @property
     def config(self) -> PolicyConfig:
-        return self._policies.config
+        return self._policy.config
 
     @property
     def slices_prefill(self) -> bool:
         """Whether a half-prefilled prompt makes way for shorter ones."""
-        return self._policies.order == "urgency"
+        return self._policy.order == "urgency"
 
     # --- accounts ---
 

@@ -28,6 +28,7 @@ from typing import Any
 from sglang_live.bridge.platform import cpu
 from sglang_live.engine_channel.inbox import policies_from_env
 from sglang_live.errors import SeamError
+from sglang_live.policy.policies import OFF, Policies
 
 STAGE_ENV = "SGLANG_LIVE_STAGE"
 # Exit status of a process whose seams did not land (EX_CONFIG of sysexits.h).
@@ -62,7 +63,7 @@ class Seam:
             with_policies=getattr(module, "WITH_POLICIES", False),
         )
 
-    def needed(self, stage: str | None, on_cpu: bool, policies: tuple[str, ...] = ()) -> bool:
+    def needed(self, stage: str | None, on_cpu: bool, policies: Policies = OFF) -> bool:
         if (self.cpu_only and not on_cpu) or (self.with_policies and not policies):
             return False
         return "*" in self.stages or stage in self.stages

@@ -9,6 +9,7 @@ import torch
 import zmq
 
 from sglang_live.engine_channel.messages import Feed, HiddenRows, Report
+from sglang_live.policy.policies import Policies
 
 INBOX_ENV = "SGLANG_LIVE_INBOX"
 OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
@@ -90,5 +91,5 @@ def address_from_env(name: str) -> str:
     return address
 
 
-def policies_from_env() -> tuple[str, ...]:
-    return tuple(name for name in os.environ.get(POLICIES_ENV, "").split(",") if name)
+def policies_from_env() -> Policies:
+    return Policies.parse(name for name in os.environ.get(POLICIES_ENV, "").split(",") if name)

@@ -25,6 +25,7 @@ from sglang_live.orchestrator.suspects import SuspectError, Suspects, TurnConten
 from sglang_live.orchestrator.turn import run_turn
 from sglang_live.orchestrator.turn_control import Steering
 from sglang_live.orchestrator.turn_prefill import TurnPrefill
+from sglang_live.policy.policies import OFF, Policies
 from sglang_live.policy.view import FIRST_INTERRUPTS
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.telemetry.trace import TurnTrace
@@ -199,7 +200,7 @@ class LiveSession:
     def report_next_use(
         self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
-        if "next-use" in self._owner.policies:
+        if self._owner.policies.next_use:
             self._links.thinker.tell_outlook(buffered_s, response_gap_s, observed_gap_s)
 
     async def close(self) -> None:
@@ -228,7 +229,7 @@ class LiveOrchestrator:
         model_name: str,
         voices: tuple[str, ...],
         capacity: CapacityControl,
-        policies: tuple[str, ...] = (),
+        policies: Policies = OFF,
         clock: Clock,
         suspects: Suspects | None = None,
     ):
@@ -236,7 +237,7 @@ class LiveOrchestrator:
         self.model_name, self.voices, self.clock = model_name, voices, clock
         self.capacity = capacity
         self.policies = policies
-        self.startup_delays = StartupDelays(clock) if "startup-delay" in policies else None
+        self.startup_delays = StartupDelays(clock) if policies.startup_delay else None
         self.metronome = Metronome(clock)
         self._supervisor = supervisor
         self._sessions: dict[str, LiveSession] = {}

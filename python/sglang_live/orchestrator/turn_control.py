@@ -7,6 +7,7 @@ the stages that are at work. Never waits. Owner: one Steering per turn.
 from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S
 from sglang_live.orchestrator.stage_jobs import OnNote, Speech, Thought, VoiceJob
+from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FIRST_INTERRUPTS
 
 # A stage assumes one second per second between two reports; less than this off is no news.
@@ -23,7 +24,7 @@ class Steering:
 
     def __init__(
         self,
-        policies: tuple[str, ...],
+        policies: Policies,
         clock: Clock,
         interrupts: float = FIRST_INTERRUPTS,
         on_note: OnNote | None = None,
@@ -45,7 +46,7 @@ class Steering:
 
         The thinker finishes in its own time, because its KV stays. Nobody will hear the others.
         """
-        if self._jobs is None or "truncate" not in self._policies:
+        if self._jobs is None or not self._policies.truncate:
             return False
         if not self.interrupted:
             self.interrupted = True

@@ -1,10 +1,8 @@
 """One round of one stage: StageView in, Round out. The engines call nothing else here."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Literal
 
 import numpy as np
 
@@ -20,46 +18,31 @@ from sglang_live.policy.pacing import (
     pacing_marks,
     yield_marks,
 )
+from sglang_live.policy.policies import Order, Policies
 from sglang_live.policy.protection import prefill_budget
 from sglang_live.policy.view import U1, U2, Round, StageView
 
-ORDERS = ("urgency", "deadline", "fcfs")
-# Matters of turns and callers, not of rounds: they are accepted here and do nothing.
-OF_TURNS = (
-    "truncate",
-    "turn-prefill",
-    "startup-delay",
-    "retention",
-    "next-use",
-    "preload",
-    "admission",
-)
-NAMES = (*ORDERS, "pacing", *OF_TURNS)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policies:
-    """order: who is served first. pacing: whether streams far ahead of their listener sit out."""
+class RoundPolicy:
+    """What the policies decide in a round of one stage.
 
-    order: Literal["urgency", "deadline", "fcfs"] = "fcfs"
+    order: order in which waiting streams are admitted.
+    pacing: whether streams far ahead of their listener pause.
+    """
+
+    order: Order = "fcfs"
     pacing: bool = False
     config: PolicyConfig = field(default_factory=PolicyConfig)
 
-    def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise ValueError(f"unknown order {self.order!r}; there are: {list(ORDERS)}")
-
     @classmethod
-    def of(cls, names: Iterable[str], config: PolicyConfig | None = None) -> "Policies":
-        """By the names of --live-policies. Without an order streams are served as they come."""
-        names = tuple(names)
-        unknown = [name for name in names if name not in NAMES]
-        if unknown:
-            raise ValueError(f"unknown policies {unknown}; there are: {list(NAMES)}")
-        orders = [name for name in names if name in ORDERS] or ["fcfs"]
-        if len(orders) > 1:
-            raise ValueError(f"policies {orders} exclude each other: choose one order")
-        return cls(order=orders[0], pacing="pacing" in names, config=config or PolicyConfig())
+    def of(cls, policies: Policies, config: PolicyConfig | None = None) -> "RoundPolicy":
+        """Without an order streams are admitted as they come."""
+        return cls(
+            order=policies.order or "fcfs",
+            pacing=policies.pacing,
+            config=config or PolicyConfig(),
+        )
 
     @property
     def safe_s(self) -> float:

@@ -154,7 +154,7 @@ def main() -> None:
         die_with_parent()
     # For the engine's own processes, which inherit them.
     os.environ[STAGE_ENV] = spec.stage
-    os.environ[POLICIES_ENV] = ",".join(spec.policies)
+    os.environ[POLICIES_ENV] = ",".join(spec.policies.names)
     os.environ[STORAGE_ENV] = spec.session_storage
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
@@ -166,7 +166,7 @@ def main() -> None:
     if cpu.is_active():
         import torch
 
-        os.nice(_PACED_NICE[spec.stage] if "pacing" in spec.policies else STAGE_NICE)
+        os.nice(_PACED_NICE[spec.stage] if spec.policies.pacing else STAGE_NICE)
         torch.set_num_threads(1)
         cpu.share_cores(N_COMPUTING)
     try:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from sglang_live.policy.policies import OFF, Policies
 from sglang_live.stages.run_dir import run_of
 
 SPEC_ENV = "SGLANG_LIVE_SPEC"
@@ -21,7 +22,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: directory for sockets, and for what stages of one server share.
     engine_args: SGLang server arguments (thinker, talker) or VocoderConfig fields.
     environment: added to the process's own.
-    policies: those that are on; empty: SGLang's own scheduling.
+    policies: those that are on.
     session_storage: "<bytes>:<directory>", for KV that a thinker's host memory has no room for.
     remote: somebody else starts it, on another host; we only connect.
     key_file: secret shared with a stage on another host (connectors/stage_key.py); empty: none.
@@ -43,7 +44,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     key_file: str = ""
     engine_args: dict[str, Any] = {}
     environment: dict[str, str] = {}
-    policies: tuple[str, ...] = ()
+    policies: Policies = OFF
     session_storage: str = ""
     remote: bool = False
     log_format: str = "text"

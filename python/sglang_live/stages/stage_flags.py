@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from sglang_live.errors import BadInputError
+from sglang_live.policy.policies import Policies
 from sglang_live.stages.engine_args import engine_arguments, read_engine_argument
 from sglang_live.stages.spec import STAGES
 from sglang_live.stages.vocoder.config import VocoderConfig
@@ -72,7 +73,7 @@ def _argument(
         raise _unknown(typed, name, known, "SGLang has no such argument") from None
 
 
-def check_engine(stage: str, args: dict[str, Any], policies: tuple[str, ...]) -> None:
+def check_engine(stage: str, args: dict[str, Any], policies: Policies) -> None:
     """Raises BadInputError for what its scheduler would refuse minutes later, or its settings."""
     if stage == "vocoder":
         try:

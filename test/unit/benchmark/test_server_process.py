@@ -9,7 +9,7 @@ import pytest
 from benchmark.load import server as server_module
 from benchmark.load.process_usage import UsageMeter
 from benchmark.load.server import ServerError, ServerProcess, command
-from sglang_live.config import POLICIES
+from sglang_live.policy.policies import POLICIES
 
 STAND_IN = """
 import http.server, subprocess, sys

@@ -6,7 +6,8 @@ import pytest
 
 from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
 from sglang_live.engine_channel.messages import Progress
-from sglang_live.policy.decide import Policies
+from sglang_live.policy.decide import RoundPolicy
+from sglang_live.policy.policies import Policies
 
 POOL = Pool(free=5000, total=10_000, free_rows=8)
 
@@ -15,7 +16,7 @@ class Engine:
     """Rounds of 20 ms, with requests that are admitted at once."""
 
     def __init__(self, *policies: str):
-        self.rounds = Rounds(Policies.of(policies))
+        self.rounds = Rounds(RoundPolicy.of(Policies.parse(policies)))
         self.now_s = 100.0
         self.batch: list = []
 

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from sglang_live.policy.policies import Policies
+
 from .fakes import FakeWorld
 
 
@@ -12,7 +14,8 @@ async def world_of(run_dir) -> AsyncIterator[Callable]:
     worlds: list[FakeWorld] = []
 
     async def start(reply=(5, 6, 7), n_replicas=1, max_sessions=8, policies=()) -> FakeWorld:
-        worlds.append(FakeWorld(run_dir, list(reply), n_replicas, max_sessions, policies))
+        on = Policies.parse(policies)
+        worlds.append(FakeWorld(run_dir, list(reply), n_replicas, max_sessions, on))
         await worlds[-1].start()
         return worlds[-1]
 

@@ -38,6 +38,7 @@ from sglang_live.messages import (
     WireAudio,
 )
 from sglang_live.orchestrator.sessions import LiveOrchestrator
+from sglang_live.policy.policies import Policies
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport import wire
@@ -311,7 +312,7 @@ class FakeWorld:
         reply: list[int],
         n_replicas: int,
         max_sessions: int,
-        policies: tuple[str, ...],
+        policies: Policies,
     ):
         self.thinkers = [FakeThinker(reply) for _ in range(n_replicas)]
         self.talkers = [FakeTalker() for _ in range(n_replicas)]
@@ -328,7 +329,7 @@ class FakeWorld:
             model_name="fake",
             voices=("ethan",),
             capacity=CapacityControl(
-                CapacityConfig(max_sessions=max_sessions, adapts="admission" in policies),
+                CapacityConfig(max_sessions=max_sessions, adapts=policies.admission),
                 self.clock,
             ),
             policies=policies,

@@ -10,6 +10,7 @@ from sglang_live.core import FRAME_S, AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import NextUseHint
 from sglang_live.orchestrator.turn_control import Steering
+from sglang_live.policy.policies import Policies
 
 from .fakes import ask, user
 
@@ -301,7 +302,7 @@ def clock() -> SimClock:
 
 @pytest.fixture
 def steering(thinker, clock) -> Steering:
-    steering = Steering(ALL, clock, interrupts=0.25)
+    steering = Steering(Policies.parse(ALL), clock, interrupts=0.25)
     steering.take(thinker, None, None)
     return steering
 
@@ -333,7 +334,7 @@ class ToldTalker:
 
 
 def test_the_thinker_hears_of_the_listener_once_there_is_one(thinker, clock):
-    steering = Steering(ALL, clock, interrupts=0.25)
+    steering = Steering(Policies.parse(ALL), clock, interrupts=0.25)
     steering.take(thinker, ToldTalker(), None)
     steering.heard(0.0, False, 0.25)
     assert thinker.told == []  # it has written nothing that anybody could have heard

@@ -2,11 +2,9 @@
 
 from hypothesis import given
 
-from sglang_live.policy.decide import Policies
+from .views import few_examples, paused, playing, policy_of, view_of, views, waiting
 
-from .views import few_examples, paused, playing, view_of, views, waiting
-
-POLICIES = Policies.of(("urgency",))
+POLICIES = policy_of(("urgency",))
 MAX_BYPASS_S = POLICIES.config.max_bypass_s
 
 
@@ -69,7 +67,7 @@ def test_what_is_passed_over_would_not_have_fitted(view):
 
 
 def test_memory_pressure_lets_streams_that_hold_much_of_it_get_ahead_and_end():
-    pacing = Policies.of(("urgency", "pacing"))
+    pacing = policy_of(("urgency", "pacing"))
     big, small = playing(3.0, kv_tokens=4000), playing(3.0, kv_tokens=50)
     full = {"occupancy": 0.97, "free_tokens": 10}
     assert pacing.decide(view_of(big, small, waiting(), **full)).pause.tolist() == [
@@ -81,7 +79,7 @@ def test_memory_pressure_lets_streams_that_hold_much_of_it_get_ahead_and_end():
 
 
 def test_pacing_ceases_when_somebody_waits_too_long_for_memory():
-    pacing = Policies.of(("fcfs", "pacing"))
+    pacing = policy_of(("fcfs", "pacing"))
 
     def pause(waited_s: float) -> bool:
         view = view_of(paused(9.0, kv_tokens=10), waiting(for_s=waited_s), free_tokens=10)

@@ -1,12 +1,11 @@
 """VoxServe's order: first sounds first, few at a time; then the nearest deadline."""
 
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.decide import Policies
 from sglang_live.policy.view import U0, U1, U2
 
-from .views import playing, starting, view_of, waiting
+from .views import playing, policy_of, starting, view_of, waiting
 
-POLICIES = Policies.of(("deadline",), PolicyConfig(n_startup_max=2))
+POLICIES = policy_of(("deadline",), PolicyConfig(n_startup_max=2))
 
 
 def admitted(*streams) -> list[int]:

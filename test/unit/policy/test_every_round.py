@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.policy.decide import Policies
+from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.view import U0, U1, U2
 
 from .views import (
@@ -18,6 +18,7 @@ from .views import (
     paused,
     permuted,
     playing,
+    policy_of,
     same,
     view_of,
     views,
@@ -159,13 +160,7 @@ def test_streams_without_a_listener_never_sit_out(policies):
     assert decided.urgency.tolist() == [U2, U1, U0]
 
 
-def test_policies_are_made_from_the_names_of_the_flag():
-    assert Policies.of(("urgency", "pacing", "truncate")) == Policies(order="urgency", pacing=True)
-    assert Policies.of(("pacing",)) == Policies(order="fcfs", pacing=True)
-    assert Policies.of(()) == Policies(order="fcfs", pacing=False)
-
-
-@pytest.mark.parametrize("names", [("speed",), ("urgency", "deadline"), ("fcfs", "urgency")])
-def test_names_that_make_no_sense_are_refused(names):
-    with pytest.raises(ValueError):
-        Policies.of(names)
+def test_orders_and_pacing_decide_rounds_and_the_other_policies_do_not():
+    assert policy_of(("urgency", "pacing", "truncate")) == RoundPolicy(order="urgency", pacing=True)
+    assert policy_of(("pacing",)) == RoundPolicy(order="fcfs", pacing=True)
+    assert policy_of(()) == RoundPolicy(order="fcfs", pacing=False)

@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.decide import Policies
 from sglang_live.policy.pacing import pacing_marks, yield_marks
 from sglang_live.policy.view import StageRates
 
-from .views import NOW_S, few_examples, paused, playing, starting, view_of, waiting
+from .views import NOW_S, few_examples, paused, playing, policy_of, starting, view_of, waiting
 
-POLICIES = Policies.of(("pacing",))
+POLICIES = policy_of(("pacing",))
 CONFIG = POLICIES.config
 SAFE_S = CONFIG.p_safe_s
 
@@ -147,6 +146,6 @@ def test_constants_that_make_no_sense_are_refused(wrong):
 
 def test_who_does_not_interrupt_gets_far_ahead_until_somebody_is_urgent():
     patient = playing(6.0, interrupts=0.02)
-    urgency_too = Policies.of(("urgency", "pacing"))
+    urgency_too = policy_of(("urgency", "pacing"))
     assert not urgency_too.decide(view_of(patient)).pause.any()
     assert urgency_too.decide(view_of(patient, starting())).pause.tolist() == [True, False]

@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.decide import Policies
 from sglang_live.policy.pacing import latency_s
 from sglang_live.policy.view import StageRates
 
-from .views import NOW_S, nobody, paused, playing, starting, view_of, waiting
+from .views import NOW_S, nobody, paused, playing, policy_of, starting, view_of, waiting
 
-POLICIES = Policies.of(("urgency",))
+POLICIES = policy_of(("urgency",))
 CONFIG = POLICIES.config
 RATES = StageRates(round_s=0.02, prefill_s_per_token=1e-3, prefill_s_fixed=0.05)
 LATENCY_S = latency_s(RATES.round_s, CONFIG)
@@ -84,7 +83,7 @@ def test_after_a_slice_of_prefill_decodes_have_their_turn_again():
 
 
 def test_a_prefill_half_way_is_cut_only_where_decodes_can_go_between():
-    parks = Policies.of(("urgency",), PolicyConfig(may_pause_prefill=True))
+    parks = policy_of(("urgency",), PolicyConfig(may_pause_prefill=True))
     partial_prefills = {"prefill_running": True, "rates": RATES, "last_prefill_s": NOW_S - 0.02}
     view = view_of(playing(0.1), **partial_prefills)
     assert parks.decide(view).prefill_budget == 0
@@ -92,7 +91,7 @@ def test_a_prefill_half_way_is_cut_only_where_decodes_can_go_between():
 
 
 def test_a_prefill_that_nobody_decodes_beside_does_not_wait():
-    pacing = Policies.of(("urgency", "pacing"))
+    pacing = policy_of(("urgency", "pacing"))
     alone = view_of(paused(0.75), nobody(), waiting(), rates=RATES)
     assert pacing.decide(alone).pause[0]
     assert pacing.decide(alone).prefill_budget >= CONFIG.min_chunk_tokens
@@ -100,12 +99,12 @@ def test_a_prefill_that_nobody_decodes_beside_does_not_wait():
 
 def test_stock_order_protects_nobody():
     view = view_of(playing(0.1), waiting(), rates=RATES)
-    assert Policies.of(("fcfs",)).decide(view).prefill_budget is None
+    assert policy_of(("fcfs",)).decide(view).prefill_budget is None
 
 
 def test_pacing_protects_the_buffers_that_it_keeps_short():
     view = view_of(playing(0.1), waiting(), rates=RATES)
-    assert Policies.of(("fcfs", "pacing")).decide(view).prefill_budget == 0
+    assert policy_of(("fcfs", "pacing")).decide(view).prefill_budget == 0
 
 
 @given(buffered_s=st.floats(0, 5), more_s=st.floats(0, 5))

@@ -8,10 +8,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.decide import Policies
+from sglang_live.policy.decide import RoundPolicy
 
 from .toy_stage import STEP_S, Reply, ToyStage
-from .views import BUDGETED, SETS
+from .views import BUDGETED, SETS, policy_of
 
 # Streams, and a round's time with all of them as a share of real time; how much of it is fixed.
 LOADS = [
@@ -20,7 +20,7 @@ LOADS = [
 any_set = pytest.mark.parametrize("policies", SETS.values(), ids=SETS)
 
 
-def simulated(policies: Policies, replies: list[Reply], until_s: float = 200.0, **stage):
+def simulated(policies: RoundPolicy, replies: list[Reply], until_s: float = 200.0, **stage):
     toy = ToyStage(replies=replies, policies=policies, **stage)
     toy.run(until_s)
     return toy
@@ -45,15 +45,15 @@ def test_pacing_breaks_nobodys_sound_while_capacity_suffices(n, load, fixed, ord
     def replies() -> list[Reply]:
         return [Reply(arrives_s=i * apart_s, steps=80 + 37 * i % 60) for i in range(n)]
 
-    free = simulated(Policies.of((order,)), replies(), **stage)
-    paced = simulated(Policies.of((order, "pacing")), replies(), **stage)
+    free = simulated(policy_of((order,)), replies(), **stage)
+    paced = simulated(policy_of((order, "pacing")), replies(), **stage)
     assert len(gaps_s(paced)) <= len(gaps_s(free))
     assert all(reply.state == "done" for reply in paced.replies)
 
 
 def test_pacing_keeps_streams_close_to_their_listeners():
     def furthest_s(names) -> float:
-        toy = simulated(Policies.of(names), [Reply(steps=200) for _ in range(8)], until_s=3.0)
+        toy = simulated(policy_of(names), [Reply(steps=200) for _ in range(8)], until_s=3.0)
         return max(reply.buffered_s(toy.now_s) for reply in toy.replies)
 
     assert furthest_s(("fcfs",)) > 10.0
@@ -75,7 +75,7 @@ def in_a_storm(
         Reply(arrives_s=2.0 + apart_s * i, prompt_tokens=n_tokens, steps=8) for i in range(8)
     ]
     return simulated(
-        Policies.of(names, PolicyConfig(may_pause_prefill=parks)),
+        policy_of(names, PolicyConfig(may_pause_prefill=parks)),
         [*listeners, *prompts],
         prefill_s_per_token=s_per_token,
         pipeline_s=0.25,

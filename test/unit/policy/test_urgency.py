@@ -7,13 +7,22 @@ import pytest
 from hypothesis import given
 
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.decide import Policies
 from sglang_live.policy.urgency import utility
 from sglang_live.policy.view import U0, U1, U2, StageRates
 
-from .views import few_examples, nobody, paused, playing, starting, view_of, views, waiting
+from .views import (
+    few_examples,
+    nobody,
+    paused,
+    playing,
+    policy_of,
+    starting,
+    view_of,
+    views,
+    waiting,
+)
 
-POLICIES = Policies.of(("urgency",))
+POLICIES = policy_of(("urgency",))
 CONFIG = POLICIES.config
 P_SAFE_S = CONFIG.p_safe_s
 
@@ -120,7 +129,7 @@ def test_streams_with_time_to_spare_leave_the_device_to_an_engine_where_somebody
     assert not alone.pause.any()
     assert beside.pause.tolist() == [True, False, False]
     assert not (alone.urgent or beside.urgent)
-    stock = Policies.of(("fcfs",))
+    stock = policy_of(("fcfs",))
     assert not stock.decide(view_of(*streams, peer_urgent=True)).pause.any()
 
 
@@ -144,7 +153,7 @@ def test_an_engine_is_urgent_to_others_while_it_could_help_somebody():
     ):
         assert POLICIES.decide(view_of(*streams)).urgent == urgent
     assert not POLICIES.decide(view_of(playing(2.0), waiting(100), free_tokens=10)).urgent
-    assert Policies.of(("pacing",)).decide(view_of(starting())).urgent
+    assert policy_of(("pacing",)).decide(view_of(starting())).urgent
 
 
 # --- what nobody listens to ---
@@ -164,7 +173,7 @@ def test_who_reads_waits_behind_those_who_listen_but_not_for_ever():
 SPEAKING = waiting(managed=False, background=True, started=True)
 
 
-@pytest.mark.parametrize("policies", [POLICIES, Policies.of(("deadline",))], ids=lambda p: p.order)
+@pytest.mark.parametrize("policies", [POLICIES, policy_of(("deadline",))], ids=lambda p: p.order)
 @pytest.mark.parametrize(
     "other", [waiting(), waiting(managed=False, started=True), starting(), playing(P_SAFE_S / 2)]
 )

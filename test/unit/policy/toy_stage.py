@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sglang_live.policy.decide import Policies
+from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.view import Round, StageRates, StageView
 
 STEP_S = 0.08
@@ -79,7 +79,7 @@ class Reply:
 @dataclass(slots=True, kw_only=True)
 class ToyStage:
     replies: list[Reply]
-    policies: Policies
+    policies: RoundPolicy
     round_s: float = 0.01
     per_stream_s: float = 0.0005
     prefill_s_per_token: float = 1e-4

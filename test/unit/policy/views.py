@@ -1,17 +1,26 @@
 """Rounds to decide on: written down stream by stream, or drawn."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from sglang_live.policy.decide import Policies
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.decide import RoundPolicy
+from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import Round, StageRates, StageView
 
 NOW_S = 1000.0
+
+
+def policy_of(names: Iterable[str], config: PolicyConfig | None = None) -> RoundPolicy:
+    return RoundPolicy.of(Policies.parse(names), config)
+
+
 SETS = {
-    name: Policies.of(name.split("+"))
+    name: policy_of(name.split("+"))
     for name in (
         "fcfs",
         "fcfs+pacing",

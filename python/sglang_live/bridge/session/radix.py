@@ -167,14 +167,14 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
         raise ValueError("bounded sessions need a model with M-RoPE, whose positions are a table")
     cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
     policies = policies_from_env()
-    if "next-use" in policies:
+    if policies.next_use:
         cache.session.idle = IdleSessions(cache.page_size)
         if ctx.enable_hierarchical_cache:
             controller = cache.cache_controller
             if (link := link_from_env(controller.io_backend)) is not None:
                 controller.l2_transfer_engine = link
             cache.session.tier = SessionTier(cache.session, storage_from_env())
-            if "preload" in policies:
+            if policies.preload:
                 cache.session.preloads = Preloads(cache.session)
     kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     cache.session.cuts.rebase = Rebase(

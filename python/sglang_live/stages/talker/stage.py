@@ -95,7 +95,7 @@ class TalkerStage:
         self._segments: dict[str, dict[str, Segment]] = defaultdict(dict)
         self._frames: dict[str, FrameQueue] = {}
         self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
-        self._bounds = "retention" in spec.policies
+        self._bounds = spec.policies.retention
         self._totals, self._n_frames, self._n_dropped = PolicyTotals(), 0, 0
         self._n_left_out = 0
         self._notes = NoteRoutes()

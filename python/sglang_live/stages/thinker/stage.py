@@ -72,8 +72,8 @@ class ThinkerStage:
             os.environ[INBOX_ENV] = inbox
         os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = EXTERNAL_MODELS
         self.spec = spec
-        self._bounds = "retention" in spec.policies
-        own_cache = self._bounds or "next-use" in spec.policies
+        self._bounds = spec.policies.retention
+        own_cache = self._bounds or spec.policies.next_use
         self.model = Qwen3OmniSpec.load(spec.model_path)
         self.host = EngineHost(
             spec,
@@ -206,7 +206,7 @@ class ThinkerStage:
         return None if session is None else session.engine_session
 
     def _new_session(self) -> ThinkerSession:
-        truncates = "truncate" in self.spec.policies
+        truncates = self.spec.policies.truncate
         return ThinkerSession(self.host, self.prompt, feed=self._feed, truncates=truncates)
 
     async def _read_reports(self) -> None:

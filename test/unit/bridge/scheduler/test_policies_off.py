@@ -3,6 +3,7 @@
 from sglang_live.bridge.rounds import decides_rounds
 from sglang_live.bridge.seams import all_seams
 from sglang_live.engine_channel.inbox import POLICIES_ENV, policies_from_env
+from sglang_live.policy.policies import Policies
 
 # What the event loops of Scheduler call each round.
 LOOP = (
@@ -27,9 +28,10 @@ def test_no_seam_of_the_thinker_is_in_the_scheduling_loop():
 def test_the_talkers_scheduler_takes_no_part_in_policies_that_are_off(monkeypatch):
     monkeypatch.delenv(POLICIES_ENV, raising=False)
     assert not decides_rounds(policies_from_env())
-    assert not decides_rounds(("truncate",))
-    assert decides_rounds(("pacing", "truncate"))
+    assert not decides_rounds(Policies(truncate=True))
+    assert decides_rounds(Policies(pacing=True, truncate=True))
 
 
 def targets(policies: tuple[str, ...]) -> set[str]:
-    return {s.target for s in all_seams() if s.needed("thinker", True, policies)}
+    on = Policies.parse(policies)
+    return {s.target for s in all_seams() if s.needed("thinker", True, on)}
