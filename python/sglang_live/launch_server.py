@@ -1,28 +1,30 @@
-"""Composition root: `python -m sglang_live.launch_server --model-path demo`."""
+"""Starts the server: `python -m sglang_live.launch_server --model-path demo`.
 
-import asyncio
+Composition root: makes the stages, the orchestrator and the gateway, and serves until a signal.
+"""
+
 import gc
 import logging
 import os
 import secrets
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from sglang_live.arguments import parse
 from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
-from sglang_live.config import STAGES, ServerConfig, SessionStorage, parse
+from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.errors import LiveError
 from sglang_live.gateway.app import build_app
-from sglang_live.gateway.config import GatewayConfig
+from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
 from sglang_live.gateway.draining import Drain
 from sglang_live.gateway.http.health import SERVING, Health
@@ -47,15 +49,13 @@ from sglang_live.preflight import (
     check_storage,
     check_temporary_folder,
 )
+from sglang_live.shutdown import Server, start_or_interrupt, stop_on_signals
+from sglang_live.stage_specs import stage_specs
 from sglang_live.stages.endings import telling_line
 from sglang_live.stages.metrics import StageCollector
 from sglang_live.stages.run_dir import RunDir, clear_dead
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.supervisor import (
-    Replica,
-    Supervisor,
-    loopback_address,
-)
+from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.stages.transport.wire import fallbacks
 from sglang_live.stages.zygote import Zygote, is_useful
 from sglang_live.telemetry.capacity_metrics import CapacityCollector
@@ -64,12 +64,6 @@ from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger("sglang_live")
-
-# For close frames to be answered.
-_CLOSING_S = 2.0
-MIN_REQUEST_ROWS = 256
-# For out-of-band responses and SGLang's own API beside the sessions.
-SPARE_REQUEST_ROWS = 32
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,7 +89,7 @@ def _main(argv: list[str], drops: LogDrops) -> int:
 
 
 def connection_limits(config: ServerConfig) -> ConnectionLimits:
-    # A proxy in front has one address for everybody: a call, and the page beside it.
+    # Behind a proxy all clients have one address: each has a session, and loads its page.
     default = max(ConnectionLimits().per_address, 2 * config.max_sessions)
     return ConnectionLimits(
         request_s=config.first_request_s,
@@ -104,7 +98,7 @@ def connection_limits(config: ServerConfig) -> ConnectionLimits:
 
 
 def end_in_one_line(run: Callable[[], int]) -> int:
-    """The exit status of `run`. What ends it by an error is the last line that is printed."""
+    """Returns the exit status of `run`; an error becomes the last line of stderr."""
     try:
         return run()
     except LiveError as error:
@@ -119,8 +113,8 @@ def end_in_one_line(run: Callable[[], int]) -> int:
 
 
 def check_machine(storage: SessionStorage | None) -> None:
-    """Raises LiveError for what would end the start of an engine minutes later."""
-    clear_dead()  # first: it may be what fills them
+    """Raises LiveError for faults that would end the start of an engine minutes later."""
+    clear_dead()  # first, because leftovers of dead servers may fill the folders
     check_temporary_folder()
     check_shared_memory()
     if storage is not None:
@@ -128,7 +122,7 @@ def check_machine(storage: SessionStorage | None) -> None:
 
 
 def load_model(model_path: str, cache_dir: Path) -> Qwen3OmniSpec:
-    """Raises BadInputError: it is no checkpoint of the kind, or a file of it is broken."""
+    """Raises BadInputError if the path is no Qwen3-Omni checkpoint, or a file of it is broken."""
     path = resolve_checkpoint(model_path, cache_dir)
     model = Qwen3OmniSpec.load(path)
     check_checkpoint(path)
@@ -139,14 +133,11 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
     listen_socket = ListenSocket(config.host, config.port)
     run_dir, native_key = RunDir.make(), secrets.token_urlsafe(32)
     if config.allow_private_media_urls:
-        os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine asks where URLs redirect
+        os.environ[PRIVATE_MEDIA_ENV] = "1"  # the engine checks where URLs redirect
     zygote, clock = Zygote() if is_useful() else None, MonotonicClock()
-    suspects, drain = Suspects(clock), Drain()
-    specs = _specs(config, model, run_dir.path, native_key)
-    # SGLang's API is on a socket of this machine: a remote thinker's is not offered here.
-    native = next((spec for spec in specs if spec.native_key), None)
+    suspects = Suspects(clock)
     supervisor = Supervisor(
-        specs,
+        stage_specs(config, model, run_dir.path, native_key),
         log_dir=config.log_dir,
         on_change=_announce,
         zygote=zygote,
@@ -154,72 +145,22 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         on_death=suspects.died,
     )
     try:
-        await _start_or_interrupt(supervisor)
-        capacity = CapacityControl(_capacity(config), clock, lambda: _pools(supervisor))
+        await start_or_interrupt(supervisor)
         orchestrator = LiveOrchestrator(
             supervisor,
             model_name=config.served_model_name,
             voices=model.voices,
-            capacity=capacity,
+            capacity=CapacityControl(_capacity(config), clock, lambda: _pools(supervisor)),
             policies=config.policies,
             clock=clock,
             suspects=suspects,
         )
-        gateway = GatewayConfig(
-            api_keys=config.api_keys,
-            operator_key=config.operator_key,
-            own_pages_only=not config.allow_anonymous,
-            max_sessions_per_key=config.sessions_per_key,
-            max_sessions_per_secret=config.max_sessions_per_secret,
-            max_responses_per_minute=config.answers_per_minute,
-            idle_session_s=config.idle_session_s or None,
-            allow_local_media=config.allow_local_media,
-            allow_private_media_urls=config.allow_private_media_urls,
-            timeline_dir=config.timeline_dir,
-            native_api_key=native.native_key if native else None,
-            native_socket=native.native_socket if native else None,
-            retention=config.retention,
-            speculate_ms=config.speculate_ms,
-            turn_prefill_s=config.turn_prefill_s if config.policies.turn_prefill else 0.0,
-        )
-        metrics = GatewayMetrics(CollectorRegistry())
-        metrics.registry.register(StageCollector(lambda: supervisor.replicas))
-        metrics.registry.register(CapacityCollector(capacity.report))
-        metrics.registry.register(drops)
-        metrics.registry.register(suspects)
-        metrics.registry.register(fallbacks)
-        metrics.registry.register(supervisor.queue_counts)
-        app = build_app(
-            orchestrator,
-            config=gateway,
-            native_url="http://native" if native else None,
-            health=lambda: _health(supervisor),
-            metrics=metrics,
-            endpoint_model=_endpoint_model(),
-            suspects=suspects,
-            drain=drain,
-            native_limits=NativeLimits(
-                vocab_size=model.thinker_vocab,
-                context_tokens=_context(config, model),
-                takes_images=template_takes_images(model.path),
-            ),
-        )
-        http = uvicorn.Config(
-            app,
-            host=config.host,
-            port=config.port,
-            log_level="warning",
-            ssl_certfile=config.ssl_certfile,
-            ssl_keyfile=config.ssl_keyfile,
-            ws_max_size=gateway.max_frame_bytes,
-            ws_per_message_deflate=False,  # audio in base64: all cost, little gain
-            timeout_graceful_shutdown=5,
-        )
-        ConnectionGuard(connection_limits(config), metrics.clients_dropped).protect(http)
-        server = _Server(http)
+        metrics, drain = _metrics(supervisor, orchestrator, drops), Drain()
+        app = _application(config, model, supervisor, orchestrator, metrics, drain)
+        server = Server(_http(config, app, metrics))
         gc.collect()
         gc.freeze()  # see EngineHost.freeze
-        _stop_on_signals(server, drain, config.drain_s)
+        stop_on_signals(server, drain, config.drain_s)
         listen_socket.open()
         scheme = "https" if config.ssl_certfile else "http"
         url = f"{scheme}://{config.host}:{config.port}"
@@ -234,125 +175,92 @@ async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) ->
         run_dir.remove()
 
 
-class _Server(uvicorn.Server):
-    """One that leaves signals to us: uvicorn closes its port at the first, and raises it again."""
-
-    draining: asyncio.Task[None] | None = None
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _stop_on_signals(server: uvicorn.Server, drain: Drain, drain_s: float) -> None:
-    """The first signal drains, the second ends the server at once."""
-    loop = asyncio.get_running_loop()
-
-    def stop(number: int) -> None:
-        if drain.began.is_set():
-            log.warning("stopping_at_once signal=%s", signal.Signals(number).name)
-            drain.over.set()
-            server.should_exit = server.force_exit = True
-            return
-        log.warning("draining signal=%s limit_s=%g", signal.Signals(number).name, drain_s)
-        drain.began.set()
-        server.draining = loop.create_task(_drain(server, drain, drain_s), name="drain")
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it
-        numbers.append(signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, stop, number)
+def _metrics(
+    supervisor: Supervisor, orchestrator: LiveOrchestrator, drops: LogDrops
+) -> GatewayMetrics:
+    metrics = GatewayMetrics(CollectorRegistry())
+    metrics.registry.register(StageCollector(lambda: supervisor.replicas))
+    metrics.registry.register(CapacityCollector(orchestrator.capacity.report))
+    metrics.registry.register(drops)
+    metrics.registry.register(orchestrator.suspects)
+    metrics.registry.register(fallbacks)
+    metrics.registry.register(supervisor.queue_counts)
+    return metrics
 
 
-async def _drain(server: uvicorn.Server, drain: Drain, drain_s: float) -> None:
-    try:
-        async with asyncio.timeout(drain_s):
-            await drain.until_quiet()
-    except TimeoutError:
-        log.warning("drain_ends with answers that were not finished")
-    drain.over.set()
-    try:
-        async with asyncio.timeout(_CLOSING_S):
-            await drain.until_quiet()
-    except TimeoutError:
-        pass  # uvicorn ends what is left
-    server.should_exit = True
+def _application(
+    config: ServerConfig,
+    model: Qwen3OmniSpec,
+    supervisor: Supervisor,
+    orchestrator: LiveOrchestrator,
+    metrics: GatewayMetrics,
+    drain: Drain,
+) -> FastAPI:
+    # SGLang's own API listens on a Unix socket: a thinker on another host cannot offer it.
+    specs = (replica.spec for replica in supervisor.replicas)
+    native = next((spec for spec in specs if spec.native_key), None)
+    return build_app(
+        orchestrator,
+        config=_gateway_config(config, native),
+        native_url="http://native" if native else None,
+        health=lambda: _health(supervisor),
+        metrics=metrics,
+        endpoint_model=_endpoint_model(),
+        suspects=orchestrator.suspects,
+        drain=drain,
+        native_limits=NativeLimits(
+            vocab_size=model.thinker_vocab,
+            context_tokens=_context(config, model),
+            takes_images=template_takes_images(model.path),
+        ),
+    )
 
 
-async def _start_or_interrupt(supervisor: Supervisor) -> None:
-    """SIGINT and SIGTERM must work during the slow part of starting, too."""
-    loop, starting = asyncio.get_running_loop(), asyncio.ensure_future(supervisor.start())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, starting.cancel)
-    try:
-        await starting
-    except asyncio.CancelledError:
-        raise LiveError("interrupted while starting") from None
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+def _gateway_config(config: ServerConfig, native: StageSpec | None) -> GatewayConfig:
+    """native: the thinker that serves SGLang's own API; None: no thinker of this machine."""
+    return GatewayConfig(
+        api_keys=config.api_keys,
+        operator_key=config.operator_key,
+        own_pages_only=not config.allow_anonymous,
+        max_sessions_per_key=config.sessions_per_key,
+        max_sessions_per_secret=config.max_sessions_per_secret,
+        max_responses_per_minute=config.responses_per_minute,
+        idle_session_s=config.idle_session_s or None,
+        allow_local_media=config.allow_local_media,
+        allow_private_media_urls=config.allow_private_media_urls,
+        timeline_dir=config.timeline_dir,
+        native_api_key=native.native_key if native else None,
+        native_socket=native.native_socket if native else None,
+        retention=config.retention,
+        speculate_ms=config.speculate_ms,
+        turn_prefill_s=config.turn_prefill_s if config.policies.turn_prefill else 0.0,
+    )
 
 
-def _specs(
-    config: ServerConfig, model: Qwen3OmniSpec, run_dir: Path, native_key: str
-) -> list[StageSpec]:
-    specs = []
-    for stage in STAGES:
-        settings = config.stages[stage]
-        local = [loopback_address(run_dir, stage, i) for i in range(settings.replicas)]
-        for replica, address in enumerate(settings.connect or local):
-            remote = bool(settings.connect)
-            specs.append(
-                StageSpec(
-                    stage=stage,
-                    replica=replica,
-                    model_path=str(model.path),
-                    cache_dir=str(config.cache_dir),
-                    address=address,
-                    same_host=not remote,
-                    remote=remote,
-                    key_file=config.stage_key_file if remote else "",
-                    run_dir=str(run_dir),
-                    served_name=config.served_model_name,
-                    device=settings.device,
-                    # SGLang's own API is that of the first thinker.
-                    native_key=native_key
-                    if (stage, replica) == ("thinker", 0) and not remote
-                    else "",
-                    engine_args=_engine_args(stage, settings.args, config.max_sessions),
-                    policies=config.policies,
-                    session_storage=_storage(stage, config),
-                    log_format=config.log_format,
-                    stuck_after_s=config.stuck_after_s,
-                )
-            )
-    return specs
-
-
-def _storage(stage: str, config: ServerConfig) -> str:
-    is_used = stage == "thinker" and config.session_storage is not None
-    return config.session_storage.to_env() if is_used else ""
-
-
-def _engine_args(stage: str, args: dict, max_sessions: int) -> dict:
-    if stage == "vocoder":
-        return {"max_streams": max_sessions + SPARE_REQUEST_ROWS, **args}
-    return {
-        # A session keeps its request row in the thinker between turns, also when nothing runs.
-        "max_running_requests": max(MIN_REQUEST_ROWS, max_sessions + SPARE_REQUEST_ROWS),
-        **args,
-    }
+def _http(config: ServerConfig, app: FastAPI, metrics: GatewayMetrics) -> uvicorn.Config:
+    http = uvicorn.Config(
+        app,
+        host=config.host,
+        port=config.port,
+        log_level="warning",
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_per_message_deflate=False,  # base64 of audio hardly compresses
+        timeout_graceful_shutdown=5,
+    )
+    ConnectionGuard(connection_limits(config), metrics.clients_dropped).protect(http)
+    return http
 
 
 def resolve_checkpoint(model_path: str, cache_dir: Path) -> Path:
-    """The checkpoint's directory; the random demo model is built in cache_dir when absent."""
+    """The checkpoint's directory. Builds the random demo model in cache_dir if it is absent."""
     if model_path != DEMO_RANDOM:
         return TRAINED if model_path == DEMO else Path(model_path)
     directory = default_directory(cache=cache_dir)
     if not (directory / "config.json").exists():
         print("building the random demo model", flush=True)
-        # In a process of its own: the gateway needs neither torch nor transformers.
+        # In another process, so that this one imports neither torch nor transformers.
         command = [sys.executable, "-m", "sglang_live.models.demo.build"]
         environment = {**os.environ, CACHE_ENV: str(cache_dir)}
         built = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -363,7 +271,7 @@ def resolve_checkpoint(model_path: str, cache_dir: Path) -> Path:
 
 
 def _announce(replica: Replica, what: str) -> None:
-    if what == "up":
+    if what == "up" and replica.ready is not None:
         print(f"stage {replica.spec.name} ready in {replica.ready.startup_s:.1f} s", flush=True)
     else:
         log.error("stage %s %s", replica.spec.name, what)
@@ -372,7 +280,7 @@ def _announce(replica: Replica, what: str) -> None:
 def _endpoint_model() -> SmartTurnModel | None:
     path = installed_model_path()
     if path is None:
-        print("no endpoint model: with semantic_vad silence alone ends turns", flush=True)
+        print("no endpoint model: with semantic_vad only silence ends turns", flush=True)
         return None
     return SmartTurnModel(path)
 
@@ -391,7 +299,7 @@ def _context(config: ServerConfig, model: Qwen3OmniSpec) -> int:
 
 
 def _pools(supervisor: Supervisor) -> dict[str, float]:
-    """Shares of the KV pools in use, by stage; the fullest of its replicas."""
+    """Used share of the KV pool by stage: that of its fullest replica."""
     pools: dict[str, float] = {}
     for replica in supervisor.replicas:
         load = replica.ready.load if replica.ready else {}

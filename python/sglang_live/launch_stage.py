@@ -1,11 +1,11 @@
-"""One stage by itself, for a server on another host: `python -m sglang_live.launch_stage`.
+"""Starts one stage for a server on another host: `python -m sglang_live.launch_stage`.
 
     python -m sglang_live.launch_stage --stage talker --model-path DIR --bind tcp://0.0.0.0:7101 \\
         --stage-key-file stage.key
 
 The server then starts with `--talker.connect tcp://THIS_HOST:7101 --stage-key-file stage.key`. The
 key authenticates both ends and encrypts the connection. Further arguments go to the stage's engine,
-as with launch_server.
+as they do with launch_server.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_live.config import (
+from sglang_live.arguments import (
     POLICIES_HELP,
     add_log_argument,
     add_storage_arguments,
@@ -40,7 +40,7 @@ def _main(argv: list[str] | None) -> int:
     parser = _parser()
     own, rest = parser.parse_known_args(argv)
     spec = _spec(own, *split_arguments(rest, vars(own), unprefixed=_unprefixed(own.stage)))
-    # The stage's runtime takes this process over: signals and exit codes are its own.
+    # The stage's runtime replaces this process, so that signals and exit codes are its own.
     environment = {**os.environ, SPEC_ENV: spec.to_env()}
     command = [sys.executable, "-m", "sglang_live.stages.runtime"]
     os.execve(sys.executable, command, environment)
@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--served-model-name")
     parser.add_argument("--cache-dir", default=default_cache_dir())
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--live-policies", default="all", help=f"{POLICIES_HELP}; as the server's")
+    parser.add_argument(
+        "--live-policies", default="all", help=f"{POLICIES_HELP}; the same as the server's"
+    )
     add_log_argument(parser)
     add_storage_arguments(parser)
     add_stuck_argument(parser)
@@ -73,7 +75,7 @@ def _unprefixed(stage: str) -> str:
 def _spec(
     own: argparse.Namespace, prefixed: dict[str, dict[str, Any]], engine_args: dict[str, Any]
 ) -> StageSpec:
-    """Raises LiveError for what would end the start minutes later."""
+    """Raises LiveError for faults that would end the start minutes later."""
     if any(prefixed.values()):
         raise BadInputError("one stage needs no prefix: write --NAME, not --STAGE.NAME")
     if of_server := [name for name in STAGE_SETTINGS if name in engine_args]:
@@ -81,7 +83,7 @@ def _spec(
     policies = Policies.from_flag(own.live_policies)
     check_engine(own.stage, engine_args, policies)
     if own.session_storage is not None and own.stage != "thinker":
-        raise BadInputError("session-storage is the thinker's")
+        raise BadInputError("session-storage is for the thinker only")
     storage = parse_storage(own, policies, engine_args)
     check_machine(storage)
     check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_live.config import ServerConfig, StageConfig, parse
+from sglang_live.arguments import parse
+from sglang_live.config import ServerConfig, StageConfig
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.policy.policies import POLICIES, Policies
@@ -312,7 +313,7 @@ def test_configurations_cannot_change():
 )
 def test_a_key_has_limits_unless_it_is_the_only_one(arguments, sessions, answers):
     config = parse(["--model-path", "demo", *arguments])
-    assert (config.sessions_per_key, config.answers_per_minute) == (sessions, answers)
+    assert (config.sessions_per_key, config.responses_per_minute) == (sessions, answers)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sglang_live import config, launch_stage
+from sglang_live import arguments, launch_stage
 from sglang_live.client.config import parse_args as parse_client
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.interaction.vad import VadSettings
@@ -163,7 +163,7 @@ def test_every_command_is_accepted_as_it_stands(path, tmp_path, monkeypatch):
 
 
 def accept_server(argv: list[str], _monkeypatch) -> None:
-    for stage, settings in config.parse(argv).stages.items():
+    for stage, settings in arguments.parse(argv).stages.items():
         assert unknown_to(stage, settings.args) == set(), argv
 
 
@@ -188,7 +188,7 @@ def test_every_flag_and_setting_is_explained():
     explained = (ROOT / "docs" / "configuration.md").read_text()
     flags = [
         flag
-        for source in ("config.py", "launch_stage.py")
+        for source in ("arguments.py", "launch_stage.py")
         for flag in re.findall(r'"(--[a-z-]+)"', (PACKAGE / source).read_text())
     ]
     assert [flag for flag in flags if f"`{flag}" not in explained] == []

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from sglang_live import launch_server
-from sglang_live.config import STAGES, parse
+from sglang_live.arguments import parse
 from sglang_live.errors import StageUnavailableError
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.policy.policies import Policies
+from sglang_live.stage_specs import stage_specs
 from sglang_live.stages.ports import free_port
-from sglang_live.stages.spec import SPEC_ENV, StageSpec
+from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ def test_a_stage_that_does_not_start_is_said_and_cleaned_up(tmp_path, monkeypatc
 
 def specs(model, *argv: str) -> dict:
     config = parse(["--model-path", "/models/m", *argv])
-    listed = launch_server._specs(config, model, Path("/tmp/run"), native_key="key")
+    listed = stage_specs(config, model, Path("/tmp/run"), native_key="key")
     return {spec.name: spec for spec in listed}
 
 

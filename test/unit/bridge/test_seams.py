@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from sglang_live.bridge import seams
 from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.seams import Seam, all_seams
-from sglang_live.config import STAGES
 from sglang_live.errors import SeamError
+from sglang_live.stages.spec import STAGES
 
 hook_registry = pytest.importorskip("sglang.srt.plugins.hook_registry")
 HookRegistry = hook_registry.HookRegistry

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sglang_live.config import ServerConfig, parse
+from sglang_live.arguments import parse
+from sglang_live.config import ServerConfig
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.unit.commands_in_docs import Command, blocks_of, commands_of
 

@@ -53,7 +53,7 @@ def test_what_sglangs_own_parser_makes_of_a_value_is_made_of_it_here(server_args
 
 def test_names_are_checked_without_importing_sglang():
     code = (
-        "import sys; from sglang_live.config import parse\n"
+        "import sys; from sglang_live.arguments import parse\n"
         "try: parse(['--model-path', 'demo', '--thinker.tp-sise', '2'])\n"
         "except Exception as error: print(error)\n"
         "print([name for name in ('torch', 'sglang', 'transformers') if name in sys.modules])"

@@ -1,0 +1,64 @@
+"""Specs of all stage replicas that a server starts or connects to."""
+
+from pathlib import Path
+from typing import Any
+
+from sglang_live.config import ServerConfig
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.stages.spec import STAGES, StageSpec
+from sglang_live.stages.supervisor import loopback_address
+
+MIN_REQUEST_ROWS = 256
+# Request rows for out-of-band responses and SGLang's own API, in addition to those of sessions.
+SPARE_REQUEST_ROWS = 32
+
+
+def stage_specs(
+    config: ServerConfig, model: Qwen3OmniSpec, run_dir: Path, native_key: str
+) -> list[StageSpec]:
+    """One spec per replica; only the first local thinker serves SGLang's own API."""
+    specs = []
+    for stage in STAGES:
+        settings = config.stages[stage]
+        local = [loopback_address(run_dir, stage, i) for i in range(settings.replicas)]
+        for replica, address in enumerate(settings.connect or local):
+            remote = bool(settings.connect)
+            serves_native = (stage, replica) == ("thinker", 0) and not remote
+            specs.append(
+                StageSpec(
+                    stage=stage,
+                    replica=replica,
+                    model_path=str(model.path),
+                    cache_dir=str(config.cache_dir),
+                    address=address,
+                    same_host=not remote,
+                    remote=remote,
+                    key_file=config.stage_key_file if remote else "",
+                    run_dir=str(run_dir),
+                    served_name=config.served_model_name,
+                    device=settings.device,
+                    native_key=native_key if serves_native else "",
+                    engine_args=_engine_args(stage, settings.args, config.max_sessions),
+                    policies=config.policies,
+                    session_storage=_storage(stage, config),
+                    log_format=config.log_format,
+                    stuck_after_s=config.stuck_after_s,
+                )
+            )
+    return specs
+
+
+def _storage(stage: str, config: ServerConfig) -> str:
+    if stage != "thinker" or config.session_storage is None:
+        return ""
+    return config.session_storage.to_env()
+
+
+def _engine_args(stage: str, args: dict[str, Any], max_sessions: int) -> dict[str, Any]:
+    if stage == "vocoder":
+        return {"max_streams": max_sessions + SPARE_REQUEST_ROWS, **args}
+    return {
+        # A session keeps its request row in the thinker between turns.
+        "max_running_requests": max(MIN_REQUEST_ROWS, max_sessions + SPARE_REQUEST_ROWS),
+        **args,
+    }
