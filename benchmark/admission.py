@@ -1,11 +1,11 @@
-"""Whether the server finds out by itself how many calls in frame mode it can serve.
+"""Admission control in frame mode, against the number of sessions found by brute force.
 
     python -m benchmark.admission --ladder 16,24,32,40,48,56 --json out.json
 
-Brute force first: a fresh server per number of sessions, no admission; N* is the most at which no
-frame is empty and the slow tenth keeps the target. Then an open system (Metronome, section 5.3):
-callers come one after the other, stay for a while, do not come again when they are refused, and
-the admission controller decides; with bounded sessions and without.
+Brute force first: a fresh server per number of sessions, without admission; N* is the highest
+number at which no frame is empty and P90 keeps the target. Then an open system (Metronome, section
+5.3): users arrive one after the other, stay for a while, and do not return after a refusal; the
+admission controller decides, with bounded sessions and with unbounded ones.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark.frames.calls import run_calls, voices
+from benchmark.frames.sessions import run_sessions, voices
 from benchmark.frames.stream import Stream
 from benchmark.load.provenance import config_of, facts
 from benchmark.load.server import ServerProcess
@@ -26,17 +26,22 @@ from sglang_live.policy.policies import POLICIES
 
 WORKLOADS = Path(__file__).parent / "workloads"
 START_TIMEOUT_S = 300.0
-# Of the time until the next frame, as the controller has it (capacity/control.py).
+# Share of a frame's period, the controller's target (capacity/control.py).
 TARGET_SHARE = 0.5
-# Of the open system's time, at its end, is judged.
+# The last share of the open system's time, which is judged.
 _SETTLED_SHARE = 0.4
 _UNBOUNDED = "+".join(name for name in POLICIES if name != "retention")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One flag per field. rate: callers a second. call_seconds: until one hangs up; 0: never.
-    seconds: of the open system. ladder_seconds: of each of its steps."""
+    """One flag per field.
+
+    rate: arriving users per second.
+    call_seconds: duration of a session; 0: until the end.
+    seconds: duration of the open system.
+    ladder_seconds: duration of each step of brute force.
+    """
 
     ladder: str = "16,24,32,40,48,56"
     ladder_seconds: float = 45.0
@@ -59,9 +64,9 @@ def offer(
     n: int,
     every_s: float,
     lasts_s: float,
-    call_s: float = math.inf,
+    session_s: float = math.inf,
 ) -> tuple[list[Stream], list[dict]]:
-    calls = run_calls(
+    sessions = run_sessions(
         server,
         sounds=voices(Path(options.clips), n, options.seed),
         every_s=every_s,
@@ -72,9 +77,9 @@ def offer(
             "max_tokens": options.max_tokens,
         },
         model=Path(options.model_path).name,
-        call_s=call_s,
+        session_s=session_s,
     )
-    streams, _, samples = asyncio.run(calls)
+    streams, _, samples = asyncio.run(sessions)
     return streams, samples
 
 
@@ -112,7 +117,7 @@ def open_system(bounded: bool, options: Options) -> dict:
             offered,
             every_s=1 / options.rate,
             lasts_s=options.seconds,
-            call_s=options.call_seconds or math.inf,
+            session_s=options.call_seconds or math.inf,
         )
     settled_s = options.seconds * (1 - _SETTLED_SHARE)
     found = judged(streams, options, settled_s, options.seconds - 1)

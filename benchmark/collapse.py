@@ -1,4 +1,4 @@
-"""Calls in frame mode against a capped KV pool, for longer than it lasts: with the window, without.
+"""Frame mode against a capped KV pool until it is full, with bounded and unbounded sessions.
 
     python -m benchmark.collapse --runs 20 --json out.json
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmark.frames.calls import run_calls, voices
+from benchmark.frames.sessions import run_sessions, voices
 from benchmark.frames.stream import FrameRow
 from benchmark.frames.watch import predicted_s, saturated_s
 from benchmark.load.provenance import config_of, facts
@@ -32,8 +32,10 @@ _BUCKET_S = 10.0
 class Options:
     """One flag per field.
 
-    runs: of each arm. pool_tokens: of the thinker's KV pool. window_tokens: each session keeps in
-    the arm `all`. stagger_s: between two sessions' beginnings.
+    runs: number of runs of each arm.
+    pool_tokens: size of the thinker's KV pool.
+    window_tokens: window that each session keeps in the arm `all`.
+    stagger_s: time between the starts of two sessions.
     """
 
     arms: str = "off,all"
@@ -57,8 +59,8 @@ def server_args(arm: str, options: Options) -> tuple[str, ...]:
 
 
 def call_in(server: ServerProcess, options: Options, seed: int) -> dict:
-    """One run's frames, and what the pool did meanwhile."""
-    calls = run_calls(
+    """One run's frames, and the state of the pool during it."""
+    sessions = run_sessions(
         server,
         sounds=voices(Path(options.clips), options.sessions, seed),
         every_s=options.stagger_s,
@@ -70,7 +72,7 @@ def call_in(server: ServerProcess, options: Options, seed: int) -> dict:
         },
         model=Path(options.model_path).name,
     )
-    streams, began_s, samples = asyncio.run(calls)
+    streams, began_s, samples = asyncio.run(sessions)
     rows = [row for stream in streams for row in stream.rows]
     late = options.seconds - _PATIENCE_S
     lost = [r for s in streams for r in s.unanswered(began_s) if r.due_s < late]

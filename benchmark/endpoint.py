@@ -1,11 +1,11 @@
-"""How `semantic_vad` ends turns of people, next to silence alone: cut off, and kept waiting.
+"""`semantic_vad` on recordings of people, against silence alone: interruptions and waiting times.
 
     python -m benchmark.endpoint --clips DIR [DIR ...] --json out.json
 
-Recordings of one speaker each, with a second of silence behind them. Each pause of 200 ms or more
-within one is a chance to cut the speaker off; some of these are ends of sentences, where a listener
-might answer, too, so the share is an upper bound. Behind the last word the turn is over, and what
-counts is how long it takes to know.
+Recordings of one speaker each, followed by a second of silence. In each pause of 200 ms or more the
+detection could interrupt the speaker. Some pauses are ends of sentences, where a listener might
+answer too, so the share is an upper bound. After the last word the turn is over: the time until
+this is detected is measured.
 """
 
 import argparse
@@ -32,7 +32,11 @@ _TAIL_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """lasts_ms: None behind the last word. score: how complete the turn sounded after 200 ms."""
+    """A pause in a recording.
+
+    lasts_ms: duration; None after the last word.
+    score: completeness of the turn after 200 ms of silence, by the endpoint model.
+    """
 
     clip: str
     at_ms: int
@@ -42,7 +46,7 @@ class Pause:
 
 
 def load(path: Path) -> np.ndarray:
-    """[n] int16 at 16 kHz, with silence behind it."""
+    """[n] int16 at 16 kHz, followed by silence."""
     sound, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
     sound = soxr.resample(sound.mean(axis=1), rate_hz, INPUT_RATE_HZ)
     pcm = (np.clip(sound, -1, 1) * 32767).astype(np.int16)
@@ -54,7 +58,7 @@ def pauses_of(path: Path, speech: SileroModel, model: SmartTurnModel) -> list[Pa
     settings = VadSettings(silence_duration_ms=60_000, pause_ms=_PAUSE_MS)
     detector = SpeechDetector(speech, settings)
     begun, found = 0, []
-    onsets: list[int] = []  # where the voice went on after a pause
+    onsets: list[int] = []  # where speech continues after a pause
     step = 32 * _SAMPLES_PER_MS
     for at in range(0, len(pcm) - step + 1, step):
         for event in detector.feed(pcm[at : at + step]):

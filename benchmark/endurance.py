@@ -1,10 +1,10 @@
-"""Calls in frame mode for a quarter of an hour, with everything that open microphones hear.
+"""Sessions in frame mode for a quarter of an hour, with all kinds of sound.
 
     python -m benchmark.endurance --json out.json
     python -m benchmark.endurance --kills thinker@300,thinker@600 --json out.json
 
-Two calls with each of six sounds: speech, two voices at once, silence, near silence, noise and
-music. A killed stage answers nobody until it is back; those frames are told apart from empty ones
+Two sessions with each of six sounds: speech, two voices at once, silence, near silence, noise and
+music. Frames are empty while a killed stage restarts; they are counted separately from empty frames
 at other times, of which there should be none (workload W6).
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmark.frames.calls import run_calls
+from benchmark.frames.sessions import run_sessions
 from benchmark.frames.sounds import endless_sounds
 from benchmark.frames.stream import FrameRow, Stream
 from benchmark.load.process_usage import MIB
@@ -31,14 +31,17 @@ WORKLOADS = Path(__file__).parent / "workloads"
 START_TIMEOUT_S = 300.0
 _MEMORY_EVERY_S = 10.0
 _MINUTE_S = 60.0
-# What was sent in the last moments may be answered after the end.
+# Results of the last frames may arrive after the end.
 _PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One flag per field. kills: STAGE@SECONDS, separated by commas. back_s: a killed stage's
-    frames count as its own for so long."""
+    """One flag per field.
+
+    kills: STAGE@SECONDS, separated by commas.
+    back_s: time after a kill in which empty frames are counted as its effect.
+    """
 
     sessions: int = 12
     seconds: float = 900.0
@@ -71,10 +74,10 @@ async def watch_memory(pid: int, began_s: float, samples: list[tuple[float, floa
 
 
 async def kill(pid: int, stage: str, at_s: float) -> None:
-    """SIGKILL to a stage's own process, so many seconds from now.
+    """Send SIGKILL to a stage's own process, at_s seconds from now.
 
     Raises:
-        LookupError: there is no such stage.
+        LookupError: if there is no such stage.
     """
     await asyncio.sleep(at_s)
     for process in psutil.Process(pid).children(recursive=True):
@@ -91,7 +94,7 @@ async def endure(server: ServerProcess, options: Options) -> dict:
     memory: list[tuple[float, float]] = []
     watching = asyncio.create_task(watch_memory(server.pid, began_s, memory))
     killing = [asyncio.create_task(kill(server.pid, *killed)) for killed in options.killed]
-    streams, began_s, _ = await run_calls(
+    streams, began_s, _ = await run_sessions(
         server,
         sounds=[kinds[name] for name in names],
         every_s=0.1,
@@ -148,7 +151,7 @@ def summary(
 
 
 def _away_s(rows: list[FrameRow], killed_s: float, until_s: float) -> float | None:
-    """Until every session that was there had an answer to what it said after the kill."""
+    """Time from a kill until every session of that moment has a result of a later frame."""
     first: dict[int, float] = {}
     for row in rows:
         if row.due_s >= killed_s and row.latency_ms is not None:

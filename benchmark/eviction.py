@@ -1,14 +1,15 @@
-"""What the choice of one KV victim costs: by the index, and by looking at every candidate.
+"""Cost of choosing one KV victim: by the index, and by a scan of all candidates.
 
     python -m benchmark.eviction --pages 1000,10000,100000,1000000 --json out.json
 
 LiveServe (arXiv 2606.22983), Table 1: 5.31 ms on average by a tail scan, 0.093 ms by an index.
 
 Keys are sessions with a known next use, and leaves of the radix tree without one. Two cases: every
-page is a key, which is the worst, and a session is one key. Each pick is of one page. After it
-another key is ranked anew and the victim comes back, so the number of pages stays; these are the
-updates. The scan is a loop over the same candidates, as SGLang's radix tree makes one over its
-leaves, and once more one expression of NumPy over arrays that others would keep up to date.
+page is a key, which is the worst, and a session is one key. Each pick is of one page. After a pick,
+another key is ranked again and the victim is inserted again, so that the number of pages stays
+constant; these are the updates. The scan is a loop over the same candidates, like that of SGLang's
+radix tree over its leaves, and in another arm one NumPy expression over arrays that are kept up to
+date elsewhere.
 """
 
 import argparse
@@ -29,16 +30,17 @@ CASES = ("page", "session")  # what is a key
 ARMS = ("index pick", "index update", "loop scan", "numpy scan")
 WARM_UP_PICKS = 100
 MIN_SCANS = 5
-STEP_S = 0.001  # of the candidates' clock, per pick: some become overdue on the way
+STEP_S = 0.001  # step of the candidates' clock per pick: some become overdue during a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """One flag per field.
 
-    session_pages: of each session. unknown: share of the pages that are leaves of their own,
-    without a known next use. scanned_keys: how many candidates each scan looks at in all; where
-    there are many it is repeated less, for its times hardly scatter.
+    session_pages: pages of each session.
+    unknown: share of the pages that are leaves of their own, without a known next use.
+    scanned_keys: candidates that all scans of a case visit together; a scan over many is repeated
+        less often, because its times hardly scatter.
     """
 
     pages: str = "1000,10000,100000,1000000"
@@ -73,14 +75,14 @@ class Row:
 
 @dataclass(slots=True)
 class Key:
-    """A session, or without next_use_s a leaf."""
+    """A session, or a leaf, which has no next_use_s."""
 
     n_tokens: int
     last_use_s: float
     next_use_s: float | None
 
     def remaining_s(self, now_s: float) -> float:
-        """As the index has it."""
+        """The index's measure of the time until the next use."""
         if self.next_use_s is None:
             return now_s - self.last_use_s
         return abs(self.next_use_s - now_s)
@@ -109,12 +111,12 @@ def parse_options(argv: list[str] | None = None) -> Options:
 
 
 def drawn_next_use_s(now_s: float, draw: random.Random) -> float:
-    """Some of a reply is left to play, then a gap and an utterance. Some are overdue."""
+    """A next use after the rest of a response, a gap and an utterance. Some are overdue."""
     return now_s + draw.uniform(-5.0, 20.0) + draw.expovariate(1 / 4)
 
 
 def draw_keys(case: str, n_pages: int, draw: random.Random, options: Options) -> list[Key]:
-    """In no order of time. Leaves are of an age that puts them among the sessions."""
+    """Draw keys in random order. The ages of leaves rank them among the sessions."""
     n_leaves = round(options.unknown * n_pages)
     per_key = 1 if case == "page" else options.session_pages
     n_known = -(-(n_pages - n_leaves) // per_key)
@@ -127,7 +129,7 @@ def draw_keys(case: str, n_pages: int, draw: random.Random, options: Options) ->
 def time_index(
     keys: list[Key], draw: random.Random, options: Options
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds of picks and of updates. Changes the keys."""
+    """Time picks and updates, in ms. Changes the keys."""
     index = VictimIndex(PAGE_TOKENS)
     for name, key in enumerate(keys):
         key.put(index, name)
@@ -146,7 +148,7 @@ def time_index(
 
 
 def time_scan(pick: Callable[[float], int], n_keys: int, options: Options) -> list[float]:
-    """Milliseconds of picks, each at another time."""
+    """Time picks, in ms, each at another time of the candidates' clock."""
     n = min(options.picks, max(MIN_SCANS, options.scanned_keys // n_keys))
     times_ms = []
     for i in range(-1, n):

@@ -1,11 +1,11 @@
-"""What the gateway process costs per session, next to the least a server of its stack could do.
+"""Cost of the gateway process per session, against a minimal server of the same stack.
 
     python -m benchmark.gateway_cost --sessions 8 --seconds 20 --json out.json
 
-Both servers get the same callers in the same run: microphones at real-time pace, that say a
-recorded clip, wait for the answer and say it again. The gateway is the real one, its answers
-come from a recording; the echo server sends back as many bytes of audio. What the stages and
-the orchestrator cost is not in these figures.
+Both servers get the same users in the same run: microphones at real-time pace that send a recorded
+clip, wait for the response and send it again. The gateway is the real one with a recording for
+responses; the echo server returns as many bytes of audio. The costs of the stages and of the
+orchestrator are not included.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmark.gateway_servers.process import ServerProcess
-from benchmark.gateway_servers.users import Callers, Traffic, period
+from benchmark.gateway_servers.users import Traffic, Users, period
 from benchmark.load.provenance import facts
 from sglang_live.client import clip
 from sglang_live.clock import MonotonicClock
@@ -28,17 +28,18 @@ from sglang_live.clock import MonotonicClock
 CLIPS = Path(__file__).parent / "workloads" / "clips"
 WARM_UP_S = 2.0
 N_RSS = 10
-# Between the end of a clip and the next one, besides the reply: detection and a breath.
+# Between the end of a clip and the next one, besides the response: detection and a breath.
 PAUSE_S = 1.5
-# With a larger share of late frames the machine was short of CPU for callers and server.
+# With a larger share of late frames the machine was short of CPU for users and server.
 LATE_LIMIT = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """
-    echo_seconds: for the echo server, whose figures do not change with time; as `seconds` if none.
-    frames_per_message: of 20 ms each, as browsers and phones send more than one at once.
+    """One flag per field.
+
+    echo_seconds: for the echo server, whose figures do not change with time. None: as `seconds`.
+    frames_per_message: frames of 20 ms in a message; browsers and phones send several at once.
     deflate: offer WebSocket compression, as the websockets package does by default.
     """
 
@@ -61,11 +62,11 @@ class Options:
 class Cost:
     """One arm of one repeat.
 
-    audio_s: of all sessions together, sent to the server while it was measured.
+    audio_s: audio of all sessions together, sent to the server during the measurement.
     cpu_ms_per_s: CPU time of the server process per second of one session.
-    lag_ms: of the server's event loop: P50, P99 and the worst.
-    behind_ms: the same of the ends of turns, from their last audio to the caller's hearing of it;
-        none of the echo server, which knows no turns.
+    lag_ms: P50, P99 and maximum lag of the server's event loop.
+    behind_ms: P50, P99 and maximum time from a turn's last audio to the event of its end; empty
+        for the echo server, which has no turns.
     rss_mb: memory of the server process, at equal intervals from beginning to end.
     """
 
@@ -86,27 +87,29 @@ async def measure(arm: str, server: ServerProcess, options: Options, seconds: fl
     clock = MonotonicClock()
     compression = "deflate" if options.deflate else None
     message_s = options.frames_per_message * clip.FRAME_S
-    callers = Callers(server.url, _periods(options), message_s, compression, clock)
-    calling = asyncio.create_task(callers.run())
+    users = Users(server.url, _periods(options), message_s, compression, clock)
+    running = asyncio.create_task(users.run())
     try:
-        await _sleep(WARM_UP_S, calling)
-        await asyncio.to_thread(server.lag_ms)  # of the beginning, when all connect at once
-        callers.reset()
+        await _sleep(WARM_UP_S, running)
+        await asyncio.to_thread(
+            server.lag_ms
+        )  # discard the lag of the beginning, when all connect at once
+        users.reset()
         before_s, rss_mb = server.cpu_s(), [server.rss_mb()]
         for i in range(N_RSS):
-            n_turns = len(callers.traffic.behind_s)
-            await _sleep(seconds / N_RSS, calling)
+            n_turns = len(users.traffic.behind_s)
+            await _sleep(seconds / N_RSS, running)
             rss_mb.append(server.rss_mb())
-            _tell(arm, (i + 1) / N_RSS, rss_mb[-1], callers.traffic.behind_s[n_turns:])
-        cpu_s, traffic = server.cpu_s() - before_s, callers.traffic
+            _print_progress(arm, (i + 1) / N_RSS, rss_mb[-1], users.traffic.behind_s[n_turns:])
+        cpu_s, traffic = server.cpu_s() - before_s, users.traffic
         lag_ms = await asyncio.to_thread(server.lag_ms)
     finally:
-        calling.cancel()
-        await asyncio.gather(calling, return_exceptions=True)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
     return _cost(arm, cpu_s, traffic, lag_ms, rss_mb)
 
 
-def _tell(arm: str, share: float, rss_mb: float, behind_s: list[float]) -> None:
+def _print_progress(arm: str, share: float, rss_mb: float, behind_s: list[float]) -> None:
     worst = f", ends of turns known {1e3 * max(behind_s):.0f} ms later at most" if behind_s else ""
     print(f"{arm} {share:.0%}: {rss_mb:.0f} MB{worst}", file=sys.stderr, flush=True)
 
@@ -130,21 +133,21 @@ def _cost(
 
 
 def _percentiles_ms(times_s: list[float]) -> list[float]:
-    """P50, P99 and the worst; nothing of nothing."""
+    """P50, P99 and the maximum; empty if there are no times."""
     if not times_s:
         return []
     return [round(1e3 * float(s), 1) for s in (*np.percentile(times_s, (50, 99)), max(times_s))]
 
 
-async def _sleep(seconds: float, calling: asyncio.Task[None]) -> None:
-    """Raises what ended the callers, if they end meanwhile."""
-    done, _ = await asyncio.wait({calling}, timeout=seconds)
+async def _sleep(seconds: float, running: asyncio.Task[None]) -> None:
+    """Sleep; raise the users' error if they end before."""
+    done, _ = await asyncio.wait({running}, timeout=seconds)
     if done:
-        calling.result()
+        running.result()
 
 
 def run_pair(options: Options) -> tuple[Cost, Cost]:
-    """The gateway first: the echo server sends what the gateway has sent."""
+    """Measure the gateway, then the echo server, which sends as much audio."""
     with ServerProcess("gateway", options.reply_s) as server:
         gateway = asyncio.run(measure("gateway", server, options, options.seconds))
     if not gateway.n_deltas:
@@ -182,7 +185,7 @@ def table(costs: list[Cost]) -> str:
         )
     lines.append(f"gateway / echo: {ratio(costs):.2f}")
     if any(cost.late_share > LATE_LIMIT for cost in costs):
-        lines.append("the machine is too small for callers and server together, or is shared")
+        lines.append("the machine is too small for users and server together, or is shared")
     return "\n".join(lines)
 
 
@@ -227,7 +230,7 @@ def document(options: Options, costs: list[Cost]) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     options, path = parse(argv)
-    # Stopped from outside, a server must not be left behind: end like Ctrl-C.
+    # SIGTERM ends the program like Ctrl-C, so that no server stays behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     costs = [cost for _ in range(options.repeats) for cost in run_pair(options)]
     print(table(costs))

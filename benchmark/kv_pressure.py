@@ -1,18 +1,19 @@
-"""Workload W3 on a running engine: more calls than its KV pool holds, policies side by side.
+"""Workload W3 on a running engine: more sessions than its KV pool holds, by policy.
 
     python -m benchmark.kv_pressure --arms recompute,lru,next-use,preload --json out.json
 
-Callers speak, wait for the first token, listen, and speak again (benchmark/kv/workload.py), over
-SGLang's own API of a thinker whose pool holds a share of the working set. The gateway's part is
-played here: speech starts and outlooks travel over the control channel as they would. Arms differ
-in what the engine has and hears; each begins with a fresh engine.
+Users speak, wait for the first token, listen, and speak again (benchmark/kv/workload.py), over
+SGLang's own API of a thinker whose pool holds a share of the working set. This program takes the
+gateway's part: it sends speech starts and next-use hints over the control channel. Each arm has a
+fresh engine.
 
-    recompute  no host tier, nobody tells when callers speak: what gave way is computed anew
+    recompute  no host tier, no hints: evicted KV is computed again
     lru        with the host tier
-    next-use    and outlooks
-    preload    and what is needed next comes back ahead of its request
+    next-use   and next-use hints
+    preload    and speech starts: KV is loaded before its request
 
-Without a device, tiers are one memory and copies cost nothing; --link models one that takes time.
+Without a device, tiers are one memory and copies cost nothing; --link models a link that takes
+time.
 """
 
 import argparse
@@ -41,7 +42,7 @@ from benchmark.thinker import load_of, thinker
 from sglang_live.engine_channel.messages import NextUseHint, SpeechStart
 from sglang_live.stages.engine_host import FeedSocket
 
-# The engine closes a connection that was idle for five seconds; ours must be let go before.
+# The engine closes a connection after five idle seconds; the client must close it before.
 _CONNECTIONS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
 _BASE = ("urgency", "pacing", "truncate", "retention", "next-use")
 ARMS = {"recompute": _BASE, "lru": _BASE, "next-use": _BASE, "preload": (*_BASE, "preload")}
@@ -72,8 +73,8 @@ _COUNTERS = (
 class Options:
     """One flag per field.
 
-    pool_share: of the most KV that all calls hold at one time.
-    divisor: of all lengths of the trace.
+    pool_share: size of the pool, as a share of the most KV that all sessions hold at one time.
+    divisor: divisor of all lengths of the trace.
     link: "<GB/s>:<microseconds>" of a modelled link; empty: none.
     """
 
@@ -91,8 +92,13 @@ class Options:
 
 
 @dataclass(slots=True)
-class Call:
-    """ttft_ms: of turns after the first. computed: tokens of them that were there before."""
+class SessionTimes:
+    """Times and tokens of one session.
+
+    ttft_ms: of turns after the first.
+    computed: history tokens of these turns that were computed again.
+    held: history tokens of these turns.
+    """
 
     ttft_ms: list[float] = field(default_factory=list)
     first_ttft_ms: list[float] = field(default_factory=list)
@@ -123,18 +129,18 @@ def engine_args(arm: str, pool_tokens: int, options: Options) -> dict:
     return args
 
 
-class Callers:
-    """All callers of a schedule, against one engine."""
+class Users:
+    """All users of a schedule, against one engine."""
 
     def __init__(self, arm: str, replica, client: httpx.AsyncClient):
-        self._tells, self._speaks = arm in ("next-use", "preload"), arm == "preload"
+        self._hints, self._speaks = arm in ("next-use", "preload"), arm == "preload"
         self._client = client
         self._feed = FeedSocket(replica.spec.socket_path("inbox"))
         self._gap_s: float | None = None
 
-    async def converse(self, accesses: list[Access], began_s: float) -> Call:
-        """One session, turn after turn. Its first words come at began_s on its own schedule."""
-        call, name = Call(), f"call-{accesses[0].session}"
+    async def converse(self, accesses: list[Access], began_s: float) -> SessionTimes:
+        """Run one session's turns in order; its schedule counts from began_s."""
+        times, name = SessionTimes(), f"session-{accesses[0].session}"
         rng = random.Random(accesses[0].session)
         body = {"capacity_of_str_len": 1 << 40, "session_id": name, "streaming": True}
         (await self._client.post("/open_session", json=body)).raise_for_status()
@@ -143,18 +149,20 @@ class Callers:
             if self._speaks:
                 self._feed.send(SpeechStart(name))
             await asyncio.sleep(access.request_s - access.speech_s)
-            sounds_s = await self._turn(name, access, call, rng)
+            sounds_s = await self._turn(name, access, times, rng)
             plays_s = max(0.0, sounds_s + access.playback_s - time.monotonic())
-            if self._tells:
+            if self._hints:
                 self._feed.send(NextUseHint(name, plays_s, self._gap_s, None))
             await asyncio.sleep(plays_s + access.next_gap_s)
-            if self._tells:
+            if self._hints:
                 self._feed.send(NextUseHint(name, 0.0, self._gap_s, access.next_gap_s))
         await self._client.post("/close_session", json={"session_id": name})
-        return call
+        return times
 
-    async def _turn(self, name: str, access: Access, call: Call, rng: random.Random) -> float:
-        """Returns: when its first token came."""
+    async def _turn(
+        self, name: str, access: Access, times: SessionTimes, rng: random.Random
+    ) -> float:
+        """Run one turn. Returns the time of its first token."""
         request = {
             "input_ids": [rng.randrange(10, 200) for _ in range(access.input_tokens)],
             "session_params": {"id": name},
@@ -173,14 +181,14 @@ class Callers:
                 first_s = first_s or time.monotonic()
                 event = json.loads(line[6:])
                 if "error" in event:
-                    call.errors.append(str(event["error"]))
+                    times.errors.append(str(event["error"]))
                     break
                 meta = event["meta_info"]
         first_s = first_s or time.monotonic()
-        (call.ttft_ms if access.turn else call.first_ttft_ms).append(1000 * (first_s - asked_s))
+        (times.ttft_ms if access.turn else times.first_ttft_ms).append(1000 * (first_s - asked_s))
         if access.turn and meta:
-            call.held += access.history_tokens
-            call.computed += max(0, access.history_tokens - meta.get("cached_tokens", 0) - 1)
+            times.held += access.history_tokens
+            times.computed += max(0, access.history_tokens - meta.get("cached_tokens", 0) - 1)
         return first_s
 
 
@@ -194,26 +202,26 @@ async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
         by_session: dict[int, list[Access]] = {}
         for access in schedule.accesses:
             by_session.setdefault(access.session, []).append(access)
-        users, began_s = Callers(arm, replica, client), time.monotonic()
-        calls = await asyncio.gather(
+        users, began_s = Users(arm, replica, client), time.monotonic()
+        sessions = await asyncio.gather(
             *(users.converse(accesses, began_s) for accesses in by_session.values())
         )
         wall_s = time.monotonic() - began_s
         load = await load_of(replica)
-    ttft_ms = np.array([ms for call in calls for ms in call.ttft_ms])
+    ttft_ms = np.array([ms for times in sessions for ms in times.ttft_ms])
     return {
         "arm": arm,
         "turns": len(ttft_ms),
-        "errors": [error for call in calls for error in call.errors],
+        "errors": [error for times in sessions for error in times.errors],
         "pool_tokens": pool_tokens,
         "wall_s": wall_s,
-        # P99 of fewer than a hundred turns would be the slowest of them.
+        # P99 of fewer than a hundred turns would be their maximum.
         "ttft_ms": {
             f"p{p}": float(np.percentile(ttft_ms, p)) if p < 99 or len(ttft_ms) >= 100 else None
             for p in (50, 90, 99)
         },
-        "paused_tokens": sum(call.held for call in calls),
-        "recomputed_tokens": sum(call.computed for call in calls),
+        "held_tokens": sum(times.held for times in sessions),
+        "recomputed_tokens": sum(times.computed for times in sessions),
         **{name: load.get(f"policy_{name}", 0.0) for name in _COUNTERS},
         "ttft_all_ms": ttft_ms.tolist(),
     }

@@ -1,10 +1,10 @@
-"""What a long prompt costs those who ask something short meanwhile, and how long it takes itself.
+"""Delay that a long prompt's prefill causes to short questions, and its own duration.
 
     python -m benchmark.long_prompt --policies off,all --words 8000,20000 --json out.json
 
-One server per arm. A short question is asked over and over: alone, and while a prompt of so many
-words is prefilled, which nobody has sent before. Of both the time to the first sound is taken, in
-calls over /v1/realtime, or to the first token, in written chat. Arms are interleaved.
+One server per arm. A short question is repeated: alone, and while a new prompt of --words words is
+prefilled. For both, the time to the first sound is measured in sessions over /v1/realtime, or the
+time to the first token in written chat. Arms are interleaved.
 """
 
 import argparse
@@ -37,10 +37,12 @@ _count = itertools.count(1)
 class Options:
     """One flag per field.
 
-    long, short: "realtime" or "written", comma-separated pairs: the first of both, then the
-        second. asks: short questions alone; most_asks: beside. startup_delay_s: of the long prompt
-        before the first question. pause_s: at most, before a question: they come at any moment of
-        a slice. tokens: of an answer.
+    long, short: "realtime" or "written", comma-separated; long and short of one place are a pair.
+    asks: number of short questions alone.
+    most_asks: highest number of short questions beside the long prompt.
+    startup_delay_s: time from the long prompt to the first question beside it.
+    pause_s: longest random pause before a question, which so comes at any moment of a slice.
+    tokens: length of a response.
     """
 
     policies: str = "off,all"
@@ -61,7 +63,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Seconds since it was asked; None: there was none."""
+    """Times since the question, in seconds; None if there was no such event."""
 
     first_s: float | None
     done_s: float
@@ -70,7 +72,7 @@ class Answer:
 
 
 class Realtime:
-    """A call; what is asked in it is written, what is answered is heard."""
+    """A realtime session with typed questions and spoken responses."""
 
     def __init__(self, server: ServerProcess, model: str, tokens: int):
         self._options = SessionOptions(url=server.url, model=model)
@@ -101,7 +103,7 @@ class Realtime:
             elif event["type"] == "response.done":
                 told = event["response"]
                 error = (told.get("status_details") or {}).get("error") or {}
-                # Its few tokens are all that was asked for.
+                # A response that ends at its token limit is complete here.
                 status = "completed" if told["status"] == "incomplete" else told["status"]
                 done_s = time.monotonic() - began_s
                 return Answer(first_s, done_s, status, str(error.get("message", "")))
@@ -113,7 +115,7 @@ class Realtime:
 
 
 class Written:
-    """Chat without sound."""
+    """Chat without audio."""
 
     def __init__(self, server: ServerProcess, model: str, tokens: int):
         self._url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
@@ -162,16 +164,16 @@ async def measure(server: ServerProcess, options: Options, n_words: int, pair: t
     """Short questions alone, the long prompt alone, then both."""
     model = Path(options.model_path).name
     long_kind, short_kind = pair
-    async with AsyncExitStack() as calls:
-        short = await calls.enter_async_context(KINDS[short_kind](server, model, options.tokens))
+    async with AsyncExitStack() as stack:
+        short = await stack.enter_async_context(KINDS[short_kind](server, model, options.tokens))
         alone = []
         for _ in range(options.asks):
             await asyncio.sleep(random.uniform(0.0, options.pause_s))
             alone.append(await short.ask(short_text()))
-        async with KINDS[long_kind](server, model, options.tokens) as call:
-            long_alone = await call.ask(long_text(n_words, options.seed))
-        async with KINDS[long_kind](server, model, options.tokens) as call:
-            asking = asyncio.create_task(call.ask(long_text(n_words, options.seed)))
+        async with KINDS[long_kind](server, model, options.tokens) as session:
+            long_alone = await session.ask(long_text(n_words, options.seed))
+        async with KINDS[long_kind](server, model, options.tokens) as session:
+            asking = asyncio.create_task(session.ask(long_text(n_words, options.seed)))
             await asyncio.sleep(options.startup_delay_s)
             beside = []
             while not asking.done() and len(beside) < options.most_asks:
@@ -183,11 +185,11 @@ async def measure(server: ServerProcess, options: Options, n_words: int, pair: t
         "long": long_kind,
         "short": short_kind,
         "alone_ms": [_ms(answer.first_s) for answer in alone],
-        # The last one may have met no prefill any more.
+        # The prefill may have ended before the last question.
         "beside_ms": [_ms(answer.first_s) for answer in beside[:-1] or beside],
         "short_errors": [a.error or a.status for a in beside if a.status != "completed"],
-        "long_alone": _told(long_alone),
-        "long_beside": _told(long_beside),
+        "long_alone": _times_ms(long_alone),
+        "long_beside": _times_ms(long_beside),
     }
 
 
@@ -195,7 +197,7 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(1000 * seconds, 1)
 
 
-def _told(answer: Answer) -> dict:
+def _times_ms(answer: Answer) -> dict:
     first_ms, done_ms = _ms(answer.first_s), _ms(answer.done_s)
     return {
         "first_ms": first_ms,
@@ -223,8 +225,8 @@ def run(options: Options) -> list[dict]:
 
 async def _warm_up(server: ServerProcess, options: Options, pair: tuple) -> None:
     for kind in pair:
-        async with KINDS[kind](server, Path(options.model_path).name, options.tokens) as call:
-            await call.ask(short_text())
+        async with KINDS[kind](server, Path(options.model_path).name, options.tokens) as session:
+            await session.ask(short_text())
 
 
 def _p50(values: list[float | None]) -> float | None:
@@ -244,7 +246,7 @@ def _line(row: dict) -> str:
 
 
 def summary(rows: list[dict]) -> list[dict]:
-    """All repeats of an arm and a point together: one line each."""
+    """One line per arm and point, over all repeats."""
     found = []
     places = dict.fromkeys((r["policies"], r["words"], r["long"], r["short"]) for r in rows)
     for policies, words, long, short in places:

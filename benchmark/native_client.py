@@ -1,4 +1,4 @@
-"""A client of SGLang's own HTTP API, as a stage serves it on its Unix socket."""
+"""A client of SGLang's own HTTP API, which a stage serves on its Unix socket."""
 
 import httpx
 

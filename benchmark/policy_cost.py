@@ -1,12 +1,12 @@
-"""What the policies of one scheduling round cost, by number of streams.
+"""Cost of the policies of one scheduling round, by number of streams.
 
     python -m benchmark.policy_cost --json out.json
 
-Also what it costs to take in progress of all streams at once, which is the most that one round can
-bring: the stage sends the newest of every stream in one message.
+Also the cost of receiving progress of all streams at once, which is the maximum in one round: the
+stage sends the newest progress of every stream in one message.
 
-Streams are drawn: most play and are some way ahead, some sit out, a few wait or have just begun.
-Policy sets take turns round by round, so that a disturbance of the machine meets all of them.
+Streams are random: most play and have some audio buffered, some are paused, a few wait or have just
+begun. Policy sets alternate round by round, so that a disturbance of the machine affects all.
 """
 
 import argparse
@@ -36,13 +36,13 @@ POLICIES = (
     ("deadline",),
     ("deadline", "pacing"),
 )
-VIEWS = 64  # different ones, so that no branch is always predicted
+VIEWS = 64  # several, so that no branch is always predicted
 WARM_UP_ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """One flag per field. Shares are of all streams."""
+    """One flag per field; shares are of all streams."""
 
     rounds: int = 1000
     waiting: float = 0.04
@@ -74,7 +74,7 @@ def parse_options() -> Options:
 
 def random_view(n: int, rng: np.random.Generator, options: Options) -> StageView:
     shares = np.cumsum([options.waiting, options.starting, options.paused])
-    state = np.searchsorted(shares, rng.random(n))  # waiting, starting, held, playing
+    state = np.searchsorted(shares, rng.random(n))  # waiting, starting, paused, playing
     waiting = state == 0
     buffered_s = rng.uniform(0.3, 2.0, n)
     buffered_s[state == 1] = rng.uniform(0.0, 0.3, np.count_nonzero(state == 1))
@@ -85,7 +85,7 @@ def random_view(n: int, rng: np.random.Generator, options: Options) -> StageView
     return StageView(
         now_s=1000.0,
         occupancy=0.7,
-        # Half of the views have room for everybody who waits.
+        # Half of the views have room for all waiting streams.
         free_tokens=int(prefill_tokens.sum() * rng.choice([0.6, 1.5])),
         prefill_running=False,
         rates=StageRates(round_s=0.015),

@@ -1,11 +1,11 @@
-"""What the policies cost inside a running engine: a thinker with many replies at once.
+"""Cost of the policies inside a running engine: a thinker with many responses at once.
 
     python -m benchmark.policy_engine --streams 16,256 --json out.json
 
-Replies run over SGLang's own API with the ids of ours, and their consumers' progress comes over the
-control channel every 50 ms, so that streams are held and come back. Cost is CPU time of the
-scheduler's thread in deciding and in taking progress in; what moving requests between batches
-costs is in the rounds themselves.
+Requests run over SGLang's own API with this project's ids, and their consumers' progress comes over
+the control channel every 50 ms, so that streams are paused and resumed. Cost is CPU time of the
+scheduler's thread for decisions and for receiving progress; moving requests between batches is part
+of the rounds.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def parse_args() -> argparse.Namespace:
 
 
 async def listen(feed: FeedSocket, rids: list[str]) -> None:
-    """Consumers who take one second per second, each begun at another time."""
+    """Consumers that play one second per second, each started at another time."""
     began_s = time.monotonic()
     offsets_s = [random.Random(rid).uniform(0.0, 1.0) for rid in rids]
     n = len(rids)
@@ -87,7 +87,7 @@ def _request(rid: str, n: int, n_tokens: int) -> dict:
 
 async def run(points: list[int], n_tokens: int) -> list[dict[str, float]]:
     rows = []
-    # Or SGLang would set aside room for thousands of tokens of every reply.
+    # Without it, SGLang reserves room for thousands of tokens per response.
     estimate = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "64"}
     rows_of_engine = {"max_running_requests": max(points) + 8}
     async with thinker(POLICIES, rows_of_engine, estimate) as replica:

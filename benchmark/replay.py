@@ -1,4 +1,4 @@
-"""A client comes back and tells the whole conversation again: how long until it is answered.
+"""Time in which a client that reconnects replays its conversation and gets a response.
 
     python -m benchmark.replay --url ws://127.0.0.1:30000/v1/realtime --items 1000 --json out.json
 
@@ -15,7 +15,10 @@ import websockets
 
 
 async def replay(url: str, n_items: int) -> dict:
-    """replayed_s: until the last item is confirmed. answered_s: of a small turn after it."""
+    """Replay n_items and run a turn.
+
+    Returns replayed_s, until the last item is confirmed, and answered_s, of a small turn after it.
+    """
     async with websockets.connect(url, max_size=None, proxy=None) as connection:
         deleted = 0
 

@@ -1,10 +1,11 @@
-"""Long calls on a running engine: memory and time per turn over age, bounded and not.
+"""Long sessions on a running engine: memory and time per turn over age, bounded and not.
 
     python -m benchmark.retention --turns 60 --json out.json
 
-Callers talk in turn, over SGLang's own API of a thinker. With a bound, a session keeps its first
-tokens and a window of the last ones; without, everything. Both arms run in one engine, one after
-the other. Cost of a cut is the scheduler's own time in it, tensors launched but not waited for.
+Sessions take their turns in order, over SGLang's own API of a thinker. With a bound, a session
+keeps its first tokens and a window of the last ones; without, everything. Both arms run in one
+engine, one after the other. The cost of a compaction is the scheduler's own time in it, without
+waiting for the device.
 """
 
 import argparse
@@ -44,7 +45,7 @@ class Options:
     json: str = ""
 
 
-class Call:
+class RetainedSession:
     def __init__(self, name: str, replica, client: httpx.AsyncClient, options: Options):
         self._name, self._client, self._options = name, client, options
         self._rng = random.Random(f"{options.seed} {name}")
@@ -58,7 +59,7 @@ class Call:
             await asyncio.sleep(0.1)
 
     async def turn(self) -> float:
-        """Returns: seconds."""
+        """Run one turn. Returns its duration in seconds."""
         body = {
             "input_ids": [self._rng.randrange(10, 200) for _ in range(self._options.heard)],
             "session_params": {"id": self._name},
@@ -82,11 +83,13 @@ async def measure(arm: str, replica, options: Options) -> dict:
     before = await load_of(replica)
     ages: list[dict[str, float]] = []
     async with native_client(replica.spec, 120) as client:
-        calls = [Call(f"{arm}-{n}", replica, client, options) for n in range(options.calls)]
-        for call in calls:
-            await call.open(feed)
+        sessions = [
+            RetainedSession(f"{arm}-{n}", replica, client, options) for n in range(options.calls)
+        ]
+        for session in sessions:
+            await session.open(feed)
         for turn in range(options.turns):
-            seconds = [await call.turn() for call in calls]
+            seconds = [await session.turn() for session in sessions]
             if (turn + 1) % max(1, options.turns // 12) == 0:
                 used = (await load_of(replica))["kv_tokens_used"] - before["kv_tokens_used"]
                 ages.append(
@@ -98,8 +101,8 @@ async def measure(arm: str, replica, options: Options) -> dict:
                     }
                 )
         after = await load_of(replica)
-        for call in calls:
-            await call.close()
+        for session in sessions:
+            await session.close()
     grown = spent(before, after)
     n_compactions = grown["sessions_compacted"] + grown["sessions_compacted_running"]
     return {

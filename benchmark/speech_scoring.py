@@ -1,9 +1,9 @@
-"""What a window of speech costs to score: the network as published, and as the server runs it.
+"""Cost of scoring a window of speech: the network as published, and as the server runs it.
 
     python -m benchmark.speech_scoring --json out.json
 
-The published graph takes one caller's windows per call, the server's all callers'. Each caller
-brings as many as are left until something can come of them. Arms alternate within one run.
+The published graph takes one user's windows per run, the server's takes those of all users. Each
+user has the windows that a decision needs at once. Arms alternate within one run.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from sglang_live.interaction.silero import (
     bundled_model_path,
 )
 
-CALLERS = (1, 2, 4, 8, 16, 32)
+USERS = (1, 2, 4, 8, 16, 32)
 WINDOWS_EACH = 4
 
 
@@ -33,7 +33,7 @@ WINDOWS_EACH = 4
 class Row:
     """Medians per window."""
 
-    callers: int
+    users: int
     published_us: float
     server_us: float
 
@@ -60,7 +60,7 @@ def measure(n_users: int, rounds: int) -> Row:
 def _published() -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # it has unused weights and says so
+    options.log_severity_level = 3  # the model has unused weights, which are logged
     return onnxruntime.InferenceSession(
         bundled_model_path(), options, providers=["CPUExecutionProvider"]
     )
@@ -77,10 +77,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    rows = [measure(n, args.rounds) for n in CALLERS]
-    print("callers  published us/window  server us/window")
+    rows = [measure(n, args.rounds) for n in USERS]
+    print("  users  published us/window  server us/window")
     for row in rows:
-        print(f"{row.callers:7d}  {row.published_us:19.1f}  {row.server_us:16.1f}")
+        print(f"{row.users:7d}  {row.published_us:19.1f}  {row.server_us:16.1f}")
     if args.json:
         document = {
             "benchmark": "speech_scoring",

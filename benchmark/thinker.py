@@ -1,4 +1,4 @@
-"""One thinker stage by itself, for benchmarks that play the gateway's part."""
+"""One thinker stage alone, for benchmarks that take the gateway's part."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,10 @@ async def thinker(
     engine_args: dict | None = None,
     environment: dict[str, str] | None = None,
 ) -> AsyncIterator[Replica]:
-    """Its own engine, of the demo model with replies that do not end by themselves: every run
-    of a workload makes as many tokens. SGLang's API is reached by benchmark.native_client.
+    """A thinker of the demo model whose responses never end by themselves.
+
+    So every run of a workload makes the same number of tokens. SGLang's API is reached by
+    benchmark.native_client.
     """
     owned = RunDir.make()
     run_dir = owned.path
@@ -52,13 +54,13 @@ async def thinker(
 
 
 async def load_of(replica: Replica) -> dict[str, float]:
-    """What the stage reports of itself, up to date."""
+    """The stage's load report, after the next update."""
     await asyncio.sleep(_REPORTED_S)
     return (await replica.client.ping(10.0)).load
 
 
 def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """By how much each total grew. The policies' names come without their prefix."""
+    """Growth of each total. The policies' names are without their prefix."""
     return {
         name.removeprefix("policy_"): total - before.get(name, 0.0) for name, total in after.items()
     }

@@ -1,13 +1,13 @@
-"""What a tick of frame mode costs beside the engine's own step, by sessions that are due in it.
+"""Cost of a tick of frame mode besides the engine's own step, by sessions due in it.
 
     python -m benchmark.tick_cost --json out.json
 
-let go    the metronome sorts who is due and wakes them (orchestrator/metronome.py)
-ask       their turns' messages, each a frame and the names of what came before, onto the socket
+let go    the metronome sorts the due sessions and wakes them (orchestrator/metronome.py)
+ask       their turns' messages, each a frame and the keys of its history, onto the socket
 order     the policies' round in the engine's scheduler, with all of them waiting (policy/decide.py)
 
-Batching in the engine is SGLang's own, and part of its step; `benchmark.collapse` has what that
-takes, and the whole frame.
+Batching in the engine is SGLang's own, and part of its step; `benchmark.collapse` measures that and
+the whole frame.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from sglang_live.stages.transport.client import StageClient
 
 DUE = (16, 64, 256, 1024)
 _FRAME_MS = 480
-# What a window of 2,048 tokens holds of such frames and the replies to them.
+# Frames, with their responses, that a window of 2,048 tokens holds.
 _HISTORY = 220
 
 
@@ -96,7 +96,7 @@ def order(n: int, repeats: int) -> Row:
 
 
 async def ask(n: int, repeats: int) -> Row:
-    """Nobody reads at the other end; the socket's queue takes them all."""
+    """No peer reads: the socket's queue holds all messages."""
     history = tuple(
         HistoryItem(key=f"key_{i:032x}", role="user", parts=(TextPart("x"),))
         for i in range(_HISTORY)

@@ -1,10 +1,10 @@
-"""What SGLang's radix tree costs by its core: Rust, which we leave in use, against Python.
+"""Cost of SGLang's radix tree by its core: Rust, which stays in use, against Python.
 
     python -m benchmark.tree_core --prompts 100,1000,10000 --json out.json
 
-Policies of eviction can be plugged into the core in Python only. A tree is filled with prompts that
-begin alike. Then, in turn: a resident prompt is looked up; room for a new one is made by eviction,
-least used first; the new one is inserted. Medians over all turns.
+Eviction policies can be plugged into the Python core only. A tree is filled with prompts of a
+common beginning. Then, in turn: a resident prompt is looked up; room for a new one is made by LRU
+eviction; the new one is inserted. Medians over all turns.
 """
 
 import argparse
@@ -36,7 +36,10 @@ PAGE = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One flag per field; lengths in tokens. shared: of every prompt's beginning."""
+    """One flag per field; lengths in tokens.
+
+    shared: length of the common beginning of all prompts.
+    """
 
     prompts: str = "100,1000,10000"
     length: int = 512

@@ -1,12 +1,12 @@
-"""What a turn spends outside the models, and where its time to first audio goes.
+"""Overhead of a turn outside the models, and the parts of its time to first audio.
 
     python -m benchmark.turn_cost --turns 20 --json out.json
     python -m benchmark.turn_cost --model-path demo --ask "Tell me a story." --cores 1 --turns 5
 
-One caller, typed questions one after another, nothing held back. RTF is the time of a turn per
-second of its sound; with `--cores 1` server and client share one. Every stage logs when its model
-computes. The overhead of a turn is the share of the time from asking to `response.done` in which no
-stage's model was computing: scheduling, sampling, transport, gateway, and the client itself.
+One user, typed questions one after another, without pacing. RTF is the time of a turn per second of
+its sound; with `--cores 1` server and client share one. Every stage logs when its model computes.
+The overhead of a turn is the share of the time from the question to `response.done` in which no
+stage's model computes: scheduling, sampling, transport, gateway, and the client itself.
 """
 
 import argparse
@@ -35,7 +35,11 @@ MARK = "sglang_live_turn_mark_seconds"
 
 @dataclass(frozen=True, slots=True)
 class TurnCost:
-    """turn_s: asked to done. models_s: of that, with at least one model computing."""
+    """Times of a turn.
+
+    turn_s: from the question to `response.done`.
+    models_s: part of it in which at least one model computes.
+    """
 
     turn_s: float
     models_s: float
@@ -53,7 +57,7 @@ class TurnCost:
 async def ask_all(
     url: str, model: str, question: str, turns: int
 ) -> list[tuple[float, float, float]]:
-    """(asked, done, audio_s) of each turn; CLOCK_MONOTONIC seconds."""
+    """(asked_s, done_s, audio_s) of each turn; times on CLOCK_MONOTONIC."""
     done_at: list[float] = []
 
     def note(event: dict) -> None:
@@ -75,7 +79,7 @@ async def ask_all(
 
 
 def mean_marks(metrics: str) -> dict[str, float]:
-    """Milliseconds since the turn began, by mark, from the text of /metrics."""
+    """Mean milliseconds since the start of a turn, by mark, from the text of /metrics."""
     sums: dict[str, dict[str, float]] = {"sum": {}, "count": {}}
     for line in metrics.splitlines():
         for part, values in sums.items():

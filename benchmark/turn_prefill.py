@@ -1,9 +1,9 @@
-"""What taking in a turn while it is spoken saves at its end, by how long it is.
+"""Time that turn prefill saves at the end of an utterance, by the utterance's length.
 
     python -m benchmark.turn_prefill --pieces 0,1,2,4,8 --lengths 2,5,10,20 --json out.json
 
-One caller at a time speaks turns of these lengths at real-time pace, each in a call of its own.
-Every size of piece has a fresh server; 0 is without the policy. The order of lengths is drawn, and
+One user at a time speaks turns of these lengths at real-time pace, each in a session of its own.
+Every size of piece has a fresh server; 0 is without the policy. The order of lengths is random, and
 the same for all.
 """
 
@@ -26,7 +26,7 @@ from sglang_live.clock import MonotonicClock
 WORKLOADS = Path(__file__).parent / "workloads"
 POLICIES = "urgency+pacing+truncate+startup-delay+retention+next-use+preload"
 START_TIMEOUT_S = 600.0
-# Pauses between words stay, those between sentences would end the turn.
+# Longer pauses, as between sentences, would end the turn.
 _LONGEST_PAUSE_S = 0.2
 _FRAME = round(clip.SAMPLE_RATE_HZ * clip.FRAME_S)
 
@@ -45,7 +45,7 @@ class Options:
 
 
 def fluent(pcm: bytes) -> np.ndarray:
-    """int16 [n]: the same without its long pauses."""
+    """[n] int16: the audio without its long pauses."""
     samples = np.frombuffer(pcm, "<i2")
     frames = samples[: len(samples) // _FRAME * _FRAME].reshape(-1, _FRAME)
     level = np.sqrt(np.mean(np.square(frames.astype(np.float32)), axis=1))
@@ -93,7 +93,7 @@ def run(options: Options) -> list[dict]:
         policies = f"{POLICIES}+turn-prefill" if piece_s else POLICIES
         args = (f"--turn-prefill-s={piece_s:g}",) if piece_s else ()
         with ServerProcess(options.model_path, policies, args, START_TIMEOUT_S) as server:
-            # The first turn of a server pays for what later ones find warm.
+            # The first turn of a server includes its warm-up.
             warm_up = turns[:1]
             model = Path(options.model_path).name
             found = asyncio.run(measure(server.url, model, [*warm_up, *turns]))[len(warm_up) :]

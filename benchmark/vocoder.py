@@ -1,4 +1,4 @@
-"""What a vocoder chunk costs with its left context as state, and with 25 frames re-decoded.
+"""Cost of a vocoder chunk with its left context as state, and with 25 frames decoded again.
 
 Run: python -m benchmark.vocoder --json out.json
 Random weights: the cost does not depend on them. Both arms alternate within one run.
@@ -27,7 +27,7 @@ CHUNK_FRAMES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Model size (defaults: a tiny demo model) and what to run; one flag per field."""
+    """Model size (defaults: a tiny demo model) and extent; one flag per field."""
 
     hidden: int = 128
     intermediate: int = 384
@@ -78,7 +78,7 @@ def build(options: Options) -> Qwen3OmniMoeCode2Wav:
 
 
 def median_ms(arms: list[Callable[[], object]], repeats: int, device: str) -> list[float]:
-    """Time the arms in turn, so that a disturbance of the machine meets all of them."""
+    """Time the arms in turn, so that a disturbance of the machine affects all of them."""
     times_ms = [[] for _ in arms]
     for i in range(repeats + 2):
         for arm, own_ms in zip(arms, times_ms, strict=True):

@@ -1,11 +1,11 @@
-"""Voice sessions under load: how soon callers hear an answer, and how smoothly.
+"""Voice sessions under load: time to first audio, and continuity of playback.
 
     python -m benchmark.voice_load --policies off,all --sessions 1,4 --turns 4 --json out.json
 
-Workload W2: each caller speaks a recorded clip at real-time pace, hears the reply out, waits
-as long as people do in conversation, and speaks again. W4, with --barge-in: some callers speak
-into the reply. W1, with --open-loop --turns 1: callers that come, ask once and go. Every run
-gets a fresh server.
+Workload W2: each user speaks a recorded clip at real-time pace, listens to the end of the response,
+waits as long as people do in conversation, and speaks again. W4, with --barge-in: some users
+interrupt the response. W1, with --open-loop --turns 1: users arrive, ask one question and leave.
+Every run has a fresh server.
 """
 
 import json
@@ -30,7 +30,7 @@ ASKED_FOR = (interruption_table, open_loop_table, storm_table, ratio_table)
 
 
 def run_all(config: LoadConfig, workload: Workload, results: list[RunResult]) -> None:
-    """Run the whole experiment; fills `results` as it goes."""
+    """Run the whole experiment; appends to `results` after each run."""
     runs = list(config.runs())
     for number, run in enumerate(runs, start=1):
         name = (
@@ -50,7 +50,7 @@ def run_all(config: LoadConfig, workload: Workload, results: list[RunResult]) ->
 
 def main(argv: list[str] | None = None) -> int:
     config = parse_args(argv)
-    # Stopped from outside, the server must not be left behind: end like Ctrl-C.
+    # SIGTERM ends the program like Ctrl-C, so that no server stays behind.
     signal.signal(signal.SIGTERM, _interrupt)
     results: list[RunResult] = []
     code = 0

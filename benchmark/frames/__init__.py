@@ -1,1 +1,1 @@
-"""Workload W6: calls in frame mode, whose audio never ends."""
+"""Workload W6: sessions in frame mode, with endless audio."""

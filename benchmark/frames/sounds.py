@@ -1,4 +1,4 @@
-"""What a microphone that is always open brings: speech, and everything else. 24 kHz, int16 [n]."""
+"""Sounds of an open microphone: speech, silence, noise, music. 24 kHz, int16 [n]."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ _CHORDS_HZ = ((262, 330, 392), (220, 262, 330), (175, 220, 262), (196, 247, 294)
 
 
 def endless_sounds(clips: Path, seed: int) -> dict[str, np.ndarray]:
-    """By name. The same seed gives the same sounds."""
+    """Sounds by name. The same seed gives the same sounds."""
     rng = np.random.default_rng(seed)
     speech = load_speech(clips)
     other = np.roll(speech, len(speech) // 2)

@@ -1,4 +1,4 @@
-"""One endless stream: human speech from a place of its own, at real-time pace, heard in frames."""
+"""One endless stream: speech sent at real-time pace, with a result per frame."""
 
 import asyncio
 import base64
@@ -21,8 +21,12 @@ _PACKET = round(clip.SAMPLE_RATE_HZ * _PACKET_S)
 
 @dataclass(frozen=True, slots=True)
 class FrameRow:
-    """due_s: when its last sample was sent, since the run began. age_s: of its session then.
-    latency_ms: from there to its result, as the client sees it; None if none came."""
+    """One frame.
+
+    due_s: time at which its last sample was sent, since the start of the run.
+    age_s: age of its session at that time.
+    latency_ms: from that time to its result at the client; None if there was none.
+    """
 
     session: int
     index: int
@@ -33,18 +37,20 @@ class FrameRow:
 
 
 def load_speech(folder: Path) -> np.ndarray:
-    """[n] int16 at 24 kHz: all clips, one after the other."""
+    """[n] int16 at 24 kHz: all clips concatenated."""
     clips = [clip.load_pcm(path) for path in sorted(folder.glob("*.flac"))]
     return np.frombuffer(b"".join(clips), "<i2")
 
 
 class Stream:
-    """
+    """One session in frame mode.
+
     Args:
         sound: [n] int16 at 24 kHz, looped.
-        began_s: when the run began, on time.monotonic.
+        began_s: start of the run, on time.monotonic.
 
-    rows: frames that were answered. refused: nobody would serve it.
+    rows: frames with a result.
+    refused: whether the server refused the session.
     """
 
     def __init__(self, number: int, url: str, model: str, detection: dict, sound: np.ndarray):
@@ -52,11 +58,11 @@ class Stream:
         self.ended_early = ""
         self._url, self._model, self._detection = url, model, detection
         self._sound = sound
-        self._sent_s: list[float] = []  # when the packet with this number left
-        self._answered = 0  # audio that frames were answered for, in ms
+        self._sent_s: list[float] = []  # send time of the packet with this number
+        self._answered = 0  # audio of frames with a result, in ms
 
     async def run(self, began_s: float, until_s: float) -> None:
-        """Until `until_s` seconds after the run began, or until the server ends it."""
+        """Run until `until_s` seconds after the start of the run, or until the server ends it."""
         url = f"{self._url}?model={self._model}"
         async with connect(url, max_size=None, compression=None) as socket:
             if not await self._configure(socket):
@@ -70,7 +76,7 @@ class Stream:
             await asyncio.gather(reading, return_exceptions=True)
 
     def unanswered(self, began_s: float) -> list[FrameRow]:
-        """What was sent and never heard of again, as one row a frame."""
+        """One row per sent frame without a result."""
         frame_ms = self._detection["frame_ms"]
         rows, at_ms = [], self._answered + frame_ms
         while (packet := self._packet_at(at_ms)) is not None:
@@ -81,7 +87,10 @@ class Stream:
         return rows
 
     async def _configure(self, socket: ClientConnection) -> bool:
-        """False: nobody would serve it. An error event and a close come one after the other."""
+        """Configure the session. Returns False if the server refuses it.
+
+        A refusal is an error event, followed by a close.
+        """
         settings = {"type": "realtime", "audio": {"input": {"turn_detection": self._detection}}}
         with contextlib.suppress(ConnectionClosed):
             await socket.send(json.dumps({"type": "session.update", "session": settings}))
@@ -127,6 +136,6 @@ class Stream:
             )
 
     def _packet_at(self, at_ms: float) -> int | None:
-        """The packet that brought the server's audio to this position; None: not sent yet."""
+        """The packet that contains this position of the audio, or None if it is not sent yet."""
         n = int(np.ceil(at_ms / (1000 * _PACKET_S))) - 1
         return n if n < len(self._sent_s) else None

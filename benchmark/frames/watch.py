@@ -1,4 +1,4 @@
-"""What the server says of itself while it serves: how full its KV pools are, how many may come."""
+"""Samples of /v1/capacity during a run: use of the KV pools, admitted sessions."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ import httpx
 
 
 class Watch:
-    """samples: one dict a second: at_s, and what /v1/capacity said."""
+    """samples: one dict per second: at_s, and the fields of /v1/capacity."""
 
     def __init__(self, port: int):
         self._url = f"http://127.0.0.1:{port}/v1/capacity"
@@ -32,12 +32,12 @@ class Watch:
 
 
 def saturated_s(samples: list[dict], full: float = 0.97) -> float | None:
-    """When the pool was full for the first time."""
+    """Time at which the pool was first full, or None."""
     return next((s["at_s"] for s in samples if (s["share"] or 0) >= full), None)
 
 
 def predicted_s(samples: list[dict], low: float = 0.1, high: float = 0.5) -> float | None:
-    """When it would be full, by a straight line through the early part (Metronome, equation 1).
+    """Time at which the pool is full by a linear fit of the early part (Metronome, equation 1).
 
     None if the pool never was half full.
     """

@@ -1,1 +1,1 @@
-"""The two servers that benchmark.gateway_cost compares, each in a process of its own."""
+"""The two servers that benchmark.gateway_cost compares, and their users."""

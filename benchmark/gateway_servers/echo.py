@@ -1,9 +1,9 @@
-"""The least a voice server of the same stack can do: read the events, send as much audio back.
+"""A minimal voice server of the same stack: reads events and sends as much audio back.
 
     python -m benchmark.gateway_servers.echo DELTA_BYTES OUT_PER_IN
 
-For every append it parses the event, and whenever the audio it owes reaches a delta's size it
-encodes and sends one. No speech detection, no decoding, no conversation.
+It parses every append, and encodes and sends a delta whenever the pending audio reaches the size of
+one. No speech detection, no decoding, no conversation.
 """
 
 import base64

@@ -1,8 +1,8 @@
-"""The real gateway before an orchestrator that answers with a recording.
+"""The real gateway with an orchestrator whose responses are a recording.
 
     python -m benchmark.gateway_servers.gateway REPLY_S
 
-Only for benchmark.gateway_cost: nothing that launch_server imports knows of it.
+Only for benchmark.gateway_cost; launch_server does not import it.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from sglang_live.kv.retention import RetentionConfig
 FIRST_AUDIO_S = 0.3
 # The vocoder's first chunk and its later ones: 2 and 4 frames of 80 ms.
 CHUNKS_S = (0.16, 0.32)
-# A stage that serves in real time is ahead of it; this only decides how deltas bunch.
+# Stages generate faster than real time; the factor only determines how deltas bunch.
 SPEED = 2.0
 WORDS_PER_S = 3.0
 
@@ -61,31 +61,31 @@ class FakeSession:
         )
 
     def watch(self, on_note) -> None:
-        """No policies, no notes."""
+        """Does nothing: there are no stream events without policies."""
 
     def interrupt(self) -> bool:
-        """A recording has no KV to keep."""
+        """Returns False: a recording has no KV to truncate."""
         return False
 
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
-        """Nobody schedules by it."""
+        """Does nothing: there is no scheduler."""
 
     def report_underrun(self, silent_s: float) -> None:
-        """Everybody is let in."""
+        """Does nothing: there is no admission control."""
 
     def report_speech(self) -> None:
-        """Nobody prepares for it."""
+        """Does nothing: there is no KV to load."""
 
     def leave_frames(self) -> None:
-        """There is none."""
+        """Does nothing: there is no frame mode."""
 
     def report_next_use(
         self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
-        """A recording keeps nothing for later."""
+        """Does nothing: there is no KV to evict."""
 
     async def close(self) -> None:
-        """It holds nothing."""
+        """Does nothing: the session has no resources."""
 
 
 class FakeOrchestrator:
@@ -100,7 +100,7 @@ class FakeOrchestrator:
 
 
 def _gone(turn: TurnRequest) -> tuple[str, ...]:
-    """What a thinker's session would have dropped by now."""
+    """Keys of the items that a thinker's session would have dropped."""
     kept = turn.retention
     if kept is None:
         return ()

@@ -1,4 +1,4 @@
-"""A server process of the comparison: started, asked for its CPU time, stopped."""
+"""A server process of the comparison: start, CPU time, memory, stop."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 class ServerProcess:
     """Context manager around `python -m benchmark.gateway_servers.NAME ARGS`.
 
-    url: where callers connect.
+    url: address of the server's socket.
     """
 
     def __init__(self, name: str, *args: object):
@@ -47,15 +47,15 @@ class ServerProcess:
         self._process.stdout.close()
 
     def cpu_s(self) -> float:
-        """User and system time of all its threads so far."""
+        """User and system time of all its threads since its start."""
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()
-        # After the name, which may hold anything but is the last thing in parentheses.
+        # The fields after the name, which may contain any character and ends with the last ")".
         fields = stat.rpartition(")")[2].split()
         user_ticks, system_ticks = int(fields[11]), int(fields[12])
         return (user_ticks + system_ticks) / os.sysconf("SC_CLK_TCK")
 
     def rss_mb(self) -> float:
-        """Memory it has in use."""
+        """Resident memory of the process."""
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -65,7 +65,7 @@ class ServerProcess:
             return json.load(answer)
 
     def _port(self) -> int:
-        # Reading a pipe cannot time out, waiting for a thread that reads it can.
+        # Reading a pipe has no timeout; waiting for a thread that reads it has.
         lines: queue.Queue[str] = queue.Queue()
         reader = threading.Thread(
             target=lambda: lines.put(self._process.stdout.readline()), daemon=True

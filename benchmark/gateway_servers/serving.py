@@ -1,4 +1,4 @@
-"""How both servers are served: as launch_server serves the gateway, on a port of the OS."""
+"""Serves both servers as launch_server serves the gateway, on a free port."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ def speech(n_bytes: int) -> bytes:
 
 
 class LoopLag:
-    """How much later than asked for the event loop wakes somebody."""
+    """Lag of the event loop: delay of a timer beyond its due time."""
 
     PERIOD_S = 0.010
 
@@ -36,7 +36,7 @@ class LoopLag:
         self._lags_s: list[float] = []
 
     async def show(self, _request: Request) -> JSONResponse:
-        """P50, P99 and the worst since the last time, in ms."""
+        """P50, P99 and maximum since the last request, in ms."""
         lags_s, self._lags_s = self._lags_s or [0.0], []
         figures = [*np.percentile(lags_s, (50, 99)), max(lags_s)]
         return JSONResponse([round(1e3 * float(lag_s), 2) for lag_s in figures])
@@ -50,7 +50,7 @@ class LoopLag:
             watching.cancel()
 
     async def _watch(self) -> None:
-        clock = MonotonicClock()  # a loop's own may stand still while it works
+        clock = MonotonicClock()  # the loop's own clock may be cached during an iteration
         while True:
             due_s = clock.now_s() + self.PERIOD_S
             await clock.sleep(self.PERIOD_S)
@@ -58,7 +58,7 @@ class LoopLag:
 
 
 def serve(app: FastAPI) -> None:
-    """Serve until SIGTERM; the first line on stdout is the port. GET /lag tells the loop's lag."""
+    """Serve until SIGTERM; the first line on stdout is the port. GET /lag is the loop's lag."""
     lag = LoopLag()
     app.add_route("/lag", lag.show)
     config = uvicorn.Config(

@@ -1,6 +1,6 @@
-"""Callers of the comparison: a microphone at real-time pace, and a count of what comes back.
+"""Users of the comparison: microphones at real-time pace, and counts of the server's events.
 
-Cheaper than RealtimeClient, so that the machine's cores are the servers'.
+Cheaper than RealtimeClient, so that the servers get the machine's cores.
 """
 
 import asyncio
@@ -17,7 +17,10 @@ from sglang_live.clock import Clock
 
 
 def period(pcm: bytes, quiet_s: float, frames_per_message: int = 1) -> list[str]:
-    """The append events of a clip and the silence after it, of so many frames of 20 ms."""
+    """The append events of a clip and the silence after it.
+
+    frames_per_message: frames of 20 ms in one event.
+    """
     said = [append_message(frames) for frames in clip.frames(pcm, frames_per_message)]
     n_quiet = round(quiet_s / clip.FRAME_S / frames_per_message)
     return said + [silence_message(frames_per_message)] * n_quiet
@@ -25,11 +28,12 @@ def period(pcm: bytes, quiet_s: float, frames_per_message: int = 1) -> list[str]
 
 @dataclass(slots=True)
 class Traffic:
-    """What went over all sockets while it was counted.
+    """Traffic of all sockets since the last reset.
 
-    sent: appends. late: of those, more than 50 ms behind real time.
-    behind_s: of each turn, from when the audio that ended it was due until the caller was told.
-    events: from the server, by type.
+    sent: appends.
+    late: appends sent more than 50 ms behind real time.
+    behind_s: time of each turn from the due time of its last audio to the event of its end.
+    events: the server's events, by type.
     """
 
     audio_s: float = 0.0
@@ -44,8 +48,8 @@ class Traffic:
         return self.events["response.output_audio.delta"]
 
 
-class Callers:
-    """All sessions of an arm. `traffic` counts from the last reset on."""
+class Users:
+    """All sessions of an arm. `traffic` counts from the last reset."""
 
     def __init__(
         self,
@@ -63,17 +67,17 @@ class Callers:
         self.traffic = Traffic()
 
     async def run(self) -> None:
-        """Until cancelled. Ends with an error if a server closes a session."""
+        """Run until cancelled. Raises an error if a server closes a session."""
         async with asyncio.TaskGroup() as tasks:
             for i in range(len(self._periods)):
-                tasks.create_task(self._call(i))
+                tasks.create_task(self._session(i))
 
-    async def _call(self, i: int) -> None:
+    async def _session(self, i: int) -> None:
         async with (
             connect(self._url, compression=self._compression, max_size=None, proxy=None) as socket,
             asyncio.TaskGroup() as tasks,
         ):
-            # Callers are spread over a period, and within a message's time.
+            # Users are spread over a period, and within a message's time.
             due_s = self._clock.now_s() + self._message_s * i / len(self._periods)
             tasks.create_task(self._listen(socket, due_s))
             tasks.create_task(self._speak(socket, i, due_s))

@@ -1,1 +1,1 @@
-"""Checks of the parts that run on a GPU against the CPU, and what they cost there."""
+"""Checks of the parts that run on a GPU against the CPU, and their cost on the GPU."""

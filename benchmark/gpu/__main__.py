@@ -1,4 +1,4 @@
-"""Run one check and write what it found as JSON; scripts/gpu_check.sh runs them all.
+"""Run one check and write its findings as JSON; scripts/gpu_check.sh runs all checks.
 
     python -m benchmark.gpu code_predictor --device cuda --batches 1,8,32
 
@@ -19,7 +19,7 @@ from typing import Any
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.load.provenance import facts
 
-# By check: what it imports, beyond the standard library.
+# Imports of each check beyond the standard library.
 CHECKS = {
     "code_predictor": ("torch", "numpy", "sglang_live"),
     "code2wav": ("torch", "numpy", "safetensors", "transformers", "sglang_live"),
@@ -58,7 +58,7 @@ def _run(name: str, check: Any, options: Any, args: argparse.Namespace) -> int:
     except CannotRunError:
         raise
     except Exception as error:
-        # The edge of the process: a check that breaks has failed, and its document says how.
+        # The edge of the process: an exception fails the check and goes into its document.
         traceback.print_exc()
         findings = Findings({}, (f"{type(error).__name__}: {error}",), ())
     document = {

@@ -1,7 +1,7 @@
 """The streamed vocoder: the same samples on the device as on the CPU, and ms per chunk.
 
-Random weights: the cost does not depend on them. Served in float32 as PyTorch comes, that is
-with TF32 in convolutions; agreement is asked of float32 without it.
+Random weights: the cost does not depend on them. Serving uses PyTorch's default float32, which has
+TF32 in convolutions; agreement is required of float32 without it.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Options:
     """Sizes: transformers' defaults, which are those of Qwen3-Omni-30B-A3B.
 
-    checked_frames: compared with the CPU; more than the window, so that frames leave it.
+    checked_frames: frames compared with the CPU; more than the window, so that frames leave it.
     tolerance: largest difference of a sample in [-1, 1]; float32 itself is within 2e-6 of
         float64, 1e-4 is -80 dB of full scale.
     """
@@ -68,7 +68,7 @@ def run(options: Options, device: str, seed: int) -> Findings:
 
 @torch.no_grad()
 def build(options: Options, seed: int) -> Qwen3OmniMoeCode2Wav:
-    """A random vocoder on the CPU in which every path matters, at a speech-like level."""
+    """A random vocoder on the CPU in which every path contributes, at a speech-like level."""
     torch.manual_seed(seed)
     config = Qwen3OmniMoeCode2WavConfig(
         codebook_size=options.codebook,
@@ -145,7 +145,7 @@ def measure(decoder: StreamingCode2Wav, dtype: str, options: Options) -> list[di
 
 
 def _stream(decoder: StreamingCode2Wav, codes: Tensor) -> Tensor:
-    """Decode codes [n_streams, n_frames, n_quantizers] chunk by chunk, on the CPU in the end."""
+    """Decode codes [n_streams, n_frames, n_quantizers] in chunks; the result is on the CPU."""
     streams = [decoder.new_stream() for _ in codes]
     waves, begin, i = [], 0, 0
     while begin < codes.shape[1]:

@@ -1,6 +1,6 @@
 """The talker's code predictor: the same codes on the device as on the CPU, and ms per frame.
 
-Random weights: the cost does not depend on them, and agreement is no easier with them.
+Random weights: the cost does not depend on them, and agreement is as hard as with trained ones.
 """
 
 import copy
@@ -19,7 +19,7 @@ from sglang_live.models.qwen3_omni.sampling_noise import draws_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Sizes of Qwen3-Omni-30B-A3B, which are transformers' defaults but for code_groups.
+    """Sizes of Qwen3-Omni-30B-A3B: transformers' defaults except code_groups.
 
     code_groups: 16 in the published checkpoint, 32 by default in transformers 5.12.
     """
@@ -54,7 +54,7 @@ def run(options: Options, device: str, seed: int) -> Findings:
 
 @torch.no_grad()
 def build(options: Options, seed: int) -> CodePredictor:
-    """On the CPU, float32, with weights under which every layer passes a signal of unit size."""
+    """A predictor on the CPU in float32, whose layers all pass a signal of unit size."""
     model = CodePredictor(
         {
             "hidden_size": options.hidden,
@@ -111,7 +111,7 @@ def measure(model: CodePredictor, options: Options, device: torch.device) -> lis
             return model(*inputs, None, None)[0]
 
         def sampled(inputs=inputs, streams=streams, none_greedy=none_greedy) -> Tensor:
-            # As served: the noise is part of the frame's cost.
+            # As in serving: the noise is part of the frame's cost.
             draws = draws_of(streams, streams, model.n_steps)
             return model(*inputs, none_greedy, draws)[0]
 
@@ -131,7 +131,7 @@ def captured(call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """The replay of a CUDA graph of the call, and the tensor that each replay fills."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # capture must not see the allocations of first calls
+    with torch.cuda.stream(side):  # the first calls allocate, which capture does not allow
         call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()

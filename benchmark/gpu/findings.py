@@ -1,20 +1,21 @@
-"""What a check hands back, and how it says that it cannot run on this machine."""
+"""The result of a check, and the error of one that cannot run on this machine."""
 
 from dataclasses import dataclass
 from typing import Any
 
 
 class CannotRunError(Exception):
-    """This machine lacks something the check needs; the message says what. Not a failure."""
+    """The machine lacks a requirement of the check, named in the message. Not a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """
+    """The result of a check.
+
     Attributes:
-        figures: what was measured, ready for JSON.
-        problems: what is wrong, one sentence each; empty: passed.
-        lines: the figures for people.
+        figures: measurements, ready for JSON.
+        problems: one sentence per problem; empty if the check passed.
+        lines: the figures as text.
     """
 
     figures: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Time on a device that works asynchronously, and float32 that is float32."""
+"""Timing on an asynchronous device, and exact float32."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ N_WARM_UP = 3
 
 
 def median_ms(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median wall time of a call until the device has finished it."""
+    """Median wall time from a call until the device has finished it."""
     times_ms = []
     for i in range(N_WARM_UP + repeats):
         synchronize(device)
@@ -30,7 +30,7 @@ def synchronize(device: torch.device) -> None:
 
 @contextmanager
 def exact_float32() -> Iterator[None]:
-    """Turn TF32 off, which PyTorch allows in convolutions by default, for the time being."""
+    """Turn off TF32, which PyTorch allows in convolutions by default, within the context."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = False

@@ -22,7 +22,7 @@ GB = 1e9
 class Options:
     """KV of Qwen3-Omni-30B-A3B's thinker in bf16: 96 KiB per token.
 
-    moved_bytes: per measurement, rounded to whole pages; far beyond any cache.
+    moved_bytes: bytes per measurement, rounded to whole pages; far larger than any cache.
     """
 
     layers: int = 48
@@ -53,10 +53,10 @@ def run(options: Options, device: str, seed: int) -> Findings:
 
 
 class Pages:
-    """Pages on the host, and the pool that they go to in random order.
+    """Pages on the host, and the device pool that they are copied to in random order.
 
-    _host, _back: [n_pages, n_pieces, piece_bytes] uint8, where pages come from and return to.
-    _pool: the same shape, but with strides as `layout` has it.
+    _host, _back: [n_pages, n_pieces, piece_bytes] uint8, source of loads and target of saves.
+    _pool: the same shape, with the strides of `layout`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ def _host_bytes(shape: tuple[int, ...], memory: str) -> Tensor:
 
 
 def _piece_bytes(options: Options) -> int:
-    """Keys, or values, of one token in one layer."""
+    """Bytes of the keys, or of the values, of one token in one layer."""
     return options.kv_heads * options.head_dim * options.element_bytes
 
 

@@ -9,7 +9,7 @@ from benchmark.gpu.findings import CannotRunError, Findings
 
 ROOT = Path(__file__).parents[2]
 CUDA_PACKAGES = ("sglang", "sgl_kernel", "flashinfer")
-# What scripts/demo.sh prints of a conversation that succeeded.
+# Lines that scripts/demo.sh prints after a successful conversation.
 _FIGURES = {
     "ttfp_ms": r"TTFP (\d+) ms",
     "end_of_turn_ms": r"end of turn detected after (\d+) ms",
@@ -53,7 +53,7 @@ def figures_of(output: str) -> dict[str, float]:
 
 
 def _check_environment(device: str) -> None:
-    """scripts/demo.sh would install what is missing; a check must not start a download."""
+    """scripts/demo.sh would install missing packages; a check must not start a download."""
     python = ROOT / ".venv" / "bin" / "python"
     if not python.exists():
         raise CannotRunError("no .venv yet: run scripts/setup.sh first")

@@ -1,6 +1,6 @@
 """The talker in its SGLang engine: greedy frames on the device against the CPU, and their pace.
 
-The demo architecture, with replies that do not end by themselves.
+The demo architecture, with responses that never end by themselves.
 """
 
 import asyncio
@@ -27,7 +27,11 @@ _SERVED = {"dtype": "bfloat16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """frames: compared per reply. batches: replies at once while the pace is measured."""
+    """Extent of the check.
+
+    frames: frames compared per response.
+    batches: numbers of concurrent responses for the pace.
+    """
 
     frames: int = 32
     text_tokens: int = 12
@@ -56,7 +60,7 @@ def equal_share(codes: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _check_packages(device: str) -> None:
-    """In a process of its own: importing SGLang has effects that a benchmark must not have."""
+    """Check imports in another process: importing SGLang has side effects on this one."""
     for name in ("sglang",) if device == "cpu" else ("sglang", "sgl_kernel"):
         command = [sys.executable, "-c", f"import {name}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

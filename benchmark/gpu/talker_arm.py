@@ -1,4 +1,4 @@
-"""One talker stage process, as the server starts it, and greedy replies asked of it."""
+"""One talker stage process, as the server starts it, and its greedy responses."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ LOG_TAIL_LINES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What every reply answers, what it says, and how much of it is taken."""
+    """The inputs of every response, and the number of frames that are read."""
 
     user_ids: list[int]
     reply_ids: list[int]
@@ -35,7 +35,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """codes: [n_frames, num_code_groups] of one reply. ms_per_frame: by replies at once."""
+    """The measurements of one arm.
+
+    codes: [n_frames, num_code_groups] of one response.
+    ms_per_frame: by number of concurrent responses.
+    """
 
     codes: np.ndarray
     ms_per_frame: dict[int, float]
@@ -94,7 +98,7 @@ async def _stage(
 
 
 async def _speak(client: StageClient, request: Request, name: str) -> tuple[np.ndarray, float]:
-    """A reply's first frames [n_frames, num_code_groups], and ms per frame after the first."""
+    """A response's first frames [n_frames, num_code_groups], and ms per frame after the first."""
     first_id, *later_ids = request.reply_ids
     frames: list[np.ndarray] = []
     arrivals_s: list[float] = []
@@ -129,7 +133,7 @@ async def _speak(client: StageClient, request: Request, name: str) -> tuple[np.n
 
 @contextmanager
 def _gpus_hidden(hide: bool) -> Iterator[None]:
-    """Processes started meanwhile see no GPU; this one keeps what it has."""
+    """Hide GPUs from processes that are started within the context."""
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
     if hide:

@@ -1,7 +1,7 @@
 """Bandwidth of SGLang's own transfers between its KV pools, against one large copy.
 
-This is what sessions are written back and loaded with: pages at random places of a pool that is
-laid out layer by layer, to random places on the host.
+Sessions are written back and loaded with these: pages at random places of a pool that is laid out
+layer by layer, to random places on the host.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ GB = 1e9
 class Options:
     """KV of Qwen3-Omni-30B-A3B's thinker in bf16: 96 KiB per token.
 
-    moved_tokens: per transfer; a window of 2048 tokens is 200 MB.
+    moved_tokens: tokens per transfer; a window of 2048 tokens is 200 MB.
     """
 
     layers: int = 48
@@ -34,7 +34,7 @@ class Options:
 def run(options: Options, device: str, seed: int) -> Findings:
     place = torch.device(device)
     if place.type == "cpu":
-        # Both tiers are host memory: this is what finding and copying pages costs, without a link.
+        # On a CPU both tiers are host memory: the cost of finding and copying pages without a link.
         load_plugins()
     rows, problems = [], []
     large = _large(options, place)
@@ -52,7 +52,7 @@ def run(options: Options, device: str, seed: int) -> Findings:
 
 
 class Tiers:
-    """SGLang's pools, with room for twice what is moved."""
+    """SGLang's pools, with room for twice the moved tokens."""
 
     def __init__(self, options: Options, page: int, device: torch.device, seed: int):
         from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine
@@ -74,7 +74,7 @@ class Tiers:
         order = torch.Generator().manual_seed(seed)
         n_pages = options.moved_tokens // page
         pages = [torch.randperm(2 * n_pages, generator=order) for _ in range(2)]
-        # SGLang's page 0 takes what nobody wants.
+        # SGLang's page 0 takes the writes of padding.
         self._slots = _slots_of(pages[0][:n_pages] + 1, page)
         on_host = _slots_of(pages[1][:n_pages], page)
         self._layers = options.layers
@@ -110,7 +110,7 @@ def _slots_of(pages: torch.Tensor, page: int) -> torch.Tensor:
 
 
 def _large(options: Options, device: torch.device) -> dict[str, float]:
-    """GB/s of one copy of as many bytes, by direction."""
+    """GB/s of one copy of the same size, by direction."""
     n_bytes = options.moved_tokens * options.layers * options.kv_heads * options.head_dim * 4
     host = torch.ones(n_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     pool = torch.ones(n_bytes, dtype=torch.uint8, device=device)

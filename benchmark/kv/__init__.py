@@ -1,1 +1,1 @@
-"""Session KV under pressure (workload W3): who needs which tokens when, and the offline limit."""
+"""Session KV under pressure (workload W3): accesses of sessions, and the offline optimum."""

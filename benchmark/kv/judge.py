@@ -1,11 +1,11 @@
-"""What could be gained by knowing who speaks next: policies against the offline optimum.
+"""Eviction policies against the offline optimum, which has the schedule of all users.
 
     python -m benchmark.kv.judge --sessions 32 --regime voice --pool-share 0.25,0.5 --seeds 1,2,3
 
 Workload W3 without an engine. Misses are accesses, of all after a session's first, whose KV is
 not all there; reloaded counts tokens, wait is per access. Loads happen on demand. The last two
 columns are from a second replay with preload at the start of speech, whose early loads take room
-too. "Belady, no end" knows when users speak again, but not that they never will.
+too. "Belady, no end" has the times at which users speak again, but not the ends of sessions.
 """
 
 import argparse
@@ -40,8 +40,8 @@ class Options:
     """One flag per field.
 
     Attributes:
-        chat_scale: of the chat regime's gaps; 1 is the trace's.
-        link_tokens_per_s: chosen here: 10 GB/s at 96 KiB per token.
+        chat_scale: factor on the chat regime's gaps; 1 is the trace's.
+        link_tokens_per_s: bandwidth of the link; the default is 10 GB/s at 96 KiB per token.
     """
 
     sessions: tuple[int, ...] = (32,)
@@ -77,7 +77,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One policy at one point and seed. early: the replay with preload."""
+    """One policy at one point and seed.
+
+    early: outcome of the replay with preload.
+    """
 
     sessions: int
     pool_share: float
@@ -116,7 +119,7 @@ def _many(kind: type):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What schedules are drawn from."""
+    """Data that schedules are drawn from."""
 
     chains: list[Chain]
     utterances_s: np.ndarray

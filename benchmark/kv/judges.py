@@ -1,18 +1,18 @@
-"""Replay a schedule of accesses against a KV pool: what does a policy evict, and reload?
+"""Replay of a schedule of accesses against a KV pool: evictions and reloads of a policy.
 
-All KV is in the pool or out of it, in pages, and out from the tail of a session only. A request
-reloads what its session lacks and takes room for its own tokens at once; until it is over its
-session is pinned. Then the policy says whose pages make room. Times are those of the schedule:
-a reload that the user waits for delays nothing here, it is counted.
+All KV is in the pool or out of it, in pages, and is evicted from the tail of a session only. A
+request reloads the missing pages of its session and takes room for its own tokens at once; its
+session is pinned until it ends. The policy chooses the sessions whose pages make room. Times are
+those of the schedule: a reload on a request's path is counted and delays nothing.
 
-`Belady` reloads the fewest pages possible, of all policies that see the future or not, with or
-without preload. All pages of a session are next needed at the same moment. So a page that is
-kept from the end of one request to the beginning of the session's next is an interval, a page
-that is not is one reload, and at no moment may more intervals be open than the pinned sessions
-leave room for. Whenever too many are, dropping those that end last keeps the most. This is exact
-in pages: hence in tokens if pages hold one, and else up to the unfilled part of each session's
-last page. Replayed with preload it is a policy like any other: early loads take room from others.
-The fewest misses are another question: it would pay to drop large sessions rather than small.
+`Belady` reloads the fewest pages possible, of all policies with or without the future, with or
+without preload. All pages of a session are next needed at the same moment. So a page that is kept
+from the end of one request to the beginning of the session's next is an interval, a page that is
+not kept is one reload, and the number of open intervals is limited by the room that pinned sessions
+leave. If there are too many, dropping those that end last keeps the most. This is exact in pages:
+hence in tokens if a page has one token, and otherwise up to the unfilled part of each session's
+last page. Replayed with preload it is not optimal: early loads take room from others. Nor does it
+minimise misses: for that, large sessions would be dropped before small ones.
 """
 
 import math
@@ -23,20 +23,20 @@ from typing import Protocol
 
 from benchmark.kv.workload import Access, Schedule, pages
 
-# Evicted and reloaded within this time: a cycle. Chosen here.
+# An eviction followed by a reload within this time is a cycle. Chosen for this benchmark.
 CYCLE_S = 10.0
-_GENERATED, _CLOSED, _SPEECH, _REQUEST = range(4)  # in this order where times are equal
+_GENERATED, _CLOSED, _SPEECH, _REQUEST = range(4)  # order of events at equal times
 
 
 @dataclass(frozen=True, slots=True)
 class IdleFacts:
-    """playback_end_s: by the session's playback clock; None: nobody knows."""
+    """playback_end_s: by the session's playback clock; None if unknown."""
 
     playback_end_s: float | None
 
 
 class Policy(Protocol):
-    """Whose KV leaves the pool. Sessions are numbers; each call says what just happened."""
+    """Chooses the sessions whose KV is evicted. Methods other than `victim` report events."""
 
     def speaks(self, session: int, now_s: float) -> None: ...
 
@@ -48,9 +48,9 @@ class Policy(Protocol):
 
 
 class Lru:
-    """The session that was used longest ago, as SGLang has it.
+    """Evicts the least recently used session, as SGLang does.
 
-    speech_is_use: with preload, whose look-up in the cache is a use like any other.
+    speech_is_use: whether the start of speech is a use: with preload, which looks up the cache.
     """
 
     def __init__(self, *, speech_is_use: bool = False):
@@ -72,11 +72,11 @@ class Lru:
 
 
 class NextUseHint:
-    """The session whose next use is expected farthest from now (LiveServe §5.1).
+    """Evicts the session whose next use is expected farthest from now (LiveServe §5.1).
 
-    Expected when playback ends, plus a moving average of how long this user then took to finish
-    speaking. Who is long overdue is as far away as who is not due for long: it has left. While
-    its user speaks a session goes only if no other is left.
+    The next use is expected at the end of playback, plus a moving average of the time that this
+    user then took to finish speaking. A session that is long overdue counts as distant, because its
+    user has probably left. A session whose user speaks is evicted only if no other is left.
     """
 
     def __init__(self, prior_reply_s: float, weight: float = 0.3):
@@ -97,7 +97,7 @@ class NextUseHint:
             self._reply_s[session] = expected_s + self._weight * (now_s - ended_s - expected_s)
 
     def idle(self, session: int, now_s: float, facts: IdleFacts) -> None:
-        self._next_use_s[session] = now_s  # unknown: the longer ago, the farther
+        self._next_use_s[session] = now_s  # next use unknown: ranked by age
         if facts.playback_end_s is not None:
             self._playback_end_s[session] = facts.playback_end_s
             reply_s = self._reply_s.get(session, self._prior_reply_s)
@@ -111,10 +111,10 @@ class NextUseHint:
 
 
 class Belady:
-    """The session whose next access is farthest: it knows the schedule.
+    """Evicts the session whose next access is farthest, from the schedule.
 
-    knows_end: False: it takes every turn for one that another follows, as long a time after it
-        as is drawn. Nobody can know while a reply plays that its user will then hang up.
+    knows_end: whether ends of sessions are known. If not, every turn is followed by another after
+        the drawn gap: the end of a session is unknowable while a response plays.
     """
 
     def __init__(self, schedule: Schedule, *, knows_end: bool = True):
@@ -140,13 +140,13 @@ class Belady:
 
     def _next(self, session: int) -> tuple[float, int]:
         due_s = self._due_s[session]
-        # Of two that are due at the same time the replay serves the lower number first.
+        # Of two sessions due at the same time, the replay serves the lower number first.
         return due_s[-1] if due_s else math.inf, session
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """From host memory to the pool, one transfer after the other."""
+    """The link from host memory to the pool, one transfer at a time."""
 
     tokens_per_s: float
     latency_s: float
@@ -161,12 +161,12 @@ class Outcome:
 
     Attributes:
         reuses: accesses after a session's first.
-        misses: of these, those for which something had to be reloaded, early or late.
-        lost_tokens: evicted, and out when their session closed: nobody missed them.
-        cycles: reloads, of a session at a time, of something evicted at most CYCLE_S before.
-        hidden_tokens: of the reloaded, those that were there when the user had finished speaking.
-        path_s: sum of the times that requests waited for the others.
-        overdrawn: accesses at which pinned sessions alone were more than the pool.
+        misses: reuses that needed a reload, early or late.
+        lost_tokens: evicted tokens of sessions that closed without needing them again.
+        cycles: reloads, one per session and time, of KV evicted at most CYCLE_S before.
+        hidden_tokens: reloaded tokens that were in the pool when the user had finished speaking.
+        path_s: sum of the times that requests waited for the other reloaded tokens.
+        overdrawn: accesses at which pinned sessions alone exceeded the pool.
     """
 
     reuses: int = 0
@@ -189,8 +189,8 @@ class Outcome:
 class _Session:
     """KV of one session: its first n_resident pages are in the pool.
 
-    out: [(evicted_at_s, n_pages)] of the others, tail first.
-    early_tokens: preloaded since the user began to speak, from early_start_s on.
+    out: [(evicted_at_s, n_pages)] of the evicted pages, tail first.
+    early_tokens: tokens preloaded since early_start_s, the start of speech.
     """
 
     n_tokens: int = 0
@@ -213,13 +213,14 @@ def replay(
     link: Link | None = None,
     preload: bool = False,
 ) -> Outcome:
-    """
+    """Replay a schedule.
+
     Args:
-        pool_tokens: for idle and running sessions alike.
-        link: what reloads wait for; None: nothing.
-        preload: sessions come back as far as there is room when their user begins to speak.
+        pool_tokens: size of the pool, for idle and running sessions.
+        link: transfers reloads. None: reloads take no time.
+        preload: whether sessions are loaded, within the free room, when their user begins to speak.
     Raises:
-        ValueError: if the pool is no whole number of pages, or pages hold nothing.
+        ValueError: if the pool is no whole number of pages, or a page has no tokens.
     """
     if page_tokens < 1 or pool_tokens % page_tokens:
         raise ValueError(f"{pool_tokens} tokens are not whole pages of {page_tokens}")
@@ -262,7 +263,7 @@ class _Pool:
         missing = sum(n for _, n in kv.out)
         if not (preload and missing):
             return
-        # Best effort: nobody who is about to need it as well makes room.
+        # Best effort: sessions of other speaking users are not evicted for it.
         room = self._make_room(missing, now_s, spare_speakers=True)
         kv.early_tokens = self._reload(kv, min(room, missing), now_s)
         kv.early_start_s, kv.early_end_s = self._transfer(kv.early_tokens, now_s)
@@ -286,7 +287,7 @@ class _Pool:
     def generated(self, access: Access, now_s: float) -> None:
         self._sessions[access.session].pinned = False
         self._policy.idle(access.session, now_s, IdleFacts(access.playback_end_s))
-        self._make_room(0, now_s)  # of an overdrawn pool
+        self._make_room(0, now_s)  # only an overdrawn pool evicts here
 
     def close(self, session: int) -> None:
         kv = self._sessions.pop(session)
@@ -294,7 +295,7 @@ class _Pool:
         self.outcome.lost_tokens += kv.n_tokens - self._tokens(kv, kv.n_resident)
 
     def _load(self, kv: _Session, missing: int, now_s: float) -> None:
-        """What is still out comes in while the user waits, after what is under way."""
+        """Load the missing pages on the request's path, after transfers under way."""
         arrived = kv.early_tokens
         if now_s < kv.early_end_s:
             under_way_s = max(0.0, now_s - kv.early_start_s - self._link.latency_s)
@@ -313,7 +314,7 @@ class _Pool:
         return start_s, self._link_free_s
 
     def _make_room(self, n_pages: int, now_s: float, *, spare_speakers: bool = False) -> int:
-        """Evict until so many pages are free, if that can be. Returns how many are."""
+        """Evict until n_pages are free or no victim is left. Returns the number of free pages."""
         while self._free < n_pages:
             candidates = [
                 session
@@ -332,12 +333,12 @@ class _Pool:
         self._free += n_pages
         n_tokens -= self._tokens(kv, kv.n_resident)
         self.outcome.evicted_tokens += n_tokens
-        # The tail went first, and came last over the link: it was loaded for nothing.
+        # The tail is evicted first and was loaded last: its preload was wasted.
         kv.early_tokens = max(0, kv.early_tokens - n_tokens)
         kv.out.append((now_s, n_pages))
 
     def _reload(self, kv: _Session, n_pages: int, now_s: float) -> int:
-        """Bring back this many pages, those next to the resident ones. Returns their tokens."""
+        """Load this many pages next to the resident ones. Returns their tokens."""
         if n_pages <= 0:
             return 0
         kv.missed = True

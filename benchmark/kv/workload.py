@@ -1,10 +1,10 @@
-"""Workload W3: when conversations need their KV, on a server that answers at once.
+"""Workload W3: the times at which sessions need their KV, on a server without delay.
 
-Lengths of prompts and replies are those of Mooncake's chains; when people speak comes from AMI,
-or, in the chat regime, from the trace's own pauses. A caller speaks, the request runs, the reply
-plays, and after a gap the caller speaks again; after a conversation's last turn a new one begins.
-Times are ideal: first audio at the end of the speech, no waiting. A live run takes durations,
-gaps and lengths from here, and times from its own playback.
+Lengths of prompts and responses are those of Mooncake's chains; gaps and utterances are from AMI,
+or, in the chat regime, gaps from the trace's own pauses. A user speaks, the request runs, the
+response plays, and after a gap the user speaks again; after a conversation's last turn a new one
+begins. Times are ideal: first audio at the end of the utterance. A live run takes durations, gaps
+and lengths from this schedule, and times from its own playback.
 """
 
 import json
@@ -19,7 +19,7 @@ import numpy as np
 from benchmark.load.arrivals import load_reply_gaps
 
 WORKLOADS = Path(__file__).parent.parent / "workloads"
-# Chosen here. Callers start within this time, which is about one turn of the voice regime.
+# Users start within this time, which is about one turn of the voice regime. Chosen here.
 START_SPREAD_S = 15.0
 # Codec frames of Qwen3-Omni's talker last 80 ms. 155 words a minute at 1.3 tokens per word are
 # 3.4 tokens a second, hence 3.7 frames per token.
@@ -28,13 +28,13 @@ FRAMES_PER_TOKEN = 3.7
 # Of all 3,637 pauses between linked turns of the trace; from request to request, so a little long.
 CHAT_MEDIAN_S = 126.0
 CHAT_SIGMA = 0.97
-# Some are always quick: this much of the variance lies between conversations (mooncake_chains).
+# Share of the variance that lies between conversations (mooncake_chains): some users are quick.
 CHAT_BETWEEN = 0.37
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """new_tokens: of the prompt, what the conversation did not hold before."""
+    """new_tokens: tokens of the prompt that are new to the conversation."""
 
     new_tokens: int
     output_tokens: int
@@ -44,9 +44,9 @@ Chain = tuple[Turn, ...]
 
 
 class Gaps(Protocol):
-    """How long callers are silent between the end of playback and their next words.
+    """Distribution of the silence between the end of playback and the user's next utterance.
 
-    pace: standard normal, drawn once per conversation; above 0 this one is slow.
+    pace: standard normal, drawn once per conversation; above 0 for slow users.
     """
 
     @property
@@ -57,7 +57,7 @@ class Gaps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VoiceGaps:
-    """Positive part of measured floor-transfer offsets; who waited is not in the data."""
+    """Positive part of measured floor-transfer offsets; they are not attributed to speakers."""
 
     gaps_s: np.ndarray
 
@@ -71,7 +71,10 @@ class VoiceGaps:
 
 @dataclass(frozen=True, slots=True)
 class ChatGaps:
-    """Lognormal. scale: below 1 for runs of minutes instead of hours."""
+    """Lognormal gaps.
+
+    scale: factor on all gaps; below 1 for runs of minutes instead of hours.
+    """
 
     scale: float = 1.0
 
@@ -86,13 +89,13 @@ class ChatGaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What is drawn.
+    """Parameters of a schedule.
 
     Attributes:
-        sessions: conversations at the same time, one per caller.
-        conversations: of each caller, one after the other.
-        divisor: of all lengths of the trace.
-        frames_per_token: codec frames that the talker makes of one token of a reply.
+        sessions: conversations at the same time, one per user.
+        conversations: conversations of each user, one after the other.
+        divisor: divisor of all lengths of the trace.
+        frames_per_token: codec frames per token of a response.
         token_s: decode step of the ideal server; a request runs that long per token.
     """
 
@@ -116,12 +119,12 @@ class Access:
 
     Attributes:
         session, turn: numbers; a session is one conversation.
-        speech_s, request_s: the user's speech begins, ends.
-        generated_s: the request is over; until then its KV cannot move.
-        playback_end_s: of the reply, which plays from request_s on.
-        next_gap_s: from then until this caller speaks again.
+        speech_s, request_s: start and end of the utterance.
+        generated_s: end of the request; until then its KV cannot move.
+        playback_end_s: end of the response's playback, which starts at request_s.
+        next_gap_s: from playback_end_s until this user speaks again.
         history_tokens: KV of the turns before.
-        last: the session is closed when this reply has been played.
+        last: whether the session is closed after this response.
     """
 
     session: int
@@ -142,7 +145,7 @@ class Access:
 
     @property
     def kv_tokens(self) -> int:
-        """Of the session once this turn is generated."""
+        """KV of the session after this turn."""
         return self.history_tokens + self.input_tokens + self.output_tokens
 
 
@@ -161,7 +164,7 @@ class Schedule:
             changes.append((access.request_s, after - before))
             if access.last:
                 changes.append((access.playback_end_s, -after))
-        # Room that is given back at a moment can be used at that moment.
+        # Room that is freed at a moment can be used at that moment.
         return page_tokens * int(np.cumsum([change for _, change in sorted(changes)]).max())
 
     def pool_tokens(self, share: float, page_tokens: int = 1) -> int:
@@ -180,7 +183,7 @@ def load_chains(path: Path = WORKLOADS / "mooncake_chains.json") -> list[Chain]:
 
 
 def load_utterances(path: Path = WORKLOADS / "ami_spurts.json") -> np.ndarray:
-    """Durations of users' speech in seconds. Many are short, which leaves little to hide in."""
+    """Durations of utterances in seconds. Many are short and hide little loading time."""
     return np.asarray(json.loads(path.read_text())["spurt_s"], dtype=float)
 
 
@@ -193,7 +196,7 @@ def gaps_of(regime: str, chat_scale: float = 1.0) -> Gaps:
 
 
 def plan(chains: list[Chain], utterances_s: np.ndarray, gaps: Gaps, spec: Spec) -> Schedule:
-    """Draws depend on seed and caller alone: with more sessions the others stay as they are."""
+    """Draw a schedule. Draws depend on seed and user only, not on the number of sessions."""
     accesses: list[Access] = []
     for user in range(spec.sessions):
         rng = np.random.default_rng([spec.seed, user])
@@ -229,7 +232,7 @@ def _converse(
             speech_s=speech_s,
             request_s=request_s,
             generated_s=generated_s,
-            # Nobody hears a reply end before it has been generated.
+            # Playback cannot end before the response is generated.
             playback_end_s=max(request_s + playback_s, generated_s),
             next_gap_s=gap_s,
             history_tokens=history_tokens,

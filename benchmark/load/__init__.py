@@ -1,1 +1,1 @@
-"""The voice load: callers that speak, listen and think, against a server started for them."""
+"""The voice load: users that speak, listen and pause, against a server started for them."""

@@ -1,7 +1,7 @@
-"""What the callers will do, drawn before anything runs.
+"""Plans of all users, drawn before the run.
 
-Draws depend on the seed, the repeat and the caller's number only: every arm and every point
-meets the same callers, so that arms differ by the server alone.
+Draws depend on the seed, the repeat and the user's number only: every arm and every point has the
+same users, so that arms differ by the server alone.
 """
 
 import json
@@ -13,9 +13,9 @@ import numpy as np
 from benchmark.load.interruptions import InterruptionModel, PlannedInterruption
 from benchmark.load.reply_lengths import ReplyLengths
 
-# Callers that all began in the same second would all stop speaking in the same second.
+# Users that all start in the same second would all stop speaking in the same second.
 CLOSED_LOOP_STAGGER_S = 5.0
-# Streams of random numbers: one that no caller uses, and every caller's second.
+# Streams of random numbers: one for arrivals, and every user's second, for interruptions.
 _ARRIVALS_STREAM = 2**31
 _INTERRUPTIONS_STREAM = 1
 _REPLIES_STREAM = 2
@@ -23,10 +23,10 @@ _REPLIES_STREAM = 2
 
 @dataclass(frozen=True, slots=True)
 class PlannedTurn:
-    """Speak `clip`; once the reply has been heard, stay silent for `response_gap_s`.
+    """Speak `clip`; after the response has been played, stay silent for `response_gap_s`.
 
     After a barge-in the next turn follows at once instead.
-    reply_tokens: how long a reply is asked for; None: as the model pleases.
+    reply_tokens: requested length of the response. None: the model ends it.
     """
 
     clip: str
@@ -75,7 +75,7 @@ def plan_users(
     for user, start_s in enumerate(starts_s):
         rng = np.random.default_rng([seed, repeat, user])
         staggered_s = float(rng.uniform(0.0, CLOSED_LOOP_STAGGER_S))
-        # A stream of its own: with interruptions callers say the same as without.
+        # A separate stream: interruptions do not change the users' other draws.
         cuts = np.random.default_rng([seed, repeat, user, _INTERRUPTIONS_STREAM])
         lengths = np.random.default_rng([seed, repeat, user, _REPLIES_STREAM])
         turns = tuple(

@@ -16,7 +16,10 @@ _SERVER_SESSIONS = next(f.default for f in fields(ServerConfig) if f.name == "ma
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One server, one load: a cell of the experiment. rate_rps: of arrivals, if open loop."""
+    """One server with one load: a cell of the experiment.
+
+    rate_rps: arrivals per second. None: closed loop.
+    """
 
     repeat: int
     sessions: int
@@ -29,20 +32,20 @@ class LoadConfig:
     """The experiment.
 
     Attributes:
-        policies: the arms; `all` and `off` as the server knows them, or names joined by `+`.
-        sessions: the points. Closed loop: callers at the same time. Open loop: callers in all.
-        barge_in: share of turns in which the caller speaks into the reply.
+        policies: the arms; the server's `all` and `off`, or names joined by `+`.
+        sessions: the points. Closed loop: users at the same time. Open loop: users in total.
+        barge_in: share of turns in which the user interrupts the response.
         false_triggers: share of turns in which the microphone picks up a noise instead.
-        truncate: callers tell the server what they heard of a reply that was cut short.
-        acks: callers tell it what they have heard so far.
-        open_loop_rps: callers that arrive per second, one point each; empty: closed loop.
-        duration_s: open loop only; the callers of a point are rate * duration then.
-        arrival_shape: of the gamma-distributed times between arrivals; 1 is Poisson, smaller
-            is burstier.
-        storm: sessions that send long audio beside the callers.
+        truncate: whether clients send conversation.item.truncate for an interrupted response.
+        acks: whether clients send playback.ack.
+        open_loop_rps: arrivals per second, one point each; empty: closed loop.
+        duration_s: open loop only; a point then has rate * duration users.
+        arrival_shape: shape of the gamma-distributed times between arrivals; 1 is Poisson,
+            smaller is burstier.
+        storm: sessions that send long audio beside the users.
         frame_ms: microphone audio in one message.
-        drawn_replies: callers ask for replies of lengths drawn from reply_durations, of a demo
-            model that obeys (benchmark/load/reply_lengths.py).
+        drawn_replies: whether responses have lengths drawn from reply_durations, with a demo
+            model that keeps them (benchmark/load/reply_lengths.py).
     """
 
     policies: tuple[str, ...] = ("off",)
@@ -86,7 +89,7 @@ class LoadConfig:
         return [(n, rate) for rate in self.open_loop_rps or (None,) for n in self.sessions]
 
     def runs(self) -> Iterator[Run]:
-        """All runs in order, arms interleaved so that a drift of the machine hits them alike."""
+        """All runs in order, arms interleaved so that a drift of the machine affects all."""
         for repeat in range(self.repeats):
             # The arm that goes first changes from repeat to repeat.
             first = repeat % len(self.policies)
@@ -96,8 +99,8 @@ class LoadConfig:
                     yield Run(repeat, sessions, policies, rate_rps)
 
     def server_args_for(self, run: Run) -> tuple[str, ...]:
-        """With room for all callers, unless the flag was given."""
-        # A storm's sessions may still be there when the next ones come.
+        """The server's flags, with room for all users unless the flag is given."""
+        # A storm's sessions may still be open when the next storm begins.
         at_once = run.sessions + (2 * self.storm.sessions if self.storm else 0)
         given = any(arg.startswith("--max-sessions") for arg in self.server_args)
         if given or at_once <= _SERVER_SESSIONS:
@@ -156,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--policies", type=_names, default=("off",), metavar="ARM,ARM", help="off,all or a+b")
     add("--sessions", type=_numbers, default=(1, 2, 4, 8), metavar="N,N", help="default: 1,2,4,8")
-    add("--turns", type=int, default=8, help="per caller (default: %(default)s)")
+    add("--turns", type=int, default=8, help="per user (default: %(default)s)")
     _add_interruptions(parser.add_argument_group("interruptions"))
     _add_arrivals(parser.add_argument_group("arrivals and storms"))
     add("--repeats", type=int, default=3, help="runs per arm and point (default: %(default)s)")
@@ -210,9 +213,9 @@ def _add_interruptions(group) -> None:
         "--no-truncate",
         dest="truncate",
         action="store_false",
-        help="callers do not tell what they heard of a reply that was cut short",
+        help="users do not tell what they heard of a reply that was cut short",
     )
-    add("--acks", action="store_true", help="callers send playback.ack twice a second")
+    add("--acks", action="store_true", help="users send playback.ack twice a second")
 
 
 def _add_arrivals(group) -> None:
@@ -223,13 +226,13 @@ def _add_arrivals(group) -> None:
         default=(),
         dest="open_loop_rps",
         metavar="RATE,RATE",
-        help="callers arrive at this rate per second, whether or not the server keeps up",
+        help="users arrive at this rate per second, whether or not the server keeps up",
     )
     add(
         "--duration-s",
         type=float,
         metavar="S",
-        help="of an open loop, instead of --sessions: rate * duration callers",
+        help="of an open loop, instead of --sessions: rate * duration users",
     )
     add("--arrival-shape", type=float, default=1.0, help="gamma shape (default: 1, Poisson)")
     add(

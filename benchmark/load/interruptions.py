@@ -1,4 +1,4 @@
-"""When callers interrupt, drawn before anything runs: barge-ins and sounds that are none."""
+"""Interruptions, drawn before the run: barge-ins, and noises that are none."""
 
 import json
 from dataclasses import dataclass
@@ -11,7 +11,11 @@ from sglang_live.client.turn_record import BARGE_IN, FALSE_TRIGGER
 
 @dataclass(frozen=True, slots=True)
 class PlannedInterruption:
-    """after_s: from the reply's first packet. sound: of a false trigger, by name."""
+    """An interruption of a response.
+
+    after_s: time from the response's first packet.
+    sound: name of a false trigger's noise. None: a barge-in.
+    """
 
     kind: str
     after_s: float
@@ -20,13 +24,13 @@ class PlannedInterruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptionModel:
-    """Shares of turns, and what the moment is drawn from (LiveServe §7.1).
+    """Shares of interrupted turns, and the distribution of the moment (LiveServe §7.1).
 
     Attributes:
-        barge_in: of the turns that another follows and that no false trigger falls on.
-        false_triggers: of all turns.
-        reply_durations_s: measured replies; the cut lies anywhere within one drawn from them.
-        sounds: names of the sounds that are no speech.
+        barge_in: share of turns with a successor and without a false trigger.
+        false_triggers: share of all turns.
+        reply_durations_s: measured responses; the moment is uniform within one drawn of them.
+        sounds: names of noises that are no speech.
     """
 
     barge_in: float
@@ -41,14 +45,18 @@ class InterruptionModel:
         sound = str(rng.choice(self.sounds))
         if false_trigger < self.false_triggers:
             return PlannedInterruption(FALSE_TRIGGER, after_s, sound)
-        # Nothing is said after the last turn that could interrupt it.
+        # The last turn has no successor that could interrupt it.
         if barge_in < self.barge_in and not is_last:
             return PlannedInterruption(BARGE_IN, after_s)
         return None
 
 
 def load_reply_durations(path: Path) -> np.ndarray:
-    """Raises ValueError if the file is not a list of positive durations."""
+    """Load durations in seconds.
+
+    Raises:
+        ValueError: if the file is not a list of positive durations.
+    """
     try:
         durations_s = np.asarray(json.loads(path.read_text())["durations_s"], dtype=float)
     except (OSError, KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Where and from what a result was measured: commit, versions, device, date."""
+"""Provenance of a result: commit, versions, device, date."""
 
 import importlib.metadata
 import os
@@ -25,7 +25,7 @@ def facts() -> dict[str, Any]:
 
 
 def config_of(options) -> dict[str, Any]:
-    """A dataclass of flags, but for where the result went; paths within the checkout as such."""
+    """A dataclass of flags without the path of the result; paths relative to the checkout."""
     own = f"{ROOT}/"
     values = {name: value for name, value in asdict(options).items() if name != "json"}
     return {n: v.removeprefix(own) if isinstance(v, str) else v for n, v in values.items()}

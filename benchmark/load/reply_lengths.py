@@ -1,8 +1,8 @@
-"""Replies of drawn lengths, so that arms are compared on the same work.
+"""Responses of drawn lengths, so that arms are compared on the same work.
 
-The demo model ends its replies by chance, and a run is as long as its longest caller. Here the
-thinker never ends by itself, the talker ends with the text, and callers ask for so many tokens:
-a frame of 80 ms each.
+The random demo model ends its responses at random, and a run lasts as long as its longest user.
+With this model the thinker never ends by itself, the talker ends with the text, and users request a
+number of tokens, of one 80 ms frame each.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ import numpy as np
 
 from sglang_live.policy.view import FRAME_S
 
-# Logits of ends that never come, and that come as soon as they may.
+# Logits of an end that is never sampled, and of one that is sampled as soon as it is allowed.
 _NEVER, _AT_ONCE = -30.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyLengths:
-    """durations_s: measured replies, from which lengths are drawn."""
+    """durations_s: measured responses, from which lengths are drawn."""
 
     durations_s: np.ndarray
 
@@ -27,7 +27,7 @@ class ReplyLengths:
 
 
 def obedient_model() -> Path:
-    """The demo model's directory in which replies are as long as asked; built when absent."""
+    """Directory of the demo model whose responses have the requested length; built if absent."""
     from sglang_live.models.demo.build import ensure_built
     from sglang_live.models.demo.location import DemoSize
 

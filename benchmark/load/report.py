@@ -1,4 +1,4 @@
-"""The JSON document of a load, and what a reader must know before trusting its tables."""
+"""The JSON document of a load, and notes on the validity of its tables."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,7 @@ LATE_FRAMES_LIMIT = 0.01
 
 
 def collect(results: list[RunResult]) -> list[PointStats]:
-    """All repeats of an arm at a point together, in the order they first ran."""
+    """All repeats of an arm at a point together, in the order of their first runs."""
     grouped: dict[tuple[int, float | None, str], list[RunResult]] = {}
     for result in results:
         run = result.run
@@ -40,7 +40,7 @@ def collect(results: list[RunResult]) -> list[PointStats]:
 
 
 def notes(points: list[PointStats]) -> list[str]:
-    """What a reader must know before trusting the table."""
+    """Notes on the validity of the table."""
     lines = []
     for policies, arm in _arms(points).items():
         lines.append(
@@ -53,8 +53,8 @@ def notes(points: list[PointStats]) -> list[str]:
         place = f"{point.policies} at {point.sessions} sessions"
         if point.late_frames > LATE_FRAMES_LIMIT:
             lines.append(
-                f"{place}: {100 * point.late_frames:.1f} % of the callers' frames were over 50 ms "
-                "late: this machine is too small for callers and server together"
+                f"{place}: {100 * point.late_frames:.1f} % of the users' frames were over 50 ms "
+                "late: this machine is too small for users and server together"
             )
         if point.side_errors:
             lines.append(
@@ -126,6 +126,6 @@ def _totals(result: RunResult) -> RunTotals:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
-        # Results are kept in the repository: they must not tell where that lay.
+        # Results are in the repository: no paths of the machine.
         return str(value.relative_to(ROOT)) if value.is_relative_to(ROOT) else value.name
     return value

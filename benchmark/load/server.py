@@ -1,4 +1,4 @@
-"""A server of our own for one run: started, waited for, stopped."""
+"""A server for one run: start, wait until healthy, stop."""
 
 import contextlib
 import os
@@ -21,19 +21,20 @@ LOG_TAIL_LINES = 30
 
 
 class ServerError(RuntimeError):
-    """The server did not come up; the message ends with its log's last lines."""
+    """The server did not start; the message ends with the last lines of its log."""
 
 
 def free_port() -> int:
-    """A port that the operating system says is free now."""
+    """A port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def command(model_path: str, policies: str, port: int, server_args: tuple[str, ...]) -> list[str]:
-    """The launch command of an arm. `all` are all policies but `admission`: who may come is the
-    workload's to say.
+    """The launch command of an arm.
+
+    `all` are all policies except `admission`: the workload determines the number of sessions.
     """
     module = [sys.executable, "-m", "sglang_live.launch_server"]
     place = ["--model-path", model_path, "--host", "127.0.0.1", "--port", str(port)]
@@ -66,8 +67,8 @@ class ServerProcess:
 
     def __enter__(self) -> Self:
         began_s = time.monotonic()
-        # It can be stopped as a whole. Not a session: Linux may schedule those as units, and then
-        # callers and server keep each other from the cores for long (sched(7), autogroup).
+        # A process group can be stopped as a whole. It is no session: Linux may schedule sessions
+        # as units, and users and server then block each other's cores (sched(7), autogroup).
         self._process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
@@ -87,7 +88,7 @@ class ServerProcess:
         self.stop()
 
     def stop(self) -> None:
-        """SIGTERM to the server, which stops its stages; then SIGKILL to what is left."""
+        """Send SIGTERM to the server, which stops its stages; then SIGKILL to the rest."""
         process = self._process
         if process is None:
             return
@@ -102,7 +103,7 @@ class ServerProcess:
         self._log.close()
 
     def metrics(self) -> str:
-        """The text of /metrics; empty if there is none."""
+        """The text of /metrics; empty if the server does not respond."""
         try:
             with self._get("/metrics") as answer:
                 return answer.read().decode()
@@ -132,6 +133,6 @@ class ServerProcess:
             return False
 
     def _get(self, path: str):
-        # No proxy: this is our own loopback.
+        # No proxy: the server is on loopback.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         return opener.open(f"http://127.0.0.1:{self.port}{path}", timeout=2.0)

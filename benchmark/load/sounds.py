@@ -1,20 +1,23 @@
-"""Sounds of 100 to 200 ms that a microphone picks up while nobody takes the turn.
+"""Sounds of 100 to 200 ms that a microphone picks up and that are no turn.
 
-Made here from a fixed seed, except for the back-channel, which is cut from a clip.
+Generated from a fixed seed, except for the back-channel, which is cut from a clip.
 """
 
 import numpy as np
 
 from sglang_live.client import clip
 
-# As loud as speech near the microphone: a quieter sound would be too easy to tell apart.
+# As loud as speech near the microphone: a quieter sound would be too easy to distinguish.
 LEVEL_RMS = 0.1
 FADE_S = 0.005
 _SEED = 20_24
 
 
 def false_trigger_sounds(speech: bytes) -> dict[str, bytes]:
-    """24 kHz PCM16 by name. `speech`: the clip that the back-channel is cut from."""
+    """24 kHz PCM16 by name.
+
+    speech: the clip that the back-channel is cut from.
+    """
     rng = np.random.default_rng(_SEED)
     sounds = {
         "noise": rng.standard_normal(_samples(0.10)),
@@ -26,7 +29,7 @@ def false_trigger_sounds(speech: bytes) -> dict[str, bytes]:
 
 
 def _cough(rng: np.random.Generator) -> np.ndarray:
-    """A burst of noise that falls off fast, and a voiced tail under it."""
+    """A burst of noise that decays fast, and a voiced tail under it."""
     t = np.arange(_samples(0.16)) / clip.SAMPLE_RATE_HZ
     # Differences of noise over 4 samples have the dull spectrum of a cough, not a hiss.
     burst = np.convolve(rng.standard_normal(len(t)), np.ones(4) / 4, mode="same")

@@ -1,7 +1,7 @@
-"""Prefill storms: now and then several callers send half a minute of audio at once.
+"""Prefill storms: several users periodically send half a minute of audio at once.
 
-Each sends one long message as a conversation item, faster than real time, and asks for a few
-words of text. What it costs the engines falls on those who are listening meanwhile.
+Each sends one long message as a conversation item, faster than real time, and requests a few words
+of text. The prefill delays the users who are listening at that time.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from sglang_live.client.turn_record import TurnRecord
 from sglang_live.clock import Clock
 
 MAX_OUTPUT_TOKENS = 16
-# A stream of random numbers that neither callers nor arrivals use.
+# A stream of random numbers apart from those of users and arrivals.
 _STORM_STREAM = 2**31 + 1
 
 
 @dataclass(frozen=True, slots=True)
 class StormSpec:
-    """`sessions` at once, every `period_s`, each with `clip_s` of audio."""
+    """A storm of `sessions` at once, every `period_s`, each with `clip_s` of audio."""
 
     sessions: int
     period_s: float
@@ -32,7 +32,11 @@ class StormSpec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises ValueError unless it reads N:PERIOD_S:CLIP_S."""
+        """Parse N:PERIOD_S:CLIP_S.
+
+        Raises:
+            ValueError: if the text has another form.
+        """
         sessions, period_s, clip_s = text.split(":")
         spec = cls(int(sessions), float(period_s), float(clip_s))
         if spec.sessions < 1 or spec.period_s <= 0 or not 0.1 <= spec.clip_s <= 300:
@@ -42,7 +46,10 @@ class StormSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StormRow:
-    """One message of a storm. start_s: since the load began."""
+    """One message of a storm.
+
+    start_s: time since the start of the load.
+    """
 
     wave: int
     session: int
@@ -51,7 +58,7 @@ class StormRow:
 
     @property
     def ok(self) -> bool:
-        # The answer is meant to be cut off at its few tokens.
+        # Responses end at their token limit by design.
         return self.record.status in ("completed", "incomplete")
 
     def to_json(self) -> dict[str, Any]:
@@ -62,12 +69,12 @@ class StormRow:
 
 
 def storm_message(pool: bytes, clip_s: float, rng: np.random.Generator) -> str:
-    """`clip_s` of the pool, read in a circle from a random place: no two share a beginning."""
+    """`clip_s` of the looped pool from a random position: no two share a prefix."""
     n_bytes = round(clip_s * clip.SAMPLE_RATE_HZ) * clip.BYTES_PER_SAMPLE
     start = int(rng.integers(len(pool) // clip.BYTES_PER_SAMPLE)) * clip.BYTES_PER_SAMPLE
     turned = pool[start:] + pool[:start]
     pcm = (turned * (n_bytes // len(turned) + 1))[:n_bytes]
-    # Base64 needs no escaping; json.dumps would look at every character of two megabytes.
+    # Base64 needs no escaping; json.dumps would check every character of two megabytes.
     audio = base64.b64encode(pcm).decode()
     return (
         '{"type":"conversation.item.create","item":{"type":"message","role":"user",'
@@ -87,7 +94,7 @@ class Storm:
         self._spec = spec
         self._pool = pool
         self._seed = seed
-        # Push-to-talk: these callers have no open microphone.
+        # Push-to-talk: these sessions have no open microphone.
         self._options = replace(options, push_to_talk=True, acks=False)
         self._clock = clock
         self._began_s = clock.now_s()
@@ -95,7 +102,7 @@ class Storm:
         self.rows: list[StormRow] = []
 
     async def run(self) -> None:
-        """Until cancelled; then `finish`."""
+        """Run until cancelled; call `finish` afterwards."""
         for wave in range(1, 2**31):
             due_s = self._began_s + wave * self._spec.period_s
             await self._clock.sleep(due_s - self._clock.now_s())
@@ -105,7 +112,7 @@ class Storm:
                 task.add_done_callback(self._sending.discard)
 
     async def finish(self) -> None:
-        """Wait for the messages under way; each has a time limit of its own."""
+        """Wait for the messages under way; each has its own time limit."""
         await asyncio.gather(*self._sending)
 
     async def _send(self, wave: int, session: int) -> None:

@@ -1,4 +1,4 @@
-"""The tables that people read: one per question, None where a load did not ask it."""
+"""Tables of the results; a table is None if the load has no such measurement."""
 
 from benchmark.load.point import RunResult
 from benchmark.load.stats import Distribution, PointStats
@@ -117,7 +117,7 @@ def storm_table(points: list[PointStats]) -> str | None:
 
 
 def ratio_table(points: list[PointStats]) -> str | None:
-    """Every arm against `off` at the same point: for times, below 1 is sooner."""
+    """Ratio of every arm to `off` at the same point; for times, below 1 is faster."""
     places = {(p.sessions, p.rate_rps): p for p in points if p.policies == "off"}
     pairs = [
         (point, off)

@@ -1,19 +1,19 @@
-"""How many codec frames the talker has generated, from the server's /metrics."""
+"""Number of codec frames that the talker has generated, from the server's /metrics."""
 
 import re
 import time
 from collections.abc import Callable
 
-# Codec frames of the talkers known here last 80 ms: 12.5 a second.
+# Codec frames of the supported talkers last 80 ms: 12.5 per second.
 FRAME_S = 0.08
-# Stages tell their load every two seconds.
+# Stages report their load every two seconds.
 PING_S = 2.5
 
 _SERIES = re.compile(r"^sglang_live_stage_load\{([^}]*)\} (\S+)$", re.MULTILINE)
 
 
 def talker_frames(metrics: str) -> int | None:
-    """Sum over the talker's replicas; None if the server does not tell."""
+    """Sum over the talker's replicas. None if the server has no such metric."""
     values = [
         float(value)
         for labels, value in _SERIES.findall(metrics)
@@ -23,7 +23,10 @@ def talker_frames(metrics: str) -> int | None:
 
 
 class FrameCount:
-    """Frames generated between two calls. `read` returns the text of /metrics."""
+    """Frames generated between `begin` and `end`.
+
+    read: returns the text of /metrics.
+    """
 
     def __init__(self, read: Callable[[], str], sleep: Callable[[float], None] = time.sleep):
         self._read = read
@@ -33,7 +36,7 @@ class FrameCount:
     def begin(self) -> None:
         self._before = talker_frames(self._read())
         if self._before is None:
-            # The first ping may not have come yet.
+            # The first ping may not have arrived yet.
             self._sleep(PING_S)
             self._before = talker_frames(self._read())
 
@@ -43,10 +46,10 @@ class FrameCount:
         # The gauge is as old as the last ping.
         self._sleep(PING_S)
         after = talker_frames(self._read())
-        # A stage that was started anew counts from zero: the difference would mean nothing.
+        # A restarted stage counts from zero: the difference would be meaningless.
         return None if after is None or after < self._before else after - self._before
 
 
 def waste(heard_s: float, frames: int | None) -> float | None:
-    """Share of the talker's frames that nobody heard."""
+    """Share of the talker's frames that was not played."""
     return 1 - heard_s / (FRAME_S * frames) if frames else None

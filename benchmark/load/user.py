@@ -1,6 +1,6 @@
-"""One caller: speaks a clip, listens to the reply, waits as people do, speaks again.
+"""One user: speaks a clip, listens to the response, waits as people do, speaks again.
 
-Or interrupts: then the next clip is spoken at once, into the reply.
+A user that interrupts speaks the next clip at once, during the response.
 """
 
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ from sglang_live.clock import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRow:
-    """A turn and where it belongs. Times are seconds since the load began.
+    """A turn of a user. Times are seconds since the start of the load.
 
-    planned: the interruption that was drawn for it; `record.interruption` says whether the
-    reply was still playing when its moment came.
+    planned: the interruption that was drawn for it; `record.interruption` is set if the response
+        was still playing at its moment.
     """
 
     user: int
@@ -48,14 +48,14 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A turn whose reply the next turn interrupts; its record is complete after that one."""
+    """A turn whose response the next turn interrupts; its record is complete after that one."""
 
     start_s: float
     end_s: float
     turn: TurnTracker
 
 
-class Caller:
+class User:
     """Runs one plan. A failed turn ends the session; the next turn opens a new one."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Caller:
         options: SessionOptions,
         clock: Clock,
     ):
-        """`audio`: clips and sounds by name. played_out_s: when its latest answer was heard out."""
+        """audio: clips and sounds by name. played_out_s: end of the latest response's playback."""
         self._plan = plan
         self._audio = audio
         self._options = options
@@ -146,7 +146,7 @@ class Caller:
                 response_gap_s=turn.response_gap_s,
                 start_s=start_s,
                 end_s=end_s,
-                # Hours of audio of many callers are not worth the memory.
+                # Hours of audio of many users are not worth the memory.
                 record=replace(record, reply_pcm=b""),
                 planned=turn.interruption,
             )

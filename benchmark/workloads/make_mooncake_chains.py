@@ -16,7 +16,7 @@ from typing import Any
 
 BLOCK_TOKENS = 512
 MIN_BLOCKS = 2
-# One long chain would fill a small pool alone, or be all that is left at the end of a run.
+# A longer chain would fill a small pool alone, or run alone at the end.
 MIN_TURNS, MAX_TURNS = 3, 12
 MAX_TOKENS = 32_768
 

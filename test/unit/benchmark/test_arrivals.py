@@ -22,23 +22,23 @@ def plan(**changes):
     return plan_users(**{**drawn, **changes})
 
 
-def test_the_same_seed_draws_the_same_callers():
+def test_the_same_seed_draws_the_same_users():
     assert plan() == plan()
     assert plan() != plan(seed=2)
     assert plan() != plan(repeat=1)
 
 
-def test_a_larger_point_only_adds_callers():
+def test_a_larger_point_only_adds_users():
     assert plan(n_users=8)[:4] == plan(n_users=4)
 
 
-def test_an_open_loop_changes_when_callers_come_not_what_they_say():
+def test_an_open_loop_changes_arrival_times_not_utterances():
     closed, opened = plan(), plan(open_loop_rps=2.0)
     assert [user.turns for user in closed] == [user.turns for user in opened]
     assert [c.start_s for c in closed] != [c.start_s for c in opened]
 
 
-def test_every_caller_has_all_its_turns():
+def test_every_user_has_all_its_turns():
     for user in plan():
         assert len(user.turns) == 3
         assert all(turn.clip in "abc" for turn in user.turns)
@@ -66,7 +66,7 @@ def test_the_bundled_offsets_match_the_published_quantiles():
     assert np.percentile(gaps_s, [50, 75, 90]) == pytest.approx([0.09, 0.44, 1.02], abs=0.04)
 
 
-def test_lengths_of_replies_are_drawn_apart_from_everything_else():
+def test_response_lengths_are_drawn_independently_of_other_draws():
     def plans(lengths):
         return plan_users(
             n_users=2,

@@ -10,7 +10,7 @@ from benchmark.eviction import ARMS, CASES, Options
 from sglang_live.kv.victim_index import VictimIndex
 
 
-def test_it_measures_every_arm_of_every_case(tmp_path, capsys):
+def test_every_arm_of_every_case_is_measured(tmp_path, capsys):
     path = tmp_path / "out.json"
     flags = ["--picks", "20", "--scanned-keys", "100", "--json", str(path)]
     eviction.main(["--pages", "40,400", *flags])

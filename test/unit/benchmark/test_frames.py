@@ -1,4 +1,4 @@
-"""What the benchmarks of frame mode make of what they saw."""
+"""The evaluation of the benchmarks of frame mode."""
 
 import json
 
@@ -22,7 +22,7 @@ def row(due_s: float, latency_ms: float | None = 10.0, outcome: str = "on_time")
     return FrameRow(0, 0, due_s, due_s, latency_ms, outcome)
 
 
-def test_a_line_through_the_early_part_says_when_the_pool_is_full():
+def test_a_linear_fit_of_the_early_part_predicts_when_the_pool_is_full():
     samples = pool(0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.9, 1.0)
     assert predicted_s(samples) == pytest.approx(9.5)
     assert saturated_s(samples) == 7.0
@@ -53,14 +53,14 @@ def test_a_frame_without_a_result_is_a_collapse(rows, lost):
     assert found["collapsed"] and found["stalled_s"] == 3
 
 
-def test_what_was_sent_and_never_answered_is_counted_in_frames():
+def test_sent_audio_without_a_result_is_counted_in_frames():
     stream = Stream(0, "", "", {"frame_ms": 80}, None)
     stream._sent_s = [100.0 + 0.04 * n for n in range(10)]
     stream._answered = 160
     assert [round(r.due_s, 2) for r in stream.unanswered(100.0)] == [0.2, 0.28, 0.36]
 
 
-def test_every_sound_is_what_its_name_says():
+def test_every_sound_has_the_level_of_its_name():
     sounds = endless_sounds(WORKLOADS / "clips", seed=1)
     level_db = {
         name: 20 * np.log10(max(np.sqrt(np.mean((sound / 32768.0) ** 2)), 1e-9))
@@ -82,7 +82,7 @@ def streams(*outcomes: list[FrameRow]) -> list[Stream]:
     return made
 
 
-def test_frames_without_result_while_a_stage_is_killed_are_told_apart():
+def test_frames_without_result_after_a_kill_are_counted_separately():
     rows = [row(5), row(11, None, "empty"), row(13), row(30, None, "empty"), row(39)]
     options = Options(seconds=42, kills="thinker@10", back_s=10)
     found = endured({0: "speech"}, streams(rows), 0.0, [(0.0, 100.0), (20.0, 110.0)], options)
@@ -93,20 +93,20 @@ def test_frames_without_result_while_a_stage_is_killed_are_told_apart():
     assert found["by_minute"][0]["memory_mib"] == 105
 
 
-def test_a_session_that_fell_silent_is_not_alive():
+def test_a_session_without_recent_results_is_not_alive():
     options = Options(seconds=42)
     found = endured({0: "speech", 1: "music"}, streams([row(39)], [row(20)]), 0.0, [], options)
     assert found["alive_at_the_end"] == 1
 
 
-@pytest.mark.parametrize("says_why", [True, False])
-async def test_a_call_that_nobody_serves_is_refused(says_why):
-    async def turn_away(socket: ServerConnection) -> None:
-        if says_why:
+@pytest.mark.parametrize("with_reason", [True, False])
+async def test_a_session_that_the_server_rejects_is_refused(with_reason):
+    async def reject(socket: ServerConnection) -> None:
+        if with_reason:
             await socket.send(json.dumps({"type": "error", "error": {"code": "server_overloaded"}}))
         await socket.close(1013, "server_overloaded")
 
-    async with serve(turn_away, "127.0.0.1", 0) as server:
+    async with serve(reject, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         stream = Stream(0, f"ws://127.0.0.1:{port}/", "demo", {"frame_ms": 960}, None)
         await stream.run(began_s=0.0, until_s=0.0)

@@ -1,4 +1,4 @@
-"""The comparison's parts: its recording, its echo, and what is made of the figures."""
+"""The parts of the comparison: recording, echo server, users, evaluation."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from benchmark import gateway_cost
 from benchmark.gateway_cost import Cost, Options
 from benchmark.gateway_servers import echo, gateway
 from benchmark.gateway_servers.process import ServerProcess
-from benchmark.gateway_servers.users import Callers, period
+from benchmark.gateway_servers.users import Users, period
 from sglang_live.client import clip
 from sglang_live.clock import SimClock
 from sglang_live.core import (
@@ -43,7 +43,7 @@ def cost(arm: str, cpu_s: float, audio_s: float, late_share: float = 0.0) -> Cos
 
 
 class EchoSocket:
-    """A socket that holds n silent appends and keeps what is sent."""
+    """A socket with n silent appends, which records the sent events."""
 
     def __init__(self, n_appends: int):
         self.left = n_appends
@@ -63,7 +63,7 @@ class EchoSocket:
         self.sent.append(base64.b64decode(event["delta"]))
 
 
-async def test_the_recording_comes_whole_and_in_the_vocoders_chunks(monkeypatch):
+async def test_the_recording_arrives_whole_in_chunks_of_the_vocoders_size(monkeypatch):
     monkeypatch.setattr(gateway, "FIRST_AUDIO_S", 0.0)
     monkeypatch.setattr(gateway, "SPEED", 1e6)
     session = await gateway.FakeOrchestrator(reply_s=1.0).open_session("s")
@@ -75,7 +75,7 @@ async def test_the_recording_comes_whole_and_in_the_vocoders_chunks(monkeypatch)
     assert isinstance(events[-1], TurnDone)
 
 
-async def test_what_a_session_would_have_dropped_is_told(monkeypatch):
+async def test_the_turn_reports_the_items_that_a_session_would_have_dropped(monkeypatch):
     monkeypatch.setattr(gateway, "FIRST_AUDIO_S", 0.0)
     monkeypatch.setattr(gateway, "SPEED", 1e6)
     session = await gateway.FakeOrchestrator(reply_s=1.0).open_session("s")
@@ -95,7 +95,7 @@ async def test_what_a_session_would_have_dropped_is_told(monkeypatch):
     assert await gone(100) == ("0", "1", "2")
 
 
-async def test_the_echo_sends_as_much_as_it_is_told_to():
+async def test_the_echo_sends_the_configured_amount():
     app = echo.build_app(delta_bytes=960, out_per_in=0.5)
     (route,) = [route for route in app.routes if route.path == "/v1/realtime"]
     socket = EchoSocket(n_appends=100)
@@ -110,8 +110,8 @@ def test_a_period_is_the_clip_and_then_silence_in_frames_of_20_ms():
     assert len(period(b"\1" * (4 * clip.FRAME_BYTES), quiet_s=0.2, frames_per_message=2)) == 2 + 5
 
 
-class ToldSocket:
-    """A socket that says at once that a turn has ended, and then closes."""
+class TurnEndSocket:
+    """A socket that sends the end of a turn at once, and then closes."""
 
     def __init__(self, audio_end_ms: int):
         self.events = [{"type": "input_audio_buffer.speech_stopped", "audio_end_ms": audio_end_ms}]
@@ -126,12 +126,14 @@ class ToldSocket:
 
 
 @pytest.mark.parametrize(("audio_end_ms", "behind_s"), [(1000, 0.1), (1001, 0.0), (950, 0.1)])
-async def test_a_turn_is_behind_from_when_the_message_that_ended_it_was_due(audio_end_ms, behind_s):
+async def test_the_lag_of_a_turn_counts_from_the_due_time_of_its_last_message(
+    audio_end_ms, behind_s
+):
     clock = SimClock()
-    users = Callers("ws://unused", [], 0.1, None, clock)
+    users = Users("ws://unused", [], 0.1, None, clock)
     began_s = clock.now_s() - 1.0  # so the message that ends at 1.0 s was due 0.1 s ago
     with pytest.raises(ConnectionError):
-        await users._listen(ToldSocket(audio_end_ms), began_s)
+        await users._listen(TurnEndSocket(audio_end_ms), began_s)
     assert users.traffic.behind_s == pytest.approx([behind_s])
 
 
@@ -140,7 +142,7 @@ def test_the_ratio_is_of_cpu_per_second_of_session_over_all_repeats():
     assert gateway_cost.ratio(costs) == pytest.approx(3.0)
 
 
-def test_the_table_says_when_the_machine_was_short_of_cpu():
+def test_the_table_notes_that_the_machine_was_short_of_cpu():
     calm = [cost("gateway", 2.0, 10.0), cost("echo", 1.0, 10.0)]
     assert "too small" not in gateway_cost.table(calm)
     assert "too small" in gateway_cost.table([cost("gateway", 2.0, 10.0, late_share=0.2), calm[1]])
@@ -162,7 +164,7 @@ def test_cpu_time_of_a_process_grows_with_its_work():
         server._process.kill()
 
 
-def test_the_server_does_not_know_the_recording():
+def test_launch_server_does_not_import_the_benchmark():
     code = "import sys, sglang_live.launch_server; print('benchmark' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""The GPU checks at toy sizes, comparing the CPU with itself: then nothing may differ."""
+"""The GPU checks at toy sizes, comparing the CPU with itself: results must be equal."""
 
 import json
 from dataclasses import replace
@@ -149,7 +149,7 @@ def test_transfers_of_sglang_return_pages_intact(monkeypatch):
     assert all(row["gb_per_s"] > 0 for row in rows)
 
 
-def test_a_page_that_is_damaged_on_the_way_is_noticed():
+def test_a_page_damaged_in_transfer_is_detected():
     pages = page_copy.Pages(PAGES, 2, "pageable", "by_layer", torch.device("cpu"), seed=1)
     load = pages._load
 
@@ -169,13 +169,13 @@ def test_tf32_is_off_inside_exact_float32_and_as_before_outside():
     assert torch.backends.cudnn.allow_tf32 == before
 
 
-def test_a_frame_with_one_other_code_does_not_count_as_equal():
+def test_a_frame_with_one_different_code_is_not_equal():
     codes = np.array([[1, 2], [3, 4]])
     assert talker.equal_share(codes, codes) == 1.0
     assert talker.equal_share(codes, np.array([[1, 2], [3, 5]])) == 0.5
 
 
-def test_figures_of_the_demo_are_read_from_what_it_prints():
+def test_figures_of_the_demo_are_read_from_its_output():
     output = (
         "server ready after 41 s\n"
         "TTFP 812 ms from the end of the speech to the first audio "
@@ -190,7 +190,7 @@ def test_figures_of_the_demo_are_read_from_what_it_prints():
     }
 
 
-def test_a_check_that_passes_leaves_a_document(tmp_path):
+def test_a_check_that_passes_writes_a_document(tmp_path):
     flags = "--layers 1 --kv-heads 1 --head-dim 4 --page-tokens 2 --moved-bytes 64 --repeats 1"
     status = command.main(
         ["page_copy", "--device", "cpu", "--out", str(tmp_path), "--commit", "abc", *flags.split()]
@@ -212,7 +212,9 @@ def test_a_check_that_passes_leaves_a_document(tmp_path):
         (CannotRunError("sglang does not import"), command.CANNOT_RUN),
     ],
 )
-def test_exit_status_tells_a_failure_from_what_cannot_run(tmp_path, monkeypatch, result, status):
+def test_exit_status_distinguishes_failure_from_inability_to_run(
+    tmp_path, monkeypatch, result, status
+):
     def run(options, device, seed):
         if isinstance(result, Exception):
             raise result

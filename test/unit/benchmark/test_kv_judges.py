@@ -15,7 +15,7 @@ SLOW = Link(tokens_per_s=10.0, latency_s=0.5)
 
 
 def access(session, request_s, *, history=0, new=0, out=0, turn=1, **changes) -> Access:
-    """One that is answered in a tenth of a second and whose session stays open."""
+    """An access whose request runs for a tenth of a second and whose session stays open."""
     fields = {
         "session": session,
         "turn": turn,
@@ -62,7 +62,7 @@ def test_lru_misses_every_round_of_a_circle_that_is_one_too_large():
     assert replay(schedule, 3, Belady(schedule), page_tokens=1).misses == 5
 
 
-def test_only_the_tail_that_was_needed_goes_and_comes_back():
+def test_only_the_needed_part_of_the_tail_is_evicted_and_reloaded():
     schedule = Schedule(
         (opening(0, 0.0, 40), opening(1, 1.0, 20), access(0, 30.0, history=40, new=2))
     )
@@ -82,7 +82,7 @@ def test_a_reload_soon_after_the_eviction_is_a_cycle():
         assert replay(schedule, 8, Lru(), page_tokens=8).cycles == cycles
 
 
-def test_a_running_session_is_not_touched():
+def test_a_running_session_is_not_evicted():
     runs_long = opening(0, 0.0, 8, generated_s=20.0)
     schedule = Schedule((runs_long, opening(1, 1.0, 4), opening(2, 2.0, 4)))
     outcome = replay(schedule, 12, Lru(), page_tokens=4)
@@ -92,14 +92,14 @@ def test_a_running_session_is_not_touched():
     assert too_small.evicted_tokens == 8, "the pool is whole again once others are idle"
 
 
-def test_a_closed_session_needs_nothing():
+def test_a_closed_session_takes_no_room():
     gone = opening(0, 0.0, 8, last=True, playback_end_s=1.0)
     outcome = replay(Schedule((gone, opening(1, 1.0, 8))), 8, Lru(), page_tokens=8)
     assert outcome.evicted_tokens == 0
 
 
 def spoken(speech_s: float) -> Schedule:
-    """Session 0 lost its 20 tokens to session 1, which ends; its user speaks until 30."""
+    """Session 0 loses its 20 tokens to session 1, which ends; its user speaks until 30."""
     return Schedule(
         (
             opening(0, 0.0, 20),
@@ -113,7 +113,9 @@ def spoken(speech_s: float) -> Schedule:
     ("speech_s", "hidden_tokens", "path_s"),
     [(3.0, 20, 0.0), (2.5, 20, 0.0), (1.5, 10, 1.0), (0.2, 0, 2.3)],
 )
-def test_preload_hides_what_the_link_brings_while_the_user_speaks(speech_s, hidden_tokens, path_s):
+def test_preload_hides_the_tokens_that_are_loaded_while_the_user_speaks(
+    speech_s, hidden_tokens, path_s
+):
     def tried(preload):
         return replay(spoken(speech_s), 20, Lru(), page_tokens=4, link=SLOW, preload=preload)
 
@@ -125,7 +127,7 @@ def test_preload_hides_what_the_link_brings_while_the_user_speaks(speech_s, hidd
     assert demand.path_s == pytest.approx(2.5)
 
 
-def test_preload_takes_no_room_from_another_who_speaks():
+def test_preload_takes_no_room_from_another_speaking_user():
     both_speak = Schedule(
         (
             opening(0, 0.0, 8),
@@ -147,13 +149,13 @@ def idle_policy(*, playback_ends_s, now_s=0.0):
     return policy
 
 
-def test_next_use_spares_whose_reply_ends_soon():
+def test_next_use_spares_the_session_whose_response_ends_soon():
     policy = idle_policy(playback_ends_s=[30.0, 5.0, 20.0])
     assert policy.victim([0, 1, 2], 1.0) == 0
     assert policy.victim([1, 2], 1.0) == 2
 
 
-def test_next_use_lets_who_is_long_overdue_go():
+def test_next_use_evicts_the_session_that_is_long_overdue():
     policy = idle_policy(playback_ends_s=[5.0, 60.0])
     assert policy.victim([0, 1], 10.0) == 1
     assert policy.victim([0, 1], 50.0) == 0
@@ -169,7 +171,7 @@ def test_next_use_spares_speakers_as_long_as_there_are_others():
     assert policy.victim([0, 1], 3.0) == 0
 
 
-def test_next_use_learns_how_long_each_user_takes():
+def test_next_use_uses_the_average_gap_of_each_user():
     policy = idle_policy(playback_ends_s=[10.0, 10.0])
     policy.accessed(0, 100.0)
     policy.accessed(1, 11.0)
@@ -178,15 +180,15 @@ def test_next_use_learns_how_long_each_user_takes():
     assert policy.victim([0, 1], 100.0) == 0
 
 
-def test_without_playback_facts_next_use_goes_by_age():
+def test_without_playback_facts_next_use_ranks_by_age():
     policy = NextUseHint(prior_reply_s=2.0)
     for session in range(3):
         policy.idle(session, float(session), IdleFacts(None))
     assert policy.victim([1, 0, 2], 5.0) == 0
 
 
-class Anything:
-    """A policy that nobody would write."""
+class ArbitraryPolicy:
+    """A policy of arbitrary choices."""
 
     def __init__(self, seed):
         self._rng = random.Random(seed)
@@ -245,13 +247,13 @@ def test_belady_reloads_no_more_pages_than_anyone(schedule, n_pages, page_tokens
         return outcome.reloaded_pages
 
     fewest = pages_of(Belady(schedule), False)
-    others = (Lru(), NextUseHint(2.0), Anything(seed), Belady(schedule, knows_end=False))
+    others = (Lru(), NextUseHint(2.0), ArbitraryPolicy(seed), Belady(schedule, knows_end=False))
     assert all(fewest <= pages_of(policy, preload) for policy in others)
     assert fewest <= pages_of(Belady(schedule), preload)
 
 
 def fewest_reloads(schedule: Schedule, n_pages: int) -> int:
-    """By trying every way to make room, in pages of one token."""
+    """The optimum by exhaustive search, in pages of one token."""
     moments = []
     for number, a in enumerate(schedule.accesses):
         moments += [(a.request_s, 2, a.session, number), (a.generated_s, 0, a.session, number)]
@@ -281,7 +283,7 @@ def fewest_reloads(schedule: Schedule, n_pages: int) -> int:
 
 
 def room(state: list[int], pins: list[bool], n_pages: int):
-    """All ways to hold as much as possible; evicting more than needed never helps."""
+    """All states with as much KV as possible; evicting more than needed never helps."""
     idle = sum(n for n, pin in zip(state, pins, strict=True) if not pin)
     target = max(min(sum(state), n_pages), sum(state) - idle)
     choices = [[n] if pin else range(n + 1) for n, pin in zip(state, pins, strict=True)]
@@ -290,15 +292,15 @@ def room(state: list[int], pins: list[bool], n_pages: int):
 
 @given(schedules(max_sessions=3, max_turns=3, max_tokens=2), st.integers(1, 10))
 @settings(max_examples=100)
-def test_belady_is_what_trying_everything_finds(schedule, n_pages):
+def test_belady_equals_exhaustive_search(schedule, n_pages):
     outcome = replay(schedule, n_pages, Belady(schedule), page_tokens=1)
     assert outcome.reloaded_tokens == outcome.reloaded_pages == fewest_reloads(schedule, n_pages)
 
 
 @given(schedules(), st.integers(1, 12), st.integers(1, 3), st.integers(), st.booleans())
 @settings(max_examples=100)
-def test_what_was_evicted_came_back_or_was_never_needed(schedule, n_pages, page, seed, preload):
-    for policy in (Lru(), NextUseHint(2.0), Belady(schedule), Anything(seed)):
+def test_evicted_pages_are_reloaded_or_never_needed(schedule, n_pages, page, seed, preload):
+    for policy in (Lru(), NextUseHint(2.0), Belady(schedule), ArbitraryPolicy(seed)):
         o = replay(schedule, n_pages * page, policy, page_tokens=page, link=SLOW, preload=preload)
         assert o.evicted_tokens == o.reloaded_tokens + o.lost_tokens
         assert 0 <= o.hidden_tokens <= o.reloaded_tokens
@@ -320,7 +322,7 @@ def test_a_pool_is_whole_pages():
         replay(reference_string([0]), 10, Lru(), page_tokens=16)
 
 
-def test_next_use_beats_lru_and_belady_both_when_people_talk():
+def test_next_use_reloads_less_than_lru_and_belady_less_than_both_in_conversations():
     options = Options(sessions=(32,), conversations=2, seeds=(1,), pool_share=(0.5,))
     reloaded = {row.policy: row.demand.reloaded_tokens for row in run(options)}
     assert list(reloaded) == list(POLICIES)
@@ -342,7 +344,7 @@ def test_the_command_prints_a_line_per_policy(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     "argv", ["--regime letters", "--pool-share 2", "--sessions 0", "--page-tokens 0"]
 )
-def test_flags_that_mean_nothing_are_refused(argv, capsys):
+def test_invalid_flags_are_refused(argv, capsys):
     with pytest.raises(SystemExit):
         parse_options(argv.split())
     assert "error" in capsys.readouterr().err

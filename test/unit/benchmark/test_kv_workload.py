@@ -41,19 +41,19 @@ def test_the_same_seed_draws_the_same_schedule():
     assert drawn() != drawn(Spec(sessions=6, conversations=2, seed=2))
 
 
-def test_more_sessions_leave_the_others_as_they_are():
+def test_more_sessions_do_not_change_the_others():
     more = by_session(drawn(Spec(sessions=9, conversations=2)))
     assert by_session(drawn()).items() <= more.items()
 
 
 @pytest.mark.parametrize("regime", ["voice", "chat"])
-def test_the_next_words_come_a_gap_after_playback_ended(regime):
+def test_the_next_utterance_starts_a_gap_after_the_end_of_playback(regime):
     sessions = by_session(drawn(regime=regime))
     assert sorted(sessions) == list(range(12))
     for number, accesses in sessions.items():
         assert [access.turn for access in accesses] == list(range(len(accesses)))
         assert [access.last for access in accesses] == [False] * (len(accesses) - 1) + [True]
-        # Even numbers are a caller's first conversation, which the odd one follows.
+        # Even numbers are a user's first conversation, which the odd one follows.
         following = accesses if number % 2 else [*accesses, sessions[number + 1][0]]
         for access, after in pairwise(following):
             assert after.speech_s == access.playback_end_s + access.next_gap_s
@@ -63,19 +63,19 @@ def test_the_next_words_come_a_gap_after_playback_ended(regime):
             )
 
 
-def test_a_reply_plays_eighty_ms_per_frame():
+def test_a_response_plays_eighty_ms_per_frame():
     few, many = drawn(Spec(frames_per_token=2.0)), drawn(Spec(frames_per_token=4.0))
     for a in few.accesses:
         assert a.playback_s == pytest.approx(a.output_tokens * 2 * 0.08)
     assert max(a.playback_s for a in many.accesses) == pytest.approx(400 / 8 * 4 * 0.08)
 
 
-def test_a_reply_is_not_heard_before_it_is_generated():
+def test_a_response_does_not_end_before_it_is_generated():
     slow = drawn(Spec(frames_per_token=1.0, token_s=0.1))
     assert all(a.playback_end_s == a.generated_s > a.request_s for a in slow.accesses)
 
 
-def test_a_session_holds_what_its_turns_brought():
+def test_a_session_holds_the_tokens_of_its_turns():
     for accesses in by_session(drawn()).values():
         assert accesses[0].history_tokens == 0
         for access, after in pairwise(accesses):
@@ -83,7 +83,7 @@ def test_a_session_holds_what_its_turns_brought():
     assert {a.input_tokens for a in drawn().accesses} == {100, 200, 1}, "a turn is never empty"
 
 
-def test_the_working_set_is_the_most_that_is_open_at_once():
+def test_the_working_set_is_the_highest_kv_of_open_sessions():
     schedule = drawn()
     sessions = by_session(schedule).values()
 
@@ -115,14 +115,14 @@ def test_voice_gaps_are_short_and_chat_gaps_are_the_trace_s():
         gaps_of("letters")
 
 
-def test_the_pauses_in_the_chains_are_as_widely_spread_as_the_chat_regime_s():
+def test_the_pauses_in_the_chains_have_the_spread_of_the_chat_regime():
     stored = json.loads((WORKLOADS / "mooncake_chains.json").read_text())["chains"]
     spacings_s = [b[0] - a[0] for chain in stored for a, b in pairwise(chain)]
     assert np.log(spacings_s).std() == pytest.approx(CHAT_SIGMA, abs=0.02)
     assert np.median(spacings_s) == pytest.approx(CHAT_MEDIAN_S, rel=0.06)
 
 
-def test_the_chains_are_whole_and_within_their_cut():
+def test_the_chains_are_whole_and_within_their_limits():
     stored = json.loads((WORKLOADS / "mooncake_chains.json").read_text())["chains"]
     assert len(load_chains()) == len(stored) > 400
     for chain in stored:
@@ -161,7 +161,7 @@ def test_chains_are_linked_by_whole_blocks_and_branches_left_out():
     ]
 
 
-def test_nonsense_is_refused():
+def test_invalid_parameters_are_refused():
     with pytest.raises(ValueError, match="at least one"):
         Spec(sessions=0)
     with pytest.raises(ValueError, match="positive"):

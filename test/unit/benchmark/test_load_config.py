@@ -4,7 +4,7 @@ from benchmark.load.config import LoadConfig, Run, parse_args
 from benchmark.load.storm import StormSpec
 
 
-def test_arms_are_interleaved_and_take_turns_at_going_first():
+def test_arms_are_interleaved_and_alternate_in_going_first():
     config = LoadConfig(policies=("off", "all"), sessions=(1, 8), repeats=2)
     order = [(run.repeat, run.sessions, run.policies) for run in config.runs()]
     assert order == [
@@ -61,7 +61,7 @@ def test_an_ablation_is_a_list_of_arms():
     assert len(config.policies) == 5
 
 
-def test_an_open_loop_with_a_duration_has_as_many_callers_as_arrive():
+def test_an_open_loop_with_a_duration_has_rate_times_duration_users():
     args = "--open-loop 0.5,2 --duration-s 60 --turns 1 --repeats 1"
     config = parse_args(args.split())
     assert [(run.sessions, run.rate_rps) for run in config.runs()] == [(30, 0.5), (120, 2.0)]
@@ -72,7 +72,7 @@ def test_every_rate_is_a_point():
     assert config.points == [(8, 1.0), (16, 1.0), (8, 2.0), (16, 2.0)]
 
 
-def test_the_server_is_given_room_for_all_callers():
+def test_the_server_has_room_for_all_users():
     config = LoadConfig(storm=StormSpec(10, 10.0, 30.0))
     assert config.server_args_for(Run(0, 44, "off")) == ()
     assert config.server_args_for(Run(0, 60, "off")) == ("--max-sessions=80",)
@@ -80,7 +80,7 @@ def test_the_server_is_given_room_for_all_callers():
     assert given.server_args_for(Run(0, 100, "off")) == ("--max-sessions=10",)
 
 
-def test_how_callers_interrupt_is_chosen_by_flags():
+def test_flags_select_the_kinds_of_interruptions():
     args = "--barge-in 0.5 --false-triggers 0.1 --no-truncate --acks --frame-ms 40"
     config = parse_args(args.split())
     assert (config.barge_in, config.false_triggers) == (0.5, 0.1)

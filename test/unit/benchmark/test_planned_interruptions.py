@@ -42,7 +42,7 @@ def test_the_same_seed_draws_the_same_interruptions():
     assert kinds(plan()) != kinds(plan(repeat=1))
 
 
-def test_interruptions_change_neither_what_is_said_nor_the_pauses():
+def test_interruptions_change_neither_utterances_nor_pauses():
     def said(plans):
         return [[(t.clip, t.response_gap_s) for t in user.turns] for user in plans]
 
@@ -55,7 +55,7 @@ def test_a_larger_share_only_adds_barge_ins():
     assert many.count("barge_in") > few.count("barge_in")
 
 
-def test_shares_are_as_asked_and_nothing_interrupts_the_last_turn():
+def test_shares_are_as_configured_and_the_last_turn_is_not_interrupted():
     plans = plan()
     found = kinds(plans)
     assert found.count("false_trigger") / len(found) == pytest.approx(0.1, abs=0.03)
@@ -65,7 +65,7 @@ def test_shares_are_as_asked_and_nothing_interrupts_the_last_turn():
     assert kinds(plan(replace(MODEL, barge_in=0.0, false_triggers=0.0))) == [None] * 800
 
 
-def test_the_cut_lies_anywhere_within_a_reply():
+def test_interruptions_are_uniform_within_a_response():
     turns = [turn.interruption for user in plan() for turn in user.turns]
     cuts_s = [turn.after_s for turn in turns if turn is not None]
     assert min(cuts_s) >= 0

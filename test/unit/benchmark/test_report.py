@@ -62,7 +62,7 @@ def test_repeats_of_an_arm_at_a_point_become_one_line():
     assert [(p.policies, p.runs, p.completed) for p in points] == [("off", 2, 6), ("all", 2, 6)]
 
 
-def test_the_table_says_na_where_the_sample_is_too_small():
+def test_the_table_has_na_where_the_sample_is_too_small():
     lines = table(collect([result()])).splitlines()
     assert "n/a/n/a/n/a" in lines[1]
     assert "100.0 %" in lines[1]
@@ -74,12 +74,12 @@ def test_the_process_table_names_processes():
     assert "sglang::scheduler" in process_table([result()])
 
 
-def test_a_load_generator_that_could_not_keep_up_is_told_on():
+def test_a_load_generator_short_of_cpu_is_noted():
     assert not any("too small" in line for line in notes(collect([result()])))
     assert any("too small" in line for line in notes(collect([result(late_frames=0.2)])))
 
 
-def test_the_document_holds_every_turn_and_no_audio():
+def test_the_document_has_every_turn_and_no_audio():
     config = LoadConfig(policies=("off", "all"), sessions=(1,), seed=7)
     text = json.dumps(document(config, [result(), result("all")], {"git_commit": "abc"}))
     loaded = json.loads(text)
@@ -101,7 +101,7 @@ def test_interruptions_have_a_table_of_their_own():
     assert "37.5 %" in line
 
 
-def test_a_document_tells_what_was_planned_and_what_happened():
+def test_a_document_has_planned_and_actual_interruptions():
     config = LoadConfig(barge_in=0.5, storm=StormSpec(1, 5.0, 10.0))
     loaded = json.loads(json.dumps(document(config, [interrupted()], {})))
     turn = loaded["runs"][0]["turns"][0]
@@ -113,7 +113,7 @@ def test_a_document_tells_what_was_planned_and_what_happened():
     assert loaded["config"]["storm"] == {"sessions": 1, "period_s": 5.0, "clip_s": 10.0}
 
 
-def test_arms_are_set_against_off_at_the_same_point():
+def test_arms_are_compared_with_off_at_the_same_point():
     assert ratio_table(collect([result()])) is None
     off, arm = result(n_turns=25), result("all", n_turns=25)
     twice = [replace(row, record=replace(row.record, ttfp_ms=1400.0)) for row in off.rows]
@@ -129,7 +129,7 @@ def test_an_open_loop_shows_rates_and_viability():
     assert loaded["workload"] == "W1, single turns"
 
 
-def test_a_storms_latencies_are_apart():
+def test_a_storms_latencies_are_in_a_separate_table():
     assert storm_table(collect([result()])) is None
     answer = TurnRecord(kind="posted", status="incomplete", ttft_ms=900.0)
     row = StormRow(wave=1, session=0, start_s=5.0, record=answer)
@@ -138,7 +138,7 @@ def test_a_storms_latencies_are_apart():
     assert points[0].ttfp_ms.n == 3
 
 
-def test_refused_acks_and_barge_ins_that_came_too_late_are_told():
+def test_refused_acks_and_late_barge_ins_are_noted():
     lines = "\n".join(notes(collect([result(side_errors=("invalid_value",))])))
     assert "refused 1 truncations or acks" in lines
     missed = result()

@@ -1,4 +1,4 @@
-"""ServerProcess against a stand-in that answers /health and has a child of its own."""
+"""ServerProcess against a stand-in that serves /health and has a child process."""
 
 import sys
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_server_that_dies_at_start_shows_its_log(monkeypatch):
         ServerProcess("demo", "off", (), 10.0).__enter__()
 
 
-def test_a_server_that_never_gets_healthy_is_stopped_and_reported(monkeypatch):
+def test_a_server_that_never_becomes_healthy_is_stopped_and_reported(monkeypatch):
     stand_in(monkeypatch, "import time; time.sleep(60)")
     server = ServerProcess("demo", "off", (), 0.1)
     with pytest.raises(ServerError, match=r"not healthy within"):

@@ -40,7 +40,7 @@ def stats(records, runs=None, sessions=1, rate_rps=None):
 
 
 @pytest.mark.parametrize(("p", "enough"), [(50, 5), (90, 10), (95, 20), (99, 100)])
-def test_a_percentile_is_refused_below_the_count_that_can_show_it(p, enough):
+def test_a_percentile_is_none_below_the_count_that_it_needs(p, enough):
     assert percentile([1.0] * (enough - 1), p) is None
     assert percentile([1.0] * enough, p) == 1.0
 
@@ -68,7 +68,7 @@ def test_continuity_is_the_share_of_turns_without_an_audible_gap():
     assert stats([]).continuity is None
 
 
-def test_useful_means_soon_after_the_detected_end_smooth_and_completed():
+def test_a_useful_turn_is_fast_continuous_and_completed():
     assert is_useful(turn(ttfp_ms=999.0))
     assert not is_useful(turn(ttfp_ms=1001.0)), "501 ms after the 500 ms of detection"
     assert not is_useful(turn(gaps_over_100ms=1))
@@ -76,7 +76,7 @@ def test_useful_means_soon_after_the_detected_end_smooth_and_completed():
     assert is_useful(turn(ttfp_ms=400.0, end_of_turn_ms=None)), "no detection, no allowance"
 
 
-def test_the_slo_needs_enough_turns_to_be_judged():
+def test_the_slo_is_unknown_with_too_few_turns():
     assert stats([turn()] * 9).within_slo is None
     assert stats([turn()] * 10).within_slo is True
     assert stats([turn(ttfp_ms=1100.0)] * 10).within_slo is False
@@ -105,7 +105,7 @@ def test_useful_rps_takes_smooth_points_only():
     assert useful_rps([broken]) is None
 
 
-def test_interrupted_turns_are_reported_apart():
+def test_interrupted_turns_are_reported_separately():
     records = [turn()] * 10 + [barged(gaps_over_100ms=1, stop_latency_ms=120.0)] * 5
     point = stats(records, [totals(barge_ins_planned=6)])
     assert point.completed == 15
@@ -119,7 +119,7 @@ def test_interrupted_turns_are_reported_apart():
     assert point.within_slo is True
 
 
-def test_a_reply_that_a_noise_cut_short_is_a_wrong_interruption_and_not_useful():
+def test_a_response_interrupted_by_a_noise_is_a_wrong_interruption_and_not_useful():
     noise = {"interruption": "false_trigger", "status": "cancelled"}
     wrong = turn(**noise, cut_short=True)
     ignored = turn(interruption="false_trigger")

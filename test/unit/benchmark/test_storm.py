@@ -17,14 +17,14 @@ def audio(message: str) -> bytes:
     return base64.b64decode(part["audio"])
 
 
-def test_a_message_holds_as_much_of_the_clips_as_asked():
+def test_a_message_has_the_requested_duration_of_the_clips():
     pcm = audio(storm_message(POOL, 2.5, np.random.default_rng(0)))
     assert clip.duration_s(pcm) == 2.5
     turned = np.frombuffer(pcm, "<i2")[: clip.SAMPLE_RATE_HZ]
     assert sorted(turned) == sorted(np.frombuffer(POOL, "<i2"))
 
 
-def test_messages_begin_in_different_places():
+def test_messages_start_at_different_positions():
     beginnings = {
         audio(storm_message(POOL, 0.1, np.random.default_rng([1, 0, wave])))[:64]
         for wave in range(8)
@@ -37,7 +37,7 @@ def test_the_flag_reads_number_period_and_length():
 
 
 @pytest.mark.parametrize("text", ["4", "4:10", "x:1:1", "0:10:30", "1:0:30", "1:10:0", "1:1:9999"])
-def test_a_storm_that_cannot_be_is_refused(text):
+def test_an_invalid_storm_is_refused(text):
     with pytest.raises(ValueError):
         StormSpec.parse(text)
 
@@ -45,6 +45,6 @@ def test_a_storm_that_cannot_be_is_refused(text):
 @pytest.mark.parametrize(
     ("status", "ok"), [("completed", True), ("incomplete", True), ("failed", False)]
 )
-def test_an_answer_cut_off_at_its_few_tokens_is_what_was_asked_for(status, ok):
+def test_a_response_that_ends_at_its_token_limit_is_ok(status, ok):
     record = TurnRecord(kind="posted", status=status)
     assert StormRow(wave=1, session=0, start_s=1.0, record=record).ok is ok

@@ -20,12 +20,12 @@ def counted(*texts: str) -> int | None:
     return count.end()
 
 
-def test_frames_are_those_of_all_talkers():
+def test_frames_of_all_talkers_are_summed():
     assert talker_frames(metrics(100.0, 1.5e3)) == 1600
     assert talker_frames(metrics()) is None
 
 
-def test_what_was_generated_before_the_load_does_not_count():
+def test_frames_generated_before_the_load_do_not_count():
     assert counted(metrics(40), metrics(540)) == 500
 
 
@@ -33,12 +33,12 @@ def test_the_first_ping_may_be_late():
     assert counted("", metrics(0), metrics(500)) == 500
 
 
-def test_a_server_that_does_not_tell_or_began_anew_has_no_number():
+def test_a_server_without_the_metric_or_a_restarted_one_has_no_count():
     assert counted("", "") is None
     assert counted(metrics(500), metrics(20)) is None
 
 
-def test_waste_is_what_nobody_heard_of_what_was_generated():
+def test_waste_is_the_share_of_generated_audio_that_is_not_played():
     # 100 frames of 80 ms are 8 s.
     assert waste(6.0, 100) == pytest.approx(0.25)
     assert waste(6.0, None) is None

@@ -1,12 +1,12 @@
-"""A caller's plan against a client that only plays its part."""
+"""A user's plan against a scripted client."""
 
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
-from benchmark.load import user as caller_module
+from benchmark.load import user as user_module
 from benchmark.load.arrivals import PlannedTurn, UserPlan
 from benchmark.load.interruptions import PlannedInterruption
-from benchmark.load.user import Caller
+from benchmark.load.user import User
 from sglang_live.client.realtime_client import SessionError
 from sglang_live.client.turn_record import TurnRecord
 
@@ -37,7 +37,7 @@ class Turn:
 
 
 class ScriptedClient:
-    """Every planned barge-in is reached. Takes what happens to its turns from `statuses`."""
+    """Reaches every planned barge-in. The statuses of its turns are scripted."""
 
     statuses: list[str] = []  # noqa: RUF012 (set anew by each test)
     opened = 0
@@ -70,11 +70,11 @@ class ScriptedClient:
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr(caller_module, "RealtimeClient", ScriptedClient)
+    monkeypatch.setattr(user_module, "RealtimeClient", ScriptedClient)
 
-    async def run(*turns: PlannedTurn, statuses=()) -> Caller:
+    async def run(*turns: PlannedTurn, statuses=()) -> User:
         ScriptedClient.statuses, ScriptedClient.calls, ScriptedClient.opened = [*statuses], [], 0
-        user = Caller(UserPlan(0, 0.5, turns), AUDIO, None, InstantClock())
+        user = User(UserPlan(0, 0.5, turns), AUDIO, None, InstantClock())
         await user.run()
         return user
 
@@ -129,6 +129,6 @@ async def test_a_lost_connection_costs_one_turn(run):
     assert statuses == [("a", "cancelled"), ("b", "failed"), ("c", "completed")]
 
 
-async def test_the_audio_of_replies_is_not_kept(run):
+async def test_the_audio_of_responses_is_not_kept(run):
     user = await run(PlannedTurn("a", 0.7))
     assert user.rows[0].record.reply_pcm == b""
