@@ -33,6 +33,15 @@ def room_for_header(room_tokens: int) -> int:
     return int(room_tokens * _HEADER_SHARE)
 
 
+def check_header(prompt: ChatPrompt, instructions: str, room_tokens: int) -> None:
+    """Raises ContextLengthError if the instructions and functions do not fit."""
+    header = prompt.n_tokens(prompt.header(instructions), iter(()))
+    if header > (most := room_for_header(room_tokens)):
+        raise ContextLengthError(
+            f"The instructions and tools are {header} tokens long; at most {most} fit."
+        )
+
+
 def most_tokens_of(prompt: ChatPrompt, item: HistoryItem) -> int:
     """An upper bound of the tokens that the item adds to a session."""
     clips = (part for part in item.parts if isinstance(part, AudioPart))

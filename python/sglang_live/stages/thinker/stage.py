@@ -19,7 +19,7 @@ from sglang_live.engine_channel.messages import (
     StreamEvents,
     Truncated,
 )
-from sglang_live.errors import BadInputError, DeadlineError
+from sglang_live.errors import DeadlineError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
     PROMPT_TOKENS_MOST,
@@ -39,7 +39,8 @@ from sglang_live.messages import (
 )
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
-from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
+from sglang_live.stages.engine_host import EXTERNAL_MODELS, EngineHost, FeedSocket, Reports
+from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.stream_events import NoteRoutes
@@ -53,15 +54,8 @@ from sglang_live.stages.thinker.turn import Generated, Prefilled, Started, TurnS
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.server import ServedJob
 
-EXTERNAL_MODELS = "sglang_live.models.qwen3_omni.engine"
 MAX_REPLY_TOKENS = 1024
 _CPU_ARGS = {"mm_attention_backend": "sdpa", "disable_fast_image_processor": True}
-
-
-class ItemsMissingError(BadInputError):
-    """The stage lacks items of the history (it restarted): send them all again."""
-
-    code = "items_missing"
 
 
 class ThinkerStage:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_live.core import HistoryItem
+from sglang_live.engine_channel.messages import THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.models.qwen3_omni.prompt import Append
 
 
@@ -62,3 +63,10 @@ class TurnState:
     timely: bool = True
     prefilling: str | None = None
     dropped: list[str] = field(default_factory=list)
+
+    @property
+    def rid_prefix(self) -> str:
+        """Begins the ids of the turn's requests: tells the engine what waits for them."""
+        if self.prefill_only:
+            return TURN_PREFILL_PREFIX
+        return THINK_PREFIX if self.timely else ""

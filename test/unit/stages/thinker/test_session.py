@@ -166,7 +166,7 @@ async def test_of_a_reply_that_was_cut_its_first_tokens_are_kept(call, ended_at)
     state = await call.turn(*history)
     assert state.truncated and not state.rebuilt
     assert call.engine.tokens == await built_anew(*history)
-    assert call.session.held == ["u1", "r1-cut", "u2", "r"]
+    assert call.session.ledger.keys == ["u1", "r1-cut", "u2", "r"]
 
 
 async def test_a_reply_of_which_nothing_was_heard_is_forgotten_with_the_markup_before_it(call):
@@ -180,7 +180,7 @@ async def test_asking_again_for_the_same_reply_forgets_the_old_one(call):
     await call.turn(FIRST, key="r1")
     assert (await call.turn(FIRST, key="r2")).truncated
     assert call.engine.tokens == await built_anew(FIRST)
-    assert call.session.held == ["u1", "r2"]
+    assert call.session.ledger.keys == ["u1", "r2"]
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ async def test_the_engine_is_told_of_a_bound_once_and_when_it_changes(call):
     for retention in (wider, wider, None, None):
         await call.turn(*history, SECOND, retention=retention)
     told = [(b.sink_tokens, b.window_tokens) for b in call.engine.bounds]
-    assert told == [(call.session.n_header, 20), (3, 30), (0, 0)]
+    assert told == [(call.session.ledger.n_header, 20), (3, 30), (0, 0)]
     assert await call.session.drop_old() == []
 
 
@@ -409,7 +409,7 @@ async def test_items_of_which_nothing_is_left_are_named_and_the_call_goes_on(cal
     history = await long_call(call, 4)
     whole = list(call.engine.tokens)
     gone = await call.session.drop_old()
-    n_header = call.session.n_header
+    n_header = call.session.ledger.n_header
     assert call.engine.tokens == whole[:n_header] + whole[-20:]
     assert gone and gone == [item.key for item in history[: len(gone)]]
     left = history[len(gone) :]
@@ -432,7 +432,9 @@ async def test_after_a_cut_a_reply_can_still_be_cut_back_to_what_was_heard(call)
 
 async def test_a_sink_may_reach_over_the_first_items(call):
     await long_call(call, 1)
-    sink = RetentionConfig(sink_tokens=call.session.ends[0], window_tokens=20, slack_tokens=1)
+    sink = RetentionConfig(
+        sink_tokens=call.session.ledger.ends[0], window_tokens=20, slack_tokens=1
+    )
     history = await long_call(call, 4, retention=sink)
     gone = await call.session.drop_old()
     assert history[0].key not in gone and history[1].key in gone
@@ -441,9 +443,9 @@ async def test_a_sink_may_reach_over_the_first_items(call):
 
 async def test_clips_count_as_many_tokens_as_they_became(call):
     await call.turn(CLIPS, key="r1")
-    assert call.session.ends == [
+    assert call.session.ledger.ends == [
         len(await built_anew(CLIPS)) - len(PROMPT.markup_ids("assistant\n")) - 4,
-        call.session.n_tokens,
+        call.session.ledger.n_tokens,
     ]
 
 
@@ -472,7 +474,7 @@ async def test_a_history_that_does_not_fit_loses_its_oldest_items_and_the_next_t
     assert state.dropped == [item.key for item in items[n_paused:][:dropped]]
     assert len(call.engine.tokens) <= LIMIT
     kept = items[n_paused:][dropped:]
-    assert call.session.held == [*(item.key for item in kept), "r1"]
+    assert call.session.ledger.keys == [*(item.key for item in kept), "r1"]
     state = await call.turn(*kept, reply("r1", 5, 6, 7), user("new", "And?"), max_tokens=LIMIT)
     assert not state.dropped and not state.rebuilt
 
@@ -552,7 +554,7 @@ async def test_instructions_that_are_too_long_fail_the_turn_and_keep_the_session
     room = room_for_header(room_for_prompt(LIMIT))
     full = "x " * ((room - 20) // len(PROMPT.words(" x x")) * 2)
     state = await call.turn(user("a", "Hello."), instructions=full, max_tokens=LIMIT)
-    assert state.dropped == [] and call.reply and call.session.n_header > room * 0.7
+    assert state.dropped == [] and call.reply and call.session.ledger.n_header > room * 0.7
 
 
 async def test_a_thousand_short_messages_are_one_prefill():
@@ -585,5 +587,5 @@ async def test_of_a_replayed_conversation_only_the_window_and_what_is_new_is_pre
     n_new = len(PROMPT.words("result " * 200))
     assert n_new > 350, "what was not answered yet stays, though it exceeds the window"
     assert n_new < len(call.engine.tokens) < n_new + 350
-    assert call.session.held[-3:] == ["tool", "asked", "r"]
+    assert call.session.ledger.keys[-3:] == ["tool", "asked", "r"]
     assert state.dropped and state.dropped == [i.key for i in told[1:]][: len(state.dropped)]

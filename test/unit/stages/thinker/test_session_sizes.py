@@ -92,7 +92,9 @@ class Conversation:
             return None
         seen["dropped" if state.dropped else "fits"] += 1
         assert len(self.call.engine.tokens) <= LIMIT + 10
-        if not self.call.session.n_dropped:  # of an item that a window has cut, a part is left
+        if (
+            not self.call.session.ledger.n_dropped
+        ):  # of an item that a window has cut, a part is left
             left = [item for item in history if item.key not in state.dropped]
             alone = {"instructions": self.bound["instructions"]}
             if prefill_only:
