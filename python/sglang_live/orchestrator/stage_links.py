@@ -1,6 +1,5 @@
 """A session's way to its replica of every stage, and what each replica already knows of it."""
 
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from sglang_live.messages import (
 )
 from sglang_live.orchestrator.stage_jobs import JOB_TIMEOUT_S, Segment, Speech, Thought, VoiceJob
 from sglang_live.orchestrator.startup_delay import StartupDelays
+from sglang_live.stages import ids
 from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport.client import StageClient
 
@@ -78,7 +78,7 @@ class ThinkerLink(_Link):
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[Thought]:
-        async with self.client().open(f"{turn.turn_id}-think") as job:
+        async with self.client().open(ids.job_of(turn.turn_id, ids.THINK)) as job:
             yield Thought(job, turn, self.session_id, self.known, self.segments)
 
 
@@ -86,7 +86,7 @@ class NativeLink(_Link):
     """To the thinker that serves SGLang's own API; session_id is a session of that API."""
 
     async def bound(self, retention: RetentionConfig) -> None:
-        async with self.client().open(f"bound-{uuid.uuid4().hex}") as job:
+        async with self.client().open(ids.new_job("bound")) as job:
             await job.begin(
                 RetainNative(
                     job.job_id,
@@ -105,7 +105,7 @@ class MeasuringLink(_Link):
     """To any thinker, for no session."""
 
     async def measure(self, content: PromptContent) -> PromptMeasured:
-        async with self.client().open(f"measure-{uuid.uuid4().hex}") as job:
+        async with self.client().open(ids.new_job("measure")) as job:
             await job.begin(
                 MeasurePrompt(
                     job.job_id,
@@ -128,7 +128,7 @@ class TalkerLink(_Link):
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[Speech]:
-        async with self.client().open(f"{turn.turn_id}-speak") as job:
+        async with self.client().open(ids.job_of(turn.turn_id, ids.SPEAK)) as job:
             yield Speech(job, turn, self.session_id, self.known, self.segments)
 
 
@@ -141,7 +141,7 @@ class VocoderLink(_Link):
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[VoiceJob]:
-        async with self.client().open(f"{turn.turn_id}-voice") as job:
+        async with self.client().open(ids.job_of(turn.turn_id, ids.VOICE)) as job:
             yield VoiceJob(job, self._head_starts)
 
 

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from sglang_live.clock import Clock
 from sglang_live.core import AudioPart, HistoryItem, TurnRequest
 from sglang_live.errors import BadInputError
+from sglang_live.stages.ids import turn_of
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class Suspects:
             engine: name of the replica. jobs: ids of those it had begun, "<turn>-<stage's part>".
         """
         now_s = self.clock.now_s()
-        turns = {job_id.rpartition("-")[0] for job_id in jobs}
+        turns = {turn_of(job_id) for job_id in jobs}
         found = {self._turns[turn_id] for turn_id in turns if turn_id in self._turns}
         flown = {
             flight

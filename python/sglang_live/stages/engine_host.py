@@ -32,6 +32,8 @@ from sglang_live.stages.spec import StageSpec
 
 log = logging.getLogger(__name__)
 
+# Value of SGLANG_EXTERNAL_MODEL_PACKAGE: SGLang looks for model classes there, too.
+EXTERNAL_MODELS = "sglang_live.models.qwen3_omni.engine"
 _COMPILERS = ("ninja", "nvcc", "cicc", "ptxas", "cc1plus", "c++", "g++", "clang", "hipcc")
 
 

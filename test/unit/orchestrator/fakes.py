@@ -13,7 +13,7 @@ import numpy as np
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import SimClock
 from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
-from sglang_live.errors import BadInputError, CapacityError
+from sglang_live.errors import CapacityError
 from sglang_live.messages import (
     CodecFrames,
     Interrupt,
@@ -39,6 +39,7 @@ from sglang_live.messages import (
 )
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.policy.policies import Policies
+from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport import wire
@@ -46,10 +47,6 @@ from sglang_live.stages.transport.client import StageClient
 from sglang_live.stages.transport.server import ServedJob, StageServer
 
 N_STATES = 4  # audio states the thinker reports per clip
-
-
-class ItemsMissingError(BadInputError):
-    code = "items_missing"
 
 
 class FakeStage:

@@ -9,10 +9,11 @@ from sglang_live.core import AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
 from sglang_live.messages import TalkerDone, WireAudio, WireText
 from sglang_live.orchestrator import stage_jobs
+from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.flow_control import WINDOW
 
-from .fakes import N_STATES, ItemsMissingError, ask, user
+from .fakes import N_STATES, ask, user
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 

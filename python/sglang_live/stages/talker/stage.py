@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import os
-import uuid
 from collections import defaultdict
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -35,7 +34,9 @@ from sglang_live.messages import (
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.models.qwen3_omni.stage_view import talker_view
 from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
-from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
+from sglang_live.stages import ids
+from sglang_live.stages.engine_host import EXTERNAL_MODELS, EngineHost, FeedSocket, Reports
+from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.progress_feed import ProgressFeed
 from sglang_live.stages.spec import StageSpec
@@ -43,7 +44,6 @@ from sglang_live.stages.stream_events import NoteRoutes
 from sglang_live.stages.talker.context import n_left_out
 from sglang_live.stages.talker.frame_queue import FrameQueue
 from sglang_live.stages.talker.speech_bound import SpeechBound
-from sglang_live.stages.thinker.stage import EXTERNAL_MODELS, ItemsMissingError
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.server import ServedJob
 
@@ -99,7 +99,7 @@ class TalkerStage:
         self._totals, self._n_frames, self._n_dropped = PolicyTotals(), 0, 0
         self._n_left_out = 0
         self._notes = NoteRoutes()
-        self._warm_up_rid = SPEAK_PREFIX + uuid.uuid4().hex
+        self._warm_up_rid = ids.new_rid(SPEAK_PREFIX)
         self._newline_id = _newline_id(self.model.path)
 
     async def start(self) -> None:
@@ -122,7 +122,7 @@ class TalkerStage:
     async def run(self, job: ServedJob) -> None:
         request: TalkerRequest = job.opener
         prompt, states_at, states = self._prompt(request, job.frames)
-        rid = SPEAK_PREFIX + uuid.uuid4().hex  # fixed length: SGLang aborts by prefix of the id
+        rid = ids.new_rid(SPEAK_PREFIX)
         frames = self._frames[rid] = FrameQueue()
         self._notes.add(rid, job)
         self._feed.send(
