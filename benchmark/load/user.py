@@ -11,7 +11,7 @@ from websockets.exceptions import ConnectionClosed
 
 from benchmark.load.arrivals import PlannedTurn, UserPlan
 from benchmark.load.interruptions import PlannedInterruption
-from sglang_live.client.realtime_client import Cut, RealtimeClient, SessionError
+from sglang_live.client.realtime_client import Interruption, RealtimeClient, SessionError
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import TurnRecord
 from sglang_live.client.turn_tracker import TurnTracker
@@ -104,9 +104,9 @@ class User:
     async def _converse(self, client: RealtimeClient) -> None:
         while (planned := self._next_turn()) is not None:
             if planned.reply_tokens is not None:
-                await client.limit_replies(planned.reply_tokens)
+                await client.limit_responses(planned.reply_tokens)
             start_s = self._since_start_s()
-            turn = await client.take_turn(self._audio[planned.clip], self._cut(planned))
+            turn = await client.take_turn(self._audio[planned.clip], self._interruption(planned))
             end_s = self._since_start_s()
             self._end_interrupted()
             if turn.barged:
@@ -120,12 +120,12 @@ class User:
             self.played_out_s = self._since_start_s()
             await self._clock.sleep(planned.response_gap_s)
 
-    def _cut(self, planned: PlannedTurn) -> Cut | None:
+    def _interruption(self, planned: PlannedTurn) -> Interruption | None:
         interruption = planned.interruption
         if interruption is None:
             return None
         sound = None if interruption.sound is None else self._audio[interruption.sound]
-        return Cut(interruption.after_s, sound)
+        return Interruption(interruption.after_s, sound)
 
     def _end_interrupted(self) -> None:
         interrupted, self._interrupted = self._interrupted, None

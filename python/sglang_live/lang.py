@@ -35,7 +35,7 @@ from sglang.lang.interpreter import ProgramState, StreamExecutor
 from sglang.lang.ir import SglGen, SglImage, SglSamplingParams
 
 from sglang_live.errors import BadInputError
-from sglang_live.sound.decoder import MAX_CLIP_S, Limits, hear
+from sglang_live.sound.decoder import MAX_CLIP_S, Limits, decode_samples
 
 INPUT_RATE_HZ = 16_000
 OUTPUT_RATE_HZ = 24_000
@@ -63,7 +63,7 @@ def listen(clip: str | Path | np.ndarray, rate_hz: int | None = None) -> SglImag
     else:
         rate_hz = INPUT_RATE_HZ
         try:
-            samples = hear(
+            samples = decode_samples(
                 Path(clip).read_bytes(), rate_hz=rate_hz, limits=Limits(max_s=MAX_CLIP_S)
             )
         except (OSError, BadInputError) as error:

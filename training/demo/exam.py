@@ -165,7 +165,7 @@ class Examiner:
             turns += event["type"] == "input_audio_buffer.speech_started"
 
         async with self._session(on_event=count) as client:
-            await client.pick_up(_pcm(room))
+            await client.feed_microphone(_pcm(room))
         return turns
 
     @asynccontextmanager

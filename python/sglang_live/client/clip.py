@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from sglang_live.errors import BadInputError
-from sglang_live.sound.decoder import Limits, hear
+from sglang_live.sound.decoder import Limits, decode_samples
 
 SAMPLE_RATE_HZ = 24_000
 BYTES_PER_SAMPLE = 2
@@ -39,7 +39,9 @@ def load_pcm(path: Path) -> bytes:
         ValueError: if it cannot be read, holds no samples, or lasts more than an hour.
     """
     try:
-        mono = hear(path.read_bytes(), rate_hz=SAMPLE_RATE_HZ, limits=Limits(max_s=MAX_CLIP_S))
+        mono = decode_samples(
+            path.read_bytes(), rate_hz=SAMPLE_RATE_HZ, limits=Limits(max_s=MAX_CLIP_S)
+        )
     except (OSError, BadInputError) as error:
         raise ValueError(f"cannot read audio file {path}: {error}") from error
     return (mono * 32767).astype("<i2").tobytes()

@@ -28,14 +28,14 @@ from sglang_live.client.turn_tracker import Event, TurnTracker
 from sglang_live.client.utterance import Utterance, append_message
 from sglang_live.clock import Clock
 
-__all__ = ["Cut", "RealtimeClient", "SessionError"]
+__all__ = ["Interruption", "RealtimeClient", "SessionError"]
 
 # How often a turn that waits looks whether it has settled without an event.
 POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Interruption:
     """An interruption planned for a reply, `after_s` from its first packet.
 
     Attributes:
@@ -98,7 +98,7 @@ class RealtimeClient:
         said = Utterance.of(pcm, self._options.frames_per_message)
         return (await self.take_turn(said)).record()
 
-    async def take_turn(self, said: Utterance, cut: Cut | None = None) -> TurnTracker:
+    async def take_turn(self, said: Utterance, cut: Interruption | None = None) -> TurnTracker:
         """Like `speak`. With a cut, the answer may be interrupted.
 
         A turn that comes back `barged` is not over: its record is complete when the next
@@ -110,13 +110,13 @@ class RealtimeClient:
         await self._take_turn(tracker, limit_s, user(said), cut)
         return tracker
 
-    async def pick_up(self, pcm: bytes) -> None:
+    async def feed_microphone(self, pcm: bytes) -> None:
         """Let the microphone hear this, at real-time pace, and wait for no answer."""
         messages = [append_message(p) for p in clip.frames(pcm, self._options.frames_per_message)]
         self._microphone.say(messages, {})
         await self._clock.sleep(clip.duration_s(pcm))
 
-    async def limit_replies(self, max_output_tokens: int) -> None:
+    async def limit_responses(self, max_output_tokens: int) -> None:
         """From the next answer on."""
         session = {"type": "realtime", "max_output_tokens": max_output_tokens}
         await self._send({"type": "session.update", "session": session})
@@ -184,7 +184,7 @@ class RealtimeClient:
         tracker: TurnTracker,
         limit_s: float,
         user: Awaitable[None],
-        cut: Cut | None = None,
+        cut: Interruption | None = None,
     ) -> None:
         previous = self._tracker
         self._interrupted = previous if previous is not None and previous.barged else None

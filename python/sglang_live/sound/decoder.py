@@ -66,7 +66,7 @@ class Sound:
     blocks: Iterator[np.ndarray]
 
 
-def hear(data: bytes, *, rate_hz: int, limits: Limits, mono: bool = True) -> np.ndarray:
+def decode_samples(data: bytes, *, rate_hz: int, limits: Limits, mono: bool = True) -> np.ndarray:
     """Decode a whole file.
 
     Returns:
@@ -91,13 +91,13 @@ def hear(data: bytes, *, rate_hz: int, limits: Limits, mono: bool = True) -> np.
 
 
 def duration_s(data: bytes, limits: Limits) -> float:
-    """Of a whole file, decoded and let go of block by block. Raises what `hear` raises."""
+    """Duration of a whole file, decoded block by block. Raises what `decode_samples` raises."""
     sound = decode(data, limits)
     return sum(len(block) for block in sound.blocks) / sound.rate_hz
 
 
 def decode(data: bytes, limits: Limits) -> Sound:
-    """Begin to decode. The blocks raise what `hear` raises.
+    """Begin to decode. The blocks raise what `decode_samples` raises.
 
     Samples beyond full scale are clipped, as other decoders do.
     """

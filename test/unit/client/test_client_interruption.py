@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_live.client.realtime_client import Cut, RealtimeClient
+from sglang_live.client.realtime_client import Interruption, RealtimeClient
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.utterance import Utterance
 
@@ -23,7 +23,7 @@ def told(server, kind: str) -> list[dict]:
 async def barge_in(server, clock, said, **kwargs):
     """Two turns; the second is spoken into the first one's reply."""
     async with RealtimeClient(options(server, **kwargs), clock) as client:
-        first = await client.take_turn(said, Cut(after_s=0.3))
+        first = await client.take_turn(said, Interruption(after_s=0.3))
         second = await client.take_turn(said)
         await client.wait_until_played()
     return client, first.record(), second.record()
@@ -81,7 +81,7 @@ async def test_a_reply_played_out_before_the_cut_was_not_interrupted(
         fake_server() as server,
         RealtimeClient(options(server), stream_clock) as client,
     ):
-        turn = await client.take_turn(said, Cut(after_s=5.0))
+        turn = await client.take_turn(said, Interruption(after_s=5.0))
     record = turn.record()
     assert not turn.barged
     assert record.interruption is None
@@ -96,7 +96,7 @@ async def test_a_noise_that_silences_the_reply_is_a_wrong_interruption(
         fake_server("stream") as server,
         RealtimeClient(options(server), stream_clock) as client,
     ):
-        turn = await client.take_turn(said, Cut(0.3, sound=said))
+        turn = await client.take_turn(said, Interruption(0.3, sound=said))
         await client.wait_until_played()
     record = turn.record()
     assert record.interruption == "false_trigger"
@@ -111,7 +111,7 @@ async def test_a_noise_that_the_server_ignores_changes_nothing(fake_server, stre
         fake_server("stream", onset_frames=10) as server,
         RealtimeClient(options(server), stream_clock) as client,
     ):
-        record = (await client.take_turn(long_speech, Cut(0.3, sound=said))).record()
+        record = (await client.take_turn(long_speech, Interruption(0.3, sound=said))).record()
     assert record.interruption == "false_trigger"
     assert record.status == "completed"
     assert not record.cut_short

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_live.errors import BadInputError
-from sglang_live.sound.decoder import Limits, decode, hear
+from sglang_live.sound.decoder import Limits, decode, decode_samples
 
 from .files import RATE_HZ, chunk, extensible, fmt, tone, wav, written
 
@@ -25,7 +25,7 @@ def samples(data: bytes) -> np.ndarray:
 
 
 def heard(data: bytes, **how) -> np.ndarray:
-    return hear(data, rate_hz=RATE_HZ, limits=LIMITS, **how)
+    return decode_samples(data, rate_hz=RATE_HZ, limits=LIMITS, **how)
 
 
 def pcm16(data: bytes) -> list[int]:

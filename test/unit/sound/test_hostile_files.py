@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sglang_live.errors import BadInputError
-from sglang_live.sound.decoder import Limits, hear
+from sglang_live.sound.decoder import Limits, decode_samples
 
 FORMATS = Path(__file__).parents[2] / "data" / "formats"
 ROOT = Path(__file__).parents[3]
@@ -76,7 +76,7 @@ def test_damaged_files_are_heard_within_bounds_or_refused():
         data = mutated(draw.choice(originals), draw)
         began_s = time.monotonic()
         try:
-            audio = hear(data, rate_hz=16_000, limits=LIMITS)
+            audio = decode_samples(data, rate_hz=16_000, limits=LIMITS)
         except BadInputError:
             continue
         finally:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sglang_live.errors import BadInputError
-from sglang_live.sound.decoder import MAX_CLIP_S, Limits, duration_s, hear
+from sglang_live.sound.decoder import MAX_CLIP_S, Limits, decode_samples, duration_s
 
 # Of a file that a path names; 10 minutes of stereo float at 48 kHz.
 _MAX_FILE_BYTES = 256 << 20
@@ -29,7 +29,7 @@ def load_audio(audio_file: str | bytes, sr: int | None = None, mono: bool = True
     """
     limits = Limits(max_s=MAX_CLIP_S)
     try:
-        return hear(_read(audio_file), rate_hz=sr or 16_000, limits=limits, mono=mono)
+        return decode_samples(_read(audio_file), rate_hz=sr or 16_000, limits=limits, mono=mono)
     except (BadInputError, OSError) as error:
         raise ValueError(f"Could not decode audio: {error}") from error
 

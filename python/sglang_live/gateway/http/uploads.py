@@ -7,14 +7,14 @@ import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.gateway.audio.resampler import to_int16
-from sglang_live.sound.decoder import Limits, hear
+from sglang_live.sound.decoder import Limits, decode_samples
 
 
 def read_audio(data: bytes, *, max_s: float) -> AudioPart:
     """A whole file of any usual rate, its channels mixed.
 
     Raises:
-        BadInputError: see sound.decoder.hear.
+        BadInputError: see sound.decoder.decode_samples.
     """
-    heard = hear(data, rate_hz=INPUT_RATE_HZ, limits=Limits(max_s=max_s))
+    heard = decode_samples(data, rate_hz=INPUT_RATE_HZ, limits=Limits(max_s=max_s))
     return AudioPart(to_int16(heard * np.float32(32768)))
