@@ -14,7 +14,7 @@ KERNELS = "sglang_live.kernels"
 
 
 def version() -> str:
-    # Read, not imported: at build time none of the package's requirements is there.
+    # Read, not imported: the package's requirements are not installed at build time.
     text = (ROOT / "python/sglang_live/__init__.py").read_text()
     return re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE).group(1)
 
@@ -26,7 +26,7 @@ def pinned(file_name: str) -> list[str]:
 
 
 def package_folders() -> dict[str, str]:
-    """Where each package lies that is not under python/."""
+    """Folder of each package outside python/."""
     # kernels/ itself is not among them: python/sglang_live/kernels/__init__.py says why.
     kernels = {
         f"{KERNELS}.{name}": "kernels/" + name.replace(".", "/")
@@ -38,7 +38,7 @@ def package_folders() -> dict[str, str]:
 setup(
     name="sglang-live",
     version=version(),
-    description="Realtime speech conversation with Omni and speech models on SGLang",
+    description="A server for realtime speech conversation with Omni models, on SGLang",
     long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -68,7 +68,9 @@ setup(
         # Older ones build the path that the proxy compares with its list from the Host header.
         "starlette>=1.10",
         "uvicorn",
+        "uvloop",
         "websockets>=14",
+        "yarl",
     ],
     extras_require={
         # SGLang itself is missing here: see requirements/cpu_no_deps.txt.
