@@ -1,9 +1,9 @@
-"""Asynchronous tasks: ones that the process depends on, results beside helpers, merged sources."""
+"""Asynchronous tasks: vital ones, results that wait with helper tasks, merged sources."""
 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -18,26 +18,26 @@ _END = object()
 
 
 def vital(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """A task without which the process is of no use: if it ends by itself, so does the process.
+    """Start a task without which the process is useless: if it ends by itself, the process exits.
 
-    A stage that only looks alive would keep its callers waiting; one that is gone is started anew.
+    A stage that runs without it would keep its clients waiting; one that exits is started anew.
     """
     task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_leave_unless_cancelled)
+    task.add_done_callback(_exit_unless_cancelled)
     return task
 
 
-def _leave_unless_cancelled(task: asyncio.Task[None]) -> None:
+def _exit_unless_cancelled(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         log.critical("task_ended name=%r", task.get_name(), exc_info=task.exception())
         logging.shutdown()
         os._exit(EXIT_BROKEN)
 
 
-async def result_with(main: Coroutine[Any, Any, T], *helpers: asyncio.Task) -> T:
-    """The result of `main`; an error of any helper ends it and is raised instead.
+async def result_with(main: Coroutine[Any, Any, T], *helpers: asyncio.Task[Any]) -> T:
+    """Wait for the result of `main`. An error of a helper cancels `main` and is raised instead.
 
-    Helpers may end before `main`, and go on after it.
+    Helpers may end before `main`, and continue after it.
     """
     task = asyncio.ensure_future(main)
     try:
@@ -54,14 +54,14 @@ async def result_with(main: Coroutine[Any, Any, T], *helpers: asyncio.Task) -> T
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def merge(*sources: AsyncIterator[T]) -> AsyncIterator[T]:
-    """Items of all sources as they come, until all have ended.
+async def merge(*sources: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Yield the items of all sources as they come, until all sources have ended.
 
-    The first error of a source is raised here. On leaving, early or not, every source is closed.
+    The first error of a source is raised here. When the iterator closes, every source is closed.
     """
-    queue: asyncio.Queue = asyncio.Queue()
+    queue: asyncio.Queue[Any] = asyncio.Queue()
 
-    async def pump(source: AsyncIterator[T]) -> None:
+    async def pump(source: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(source):
                 async for item in source:

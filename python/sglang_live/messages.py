@@ -101,6 +101,10 @@ class NextUseHint(Message, frozen=True, tag=True):
     observed_gap_s: float | None = None
 
 
+# What may help a stage to plan, about a session and beside its jobs.
+SessionHint = UserSpeaking | NextUseHint
+
+
 # --- thinker ---
 
 

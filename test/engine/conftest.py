@@ -16,12 +16,11 @@ from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.stage_links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.run_dir import RunDir
-from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.spec import STAGES, StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
 from sglang_live.stages.zygote import Zygote, is_useful
 from test.engine.reference import Reference
 
-STAGES = ("thinker", "talker", "vocoder")
 DATA = Path(__file__).parents[1] / "data" / "audio"
 
 

@@ -1,11 +1,13 @@
-"""Waiting for one task while others work beside it."""
+"""Results that wait for helper tasks, merged sources, and tasks that the process depends on."""
 
 import asyncio
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sglang_live.aio import EXIT_BROKEN, result_with
+from sglang_live.aio import EXIT_BROKEN, merge, result_with
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -23,6 +25,9 @@ def helper(turns: int, outcome) -> asyncio.Task:
     return asyncio.create_task(after(turns, outcome))
 
 
+# --- result_with ---
+
+
 async def test_the_result_comes_while_helpers_go_on():
     beside = helper(50, "done")
     assert await result_with(after(3, "result"), beside) == "result"
@@ -30,30 +35,30 @@ async def test_the_result_comes_while_helpers_go_on():
     assert await beside == "done"
 
 
-async def test_helpers_may_end_first():
+async def test_helpers_may_end_before_the_result():
     assert await result_with(after(20, "result"), helper(1, None), helper(2, None)) == "result"
 
 
-async def test_an_error_of_a_helper_ends_the_main_task_and_is_raised():
+async def test_an_error_of_a_helper_cancels_the_main_task_and_is_raised():
     ended = []
 
-    async def forever():
+    async def unending():
         try:
             await asyncio.Event().wait()
         finally:
             ended.append(True)
 
     with pytest.raises(KeyError, match="helper"):
-        await result_with(forever(), helper(3, KeyError("helper")))
+        await result_with(unending(), helper(3, KeyError("helper")))
     assert ended
 
 
-async def test_an_error_of_the_main_task_is_its_own():
+async def test_an_error_of_the_main_task_is_raised():
     with pytest.raises(ValueError, match="main"):
         await result_with(after(2, ValueError("main")), helper(50, None))
 
 
-async def test_a_cancelled_helper_does_not_disturb_the_result():
+async def test_a_cancelled_helper_does_not_change_the_result():
     beside = helper(1_000_000, None)
     beside.cancel()
     assert await result_with(after(5, "result"), beside) == "result"
@@ -62,20 +67,107 @@ async def test_a_cancelled_helper_does_not_disturb_the_result():
 async def test_cancelling_the_wait_ends_the_main_task_before_it_returns():
     ended = []
 
-    async def forever():
+    async def unending():
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)
             ended.append(True)
 
-    waiting = asyncio.create_task(result_with(forever(), helper(50, None)))
+    waiting = asyncio.create_task(result_with(unending(), helper(50, None)))
     await after(3, None)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended
 
+
+# --- merge ---
+
+
+class Source:
+    """Yields what is put into it; None ends it, an exception is raised."""
+
+    def __init__(self, *items):
+        self.queue: asyncio.Queue = asyncio.Queue()
+        self.is_closed = False
+        for item in items:
+            self.queue.put_nowait(item)
+
+    async def __call__(self):
+        try:
+            while (item := await self.queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            self.is_closed = True
+
+
+@given(st.lists(st.lists(st.integers(), max_size=6), max_size=4))
+def test_all_items_come_and_keep_the_order_of_their_source(contents):
+    async def scenario() -> list:
+        sources = [Source(*[(n, item) for item in items], None) for n, items in enumerate(contents)]
+        merged = [item async for item in merge(*(source() for source in sources))]
+        assert all(source.is_closed for source in sources)
+        return merged
+
+    merged = asyncio.run(scenario())
+    for n, items in enumerate(contents):
+        assert [item for owner, item in merged if owner == n] == items
+    assert len(merged) == sum(len(items) for items in contents)
+
+
+async def test_an_item_does_not_wait_for_slower_sources():
+    slow, fast = Source(), Source("quick")
+    merged = merge(slow(), fast())
+    assert await anext(merged) == "quick"
+    slow.queue.put_nowait("late")
+    assert await anext(merged) == "late"
+    await merged.aclose()
+
+
+async def test_the_first_error_is_raised_after_the_items_before_it():
+    failing, waiting = Source("one", "two", KeyError("first")), Source()
+    items = []
+    with pytest.raises(KeyError, match="first"):
+        async for item in merge(failing(), waiting()):
+            items.append(item)
+            waiting.queue.put_nowait(ValueError("second"))
+    assert items == ["one", "two"]
+    assert failing.is_closed and waiting.is_closed
+
+
+async def test_closing_early_closes_every_source():
+    sources = [Source("item"), Source(), Source()]
+    merged = merge(*(source() for source in sources))
+    await anext(merged)
+    assert not any(source.is_closed for source in sources)
+    await merged.aclose()
+    assert all(source.is_closed for source in sources)
+
+
+async def test_cancelling_the_consumer_closes_every_source():
+    sources = [Source(), Source()]
+
+    async def consume() -> None:
+        async for _ in merge(*(source() for source in sources)):
+            pass
+
+    consuming = asyncio.create_task(consume())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    consuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consuming
+    assert all(source.is_closed for source in sources)
+
+
+async def test_merging_no_sources_yields_nothing():
+    assert [item async for item in merge()] == []
+
+
+# --- vital ---
 
 PROCESS = """
 import asyncio
@@ -103,11 +195,11 @@ asyncio.run(main())
         ("await asyncio.sleep(9)", "task.cancel(); return", 0),
     ],
 )
-async def test_a_process_ends_with_the_work_that_others_rely_on(end, then, status):
+async def test_a_process_exits_when_a_vital_task_ends(end, then, status):
     program = PROCESS.format(end=end, then=then)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", program), stderr=asyncio.subprocess.PIPE
     )
-    _, told = await process.communicate()
+    _, log = await process.communicate()
     assert process.returncode == status
-    assert (b"task_ended name='work'" in told) == (status == EXIT_BROKEN)
+    assert (b"task_ended name='work'" in log) == (status == EXIT_BROKEN)

@@ -27,12 +27,11 @@ from sglang_live.orchestrator.turn_control import Steering
 from sglang_live.orchestrator.turn_prefill import TurnPrefill
 from sglang_live.policy.policies import OFF, Policies
 from sglang_live.policy.view import FIRST_INTERRUPTS
+from sglang_live.stages.spec import STAGES
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.telemetry.trace import TurnTrace
 
 log = logging.getLogger(__name__)
-
-STAGES = ("thinker", "talker", "vocoder")
 
 
 class _TurnDeadline:

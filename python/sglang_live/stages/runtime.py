@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import setproctitle
 
@@ -25,7 +25,7 @@ from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.bridge.seams import STAGE_ENV
 from sglang_live.engine_channel.inbox import POLICIES_ENV, STORAGE_ENV
 from sglang_live.errors import SeamError
-from sglang_live.messages import NextUseHint, Ready
+from sglang_live.messages import Ready, SessionHint
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob, StageServer
 from sglang_live.stages.transport.wire import fallbacks, shm_names
@@ -51,11 +51,14 @@ class Stage(Protocol):
 
     async def close_session(self, session_id: str) -> None: ...
 
-    def user_speaking(self, session_id: str) -> None: ...
-
-    def next_use(self, message: NextUseHint) -> None: ...
-
     def load(self) -> dict[str, float]: ...
+
+
+@runtime_checkable
+class TakesHints(Protocol):
+    """A stage that keeps KV of sessions between turns, and plans with hints about them."""
+
+    def on_hint(self, hint: SessionHint) -> None: ...
 
 
 def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
@@ -109,8 +112,7 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
         run=stage.run,
         close_session=stage.close_session,
         ready=ready,
-        user_speaking=stage.user_speaking,
-        next_use=stage.next_use,
+        on_hint=stage.on_hint if isinstance(stage, TakesHints) else None,
     )
     await server.serve()
 

@@ -19,12 +19,12 @@ from sglang_live.messages import (
     Interrupt,
     MeasurePrompt,
     NativeRetained,
-    NextUseHint,
     Pcm,
     Progress,
     PromptMeasured,
     Ready,
     RetainNative,
+    SessionHint,
     TalkerDone,
     TalkerInput,
     TalkerRequest,
@@ -54,8 +54,8 @@ class FakeStage:
     openers: of all jobs that began. cancelled: ids of those that were cut short.
     items: what it remembers, by session and key.
     fails_at, holds_at: before which token, frame or chunk it fails, or waits for `release`.
-    progress: what it was told about its consumer. speakers: sessions whose caller spoke.
-    outlooks: what it was told about callers' returns.
+    progress: what it was told about its consumer.
+    hints: what it was told about sessions.
     """
 
     name = ""
@@ -69,8 +69,7 @@ class FakeStage:
         self.holds_at: int | None = None
         self._released = asyncio.Event()
         self.progress: list[Progress] = []
-        self.speakers: list[str] = []
-        self.outlooks: list[NextUseHint] = []
+        self.hints: list[SessionHint] = []
 
     async def run(self, job: ServedJob) -> None:
         self.openers.append(job.opener)
@@ -278,8 +277,7 @@ class FakeReplica:
             run=self.stage.run,
             close_session=self.stage.close_session,
             ready=lambda: Ready("", stage=spec.stage, pid=1, startup_s=0.0),
-            user_speaking=self.stage.speakers.append,
-            next_use=self.stage.outlooks.append,
+            on_hint=self.stage.hints.append,
         )
         self._serving = asyncio.create_task(self.server.serve())
         self.entry.client = StageClient(spec.name, spec.address, same_host=True)

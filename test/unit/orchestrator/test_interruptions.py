@@ -8,7 +8,7 @@ import pytest
 from sglang_live.clock import SimClock
 from sglang_live.core import FRAME_S, AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import StageUnavailableError
-from sglang_live.messages import NextUseHint
+from sglang_live.messages import NextUseHint, UserSpeaking
 from sglang_live.orchestrator.turn_control import Steering
 from sglang_live.policy.policies import Policies
 
@@ -355,15 +355,15 @@ async def test_the_thinker_hears_how_far_its_talker_is(world, session):
     await caller.task
 
 
-async def test_speech_is_reported_to_a_thinker_that_knows_the_session(world, session):
+async def test_speech_is_reported_to_a_thinker_that_has_the_session(world, session):
     session.report_speech()
     await Listener(session.respond(ask("t1", user("u1", "hi")))).task
     session.report_speech()
     await world.settled()
-    assert world.thinker.speakers == ["caller"]
+    assert world.thinker.hints == [UserSpeaking("", "caller")]
 
 
-async def test_an_outlook_goes_to_a_thinker_that_knows_the_session(world_of):
+async def test_the_next_use_is_reported_to_a_thinker_that_has_the_session(world_of):
     world = await world_of(policies=("next-use",))
     session = await world.orchestrator.open_session("caller")
     session.report_next_use(1.0, None, None)
@@ -375,15 +375,15 @@ async def test_an_outlook_goes_to_a_thinker_that_knows_the_session(world_of):
     await session.close()
     session.report_next_use(4.0, None, None)
     await world.settled()
-    assert world.thinker.outlooks == [NextUseHint("", "caller", 3.0, 1.5, 1.25)]
-    assert world.talker.outlooks == world.vocoder.outlooks == []
+    assert world.thinker.hints == [NextUseHint("", "caller", 3.0, 1.5, 1.25)]
+    assert world.talker.hints == world.vocoder.hints == []
 
 
-async def test_outlooks_stay_here_when_no_policy_asks_for_them(world, session):
+async def test_the_next_use_is_reported_with_its_policy_only(world, session):
     await Listener(session.respond(ask("t1", user("u1", "hi")))).task
     session.report_next_use(3.0, 1.5, 1.25)
     await world.settled()
-    assert world.thinker.outlooks == []
+    assert world.thinker.hints == []
 
 
 async def test_without_policies_the_stages_are_told_nothing(world_of):
@@ -398,4 +398,4 @@ async def test_without_policies_the_stages_are_told_nothing(world_of):
     await caller.task
     await world.settled()
     assert [stage.progress for stage in world.stages] == [[], [], []]
-    assert world.thinker.speakers == []
+    assert world.thinker.hints == []

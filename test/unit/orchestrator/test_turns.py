@@ -10,14 +10,13 @@ from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailable
 from sglang_live.messages import TalkerDone, WireAudio, WireText
 from sglang_live.orchestrator import stage_jobs
 from sglang_live.stages.errors import ItemsMissingError
+from sglang_live.stages.spec import STAGES
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.flow_control import WINDOW
 
 from .fakes import N_STATES, ask, user
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
-
-STAGES = ("thinker", "talker", "vocoder")
 
 
 def transcript(events: list) -> str:

@@ -25,7 +25,6 @@ from sglang_live.engine_channel.messages import (
 from sglang_live.errors import BadInputError, StageFailedError
 from sglang_live.messages import (
     CodecFrames,
-    NextUseHint,
     Progress,
     TalkerDone,
     TalkerInput,
@@ -182,12 +181,6 @@ class TalkerStage:
 
     async def close_session(self, session_id: str) -> None:
         self._segments.pop(session_id, None)
-
-    def user_speaking(self, session_id: str) -> None:
-        """A talker keeps no KV of a session."""
-
-    def next_use(self, message: NextUseHint) -> None:
-        """A talker keeps nothing that could wait for it."""
 
     def load(self) -> dict[str, float]:
         own = {

@@ -30,10 +30,12 @@ from sglang_live.messages import (
     Progress,
     RetainNative,
     ScriptRequest,
+    SessionHint,
     TextTokens,
     ThinkerDone,
     ThinkerRequest,
     UserSegment,
+    UserSpeaking,
     WireAudio,
     WireText,
 )
@@ -146,17 +148,17 @@ class ThinkerStage:
                 await session.close()
         self._busy.pop(session_id, None)
 
-    def user_speaking(self, session_id: str) -> None:
-        engine_session = self._engine_session(session_id)
-        if self._feed is not None and engine_session is not None:
-            self._feed.speech_start(engine_session)
-
-    def next_use(self, message: NextUseHint) -> None:
-        engine_session = self._engine_session(message.session_id)
-        if self._feed is not None and engine_session is not None:
-            self._feed.next_use(
-                engine_session, message.buffered_s, message.response_gap_s, message.observed_gap_s
-            )
+    def on_hint(self, hint: SessionHint) -> None:
+        engine_session = self._engine_session(hint.session_id)
+        if self._feed is None or engine_session is None:
+            return
+        match hint:
+            case UserSpeaking():
+                self._feed.speech_start(engine_session)
+            case NextUseHint():
+                self._feed.next_use(
+                    engine_session, hint.buffered_s, hint.response_gap_s, hint.observed_gap_s
+                )
 
     @property
     def _max_tokens(self) -> int:

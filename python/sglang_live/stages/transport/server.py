@@ -18,13 +18,12 @@ from sglang_live.messages import (
     CloseSession,
     Credit,
     Failed,
-    NextUseHint,
     Ping,
     Ready,
     RetainNative,
+    SessionHint,
     TalkerRequest,
     ThinkerRequest,
-    UserSpeaking,
 )
 from sglang_live.stages.transport import queues, stage_key, wire
 from sglang_live.stages.transport.flow_control import ReceiveCount, SendWindow
@@ -92,8 +91,7 @@ class StageServer:
         key_file: secret shared with callers on other hosts; empty: none.
         run: the coroutine of one job; returning ends it, LiveError becomes Failed.
         close_session: called for CloseSession.
-        user_speaking: called for UserSpeaking.
-        outlook: called for Outlook.
+        on_hint: called for UserSpeaking and NextUseHint. None: they mean nothing to this stage.
         ready: what to answer a Ping with.
         tick_s: how often to look for callers that are lost.
         patience_s: how long a message waits for a caller that does not read.
@@ -107,8 +105,7 @@ class StageServer:
         run: Callable[[ServedJob], Awaitable[None]],
         close_session: Callable[[str], Awaitable[None]],
         ready: Callable[[], Ready],
-        user_speaking: Callable[[str], None] = lambda session_id: None,
-        next_use: Callable[[NextUseHint], None] = lambda message: None,
+        on_hint: Callable[[SessionHint], None] | None = None,
         shm_run: str = wire.NO_RUN,
         key_file: str = "",
         tick_s: float = TICK_S,
@@ -117,7 +114,7 @@ class StageServer:
         self.shm_run = shm_run
         self.same_host, self._tick_s, self._patience_s = same_host, tick_s, patience_s
         self._run, self._close_session, self._ready = run, close_session, ready
-        self._caller_speaks, self._outlook = user_speaking, next_use
+        self._on_hint = on_hint
         # By caller and job id: callers name their jobs without asking each other.
         self._jobs: dict[tuple[bytes, str], ServedJob] = {}
         self._n_jobs: Counter[bytes] = Counter()
@@ -199,17 +196,16 @@ class StageServer:
             if job is not None and job.task is not None:
                 job.task.cancel()  # opened anew: nothing would end the earlier one
             self._begin(ServedJob(self, peer, message, frames))
-        elif isinstance(message, CloseSession | UserSpeaking | NextUseHint) and not (
+        elif isinstance(message, CloseSession | SessionHint) and not (
             self._callers.may_touch(peer, message.session_id)
         ):
             raise wire.MalformedError("the session is another peer's")
         elif isinstance(message, CloseSession):
             self._callers.closes(message.session_id)
             self._begin_closing(message.session_id)
-        elif isinstance(message, UserSpeaking):
-            self._caller_speaks(message.session_id)
-        elif isinstance(message, NextUseHint):
-            self._outlook(message)
+        elif isinstance(message, SessionHint):
+            if self._on_hint is not None:
+                self._on_hint(message)
         elif job is None:
             pass  # over already; its caller has not heard yet
         elif isinstance(message, Cancel):

@@ -11,7 +11,7 @@ import torch
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.errors import CapacityError
-from sglang_live.messages import NextUseHint, Pcm, VocoderDone, VocoderEnd, VocoderFrames
+from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames
 from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
@@ -68,12 +68,6 @@ class VocoderStage:
 
     async def close_session(self, session_id: str) -> None:
         """A vocoder keeps nothing between replies."""
-
-    def user_speaking(self, session_id: str) -> None:
-        """Nothing of that caller waits here."""
-
-    def next_use(self, message: NextUseHint) -> None:
-        """Nothing is kept for that caller."""
 
     def load(self) -> dict[str, float]:
         return {"streams": float(len(self._outputs))}

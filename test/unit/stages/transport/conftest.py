@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from sglang_live.messages import NextUseHint, Ready
+from sglang_live.messages import Ready, SessionHint
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.client import StageClient
@@ -20,8 +20,7 @@ class Stage:
     def __init__(self, address: str, run: Callable[[ServedJob], Awaitable[None]], **settings):
         self.address = address
         self.closed_sessions: list[str] = []
-        self.speakers: list[str] = []
-        self.outlooks: list[NextUseHint] = []
+        self.hints: list[SessionHint] = []
         self.cancelled: list[str] = []
         self.changed = asyncio.Condition()
         self._run, self._callers = run, []
@@ -30,8 +29,7 @@ class Stage:
             run=self._watched,
             close_session=self._close_session,
             ready=lambda: Ready("", stage="fake", pid=1, startup_s=0.5, load={"jobs": 2.0}),
-            user_speaking=self.speakers.append,
-            next_use=self.outlooks.append,
+            on_hint=self.hints.append,
             **{"same_host": True} | settings,
         )
         self.task = asyncio.create_task(self.server.serve())

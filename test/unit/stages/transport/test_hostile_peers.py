@@ -125,11 +125,11 @@ async def test_a_session_is_closed_by_the_peer_that_opened_it(tmp_path):
             await other.send(message)
         await other.ping(PATIENCE_S)
         assert stage.server.n_malformed == 3
-        assert not stage.closed_sessions and not stage.speakers and not stage.outlooks
+        assert not stage.closed_sessions and not stage.hints
         await owner.send(UserSpeaking("", "s"))
         await owner.send(CloseSession("", "s"))
         await stage.until(lambda: stage.closed_sessions == ["s"])
-        assert stage.speakers == ["s"]
+        assert stage.hints == [UserSpeaking("", "s")]
     finally:
         await stage.close()
 

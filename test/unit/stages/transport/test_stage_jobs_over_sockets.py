@@ -237,8 +237,7 @@ async def test_messages_of_unknown_jobs_are_ignored_on_both_sides(serve):
         await job.begin(voice())
         assert await heard(job, VocoderDone) == [VocoderDone("j")]
     await stage.until(lambda: stage.closed_sessions == ["s"])
-    assert stage.speakers == ["s"]
-    assert stage.outlooks == [NextUseHint("", "s", 2.5, None, 0.25)]
+    assert stage.hints == [UserSpeaking("", "s"), NextUseHint("", "s", 2.5, None, 0.25)]
 
 
 # --- leaving ---
