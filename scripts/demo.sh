@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One conversation from nothing: set up, start the server with the built-in demo model, speak
-# a recorded question into it, save the answer, stop the server.
+# Set up, start the server with the built-in demo model, send it a recorded question, save the
+# response, stop the server.
 set -euo pipefail
 
 usage() {
@@ -88,7 +88,7 @@ stop_server() {
     local deadline=$((SECONDS + STOP_TIMEOUT_S))
     kill -TERM "$server_pid" 2>/dev/null || true
     while is_running && ((SECONDS < deadline)); do sleep 0.1; done
-    # Of its process group; its stages, which have their own, die with it.
+    # The server's process group; its stages have their own groups, and end with the server.
     kill -KILL -- "-$server_pid" 2>/dev/null || true
     wait "$server_pid" 2>/dev/null || true
     server_pid=
@@ -123,7 +123,7 @@ is_healthy() (
 )
 
 show_ready_stages() {
-    # Lines of the log that have not been shown yet.
+    # Show the new lines of the log.
     local total
     total=$(grep -c '^.*stage .* ready in ' "$log" || true)
     if ((total > shown)); then
@@ -138,7 +138,7 @@ fi
 
 echo "starting the server with model '$model' on port $port"
 from=$SECONDS
-set -m # a process group of its own, that can be stopped as a whole
+set -m # a process group of its own, which can be stopped as a whole
 "$python" -u -m sglang_live.launch_server \
     --model-path "$model" --host 127.0.0.1 --port "$port" "${server_args[@]}" \
     </dev/null >"$log" 2>&1 &

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Run on a machine with an NVIDIA GPU everything that can be checked there, with what is
-# installed: nothing is downloaded. One JSON document per check goes to benchmark/results/.
+# Run all checks of benchmark/gpu on a machine with an NVIDIA GPU, without downloads. Each check
+# writes one JSON document to benchmark/results/.
 set -euo pipefail
 
 usage() {
@@ -70,7 +70,7 @@ if [[ -z $python ]]; then
     if [[ -x $ROOT/.venv/bin/python ]]; then python=$ROOT/.venv/bin/python; fi
 fi
 cd "$ROOT"
-# The checkout is what gets checked, installed or not.
+# Check the code of the checkout, whether it is installed or not.
 export PYTHONPATH=$ROOT/python:$ROOT${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 why_no_gpu() {
@@ -94,7 +94,7 @@ if [[ $device == cuda* ]]; then
     fi
 fi
 
-# Documents are moved at the end, so that the first does not make the checkout of the others dirty.
+# Documents are moved at the end: each records whether the checkout is dirty.
 work=$(mktemp -d "${TMPDIR:-/tmp}/sglang_live_gpu.XXXXXX")
 keep_documents() {
     find "$work" -name '*.json' -exec mv -- {} "$out" \;
@@ -110,7 +110,7 @@ skipped=()
 for check in "${checks[@]}"; do
     echo "=== $check"
     status=0
-    # A process of its own: an error of the device must not reach the next check.
+    # A process of its own: a device error must not affect the next check.
     timeout --kill-after=10 "$CHECK_TIMEOUT_S" "$python" -m benchmark.gpu "$check" \
         --device "$device" --out "$work" ${commit:+--commit "$commit"} \
         </dev/null >"$work/output" 2>"$work/errors" || status=$?

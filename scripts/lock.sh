@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Write requirements/locked/: the pinned packages of requirements/ with the hash of every file
-# that the package index has of that version. Run it after changing a pin, and commit both.
+# Write requirements/locked/: the pinned packages of requirements/, with the hash of every file of
+# that version in the package index. Run it after changing a pin, and commit both.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 UV=uv==0.13.9
@@ -17,7 +17,7 @@ compile() {
 
 mkdir -p requirements/locked
 for name in cpu cpu_no_deps test bench training; do
-    # PyTorch has other hashes on the indexes of its CPU builds: scripts/setup.sh pins its version.
+    # PyTorch's CPU indexes have other hashes: scripts/setup.sh pins its version.
     grep -v '^torch==' "requirements/$name.txt" >"$tools/$name.in"
     compile --no-deps "$tools/$name.in" --output-file "requirements/locked/$name.txt"
 done

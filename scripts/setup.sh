@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make or refresh this repository's own Python environment in .venv, with nothing outside it.
-# A step that is done is skipped, so run it as often as you like.
+# Make or refresh this repository's Python environment in .venv; nothing outside it is changed.
+# Finished steps are skipped, so it can be run again at any time.
 set -euo pipefail
 
 usage() {
@@ -60,7 +60,7 @@ if [[ $device != cpu && $device != cuda ]]; then
 fi
 
 is_supported() {
-    # Asked by running it: a version manager's shim exists for versions that do not.
+    # Run each candidate: a version manager has shims for versions that are not installed.
     "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null
 }
 
@@ -77,17 +77,17 @@ find_python() {
 }
 
 pip_install() {
-    # pip would compile every file on one core; step_bytecode does it on all of them.
+    # pip would compile every file on one core; step_bytecode uses all cores.
     "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check --no-compile "$@"
 }
 
 install_locked() {
-    # Each list is complete: pip looks for nothing beyond it, and takes no file but those hashed.
+    # Each list is complete: pip resolves no other packages and accepts only files with its hashes.
     pip_install --no-deps --require-hashes --requirement "requirements/locked/$1.txt"
 }
 
 compile_bytecode() {
-    # Some packages ship templates that are not valid Python: their failure is not ours.
+    # Some packages ship templates that are not valid Python: their errors are ignored.
     "$VENV/bin/python" -m compileall -q -j 0 "$@" || true
 }
 
@@ -113,8 +113,8 @@ step_packages() {
 }
 
 step_torch() {
-    # Without a hash: CPU builds of one version differ by index and by local file. What it
-    # requires is there by now, by hash, except for the CUDA libraries of a build with CUDA.
+    # Without a hash: CPU builds of one version differ by index and by local file. Its requirements
+    # are installed by hash already, except the CUDA libraries of a build with CUDA.
     pip_install --constraint requirements/cpu.txt torch setuptools
 }
 
@@ -127,7 +127,7 @@ step_cuda() {
 
 step_project() {
     pip_install --no-deps --no-build-isolation --editable .
-    # The condition keeps Python quiet should sglang_live be uninstalled one day.
+    # The condition avoids an error at Python's start if sglang_live is uninstalled.
     echo 'import importlib.util as u; u.find_spec("sglang_live") and' \
         '__import__("sglang_live.bridge.platform.torchvision_shim", fromlist=["install"]).install()' \
         >"$(site_packages)/$SITE_PTH"
@@ -155,12 +155,12 @@ step_browser() {
 }
 
 step_clients() {
-    # Other people's clients have requirements of their own, some against SGLang's.
+    # Third-party clients have requirements that conflict with SGLang's.
     rm -rf "$CLIENTS"
     "$VENV/bin/python" -m venv "$CLIENTS"
     "$CLIENTS/bin/python" -m pip install --no-input --disable-pip-version-check --no-compile \
         --no-deps --require-hashes --requirement requirements/locked/clients.txt
-    # The lock has a hash of every package; none of them needs to run code to be installed.
+    # The lock has a hash of every package; no package needs an install script.
     npm ci --prefix docs/examples --ignore-scripts --no-audit --no-fund
 }
 
@@ -194,7 +194,7 @@ else
 fi
 steps+=("${extras[@]}")
 
-# Anything that decides what is installed, and where: the editable install holds paths.
+# Everything that determines the installation, including the path: the editable install has paths.
 fingerprint=$({
     cat requirements/*.txt requirements/locked/*.txt docs/examples/requirements.txt docs/examples/package*.json setup.py pyproject.toml scripts/setup.sh
     echo "$device $ROOT"
@@ -226,7 +226,7 @@ run_step() {
     mkdir -p "$STATE"
     printf '%s' "$label"
     start_ticker "$label"
-    # In a subshell of its own, and not in a condition, so that `set -e` holds inside.
+    # In a subshell, and not in a condition, so that `set -e` is effective inside.
     set +e
     (
         set -e
@@ -247,7 +247,7 @@ run_step() {
     echo "$fingerprint" >"$STATE/$name.done"
 }
 
-# Two set-ups at once would spoil each other. The lock is on this script: no file is left.
+# Two concurrent set-ups would break each other. The lock is on this script: no file remains.
 exec 9<"${BASH_SOURCE[0]}"
 if command -v flock >/dev/null; then flock 9; fi
 

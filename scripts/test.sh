@@ -15,9 +15,9 @@ check() {
     shift
     echo "=== $name"
     local status=0
-    # Every check runs, so that one call shows everything there is to repair.
+    # All checks run, so that one run shows all failures.
     "$@" </dev/null || status=$?
-    # 5 is pytest's "nothing selected": -k may well name a test of the other phase.
+    # 5 is pytest's "no tests collected": -k may select tests of the other phase only.
     if ((status == 5 && n_pytest_args)); then status=0; fi
     if ((status)); then failed+=("$name"); fi
 }

@@ -1,6 +1,6 @@
-"""Tests marked `gpu` are skipped where there is no CUDA device; no example is timed.
+"""Skips tests marked `gpu` without a CUDA device; hypothesis has no deadline.
 
-Tests run on uvloop, as the server and SGLang do.
+Tests run on uvloop, like the server and SGLang.
 """
 
 import shutil
@@ -10,13 +10,13 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-# How long an example takes is the machine's business.
+# The duration of an example depends on the machine.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
 def _has_gpu() -> bool:
-    # Asked of the driver, not of torch: importing that would slow every unit test run.
+    # The driver is queried, because importing torch would slow every unit test run.
     if shutil.which("nvidia-smi") is None:
         return False
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)

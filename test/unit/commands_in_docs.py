@@ -1,4 +1,4 @@
-"""The commands in a document's code blocks, as a shell hands them to `python -m`."""
+"""The commands in a document's code blocks, as a shell passes them to `python -m`."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-# The shell has nothing but its own words and this, so what else stands in a block does nothing.
+# PATH is empty and this function replaces python, so other commands in a block do nothing.
 _PYTHON = r"""
 python() {
     local line
@@ -18,9 +18,10 @@ python() {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """
-    api_keys: SGLANG_LIVE_API_KEYS of its block, empty where that is not set.
-    gpus: CUDA_VISIBLE_DEVICES of the command, empty where all are.
+    """One command.
+
+    api_keys: SGLANG_LIVE_API_KEYS of its block; empty if not set.
+    gpus: CUDA_VISIBLE_DEVICES of the command; empty if not set.
     """
 
     module: str
@@ -30,12 +31,15 @@ class Command:
 
 
 def blocks_of(text: str) -> list[str]:
-    """Those without a language: what is typed into a terminal."""
+    """Code blocks without a language, which are commands for a terminal."""
     return [block for language, block in _BLOCK.findall(text) if not language]
 
 
 def commands_of(block: str, folder: Path) -> list[Command]:
-    """folder: an empty one to run the block in; variables, loops and jobs are the shell's."""
+    """Run a block in bash and return its `python -m` commands.
+
+    folder: an empty folder to run the block in.
+    """
     done = subprocess.run(
         ["/bin/bash", "-c", f"{_PYTHON}\n{block}\nwait"],
         cwd=folder,

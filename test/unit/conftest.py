@@ -1,4 +1,4 @@
-"""Fixtures that tests of several rooms share."""
+"""Fixtures for tests of several rooms."""
 
 import signal
 
@@ -11,7 +11,7 @@ HANG_S = 20
 
 @pytest.fixture
 def run_dir():
-    """A directory for Unix sockets: their paths must be short, which tmp_path's are not."""
+    """A directory for Unix sockets, whose paths must be short; paths of tmp_path are too long."""
     made = RunDir.make()
     yield made.path
     made.remove()
@@ -19,12 +19,12 @@ def run_dir():
 
 @pytest.fixture
 def must_not_hang():
-    """Ends a test that waits for what never comes."""
+    """Fails a test that takes longer than HANG_S."""
 
-    def give_up(*_):
+    def fail(*_):
         raise TimeoutError(f"the test took longer than {HANG_S} s")
 
-    before = signal.signal(signal.SIGALRM, give_up)
+    before = signal.signal(signal.SIGALRM, fail)
     signal.alarm(HANG_S)
     yield
     signal.alarm(0)

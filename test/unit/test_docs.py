@@ -1,6 +1,6 @@
-"""README.md, CONTRIBUTING.md and docs/ name only what exists and explain all there is.
+"""README.md, CONTRIBUTING.md and docs/ name only what exists and explain all settings.
 
-Commands in them are accepted.
+Their commands have valid arguments.
 """
 
 import importlib.util
@@ -44,7 +44,7 @@ _FLAG = re.compile(r"(?<![\w-])--(?:(?:thinker|talker|vocoder|STAGE)\.)?([a-z][a
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 _ANCHOR = re.compile(r"\]\((?!https?:)([^)#]*)#([^)]+)\)")
-# Of commands that are not ours.
+# Flags of other programs.
 _FOREIGN_FLAGS = {"shm-size", "local-dir", "prefix", "no-package-lock"}
 
 
@@ -57,14 +57,14 @@ def words(pattern: re.Pattern, path: Path) -> list[str]:
 
 
 def own_flags() -> set[str]:
-    """Flags written out in our sources, and fields of dataclasses, from which others are made."""
+    """Flags in the sources, and fields of dataclasses, from which flags are generated."""
     text = "\n".join(path.read_text() for path in SOURCES)
     names = re.findall(r"^    (\w+): ", text, re.MULTILINE)
     return {*re.findall(r"--([a-z][a-z0-9-]+)", text), *(name.replace("_", "-") for name in names)}
 
 
 def sglang_flags() -> set[str]:
-    """Its source is read, not imported: that takes seconds."""
+    """SGLang's flags, read from its source: an import takes seconds."""
     spec = importlib.util.find_spec("sglang")
     folder = Path(spec.submodule_search_locations[0]) / "srt" / "arg_groups" / "fields"
     text = "\n".join(path.read_text() for path in folder.glob("*.py"))
@@ -79,7 +79,7 @@ def test_every_file_and_folder_exists(path):
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_every_link_leads_somewhere(path):
+def test_every_link_has_a_target(path):
     assert [link for link in words(_LINK, path) if not (path.parent / link).exists()] == []
 
 
@@ -106,7 +106,7 @@ def test_the_map_names_every_room():
         inside = (path for path in sorted(folder.iterdir()) if path.is_dir())
         return [name_of(path) for path in inside if path.name[0] not in "._"]
 
-    # What is built is no room; what is installed as sglang_live.kernels stands in kernels/.
+    # Build output is no room; sglang_live.kernels is installed from kernels/.
     none = ("build", "dist", "python/sglang_live/kernels")
     chart = (ROOT / "README.md").read_text().split("## Map")[1]
     there = [room for room in rooms(ROOT) + rooms(PACKAGE) if room not in none]
@@ -116,7 +116,7 @@ def test_the_map_names_every_room():
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_every_anchor_is_a_heading(path):
     def anchors(file: Path) -> set[str]:
-        # As GitHub makes them: small letters, no punctuation, hyphens for spaces.
+        # GitHub's anchors: lower case, no punctuation, hyphens for spaces.
         plain = (
             re.sub(r"[^\w\- ]", "", title.lower()) for title in _HEADING.findall(file.read_text())
         )
@@ -132,7 +132,7 @@ def test_every_anchor_is_a_heading(path):
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_every_document_begins_with_what_it_is_for(path):
+def test_every_document_begins_with_its_purpose(path):
     title, first = path.read_text().split("\n\n")[:2]
     assert title.startswith("# ")
     assert first[0].isalnum() or first[0] == "`", first
@@ -140,8 +140,8 @@ def test_every_document_begins_with_what_it_is_for(path):
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_every_command_is_accepted_as_it_stands(path, tmp_path, monkeypatch):
-    """By whoever would take its arguments; nothing is started."""
+def test_every_command_has_valid_arguments(path, tmp_path, monkeypatch):
+    """The program's own parser accepts them; nothing is started."""
     for name in ("cert.pem", "key.pem"):
         (tmp_path / name).touch()
     key = tmp_path / "stage.key"
@@ -208,7 +208,7 @@ def test_every_variable_of_the_environment_is_explained():
     assert {name for name in read if f"`{name}`" not in explained} == set()
 
 
-def test_every_series_of_the_gateway_has_its_question():
+def test_every_series_of_the_gateway_is_explained():
     explained = (ROOT / "docs" / "metrics.md").read_text()
     registry = CollectorRegistry()
     GatewayMetrics(registry)

@@ -111,7 +111,7 @@ def test_stage_logs_hold_objects_only_and_tell_the_last_lines_as_text(tmp_path):
 
 @pytest.fixture
 def root():
-    """The root logger and the record factory, put back afterwards."""
+    """The root logger and the record factory, restored afterwards."""
     root, factory = logging.getLogger(), logging.getLogRecordFactory()
     handlers, level = root.handlers[:], root.level
     yield root

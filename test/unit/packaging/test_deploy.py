@@ -1,4 +1,4 @@
-"""What lies in deploy/ names only what there is, and docs/deploy.md agrees with itself."""
+"""Files in deploy/ name only what exists; docs/deploy.md is consistent."""
 
 import fnmatch
 import json
@@ -21,7 +21,7 @@ IMAGES = sorted((ROOT / "deploy").glob("Dockerfile.*"))
 _OF_PROMETHEUS = ("_bucket", "_sum", "_count", "_total")
 _GIB = 1 << 30
 _KV_BYTES = 48 * 4 * 128 * 2 * 2  # layers, heads, channels, keys and values, bf16
-_CALLER_TOKENS = 2500
+_SESSION_TOKENS = 2500
 
 
 def expressions() -> list[str]:
@@ -30,12 +30,12 @@ def expressions() -> list[str]:
 
 
 def in_deploying() -> list[str]:
-    """Alarms, and what to look at. A bar within a table's cell is written with a backslash."""
+    """Expressions of alarms and of advice. A bar in a table's cell is escaped by a backslash."""
     return re.findall(r"`([^`\n]*sglang_live_[a-z][^`\n]*)`", DEPLOYING.replace("\\|", "|"))
 
 
 @pytest.mark.parametrize("expressions", [expressions, in_deploying])
-def test_series_that_are_asked_for_exist(expressions):
+def test_series_in_expressions_exist(expressions):
     registry = CollectorRegistry()
     GatewayMetrics(registry)
     known = {family.name for family in registry.collect()}
@@ -49,26 +49,26 @@ def test_series_that_are_asked_for_exist(expressions):
 
 
 @pytest.mark.parametrize("expressions", [expressions, in_deploying])
-def test_what_is_asked_of_stages_they_say(expressions):
+def test_stage_load_fields_in_expressions_are_documented(expressions):
     documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "metrics.md").read_text()))
     for expression in expressions():
         for names in re.findall(r'what=~?"([\w|]+)"', expression):
             assert set(names.split("|")) <= documented, expression
 
 
-def test_every_panel_says_which_question_it_answers():
+def test_every_panel_has_a_description():
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         assert panel["description"].endswith(("?", ".")), panel["title"]
 
 
-def test_images_are_built_by_the_script_that_everybody_uses():
+def test_images_are_built_by_scripts_setup():
     for path in IMAGES:
         device = path.suffix[1:]
         assert f"scripts/setup.sh --device {device}" in path.read_text()
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
-def test_an_image_is_run_with_what_its_server_needs(path, monkeypatch):
+def test_the_run_command_of_an_image_has_shared_memory_host_and_key(path, monkeypatch):
     text = path.read_text()
     header = text.split("\nFROM")[0].replace("\\\n#", "")
     build, run = (
@@ -100,7 +100,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def number(cell: str) -> float:
-    """Of a cell such as `− 7.1` or `400,000 (37 GiB)`."""
+    """The number in a cell such as `− 7.1` or `400,000 (37 GiB)`."""
     return float(cell.replace("− ", "-").replace(",", "").split()[0])
 
 
@@ -120,24 +120,24 @@ def test_memory_of_one_gpu_adds_up(column):
     gib = n_tokens * _KV_BYTES / _GIB
     assert f"({gib:.0f} GiB)" in table["`--thinker.max-total-tokens`"]
     assert gib < number(table[names[left]])
-    callers = number(table["callers with all their KV on the GPU: tokens / 2,500"])
-    assert callers == n_tokens / _CALLER_TOKENS
+    sessions = number(table["sessions with all their KV on the GPU: tokens / 2,500"])
+    assert sessions == n_tokens / _SESSION_TOKENS
 
 
-def test_commands_for_one_gpu_ask_for_what_the_table_says(tmp_path, monkeypatch):
+def test_commands_for_one_gpu_have_the_sizes_of_the_table(tmp_path, monkeypatch):
     table = {row[0]: row[1:] for row in rows(section("Memory")) if len(row) == 3}
     n_tokens = [number(cell) for cell in table["`--thinker.max-total-tokens`"]]
-    callers = [
-        number(cell) for cell in table["callers with all their KV on the GPU: tokens / 2,500"]
+    sessions = [
+        number(cell) for cell in table["sessions with all their KV on the GPU: tokens / 2,500"]
     ]
     commands = [c for block in blocks_of(section("One GPU")) for c in commands_of(block, tmp_path)]
     configs = [served(c, monkeypatch) for c in commands if c.module == "sglang_live.launch_server"]
     assert [c.stages["thinker"].args["max_total_tokens"] for c in configs] == n_tokens
-    assert [c.max_sessions for c in configs] == callers
+    assert [c.max_sessions for c in configs] == sessions
     assert all(c.stages["talker"].args["max_total_tokens"] == 100_000 for c in configs)
 
 
-def test_stages_on_eight_gpus_are_where_the_table_says(tmp_path, monkeypatch):
+def test_stages_on_eight_gpus_have_the_devices_of_the_table(tmp_path, monkeypatch):
     text = section("Eight GPUs")
     said = {}
     for gpus, stage, *_ in (row for row in rows(text) if row[0][0].isdigit()):

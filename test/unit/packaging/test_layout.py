@@ -16,7 +16,7 @@ def requirement_lines(path: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def test_the_kernels_folder_cannot_be_taken_for_the_package_of_that_name():
+def test_the_kernels_folder_is_no_package():
     assert not (ROOT / "kernels" / "__init__.py").exists(), (
         "see python/sglang_live/kernels/__init__.py"
     )
@@ -51,7 +51,7 @@ def test_scripts_parse_and_are_executable(path):
 
 
 @pytest.mark.parametrize("script", ["setup.sh", "demo.sh"])
-def test_an_unknown_option_is_exit_code_2_before_anything_happens(script):
+def test_an_unknown_option_exits_with_2_before_any_step(script):
     command = ["bash", ROOT / "scripts" / script, "--no-such-option"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
@@ -101,14 +101,14 @@ def test_the_clients_are_locked_in_the_versions_that_the_examples_name():
     assert {name: packages[name][0] for name in pins} == pins
 
 
-def test_the_setup_for_the_cpu_takes_packages_by_hash_and_runs_no_script_of_npms():
+def test_the_setup_for_the_cpu_installs_packages_by_hash_and_runs_no_npm_script():
     assert SETUP.count("--no-deps --require-hashes") == 2  # .venv, .venv-clients
     for name in ("cpu", "cpu_no_deps", "test", "bench", "training"):
         assert re.search(rf"^ +install_locked {name}$", SETUP, re.MULTILINE)
     assert "npm ci" in SETUP and "--ignore-scripts" in SETUP and "npm install" not in SETUP
 
 
-def test_the_gateway_requires_a_starlette_whose_path_is_not_made_of_the_host_header():
+def test_the_gateway_requires_a_starlette_that_ignores_the_host_header_in_paths():
     assert '"starlette>=1.10"' in (ROOT / "setup.py").read_text()
     pins = requirement_lines(ROOT / "requirements" / "cuda.txt")
     assert any(line.startswith("starlette==") for line in pins)
