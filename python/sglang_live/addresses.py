@@ -1,13 +1,13 @@
-"""Which addresses belong to everybody: what a server may fetch for whoever asks."""
+"""Which IP addresses are public, so that a server may fetch from them for a client."""
 
 import ipaddress
 
-# They carry an IPv4 address in their last bytes: what a gateway makes of it is what counts.
+# IPv6 networks with an IPv4 address in the last bytes; a gateway sends packets to that address.
 _CARRIERS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")))
 
 
 def is_public(address: str) -> bool:
-    """address: of IPv4 or IPv6, with or without a zone."""
+    """Returns True if the IPv4 or IPv6 address, with or without a zone, is public."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(parsed, ipaddress.IPv6Address):
         inner = parsed.ipv4_mapped or parsed.sixtofour

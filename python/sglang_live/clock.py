@@ -1,4 +1,4 @@
-"""Time as a dependency: everything that waits or measures takes a Clock."""
+"""Clocks: code that waits or measures gets one, so that tests can control time."""
 
 import asyncio
 import time
@@ -6,12 +6,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """A time that only grows, and waiting for it."""
+
     def now_s(self) -> float: ...
 
     async def sleep(self, seconds: float) -> None: ...
 
 
 class MonotonicClock:
+    """The machine's monotonic clock."""
+
     def now_s(self) -> float:
         return time.monotonic()
 
@@ -20,7 +24,7 @@ class MonotonicClock:
 
 
 class SimClock:
-    """A clock that a test or a simulation moves by hand."""
+    """A clock that a test or a simulation advances."""
 
     def __init__(self, start_s: float = 0.0):
         self._now_s = start_s

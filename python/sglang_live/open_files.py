@@ -1,4 +1,4 @@
-"""The limit on open files, raised at the start: a connection is one, and so is much else."""
+"""The limit on open files, raised when the server starts."""
 
 import logging
 import resource
@@ -6,18 +6,22 @@ import resource
 log = logging.getLogger(__name__)
 
 _WANTED = 65_536
-# Sockets of stages, model files, shared memory, and the connections of a caller or two each.
+# Sockets of stages, model files, shared memory.
 _OWN_FILES = 512
+# The connections of a session's client, with some reserve.
 _PER_SESSION = 4
 
 
 def raise_open_files(max_sessions: int, n_connections: int) -> int:
-    """Raise the soft limit to the hard one, at most to 65,536. Children inherit it.
+    """Raise the soft limit to the hard one, at most to 65,536; child processes inherit it.
+
+    Logs a warning with the sufficient limit if the new one is too low.
 
     Args:
-        n_connections: that may be open at once, by the server's own limits.
+        max_sessions: sessions that may be open at once.
+        n_connections: connections that may be open at once.
     Returns:
-        The limit there is now. One that does not suffice is logged with what does.
+        The soft limit that now applies.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     top = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)

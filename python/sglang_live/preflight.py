@@ -1,7 +1,7 @@
-"""What a start needs of the machine, tried before anything is loaded.
+"""Checks of the machine before anything is loaded: folders can be written, disks have room.
 
-A stage that meets a full disk minutes later dies in the middle of a library, whose last words
-rarely name the folder.
+Without them, a stage would fail minutes later inside a library, and its error would rarely name the
+folder.
 """
 
 import errno
@@ -15,17 +15,19 @@ from sglang_live.errors import BadInputError, LiveError
 log = logging.getLogger(__name__)
 
 SHM_DIR = Path("/dev/shm")
-# SGLang maps a file there of 16 KiB per engine, and is killed where its pages cannot be had.
+# SGLang maps a file of 16 KiB per engine there. The kernel kills it if the pages do not fit.
 _SHM_BYTES = 1 << 20
 _PROBE_BYTES = 1 << 16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_log_folder(flag: str, folder: Path) -> None:
-    """Make it when absent. That its disk is full is only logged: lines are dropped then.
+    """Make the folder if it is absent, and check that it can be written.
+
+    A full disk is only logged, because a server without room for logs drops lines and serves.
 
     Raises:
-        BadInputError: it is no folder, or not to be written.
+        BadInputError: the path is no folder, or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +39,7 @@ def check_log_folder(flag: str, folder: Path) -> None:
 
 
 def check_storage(folder: Path, n_bytes: int) -> None:
-    """Raises BadInputError if session storage could not hold anything."""
+    """Raises BadInputError if the folder of session storage cannot be written."""
     try:
         _probe(folder, _PROBE_BYTES)
     except OSError as error:
@@ -51,10 +53,11 @@ def check_storage(folder: Path, n_bytes: int) -> None:
 
 
 def check_temporary_folder() -> None:
-    """
+    """Check the folder for temporary files.
+
     Raises:
-        LiveError: there is none that can be written; or the one that TMPDIR names cannot, and
-            Python would silently use another.
+        LiveError: no such folder can be written, or the folder that TMPDIR names cannot (Python
+            would use another one without a warning).
     """
     named = os.environ.get("TMPDIR")
     try:
@@ -66,7 +69,7 @@ def check_temporary_folder() -> None:
 
 
 def check_shared_memory() -> None:
-    """Raises LiveError if /dev/shm is there but has no room. Without one sockets carry all."""
+    """Raises LiveError if /dev/shm exists but is full. Without it, sockets carry all data."""
     if not SHM_DIR.is_dir():
         return
     try:
@@ -77,12 +80,12 @@ def check_shared_memory() -> None:
 
 
 def _probe(folder: Path, n_bytes: int) -> None:
-    """Take up n_bytes there and give them back."""
+    """Write n_bytes to a temporary file in the folder and remove it."""
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         left = memoryview(bytes(n_bytes))
         while len(left):
             left = left[file.write(left) :]
-        # Some file systems find out only now.
+        # Some file systems report a full disk only here.
         os.fsync(file.fileno())
 
 

@@ -1,4 +1,4 @@
-"""Time that a test moves by hand."""
+"""SimClock: time that a test advances."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_sleepers_wake_when_their_time_comes_in_order():
+async def test_sleepers_wake_in_the_order_of_their_times():
     clock, woken = SimClock(start_s=10.0), []
 
     async def sleeper(seconds: float) -> None:
@@ -32,7 +32,7 @@ async def test_sleepers_wake_when_their_time_comes_in_order():
     assert (woken, clock.now_s()) == ([1, 2, 3], 112.0)
 
 
-async def test_a_sleeper_that_was_cancelled_does_not_disturb_the_others():
+async def test_a_cancelled_sleeper_does_not_affect_the_others():
     clock = SimClock()
     gone, waiting = (asyncio.create_task(clock.sleep(1)) for _ in range(2))
     await settled()
@@ -44,7 +44,7 @@ async def test_a_sleeper_that_was_cancelled_does_not_disturb_the_others():
 
 @pytest.mark.parametrize("clock", [SimClock(), MonotonicClock()], ids=["simulated", "real"])
 @pytest.mark.parametrize("seconds", [0, -1.0])
-async def test_no_time_is_no_wait(clock, seconds):
+async def test_sleeping_for_no_time_returns_at_once(clock, seconds):
     before_s = clock.now_s()
     await clock.sleep(seconds)
     assert clock.now_s() - before_s < 1

@@ -1,4 +1,4 @@
-"""Nothing that a client or a model says writes a line of its own into a log."""
+"""Text of clients and models cannot write a line of its own into a log."""
 
 import io
 import logging
@@ -18,7 +18,7 @@ FORGED = "x\n2026-01-01 INFO sglang_live: forged\r\x1b[31m\u2028\u202eabc\x85\ud
 
 @pytest.fixture
 def stream():
-    """What a logger of this process writes."""
+    """The output of a logger of this process."""
     before = logging.getLogRecordFactory()
     log, out = logging.getLogger("test_log_lines"), io.StringIO()
     handler = logging.StreamHandler(out)
@@ -38,7 +38,7 @@ def test_a_record_is_one_line(stream):
     assert line.isprintable()
 
 
-def test_libraries_with_formatters_of_their_own_write_one_line_too(stream):
+def test_a_library_with_its_own_formatter_writes_one_line_too(stream):
     record = logging.getLogger("other").makeRecord("o", 20, "f", 1, "%s", (FORGED,), None)
     assert isinstance(record, LineRecord)
     assert logging.Formatter("%(message)s").format(record).isprintable()
@@ -55,7 +55,7 @@ def test_an_exceptions_text_cannot_begin_a_line(stream):
 
 
 @given(st.text(st.characters(), max_size=30))
-def test_any_text_is_one_line_and_words_stay_words(text):
+def test_any_text_becomes_one_line_and_keeps_its_words(text):
     line = one_line(text)
     assert len(line.splitlines()) <= 1
     assert "\x1b" not in line and "\r" not in line
@@ -65,12 +65,12 @@ def test_any_text_is_one_line_and_words_stay_words(text):
 
 
 @pytest.mark.parametrize("text", ["Grüße, 世界 🙂", "a\tb", "back\\slash", ""])
-def test_what_is_harmless_stays_as_it_is(text):
+def test_harmless_text_is_unchanged(text):
     assert one_line(text) == text
 
 
-def test_every_process_that_sets_up_logging_does_it_so():
-    """The server, the stages, and in SGLang's processes the plugin that they all load."""
+def test_every_process_that_sets_up_logging_uses_it():
+    """The server, the stages, and the plugin that all processes of SGLang load."""
     texts = {path: path.read_text() for path in SOURCES.rglob("*.py")}
     users = {path.name for path, text in texts.items() if re.search(r"\blog_in_lines\(", text)}
     assert users >= {"launch_server.py", "runtime.py", "plugin.py"}

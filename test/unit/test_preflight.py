@@ -1,4 +1,4 @@
-"""What a start needs of the machine and of its checkpoint, tried before anything is loaded."""
+"""Checks of the machine and of the checkpoint before anything is loaded."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from sglang_live.models.demo.location import TRAINED
 
 @pytest.fixture
 def full(monkeypatch):
-    """A disk on which nothing can be written."""
+    """A disk that has no room."""
 
     def no_space(folder, n_bytes):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -22,24 +22,24 @@ def full(monkeypatch):
     monkeypatch.setattr(preflight, "_probe", no_space)
 
 
-def test_a_folder_for_logs_is_made(tmp_path):
+def test_an_absent_log_folder_is_made(tmp_path):
     preflight.check_log_folder("--log-dir", tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir() and not list((tmp_path / "a" / "b").iterdir())
 
 
-def test_a_folder_for_logs_that_is_none_is_refused_by_its_flag(tmp_path):
+def test_a_log_folder_that_is_no_folder_is_refused_by_its_flag(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(BadInputError, match=f"--log-dir: cannot write {folder}: "):
             preflight.check_log_folder("--log-dir", folder)
 
 
-def test_a_full_log_disk_does_not_keep_a_server_from_starting(tmp_path, full, caplog):
+def test_a_server_starts_with_a_full_log_disk(tmp_path, full, caplog):
     preflight.check_log_folder("--log-dir", tmp_path)
     assert "log_folder_full flag=--log-dir" in caplog.text
 
 
-def test_what_a_server_cannot_do_without_is_named_when_it_is_full(tmp_path, full, monkeypatch):
+def test_a_full_disk_that_a_server_needs_is_named(tmp_path, full, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with pytest.raises(LiveError, match=f"TMPDIR: cannot write {tmp_path}: No space left"):
         preflight.check_temporary_folder()
@@ -49,13 +49,13 @@ def test_what_a_server_cannot_do_without_is_named_when_it_is_full(tmp_path, full
         preflight.check_storage(tmp_path, 1)
 
 
-def test_a_folder_for_temporary_files_that_is_absent_is_named(tmp_path, monkeypatch):
+def test_an_absent_folder_for_temporary_files_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
     with pytest.raises(LiveError, match=r"TMPDIR: cannot write .*absent: No such file"):
         preflight.check_temporary_folder()
 
 
-def test_this_machine_has_what_it_takes(tmp_path):
+def test_this_machine_passes_all_checks(tmp_path):
     preflight.check_temporary_folder()
     preflight.check_shared_memory()
     preflight.check_storage(tmp_path, 1)
@@ -63,7 +63,7 @@ def test_this_machine_has_what_it_takes(tmp_path):
 
 
 @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), ValueError("a\n  ^^^^")])
-def test_the_last_line_is_the_reason_whatever_went_wrong(fault, capsys):
+def test_the_last_line_is_the_reason_of_any_fault(fault, capsys):
     def fail() -> int:
         raise fault
 
@@ -112,7 +112,7 @@ def test_a_broken_file_is_named(checkpoint, name, content, complaint):
     assert str(checkpoint) in str(refused.value)
 
 
-def test_a_checkpoint_without_weights_is_none(checkpoint):
+def test_a_checkpoint_without_weights_is_refused(checkpoint):
     (checkpoint / "model.safetensors").unlink()
     with pytest.raises(BadInputError, match="has no weights"):
         check_checkpoint(checkpoint)

@@ -1,1 +1,1 @@
-"""Sound files of any sender, decoded within bounds. Imports nothing of the server."""
+"""Decoding of untrusted sound files within bounds. Imports nothing of the server."""

@@ -1,9 +1,9 @@
-"""The one decoder of sound files that others send: uploads, chats, the engine's own API, clients.
+"""Decoder of untrusted sound files: uploads, chats, SGLang's own API, the client's recordings.
 
-In: bytes of wav, aiff, au, caf, w64, flac, mp3, ogg. Out: samples at the rate that is wanted.
-Block by block: what a file claims of its length is not believed, memory holds the result and one
-block, and decoding stops at the first block beyond the limits. Wav files are read here; the rest
-is libsndfile's.
+In: bytes of wav, aiff, au, caf, w64, flac, mp3, ogg. Out: samples at the requested rate.
+Files are decoded block by block: a length in a header counts for nothing, memory holds the result
+and one block, and decoding stops at the first block beyond the limits. wav.py reads wav files,
+libsndfile the others.
 """
 
 import io
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import soundfile as sf
 import soxr
 
@@ -18,30 +19,34 @@ from sglang_live.errors import BadInputError
 from sglang_live.sound.lengths import with_true_length
 from sglang_live.sound.wav import read_wav
 
-# Of one file, unless the caller says otherwise: float32 at 16 kHz is 38 MB of it.
+Samples = npt.NDArray[np.float32]
+
+# Default length of one file: 38 MB as float32 at 16 kHz.
 MAX_CLIP_S = 600.0
-# Frames of one block: 8 channels of it are 2 MiB.
+# Frames of one block: 2 MiB with 8 channels.
 _BLOCK_FRAMES = 1 << 16
 _UNREADABLE = (
     "This is no audio file that can be read: wav, aiff, au, caf, w64, flac, mp3 and ogg can."
 )
-# Containers whose readers are in wide use. libsndfile knows more, for which memory errors are
-# reported every few years and which no client sends.
+# Containers whose readers are in wide use. libsndfile reads more, which no client sends and in
+# whose readers memory errors are reported every few years.
 _CONTAINERS = frozenset(("WAV", "WAVEX", "AIFF", "AU", "CAF", "W64", "FLAC", "MP3", "OGG"))
-# Those whose samples were compared with what another decoder makes of them.
+# Codings whose decoded samples were compared with those of another decoder.
 _PLAIN = ("PCM_S8", "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW")
 _CODED = ("IMA_ADPCM", "MS_ADPCM", "GSM610", "VORBIS", "OPUS")
 _LAYERS = ("MPEG_LAYER_I", "MPEG_LAYER_II", "MPEG_LAYER_III")
 _SUBTYPES = frozenset((*_PLAIN, *_CODED, *_LAYERS))
 _SIGNATURES = (b".snd", b"dns.", b"caff", b"riff\x2e\x91", b"fLaC", b"OggS", b"ID3")
-# Floats overshoot full scale a little; beyond this they are integers that were never scaled.
+# Floats exceed full scale a little; above this they are integers that were never scaled.
 _MAX_OVERSHOOT = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Of one file. A header may promise anything: billions of samples a second, a thousand
-    channels."""
+    """Limits of one file. A header may claim billions of samples a second, or a thousand channels.
+
+    max_s: duration in seconds.
+    """
 
     max_s: float
     min_rate_hz: int = 4_000
@@ -49,7 +54,7 @@ class Limits:
     max_channels: int = 8
 
     def check(self, n_channels: int, rate_hz: int) -> None:
-        """Raises BadInputError."""
+        """Raises BadInputError if a file with this header is beyond the limits."""
         if n_channels > self.max_channels or not self.min_rate_hz <= rate_hz <= self.max_rate_hz:
             raise BadInputError(
                 f"{n_channels} channels at {rate_hz} Hz: at most {self.max_channels}, and from "
@@ -59,35 +64,39 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """A file as it is decoded: its blocks, [n, n_channels] float32, once."""
+    """A file that is being decoded.
+
+    blocks: [n, n_channels] float32 each; can be iterated once.
+    """
 
     rate_hz: int
     n_channels: int
-    blocks: Iterator[np.ndarray]
+    blocks: Iterator[Samples]
 
 
-def decode_samples(data: bytes, *, rate_hz: int, limits: Limits, mono: bool = True) -> np.ndarray:
+def decode_samples(data: bytes, *, rate_hz: int, limits: Limits, mono: bool = True) -> Samples:
     """Decode a whole file.
 
     Returns:
         [n] float32 in [-1, 1], its channels averaged; [n, n_channels] when not mono.
     Raises:
-        BadInputError: not readable, no samples, beyond the limits, or samples that are no numbers.
+        BadInputError: the file is not readable, has no samples, is beyond the limits, or has
+            samples that are infinite, not numbers, or far beyond full scale.
     """
     sound = decode(data, limits)
     n_channels = 1 if mono else sound.n_channels
     stream = None
     if sound.rate_hz != rate_hz:
         stream = soxr.ResampleStream(sound.rate_hz, rate_hz, n_channels, dtype="float32")
-    pieces = [_resampled(block, n_channels, stream) for block in sound.blocks]
+    blocks = [_resampled(block, n_channels, stream) for block in sound.blocks]
     if stream is not None:
         rest = np.zeros((0, n_channels), np.float32)
-        pieces.append(stream.resample_chunk(rest, last=True).reshape(-1, n_channels))
-    heard = np.concatenate(pieces)
-    if not len(heard):
+        blocks.append(stream.resample_chunk(rest, last=True).reshape(-1, n_channels))
+    samples = np.concatenate(blocks)
+    if not len(samples):
         raise BadInputError(f"The audio file holds no samples at {rate_hz} Hz.")
-    np.clip(heard, -1.0, 1.0, out=heard)  # coders and resampling overshoot
-    return heard[:, 0] if mono else heard
+    np.clip(samples, -1.0, 1.0, out=samples)  # codecs and resampling overshoot
+    return samples[:, 0] if mono else samples
 
 
 def duration_s(data: bytes, limits: Limits) -> float:
@@ -97,16 +106,16 @@ def duration_s(data: bytes, limits: Limits) -> float:
 
 
 def decode(data: bytes, limits: Limits) -> Sound:
-    """Begin to decode. The blocks raise what `decode_samples` raises.
+    """Start to decode. Raises what `decode_samples` raises, also while the blocks are iterated.
 
-    Samples beyond full scale are clipped, as other decoders do.
+    Samples beyond full scale are clipped, as in other decoders.
     """
     wav = read_wav(data)
     if wav is not None:
         limits.check(wav.n_channels, wav.rate_hz)
     if wav is not None and wav.is_plain:
         blocks = wav.blocks(_BLOCK_FRAMES)
-        return Sound(wav.rate_hz, wav.n_channels, _within(blocks, wav.rate_hz, limits))
+        return Sound(wav.rate_hz, wav.n_channels, _bounded(blocks, wav.rate_hz, limits))
     if wav is None and not _is_known(data):
         raise BadInputError(_UNREADABLE)
     source = io.BytesIO(wav.repaired() if wav else with_true_length(data))
@@ -119,35 +128,38 @@ def decode(data: bytes, limits: Limits) -> Sound:
         raise BadInputError(f"{_UNREADABLE} Not {file.subtype} in {file.format}.")
     limits.check(file.channels, file.samplerate)
     rate_hz = file.samplerate
-    return Sound(rate_hz, file.channels, _within(_read(file, source), rate_hz, limits))
+    return Sound(rate_hz, file.channels, _bounded(_read(file, source), rate_hz, limits))
 
 
 def _is_known(data: bytes) -> bool:
-    """Seen before libsndfile looks: its readers of other containers never do."""
+    """Returns True for a supported container, so that libsndfile's other readers never run."""
     mpeg_frame = data[:1] == b"\xff" and len(data) > 1 and data[1] & 0xE0 == 0xE0
     aiff = data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC")
     return mpeg_frame or aiff or data.startswith(_SIGNATURES)
 
 
-class _Sequential(sf.SoundFile):
-    """Read from beginning to end. SoundFile seeks to where it is after each read, which fails at
-    the end of a FLAC stream that does not tell its length."""
+class _Sequential(sf.SoundFile):  # type: ignore[misc] # soundfile has no types
+    """A file that is read from beginning to end.
+
+    After each read, a seekable SoundFile seeks to its own position. That fails at the end of a FLAC
+    stream without a length.
+    """
 
     def seekable(self) -> bool:
         return False
 
 
-def _read(file: sf.SoundFile, source: io.BytesIO) -> Iterator[np.ndarray]:
-    """source: the bytes that the file reads."""
+def _read(file: sf.SoundFile, source: io.BytesIO) -> Iterator[Samples]:
+    """Iterate over the blocks of a file. source: the bytes behind it."""
     with file:
         n_read = _BLOCK_FRAMES
         while n_read == _BLOCK_FRAMES:
-            # As float: read as integers, libsndfile does not scale what is stored as float.
+            # Read as float, because libsndfile does not scale floats that are read as integers.
             block = np.full((_BLOCK_FRAMES, file.channels), np.nan, np.float32)
             try:
                 n_read = len(file.read(out=block))
             except sf.LibsndfileError:
-                # The file breaks off within a block of its codec: what is before it is heard.
+                # The file breaks off within a block of its codec: the samples before it count.
                 n_read = int(np.isfinite(block[:, 0]).argmin())
                 if not n_read or source.tell() < len(source.getbuffer()):
                     raise BadInputError(f"{_UNREADABLE} It is damaged.") from None
@@ -156,7 +168,7 @@ def _read(file: sf.SoundFile, source: io.BytesIO) -> Iterator[np.ndarray]:
             yield block[:n_read]
 
 
-def _within(blocks: Iterator[np.ndarray], rate_hz: int, limits: Limits) -> Iterator[np.ndarray]:
+def _bounded(blocks: Iterator[Samples], rate_hz: int, limits: Limits) -> Iterator[Samples]:
     n_frames = 0
     for block in blocks:
         n_frames += len(block)
@@ -172,12 +184,18 @@ def _within(blocks: Iterator[np.ndarray], rate_hz: int, limits: Limits) -> Itera
         raise BadInputError("The audio file holds no samples.")
 
 
-def _resampled(
-    block: np.ndarray, n_channels: int, stream: soxr.ResampleStream | None
-) -> np.ndarray:
-    """block: [n, channels of the file]. Returns [m, n_channels]."""
+def _resampled(block: Samples, n_channels: int, stream: soxr.ResampleStream | None) -> Samples:
+    """Convert channels and rate.
+
+    Args:
+        block: [n, channels of the file].
+        stream: None: the rate stays.
+    Returns:
+        [m, n_channels].
+    """
     if n_channels < block.shape[1]:
         block = block.mean(axis=1, keepdims=True, dtype=np.float32)
     if stream is None:
         return block
-    return stream.resample_chunk(np.ascontiguousarray(block)).reshape(-1, n_channels)
+    resampled: Samples = stream.resample_chunk(np.ascontiguousarray(block))
+    return resampled.reshape(-1, n_channels)

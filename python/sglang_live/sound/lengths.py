@@ -1,7 +1,7 @@
-"""Lengths of sound data in headers that were never completed: aiff, au, caf, w64.
+"""Repairs lengths of sound data in headers that were never completed: aiff, au, caf, w64.
 
-A recorder that was killed, or that writes to a pipe, leaves 0 or all ones where the length belongs.
-libsndfile believes some of them; with the true length it reads all that is there.
+A recorder that was killed, or that writes to a pipe, leaves 0 or all ones as the length. libsndfile
+takes some of these lengths literally; with the true length it reads the whole file.
 """
 
 import struct
@@ -12,7 +12,7 @@ _MAX_CHUNKS = 4096
 
 
 def with_true_length(data: bytes) -> bytes:
-    """The file, with the length of its sound repaired where it is beyond the end, or 0 there."""
+    """Returns the file, with a length of its sound that is 0 or beyond the end repaired."""
     match data[:4]:
         case b"FORM" if data[8:12] in (b"AIFF", b"AIFC"):
             return _aiff(data)
@@ -35,7 +35,7 @@ def _aiff(data: bytes) -> bytes:
         if name == b"SSND":
             if 8 < size <= left:
                 return data
-            # The number of frames stands in another chunk, which may be as wrong.
+            # The number of frames is in another chunk, and may be as wrong.
             repaired = bytearray(data)
             struct.pack_into(">I", repaired, at + 4, left)
             struct.pack_into(">I", repaired, 4, len(data) - 8)
@@ -84,7 +84,7 @@ def _w64(data: bytes) -> bytes:
             return data
         (size,) = struct.unpack_from("<Q", data, at + 16)
         if data[at : at + 16] == _W64_DATA:
-            # Its sizes count their own header.
+            # Sizes of w64 include their own header.
             return _packed(data, "<Q", at + 16, size if size > 24 else 0, len(data) - at)
         if size < 24:
             return data

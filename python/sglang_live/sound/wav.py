@@ -1,9 +1,9 @@
-"""The RIFF family (RIFF, RIFX, RF64, BW64): what a file holds, whatever its lengths claim.
+"""Reader of the RIFF family: RIFF, RIFX, RF64, BW64.
 
 In: bytes of a file. Out: a WavFile: coding, and the bytes of its samples.
-Lengths are hints: a recorder that was killed or that streams leaves 0, 0xFFFFFFFF, or whatever it
-knew last. Sources: Multimedia Programming Interface 1.0 (1991); Multiple Channel Audio Data and
-WAVE Files (Microsoft, 2007); EBU Tech 3306 (RF64).
+Lengths are hints: a recorder that was killed or that streams leaves 0, 0xFFFFFFFF or an old length.
+Sources: Multimedia Programming Interface 1.0 (1991); Multiple Channel Audio Data and WAVE Files
+(Microsoft, 2007); EBU Tech 3306 (RF64).
 """
 
 import struct
@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_live.errors import BadInputError
 from sglang_live.sound import g711
 
 _FAMILY = {b"RIFF": "<", b"RIFX": ">", b"RF64": "<", b"BW64": "<"}
 _PCM, _FLOAT, _ALAW, _MULAW, _EXTENSIBLE = 0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE
-# Subformats of WAVE_FORMAT_EXTENSIBLE: a format tag, then one of these (the second: B-format).
+# A subformat of WAVE_FORMAT_EXTENSIBLE is a format tag and one of these; the second is B-format.
 _GUID_TAILS = (
     bytes.fromhex("000000001000800000aa00389b71"),
     bytes.fromhex("00002107d3118644c8c1ca000000"),
@@ -28,10 +29,14 @@ _MAX_HEADER_CHUNKS = 4096
 
 @dataclass(frozen=True, slots=True)
 class WavFile:
-    """
-    tag: WAVE format tag, that of the subformat for WAVE_FORMAT_EXTENSIBLE.
-    sample_bytes: of one sample as it is stored; 0: a coding by blocks.
-    fmt: the format chunk as it came. samples: of the data chunk, to its end or the file's.
+    """The contents of a wav file.
+
+    order: byte order, "<" or ">".
+    tag: WAVE format tag; that of the subformat for WAVE_FORMAT_EXTENSIBLE.
+    sample_bytes: stored size of one sample; 0 for a coding in blocks.
+    block_bytes: size of a block as the format chunk states it.
+    fmt: the format chunk, unchanged.
+    samples: bytes of the data chunk, to its end or that of the file.
     """
 
     order: str
@@ -45,7 +50,7 @@ class WavFile:
 
     @property
     def is_plain(self) -> bool:
-        """Each sample stands for itself, so that no library is needed."""
+        """Whether samples are stored one by one, so that they are decoded here."""
         width = self.sample_bytes
         return (
             (self.tag == _PCM and width in (1, 2, 3, 4, 8))
@@ -53,46 +58,49 @@ class WavFile:
             or (self.tag in (_ALAW, _MULAW) and width == 1)
         )
 
-    def blocks(self, n_frames: int) -> Iterator[np.ndarray]:
-        """[n, n_channels] float32 in [-1, 1], n_frames at a time; a part of a frame is left."""
+    def blocks(self, n_frames: int) -> Iterator[npt.NDArray[np.float32]]:
+        """Iterate over [n, n_channels] float32 in [-1, 1], with up to n_frames frames each.
+
+        Part of a frame at the end is ignored.
+        """
         frame_bytes = self.sample_bytes * self.n_channels
         whole = len(self.samples) // frame_bytes * frame_bytes
         step = n_frames * frame_bytes
         for start in range(0, whole, step):
-            piece = self.samples[start : min(start + step, whole)]
-            yield self._floats(piece).reshape(-1, self.n_channels)
+            block = self.samples[start : min(start + step, whole)]
+            yield self._floats(block).reshape(-1, self.n_channels)
 
     def repaired(self) -> bytes:
-        """The same file with lengths that are true, for a library that believes them."""
+        """Returns the same file with true lengths, for libsndfile, which relies on them."""
         body = b"WAVE" + _chunk(self.order, b"fmt ", self.fmt)
         body += _chunk(self.order, b"data", bytes(self.samples))
         name = b"RIFX" if self.order == ">" else b"RIFF"
         return _chunk(self.order, name, body)
 
-    def _floats(self, raw: memoryview) -> np.ndarray:
+    def _floats(self, raw: memoryview) -> npt.NDArray[np.float32]:
         order, width = self.order, self.sample_bytes
         if self.tag == _ALAW:
-            return g711.alaw_decode(np.frombuffer(raw, np.uint8)) / np.float32(32768)
+            return g711.alaw_decode(np.frombuffer(raw, np.uint8)).astype(np.float32) / 32768
         if self.tag == _MULAW:
-            return g711.mulaw_decode(np.frombuffer(raw, np.uint8)) / np.float32(32768)
+            return g711.mulaw_decode(np.frombuffer(raw, np.uint8)).astype(np.float32) / 32768
         if self.tag == _FLOAT:
-            # Beyond what float32 holds is infinite, which the decoder refuses.
+            # A value beyond the range of float32 becomes infinite, which the decoder refuses.
             with np.errstate(over="ignore"):
                 return np.frombuffer(raw, f"{order}f{width}").astype(np.float32)
         if width == 1:  # RIFF has no signed bytes
             return (np.frombuffer(raw, np.uint8).astype(np.float32) - 128) / np.float32(128)
         if width == 3:
             return _from_24_bit(raw, order)
-        # Fewer valid bits than the container has stand in its upper bits.
+        # Samples with fewer valid bits than their container use its upper bits.
         scale = 2.0 ** (8 * width - 1)
         return (np.frombuffer(raw, f"{order}i{width}") / scale).astype(np.float32)
 
 
 def read_wav(data: bytes) -> WavFile | None:
-    """None: the bytes are of another family.
+    """Returns None if the bytes are of another family.
 
     Raises:
-        BadInputError: no format or data in it, or numbers that contradict each other.
+        BadInputError: the file has no format or data, or no channels or rate.
     """
     order = _FAMILY.get(data[:4])
     if order is None or data[8:12] != b"WAVE":
@@ -114,7 +122,7 @@ def read_wav(data: bytes) -> WavFile | None:
 
 
 def _chunks(data: bytes, order: str) -> dict[bytes, memoryview]:
-    """The first of each name, up to the data."""
+    """The first chunk of each name, up to the data."""
     found: dict[bytes, memoryview] = {}
     view, at, long_data_bytes = memoryview(data), 12, None
     for _ in range(_MAX_HEADER_CHUNKS):
@@ -135,7 +143,7 @@ def _chunks(data: bytes, order: str) -> dict[bytes, memoryview]:
 
 
 def _after(data: bytes, end: int, size: int) -> int:
-    """Where the next chunk begins: chunks are padded to even lengths, but not by every writer."""
+    """Position of the next chunk. Not every writer pads chunks to even lengths."""
     if size % 2 and _is_name(data[end : end + 4]) and data[end + 1 : end + 5] not in _KNOWN:
         return end
     return end + size % 2
@@ -145,7 +153,7 @@ def _data_end(data: bytes, order: str, start: int, size: int) -> int:
     end = start + size
     if size and end <= len(data):
         return end
-    # Nothing, or more than there is. A file that is empty in truth goes on with other chunks.
+    # The length is 0 or beyond the end. A file that is really empty continues with other chunks.
     if not size and start < len(data) and _ends_in_chunks(data, order, start):
         return start
     return len(data)
@@ -172,7 +180,7 @@ def _sample_bytes(tag: int, bits: int, block_bytes: int, n_channels: int) -> int
     if tag not in (_PCM, _FLOAT, _ALAW, _MULAW):
         return 0
     least = -(-bits // 8)
-    # 24 bits may stand in containers of 32; a block length that fits no container is a lie.
+    # 24 bits may be stored in 32; a block length that fits no container is wrong.
     if block_bytes and block_bytes % n_channels == 0:
         stored = block_bytes // n_channels
         if stored == least or (stored > least and stored in (1, 2, 3, 4, 8)):
@@ -180,7 +188,7 @@ def _sample_bytes(tag: int, bits: int, block_bytes: int, n_channels: int) -> int
     return least
 
 
-def _from_24_bit(raw: memoryview, order: str) -> np.ndarray:
+def _from_24_bit(raw: memoryview, order: str) -> npt.NDArray[np.float32]:
     octets = np.frombuffer(raw, np.uint8).reshape(-1, 3)
     wide = np.zeros((len(octets), 4), np.uint8)
     if order == "<":

@@ -1,8 +1,8 @@
-"""Files that grow when they are decoded; each is tried in a child process with little memory.
+"""Files that grow when they are decoded, tried in a child process with little memory.
 
     python -m test.unit.sound.bombs
 
-Prints a JSON object by name of the bomb: the error, and by how many MB the process grew.
+Prints a JSON object by name of the file: the error, and the growth of the process in MB.
 """
 
 import io
@@ -20,7 +20,7 @@ from sglang_live.gateway.http.uploads import read_audio
 from test.unit.sound.files import chunk, fmt, wav, written
 
 MAX_S = 30.0
-# Of addresses beyond those in use when the decoding begins.
+# Address space beyond that in use when decoding begins.
 ROOM_BYTES = 400 << 20
 
 
@@ -51,7 +51,7 @@ def ogg_of_silence() -> bytes:
 
 
 def flac_of(n_samples: int) -> bytes:
-    """n_samples: as its header claims; it holds a tenth of a second."""
+    """A file with a tenth of a second of sound. n_samples: length in its header."""
     data = bytearray(written(np.zeros(1600, np.int16), "FLAC", "PCM_16"))
     low = int.from_bytes(data[18:26], "big") >> 36 << 36
     data[18:26] = (low | n_samples).to_bytes(8, "big")
@@ -59,7 +59,7 @@ def flac_of(n_samples: int) -> bytes:
 
 
 def tried(data: bytes, decode) -> dict[str, object]:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _peak_kb()
     error = None
     try:

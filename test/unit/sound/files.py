@@ -1,4 +1,4 @@
-"""Sound files made by hand, with whatever lengths and formats a test wants in them."""
+"""Sound files built with the lengths and formats that a test gives."""
 
 import io
 import struct
@@ -15,7 +15,10 @@ def chunk(name: bytes, body: bytes, *, size: int | None = None, order: str = "<"
 
 
 def fmt(tag: int, bits: int, *, n_channels: int = 1, rate_hz: int = RATE_HZ, **more) -> bytes:
-    """stored: bits of the container. extra: bytes behind the first 16. order: of bytes."""
+    """A format chunk's body.
+
+    more: `stored`, bits of the container; `extra`, bytes after the first 16; `order` of bytes.
+    """
     order, stored = more.get("order", "<"), more.get("stored", bits)
     block = min(n_channels * -(-stored // 8), 0xFFFF)
     head = struct.pack(f"{order}HHIIHH", tag, n_channels, rate_hz, rate_hz * block, block, bits)
@@ -29,7 +32,10 @@ def extensible(tag: int, stored: int, valid: int, n_channels: int = 1, tail: str
 
 
 def wav(form: bytes, data: bytes, **how) -> bytes:
-    """name, riff_size, data_size, order, before, after: of the data chunk."""
+    """A wav file.
+
+    how: `name`, `riff_size`, `data_size`, `order`; chunks `before` and `after` the data chunk.
+    """
     order = how.get("order", "<")
     body = b"WAVE" + chunk(b"fmt ", form, order=order) + how.get("before", b"")
     body += chunk(b"data", data, size=how.get("data_size"), order=order) + how.get("after", b"")

@@ -1,4 +1,4 @@
-"""Sound files are heard as they sound, whatever their headers claim, and within bounds."""
+"""Sound files are decoded exactly and within bounds, also with wrong headers."""
 
 import struct
 from pathlib import Path
@@ -15,8 +15,9 @@ FORMATS = Path(__file__).parents[2] / "data" / "formats"
 HEARD = np.load(FORMATS / "heard.npz")
 LIMITS = Limits(max_s=30)
 PCM = tone()
-# In parts of full scale, where two decoders of one codec differ: rounding of a lossy decoder; of
-# ADPCM the state between blocks (aiff) or its width (w64); of Opus the filter to 16 kHz.
+# Tolerances in parts of full scale where two decoders of one codec differ: rounding of a lossy
+# decoder; for ADPCM the state between blocks (aiff) or its width (w64); for Opus the filter to
+# 16 kHz.
 TOLERANCE = {"opus": 0.02, "ms.w64": 0.01, "ima.aiff": 0.005, "adpcm_ima_qt.aiff": 0.005}
 
 
@@ -38,7 +39,7 @@ def pcm16(data: bytes) -> list[int]:
 @pytest.mark.parametrize("name", HEARD.files)
 def test_every_codec_and_container_decodes_as_ffmpeg_does(name):
     expected, mine = HEARD[name], samples((FORMATS / name).read_bytes())
-    # ffmpeg keeps what a last block holds beyond the end that Vorbis tells, and loses an odd last
+    # ffmpeg keeps samples of the last Vorbis block beyond the stated end, and drops an odd last
     # block of GSM.
     spare = {"vorbis.ogg": 256, "vorbis_2ch.ogg": 256, "gsm610.wav": -320}.get(name, 0)
     n_common = min(len(expected), len(mine))
@@ -82,7 +83,7 @@ def test_floats_come_out_exactly(order, width):
     ("stored", "valid"), [(16, 12), (16, 14), (32, 20), (32, 24), (24, 20), (64, 40)]
 )
 @pytest.mark.parametrize("is_extensible", [True, False])
-def test_fewer_valid_bits_than_the_container_stand_in_its_upper_bits(stored, valid, is_extensible):
+def test_samples_narrower_than_their_container_use_its_upper_bits(stored, valid, is_extensible):
     kept = (PCM >> max(0, 16 - valid) << max(0, 16 - valid)).astype(np.int64)
     wide = (kept << (stored - 16)).astype("<i8").view(np.uint8).reshape(-1, 8)
     form = extensible(1, stored, valid) if is_extensible else fmt(1, valid, stored=stored)
@@ -90,18 +91,18 @@ def test_fewer_valid_bits_than_the_container_stand_in_its_upper_bits(stored, val
 
 
 @pytest.mark.parametrize("tail", ["000000001000800000aa00389b71", "00002107d3118644c8c1ca000000"])
-def test_every_extensible_subformat_is_known(tail):
+def test_every_extensible_subformat_is_read(tail):
     floats = (PCM / 32768).astype("<f4").tobytes()
     assert pcm16(wav(extensible(1, 16, 16, tail=tail), PCM.tobytes())) == PCM.tolist()
     assert pcm16(wav(extensible(3, 32, 32, tail=tail), floats)) == PCM.tolist()
 
 
-# --- lengths that lie ---
+# --- wrong lengths ---
 
 
 @pytest.mark.parametrize("riff_size", [0, 4, 36, 0xFFFFFFFF, 0x7FFFFFFF])
 @pytest.mark.parametrize("data_size", [0, 0xFFFFFFFF, 0x7FFFFFFF, 0xFFFFFFDB, 1 << 24, None])
-def test_a_wav_is_read_to_its_end_whatever_lengths_it_claims(riff_size, data_size):
+def test_a_wav_with_any_length_in_its_header_is_read_to_its_end(riff_size, data_size):
     data = wav(fmt(1, 16), PCM.tobytes(), riff_size=riff_size, data_size=data_size)
     assert pcm16(data) == PCM.tolist()
 
@@ -125,27 +126,27 @@ def test_a_64_bit_wav_that_breaks_off_in_its_header_is_refused(n_bytes):
 
 @pytest.mark.parametrize("n_odd", [1, 3, 5])
 @pytest.mark.parametrize("padded", [True, False])
-def test_chunks_of_odd_length_before_the_data_are_passed_over(n_odd, padded):
+def test_chunks_of_odd_length_before_the_data_are_skipped(n_odd, padded):
     odd = chunk(b"LIST", b"INFO" + b"x" * n_odd)
     data = wav(fmt(1, 16), PCM.tobytes(), before=odd if padded else odd[:-1])
     assert pcm16(data) == PCM.tolist()
 
 
-def test_chunks_after_the_data_are_no_sound():
+def test_chunks_after_the_data_are_not_decoded():
     after = chunk(b"LIST", b"INFOISFT" + b"\x7f" * 40)
     assert pcm16(wav(fmt(1, 16), PCM.tobytes(), after=after)) == PCM.tolist()
     odd = wav(fmt(1, 8), b"\x80" * 401, after=after)
     assert len(samples(odd)) == 401
 
 
-def test_an_empty_wav_with_other_chunks_behind_is_empty():
+def test_an_empty_wav_with_chunks_after_the_data_is_empty():
     with pytest.raises(BadInputError, match="no samples"):
         samples(wav(fmt(1, 16), b"", after=chunk(b"LIST", b"INFO" + b"x" * 400)))
 
 
 @pytest.mark.parametrize("form", ["adpcm_ima.wav", "adpcm_ms.wav", "gsm610.wav", "mp3.wav"])
 @pytest.mark.parametrize("claimed", [0, 0xFFFFFFFF])
-def test_coded_wavs_are_read_to_their_end_too(form, claimed):
+def test_a_coded_wav_is_read_to_its_end(form, claimed):
     data = bytearray((FORMATS / form).read_bytes())
     at = data.index(b"data")
     struct.pack_into("<I", data, at + 4, claimed)
@@ -174,7 +175,7 @@ def test_other_containers_are_read_to_their_end(container, find, offset, form, c
 
 @pytest.mark.parametrize("name", ["pcm_s16le.wav", "pcm_f32le.wav", "adpcm_ms.wav", "flac_16.flac"])
 @pytest.mark.parametrize("part", [0.3, 0.7, 0.95])
-def test_a_file_that_breaks_off_is_heard_as_far_as_it_goes_or_refused(name, part):
+def test_a_file_that_breaks_off_is_decoded_up_to_there_or_refused(name, part):
     whole = (FORMATS / name).read_bytes()
     try:
         mine = samples(whole[: int(part * len(whole))])
@@ -187,7 +188,7 @@ def test_a_file_that_breaks_off_is_heard_as_far_as_it_goes_or_refused(name, part
 
 
 def flac_of(n_samples: int) -> bytes:
-    """n_samples: as its header claims; it holds PCM."""
+    """A FLAC file of PCM. n_samples: length in its header."""
     data = bytearray(written(PCM, "FLAC", "PCM_16"))
     high = int.from_bytes(data[18:26], "big") >> 36 << 36
     data[18:26] = (high | n_samples).to_bytes(8, "big")
@@ -195,20 +196,20 @@ def flac_of(n_samples: int) -> bytes:
 
 
 @pytest.mark.parametrize("claimed", [0, len(PCM) + 1, 2**36 - 1])
-def test_a_flac_that_does_not_know_its_length_is_read_to_its_end(claimed):
+def test_a_flac_without_a_length_is_read_to_its_end(claimed):
     assert pcm16(flac_of(claimed)) == PCM.tolist()
 
 
-def test_part_of_a_last_frame_is_left():
+def test_part_of_a_last_frame_is_ignored():
     assert len(samples(wav(fmt(1, 16, n_channels=2), PCM.tobytes()[:-3]))) == len(PCM) // 2 - 1
 
 
-# --- samples that are no sound ---
+# --- invalid samples ---
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("tag", "width"), [(3, 4), (3, 8)])
-def test_samples_that_are_no_numbers_are_refused(value, tag, width):
+def test_samples_that_are_not_finite_are_refused(value, tag, width):
     floats = (PCM / 32768).astype(f"<f{width}")
     floats[-1] = value
     with pytest.raises(BadInputError, match="not numbers"):
@@ -236,13 +237,13 @@ def test_integers_in_a_float_file_are_refused_instead_of_clipped():
 @pytest.mark.parametrize(
     ("n_channels", "rate_hz"), [(9, 16_000), (20_000, 16_000), (1, 1), (1, 3_999), (1, 400_000)]
 )
-def test_what_nobody_records_is_refused_before_anything_is_decoded(n_channels, rate_hz):
+def test_impossible_channels_or_rates_are_refused_before_decoding(n_channels, rate_hz):
     with pytest.raises(BadInputError, match=f"{n_channels} channels at {rate_hz} Hz"):
         decode(wav(fmt(1, 16, n_channels=n_channels, rate_hz=rate_hz), b"\0" * 400), LIMITS)
 
 
 @pytest.mark.parametrize(("n_channels", "rate_hz"), [(0, 16_000), (1, 0)])
-def test_nothing_of_something_is_refused(n_channels, rate_hz):
+def test_no_channels_or_a_rate_of_zero_are_refused(n_channels, rate_hz):
     form = bytearray(fmt(1, 16))
     struct.pack_into("<HI", form, 2, n_channels, rate_hz)
     with pytest.raises(BadInputError, match="channels at"):
@@ -262,7 +263,7 @@ def test_channels_are_averaged_at_any_rate(n_channels, rate_hz):
     assert heard(data, mono=False).shape == (len(audio), n_channels)
 
 
-def test_codecs_that_were_not_compared_are_refused_by_name():
+def test_a_codec_that_was_not_compared_is_refused_by_name():
     with pytest.raises(BadInputError, match="Not G721_32 in AU"):
         samples(written(PCM, "AU", "G721_32"))
     with pytest.raises(BadInputError, match=r"in XI|no audio file"):
@@ -272,6 +273,6 @@ def test_codecs_that_were_not_compared_are_refused_by_name():
 @pytest.mark.parametrize(
     "data", [b"", b"RIFF", b"no audio at all", b"\0" * 5000, b"RIFF\0\0\0\0WAVE"]
 )
-def test_what_is_no_audio_is_refused(data):
+def test_a_file_without_audio_is_refused(data):
     with pytest.raises(BadInputError, match=r"no audio file|no 'data' chunk"):
         samples(data)
