@@ -1,19 +1,19 @@
-"""A heap that items may leave from anywhere.
+"""A heap of which any item can be removed.
 
-What has left stays behind as a stale entry, until it comes to the top or until stale entries
-outnumber live ones and the heap is built anew. So every change costs O(log n), amortised: the one
-in n that builds anew takes about a microsecond per item.
+A removed item leaves a stale entry, until that reaches the top, or until stale entries outnumber
+live ones and the heap is rebuilt. So each change costs O(log n), amortised: a rebuild takes about a
+microsecond per item, once in n changes.
 """
 
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
-# Below this many entries building anew is not worth its call.
+# With fewer stale entries a rebuild costs more than it saves.
 _FEW_ENTRIES = 64
 
 
 class Numbered(Protocol):
-    """seq: changes each time the item enters or leaves, and is never used for another one."""
+    """seq: changes each time the item is pushed or removed, and is never used for another item."""
 
     seq: int
 
@@ -23,17 +23,17 @@ Entry = tuple[float, int, Item]
 
 
 class LazyHeap(Generic[Item]):
-    """Smallest value first, then smallest seq."""
+    """A heap with the smallest value first, then the smallest seq."""
 
     def __init__(self) -> None:
-        self._entries: list[Entry] = []
+        self._entries: list[Entry[Item]] = []
         self._n_live = 0
 
     def push(self, value: float, item: Item) -> None:
-        self.sliced_prefill((value, item.seq, item))
+        self.restore((value, item.seq, item))
 
-    def sliced_prefill(self, entry: Entry) -> None:
-        """Undo a pop."""
+    def restore(self, entry: Entry[Item]) -> None:
+        """Undo pop()."""
         heappush(self._entries, entry)
         self._n_live += 1
 
@@ -46,13 +46,13 @@ class LazyHeap(Generic[Item]):
             heappop(entries)
         return None
 
-    def pop(self) -> Entry:
-        """The entry of top(), which must have been called before and not have been None."""
+    def pop(self) -> Entry[Item]:
+        """Remove and return the entry of top(), which has just been called and was not None."""
         self._n_live -= 1
         return heappop(self._entries)
 
     def drop(self) -> None:
-        """One item has left: its seq has changed."""
+        """Count the removal of one item, whose seq has changed."""
         self._n_live -= 1
         if len(self._entries) > 2 * self._n_live + _FEW_ENTRIES:
             self._entries = [entry for entry in self._entries if entry[2].seq == entry[1]]

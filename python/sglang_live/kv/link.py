@@ -1,4 +1,4 @@
-"""How fast KV moves between two tiers, from the transfers that were made.
+"""Measured speed of the link between two tiers of KV.
 
 Owner: one Link per direction and engine rank: the two directions of PCIe do not slow each other
 down, and reading pinned memory is not as fast as writing it.
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
     """
-    weight: of one transfer in the moving averages: the last handful counts, for traffic of other
-        stages on the same link comes and goes within seconds.
-    min_bytes: what is smaller tells the fixed cost, not the bandwidth: on PCIe at 25 GB/s this
-        much takes 40 us, of the order of a copy's launch and synchronisation.
+    weight: weight of one transfer in the moving averages: about the latest five count, because
+        traffic of other stages on the same link changes within seconds.
+    min_bytes: smaller transfers measure the fixed cost, not the bandwidth: on PCIe at 25 GB/s
+        this size takes 40 us, of the order of a copy's launch and synchronisation.
     """
 
     weight: float = 0.2
@@ -29,25 +29,25 @@ class LinkConfig:
 class Link:
     """
     Attributes:
-        latency_s: a small transfer's time; 0 before the first one.
+        latency_s: duration of a small transfer; 0 before the first one.
     """
 
     def __init__(self, config: LinkConfig | None = None) -> None:
         self._config = config or LinkConfig()
         self.latency_s = 0.0
-        # Averaged, not its inverse: a few very fast transfers must not hide the slow ones.
+        # The mean is of this and not of its inverse: a few fast transfers must not hide slow ones.
         self._s_per_byte: float | None = None
         self._latency_seen = False
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Fixed costs included, which is on the safe side. None: not measured yet."""
+        """Bandwidth, fixed costs included, so rather too low; None: not measured yet."""
         return None if self._s_per_byte is None else 1.0 / self._s_per_byte
 
     def finished(self, n_bytes: int, seconds: float) -> None:
-        """A transfer is over. seconds: from its start on the link, waiting in line not included.
+        """Record a transfer. A transfer of no bytes, or of no time by a coarse clock, is ignored.
 
-        Ignored if it took no time, as when clocks are coarse.
+        seconds: duration on the link, without the time in its queue.
         """
         if n_bytes <= 0 or seconds <= 0:
             return

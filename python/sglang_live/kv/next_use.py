@@ -1,8 +1,8 @@
-"""When the KV of an idle session will be needed again: T_next = T_play + T_reply.
+"""Estimated next use of an idle session's KV: T_next = T_play + T_reply.
 
-In: when playback ends, how long callers take to reply. Out: the time that kv/victim_index.py
-ranks by. LiveServe (arXiv 2606.22983) eq. 4; here it is a point in time, so it stays as it is
-while time passes. Owner: one NextUse per engine rank.
+In: end of playback, users' gaps before they speak. Out: the time by which kv/victim_index.py ranks.
+LiveServe (arXiv 2606.22983) eq. 4; here it is a point in time, which does not change while time
+passes. Owner: one NextUse per engine rank.
 """
 
 from collections.abc import Hashable
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextUseConfig:
-    """T_reply is a gap and then an utterance: KV is needed when what was said is complete.
+    """T_reply is a gap and then an utterance, because KV is needed at the end of the utterance.
 
-    Talk between people, AMI corpus, meeting ES2014c, by speaker changes and stretches of speech:
-        first_gap_s: what the gap of the workload is taken for before any was seen: the median
-            of the 203 changes without overlap (their mean is 0.65 s).
-        utterance_s: the median of 801 stretches. The same for everybody, so it moves nobody
-            among known sessions; it ranks all of them against KV whose next use is unknown.
+    Speech between people, AMI corpus, meeting ES2014c, by speaker changes and stretches of speech:
+        first_gap_s: gap of the workload before one is measured: the median of the 203 changes
+            without overlap (their mean is 0.65 s).
+        utterance_s: the median of 801 stretches. It is the same for all sessions, so it does not
+            change the order among known ones; it ranks them against KV of unknown next use.
 
-    gap_weight: of one gap in the workload's moving average: the last 50 or so count. A caller's
-        own average, where there is one, goes first anyway.
-    max_gap_s: longer ones count as this. Who went for coffee must not move the average far.
+    gap_weight: weight of one gap in the workload's moving average: about the latest 50 count. A
+        user's own average, where there is one, has priority.
+    max_gap_s: longer gaps count as this: one long absence must not move the average far.
     """
 
     first_gap_s: float = 0.38
@@ -46,7 +46,8 @@ class _Session:
 class NextUse:
     """
     Attributes:
-        workload_gap_s: from the end of playback to the caller's next word, over all sessions.
+        workload_gap_s: mean time from the end of playback to the user's next word, over all
+            sessions.
     """
 
     def __init__(self, config: NextUseConfig | None = None) -> None:
@@ -55,20 +56,20 @@ class NextUse:
         self._sessions: dict[Hashable, _Session] = {}
 
     def plays_until(self, session: Hashable, at_s: float | None) -> None:
-        """at_s: when the listener will have heard what there is so far. None: nobody knows.
+        """Set the time at which the listener will have heard all audio that exists; None: unknown.
 
-        After a barge-in it is the time of the barge-in. While a reply is still being made, its
-        end is unknown and at_s a lower bound; a stage that is done with the reply before the
-        others knows better, and should say when all of it will have been heard.
+        After a barge-in it is the time of the barge-in. While a response is in progress, its end
+        is unknown and at_s is a lower bound; a stage that has finished the response before the
+        others has a better estimate, and passes the time at which all of it will have been heard.
         """
         self._session(session).playing_until_s = at_s
 
-    def replies_after(self, session: Hashable, gap_s: float | None) -> None:
-        """This caller's own average gap. None before the first."""
+    def set_user_gap(self, session: Hashable, gap_s: float | None) -> None:
+        """Set this user's own mean gap; None before the first."""
         self._session(session).gap_s = gap_s
 
-    def saw_gap(self, gap_s: float) -> None:
-        """Somebody replied so long after the end of playback. Interruptions are no replies."""
+    def observe_gap(self, gap_s: float) -> None:
+        """Record the gap between the end of playback and a user's speech, other than a barge-in."""
         config = self._config
         capped_s = min(max(gap_s, 0.0), config.max_gap_s)
         self.workload_gap_s += config.gap_weight * (capped_s - self.workload_gap_s)
@@ -77,9 +78,9 @@ class NextUse:
         self._sessions.pop(session, None)
 
     def expected(self, session: Hashable) -> float | None:
-        """In seconds on the clock of plays_until(). None: not known, rank by LRU.
+        """Returns the next use on the clock of plays_until(); None: unknown, rank by LRU.
 
-        It passes while the caller stays silent; what that means is up to the reader.
+        It is in the past where the user has been silent for longer than expected.
         """
         known = self._sessions.get(session)
         if known is None or known.playing_until_s is None:

@@ -1,7 +1,7 @@
-"""Pages in one file, as swap: each has a fixed place, and a checksum that stays in memory.
+"""Pages in one file, as in swap: each has a fixed place, and a checksum that stays in memory.
 
-Owner: whoever stores pages. One thread may write and read while another takes places and gives
-them back, as long as a place in use by one is let alone by the other.
+Owner: bridge/tiers/storage.py. One thread may write and read while another takes and frees places,
+as long as no place is in use by both.
 """
 
 import os
@@ -10,17 +10,21 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+
+Page = npt.NDArray[np.uint8]
 
 
 class PageFile:
     """
     Args:
-        directory: where. The file has no name in it, so nothing is left when its process dies.
-        page_bytes: of one page.
-        max_bytes: the file does not get longer.
+        directory: directory of the file, which has no name in it, so nothing is left when its
+            process dies.
+        page_bytes: size of a page.
+        max_bytes: maximum size of the file.
     Raises:
-        OSError: directory cannot be written.
-        ValueError: not one page fits.
+        OSError: if the directory cannot be written.
+        ValueError: if not one page fits.
     """
 
     def __init__(self, directory: Path, page_bytes: int, max_bytes: int):
@@ -28,45 +32,46 @@ class PageFile:
         if self.n_places < 1:
             raise ValueError(f"{max_bytes} bytes of storage have no room for {page_bytes}")
         self._page_bytes = page_bytes
-        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115, we close it
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115, close() does
         self._n_touched = 0  # places from here on were never taken
-        self._given_back: list[int] = []
+        self._freed: list[int] = []
         self._checksums: dict[int, int] = {}
 
     @property
     def n_free(self) -> int:
-        return self.n_places - self._n_touched + len(self._given_back)
+        return self.n_places - self._n_touched + len(self._freed)
 
     def take(self, n: int) -> list[int] | None:
-        """n places, or None if there are not so many."""
+        """Returns n places, or None if fewer are free."""
         if n > self.n_free:
             return None
-        n_old = min(n, len(self._given_back))
-        places = [self._given_back.pop() for _ in range(n_old)]
+        n_old = min(n, len(self._freed))
+        places = [self._freed.pop() for _ in range(n_old)]
         places += range(self._n_touched, self._n_touched + n - n_old)
         self._n_touched += n - n_old
         return places
 
-    def give_back(self, places: list[int]) -> None:
-        self._given_back += places
+    def free(self, places: list[int]) -> None:
+        self._freed += places
 
-    def write(self, place: int, page: np.ndarray) -> None:
-        """page: uint8 [page_bytes]. Raises OSError: the disk is full, or broken."""
-        left, at = memoryview(page), place * self._page_bytes
+    def write(self, place: int, page: Page) -> None:
+        """page: uint8 [page_bytes]. Raises OSError if the disk is full or broken."""
+        left, at = page.data, place * self._page_bytes
         while len(left):
             n = os.pwrite(self._file.fileno(), left, at)
             left, at = left[n:], at + n
-        self._checksums[place] = zlib.crc32(page)
+        self._checksums[place] = zlib.crc32(page.data)
 
-    def read(self, place: int, page: np.ndarray) -> bool:
-        """Into page: uint8 [page_bytes]. False: what is there is not what was written."""
-        left, at = memoryview(page), place * self._page_bytes
+    def read(self, place: int, page: Page) -> bool:
+        """Read into page, uint8 [page_bytes]. Returns False if the file holds other bytes than were
+        written."""
+        left, at = page.data, place * self._page_bytes
         while len(left):
             n = os.preadv(self._file.fileno(), [left], at)
             if n == 0:
                 return False
             left, at = left[n:], at + n
-        return zlib.crc32(page) == self._checksums[place]
+        return zlib.crc32(page.data) == self._checksums[place]
 
     def close(self) -> None:
         self._file.close()

@@ -1,20 +1,20 @@
-"""Whether KV comes back from the host while its caller is still speaking.
+"""Whether a session's KV is loaded from the host while its user is still speaking.
 
-In: a view of link and pool at speech start, barge-in or a second look. Out: yes, no, or later.
-LiveServe (arXiv 2606.22983) section 5.2. A preload is a favour: whatever is not there in time,
-the normal path loads, layer by layer. So in doubt the answer is no.
+In: a view of link and pool at speech start, barge-in, or after a wait. Out: admit, skip or wait.
+LiveServe (arXiv 2606.22983) section 5.2. KV that was not preloaded in time is loaded by the normal
+path, layer by layer. So a doubtful preload is skipped.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-# How much longer somebody speaks, in seconds, whatever was spoken already. Of the 801 stretches of
-# speech in meeting ES2014c of the AMI corpus those that lasted 0, 1, 2, 4 and 8 s went on for
-# 2.3, 2.4, 2.3, 2.4 and 2.4 s on average: an exponential distribution, which remembers nothing.
+# Expected remaining duration of speech, which does not depend on its duration so far: of the 801
+# stretches of speech in meeting ES2014c of the AMI corpus those that had lasted for 0, 1, 2, 4 and
+# 8 s lasted for another 2.3, 2.4, 2.3, 2.4 and 2.4 s on average: an exponential distribution.
 REMAINING_SPEECH_S = 2.3
 
-# KV that waits for its caller to finish speaking is protected so long: of those stretches 1.2 %
-# last longer, and a cough must not keep it for ever.
+# Protection of KV whose user is speaking: 1.2 % of those stretches last longer, and the KV of a
+# user who only coughed must be released.
 PROTECTED_S = 10.0
 
 SkipReason = Literal["nothing", "link_unmeasured", "too_late", "cap", "memory", "queue"]
@@ -24,14 +24,14 @@ WaitReason = Literal["cap", "memory", "queue"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreloadConfig:
     """
-    safety: the transfer must fit this often into the time until its need. Loads of live work go
-        ahead of it on the link, and speech ends sooner than expected more often than not.
-    retry_s: between two looks at a preload that waits; some rounds of the engine.
-    max_protected_share: of the pool's tokens, for all KV that was preloaded and not used yet.
-        Callers speak a third of the time, and what those hold who speak at once is needed within
-        seconds anyway; the rest is left for live work to find victims in.
-    max_expected_share: so much of it for callers who have not begun to speak. They may stay silent
-        for long, and would be in the way of those who have begun.
+    safety: multiple of the transfer's duration that must be left until its need. Loads of live
+        work go ahead of it on the link, and speech mostly ends sooner than the mean.
+    retry_s: time between two judgements of a preload that waits; some rounds of the engine.
+    max_protected_share: share of the pool's tokens for all KV that is preloaded and not used yet.
+        Users speak a third of the time, and the KV of those who speak at once is needed within
+        seconds in any case; the victims of live work come from the rest.
+    max_expected_share: the same for users who have not begun to speak. They may be silent for
+        long, and take room from users who have begun.
     """
 
     safety: float = 1.5
@@ -51,19 +51,19 @@ class PreloadConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreloadView:
-    """One session's KV on the host, and what stands in its way.
+    """One session's KV on the host, and the state of link and pool.
 
     Attributes:
-        needed_at_s: when prefill is expected to begin. Estimated once, at the trigger: otherwise
-            a wait would postpone its own end.
-        n_tokens, n_bytes: to bring back.
-        bytes_per_s: of the link to the device, None before it was measured.
+        needed_at_s: expected begin of the prefill, estimated once, at the trigger: otherwise a
+            wait would postpone its own end.
+        n_tokens, n_bytes: size of the KV to load.
+        bytes_per_s: bandwidth of the link to the device; None: not measured yet.
         latency_s: fixed cost of a transfer.
-        queued_bytes: already waiting or under way on that link.
-        protected_tokens: preloaded for other sessions and not used yet, or still on their way.
-        cap_tokens: most of these there may be; a single session may be longer.
-        free_tokens: in the pool, beyond what live work keeps in reserve.
-        later_tokens: evictable and used later than this, up to n_tokens;
+        queued_bytes: bytes that are queued or in transfer on that link.
+        protected_tokens: tokens preloaded for other sessions and not used yet, or in transfer.
+        cap_tokens: maximum of these; a single session may have more.
+        free_tokens: free tokens of the pool, without the reserve of live work.
+        later_tokens: evictable tokens of KV that is used later than this, up to n_tokens;
             VictimIndex.later_tokens().
     """
 
@@ -82,7 +82,11 @@ class PreloadView:
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """evict_tokens: to free for it. done_at_s: when it will be there, by the link's measure."""
+    """The preload begins.
+
+    evict_tokens: tokens to evict for it.
+    done_at_s: expected end of its transfer.
+    """
 
     evict_tokens: int
     done_at_s: float
@@ -90,7 +94,7 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Look again at until_s, which is in time."""
+    """The preload is judged again at until_s, when it could still be in time."""
 
     until_s: float
     reason: WaitReason
@@ -98,23 +102,24 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Leave it to the normal path. A reason of Wait: it could not wait any longer for that."""
+    """The normal path loads the KV. With a reason of Wait there is no time left to wait."""
 
     reason: SkipReason
 
 
 def judge(view: PreloadView, config: PreloadConfig) -> Admit | Wait | Skip:
+    """Returns whether the preload begins now, is judged again later, or is skipped."""
     if view.n_tokens <= 0 or view.n_bytes <= 0:
         return Skip("nothing")
     if view.bytes_per_s is None:
-        # Loads of the normal path measure the link; a preload need not be the first.
+        # Loads of the normal path measure the link, so no preload has to be the first.
         return Skip("link_unmeasured")
     alone_s = view.latency_s + view.n_bytes / view.bytes_per_s
     cost_s = alone_s + view.queued_bytes / view.bytes_per_s
     if view.now_s > view.needed_at_s - config.safety * alone_s:
         return Skip("too_late")
     if view.now_s > view.needed_at_s - config.safety * cost_s:
-        # What is queued may be cancelled, or done sooner than is safe to expect.
+        # Queued transfers may be cancelled, or be over sooner than the safety factor assumes.
         return _wait(view, config, alone_s, "queue")
     if view.protected_tokens and view.protected_tokens + view.n_tokens > view.cap_tokens:
         return _wait(view, config, cost_s, "cap")

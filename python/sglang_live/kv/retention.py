@@ -1,8 +1,8 @@
-"""What a long session keeps: the sink at its start and a window at its end.
+"""Compaction: which tokens a long session drops between its sink and its window.
 
-In: a session's tokens, pages, audio and images. Out: the tokens to drop between the two.
+In: a session's tokens, pages, audio and images. Out: the tokens to drop.
 Source: StreamingLLM, arXiv 2309.17453; whole pages and media are our own conditions. Positions stay
-logical, so after a cut a session carries an offset, and what is left needs no new keys.
+logical, so a compacted session has an offset, and the remaining tokens need no new keys.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from itertools import pairwise
 
 Span = tuple[int, int]  # half open, in tokens
 
-# Room to keep before the end of the RoPE table: a turn of two minutes is 1500 tokens of audio at
-# 12.5 Hz, an answer to it 1024 of text; the rest is for pictures and tool results.
+# Positions in reserve before the end of the RoPE table: a turn of two minutes is 1500 tokens of
+# audio at 12.5 Hz, its response 1024 of text; the rest is for images and tool results.
 REBASE_RESERVE_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionConfig:
     """
-    sink_tokens: kept at the start. None: the chat header, which is what all turns build on.
-    window_tokens: kept at the end. 2048 tokens are nearly three minutes of audio at 12.5 Hz, or
-        some twenty turns.
-    slack_tokens: a cut frees at least so many. Each one costs a new page table and moves all that
-        refers to positions; an eighth of the window is little to keep for having it every few
-        turns only.
+    sink_tokens: tokens kept at the start; None: the chat header, on which all turns build.
+    window_tokens: tokens kept at the end. 2048 tokens are nearly three minutes of audio at
+        12.5 Hz, or some twenty turns.
+    slack_tokens: least number of tokens that a compaction drops. Each compaction costs a new page
+        table and moves all references to positions; an eighth of the window more is a small price
+        for one compaction in several turns.
     """
 
     sink_tokens: int | None = None
@@ -63,13 +63,13 @@ def compaction_of(
 ) -> Compaction | None:
     """
     Args:
-        n_tokens: resident ones of the session.
-        owned_from: what is before it belongs to the radix tree, which is a prefix of the session
-            and can only be let go of as a whole up to there, or beyond.
-        media: spans of audio or image items, ascending and apart. None of them is ever split: an
-            encoder's output means nothing in part.
+        n_tokens: resident tokens of the session.
+        owned_from: tokens before it belong to the radix tree. They are a prefix of the session,
+            which releases them only as a whole.
+        media: spans of audio or image items, ascending and disjoint. They are never split: part
+            of an encoder's output has no meaning.
     Returns:
-        None: there is nothing to cut, or not as much as slack_tokens.
+        The tokens to drop; None: fewer than slack_tokens can be dropped.
     """
     assert all(a[1] <= b[0] for a, b in pairwise(media)), media
     begin = _up(sink_tokens, page_size)
@@ -85,22 +85,23 @@ def compaction_of(
     return Compaction(begin, end)
 
 
-def media_after(cut: Compaction, media: Sequence[Span]) -> list[Span]:
-    """Spans of the media that are left, where they lie after the cut."""
-    before = [span for span in media if span[1] <= cut.begin]
-    behind = [(a - cut.n_tokens, b - cut.n_tokens) for a, b in media if a >= cut.end]
+def media_after(dropped: Compaction, media: Sequence[Span]) -> list[Span]:
+    """Returns the spans of the remaining media after the compaction."""
+    before = [span for span in media if span[1] <= dropped.begin]
+    behind = [(a - dropped.n_tokens, b - dropped.n_tokens) for a, b in media if a >= dropped.end]
     return before + behind
 
 
 def rebase_due(
     offset: int, n_tokens: int, limit: int, reserve_tokens: int = REBASE_RESERVE_TOKENS
 ) -> bool:
-    """Whether keys should be rotated back, so that positions begin at 0 again.
+    """Returns True if keys must be rotated back, so that positions begin at 0 again.
 
     Args:
-        offset: of the logical position of a kept token over its place: all tokens cut so far.
-        n_tokens: resident ones. limit: positions there are in the RoPE table.
-        reserve_tokens: what the next turn may bring.
+        offset: logical position of a kept token minus its index: all tokens dropped so far.
+        n_tokens: resident tokens.
+        limit: number of positions in the RoPE table.
+        reserve_tokens: most tokens that the next turn may add.
     """
     return offset > 0 and offset + n_tokens + reserve_tokens > limit
 

@@ -1,16 +1,16 @@
-"""Which KV gives way first, over idle session slots and radix-tree leaves together.
+"""Order of eviction over idle session slots and radix-tree leaves together.
 
-In: what may be evicted, with when it will be used (kv/next_use.py) or when it was used last.
-Out: victims, the one expected to be used last first. LiveServe (arXiv 2606.22983) section 5.1.
-Owner: one VictimIndex per engine rank. Same calls, same victims: all times are arguments.
+In: evictable keys, with their next use (kv/next_use.py) or their last one. Out: victims, the key
+with the latest expected use first. LiveServe (arXiv 2606.22983) section 5.1.
+Owner: one VictimIndex per engine rank. Deterministic: all times are arguments.
 
-A key is ranked by the time expected until its use:
-    known, in the future: the time to go.
-    known, overdue: as long again as it is overdue. Who was silent for long beyond what was to be
-        expected will likely stay so (Lindy's law).
+A key is ranked by the expected time until its use:
+    known, in the future: the time until then.
+    known, overdue: as long again as it is overdue. A user who has been silent for long beyond the
+        estimate will likely stay silent (Lindy's law).
     unknown: as long again as it has been unused. Among unknown keys this is LRU.
-Time moves all of the first kind alike, and all of the others, so none of the three orders
-changes by itself: a choice is the largest of three tops, an update O(log n), and nothing scans.
+Time changes all keys of a kind by the same amount, so none of the three orders changes by itself:
+a victim is the largest of three tops, an update costs O(log n), and nothing scans.
 """
 
 import math
@@ -24,7 +24,7 @@ _OUT = -1  # the seq of an entry that is in no heap
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """n_tokens to evict from the tail of key."""
+    """Tokens to evict from the tail of a key."""
 
     key: Hashable
     n_tokens: int
@@ -32,7 +32,11 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """remaining_s: expected time until its use. known: by an estimate, not by LRU."""
+    """The next victim.
+
+    remaining_s: expected time until its use.
+    known: whether that is by an estimate, not by LRU.
+    """
 
     key: Hashable
     n_tokens: int
@@ -42,7 +46,10 @@ class Candidate:
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """at_s: its next use if known, else its last. until_s: end of its protection, None without."""
+    """
+    at_s: next use if known, else last use.
+    until_s: end of its protection; None: it has none.
+    """
 
     key: Hashable
     n_tokens: int = 0
@@ -59,14 +66,14 @@ class _Entry:
 class VictimIndex:
     """
     Attributes:
-        evictable_tokens: of all keys without protection.
-        protected_tokens: of all keys with it. Protection that has run out still counts here
-            until the next peek(), victims() or later_tokens().
-        picks_known, picks_lru: how often a key was picked by an estimate, and for want of one.
+        evictable_tokens: tokens of all keys without protection.
+        protected_tokens: tokens of all keys with it. Expired protection counts here until the
+            next peek(), victims() or later_tokens().
+        picks_known, picks_lru: number of victims chosen by an estimate, and by LRU without one.
     """
 
     def __init__(self, page_size: int) -> None:
-        """page_size: in tokens."""
+        """page_size: tokens of a page."""
         if page_size < 1:
             raise ValueError(f"page_size must be positive, got {page_size}")
         self.evictable_tokens = self.protected_tokens = 0
@@ -74,7 +81,7 @@ class VictimIndex:
         self._page_size = page_size
         self._entries: dict[Hashable, _Entry] = {}
         self._last_seq = 0
-        # Known keys stand in two orders, for when they are in the future and when overdue.
+        # Known keys are in two orders: one counts while they are in the future, one when overdue.
         self._latest: LazyHeap[_Entry] = LazyHeap()
         self._earliest: LazyHeap[_Entry] = LazyHeap()
         self._unused: LazyHeap[_Entry] = LazyHeap()
@@ -87,7 +94,7 @@ class VictimIndex:
         return key in self._entries
 
     def n_tokens(self, key: Hashable) -> int:
-        """Of it that can be evicted, protected or not; 0: it is not here."""
+        """Returns its evictable tokens, protected or not; 0: the key is not in the index."""
         entry = self._entries.get(key)
         return 0 if entry is None else entry.n_tokens
 
@@ -100,13 +107,13 @@ class VictimIndex:
         next_use_s: float | None = None,
         whole: bool = False,
     ) -> None:
-        """Insert or re-rank. Protection stays; among equals the key counts as the newest.
+        """Insert or re-rank a key. Protection stays; among equals the key counts as the newest.
 
         Args:
-            n_tokens: evictable ones, the first at the start of a page. 0 removes the key.
-            whole: only all of it can be evicted, as with a leaf of the radix tree.
+            n_tokens: evictable tokens, the first at the start of a page; 0 removes the key.
+            whole: it can be evicted only as a whole, as a leaf of the radix tree.
         Raises:
-            ValueError: n_tokens is negative, or the time to rank by is not finite.
+            ValueError: if n_tokens is negative, or the time to rank by is not finite.
         """
         at_s = last_use_s if next_use_s is None else next_use_s
         if n_tokens < 0 or not math.isfinite(at_s):
@@ -124,16 +131,17 @@ class VictimIndex:
         self._enter(entry)
 
     def remove(self, key: Hashable) -> None:
-        """Also its protection. Nothing happens if victims() has taken all of it already."""
+        """Remove a key and its protection. No effect if victims() has already taken all of it."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._leave(entry)
 
     def shrink(self, key: Hashable, n_tokens: int) -> None:
-        """n_tokens are left of it; its rank stays.
+        """Reduce a key to n_tokens; its rank stays.
 
         Raises:
-            KeyError: it is not here. ValueError: it has fewer, or n_tokens is negative.
+            KeyError: if the key is not in the index.
+            ValueError: if it has fewer, or n_tokens is negative.
         """
         entry = self._entries[key]
         if not 0 <= n_tokens <= entry.n_tokens:
@@ -145,30 +153,30 @@ class VictimIndex:
         entry.n_tokens = n_tokens
 
     def protect(self, key: Hashable, until_s: float) -> None:
-        """It will be used at once: nobody's victim until until_s, which may be math.inf.
+        """Protect a key that will be used soon from eviction until until_s, which may be math.inf.
 
-        The last word counts: a second call may lengthen protection as well as shorten it.
+        A second call replaces the first, and may lengthen or shorten protection.
 
         Raises:
-            KeyError: it is not here. ValueError: until_s is not a number.
+            KeyError: if the key is not in the index.
+            ValueError: if until_s is not a number.
         """
         if math.isnan(until_s):
             raise ValueError(f"cannot protect {key} until {until_s}")
         self._set_protection(self._entries[key], until_s)
 
     def unprotect(self, key: Hashable) -> None:
-        """Nothing happens without protection."""
+        """End a key's protection. No effect if it has none."""
         entry = self._entries.get(key)
         if entry is not None and entry.until_s is not None:
             self._set_protection(entry, None)
 
     def protected(self) -> list[tuple[Hashable, float]]:
-        """Keys and until when, in the order in which they came. Looks at every key."""
-        entries = [entry for entry in self._entries.values() if entry.until_s is not None]
-        return [(entry.key, entry.until_s) for entry in entries]
+        """Returns (key, end of protection) in the order of insertion. Scans all keys."""
+        return [(e.key, e.until_s) for e in self._entries.values() if e.until_s is not None]
 
     def peek(self, now_s: float) -> Candidate | None:
-        """Who is next."""
+        """Returns the next victim without taking it; None: there is none."""
         self._expire(now_s)
         top = self._top(now_s)
         if top is None:
@@ -179,12 +187,12 @@ class VictimIndex:
     def victims(
         self, n_tokens: int, now_s: float, *, later_than_s: float = -math.inf
     ) -> list[Victim]:
-        """Take so many tokens, or more to the end of a page or of a key that goes whole.
+        """Take n_tokens, rounded up to whole pages, or to keys that are evicted as a whole.
 
         Args:
-            later_than_s: only from keys whose use is expected after this time.
+            later_than_s: only keys whose use is expected after this time are taken.
         Returns:
-            The first to evict first. Fewer tokens if there are no more.
+            Victims in the order of eviction, with fewer tokens if there are no more.
         """
         self._expire(now_s)
         found = []
@@ -200,7 +208,7 @@ class VictimIndex:
         return found
 
     def later_tokens(self, now_s: float, later_than_s: float, enough_tokens: int) -> int:
-        """How many tokens victims() would find; it stops to count at enough_tokens."""
+        """Returns how many tokens victims() would take, at most enough_tokens."""
         self._expire(now_s)
         popped = []
         counted: set[int] = set()
@@ -212,13 +220,13 @@ class VictimIndex:
                 counted.add(entry.seq)
                 n_tokens += entry.n_tokens
         for heap, entry_of_heap in popped:
-            heap.sliced_prefill(entry_of_heap)
+            heap.restore(entry_of_heap)
         return min(n_tokens, enough_tokens)
 
     def _top(
         self, now_s: float, later_than_s: float = -math.inf
     ) -> tuple[float, _Entry, LazyHeap[_Entry]] | None:
-        """The key with most time until its use, and the heap whose top it is."""
+        """Returns remaining_s, entry and heap of the key with most time until its use."""
         best = None
         best_s = later_than_s - now_s
         for heap in (self._latest, self._earliest, self._unused):
@@ -232,7 +240,10 @@ class VictimIndex:
         return best
 
     def _expire(self, now_s: float) -> None:
-        while (entry := self._protected.top()) is not None and entry.until_s <= now_s:
+        while (entry := self._protected.top()) is not None:
+            assert entry.until_s is not None, "an entry without protection in its heap"
+            if entry.until_s > now_s:
+                return
             self._set_protection(entry, None)
 
     def _set_protection(self, entry: _Entry, until_s: float | None) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sglang_live.clock import Clock
 from sglang_live.core import OUTPUT_RATE_HZ
-from sglang_live.policy.startup_delay import HeadStartConfig, lateness_s, startup_delay_s
+from sglang_live.policy.startup_delay import StartupDelayConfig, lateness_s, startup_delay_s
 
 _BYTES_PER_S = 2 * OUTPUT_RATE_HZ
 # Later chunks are the schedulers' business: by then they know that somebody listens.
@@ -37,10 +37,10 @@ class _Chunks:
 
 
 class StartupDelays:
-    def __init__(self, clock: Clock, config: HeadStartConfig | None = None):
-        self._clock, self._config = clock, config or HeadStartConfig()
+    def __init__(self, clock: Clock, config: StartupDelayConfig | None = None):
+        self._clock, self._config = clock, config or StartupDelayConfig()
         # (when its first sound came, company then, lateness) of replies that ended.
-        self._ended: deque[tuple[float, int, float]] = deque(maxlen=self._config.n_replies)
+        self._ended: deque[tuple[float, int, float]] = deque(maxlen=self._config.n_responses)
         self._n_sounding = 0
 
     def after(self, company: int) -> float:

@@ -1,24 +1,22 @@
-"""Which of the waiting may start now: the budget of KV tokens and rows, in the order of a policy.
+"""Which waiting streams start now: the budget of KV tokens and rows, in the order of a policy.
 
-LiveServe stops at the first stream that does not fit. Here smaller ones behind it may pass, but
-not for ever: KV that is always taken at once by others would never add up to what it needs.
+LiveServe stops at the first stream that does not fit. Here smaller streams behind it may pass, for
+a limited time: KV that smaller streams always take at once would never add up to what it needs.
 """
 
 import numpy as np
 
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.view import StageView
+from sglang_live.policy.view import Bools, Ints, StageView
 
 
-def fitting(
-    view: StageView, ordered: np.ndarray, config: PolicyConfig
-) -> tuple[np.ndarray, float | None]:
+def fitting(view: StageView, ordered: Ints, config: PolicyConfig) -> tuple[Ints, float | None]:
     """
     Args:
         ordered: int64, waiting streams.
     Returns:
-        those that are admitted, in the same order, and how long the first of the others in the
-        queue has waited in seconds; None: there is room for all.
+        The streams that are admitted, in the same order, and the longest time in seconds that one
+        of the others has waited; None: all are admitted.
     """
     tokens = view.prefill_tokens[ordered]
     totals = tokens.cumsum()
@@ -36,8 +34,8 @@ def fitting(
     return np.concatenate((ordered[:n_fit], rest[passing])), refused_s
 
 
-def _passing(tokens: np.ndarray, blocks: np.ndarray, left: int, rows: int) -> list[int]:
-    """Positions that fit into what is left, up to the first that does not fit and blocks."""
+def _passing(tokens: Ints, blocks: Bools, left: int, rows: int) -> list[int]:
+    """Positions that fit into `left`, up to the first that does not fit and blocks."""
     may_fit = tokens <= left
     blocked = np.flatnonzero(blocks & ~may_fit)
     end = int(blocked[0]) if len(blocked) else len(tokens)

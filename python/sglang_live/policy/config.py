@@ -1,4 +1,4 @@
-"""Every constant of the policies, with its unit and the physical reason for its size."""
+"""Constants of the policies, with their units and the physical reasons for their sizes."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -7,72 +7,75 @@ from sglang_live.policy.view import FRAME_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
-    """One per stage: a stage further from the listener wants a longer pipeline_s.
+    """Constants of one stage. The longer the way from a stage to the listener, the larger its
+    pipeline_s.
 
-    From a decode step to the ear:
-        step_s: speech that one decode step is worth; a codec frame.
-        chunk_steps: steps the next stage collects before it makes sound of them.
-        pipeline_s: from a full chunk to the ear: vocoder, network, jitter buffer of the player.
+    From a decode step to the listener:
+        step_s: speech of one decode step; a codec frame.
+        chunk_steps: steps of which the next stage makes one chunk of audio.
+        pipeline_s: from a full chunk to its sound: vocoder, network, jitter buffer of the player.
 
     Urgency, LiveServe eqs. 1 to 3:
-        p_safe_s: P_safe. Three frames of an unfinished chunk plus pipeline_s are not sound yet,
-            so a stream with less than about this is about to fall silent.
-        alpha: weight of one P_safe of speech that a barge-in would throw away.
-        beta: weight of one KV token in a full pool. 0.005: 2000 tokens there are worth as much as
-            ten P_safe of exposure. LiveServe tunes the ratio per stage.
+        p_safe_s: P_safe. Three frames of an unfinished chunk and pipeline_s are not audio yet, so
+            a stream with a buffer below about this is about to fall silent.
+        alpha: weight of one P_safe of speech that a barge-in would waste.
+        beta: weight of one KV token in a full pool. With 0.005, 2000 tokens there have the weight
+            of ten P_safe of exposure. LiveServe tunes the ratio per stage.
 
     Pacing:
-        jitter_rounds, jitter_s: by how much a returning stream may be late, in rounds and beside:
-            by prefills, and by rounds that grow because others return with it.
-        max_low_s: marks above it mean that the stage is too slow to pace; longer than replies are.
-        min_gap_s, max_gap_s: from low to high mark, for callers who always and never interrupt;
-            between them min_gap_s over how often they do. What is made ahead is wasted by a
-            barge-in, and is what others' bursts cannot interrupt: with 0.3 s a second more is
-            made ahead where at most 3 of 10 answers are interrupted.
-        flip_s: what one hold or return costs in tensor work.
-        flip_share: share of the time that all flips together may take; widens the gap when
-            streams are many.
-        company_share: streams come back early to share a round if one more costs no larger share
-            of it.
-        max_pause_s: a held stream runs for one round after it. Its telemetry may be wrong.
+        jitter_rounds, jitter_s: how late a resumed stream may be, in rounds and in addition: by
+            prefills, and by rounds that are longer because other streams resume with it.
+        max_low_s: low marks above it mean that the stage is too slow to pace; longer than
+            responses are.
+        min_gap_s, max_gap_s: from low to high mark, for users who always and never interrupt; in
+            between it is min_gap_s over the interruption rate. Speech made ahead is wasted by a
+            barge-in, and lasts through bursts of other streams: with 0.3 s, one more second is
+            made ahead where at most 3 of 10 responses are interrupted.
+        flip_s: tensor work of one pause or resume.
+        flip_share: share of the time that all flips together may take; widens the gap where
+            there are many streams.
+        company_share: paused streams resume early to share a round if one more stream costs no
+            larger share of it.
+        max_pause_s: a paused stream runs for one round after it, because its telemetry may be
+            wrong.
 
-    Yielding to the urgent:
-        saturated: in a stage that computes for more than this share of the time one yields to
-            those alone who have not sounded: they need few rounds. It has no time to give away, and
-            small rounds cost more for each stream in them.
-        max_yield_s: as max_pause_s, for streams that sit out for others.
-        yield_rounds: rounds for which somebody typically stays urgent: the first two chunks.
+    Yielding to urgent streams:
+        saturated: a stage that computes for a larger share of the time yields only to streams
+            that have not sounded, which need few rounds. It has no time to spare, and small
+            rounds cost more per stream.
+        max_yield_s: as max_pause_s, for streams that pause for urgent ones.
+        yield_rounds: rounds for which a stream typically stays urgent: the first two chunks.
 
     Prefill beside decode:
-        chunk_tokens: the engine's own prefill chunk; a larger budget is no budget.
+        chunk_tokens: the engine's own prefill chunk; a larger budget has no effect.
         min_chunk_tokens: below it the fixed cost of a prefill round outweighs its work.
-        max_defer_s: how long a prefill, and each next slice of it, may wait for the sake of
-            decodes. A quarter of a second more before an answer is noticed less than an answer
-            that breaks off.
-        short_rounds: a prefill that takes no longer than so many decode rounds waits for one at
-            most. It has to be computed in any case, and is as if rounds were a little longer.
-        min_prefill_share: a slice that waited so long may take this share of that time, or of the
-            time for which a listener has waited already, so that prompts are computed also when
+        max_defer_s: how long a prefill, and each next slice of it, may wait for decodes. A quarter
+            of a second more before a response is noticed less than a gap within one.
+        short_rounds: a prefill that takes at most this many decode rounds waits for one at most.
+            It has to be computed in any case, and its effect is that of slightly longer rounds.
+        min_prefill_share: share of the time it has waited that a deferred slice may take, or of
+            the time that its listener has waited already, so that prompts are computed also where
             decodes never have time to spare.
         may_pause_prefill: the engine can run decodes between two chunks of a prompt, as SGLang
-            does by its prefill_decode_interval. Otherwise slices would only cost more.
+            does by its prefill_decode_interval. Otherwise slices only add cost.
 
     Long prompts:
-        slice_s: of one, but min_chunk_tokens at least; who comes meanwhile waits for half of it
-            on average.
-        long_slices: a prompt of no more slices is computed in one go.
-        max_preempt_s: shorter prompts pass a half-prefilled one for so long, then a slice of it
-            is computed: it has a sixth of the time, whatever comes.
+        slice_s: duration of a slice, which has min_chunk_tokens at least; a request that comes
+            meanwhile waits for half of it on average.
+        long_slices: a prompt of at most this many slices is computed in one go.
+        max_preempt_s: how long shorter prompts pass a half-prefilled one before a slice of it is
+            computed: it always has a sixth of the time.
 
     Admission:
-        max_bypass_s: a stream that does not fit is passed over no longer than this.
-        max_wait_s: then a waiting stream counts as U1 if it is of class U2, or nobody listens to
-            it; and if it waits for memory pacing ceases, so that others end and free it.
+        max_bypass_s: how long smaller streams may pass a stream that does not fit.
+        max_wait_s: a stream of U2, or one without a listener, that has waited for longer counts
+            as U1; and if it waits for memory, pacing ceases, so that other streams end and free
+            it.
 
     Deadline, VoxServe:
-        critical_s: a stream this close to its deadline risks missing it.
+        critical_s: a stream with a smaller buffer risks missing its deadline.
         n_startup_max: streams at once on their way to their first sound.
-        max_startup_s: a stream that takes longer is stuck, and blocks no others.
+        max_startup_s: a stream that takes longer is stuck, and does not count among them.
     """
 
     step_s: float = FRAME_S
@@ -128,10 +131,10 @@ class PolicyConfig:
                 raise ValueError(f"policy config: {low} must not be above {high}")
 
 
-# Both engines can park a prefill.
+# Both engines can pause a prefill.
 TALKER = PolicyConfig(may_pause_prefill=True)
-# Its tokens have the talker before them, which collects a chunk of its own on the way to the ear.
-# And they are cheap beside frames: three times as much ahead lasts over longer prefills.
+# Between its tokens and the listener is also the talker, which makes a chunk of its own. Text
+# tokens are cheap beside frames: three times as much ahead lasts through longer prefills.
 THINKER = replace(
     TALKER,
     pipeline_s=TALKER.pipeline_s + TALKER.chunk_steps * FRAME_S,

@@ -1,4 +1,7 @@
-"""One round of one stage: StageView in, Round out. The engines call nothing else here."""
+"""The decision of one round of one stage: StageView in, Round out.
+
+The only entry point of the engines into policy/.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -14,13 +17,13 @@ from sglang_live.policy.pacing import (
     choose_paused,
     keep_company,
     lower,
-    next_return_s,
+    next_resume_s,
     pacing_marks,
     yield_marks,
 )
 from sglang_live.policy.policies import Order, Policies
 from sglang_live.policy.protection import prefill_budget
-from sglang_live.policy.view import U1, U2, Round, StageView
+from sglang_live.policy.view import U1, U2, Bools, Classes, Ints, Round, StageView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +49,7 @@ class RoundPolicy:
 
     @property
     def safe_s(self) -> float:
-        """P_safe."""
+        """P_safe of this order."""
         config = self.config
         return config.critical_s if self.order == "deadline" else config.p_safe_s
 
@@ -68,11 +71,11 @@ class RoundPolicy:
             pause = choose_paused(view, may_pause, marks)
             if not yields and np.count_nonzero(pause):
                 pause = keep_company(view, pause, has_kv, marks, self.config)
-            next_change_s = next_return_s(view, pause, marks)
+            next_change_s = next_resume_s(view, pause, marks)
             if refused_s is not None and refused_s < self.config.max_wait_s:
                 next_change_s = min(next_change_s, view.now_s + self.config.max_wait_s - refused_s)
         budget = None
-        # Whoever keeps buffers short must see to it that they suffice.
+        # Policies that keep buffers short also keep them sufficient.
         if self.order == "urgency" or self.pacing:
             budget = prefill_budget(view, admitted, has_kv, pause, self.config)
         return Round(
@@ -85,11 +88,11 @@ class RoundPolicy:
             next_change_s=next_change_s,
         )
 
-    def _admit(self, view: StageView, classes: np.ndarray) -> tuple[np.ndarray, float | None]:
+    def _admit(self, view: StageView, classes: Classes) -> tuple[Ints, float | None]:
         if not np.count_nonzero(view.waiting):
             return np.zeros(0, np.int64), None
         if self.order == "fcfs":
-            # SGLang stops by itself at what does not fit.
+            # SGLang itself stops at the first stream that does not fit.
             ordered = fcfs.order(view)
             return ordered, fitting(view, ordered, self.config)[1]
         rule = urgency if self.order == "urgency" else deadline
@@ -99,33 +102,31 @@ class RoundPolicy:
     def _marks(self, view: StageView, refused_s: float | None, *, yields: bool) -> Marks | None:
         found = []
         crowded = refused_s is not None
-        # Somebody else's whole turn is worth more than speech that may be wasted.
-        starving = crowded and refused_s >= self.config.max_wait_s
+        # A whole turn of another user is worth more than speech that may be wasted.
+        starving = refused_s is not None and refused_s >= self.config.max_wait_s
         if self.pacing and not starving:
             found.append(pacing_marks(view, self.safe_s, self.config, crowded=crowded))
         if yields:
             found.append(yield_marks(view, self.safe_s, self.config))
         elif view.peer_urgent and self.order != "fcfs":
-            # Whole rounds are what the neighbour gains: bursts that fall together.
+            # The peer gains only where whole rounds are left out, so bursts should coincide.
             found.append(yield_marks(view, self.safe_s, self.config, n_chunks=2))
         return reduce(lower, found) if found else None
 
     @staticmethod
-    def _urgent(
-        view: StageView, classes: np.ndarray, has_kv: np.ndarray, admitted: np.ndarray
-    ) -> np.ndarray:
-        """Classes of those of U0 and U1 who can step, or start, in this round."""
+    def _urgent(view: StageView, classes: Classes, has_kv: Bools, admitted: Ints) -> Classes:
+        """Returns the classes of the streams of U0 and U1 that can step or begin in this round."""
         may_go = has_kv.copy()
         may_go[admitted] = True
         may_go &= view.managed
         may_go &= classes.view(np.uint8) <= U1  # UNKNOWN is 255 here
         return classes[may_go]
 
-    def _pays(self, view: StageView, urgent: np.ndarray) -> bool:
-        """Whether they would gain from shorter rounds."""
+    def _pays(self, view: StageView, urgent: Classes) -> bool:
+        """Returns True if urgent streams gain from shorter rounds."""
         rounds = self.config.yield_rounds
         if view.rates.round_s_per_stream * rounds < 2.0 * self.config.flip_s:
-            return False  # sitting out and coming back costs more than the others gain
+            return False  # pausing and resuming costs more than the urgent streams gain
         if view.rates.busy > self.config.saturated:
             return bool(np.count_nonzero(urgent == U1))
         return len(urgent) > 0

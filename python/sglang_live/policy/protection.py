@@ -1,7 +1,7 @@
-"""How long a prefill may keep the decoding streams waiting.
+"""How long a prefill may delay the decoding streams.
 
-SGLang runs a prefill before any decode. A long one silences everybody whose buffer is shorter.
-It is cut into slices that the buffers cover; between them, decodes fill the buffers again.
+SGLang runs a prefill before any decode. A long one silences every stream with a shorter buffer.
+So it is computed in slices that the buffers cover; in between, decodes fill the buffers again.
 """
 
 import math
@@ -10,34 +10,34 @@ import numpy as np
 
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.pacing import latency_s
-from sglang_live.policy.view import StageView
+from sglang_live.policy.view import Bools, Ints, StageView
 
 
 def prefill_budget(
     view: StageView,
-    admitted: np.ndarray,
-    has_kv: np.ndarray,
-    pause: np.ndarray,
+    admitted: Ints,
+    has_kv: Bools,
+    pause: Bools,
     config: PolicyConfig,
 ) -> int | None:
-    """Tokens after which the listener with the shortest buffer still hears no gap.
+    """Returns the tokens that prefill may take so that no listener hears a gap.
 
     Args:
         has_kv: bool [n], streams that could step.
-        pause: bool [n], streams that do not, by decision.
+        pause: bool [n], streams that are paused.
     Returns:
-        None: the engine's own chunk. 0: no prefill in this round; never for long.
+        Tokens; 0: no prefill in this round, never for long; None: the engine's own chunk.
     """
     if not len(admitted) and not view.prefill_running:
         return None
     if view.prefill_running and not config.may_pause_prefill:
-        return None  # no decode can go before it is done: the sooner the better
+        return None  # no decode can run before its end, so the sooner it ends the better
     may_run_dry = has_kv & view.managed
     if not len(admitted) or view.managed[admitted[0]]:
-        # Whoever has not begun to sound cannot fall silent. But it is about to begin, and goes
-        # before what nobody will hear.
+        # A stream that has not sounded cannot fall silent. But it is about to sound, and goes
+        # before a prompt without a listener.
         may_run_dry &= view.started
-    # fmin passes over nan: what is not known cannot be protected.
+    # fmin ignores nan: an unknown buffer cannot be protected.
     buffered_s = float(np.fmin.reduce(view.buffered_s, where=may_run_dry, initial=math.inf))
     if math.isinf(buffered_s):
         return None
@@ -48,7 +48,7 @@ def prefill_budget(
     budget = max(int(slack_s / rates.prefill_s_per_token), _short_tokens(view, admitted, config))
     if budget >= config.min_chunk_tokens:
         return budget
-    # Deferring for decodes that do not happen would help nobody. Free indices have no KV.
+    # Without decodes in this round deferring has no use. Free indices have no KV.
     decodes = has_kv & ~pause & (view.kv_tokens > 0)
     if _deferred_s(view, admitted) <= config.max_defer_s and np.count_nonzero(decodes):
         return 0
@@ -59,9 +59,9 @@ def prefill_budget(
     )
 
 
-def _short_tokens(view: StageView, admitted: np.ndarray, config: PolicyConfig) -> int:
-    """What may be computed at once, because a listener waits for a prefill that takes about as long
-    as a decode round, and decodes have had one since the last prefill; 0 otherwise."""
+def _short_tokens(view: StageView, admitted: Ints, config: PolicyConfig) -> int:
+    """Returns the tokens that are computed at once for a short prefill of a listener; 0 if it is
+    not short, or if no decode round has run since the last prefill."""
     if not len(admitted) or view.prefill_running or not view.managed[admitted[0]]:
         return 0
     rates, short_s = view.rates, config.short_rounds * view.rates.round_s
@@ -73,18 +73,18 @@ def _short_tokens(view: StageView, admitted: np.ndarray, config: PolicyConfig) -
     return max(config.min_chunk_tokens, int(short_s / max(rates.prefill_s_per_token, 1e-9)))
 
 
-def _heard_waits_s(view: StageView, admitted: np.ndarray) -> float:
-    """How long the one who is next has waited; 0 if nobody listens to it.
+def _heard_waits_s(view: StageView, admitted: Ints) -> float:
+    """Returns how long the first admitted stream has waited; 0 if it has no listener.
 
-    Slices that never grow would make a queue of those who begin wait one after the other, where
-    buffers have no time to spare for long.
+    Slices grow with this time. Otherwise a queue of first sounds would be computed at the smallest
+    slice where buffers have no time to spare for long.
     """
     if not len(admitted) or not view.managed[admitted[0]]:
         return 0.0
     return view.now_s - float(view.since_s[admitted[0]])
 
 
-def _deferred_s(view: StageView, admitted: np.ndarray) -> float:
-    """How long prefill has waited: since the last one, or since there was one to do."""
+def _deferred_s(view: StageView, admitted: Ints) -> float:
+    """Returns how long prefill has waited: since the last one, or since there is one to do."""
     oldest_s = -math.inf if view.prefill_running else float(view.since_s[admitted].min())
     return view.now_s - max(oldest_s, view.last_prefill_s)

@@ -1,9 +1,9 @@
-"""Prompts that are long to prefill: in slices, and when they make way for shorter ones.
+"""Long prompts: prefilled in slices, and when shorter prompts preempt them.
 
-Shortest remaining first, but for two bounds. A half-prefilled prompt is passed for max_preempt_s
-at most, then one slice of it goes first: so half-prefilled prompts together have a sixth of the
-time, however many shorter ones come. And the order among them counts their age, so that no prompt
-is behind those that came long after it.
+Shortest remaining first, with two bounds. Shorter prompts pass a half-prefilled one for
+max_preempt_s at most, then one slice of it goes first: so half-prefilled prompts together have a
+sixth of the time, whatever comes. And the order among them counts their age, so that no prompt is
+behind those that came long after it.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from sglang_live.policy.view import StageRates
 
 
 def slice_tokens(rates: StageRates, config: PolicyConfig) -> int:
-    """Tokens of one slice: what a request that comes meanwhile waits for."""
+    """Returns the tokens of one slice, for which a request that comes meanwhile waits."""
     tokens = int(config.slice_s / max(rates.prefill_s_per_token, 1e-9))
     return max(config.min_chunk_tokens, tokens)
 
@@ -24,12 +24,14 @@ def is_long(tokens: int, rates: StageRates, config: PolicyConfig) -> bool:
 
 
 def rank_s(since_s: float, left: int, rates: StageRates, config: PolicyConfig) -> float:
-    """Of half-prefilled prompts the one with the least goes on.
+    """Returns the rank of a half-prefilled prompt; the one with the smallest rank is continued.
 
-    Those that came later by more than what is left of it takes, at its share, are behind it.
+    A prompt that came later by more than the rest of this one takes, at its share of the time, is
+    behind it.
 
     Args:
-        since_s: when it was begun. left: tokens to compute.
+        since_s: time at which its prefill began.
+        left: tokens to compute.
     """
     share = config.slice_s / (config.slice_s + config.max_preempt_s)
     return since_s + left * rates.prefill_s_per_token / share
@@ -44,16 +46,17 @@ def passing(
     most: int,
     config: PolicyConfig,
 ) -> list[int]:
-    """Which of the waiting go before a half-prefilled prompt in this round; none: it goes on.
+    """Selects the waiting prompts that go before a half-prefilled one in this round.
 
     Args:
-        left: its tokens to compute.
-        waiting: of each other, in the order of admission, tokens to compute and to hold in the end.
-        idle_s: since its latest slice.
-        free: KV tokens beside what the half-prefilled and the running will need.
-        most: tokens to compute in this round; the first may have more.
+        left: tokens of the half-prefilled prompt that are to compute.
+        waiting: (tokens to compute, tokens held in the end) of the others, in the order of
+            admission.
+        idle_s: time since its latest slice.
+        free: KV tokens beyond what half-prefilled and running requests will need.
+        most: tokens to compute in this round; the first prompt may have more.
     Returns:
-        indices of `waiting`.
+        Indices of `waiting`; none: the half-prefilled prompt is continued.
     """
     found: list[int] = []
     if idle_s >= config.max_preempt_s:

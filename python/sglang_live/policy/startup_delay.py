@@ -1,8 +1,8 @@
-"""How long a reply's first sound waits, so that the second is not late.
+"""Startup delay: how long the first sound of a response waits, so that no gap follows.
 
-The first chunk is small and leaves at once; on a busy server the next one may take longer than the
-first one plays. How late chunks were for the replies just before, with as much company, tells how
-late they will be.
+The first chunk is small and could leave at once; on a busy server the next one may take longer than
+the first one plays. The lateness of chunks of the latest responses that began in similar company is
+the estimate for the next one.
 """
 
 from collections.abc import Sequence
@@ -10,27 +10,27 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadStartConfig:
+class StartupDelayConfig:
     """
-    share: of replies that a head start should spare a gap.
-    bridged_s: so short a gap is hidden by a player's jitter buffer, and worth nobody's waiting.
-    max_s: nobody waits longer than this for the first sound of an answer that is there.
-    safe_s: with so much audio ahead of playback the beginning is over.
-    n_replies, max_age_s: how much of the past counts.
-    company_range: replies that began with so many others more or fewer tell about this one.
+    share: share of responses that the delay should keep free of gaps.
+    bridged_s: longest gap that a player's jitter buffer hides, and that needs no delay.
+    max_s: longest delay of a first sound that exists.
+    safe_s: with this much audio ahead of playback the beginning is over.
+    n_responses, max_age_s: number and age of the past responses that count.
+    company_range: responses that began with this many others more or fewer count as similar.
     """
 
     share: float = 0.95
     bridged_s: float = 0.08
     max_s: float = 0.3
     safe_s: float = 0.4
-    n_replies: int = 64
+    n_responses: int = 64
     max_age_s: float = 60.0
     company_range: int = 1
 
 
 def lateness_s(arrivals: Sequence[tuple[float, float]]) -> float:
-    """The head start that would have kept a reply free of gaps, VoxServe eq. 2.
+    """Returns the delay that would have kept a response free of gaps, VoxServe eq. 2.
 
     Args:
         arrivals: (time, duration) of its chunks in seconds, in order.
@@ -44,14 +44,14 @@ def lateness_s(arrivals: Sequence[tuple[float, float]]) -> float:
 
 
 def startup_delay_s(
-    known: Sequence[tuple[int, float]], company: int, config: HeadStartConfig
+    known: Sequence[tuple[int, float]], company: int, config: StartupDelayConfig
 ) -> float:
-    """For the next reply, from the replies before it. None known: none is given.
+    """Returns the delay of the next response; 0 if no earlier response is known.
 
     Args:
-        known: (company, lateness in seconds) of each: how many others were being made
-            when it began.
-        company: of the next one.
+        known: (company, lateness in seconds) of earlier responses. Company is the number of other
+            responses in progress when one begins.
+        company: company of the next response.
     """
     if not known:
         return 0.0

@@ -1,4 +1,4 @@
-"""Who is urgent, and in which order the waiting are served.
+"""Urgency classes of streams, and the order in which waiting streams are served.
 
 LiveServe (arXiv 2606.22983) section 4: U0 may fall silent, U1 has not sounded yet, U2 has time.
 """
@@ -6,20 +6,20 @@ LiveServe (arXiv 2606.22983) section 4: U0 may fall silent, U1 has not sounded y
 import numpy as np
 
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.view import U0, U1, U2, StageView
+from sglang_live.policy.view import U0, U1, U2, Bools, Classes, Floats, Ints, StageView
 
 UNKNOWN = -1
 _BEHIND_U1 = U1 + 0.5
 
 
-def classify(view: StageView, safe_s: float) -> tuple[np.ndarray, int]:
+def classify(view: StageView, safe_s: float) -> tuple[Classes, int]:
     """
     Args:
         safe_s: P_safe.
     Returns:
         int8 [n] classes, and how many of them are UNKNOWN.
     """
-    # bool as int8: U1 where nobody has begun to listen, else U2, less two where the buffer is low.
+    # bool as int8: U1 where the consumer has not begun, else U2; minus two where the buffer is low.
     # A comparison with nan is False.
     dry = view.buffered_s <= safe_s
     dry &= view.started
@@ -27,7 +27,7 @@ def classify(view: StageView, safe_s: float) -> tuple[np.ndarray, int]:
     urgency -= dry.view(np.int8) << np.int8(1)
     unmanaged = ~view.managed
     if np.count_nonzero(unmanaged):
-        # Nobody listens to these: they neither fall silent nor wait for a first sound.
+        # Without a listener a stream neither falls silent nor waits for a first sound.
         urgency[unmanaged] = U2
         unmanaged &= view.waiting
         if view.background is not None:
@@ -36,24 +36,24 @@ def classify(view: StageView, safe_s: float) -> tuple[np.ndarray, int]:
     unknown = np.isnan(view.buffered_s)
     if not np.count_nonzero(unknown):
         return urgency, 0
-    # Without a consumer yet there is nothing to know: who waits for the first time is U1.
+    # Before its consumer begins there is no telemetry: a stream in the queue is U1.
     unknown &= view.managed & (view.started | ~view.waiting)
     urgency[unknown] = UNKNOWN
     return urgency, int(np.count_nonzero(unknown))
 
 
-def utility(view: StageView, which: np.ndarray, config: PolicyConfig) -> np.ndarray:
-    """Worth of serving streams of U2 next: KV they will free, less speech they may waste."""
+def utility(view: StageView, which: Ints, config: PolicyConfig) -> Floats:
+    """Returns the utility of streams of U2: KV they will free, minus speech they may waste."""
     exposure = np.maximum(0.0, view.buffered_s[which] - config.p_safe_s) / config.p_safe_s
     return config.beta * view.kv_tokens[which] * view.occupancy - config.alpha * exposure
 
 
-def order(view: StageView, urgency: np.ndarray, config: PolicyConfig) -> np.ndarray:
-    """Waiting streams as Algorithm 1 has them: U0 by buffer, U1 by age, U2 by utility.
+def order(view: StageView, urgency: Classes, config: PolicyConfig) -> Ints:
+    """Returns waiting streams in the order of Algorithm 1: U0 by buffer, U1 by age, U2 by utility.
 
-    Unknown streams stand among U1: by age, as SGLang has it. So do streams of U2 that waited for
-    long; their utility may never be the highest. What nobody listens to stands behind U1, by age,
-    and among it after a while.
+    Unknown streams are ordered among U1, by age as in SGLang. So are streams of U2 that have waited
+    for long, because their utility may never be the highest. Streams without a listener are behind
+    U1, by age, and among it once they have waited for long.
     """
     waiting = view.waiting.nonzero()[0]
     if len(waiting) < 2:
@@ -70,10 +70,8 @@ def order(view: StageView, urgency: np.ndarray, config: PolicyConfig) -> np.ndar
     return waiting[np.lexsort((key, rank))]
 
 
-def in_turn(
-    view: StageView, ordered: np.ndarray, urgency: np.ndarray, config: PolicyConfig
-) -> np.ndarray:
-    """ordered, without what nobody waits for while there is somebody in need."""
+def in_turn(view: StageView, ordered: Ints, urgency: Classes, config: PolicyConfig) -> Ints:
+    """Returns `ordered` without background streams while another stream is in need."""
     if view.background is None or not np.count_nonzero(view.background[ordered]):
         return ordered
     put_off = view.background[ordered] & ~overdue(view, ordered, config.max_wait_s)
@@ -84,5 +82,6 @@ def in_turn(
     return ordered
 
 
-def overdue(view: StageView, waiting: np.ndarray, limit_s: float) -> np.ndarray:
+def overdue(view: StageView, waiting: Ints, limit_s: float) -> Bools:
+    """Returns which of the waiting streams have waited for longer than the limit."""
     return view.now_s - view.since_s[waiting] > limit_s

@@ -17,33 +17,33 @@ def test_a_callers_own_gap_goes_before_that_of_the_workload():
     uses = NextUse(CONFIG)
     for session in ("slow", "new"):
         uses.plays_until(session, 50.0)
-    uses.replies_after("slow", 7.0)
+    uses.set_user_gap("slow", 7.0)
     assert uses.expected("slow") == 59.0
     assert uses.expected("new") == 53.0
-    uses.replies_after("slow", None)
+    uses.set_user_gap("slow", None)
     assert uses.expected("slow") == 53.0
 
 
 def test_the_gap_of_the_workload_is_learned():
     uses = NextUse(CONFIG)
     uses.plays_until("s", 50.0)
-    uses.saw_gap(3.0)
+    uses.observe_gap(3.0)
     assert uses.workload_gap_s == 2.0
     assert uses.expected("s") == 54.0
 
 
 def test_one_who_went_for_coffee_counts_little_and_an_overlap_as_no_gap():
     uses = NextUse(CONFIG)
-    uses.saw_gap(3600.0)
+    uses.observe_gap(3600.0)
     assert uses.workload_gap_s == 5.5
-    uses.saw_gap(-2.0)
+    uses.observe_gap(-2.0)
     assert uses.workload_gap_s == 2.75
 
 
 def test_without_playback_nothing_is_known():
     uses = NextUse(CONFIG)
     assert uses.expected("nobody") is None
-    uses.replies_after("s", 1.0)
+    uses.set_user_gap("s", 1.0)
     assert uses.expected("s") is None
     uses.plays_until("s", 50.0)
     uses.plays_until("s", None)

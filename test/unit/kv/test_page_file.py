@@ -41,7 +41,7 @@ def test_there_are_so_many_places_and_no_more(file):
     places = file.take(N_PLACES)
     assert sorted(places) == list(range(N_PLACES))
     assert file.take(1) is None
-    file.give_back(places[2:4])
+    file.free(places[2:4])
     assert sorted(file.take(2)) == sorted(places[2:4])
 
 
@@ -96,7 +96,7 @@ class Places(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data):
         place = data.draw(st.sampled_from(sorted(self.taken)))
-        self.file.give_back([place])
+        self.file.free([place])
         self.taken.discard(place)
         self.written.pop(place, None)
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.policy.startup_delay import HeadStartConfig, lateness_s, startup_delay_s
+from sglang_live.policy.startup_delay import StartupDelayConfig, lateness_s, startup_delay_s
 
-CONFIG = HeadStartConfig()
+CONFIG = StartupDelayConfig()
 seconds = st.floats(0.0, 2.0)
 
 

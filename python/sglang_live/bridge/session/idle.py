@@ -56,9 +56,9 @@ class IdleSessions:
     def expect(self, hint: NextUseHint) -> None:
         """When its caller will be heard again."""
         self._next_use.plays_until(hint.session, self.now_s + hint.buffered_s)
-        self._next_use.replies_after(hint.session, hint.response_gap_s)
+        self._next_use.set_user_gap(hint.session, hint.response_gap_s)
         if hint.observed_gap_s is not None:
-            self._next_use.saw_gap(hint.observed_gap_s)
+            self._next_use.observe_gap(hint.observed_gap_s)
         self._rank(hint.session, self._index.n_tokens(hint.session))
 
     def answered(self, session_id: str) -> None:

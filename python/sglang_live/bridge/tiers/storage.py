@@ -113,10 +113,10 @@ class StoredTails:
     def reset(self) -> None:
         """SGLang has emptied the host's pool. Nobody may still write to it."""
         for operation in self._stores.drop_all():
-            self._file.give_back(operation.places)
+            self._file.free(operation.places)
         for operation in self._fetches.drop_all():
             if not self._is_tail(operation):
-                self._file.give_back(operation.places)
+                self._file.free(operation.places)
         self._storing.clear()
         self._fetching.clear()
         for session_id in list(self._tails):
@@ -235,7 +235,7 @@ class StoredTails:
         # Its last page may have been written anew, or be on its way to the device.
         is_as_it_was = not copy.gone and copy.end == operation.end and not copy.busy
         if not is_as_it_was or n_pages < len(operation.places):
-            self._file.give_back(operation.places)
+            self._file.free(operation.places)
             return
         tail = self._tails.get(session_id)
         if tail is None:
@@ -257,7 +257,7 @@ class StoredTails:
         self._copies.free_slots(operation.slots[n_slots:])
         if self._is_tail(operation):
             del self._tails[session_id]
-        self._file.give_back(operation.places)
+        self._file.free(operation.places)
 
     def _is_tail(self, operation: _Operation) -> bool:
         tail = self._tails.get(operation.session_id)
@@ -268,7 +268,7 @@ class StoredTails:
     def forget(self, session_id: str) -> None:
         tail = self._tails.pop(session_id, None)
         if tail is not None and not self._is_read(tail):
-            self._file.give_back(tail.places)
+            self._file.free(tail.places)
 
     def _is_read(self, tail: Tail) -> bool:
         """Then its places are given back when the reading has ended."""
@@ -283,7 +283,7 @@ class StoredTails:
             self.forget(session_id)
             return
         n_pages = ceil_align(n_tokens - tail.begin, self._page_size) // self._page_size
-        self._file.give_back(tail.places[n_pages:])
+        self._file.free(tail.places[n_pages:])
         tail.end, tail.places = n_tokens, tail.places[:n_pages]
 
     def cut(self, session_id: str, cut: Compaction) -> None:
@@ -297,7 +297,7 @@ class StoredTails:
         first = (max(cut.begin, tail.begin) - tail.begin) // self._page_size
         behind = max(0, cut.end - tail.begin) // self._page_size
         goes = tail.places[first:behind]
-        self._file.give_back(goes)
+        self._file.free(goes)
         tail.places = tail.places[:first] + tail.places[max(first, behind) :]
         if cut.begin < tail.begin:
             tail.begin = max(cut.begin, tail.begin - cut.n_tokens)
