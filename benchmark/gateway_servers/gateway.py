@@ -56,9 +56,7 @@ class FakeSession:
             await asyncio.sleep(len(pcm) / (2 * OUTPUT_RATE_HZ) / SPEED)
         text = TextPart("word " * n_words)
         reply = HistoryItem(key=turn.turn_id, role="assistant", parts=(text,))
-        yield TurnDone(
-            status="completed", reason=None, reply=reply, usage=Usage(), gone=_gone(turn)
-        )
+        yield TurnDone(status="completed", reason=None, item=reply, usage=Usage(), gone=_gone(turn))
 
     def watch(self, on_note) -> None:
         """Does nothing: there are no stream events without policies."""

@@ -1,8 +1,8 @@
-"""What a turn is asked with and what it answers: the contract between gateway and orchestrator.
+"""Input and events of a turn: the contract between gateway and orchestrator.
 
-The gateway owns the conversation in protocol form and hands over the whole history each turn.
-The orchestrator finds out which prefix of it the thinker's session already holds (by item key)
-and sends only the rest. Everything here is frozen: a turn cannot change under its own feet.
+In: TurnRequest, with the whole history of the conversation. Out: TurnEvents; the last is TurnDone.
+The gateway owns the conversation. The stages identify history items by key, and receive those
+only that they do not have yet. Everything here is frozen.
 """
 
 from collections.abc import Iterable
@@ -40,13 +40,15 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HistoryItem:
-    """One message of the conversation as the model sees it.
+    """One message of the conversation as the model sees it, or one piece of an utterance.
 
-    key changes whenever the content does (an item that was edited gets a new key).
-    token_ids: for replies, exactly what the thinker generated, without the end-of-turn token;
-    when present they stand for the parts, so that no re-tokenisation can drift.
-    opens, closes: whether a message begins, and ends, with this. A message that is still being
-    said is taken in piece by piece, one stretch of its audio each; they join without a seam.
+    key: a new one whenever the content changes.
+    token_ids: of an assistant item, exactly those that the thinker generated, without the
+        end-of-turn token. They replace the parts in the prompt, because tokenising the text again
+        may give other tokens. None: the parts are tokenised.
+    opens: whether a message begins with this item.
+    closes: whether a message ends with this item. An utterance that is prefilled while the user
+        speaks is several items, each with a stretch of its audio.
     """
 
     key: str
@@ -58,15 +60,16 @@ class HistoryItem:
 
     def __post_init__(self) -> None:
         if not (self.opens and self.closes) and [type(p) for p in self.parts] != [AudioPart]:
-            raise ValueError("a piece of a message is one stretch of audio")
+            raise ValueError("a piece of an utterance is one stretch of audio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """Functions that the reply may call.
+    """Functions of the client that the response may call.
 
-    functions: as JSON text, one each, in the form of OpenAI's chat API.
-    must_call: the reply is a call, of the function with this name; "": of any. None: it may be.
+    functions: JSON text of each, in the form of OpenAI's chat API.
+    must_call: name of the function that the response has to call; "": any function. None: the
+        model chooses whether to call one.
     """
 
     functions: tuple[str, ...] = ()
@@ -75,19 +78,20 @@ class Tools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRequest:
-    """Ask for one reply.
+    """Input of one turn.
 
-    max_output_tokens: None means up to the model's limit.
-    temperature: None means the model's own default; 0 is greedy for thinker and talker.
-    stateless: do not touch the session's KV (out-of-band responses).
-    retention: how much of its KV the session keeps; None: all.
-    script: what to say, word for word, to a history of one message in writing; None: what the
-        model thinks of.
-    ahead: the caller still speaks: there is to be no reply yet.
-    speculative: its last message may turn out to have been longer: the next history may lack it.
-    frame_s: the turn is a frame: it waits for the next tick, and is to be over within this.
-    drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
-    cache_salt: turns with another one share none of its KV.
+    max_output_tokens: None: the model's limit.
+    temperature: None: the model's own default; 0: greedy, for thinker and talker.
+    stateless: whether the turn uses no session's KV (out-of-band responses).
+    retention: how much of its KV the session keeps. None: all.
+    script: text to speak word for word; the history then is one message with the same text. None:
+        the model generates the text.
+    prefill_only: whether the user still speaks, so that no response is generated.
+    speculative: whether the user's turn may go on; the next history may lack its last message.
+    frame_s: time until the turn has to be done, in seconds, for a turn that is a frame and starts
+        with the next tick. None: no frame.
+    drops_oldest: whether a history that does not fit loses its oldest items. False: it is an error.
+    cache_salt: turns with another salt share none of its KV.
     """
 
     turn_id: str
@@ -110,15 +114,17 @@ class TurnRequest:
 
     @property
     def is_timely(self) -> bool:
-        """Whether it matters when the reply comes, beyond a reader's patience."""
+        """Whether the response has a deadline, because it is heard or belongs to a frame."""
         return self.wants_audio or self.frame_s is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptContent:
-    """What a prompt is to hold, as far as its length goes.
+    """The parts of a prompt that determine its length.
 
-    functions: see Tools. texts: the words of messages. clips_s: seconds of each recording in them.
+    functions: see Tools.
+    texts: of the messages.
+    clips_s: duration of each recording in the messages, in seconds.
     """
 
     instructions: str = ""
@@ -131,13 +137,14 @@ class PromptContent:
         items: Iterable[HistoryItem], instructions: str = "", functions: tuple[str, ...] = ()
     ) -> "PromptContent":
         # Within a message a token may span two texts.
-        texts, clips_s = [], []
+        texts: list[str] = []
+        clips_s: list[float] = []
         for item in items:
-            for kind, parts in groupby(item.parts, key=type):
-                if kind is TextPart:
-                    texts.append("".join(part.text for part in parts))
-                else:
-                    clips_s += [part.duration_s for part in parts]
+            for _, parts in groupby(item.parts, key=type):
+                run = list(parts)
+                if isinstance(run[0], TextPart):
+                    texts.append("".join(p.text for p in run if isinstance(p, TextPart)))
+                clips_s += [p.duration_s for p in run if isinstance(p, AudioPart)]
         return PromptContent(
             instructions=instructions,
             functions=functions,
@@ -151,7 +158,7 @@ class PromptContent:
 
     @property
     def most_tokens(self) -> int:
-        """An upper bound: a token stands for a byte of text at least."""
+        """An upper bound of the prompt's tokens: each token of text is at least one byte."""
         texts = (self.instructions, *self.functions, *self.texts)
         n_audio = sum(_MOST_AUDIO_TOKENS_PER_S * (clip_s + 1) for clip_s in self.clips_s)
         return sum(len(text.encode()) for text in texts) + int(n_audio)
@@ -159,9 +166,12 @@ class PromptContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSize:
-    """Tokens at least, and at most: header: instructions and functions; items: messages.
+    """Tokens of a prompt, and their limits.
 
-    most_header: that instructions and functions may have; most: these and messages together.
+    header: tokens of instructions and functions, a lower bound.
+    items: tokens of the messages, a lower bound.
+    most_header: limit of the header.
+    most: limit of header and messages together.
     """
 
     header: int
@@ -181,7 +191,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDelta:
-    """n_tokens: tokens of the reply that the text so far stands for, this piece included."""
+    """n_tokens: tokens of the response up to the end of this text."""
 
     text: str
     n_tokens: int = 0
@@ -198,23 +208,25 @@ class AudioDelta:
 class TurnDone:
     """The last event of a turn that did not fail.
 
-    status: interrupted after VoiceSession.interrupt(); the reply is then what was generated.
-    reply: the history item to append, with the token ids the session now holds. An item with a
-    new key and the first of these ids makes the session forget the rest, not the whole reply.
-    n_frames: codec frames the reply's audio has, so far as it was generated.
-    calls: what the model wrote as calls of functions, as it wrote them, behind what it said. No
-        audio, no transcript. Empty for an interrupted turn: what nobody waits for is not called.
-    spoken: the audio is complete: the talker came to its end.
-    gone: keys of history items of which nothing is left in the session; leave them out from now on.
-    trace: seconds since the turn began, by mark name (see telemetry/trace.py).
+    status: "interrupted" after VoiceSession.interrupt(); the item then has what was generated.
+    item: assistant item to append to the history, with the token ids that the session now holds. If
+        the next history has an item with another key and the first of these ids in its place, the
+        session truncates its KV there.
+    n_frames: codec frames of the audio that was generated.
+    function_calls: as the model wrote them, behind the spoken text. They have neither audio nor
+        transcript. Empty for an interrupted turn.
+    spoken: whether the audio is complete, because the talker ended it.
+    gone: keys of history items of which the session holds nothing any more. The next history has to
+        leave them out.
+    trace: seconds since the turn began, by mark name (telemetry/trace.py).
     """
 
     status: Literal["completed", "incomplete", "interrupted"]
     reason: str | None
-    reply: HistoryItem
+    item: HistoryItem
     usage: Usage
     n_frames: int = 0
-    calls: tuple[str, ...] = ()
+    function_calls: tuple[str, ...] = ()
     spoken: bool = True
     gone: tuple[str, ...] = ()
     trace: dict[str, float] = field(default_factory=dict)

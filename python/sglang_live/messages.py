@@ -1,10 +1,10 @@
-"""What travels between the orchestrator and its stages.
+"""Messages between the orchestrator and its stages.
 
-One job is one reply in one stage. The orchestrator opens it (ThinkerRequest, TalkerRequest,
-VocoderRequest), may send more (TalkerInput, VocoderFrames, Progress, Interrupt), and receives
-events until ThinkerDone, TalkerDone, VocoderDone or Failed. RetainNative and MeasurePrompt open
-one, too, because they need an answer: NativeRetained, PromptMeasured.
-Tensors are not in the message: a TensorRef says where they are (see connectors/wire.py).
+A job is one turn's work in one stage. The orchestrator opens it with a ThinkerRequest,
+ScriptRequest, TalkerRequest or VocoderRequest, may send TalkerInput, VocoderFrames, Progress and
+Interrupt, and receives messages until ThinkerDone, TalkerDone, VocoderDone or Failed. RetainNative
+and MeasurePrompt open jobs that end with NativeRetained and PromptMeasured.
+Tensors travel beside a message: a TensorRef says where (stages/transport/wire.py).
 """
 
 from typing import get_args
@@ -13,13 +13,17 @@ import msgspec
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """job_id: "" for messages that concern the whole stage."""
+    """job_id: "" in messages about a session or the whole stage."""
 
     job_id: str
 
 
 class TensorRef(msgspec.Struct, frozen=True):
-    """frame: index of the raw frame that follows; shm: name of a file in shared memory."""
+    """
+    dtype: as numpy writes it, little-endian.
+    frame: index among the raw frames behind the message. -1: the tensor is in shared memory.
+    shm: name of a file in shared memory. "": the tensor is in a frame.
+    """
 
     dtype: str
     shape: list[int]
@@ -29,16 +33,20 @@ class TensorRef(msgspec.Struct, frozen=True):
 
 # --- any stage ---
 
-# A gauge in Ready.load of thinkers: tokens that one prompt may have.
+# A gauge in a thinker's Ready.load: the most tokens of one prompt.
 PROMPT_TOKENS_MOST = "prompt_tokens_most"
 
 
 class Ping(Message, frozen=True, tag=True):
-    """Answered by Ready."""
+    """The stage answers with Ready."""
 
 
 class Ready(Message, frozen=True, tag=True):
-    """stage: its name; startup_s: process start to ready; load: gauges for /metrics."""
+    """
+    stage: its name.
+    startup_s: from the start of the process until it was ready.
+    load: gauges for /metrics, by name.
+    """
 
     stage: str
     pid: int
@@ -51,23 +59,24 @@ class Cancel(Message, frozen=True, tag=True):
 
 
 class Failed(Message, frozen=True, tag=True):
-    """The job ended without a result; `code` names an error of errors.py or a reason."""
+    """The job ended without a result. code: of the error (errors.py)."""
 
     code: str
     message: str
 
 
 class Credit(Message, frozen=True, tag=True):
-    """The receiver took n messages of this job; the sender may send as many more."""
+    """The receiver has processed n messages of this job; the sender may send n more."""
 
     n: int
 
 
 class Progress(Message, frozen=True, tag=True):
-    """The consumer of this job's reply has taken consumed_s of its speech.
+    """How far the job's consumer is: the client for speech, the talker for text.
 
-    flowing: it goes on by itself, one second per second. interrupts: how often this caller
-    interrupts, 0 to 1.
+    consumed_s: seconds of the response's speech that it has consumed.
+    advancing: whether it goes on by itself, by one second per second.
+    interrupts: the share of responses that this user interrupts, 0 to 1.
     """
 
     consumed_s: float
@@ -76,24 +85,34 @@ class Progress(Message, frozen=True, tag=True):
 
 
 class Interrupt(Message, frozen=True, tag=True):
-    """Nobody wants more of this reply: finish it where it is, and keep its KV."""
+    """Finish the job's response where it is, and keep its KV. Of a turn prefill: a turn waits for
+    its end."""
 
 
 class StreamEvent(Message, frozen=True, tag=True):
-    """What the stage's policies did with this job's reply; see bridge StreamEvents."""
+    """What the stage's policies did with this job's request.
+
+    what: see StreamEvents in engine_channel/messages.py.
+    buffered_s: seconds of speech that the stage was ahead of its consumer.
+    """
 
     what: str
     buffered_s: float
 
 
 class UserSpeaking(Message, frozen=True, tag=True):
-    """The caller of session_id has begun to speak; job_id is ""."""
+    """The user of the session has begun to speak."""
 
     session_id: str
 
 
 class NextUseHint(Message, frozen=True, tag=True):
-    """When the caller of session_id will speak again; job_id is "". See bridge Outlook."""
+    """When the user of the session will speak again, as far as known.
+
+    buffered_s: seconds until the user has heard all that was sent so far.
+    response_gap_s: from the end of playback to this user's next word, on average. None: not known.
+    observed_gap_s: such a gap that has just been observed. None: no new one.
+    """
 
     session_id: str
     buffered_s: float
@@ -101,7 +120,7 @@ class NextUseHint(Message, frozen=True, tag=True):
     observed_gap_s: float | None = None
 
 
-# What may help a stage to plan, about a session and beside its jobs.
+# About a session and outside of jobs: a stage may plan with it.
 SessionHint = UserSpeaking | NextUseHint
 
 
@@ -113,12 +132,14 @@ class WireText(msgspec.Struct, frozen=True, tag="text"):
 
 
 class WireAudio(msgspec.Struct, frozen=True, tag="audio"):
-    """int16 mono at 16 kHz."""
+    """pcm: int16 mono at 16 kHz."""
 
     pcm: TensorRef
 
 
 class WireItem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A HistoryItem of core.py."""
+
     key: str
     role: str
     parts: list[WireText | WireAudio]
@@ -128,25 +149,31 @@ class WireItem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ThinkerRequest(Message, frozen=True, tag=True):
-    """Reply to the history named by `keys`; `items` holds those the stage may not have yet.
+    """Generate a response to a history.
 
-    session_id: "" for a job that leaves no trace. max_tokens: 0 prefills without a reply.
-    window_tokens: of the session's KV, kept behind its sink; None: all of it (kv/retention.py).
-    sink_tokens: None: the instructions and the markup around them.
-    functions, must_call: see orchestrator Tools.
-    ahead: the caller still speaks: take in what has been said, without a reply, when nobody else is
-        in need; Interrupt: somebody waits for it now.
-    speculative: the next history may lack what is new in this one.
-    timely: somebody hears every delay; what is only read waits behind those.
+    session_id: "" for a stateless job.
+    keys: of all items of the history, in order.
+    items: those that the stage may not have yet.
+    item_key: key of the assistant item that the response becomes.
+    max_tokens: of the response; 0: prefill only. None: the stage's limit.
+    temperature: None: the model's own default.
+    window_tokens: of the session's KV, kept behind its sink (kv/retention.py). None: all of it.
+    sink_tokens: kept at the beginning. None: the instructions and the markup around them.
+    slack_tokens: one compaction drops at least this many.
+    functions, must_call: see Tools in core.py.
+    prefill_only: the user still speaks: prefill the utterance so far, behind other requests. After
+        an Interrupt it goes before them, because a turn waits for its end.
+    speculative: the next history may lack the items that are new in this one.
+    timely: the response is heard, and goes before those that are only read.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
-    cache_salt: turns with another one share none of its KV.
+    cache_salt: turns with another salt share none of its KV.
     """
 
     session_id: str
     instructions: str
     keys: list[str]
     items: list[WireItem]
-    reply_key: str
+    item_key: str
     max_tokens: int | None
     temperature: float | None
     timeout_s: float
@@ -163,9 +190,12 @@ class ThinkerRequest(Message, frozen=True, tag=True):
 
 
 class ScriptRequest(Message, frozen=True, tag=True):
-    """Reply with this text, word for word, to the message `key`, which has the same words.
+    """Respond with this text, word for word.
 
-    As with Think a UserSegment, TextTokens and ThinkerDone follow; nothing is computed.
+    As to a ThinkerRequest, the stage sends UserSegment, TextTokens and ThinkerDone, but its engine
+    computes nothing.
+
+    key: of the user message in the history, which has the same text.
     """
 
     text: str
@@ -174,9 +204,11 @@ class ScriptRequest(Message, frozen=True, tag=True):
 
 
 class UserSegment(Message, frozen=True, tag=True):
-    """One user message as the talker needs it: ids with expanded placeholders, audio states.
+    """One user message as the talker needs it.
 
-    states: float32 [n_placeholders, thinker_hidden].
+    token_ids: with one placeholder per audio token.
+    states: the thinker's hidden states at the placeholders, float32 [n_placeholders,
+        thinker_hidden]. None: the message has no audio.
     """
 
     key: str
@@ -185,25 +217,31 @@ class UserSegment(Message, frozen=True, tag=True):
 
 
 class TextTokens(Message, frozen=True, tag=True):
-    """ids: new reply tokens that are to be spoken; text: what they add to the transcript."""
+    """ids: new tokens of the response, to be spoken. text: what they add to the transcript."""
 
     ids: list[int]
     text: str
 
 
 class PrefillStarted(Message, frozen=True, tag=True):
-    """No reply yet, but the engine prefills: this turn's prompt, or those before it."""
+    """There is no response yet, but the engine prefills this turn's prompt, or others before it."""
 
 
 class FunctionCallProgress(Message, frozen=True, tag=True):
-    """The reply grows by what is not spoken."""
+    """The response grows by tokens of a function call, which are not spoken."""
 
 
 class ThinkerDone(Message, frozen=True, tag=True):
-    """finish: "stop", "length" or "interrupted". ids: the whole reply, calls included.
-
-    text: what was to be spoken. calls: what the model wrote as calls of functions.
-    gone: keys of items of which nothing is left in the session's window.
+    """
+    finish: "stop", "length" or "interrupted".
+    ids: tokens of the whole response, function calls included.
+    text: what is to be spoken of it.
+    n_prompt: tokens of the prompt.
+    n_audio: those of them that stand for new audio.
+    n_cached: those of them whose KV was not computed anew.
+    rebuilt: whether the session's KV was computed anew.
+    gone: keys of items of which the session holds nothing any more.
+    function_calls: as the model wrote them.
     """
 
     finish: str
@@ -214,11 +252,12 @@ class ThinkerDone(Message, frozen=True, tag=True):
     n_cached: int
     rebuilt: bool
     gone: list[str] = []
-    calls: list[str] = []
+    function_calls: list[str] = []
 
 
 class RetainNative(Message, frozen=True, tag=True):
-    """Bound a session of SGLang's own API, whatever it holds; see bridge RetainSession."""
+    """Bound the KV of a session of SGLang's own API (RetainSession in
+    engine_channel/messages.py)."""
 
     session_id: str
     sink_tokens: int
@@ -228,14 +267,15 @@ class RetainNative(Message, frozen=True, tag=True):
 
 
 class NativeRetained(Message, frozen=True, tag=True):
-    """The engine keeps to the bound from now on."""
+    """The bound holds from now on."""
 
 
 class MeasurePrompt(Message, frozen=True, tag=True):
-    """How many tokens a prompt would need at least; answered by PromptMeasured.
+    """Count how many tokens a prompt needs at least. The engine computes nothing.
 
-    Nothing is computed. instructions, functions: see ThinkerRequest.
-    texts: words of its messages. clips_s: how long each of their recordings is.
+    instructions, functions: see ThinkerRequest.
+    texts: of the messages.
+    clips_s: duration of each recording in the messages, in seconds.
     """
 
     instructions: str
@@ -246,9 +286,11 @@ class MeasurePrompt(Message, frozen=True, tag=True):
 
 
 class PromptMeasured(Message, frozen=True, tag=True):
-    """header_tokens: of instructions and functions; item_tokens: of the messages.
-
-    most_header_tokens, most_tokens: that a prompt may have of the former, and of both.
+    """
+    header_tokens: of instructions and functions.
+    item_tokens: of the messages.
+    most_header_tokens: limit of the header.
+    most_tokens: limit of header and messages together.
     """
 
     header_tokens: int
@@ -258,6 +300,8 @@ class PromptMeasured(Message, frozen=True, tag=True):
 
 
 class CloseSession(Message, frozen=True, tag=True):
+    """Free all that the stage holds of the session."""
+
     session_id: str
 
 
@@ -265,16 +309,22 @@ class CloseSession(Message, frozen=True, tag=True):
 
 
 class WireSegment(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A UserSegment, as the talker receives it."""
+
     key: str
     token_ids: list[int]
     states: TensorRef | None = None
 
 
 class TalkerRequest(Message, frozen=True, tag=True):
-    """Start speaking: user segments of the whole call, then the reply's first token.
+    """Speak a response.
 
-    segments holds those of `segment_keys` that the stage may not have yet.
-    window_frames: of a long reply's KV, kept behind its prompt; None: all of it.
+    segment_keys: of all user messages of the history, in order.
+    segments: those that the stage may not have yet.
+    first_id: the response's first token.
+    temperature: None: the stage's default; 0: greedy.
+    window_frames: of a long response's KV, kept behind its prompt. None: all of it.
+    slack_frames: one compaction drops at least this many.
     """
 
     session_id: str
@@ -290,18 +340,25 @@ class TalkerRequest(Message, frozen=True, tag=True):
 
 
 class TalkerInput(Message, frozen=True, tag=True):
+    """ids: the next tokens of the response. done: no more will come."""
+
     ids: list[int]
     done: bool = False
 
 
 class CodecFrames(Message, frozen=True, tag=True):
-    """codes: int16 little-endian [n_frames, num_code_groups], in order without gaps."""
+    """codes: int16 little-endian [n_frames, num_code_groups], in order and without gaps."""
 
     codes: bytes
     n_frames: int = 1
 
 
 class TalkerDone(Message, frozen=True, tag=True):
+    """
+    finish: "stop", or "length" if the talker missed its end.
+    n_frames: of the whole response.
+    """
+
     finish: str
     n_frames: int
 
@@ -314,6 +371,8 @@ class VocoderRequest(Message, frozen=True, tag=True):
 
 
 class VocoderFrames(Message, frozen=True, tag=True):
+    """codes: see CodecFrames."""
+
     codes: bytes
 
 
@@ -322,7 +381,7 @@ class VocoderEnd(Message, frozen=True, tag=True):
 
 
 class Pcm(Message, frozen=True, tag=True):
-    """int16 little-endian mono at 24 kHz."""
+    """pcm: int16 little-endian mono at 24 kHz."""
 
     pcm: bytes
 
@@ -365,8 +424,8 @@ AnyMessage = (
     | VocoderDone
 )
 
-# Messages that open a job: those that say how long it may take.
+# Messages that open a job: those with a time limit for it.
 OPENERS = tuple(kind for kind in get_args(AnyMessage) if "timeout_s" in kind.__struct_fields__)
 
-# Messages that count against a job's window; the rest must always get through.
+# Messages that count against a job's window. Others are never delayed by a full window.
 STREAMED = (TextTokens, CodecFrames, Pcm, TalkerInput, VocoderFrames)

@@ -83,7 +83,7 @@ def played(request, plays) -> dict[str, Played]:
 
 
 async def play(name: str, server: Server, directory: Path) -> dict[str, Played]:
-    real, scripted = f"127.0.0.1:{server.port}", [[done(calls=(CALL,))], spoken(RAIN, 400)]
+    real, scripted = f"127.0.0.1:{server.port}", [[done(function_calls=(CALL,))], spoken(RAIN, 400)]
     async with AsyncExitStack() as open_:
         gateway = app_of(FakeOrchestrator(scripted, model_name="demo"))
         fake = await open_.enter_async_context(listening(gateway))

@@ -71,7 +71,7 @@ class Thought:
         self._known, self._segments = known, segments
         self._ended = False
         self.on_note: OnNote = _nobody_notes
-        self.reply_key = f"reply-{turn.turn_id}"
+        self.item_key = f"reply-{turn.turn_id}"
         self.done: ThinkerDone | None = None
 
     async def tokens(self) -> AsyncIterator[TextTokens]:
@@ -110,7 +110,7 @@ class Thought:
                 case ThinkerDone():
                     self.done = message
                     if not self._turn.prefill_only:
-                        self._known.add(self.reply_key)
+                        self._known.add(self.item_key)
 
     async def _recite(self) -> None:
         [read] = self._turn.history
@@ -127,7 +127,7 @@ class Thought:
                 instructions=turn.instructions,
                 keys=[item.key for item in turn.history],
                 items=[_wire_item(item, tensors) for item in new],
-                reply_key=self.reply_key,
+                item_key=self.item_key,
                 max_tokens=turn.max_output_tokens,
                 temperature=turn.temperature,
                 timeout_s=JOB_TIMEOUT_S,

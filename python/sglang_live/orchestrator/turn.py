@@ -73,7 +73,7 @@ async def run_turn(
         done = _turn_done(turn, thought, speech, trace)
         if steering.interrupted:
             # What nobody waits for any more is not called either.
-            done = replace(done, status="interrupted", reason=None, calls=())
+            done = replace(done, status="interrupted", reason=None, function_calls=())
         yield done
 
 
@@ -84,8 +84,8 @@ def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnT
     return TurnDone(
         status="incomplete" if hit_limit else "completed",
         reason="max_output_tokens" if hit_limit else None,
-        reply=HistoryItem(
-            key=thought.reply_key,
+        item=HistoryItem(
+            key=thought.item_key,
             role="assistant",
             parts=(TextPart(done.text),),
             token_ids=tuple(done.ids),
@@ -98,7 +98,7 @@ def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnT
             output_audio_tokens=speech.n_frames,
         ),
         n_frames=speech.n_frames,
-        calls=tuple(done.calls),
+        function_calls=tuple(done.function_calls),
         spoken=speech.ended or not turn.wants_audio,
         gone=tuple(done.gone),
         trace=dict(trace.marks),

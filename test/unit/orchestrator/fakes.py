@@ -141,7 +141,7 @@ class FakeThinker(FakeStage):
                 await self._report(job, item.key, len(clips[item.key]))
         said, finish = await (self._ahead(job) if request.prefill_only else self._reply(job))
         if request.session_id and not request.prefill_only:
-            self.items[request.session_id][request.reply_key] = "reply"
+            self.items[request.session_id][request.item_key] = "reply"
         await job.send(
             ThinkerDone(
                 job.job_id,

@@ -63,8 +63,8 @@ async def test_an_interrupted_reply_is_what_was_generated_and_heard_frames_are_c
     assert session.interrupt()
     done = await caller.task
     assert (done.status, done.reason) == ("interrupted", None)
-    assert (done.reply.key, done.reply.token_ids) == ("reply-t1", (5, 6))
-    assert done.reply.parts[0].text == " 5 6"
+    assert (done.item.key, done.item.token_ids) == ("reply-t1", (5, 6))
+    assert done.item.parts[0].text == " 5 6"
     assert (done.n_frames, done.spoken) == (2, False)
     assert done.usage.output_audio_tokens == 2
 
@@ -108,7 +108,7 @@ async def test_it_does_not_wait_for_a_stage_that_is_stuck(world, session, stage)
     await until(lambda: caller.n(TranscriptDelta) == 3 and getattr(world, stage).openers)
     session.interrupt()
     done = await caller.task
-    assert (done.status, done.reply.token_ids) == ("interrupted", (5, 6, 7))
+    assert (done.status, done.item.token_ids) == ("interrupted", (5, 6, 7))
     await world.settled()
     assert world.n_jobs() == 0
 
@@ -120,7 +120,7 @@ async def test_a_reply_that_was_written_already_is_kept_whole(world, session):
     await until(lambda: "reply-t1" in world.thinker.items["caller"])
     session.interrupt()
     done = await caller.task
-    assert (done.reply.token_ids, done.n_frames, done.spoken) == ((5, 6, 7), 1, False)
+    assert (done.item.token_ids, done.n_frames, done.spoken) == ((5, 6, 7), 1, False)
     assert world.thinker.n_ended <= 1
 
 
@@ -140,7 +140,7 @@ async def test_before_the_first_word_the_reply_is_empty(world, session):
     await until(lambda: world.thinker.openers)
     assert session.interrupt()
     done = await caller.task
-    assert (done.status, done.reply.token_ids) == ("interrupted", ())
+    assert (done.status, done.item.token_ids) == ("interrupted", ())
     assert (done.n_frames, done.spoken) == (0, False)
     assert world.talker.openers == [] and world.vocoder.openers == []
 
@@ -192,7 +192,7 @@ async def test_a_text_turn_is_interrupted_too(world, session):
     caller = Listener(session.respond(ask("t1", user("u1", "hi"), wants_audio=False)))
     await until(lambda: caller.n(TranscriptDelta) == 2)
     assert session.interrupt()
-    assert (await caller.task).reply.token_ids == (5, 6)
+    assert (await caller.task).item.token_ids == (5, 6)
 
 
 async def test_there_must_be_a_turn_of_the_conversation(world, session):

@@ -52,9 +52,9 @@ async def test_done_carries_the_reply_as_generated_and_what_it_cost(session):
     events = await answer(session, ask("t1", user("u1", "hear this:", 800)))
     done = events[-1]
     assert (done.status, done.reason) == ("completed", None)
-    assert (done.reply.key, done.reply.role) == ("reply-t1", "assistant")
-    assert done.reply.token_ids == (5, 6, 7)
-    assert done.reply.parts[0].text == " 5 6 7"
+    assert (done.item.key, done.item.role) == ("reply-t1", "assistant")
+    assert done.item.token_ids == (5, 6, 7)
+    assert done.item.parts[0].text == " 5 6 7"
     usage = done.usage
     assert (usage.input_text_tokens, usage.input_audio_tokens) == (20 - N_STATES, N_STATES)
     assert (usage.output_text_tokens, usage.output_audio_tokens) == (3, 3)
@@ -117,7 +117,7 @@ async def test_a_talker_that_stops_early_does_not_hold_up_the_text(world_of):
     world.talker.serve = say_nothing
     session = await world.orchestrator.open_session("caller")
     events = await answer(session, ask("t1", user("u1", "hi")))
-    assert len(events[-1].reply.token_ids) == 4 * WINDOW - 1
+    assert len(events[-1].item.token_ids) == 4 * WINDOW - 1
     assert sound(events) == []
     # Its listener is told that there is more text than sound.
     assert (events[-1].status, events[-1].reason) == ("incomplete", "max_output_tokens")
@@ -159,7 +159,7 @@ async def test_sound_and_states_arrive_in_the_stages_as_they_were(world, session
 async def test_every_item_is_sent_once(world, session):
     first = user("u1", "hi", 300)
     done = (await answer(session, ask("t1", first)))[-1]
-    await answer(session, ask("t2", first, done.reply, user("u2", "and?")))
+    await answer(session, ask("t2", first, done.item, user("u2", "and?")))
     thinks, speaks = world.thinker.openers, world.talker.openers
     assert [[item.key for item in think.items] for think in thinks] == [["u1"], ["u2"]]
     assert thinks[1].keys == ["u1", "reply-t1", "u2"]
@@ -180,7 +180,7 @@ async def test_after_a_restart_a_stage_is_told_everything_again(world, session, 
     first = user("u1", "hi", 300)
     done = (await answer(session, ask("t1", first)))[-1]
     await world.process(getattr(world, stage)).restart()
-    events = await answer(session, ask("t2", first, done.reply, user("u2", "and?")))
+    events = await answer(session, ask("t2", first, done.item, user("u2", "and?")))
     assert sound(events) == [5, 6, 7]
     think, speak = world.thinker.openers[-1], world.talker.openers[-1]
     assert len(think.items) == (3 if stage == "thinker" else 1)
@@ -191,7 +191,7 @@ async def test_a_stage_that_forgot_the_session_is_asked_again_with_all_items(wor
     first = user("u1", "hi", 300)
     done = (await answer(session, ask("t1", first)))[-1]
     world.thinker.items.clear()
-    events = await answer(session, ask("t2", first, done.reply, user("u2", "and?")))
+    events = await answer(session, ask("t2", first, done.item, user("u2", "and?")))
     assert sound(events) == [5, 6, 7]
     asked = [[item.key for item in think.items] for think in world.thinker.openers]
     assert asked == [["u1"], ["u2"], ["u1", "reply-t1", "u2"]]
@@ -250,7 +250,7 @@ async def test_a_stateless_turn_leaves_no_trace(world, session):
     assert world.talker.openers[-1].session_id == ""
     assert [item.key for item in world.thinker.openers[-1].items] == ["u1", "x"]
     assert [dict(stage.items) for stage in world.stages] == kept
-    await answer(session, ask("t2", first, done.reply, user("u2", "and?")))
+    await answer(session, ask("t2", first, done.item, user("u2", "and?")))
     assert [item.key for item in world.thinker.openers[-1].items] == ["u2"]
 
 

@@ -209,7 +209,7 @@ class ChatRoute:
     def _calls(self, answer: "_Answer") -> list[dict[str, Any]]:
         """Raises MalformedCallError: the answer is a call that is none, and nothing else."""
         calls, tools, fault = [], answer.form.functions_of(), None
-        for text in answer.done.calls:
+        for text in answer.done.function_calls:
             try:
                 call = read_function_call(text, tools)
             except MalformedCallError as error:

@@ -69,7 +69,7 @@ class ThinkerSession:
         *,
         instructions: str,
         history: list[HistoryItem],
-        reply_key: str,
+        item_key: str,
         sampling: dict[str, Any],
         end_ids: tuple[int, ...],
         state: TurnState,
@@ -121,7 +121,7 @@ class ThinkerSession:
             new, self._ends_of(new, start), begun_at=start.n_tokens, speculative=speculative
         )
         if response_ids is not None:
-            self._hold_response(reply_key, response_ids, end_ids)
+            self._hold_response(item_key, response_ids, end_ids)
 
     def interrupt(self, state: TurnState) -> None:
         """End the running turn's reply where it is. Another turn, or the user, waits for that."""

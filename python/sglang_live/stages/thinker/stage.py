@@ -115,7 +115,7 @@ class ThinkerStage:
         turn = session.think(
             instructions="",
             history=[heard],
-            reply_key="warm-up reply",
+            item_key="warm-up reply",
             sampling={"max_new_tokens": 4},
             end_ids=self.model.end_of_turn_ids,
             state=TurnState(),
@@ -241,8 +241,8 @@ class ThinkerStage:
             self._counts["sessions_truncated"] += state.truncated
             self._counts["truncations_refused"] += state.refused
         if not request.prefill_only:
-            self._items[session_id][request.reply_key] = HistoryItem(
-                key=request.reply_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
+            self._items[session_id][request.item_key] = HistoryItem(
+                key=request.item_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
             )
         # Not while the caller speaks, or may: what was taken in counts on what is before it.
         keeps = request.prefill_only or request.speculative
@@ -258,7 +258,7 @@ class ThinkerStage:
                 n_cached=state.n_cached,
                 rebuilt=state.rebuilt,
                 gone=[*state.dropped, *gone],
-                calls=reply.parts.calls(),
+                function_calls=reply.parts.calls(),
             )
         )
 
@@ -293,7 +293,7 @@ class ThinkerStage:
         turn = session.think(
             instructions=self.prompt.with_functions(request.instructions, request.functions),
             history=history,
-            reply_key=request.reply_key,
+            item_key=request.item_key,
             sampling=self._sampling(request),
             end_ids=self.model.end_of_turn_ids,
             state=state,

@@ -204,7 +204,10 @@ async def test_more_text_than_is_worth_a_look_is_not_measured():
 
 
 async def test_a_call_is_checked_and_not_spoken():
-    script = [TranscriptDelta("One moment."), done("One moment.", calls=(CALL, '{"name": "x"}'))]
+    script = [
+        TranscriptDelta("One moment."),
+        done("One moment.", function_calls=(CALL, '{"name": "x"}')),
+    ]
     orchestrator = FakeOrchestrator([script, script])
     body = (await ask(orchestrator, tools=[WEATHER], tool_choice="auto")).json()
     [choice] = body["choices"]
@@ -324,7 +327,7 @@ async def test_all_messages_together_may_hold_so_much_audio():
 
 
 async def test_an_answer_that_is_only_a_malformed_call_fails():
-    end = done("", calls=("{",))
+    end = done("", function_calls=("{",))
     answer = await ask(FakeOrchestrator([[end]]), tools=[WEATHER])
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "malformed_tool_call"
@@ -356,7 +359,7 @@ async def test_a_line_break_in_a_functions_name_writes_no_line_of_its_own(caplog
     refused = await ask(FakeOrchestrator(), tools=[tool])
     assert refused.json()["error"]["param"] == "tools[0].function.name"
     # The model is not bound by what a name may be.
-    end = done("", calls=(json.dumps({"name": name, "arguments": {"city": 5}}),))
+    end = done("", function_calls=(json.dumps({"name": name, "arguments": {"city": 5}}),))
     await ask(FakeOrchestrator([[end]]), tools=[WEATHER])
     lines = [record.getMessage() for record in caplog.records]
     [told] = [line for line in lines if line.startswith("tool_call_malformed")]

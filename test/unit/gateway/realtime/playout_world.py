@@ -18,7 +18,7 @@ SILENCE_1S = bytes(48_000)
 
 def interrupted_end(words: str = WORDS, **fields):
     fields = {"n_frames": 20, "spoken": False, **fields}
-    return done(status="interrupted", reply=reply_of(words), **fields)
+    return done(status="interrupted", item=reply_of(words), **fields)
 
 
 class World:

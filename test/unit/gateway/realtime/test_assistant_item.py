@@ -26,7 +26,7 @@ def reply(n_frames=40, *, words=WORDS, n_sent=None, marked=True) -> AssistantIte
 
 def completed(n_frames=40, **fields) -> AssistantItem:
     item = reply(n_frames, **fields)
-    item.learn(done(reply=reply_of(WORDS), n_frames=n_frames))
+    item.learn(done(item=reply_of(WORDS), n_frames=n_frames))
     item.close("completed")
     return item
 
@@ -43,7 +43,7 @@ def interrupted(heard_ms, *, n_frames=20, end=None, **fields) -> AssistantItem:
 
 def end_of(words=WORDS, **fields):
     fields = {"n_frames": 25, "spoken": False, **fields}
-    return done(status="interrupted", reply=reply_of(words), **fields)
+    return done(status="interrupted", item=reply_of(words), **fields)
 
 
 def test_a_complete_reply_is_what_the_session_holds():
@@ -160,7 +160,7 @@ def test_text_ends_with_the_last_whole_character_of_the_tokens():
     item.add_text("é", 3)  # two tokens
     item.made_bytes = 10 * FRAME_BYTES
     item.audio_sent(bytes(10 * FRAME_BYTES))
-    item.learn(done(reply=reply_of("x y z"), n_frames=10))
+    item.learn(done(item=reply_of("x y z"), n_frames=10))
     item.close("completed")
     item.truncate(560)
     assert item.history().token_ids == (1, 2)
@@ -170,7 +170,7 @@ def test_text_ends_with_the_last_whole_character_of_the_tokens():
 def test_tokens_without_text_are_still_kept():
     item = reply(10, words="one")
     item._marks = [(3, 3)]
-    item.learn(done(reply=reply_of("x y z"), n_frames=10))
+    item.learn(done(item=reply_of("x y z"), n_frames=10))
     item.close("completed")
     item.truncate(300)
     assert (item.history().parts, item.history().token_ids) == ((), (1,))

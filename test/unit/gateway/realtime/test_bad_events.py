@@ -195,7 +195,7 @@ def test_whatever_parameters_are_a_call_is_made_or_fails(parameters, argument):
     call = json.dumps({"name": "f", "arguments": {"x": argument}})
 
     async def talk():
-        orchestrator = FakeOrchestrator([[done("", calls=(call,))]])
+        orchestrator = FakeOrchestrator([[done("", function_calls=(call,))]])
         async with connected(orchestrator) as client:
             client.update(tools=[{"type": "function", "name": "f", "parameters": parameters}])
             if (await client.next())["type"] == "error":

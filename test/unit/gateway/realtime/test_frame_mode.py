@@ -16,7 +16,7 @@ FRAME = tone(160)
 
 def wrote(text: str, gone: tuple[str, ...] = ()):
     reply = replace(reply_of(text), key=f"reply:{text}")
-    return [TranscriptDelta(text, 1), done(reply=reply, gone=gone)]
+    return [TranscriptDelta(text, 1), done(item=reply, gone=gone)]
 
 
 def asked(orchestrator) -> list[list[str]]:

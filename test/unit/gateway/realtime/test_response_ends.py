@@ -157,7 +157,7 @@ async def test_a_reply_cut_by_the_token_limit_is_incomplete():
 
 async def test_a_reply_without_sound_or_text_still_enters_the_history():
     reply = HistoryItem(key="silent", role="assistant", parts=(), token_ids=(9,))
-    orchestrator = FakeOrchestrator([[done(reply=reply)]])
+    orchestrator = FakeOrchestrator([[done(item=reply)]])
     async with connected(orchestrator) as client:
         client.send("response.create")
         await client.until("response.done")

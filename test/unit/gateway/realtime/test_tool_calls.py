@@ -162,7 +162,7 @@ def reply_with(text: str) -> HistoryItem:
 
 
 async def test_a_call_is_an_item_of_its_own_and_its_output_continues_the_conversation():
-    called = [done(reply=reply_with(""), calls=(CALL,))]
+    called = [done(item=reply_with(""), function_calls=(CALL,))]
     orchestrator = FakeOrchestrator([called, spoken("It rains.")])
     async with connected(orchestrator) as client:
         client.update(tools=[WEATHER])
@@ -202,7 +202,7 @@ async def test_a_call_is_an_item_of_its_own_and_its_output_continues_the_convers
 
 async def test_words_before_a_call_are_a_message_before_it():
     words = TranscriptDelta("One moment.", 2)
-    steps = [words, done(reply=reply_with("One moment."), calls=(CALL, CALL))]
+    steps = [words, done(item=reply_with("One moment."), function_calls=(CALL, CALL))]
     orchestrator = FakeOrchestrator([steps])
     async with connected(orchestrator) as client:
         client.update(output_modalities=["text"], tools=[WEATHER])
@@ -224,7 +224,7 @@ async def test_a_call_outlives_the_words_before_it():
     """Its caller cut them off, and the model must know what it called."""
     orchestrator = FakeOrchestrator(
         [[TranscriptDelta("One moment.", 2), AudioDelta(tone(400)),
-          done(reply=reply_with("One moment."), calls=(CALL,), n_frames=5)]]
+          done(item=reply_with("One moment."), function_calls=(CALL,), n_frames=5)]]
     )  # fmt: skip
     async with connected(orchestrator) as client:
         client.update(tools=[WEATHER])
@@ -239,7 +239,10 @@ async def test_a_call_outlives_the_words_before_it():
 
 
 async def test_a_call_outlives_words_that_are_deleted():
-    steps = [TranscriptDelta("One moment.", 2), done(reply=reply_with("One."), calls=(CALL, CALL))]
+    steps = [
+        TranscriptDelta("One moment.", 2),
+        done(item=reply_with("One."), function_calls=(CALL, CALL)),
+    ]
     orchestrator = FakeOrchestrator([steps])
     async with connected(orchestrator) as client:
         client.update(output_modalities=["text"], tools=[WEATHER])
@@ -254,7 +257,10 @@ async def test_a_call_outlives_words_that_are_deleted():
 
 
 async def test_calls_leave_the_window_with_the_words_that_carried_them():
-    words = [TranscriptDelta("One moment.", 2), done(reply=reply_with("One."), calls=(CALL,))]
+    words = [
+        TranscriptDelta("One moment.", 2),
+        done(item=reply_with("One."), function_calls=(CALL,)),
+    ]
     orchestrator = FakeOrchestrator([words, [done("Well.", gone=("reply",))]])
     async with connected(orchestrator) as client:
         client.update(output_modalities=["text"], tools=[WEATHER])
@@ -271,7 +277,7 @@ async def test_calls_leave_the_window_with_the_words_that_carried_them():
 
 
 async def test_a_malformed_call_is_an_error_and_not_silence():
-    orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=("{",))]])
+    orchestrator = FakeOrchestrator([[done(item=reply_with(""), function_calls=("{",))]])
     shared = services(orchestrator)
     async with connected(orchestrator, shared) as client:
         client.update(tools=[WEATHER])
@@ -286,7 +292,7 @@ async def test_a_malformed_call_is_an_error_and_not_silence():
 
 
 async def test_words_are_answer_enough_beside_a_malformed_call():
-    steps = [TranscriptDelta("Hello.", 2), done(reply=reply_with("Hello."), calls=("{",))]
+    steps = [TranscriptDelta("Hello.", 2), done(item=reply_with("Hello."), function_calls=("{",))]
     async with connected(FakeOrchestrator([steps])) as client:
         client.update(output_modalities=["text"], tools=[WEATHER])
         client.send("response.create")
@@ -419,7 +425,7 @@ async def test_a_call_that_has_left_the_conversation_can_still_be_answered():
 
 
 async def test_a_call_of_a_response_outside_the_conversation_can_be_answered_in_it():
-    orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=(CALL,))]])
+    orchestrator = FakeOrchestrator([[done(item=reply_with(""), function_calls=(CALL,))]])
     async with connected(orchestrator) as client:
         client.update(tools=[WEATHER])
         client.send("response.create", response={"conversation": "none"})
@@ -430,7 +436,7 @@ async def test_a_call_of_a_response_outside_the_conversation_can_be_answered_in_
 
 @pytest.mark.parametrize("at", ["session", "response"])
 async def test_one_call_at_a_time_where_the_client_wants_it_so(at):
-    orchestrator = FakeOrchestrator([[done(reply=reply_with(""), calls=(CALL, CALL))]])
+    orchestrator = FakeOrchestrator([[done(item=reply_with(""), function_calls=(CALL, CALL))]])
     shared, wish = services(orchestrator), {"parallel_tool_calls": False}
     async with connected(orchestrator, shared) as client:
         client.update(tools=[WEATHER], **(wish if at == "session" else {}))

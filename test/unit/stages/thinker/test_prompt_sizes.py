@@ -55,7 +55,7 @@ def test_what_is_said_not_to_fit_fails_its_turn(n_words):
         turn = session.think(
             instructions="",
             history=[item],
-            reply_key="r",
+            item_key="r",
             sampling={"max_new_tokens": 4},
             end_ids=(END_ID,),
             state=TurnState(),

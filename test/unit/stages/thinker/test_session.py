@@ -58,7 +58,7 @@ class Call:
         return self.session.think(
             instructions=instructions,
             history=list(history),
-            reply_key=key,
+            item_key=key,
             sampling={"max_new_tokens": 100},
             end_ids=(END_ID,),
             state=self.state,
@@ -568,7 +568,7 @@ async def test_every_request_of_a_session_carries_its_owners_salt():
     turn = call.session.think(
         instructions="Be brief.",
         history=[user("a", "Listen:", 1600, "What was it?")],
-        reply_key="r",
+        item_key="r",
         sampling={"max_new_tokens": 4},
         end_ids=(END_ID,),
         state=TurnState(),

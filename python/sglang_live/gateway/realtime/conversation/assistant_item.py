@@ -140,7 +140,7 @@ class AssistantItem(Item):
 
     def _tokens_kept(self) -> int | None:
         """How many tokens of the reply the model said; None if only its text is known."""
-        ids = self._end.reply.token_ids if self._end else None
+        ids = self._end.item.token_ids if self._end else None
         if not ids or not self._marks:
             return None
         if self.modality == "text":
@@ -153,7 +153,9 @@ class AssistantItem(Item):
         n_frames = self._end.n_frames or (0 if self.stopped else round(self.made_ms / _FRAME_MS))
         return heard_tokens(
             end_ms / 1000,
-            n_tokens=self._marks[-1][0] if self._end.calls else len(ids),  # calls are not spoken
+            n_tokens=self._marks[-1][0]
+            if self._end.function_calls
+            else len(ids),  # calls are not spoken
             n_frames=n_frames,
             spoken=self._end.spoken,
             frames_per_token=self.frames_per_token,
@@ -180,7 +182,7 @@ class AssistantItem(Item):
         if self.status == "in_progress":
             return
         text, tokens = self.visible_text, self._tokens_kept()
-        reply = self._end.reply if self._end else None
+        reply = self._end.item if self._end else None
         if tokens is None:
             if reply and text == self.text and not self.stopped:
                 self._history = reply

@@ -72,7 +72,7 @@ class Playout:
             self._monitor.all_sent(answer.reply)
 
     def learn(self, answer: Answer, end: TurnDone) -> None:
-        n_tokens = len(end.reply.token_ids or ())
+        n_tokens = len(end.item.token_ids or ())
         self._monitor.learned(
             answer.reply,
             n_tokens=n_tokens,

@@ -259,13 +259,13 @@ class Turns:
 
     def _complete(self, run: Run, end: TurnDone) -> None:
         calls, fault = [], None
-        for text in end.calls:
+        for text in end.function_calls:
             try:
                 calls.append(read_function_call(text, run.plan.config.tools))
             except MalformedCallError as error:
                 log.warning("tool_call_malformed response=%s: %r", run.plan.response_id, str(error))
                 fault = error
-        n_wrong = len(end.calls) - len(calls)
+        n_wrong = len(end.function_calls) - len(calls)
         n_made = len(calls) if run.plan.config.parallel_tool_calls else min(1, len(calls))
         self.metrics.tool_calls.labels("made").inc(n_made)
         self.metrics.tool_calls.labels("malformed").inc(n_wrong)
@@ -332,4 +332,4 @@ def _is_answer_to_silence(plan: ResponsePlan, items: tuple[Item, ...]) -> bool:
 
 def _nothing_to_say() -> TurnDone:
     reply = HistoryItem(key=new_id("key"), role="assistant", parts=())
-    return TurnDone(status="completed", reason=None, reply=reply, usage=Usage())
+    return TurnDone(status="completed", reason=None, item=reply, usage=Usage())

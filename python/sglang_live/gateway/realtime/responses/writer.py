@@ -95,7 +95,7 @@ class ResponseWriter:
         if self.done:
             return
         assert end.status != "interrupted"  # whoever interrupts a turn ends its response first
-        if not calls and (end.reply.parts or end.reply.token_ids):
+        if not calls and (end.item.parts or end.item.token_ids):
             # Also when nothing was sent: the model's session holds this reply.
             self._open_item()
         if self.item and self.item.modality == "audio":
@@ -177,7 +177,7 @@ class ResponseWriter:
 
     def _call(self, call: FunctionCall, end: TurnDone) -> None:
         carrier = self.item or (self._calls[0] if self._calls else None)
-        item = FunctionCallItem(call, end.reply, carrier)
+        item = FunctionCallItem(call, end.item, carrier)
         address = self._item_address(index=len(self._output()))
         before_id = self._calls[-1].id if self._calls else self.item and self.item.id
         self._calls.append(item)

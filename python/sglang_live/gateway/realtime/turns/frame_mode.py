@@ -174,7 +174,7 @@ class FrameMode:
             self._report(frame, "empty", error=error_body(internal_error()))
             return
         gone = set(done.gone)
-        self._history = [i for i in (*self._history, said, done.reply) if i.key not in gone]
+        self._history = [i for i in (*self._history, said, done.item) if i.key not in gone]
         latency_s = self._clock.now_s() - frame.due_at_s
         self._metrics.frame_latency_s.observe(latency_s)
         outcome = "late" if latency_s > frame_s else "on_time"
