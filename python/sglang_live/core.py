@@ -80,6 +80,7 @@ class Tools:
 class TurnRequest:
     """Input of one turn.
 
+    turn_id: name in logs and of the jobs in the stages. Empty: the session numbers its turns.
     max_output_tokens: None: the model's limit.
     temperature: None: the model's own default; 0: greedy, for thinker and talker.
     stateless: whether the turn uses no session's KV (out-of-band responses).
@@ -94,7 +95,7 @@ class TurnRequest:
     cache_salt: turns with another salt share none of its KV.
     """
 
-    turn_id: str
+    turn_id: str = ""
     instructions: str
     history: tuple[HistoryItem, ...]
     voice: str

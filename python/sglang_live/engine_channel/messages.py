@@ -16,6 +16,17 @@ THINK_PREFIX = "think-"
 # Request ids of what is taken in while a caller still speaks begin so: nobody waits for them yet.
 TURN_PREFILL_PREFIX = "prefill-"
 
+# Request ids of other replies in writing begin so.
+TEXT_PREFIX = "text-"
+# Job ids of frame mode end so, and request ids hold it.
+FRAME_MARK = "-frame"
+
+
+def is_logged(rid: str) -> bool:
+    """Whether a request has lines of its own in the log: one of a turn, not of a single frame."""
+    ours = (SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX, TEXT_PREFIX)
+    return rid.startswith(ours) and FRAME_MARK not in rid
+
 
 class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     """Announces a request before it is sent to the engine.

@@ -60,7 +60,6 @@ async def transcribe(
         asked.append(f"These words may occur: {hint}")
     item = HistoryItem(key=new_id("key"), role="user", parts=(audio, TextPart(" ".join(asked))))
     turn = TurnRequest(
-        turn_id=new_id("text"),
         instructions="",
         history=(item,),
         voice="",

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 
 from sglang_live.capacity.control import Capacity, CapacityControl
 from sglang_live.clock import Clock
@@ -29,6 +30,7 @@ from sglang_live.policy.policies import OFF, Policies
 from sglang_live.policy.view import FIRST_INTERRUPTS
 from sglang_live.stages.spec import STAGES
 from sglang_live.stages.supervisor import Replica, Supervisor
+from sglang_live.telemetry.log_context import set_log_ids
 from sglang_live.telemetry.trace import TurnTrace
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ class LiveSession:
         self._watcher: OnNote | None = None
         self._listening = TurnPrefill(self._links.thinker, owner.suspects)
         self._content = TurnContent()
+        self._n_turns, self._turn_id = 0, ""  # of the running turn
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         if self._closed:
@@ -101,6 +104,8 @@ class LiveSession:
         if self._busy and not turn.stateless:
             raise BadInputError(f"session {self.session_id} is answering already")
         self._busy = self._busy or not turn.stateless
+        turn = self._numbered(turn)
+        set_log_ids(session=self.session_id, turn=turn.turn_id)
         links = (
             StageLinks.to(self._replicas, "", self._owner.startup_delays)
             if turn.stateless
@@ -115,7 +120,10 @@ class LiveSession:
         if not turn.stateless:
             self._beat = beat
         try:
+            if turn.frame_s is None:
+                log.info("turn_started turn=%s stateless=%s", turn.turn_id, turn.stateless)
             if not turn.stateless:
+                self._turn_id = turn.turn_id
                 await self._listening.ended()
             if turn.frame_s is not None:
                 await self._owner.metronome.beat(self._owner.clock.now_s() + turn.frame_s)
@@ -155,9 +163,16 @@ class LiveSession:
                     if not turn.stateless:
                         event = self._listening.counted(event, turn)
                     if turn.frame_s is None:
-                        self._log_done(event, trace)
+                        self._log_done(turn.turn_id, event, trace)
                     self._let_go_of(steering)
                 yield event
+
+    def _numbered(self, turn: TurnRequest) -> TurnRequest:
+        if turn.turn_id:
+            return turn
+        self._n_turns += 1
+        # Of one length: SGLang aborts requests by the beginning of their ids.
+        return replace(turn, turn_id=f"{self.session_id}.{self._n_turns:08}")
 
     def watch(self, on_note: OnNote) -> None:
         self._watcher = on_note
@@ -165,6 +180,7 @@ class LiveSession:
     def interrupt(self) -> bool:
         if self._steering is None or not self._steering.interrupt():
             return False
+        log.info("turn_interrupted turn=%s", self._turn_id)
         self._beat.nobody_waits()
         return True
 
@@ -180,6 +196,7 @@ class LiveSession:
         if self._closed or self._busy:
             return False
         try:
+            turn = self._numbered(turn)
             content = self._content.of(turn)
             self._owner.suspects.check(content)
         except SuspectError:
@@ -215,9 +232,9 @@ class LiveSession:
         if self._steering is steering:
             self._steering = None
 
-    def _log_done(self, done: TurnDone, trace: TurnTrace) -> None:
+    def _log_done(self, turn_id: str, done: TurnDone, trace: TurnTrace) -> None:
         marks = " ".join(f"{name}={1000 * at_s:.0f}ms" for name, at_s in trace.marks.items())
-        log.info("turn_done session=%s status=%s %s", self.session_id, done.status, marks)
+        log.info("turn_done turn=%s status=%s %s", turn_id, done.status, marks)
 
 
 class LiveOrchestrator:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
@@ -307,4 +308,4 @@ def _wire_segment(key: str, segment: Segment, tensors: wire.TensorFrames) -> Wir
 
 
 def _seed_of(turn_id: str) -> int:
-    return int.from_bytes(turn_id.encode()[-7:], "little")
+    return int.from_bytes(blake2b(turn_id.encode(), digest_size=7).digest(), "little")

@@ -78,7 +78,8 @@ class ThinkerLink(_Link):
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[Thought]:
-        async with self.client().open(ids.job_of(turn.turn_id, ids.THINK)) as job:
+        work = ids.THINK if turn.frame_s is None else ids.FRAME
+        async with self.client().open(ids.job_of(turn.turn_id, work)) as job:
             yield Thought(job, turn, self.session_id, self.known, self.segments)
 
 

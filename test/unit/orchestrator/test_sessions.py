@@ -1,6 +1,7 @@
 """Sessions: how many, on which replicas, and what closing one does."""
 
 import asyncio
+import logging
 import math
 from dataclasses import replace
 
@@ -275,3 +276,17 @@ def test_texts_of_a_message_without_audio_between_them_are_one():
     other = user("b", 8_000)
     parts = PromptContent.of([item, other])
     assert (parts.texts, parts.clips_s, parts.n_characters) == (("xy", "z"), (1.0, 0.5), 3)
+
+
+async def test_a_session_numbers_its_turns_with_ids_of_one_length(world, caplog):
+    caplog.set_level(logging.INFO, "sglang_live.orchestrator")
+    session = await world.orchestrator.open_session("sess_a")
+    for n in range(2):
+        await done(session, ask("", user(f"u{n}", "hi")))
+    lines = [record.getMessage() for record in caplog.records]
+    started = [line for line in lines if line.startswith("turn_started")]
+    assert started == [
+        "turn_started turn=sess_a.00000001 stateless=False",
+        "turn_started turn=sess_a.00000002 stateless=False",
+    ]
+    assert sum(line.startswith("turn_done turn=sess_a.0000000") for line in lines) == 2

@@ -255,6 +255,7 @@ class LiveScheduler(MemoryScheduler):
         for req in batch.reqs:
             if req.finished_reason is None:
                 continue
+            self.request_log.finished(req)
             if self.rounds is not None:
                 self.rounds.table.leave(req.rid)
             if self.retention is not None and req.session is not None:
@@ -270,6 +271,7 @@ class LiveScheduler(MemoryScheduler):
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         hurries = self._end_if_told(req)
         self._counts["retracted"] += is_retracted
+        self.request_log.queued(req, is_retracted)
         if self.retention is not None:
             self.retention.arrives(req)
         if self.rounds is not None:

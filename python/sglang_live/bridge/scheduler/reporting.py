@@ -15,6 +15,7 @@ from sglang.utils import TypeBasedDispatcher
 
 from sglang_live.bridge.rounds import LinkRate, RoundStamp, rounds_of
 from sglang_live.bridge.scheduler.device_peers import DevicePeers
+from sglang_live.bridge.scheduler.request_log import RequestLog
 from sglang_live.bridge.session.retention import Retention
 from sglang_live.bridge.session.truncate import truncate_session
 from sglang_live.engine_channel.inbox import (
@@ -66,6 +67,7 @@ class ReportingScheduler(Scheduler):
 
     def init_running_status(self) -> None:
         super().init_running_status()
+        self.request_log = RequestLog(writes=self.outbox is not None)
         self._early_ends: OrderedDict[str, None] = OrderedDict()
         self._next_report_s, self._reported = 0.0, {}
         self._counts = dict.fromkeys(
@@ -147,6 +149,7 @@ class ReportingScheduler(Scheduler):
     def _end(self, req: Req) -> None:
         """Finish where it is. A limit on length is a finish that keeps a session's KV."""
         self._counts["interrupted"] += 1
+        self.request_log.interrupted(req)
         if not isinstance(req.to_finish, FINISH_ABORT):
             req.sampling_params.max_new_tokens = len(req.output_ids)
         if self.rounds is not None:
@@ -155,6 +158,7 @@ class ReportingScheduler(Scheduler):
     def _on_truncate(self, cut: TruncateSession) -> None:
         n_tokens = truncate_session(self, cut.session, cut.n_tokens)
         self._counts["truncated" if n_tokens >= 0 else "truncations_refused"] += 1
+        self.request_log.truncated(cut.session, n_tokens)
         if self.outbox is not None:
             self.outbox.send(Truncated(cut.session, n_tokens))
 

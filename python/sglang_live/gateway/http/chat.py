@@ -125,7 +125,6 @@ class ChatRoute:
             form.messages, self._said_before.texts(), max_audio_s=self._config.max_input_audio_s
         )
         return TurnRequest(
-            turn_id=new_id("chat"),
             instructions=instructions or self._config.default_instructions,
             history=history,
             voice=voice_of(self._orchestrator.voices, form.voice),
@@ -148,7 +147,7 @@ class ChatRoute:
 
     async def _events(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         async with (
-            brief_session(self._orchestrator, turn.turn_id) as session,
+            brief_session(self._orchestrator, new_id("chat")) as session,
             aclosing(session.respond(turn)) as events,
         ):
             async for event in events:

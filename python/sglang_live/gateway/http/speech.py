@@ -151,7 +151,6 @@ class SpeechRoute:
     def _turn(self, form: SpeechForm, text: str) -> TurnRequest:
         read = HistoryItem(key=new_id("key"), role="user", parts=(TextPart(text),))
         return TurnRequest(
-            turn_id=new_id("speech"),
             instructions="",
             history=(read,),
             voice=voice_of(self._orchestrator.voices, voice_name(form.voice)),

@@ -98,7 +98,7 @@ class TalkerStage:
         self._totals, self._n_frames, self._n_dropped = PolicyTotals(), 0, 0
         self._n_left_out = 0
         self._notes = NoteRoutes()
-        self._warm_up_rid = ids.new_rid(SPEAK_PREFIX)
+        self._warm_up_rid = ids.new_rid(SPEAK_PREFIX, "warm-up")
         self._newline_id = _newline_id(self.model.path)
 
     async def start(self) -> None:
@@ -121,7 +121,7 @@ class TalkerStage:
     async def run(self, job: ServedJob) -> None:
         request: TalkerRequest = job.opener
         prompt, states_at, states = self._prompt(request, job.frames)
-        rid = ids.new_rid(SPEAK_PREFIX)
+        rid = ids.new_rid(SPEAK_PREFIX, job.job_id)
         frames = self._frames[rid] = FrameQueue()
         self._notes.add(rid, job)
         self._feed.send(

@@ -54,6 +54,7 @@ class ThinkerSession:
 
     host: EngineHost
     prompt: ChatPrompt
+    session_id: str
     feed: ThinkerFeed | None = None
     truncates: bool = False
     engine_session: str | None = None
@@ -328,13 +329,13 @@ class ThinkerSession:
         share their instructions, and no session ever matches another user's audio there, whose
         hidden states it would then never get.
         """
-        self.engine_session = ids.new_engine_session()
+        self.engine_session = ids.new_engine_session(self.session_id)
         self.instructions, self.ledger, self.bound = instructions, Ledger(), None
         opened = False
         try:
             await open_session(self.host, self.engine_session)
             for append in self.prompt.appends(self.prompt.header(instructions)):
-                await self._prefill(append, TurnState())
+                await self._prefill(append, TurnState(job_id=self.engine_session))
             self.ledger = replace(self.ledger, n_header=self.ledger.n_tokens)
             opened = True
         finally:
@@ -342,7 +343,7 @@ class ThinkerSession:
                 await self._lose()
 
     async def _prefill(self, append: Append, state: TurnState) -> Prefilled:
-        rid = ids.new_rid(state.rid_prefix)
+        rid = ids.new_rid(state.rid_prefix, state.job_id)
         sampling = {"max_new_tokens": 0, "temperature": 0}
         state.prefilling = rid if state.prefill_only else None
         try:
@@ -359,7 +360,7 @@ class ThinkerSession:
     async def _generate(
         self, append: Append, sampling: dict[str, Any], state: TurnState
     ) -> AsyncGenerator[Prefilled | Generated, None]:
-        rid = state.rid = state.generating = ids.new_rid(state.rid_prefix)
+        rid = state.rid = state.generating = ids.new_rid(state.rid_prefix, state.job_id)
         state.on_generating(rid)
         begun = False
         try:

@@ -111,7 +111,7 @@ class ThinkerStage:
         """One second of silence, heard and answered: the first request loads what is lazy."""
         silence = AudioPart(np.zeros(INPUT_RATE_HZ, np.int16))
         heard = HistoryItem(key="warm-up", role="user", parts=(silence,))
-        session = ThinkerSession(self.host, self.prompt)
+        session = ThinkerSession(self.host, self.prompt, "warm-up")
         turn = session.think(
             instructions="",
             history=[heard],
@@ -201,9 +201,11 @@ class ThinkerStage:
         session = self._sessions.get(session_id)
         return None if session is None else session.engine_session
 
-    def _new_session(self) -> ThinkerSession:
+    def _new_session(self, session_id: str) -> ThinkerSession:
         truncates = self.spec.policies.truncate
-        return ThinkerSession(self.host, self.prompt, feed=self._feed, truncates=truncates)
+        return ThinkerSession(
+            self.host, self.prompt, session_id, feed=self._feed, truncates=truncates
+        )
 
     async def _read_reports(self) -> None:
         async for report in Reports(self._outbox):
@@ -219,9 +221,12 @@ class ThinkerStage:
 
     async def _think(self, job: ServedJob, request: ThinkerRequest, session_id: str) -> None:
         history = self._history(session_id, request, job.frames)
-        session = self._sessions.setdefault(session_id, self._new_session())
+        session = self._sessions.setdefault(session_id, self._new_session(session_id))
         state = TurnState(
-            ending=request.prefill_only, prefill_only=request.prefill_only, timely=request.timely
+            job_id=job.job_id,
+            ending=request.prefill_only,
+            prefill_only=request.prefill_only,
+            timely=request.timely,
         )
         state.on_generating = lambda rid: self._notes.add(rid, job)
         reply = self._reply(job, state)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_live.core import HistoryItem
-from sglang_live.engine_channel.messages import THINK_PREFIX, TURN_PREFILL_PREFIX
+from sglang_live.engine_channel.messages import TEXT_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.models.qwen3_omni.prompt import Append
 
 
@@ -41,6 +41,7 @@ class Generated:
 class TurnState:
     """One turn in the session, which fills it in; only the stage sets `ending`.
 
+    job_id: names its requests.
     generating: the request that writes the reply, while it does. rid: the same, also afterwards.
     on_generating: told that request before it is sent.
     ending: nobody wants more of the reply.
@@ -50,6 +51,7 @@ class TurnState:
     dropped: keys of the oldest items, which did not fit.
     """
 
+    job_id: str = "warm-up"
     n_prompt: int = 0
     n_cached: int = 0
     rebuilt: bool = False
@@ -69,4 +71,4 @@ class TurnState:
         """Begins the ids of the turn's requests: tells the engine what waits for them."""
         if self.prefill_only:
             return TURN_PREFILL_PREFIX
-        return THINK_PREFIX if self.timely else ""
+        return THINK_PREFIX if self.timely else TEXT_PREFIX

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import zmq
 import zmq.asyncio
 
+from sglang_live.engine_channel.messages import FRAME_MARK
 from sglang_live.errors import CapacityError, DeadlineError, LiveError
 from sglang_live.messages import (
     OPENERS,
@@ -28,6 +29,7 @@ from sglang_live.messages import (
 from sglang_live.stages.transport import queues, stage_key, wire
 from sglang_live.stages.transport.flow_control import ReceiveCount, SendWindow
 from sglang_live.stages.transport.peers import TICK_S, ForeignSessionError, Peers
+from sglang_live.telemetry.log_context import set_log_ids
 
 log = logging.getLogger(__name__)
 
@@ -262,9 +264,15 @@ class StageServer:
 
     async def _serve_job(self, job: ServedJob) -> None:
         timeout_s = job.opener.timeout_s
+        set_log_ids(job=job.job_id)
+        is_logged = not job.job_id.endswith(FRAME_MARK)  # 12.5 of them a second
+        if is_logged:
+            log.info("job_started job=%s kind=%s", job.job_id, type(job.opener).__name__)
         try:
             async with asyncio.timeout(timeout_s) as deadline:
                 await self._run(job)
+            if is_logged:
+                log.info("job_done job=%s", job.job_id)
         except asyncio.CancelledError:
             if job.error is not None:
                 self.counts.flooded += isinstance(job.error, queues.FloodedError)

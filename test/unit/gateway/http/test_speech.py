@@ -188,7 +188,6 @@ async def test_a_long_text_is_spoken_in_pieces_without_a_gap():
     answer = await ask(orchestrator, input=text, response_format="pcm")
     assert len(orchestrator.turns) == 4
     assert " ".join(turn.script for turn in orchestrator.turns) == text.strip()
-    assert len({turn.turn_id for turn in orchestrator.turns}) == 4
     assert len(answer.content) == 4 * 2 * len(tone(80))
     assert orchestrator.session.n_closed == 1
 

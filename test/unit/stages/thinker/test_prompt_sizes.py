@@ -50,7 +50,7 @@ def test_a_recording_counts_its_whole_seconds():
 def test_what_is_said_not_to_fit_fails_its_turn(n_words):
     async def answered() -> bool:
         engine = FakeEngine()
-        session = ThinkerSession(engine, PROMPT, feed=engine, truncates=True)
+        session = ThinkerSession(engine, PROMPT, "s", feed=engine, truncates=True)
         item = HistoryItem(key="a", role="user", parts=(TextPart(text),))
         turn = session.think(
             instructions="",

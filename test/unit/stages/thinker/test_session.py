@@ -39,7 +39,9 @@ class Call:
 
     def __init__(self, *, truncates: bool = True):
         self.engine = FakeEngine()
-        self.session = ThinkerSession(self.engine, PROMPT, feed=self.engine, truncates=truncates)
+        self.session = ThinkerSession(
+            self.engine, PROMPT, "s", feed=self.engine, truncates=truncates
+        )
         self.state = TurnState()
         self.events: list = []
 

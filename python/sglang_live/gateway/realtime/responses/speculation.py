@@ -31,13 +31,12 @@ class SpeculativeTurn:
         self._session, self._request = session, request
         self._events: asyncio.Queue[TurnEvent | Exception | None] = asyncio.Queue()
         self._withdrawing: asyncio.TimerHandle | None = None
-        self.task = asyncio.create_task(self._pump(), name=f"guess {request.turn_id}")
+        self.task = asyncio.create_task(self._pump(), name="speculative turn")
 
     def is_for(self, request: TurnRequest) -> bool:
         """Whether it is this turn, under another name."""
         mine, other = (
-            replace(turn, turn_id="", speculative=False, history=())
-            for turn in (self._request, request)
+            replace(turn, speculative=False, history=()) for turn in (self._request, request)
         )
         keys, others = ([i.key for i in turn.history] for turn in (self._request, request))
         return mine == other and keys == others

@@ -115,7 +115,7 @@ class Turns:
             return False
         request = self.request(config)
         history = (*request.history, *said)
-        request = replace(request, history=history, turn_id=new_id("speculate"), speculative=True)
+        request = replace(request, history=history, speculative=True)
         self._speculative = SpeculativeTurn(self.session, request, said)
         self._keep(self._speculative.task, in_conversation=True)
         return True
@@ -302,7 +302,6 @@ class Turns:
         else:
             history = tuple(seen for item in plan.context if (seen := item.history()))
         return TurnRequest(
-            turn_id=plan.response_id,
             instructions=config.instructions,
             history=history,
             voice=voice_of(self.voices, config.voice),

@@ -193,7 +193,6 @@ class FrameMode:
         self._granted_s -= self._mode.frame_s
         asked = replace(
             self._request(),
-            turn_id=new_id("frame"),
             history=(*self._history, said),
             wants_audio=False,
             max_output_tokens=self._mode.max_tokens,
