@@ -12,7 +12,8 @@ from typing import Any, Self
 import numpy as np
 
 from sglang_live.client import clip
-from sglang_live.client.realtime_client import RealtimeClient, SessionError
+from sglang_live.client.connecting import SessionError
+from sglang_live.client.realtime_client import RealtimeClient
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import TurnRecord
 from sglang_live.clock import Clock

@@ -11,7 +11,8 @@ from websockets.exceptions import ConnectionClosed
 
 from benchmark.load.arrivals import PlannedTurn, UserPlan
 from benchmark.load.interruptions import PlannedInterruption
-from sglang_live.client.realtime_client import Interruption, RealtimeClient, SessionError
+from sglang_live.client.connecting import SessionError
+from sglang_live.client.realtime_client import Interruption, RealtimeClient
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import TurnRecord
 from sglang_live.client.turn_tracker import TurnTracker

@@ -1,4 +1,4 @@
-"""A caller: speaks a recording into /v1/realtime and keeps account of what comes back.
+"""A client: speaks a recording into /v1/realtime and measures the responses.
 
-`python -m sglang_live.client` is the command; benchmark/ drives the same RealtimeClient.
+`python -m sglang_live.client` is the command; benchmark/ uses the same RealtimeClient.
 """

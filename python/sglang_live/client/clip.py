@@ -1,10 +1,11 @@
-"""Audio files in, 24 kHz PCM16 for the wire out, and the facts about a clip that matter."""
+"""Audio files as 24 kHz PCM16, and measurements of a clip: level, onset and end of speech."""
 
 import wave
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from sglang_live.errors import BadInputError
 from sglang_live.sound.decoder import Limits, decode_samples
@@ -15,17 +16,17 @@ MAX_CLIP_S = 3600.0
 FRAME_S = 0.020
 FRAME_BYTES = round(SAMPLE_RATE_HZ * FRAME_S) * BYTES_PER_SAMPLE
 
-# Speech fades out; below this much under the loudest frame it is breath and room.
+# Speech fades out; frames this far below the loudest one are breath and room noise.
 SPEECH_RANGE_DB = 35.0
 
-# Speech begins where it stands out from the room for as long as a phoneme lasts.
+# Speech begins where frames exceed the room noise by this level, for the length of a phoneme.
 ONSET_OVER_ROOM_DB = 10.0
 ONSET_FRAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How loud a recording is, in dB of full scale (-inf: digital silence)."""
+    """Duration of a recording, and its levels in dB of full scale (-inf: digital silence)."""
 
     duration_s: float
     peak_dbfs: float
@@ -36,7 +37,7 @@ def load_pcm(path: Path) -> bytes:
     """Read a sound file of any rate as 24 kHz mono PCM16.
 
     Raises:
-        ValueError: if it cannot be read, holds no samples, or lasts more than an hour.
+        ValueError: the file cannot be read, has no samples, or lasts more than an hour.
     """
     try:
         mono = decode_samples(
@@ -47,21 +48,21 @@ def load_pcm(path: Path) -> bytes:
     return (mono * 32767).astype("<i2").tobytes()
 
 
-def duration_s(pcm: bytes) -> float:
+def duration_s(pcm: bytes | bytearray) -> float:
     return len(pcm) / (BYTES_PER_SAMPLE * SAMPLE_RATE_HZ)
 
 
 def frames(pcm: bytes, per_message: int = 1) -> list[bytes]:
-    """Cut into pieces of `per_message` 20 ms frames; the last is filled up with silence."""
+    """Split into parts of `per_message` 20 ms frames; the last is padded with silence."""
     size = FRAME_BYTES * per_message
-    cut = [pcm[i : i + size] for i in range(0, len(pcm), size)]
-    if cut:
-        cut[-1] = cut[-1].ljust(size, b"\0")
-    return cut
+    parts = [pcm[i : i + size] for i in range(0, len(pcm), size)]
+    if parts:
+        parts[-1] = parts[-1].ljust(size, b"\0")
+    return parts
 
 
 def speech_frames(pcm: bytes) -> int:
-    """Number of frames up to the end of speech, which is where TTFP starts to count.
+    """Number of frames up to the end of speech, from which TTFP counts.
 
     The end of speech is the end of the last 20 ms frame whose level (RMS) is within 35 dB
     of the clip's peak level (RMS of its loudest frame). A silent clip ends with its last
@@ -75,18 +76,18 @@ def speech_frames(pcm: bytes) -> int:
 def frames_before_speech(pcm: bytes) -> int:
     """Number of frames before the onset of speech.
 
-    The onset is the first of three frames within 35 dB of the loudest that are also 10 dB
-    above the room, which is what the quietest tenth of the frames holds. Where nothing
-    stands out by 10 dB, as in a tone, what is within 10 dB of the loudest counts. A clip
-    shorter than that begins at once.
+    The onset is the first of three consecutive frames within 35 dB of the loudest frame and 10 dB
+    above the room noise, which is the level of the quietest tenth of the frames. If no frame is
+    10 dB above it, as in a tone, frames within 10 dB of the loudest count. A clip of fewer than
+    three frames begins at once.
     """
     levels = np.array(_frame_levels(pcm))
     if len(levels) < ONSET_FRAMES:
         return 0
     peak, room = levels.max(), np.percentile(levels, 10, method="lower")
     over_room = min(room * _gain(ONSET_OVER_ROOM_DB), peak * _gain(-ONSET_OVER_ROOM_DB))
-    speaks = levels >= max(peak * _gain(-SPEECH_RANGE_DB), over_room)
-    lasting = np.lib.stride_tricks.sliding_window_view(speaks, ONSET_FRAMES).all(axis=1)
+    is_speech = levels >= max(peak * _gain(-SPEECH_RANGE_DB), over_room)
+    lasting = np.lib.stride_tricks.sliding_window_view(is_speech, ONSET_FRAMES).all(axis=1)
     return int(lasting.argmax())
 
 
@@ -109,10 +110,10 @@ def _frame_levels(pcm: bytes) -> list[float]:
 
 
 def _gain(db: float) -> float:
-    return 10 ** (db / 20)
+    return float(10 ** (db / 20))
 
 
-def _rms(samples: np.ndarray) -> float:
+def _rms(samples: npt.NDArray[np.int16]) -> float:
     return float(np.sqrt(np.mean(np.square(samples, dtype=np.float64)))) if len(samples) else 0.0
 
 

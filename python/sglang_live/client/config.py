@@ -1,4 +1,4 @@
-"""The client's flags. Only this file reads argv and the environment."""
+"""Flags of the client; this file alone reads argv and the environment."""
 
 import argparse
 import os
@@ -13,12 +13,12 @@ API_KEY_VARIABLE = "SGLANG_LIVE_API_KEY"
 
 @dataclass(frozen=True, slots=True)
 class UserTurn:
-    """What the user says in one turn: a recording or a written question."""
+    """The user's part of one turn: a recording or a written question."""
 
     wav: Path | None = None
     text: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if (self.wav is None) == (self.text is None):
             raise ValueError("a turn is either a recording or a text")
         if self.text is not None and not self.text.strip():
@@ -29,14 +29,20 @@ class UserTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
+    """Settings of one run of the command.
+
+    out: file for the audio of all responses; None: no file.
+    json: print a summary as JSON.
+    """
+
     session: SessionOptions
     turns: tuple[UserTurn, ...]
     out: Path | None
     json: bool
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.turns:
-            raise ValueError("nothing to say")
+            raise ValueError("there is no turn")
         if self.out is not None and not self.out.parent.is_dir():
             raise ValueError(f"no such folder: {self.out.parent}")
 
@@ -66,8 +72,8 @@ def parse_args(argv: list[str] | None = None) -> ClientConfig:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sglang_live.client",
-        description="Speak into a /v1/realtime server at real-time pace and measure the answer. "
-        "Exit code 0: every turn was answered; 1: not; 2: wrong arguments.",
+        description="Speak into a /v1/realtime server at real-time pace and measure the responses. "
+        "Exit code 0: every turn has a response; 1: one has none; 2: wrong arguments.",
     )
     add = parser.add_argument
     add("--url", default="ws://127.0.0.1:30000/v1/realtime", help="default: %(default)s")
@@ -86,35 +92,35 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         type=_text_turn,
         metavar="TEXT",
-        help="ask in writing instead; may be mixed with --wav, the order is kept",
+        help="ask in writing instead; may be mixed with --wav in any order",
     )
-    add("--out", type=Path, metavar="FILE", help="write the replies as one wav file")
+    add("--out", type=Path, metavar="FILE", help="write the audio of all responses as one wav file")
     add("--json", action="store_true", help="print one JSON object as the last line of stdout")
     add("--model", default="demo", help="default: %(default)s")
-    add("--voice", help="the model's own default if absent")
+    add("--voice", help="default: the model's first voice")
     add("--instructions", help="system prompt of the session")
-    add("--push-to-talk", action="store_true", help="commit by hand, without server VAD")
+    add("--push-to-talk", action="store_true", help="commit each recording, without server VAD")
     add("--api-key", help=f"default: environment variable {API_KEY_VARIABLE}")
     add(
         "--turn-timeout-s",
         type=float,
         default=60.0,
         metavar="S",
-        help="longest wait for an answer after the end of the recording (default: %(default)s)",
+        help="longest wait for a response after the end of the recording (default: %(default)s)",
     )
     return parser
 
 
 def _wav_turn(value: str) -> UserTurn:
-    return _checked(wav=Path(value))
+    return _user_turn(wav=Path(value))
 
 
 def _text_turn(value: str) -> UserTurn:
-    return _checked(text=value)
+    return _user_turn(text=value)
 
 
-def _checked(**kwargs) -> UserTurn:
+def _user_turn(*, wav: Path | None = None, text: str | None = None) -> UserTurn:
     try:
-        return UserTurn(**kwargs)
+        return UserTurn(wav, text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error

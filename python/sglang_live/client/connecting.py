@@ -1,4 +1,4 @@
-"""Opening the socket of a session, and saying why it could not be opened."""
+"""Opens the socket of a session, with a clear error if that fails."""
 
 from urllib.parse import urlsplit
 
@@ -12,11 +12,11 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class SessionError(Exception):
-    """The session could not be opened; the message says what to do about it."""
+    """The session could not be opened; the message names a remedy."""
 
 
 async def open_socket(options: SessionOptions) -> ClientConnection:
-    """Raises SessionError if nobody answers or the server refuses."""
+    """Raises SessionError if no server responds there, or the server refuses."""
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     loopback = urlsplit(options.url).hostname in ("localhost", "127.0.0.1", "::1")
     try:
@@ -26,9 +26,9 @@ async def open_socket(options: SessionOptions) -> ClientConnection:
             open_timeout=CONNECT_TIMEOUT_S,
             close_timeout=CLOSE_TIMEOUT_S,
             max_size=None,
-            # Base64 of audio hardly compresses, and both sides would pay for trying.
+            # Base64 of audio hardly compresses, and trying costs both sides time.
             compression=None,
-            # A proxy for the world outside does not know this machine's loopback.
+            # A proxy cannot reach the loopback of this machine.
             proxy=None if loopback else True,
         )
     except InvalidStatus as error:

@@ -1,29 +1,30 @@
-"""Microphone: sends one message per 20 ms of time (or per 40, …), speech if any, else silence.
+"""Microphone: sends one message of audio per 20 ms (or 40, …), speech if queued, else silence.
 
-An open microphone never stops: the server's VAD finds the end of a turn in the silence
-that follows it. Owner: one per RealtimeClient with server VAD, or one per push-to-talk turn.
+An open microphone never stops, because the server's VAD detects the end of a turn by the silence
+after it. Owner: one per RealtimeClient.
 """
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from sglang_live.client import clip
-from sglang_live.client.utterance import append_message, silence_message
+from sglang_live.client.utterance import silence_message
 from sglang_live.clock import Clock
 
-__all__ = ["LATE_FRAME_S", "SILENCE_MESSAGE", "Microphone", "append_message"]
-
-SILENCE_MESSAGE = silence_message()
-
-# The server's buffers hide less than this; more is heard as the load generator's own fault.
+# The server's buffers cover smaller delays; a larger one is a fault of the load generator.
 LATE_FRAME_S = 0.050
-# Microphones of one process wake together, in four groups: waking up costs as much as sending.
+# Microphones of one process wake in four groups, because a wake-up costs as much as a send.
 PACE_GRID_S = 0.005
 
 OnSent = Callable[[], None]
 
 
 class Microphone:
+    """Sends audio at real-time pace.
+
+    frames_sent, frames_late: messages sent, and those sent more than LATE_FRAME_S late.
+    """
+
     def __init__(
         self, clock: Clock, send: Callable[[str], Awaitable[None]], frames_per_message: int = 1
     ):
@@ -32,25 +33,25 @@ class Microphone:
         self._silence = silence_message(frames_per_message)
         self._message_s = frames_per_message * clip.FRAME_S
         self._queue: deque[tuple[str, OnSent | None]] = deque()
-        # A load generator that cannot keep up measures itself; these tell.
+        # Late frames show a load generator that is too slow.
         self.frames_sent = 0
         self.frames_late = 0
 
-    def say(self, messages: Sequence[str], marks: Mapping[int, OnSent]) -> None:
-        """Queue messages; marks[n] is called once number n, counted from 1, has been sent."""
+    def queue(self, messages: Sequence[str], marks: Mapping[int, OnSent]) -> None:
+        """Queue messages; marks[n] is called when message n, counted from 1, has been sent."""
         self._queue.extend((text, marks.get(n)) for n, text in enumerate(messages, start=1))
 
     def drop_speech(self) -> None:
         self._queue.clear()
 
     async def stay_open(self) -> None:
-        """Send for ever: what is queued, then silence."""
+        """Send queued messages, and silence when there are none, without end."""
         due_s = self._clock.now_s() // PACE_GRID_S * PACE_GRID_S
         while True:
             due_s = await self._send_next(due_s)
 
     async def send_queued(self) -> None:
-        """Send what is queued, then stop: a push-to-talk button let go."""
+        """Send the queued messages, then return: the end of push-to-talk."""
         due_s = self._clock.now_s()
         while self._queue:
             due_s = await self._send_next(due_s)
@@ -62,8 +63,8 @@ class Microphone:
         await self._send(text)
         if on_sent:
             on_sent()
-        # Times are counted from the start, so that a late frame is followed by an early one
-        # and the average pace stays real time.
+        # Due times count from the start, so that after a late frame the next one comes early and
+        # the average pace is real time.
         due_s += self._message_s
         await self._clock.sleep(due_s - self._clock.now_s())
         return due_s

@@ -1,10 +1,10 @@
-"""One /v1/realtime session seen from the caller's side.
+"""One /v1/realtime session, from the user's side.
 
     async with RealtimeClient(SessionOptions(url=...), clock) as client:
         record = await client.speak(pcm)
         await client.wait_until_played()
 
-Nothing here waits without a limit: connecting, the session's start and every turn have one.
+Every wait has a limit: connecting, the start of the session, and each turn.
 """
 
 import asyncio
@@ -19,28 +19,27 @@ from websockets.exceptions import ConnectionClosed
 
 from sglang_live.client import clip
 from sglang_live.client.connecting import CONNECT_TIMEOUT_S, SessionError, open_socket
-from sglang_live.client.listener import SIDE_EVENT, Listener
 from sglang_live.client.microphone import Microphone
-from sglang_live.client.reply import Reply
+from sglang_live.client.player import PLAYBACK_EVENT, Player
+from sglang_live.client.response import Response
 from sglang_live.client.session_options import SessionOptions
 from sglang_live.client.turn_record import BARGE_IN, FALSE_TRIGGER, TurnRecord
 from sglang_live.client.turn_tracker import Event, TurnTracker
 from sglang_live.client.utterance import Utterance, append_message
 from sglang_live.clock import Clock
 
-__all__ = ["Interruption", "RealtimeClient", "SessionError"]
-
-# How often a turn that waits looks whether it has settled without an event.
+# Period of the check whether a turn is over without a further event.
 POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """An interruption planned for a reply, `after_s` from its first packet.
+    """A planned interruption of a response.
 
     Attributes:
-        sound: what the microphone picks up then; None: the turn is handed back at the cut, and
-            the caller interrupts by taking the next one.
+        after_s: time from the first packet of the response.
+        sound: sound in the microphone at that time. None: take_turn returns then, and the next turn
+            interrupts.
     """
 
     after_s: float
@@ -48,6 +47,12 @@ class Interruption:
 
 
 class RealtimeClient:
+    """A session with a simulated user.
+
+    on_event: called with each event of the server.
+    side_errors: codes of errors about truncations and acks.
+    """
+
     def __init__(
         self,
         options: SessionOptions,
@@ -58,14 +63,14 @@ class RealtimeClient:
         self._clock = clock
         self._on_event = on_event
         self._microphone = Microphone(clock, self._send_text, options.frames_per_message)
-        self._listener = Listener(clock, self._post, options.truncate)
+        self._player = Player(clock, self._post, options.truncate)
         self._socket: ClientConnection | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._session: Event | None = None
         self._updated = False
         self._tracker: TurnTracker | None = None
-        # The turn whose reply the current one interrupts.
+        # The turn whose response the current turn interrupts.
         self._interrupted: TurnTracker | None = None
         self._posts: set[asyncio.Task[None]] = set()
         self.side_errors: list[str] = []
@@ -80,12 +85,12 @@ class RealtimeClient:
             raise
         return self
 
-    async def __aexit__(self, *_exc) -> None:
+    async def __aexit__(self, *_exc: object) -> None:
         await self.close()
 
     @property
     def session(self) -> Event:
-        """The session object the server announced."""
+        """The session object of the server; empty before session.created."""
         return self._session or {}
 
     @property
@@ -94,55 +99,58 @@ class RealtimeClient:
         return self._microphone.frames_sent, self._microphone.frames_late
 
     async def speak(self, pcm: bytes) -> TurnRecord:
-        """Say a clip at real-time pace and follow the answer to its end."""
-        said = Utterance.of(pcm, self._options.frames_per_message)
-        return (await self.take_turn(said)).record()
+        """Speak a clip at real-time pace and wait for the end of the response."""
+        utterance = Utterance.of(pcm, self._options.frames_per_message)
+        return (await self.take_turn(utterance)).record()
 
-    async def take_turn(self, said: Utterance, cut: Interruption | None = None) -> TurnTracker:
-        """Like `speak`. With a cut, the answer may be interrupted.
+    async def take_turn(
+        self, utterance: Utterance, interruption: Interruption | None = None
+    ) -> TurnTracker:
+        """Like `speak`, with an interruption of the response if one is given.
 
-        A turn that comes back `barged` is not over: its record is complete when the next
-        turn, to be taken at once, is.
+        A returned turn that is `barged` is not over: take the next turn at once; with that one, the
+        record of this one is complete.
         """
-        tracker = TurnTracker(self._clock, "speech", said.duration_s)
-        limit_s = said.duration_s + self._options.turn_timeout_s
+        tracker = TurnTracker(self._clock, "speech", utterance.duration_s)
+        limit_s = utterance.duration_s + self._options.turn_timeout_s
         user = self._say_and_commit if self._options.push_to_talk else self._say
-        await self._take_turn(tracker, limit_s, user(said), cut)
+        await self._take_turn(tracker, limit_s, user(utterance), interruption)
         return tracker
 
     async def feed_microphone(self, pcm: bytes) -> None:
-        """Let the microphone hear this, at real-time pace, and wait for no answer."""
-        messages = [append_message(p) for p in clip.frames(pcm, self._options.frames_per_message)]
-        self._microphone.say(messages, {})
+        """Send a clip at real-time pace without waiting for a response."""
+        parts = clip.frames(pcm, self._options.frames_per_message)
+        messages = [append_message(part) for part in parts]
+        self._microphone.queue(messages, {})
         await self._clock.sleep(clip.duration_s(pcm))
 
     async def limit_responses(self, max_output_tokens: int) -> None:
-        """From the next answer on."""
+        """Limit the tokens of responses, from the next one on."""
         session = {"type": "realtime", "max_output_tokens": max_output_tokens}
         await self._send({"type": "session.update", "session": session})
 
     async def post(self, item: str, max_output_tokens: int) -> TurnRecord:
-        """Send a conversation.item.create message and ask for a short answer in text."""
+        """Send a conversation.item.create message and request a short written response."""
         tracker = TurnTracker(self._clock, "posted")
-        asked = {"output_modalities": ["text"], "max_output_tokens": max_output_tokens}
-        user = self._send_and_ask(item, {"type": "response.create", "response": asked})
+        response = {"output_modalities": ["text"], "max_output_tokens": max_output_tokens}
+        user = self._send_item(item, {"type": "response.create", "response": response})
         await self._take_turn(tracker, self._options.turn_timeout_s, user)
         return tracker.record()
 
     async def ask(self, text: str) -> TurnRecord:
-        """Ask in writing; TTFP then counts from the moment the question is sent."""
+        """Ask in writing; TTFP counts from the time at which the question is sent."""
         tracker = TurnTracker(self._clock, "text")
         content = [{"type": "input_text", "text": text}]
         item = {"type": "message", "role": "user", "content": content}
         create = json.dumps({"type": "conversation.item.create", "item": item})
-        user = self._send_and_ask(create, {"type": "response.create"})
+        user = self._send_item(create, {"type": "response.create"})
         await self._take_turn(tracker, self._options.turn_timeout_s, user)
         return tracker.record()
 
     async def wait_until_played(self) -> None:
-        """Wait, microphone open, until the listener has heard all replies of the last turn."""
-        for reply in [] if self._tracker is None else self._tracker.replies:
-            await reply.playback.wait_until_played()
+        """Wait, microphone open, until the user has heard all responses of the last turn."""
+        for response in [] if self._tracker is None else self._tracker.responses:
+            await response.playback.wait_until_played()
 
     async def close(self) -> None:
         tasks = [*self._tasks, *self._posts]
@@ -157,13 +165,13 @@ class RealtimeClient:
     async def _open(self) -> None:
         options = self._options
         self._socket = await open_socket(options)
-        self._tasks.append(asyncio.create_task(self._read()))
+        self._tasks.append(asyncio.create_task(self._read(self._socket)))
         await self._send(options.session_update())
         await self._wait_until_ready()
         if not options.push_to_talk:
             self._tasks.append(asyncio.create_task(self._keep_microphone_open()))
         if options.acks:
-            acks = self._listener.keep_acking(self._replies)
+            acks = self._player.keep_acking(self._responses)
             self._tasks.append(asyncio.create_task(acks))
 
     async def _wait_until_ready(self) -> None:
@@ -172,7 +180,7 @@ class RealtimeClient:
                 while self._session is None or not self._updated:
                     if reason := self._session_error or self._closed_reason:
                         raise SessionError(f"the server did not open a session: {reason}")
-                    await self._wait_for_news()
+                    await self._wait_for_change()
         except TimeoutError as error:
             raise SessionError(
                 f"{self._options.url} accepted the connection but sent no session within "
@@ -184,7 +192,7 @@ class RealtimeClient:
         tracker: TurnTracker,
         limit_s: float,
         user: Awaitable[None],
-        cut: Interruption | None = None,
+        interruption: Interruption | None = None,
     ) -> None:
         previous = self._tracker
         self._interrupted = previous if previous is not None and previous.barged else None
@@ -192,32 +200,33 @@ class RealtimeClient:
         if self._closed_reason:
             tracker.fail("closed", self._closed_reason)
         try:
-            # Wall time on purpose: this is the guard against a server that hangs.
+            # Real time, also with a simulated clock: a server may hang.
             async with asyncio.timeout(limit_s):
                 await user
-                if cut is not None and await self._reach_cut(tracker, cut.after_s):
-                    self._interrupt(tracker, cut.sound)
+                if interruption is not None:
+                    await self._interrupt_at(tracker, interruption)
                 while not tracker.barged and not tracker.is_over():
-                    await self._wait_for_news()
+                    await self._wait_for_change()
         except TimeoutError:
-            tracker.fail("timeout", f"no end of the answer within {limit_s:.1f} s")
+            tracker.fail("timeout", f"no end of the response within {limit_s:.1f} s")
         except ConnectionClosed as error:
             tracker.fail("closed", str(error))
         finally:
             self._microphone.drop_speech()
 
-    async def _reach_cut(self, tracker: TurnTracker, after_s: float) -> bool:
-        """Wait until the moment planned; False if the answer was played out before it."""
+    async def _interrupt_at(self, tracker: TurnTracker, interruption: Interruption) -> None:
+        """Wait for the planned time, and interrupt if the response plays then."""
         while not tracker.failed and not (tracker.is_over() and not self._is_playing(tracker)):
-            left_s = tracker.until_cut_s(after_s)
+            left_s = tracker.until_interruption_s(interruption.after_s)
             if left_s is None:
-                await self._wait_for_news()
+                await self._wait_for_change()
             elif left_s > 0:
-                # In short steps: the answer may end, fail or be replaced meanwhile.
+                # In short steps, because the response may end, fail or be replaced meanwhile.
                 await self._clock.sleep(min(left_s, POLL_S))
             else:
-                return self._is_playing(tracker)
-        return False
+                if self._is_playing(tracker):
+                    self._interrupt(tracker, interruption.sound)
+                return
 
     def _interrupt(self, tracker: TurnTracker, sound: Utterance | None) -> None:
         if sound is None:
@@ -225,44 +234,48 @@ class RealtimeClient:
             return
         tracker.interrupted(FALSE_TRIGGER)
         self._microphone.drop_speech()
-        self._microphone.say(sound.messages, {sound.onset: tracker.interruption_began})
+        self._microphone.queue(sound.messages, {sound.onset: tracker.interruption_began})
 
     @staticmethod
     def _is_playing(tracker: TurnTracker) -> bool:
-        return tracker.reply is not None and tracker.reply.playing
+        return tracker.response is not None and tracker.response.playing
 
-    def _replies(self) -> list[Reply]:
+    def _responses(self) -> list[Response]:
         known = (self._interrupted, self._tracker)
-        return [reply for tracker in known if tracker is not None for reply in tracker.replies]
+        return [
+            response for tracker in known if tracker is not None for response in tracker.responses
+        ]
 
-    async def _say(self, said: Utterance) -> None:
-        self._microphone.say(said.messages, self._marks(said))
+    async def _say(self, utterance: Utterance) -> None:
+        self._microphone.queue(utterance.messages, self._marks(utterance))
 
-    async def _say_and_commit(self, said: Utterance) -> None:
-        # The button is let go where the speech ends.
-        self._microphone.say(said.messages[: said.end], self._marks(said))
+    async def _say_and_commit(self, utterance: Utterance) -> None:
+        # Push-to-talk ends with the speech.
+        self._microphone.queue(utterance.messages[: utterance.end], self._marks(utterance))
         await self._microphone.send_queued()
         await self._send({"type": "input_audio_buffer.commit"})
         await self._send({"type": "response.create"})
 
-    def _marks(self, said: Utterance) -> dict[int, Callable[[], None]]:
+    def _marks(self, utterance: Utterance) -> dict[int, Callable[[], None]]:
         tracker, interrupted = self._tracker, self._interrupted
 
         def on_end() -> None:
-            if said.onset == said.end:
+            if utterance.onset == utterance.end:
                 on_onset()
-            tracker.user_finished()
+            if tracker is not None:
+                tracker.user_finished()
 
         def on_onset() -> None:
             if interrupted is not None:
                 interrupted.interruption_began()
 
-        return {said.onset: on_onset, said.end: on_end}
+        return {utterance.onset: on_onset, utterance.end: on_end}
 
-    async def _send_and_ask(self, item: str, ask: Event) -> None:
+    async def _send_item(self, item: str, create: Event) -> None:
         await self._send_text(item)
-        await self._send(ask)
-        self._tracker.user_finished()
+        await self._send(create)
+        if self._tracker is not None:
+            self._tracker.user_finished()
 
     async def _keep_microphone_open(self) -> None:
         try:
@@ -270,9 +283,9 @@ class RealtimeClient:
         except ConnectionClosed as error:
             self._on_closed(str(error))
 
-    async def _read(self) -> None:
+    async def _read(self, socket: ClientConnection) -> None:
         try:
-            async for text in self._socket:
+            async for text in socket:
                 self._take(text)
             self._on_closed("the server closed the connection")
         except ConnectionClosed as error:
@@ -295,33 +308,33 @@ class RealtimeClient:
                 if tracker is not None:
                     tracker.on_event(event)
             if kind == "input_audio_buffer.speech_started":
-                self._listener.on_speech_started(self._replies())
+                self._player.on_speech_started(self._responses())
         except (ValueError, KeyError, TypeError) as error:
-            # A broken server must show up as a failed turn, not end this task unseen.
+            # A fault of the server must fail the turn, not end this task silently.
             self._session_error = f"malformed event {text[:200]!r}: {error!r}"
             if self._tracker is not None:
                 self._tracker.fail("error", self._session_error)
         else:
             if self._on_event is not None:
                 self._on_event(event)
-        self._news.set()
+        self._changed.set()
 
     def _on_closed(self, reason: str) -> None:
         self._closed_reason = self._closed_reason or reason
         if self._tracker is not None and not self._tracker.is_over():
             self._tracker.fail("closed", reason)
-        self._news.set()
+        self._changed.set()
 
-    async def _wait_for_news(self) -> None:
-        self._news.clear()
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
         try:
             async with asyncio.timeout(POLL_S):
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             pass
 
     def _post(self, event: Event) -> None:
-        """Send without waiting, from where nothing can wait."""
+        """Send without waiting, for functions that are not async."""
         task = asyncio.create_task(self._send_if_open(event))
         self._posts.add(task)
         task.add_done_callback(self._posts.discard)
@@ -334,8 +347,9 @@ class RealtimeClient:
         await self._send_text(json.dumps(event))
 
     async def _send_text(self, text: str) -> None:
+        assert self._socket is not None, "the session is not open"
         await self._socket.send(text)
 
 
 def _is_about_playback(error: Event) -> bool:
-    return str(error.get("event_id")).startswith(SIDE_EVENT)
+    return str(error.get("event_id")).startswith(PLAYBACK_EVENT)

@@ -1,4 +1,4 @@
-"""What the command shows: progress for people, one JSON object for programs."""
+"""Output of the command: progress on stderr, one JSON object for programs."""
 
 import statistics
 import sys
@@ -11,14 +11,14 @@ from sglang_live.client.turn_record import TurnRecord
 from sglang_live.client.turn_tracker import Event
 from sglang_live.clock import Clock
 
-PAUSE_BETWEEN_REPLIES_S = 0.5
+PAUSE_BETWEEN_RESPONSES_S = 0.5
 
 _MILESTONES = {
-    "input_audio_buffer.speech_started": "server hears speech",
-    "input_audio_buffer.speech_stopped": "server takes the turn as ended",
-    "response.created": "server begins to answer",
+    "input_audio_buffer.speech_started": "server detects speech",
+    "input_audio_buffer.speech_stopped": "server detects the end of the turn",
+    "response.created": "response begins",
     "response.output_audio.delta": "first audio",
-    "response.done": "answer complete",
+    "response.done": "response complete",
 }
 
 
@@ -28,49 +28,49 @@ class Progress:
     def __init__(self, clock: Clock):
         self._clock = clock
         self._began_s = clock.now_s()
-        self._heard_audio = False
+        self._has_audio = False
 
     def turn_begins(self, number: int, n_turns: int, what: str) -> None:
         self._began_s = self._clock.now_s()
-        self._heard_audio = False
-        say(f"turn {number}/{n_turns}: {what}")
+        self._has_audio = False
+        show(f"turn {number}/{n_turns}: {what}")
 
     def on_event(self, event: Event) -> None:
         kind = event["type"]
         if kind == "error":
             self._line(f"server error: {event['error'].get('message')}")
         if kind == "response.created":
-            self._heard_audio = False
+            self._has_audio = False
         if kind not in _MILESTONES:
             return
         if kind == "response.output_audio.delta":
-            if self._heard_audio:
+            if self._has_audio:
                 return
-            self._heard_audio = True
+            self._has_audio = True
         self._line(_MILESTONES[kind])
 
-    def endpointing(self, record: TurnRecord) -> None:
+    def turn_ended(self, record: TurnRecord) -> None:
         if record.error:
             self._line(f"{record.status}: {record.error}")
         if record.ttfp_ms is not None:
-            say(
+            show(
                 f"  first audio {record.ttfp_ms:.0f} ms after the end of speech"
-                f"{_detection(record)}; reply {record.audio_s:.2f} s, "
+                f"{_detection(record)}; response {record.audio_s:.2f} s, "
                 f"{record.gaps_over_100ms} gaps over 100 ms"
             )
         if record.transcript:
-            say(f"  reply: {record.transcript}")
+            show(f"  response: {record.transcript}")
 
     def _line(self, text: str) -> None:
-        say(f"  {self._clock.now_s() - self._began_s:6.2f} s  {text}")
+        show(f"  {self._clock.now_s() - self._began_s:6.2f} s  {text}")
 
 
-def say(line: str) -> None:
+def show(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
 def summarise(records: list[TurnRecord], n_planned: int, error: str | None) -> dict[str, Any]:
-    """The JSON object: times are medians over the turns, durations and counts are sums."""
+    """The JSON object. Times are medians over the turns; durations and counts are sums."""
     status = "completed"
     if error is not None:
         status = "unreachable"
@@ -89,8 +89,8 @@ def summarise(records: list[TurnRecord], n_planned: int, error: str | None) -> d
     }
 
 
-def write_replies(path: Path, records: list[TurnRecord]) -> None:
-    pause = bytes(round(PAUSE_BETWEEN_REPLIES_S / clip.FRAME_S) * clip.FRAME_BYTES)
+def write_responses(path: Path, records: list[TurnRecord]) -> None:
+    pause = bytes(round(PAUSE_BETWEEN_RESPONSES_S / clip.FRAME_S) * clip.FRAME_BYTES)
     clip.write_wav(path, pause.join(r.reply_pcm for r in records if r.reply_pcm))
 
 

@@ -1,4 +1,4 @@
-"""What a caller asks of a session, and how that is said in the protocol."""
+"""Options of a session, and their form in the protocol."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +11,17 @@ _PCM_FORMAT = {"type": "audio/pcm", "rate": clip.SAMPLE_RATE_HZ}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
-    """What a session asks of the server.
+    """Options of one session.
 
     Attributes:
-        push_to_talk: no server VAD; each clip is committed by hand.
-        turn_timeout_s: longest wait for an answer after the user's clip.
+        voice: None: the model's first voice.
+        instructions: system prompt; None: the server's default.
+        push_to_talk: no server VAD; the client commits each clip.
+        api_key: None: no key is sent.
+        turn_timeout_s: longest wait for a response after the user's clip.
         frames_per_message: 20 ms frames of microphone audio in one message.
-        truncate: tell the server what was heard of a reply that the user interrupted.
-        acks: tell it twice a second what has been heard so far.
+        truncate: whether the server is told how much of an interrupted response was heard.
+        acks: whether the server is told twice a second how much was heard so far.
     """
 
     url: str
@@ -32,7 +35,7 @@ class SessionOptions:
     truncate: bool = True
     acks: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("ws", "wss") or not parts.hostname:
             raise ValueError(f"url must look like ws://host:port/v1/realtime, not {self.url!r}")

@@ -1,4 +1,4 @@
-"""What is known about one turn when it is over."""
+"""Measurements of one turn."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -10,27 +10,35 @@ FALSE_TRIGGER = "false_trigger"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRecord:
-    """One turn as the caller lived it. Times count from the end of the user's speech.
+    """One turn as its user experiences it. Times count from the end of the user's speech.
+
+    Results of benchmarks and the client's JSON use these field names.
 
     Attributes:
+        kind: `speech`, `text` or `posted`.
         status: the response's own status (`completed`, `incomplete`, `cancelled`, `failed`),
-            or what kept it from having one: `empty`, `error`, `timeout`, `closed`.
-        ttfp_ms: until the first decodable audio packet; negative if it came too early.
-        end_of_turn_ms: until the server's speech_stopped event; None without server VAD.
-        generation_s: from response.created to the last audio packet.
-        ttft_ms: until the first piece of a written answer.
-        early_replies: responses that the server began before the user had finished.
-        audio_s: what was received of the answer.
-        heard_s: what the listener heard of it; all of it unless it was cut short.
-        heard_in_all_s: the same with early replies and answers to a noise.
+            or the reason why it has none: `empty`, `error`, `timeout`, `closed`, `unstopped`.
+        error: message; None without an error.
+        user_audio_s: duration of the user's clip.
+        ttfp_ms: time to the first decodable audio packet; negative if that came too early.
+        end_of_turn_ms: time to the server's speech_stopped event; None without server VAD.
+        audio_s, audio_packets: received audio of the response.
+        generation_s: from response.created to the last audio packet; None without audio.
+        ttft_ms: time to the first text of a written response; None for a spoken one.
+        heard_s: audio of the response that the user heard.
+        heard_in_all_s: the same, with early responses and responses to a noise.
         chunks_due, chunks_on_time: packets from the second on, and those in time (viability).
-        interruption: `barge_in` or `false_trigger`, if the caller did so while it played.
-        truncated_ms: from the first packet to the moment the caller began to.
-        cut_short: the server cancelled the answer, or made the client stop playing it.
-        stop_latency_ms: from the onset of the user's speech to the answer's last packet; 0 if
-            none came after it, None if the response was over before.
-        silence_ms: from that onset until the client stopped playing.
-        reply_pcm: the reply's audio, 24 kHz PCM16.
+        gaps_ms, gaps_over_100ms: lengths of all stalls, and number of the audible ones.
+        user_transcript: the server's transcript of the user; None without one.
+        early_replies: responses that the server began before the user had finished.
+        interruption: `barge_in` or `false_trigger`; None: the user did not interrupt.
+        truncated_ms: from the first packet to the start of the interruption; None without one.
+        cut_short: the server cancelled the response, or the client stopped to play it.
+        stop_latency_ms: from the onset of the user's speech to the last packet; 0 if no packet
+            came after the onset, None if the response was over before.
+        silence_ms: from that onset until the client stopped to play; None if it did not.
+        response_id: None without a response.
+        reply_pcm: audio of the response, 24 kHz PCM16.
     """
 
     kind: str
@@ -62,7 +70,7 @@ class TurnRecord:
 
     @property
     def ok(self) -> bool:
-        # An answer that came to the limit the caller had set is an answer.
+        # A response counts that reached the client's limit of tokens, or that the user interrupted.
         return self.status in ("completed", "incomplete") or (
             self.interruption is not None and self.status == "cancelled"
         )
@@ -73,19 +81,19 @@ class TurnRecord:
 
     @property
     def wrongly_interrupted(self) -> bool:
-        """The answer was cut short though nobody barged in."""
+        """Whether the response was cut short without a barge-in."""
         return self.cut_short and not self.barged
 
     @property
     def rtf(self) -> float | None:
-        """Generation wall time per second of audio; below 1 playback can keep up."""
+        """Generation time per second of audio; below 1 playback does not stall. None: no audio."""
         if self.generation_s is None or not self.audio_s:
             return None
         return self.generation_s / self.audio_s
 
     @property
     def ttfp_after_detection_ms(self) -> float | None:
-        """The server's share of TTFP: without the time to decide that the turn is over."""
+        """TTFP without the time to detect the end of the turn; None if either is unknown."""
         if self.ttfp_ms is None or self.end_of_turn_ms is None:
             return None
         return self.ttfp_ms - self.end_of_turn_ms

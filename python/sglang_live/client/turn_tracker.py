@@ -1,4 +1,4 @@
-"""Turn tracker: turns the server's events into one TurnRecord.
+"""Turn tracker: makes one TurnRecord of the server's events.
 
 In: user_finished, interrupted, interruption_began, on_event, fail. Out: is_over, record.
 Owner: one TurnTracker per turn of a RealtimeClient. Does no I/O.
@@ -9,44 +9,49 @@ from typing import Any
 
 from sglang_live.client import clip
 from sglang_live.client.playback_clock import PlaybackClock
-from sglang_live.client.reply import Reply
+from sglang_live.client.response import Response
 from sglang_live.client.turn_record import BARGE_IN, FALSE_TRIGGER, MS_PER_S, TurnRecord
 from sglang_live.clock import Clock
 
 Event = dict[str, Any]
 
-# After a reply that came too early or was interrupted, the server may still answer what was
-# said last. If it stays quiet this long, that reply was the answer.
+# After a response that came too early or was interrupted, the server may still respond to the
+# latest speech. If it does not begin to within this time, that response counts.
 SETTLE_S = 2.0
 
-# Answers to events of ours that came too late to matter; the turn goes on.
+# Errors about events of the client that came too late to have an effect; the turn goes on.
 HARMLESS_ERRORS = frozenset(
     {"response_cancel_not_active", "conversation_already_has_active_response"}
 )
 
 
 class TurnTracker:
+    """State of one turn.
+
+    response: the one that the turn is measured by; None before its response.created.
+    """
+
     def __init__(self, clock: Clock, kind: str, user_audio_s: float = 0.0):
         self._clock = clock
         self._kind = kind
         self._user_audio_s = user_audio_s
         self._finished_s: float | None = None
         self._speech_stopped_s: float | None = None
-        self._server_hears_speech = False
-        self._reply_due = False
-        self._early_replies = 0
+        self._speech_is_detected = False
+        self._response_due = False
+        self._n_early = 0
         self._user_transcript: str | None = None
         self._failure: tuple[str, str] | None = None
         self._interruption: str | None = None
         self._interrupted_s = 0.0
         self._onset_s: float | None = None
-        self.reply: Reply | None = None
-        # Replies that came too early, and what the server said to a noise.
-        self._others: list[Reply] = []
+        self.response: Response | None = None
+        # Responses that came too early, and responses to a noise.
+        self._others: list[Response] = []
 
     @property
-    def replies(self) -> list[Reply]:
-        return [*self._others, *([] if self.reply is None else [self.reply])]
+    def responses(self) -> list[Response]:
+        return [*self._others, *([] if self.response is None else [self.response])]
 
     @property
     def barged(self) -> bool:
@@ -61,9 +66,10 @@ class TurnTracker:
         self._finished_s = self._clock.now_s()
 
     def interrupted(self, kind: str) -> None:
-        """The caller makes a sound while the answer plays: `barge_in` or `false_trigger`.
+        """The user makes a sound while the response plays.
 
-        After a barge-in only the answer's own events still count here.
+        kind: `barge_in`, after which only events of the response itself count here, or
+            `false_trigger`.
         """
         self._interruption, self._interrupted_s = kind, self._clock.now_s()
 
@@ -71,44 +77,43 @@ class TurnTracker:
         """The first loud frame of that sound has been sent."""
         self._onset_s = self._clock.now_s()
 
-    def until_cut_s(self, after_s: float) -> float | None:
-        """Time left until the answer's first packet is `after_s` old; None before that packet."""
-        if self._finished_s is None or self.reply is None or self.reply.first_audio_s is None:
+    def until_interruption_s(self, after_s: float) -> float | None:
+        """Time until the first packet is `after_s` old; None before that packet."""
+        if self._finished_s is None or self.response is None or self.response.first_audio_s is None:
             return None
-        return self.reply.first_audio_s + after_s - self._clock.now_s()
+        return self.response.first_audio_s + after_s - self._clock.now_s()
 
     def fail(self, status: str, message: str) -> None:
-        """Nothing more will come. The first reason given is the one that counts."""
+        """End the turn with an error. Only the first call has an effect."""
         self._failure = self._failure or (status, message)
 
     def is_over(self) -> bool:
         if self._failure:
             return True
-        reply, finished_s = self.reply, self._finished_s
-        if reply is None or reply.done_s is None or finished_s is None:
+        response, finished_s = self.response, self._finished_s
+        if response is None or response.done_s is None or finished_s is None:
             return False
         if self._interruption is None:
-            if reply.created_s >= finished_s and reply.status != "cancelled":
+            if response.created_s >= finished_s and response.status != "cancelled":
                 return True
-            quiet_s = self._clock.now_s() - max(reply.done_s, finished_s)
+            quiet_s = self._clock.now_s() - max(response.done_s, finished_s)
         else:
-            # The server may take the sound for a turn, and answer it.
+            # The server may take the sound for a turn, and respond to it.
             if any(other.done_s is None for other in self._others):
                 return False
-            quiet_s = self._clock.now_s() - max(
-                self._interrupted_s, *(other.done_s for other in self._others), 0.0
-            )
-        return quiet_s >= SETTLE_S and not self._server_hears_speech and not self._reply_due
+            ends_s = [other.done_s for other in self._others if other.done_s is not None]
+            quiet_s = self._clock.now_s() - max(self._interrupted_s, *ends_s, 0.0)
+        return quiet_s >= SETTLE_S and not self._speech_is_detected and not self._response_due
 
     def on_event(self, event: Event) -> None:
         handler = self._HANDLERS.get(event["type"])
-        if handler and not (self.barged and handler not in self._OF_A_REPLY):
+        if handler and not (self.barged and handler not in self._OF_A_RESPONSE):
             handler(self, event)
 
     def record(self) -> TurnRecord:
-        reply = self.reply
+        response = self.response
         status, error = self._status()
-        if reply is None:
+        if response is None:
             return TurnRecord(
                 kind=self._kind,
                 status=status,
@@ -122,41 +127,42 @@ class TurnTracker:
             status=status,
             error=error,
             user_audio_s=self._user_audio_s,
-            ttfp_ms=self._since_speech_ms(reply.first_audio_s),
+            ttfp_ms=self._since_speech_ms(response.first_audio_s),
             end_of_turn_ms=self._since_speech_ms(self._speech_stopped_s),
-            audio_s=clip.duration_s(reply.pcm),
-            audio_packets=reply.packets,
-            generation_s=None if not reply.packets else reply.last_audio_s - reply.created_s,
-            ttft_ms=self._since_speech_ms(reply.first_text_s) if reply.text_only else None,
-            heard_s=reply.heard_s,
-            heard_in_all_s=sum(reply.heard_s for reply in self.replies),
-            chunks_due=reply.playback.chunks_due,
-            chunks_on_time=reply.playback.chunks_on_time,
+            audio_s=clip.duration_s(response.pcm),
+            audio_packets=response.packets,
+            generation_s=response.generation_s,
+            ttft_ms=self._since_speech_ms(response.first_text_s) if response.text_only else None,
+            heard_s=response.heard_s,
+            heard_in_all_s=sum(one.heard_s for one in self.responses),
+            chunks_due=response.playback.chunks_due,
+            chunks_on_time=response.playback.chunks_on_time,
             interruption=self._interruption,
-            truncated_ms=self._cut_ms(),
-            cut_short=reply.status == "cancelled" or reply.flushed_s is not None,
-            stop_latency_ms=self._stop_latency_ms(),
-            silence_ms=self._since_onset_ms(reply.flushed_s),
-            gaps_ms=tuple(gap_s * MS_PER_S for gap_s in reply.playback.gaps_s),
-            gaps_over_100ms=reply.playback.audible_gaps,
-            transcript=reply.transcript,
+            truncated_ms=self._truncated_ms(),
+            cut_short=response.status == "cancelled" or response.flushed_s is not None,
+            stop_latency_ms=self._stop_latency_ms(response),
+            silence_ms=self._since_onset_ms(response.flushed_s),
+            gaps_ms=tuple(gap_s * MS_PER_S for gap_s in response.playback.gaps_s),
+            gaps_over_100ms=response.playback.audible_gaps,
+            transcript=response.transcript,
             user_transcript=self._user_transcript,
-            early_replies=self._early_replies,
-            response_id=reply.response_id,
-            reply_pcm=bytes(reply.pcm),
+            early_replies=self._n_early,
+            response_id=response.response_id,
+            reply_pcm=bytes(response.pcm),
         )
 
     def _status(self) -> tuple[str, str | None]:
         if self._failure:
             return self._failure
-        reply = self.reply
-        if self.barged and reply.status is None:
+        response = self.response
+        assert response is not None, "the turn is not over"
+        if self.barged and response.status is None:
             return "unstopped", "the interrupted response never ended"
-        assert reply is not None and reply.status is not None, "asked before the turn was over"
-        promised = reply.transcript if reply.text_only else reply.pcm
-        if reply.status == "completed" and not promised:
+        assert response.status is not None, "the turn is not over"
+        output = response.transcript if response.text_only else response.pcm
+        if response.status == "completed" and not output:
             return "empty", "the response completed without any audio"
-        return reply.status, reply.error
+        return response.status, response.error
 
     def _since_speech_ms(self, at_s: float | None) -> float | None:
         if at_s is None or self._finished_s is None:
@@ -168,48 +174,50 @@ class TurnTracker:
             return None
         return (at_s - self._onset_s) * MS_PER_S
 
-    def _cut_ms(self) -> float | None:
-        if self._interruption is None:
+    def _truncated_ms(self) -> float | None:
+        if self._interruption is None or self.response is None:
             return None
-        return (self._interrupted_s - self.reply.first_audio_s) * MS_PER_S
+        if self.response.first_audio_s is None:
+            return None
+        return (self._interrupted_s - self.response.first_audio_s) * MS_PER_S
 
-    def _stop_latency_ms(self) -> float | None:
-        reply = self.reply
+    def _stop_latency_ms(self, response: Response) -> float | None:
         if not self.barged or self._onset_s is None:
             return None
-        if reply.done_s is not None and reply.done_s < self._onset_s:
+        if response.done_s is not None and response.done_s < self._onset_s:
             return None
-        return max(0.0, self._since_onset_ms(reply.last_audio_s))
+        latency_ms = self._since_onset_ms(response.last_audio_s)
+        return None if latency_ms is None else max(0.0, latency_ms)
 
     def _on_speech_started(self, _event: Event) -> None:
-        self._server_hears_speech = True
+        self._speech_is_detected = True
 
     def _on_speech_stopped(self, _event: Event) -> None:
-        self._server_hears_speech = False
-        self._reply_due = True
+        self._speech_is_detected = False
+        self._response_due = True
         self._speech_stopped_s = self._clock.now_s()
 
     def _on_response_created(self, event: Event) -> None:
-        # A later response replaces an earlier one: the server took a pause for the end of
-        # the turn, or was interrupted, and what it says now is the answer.
+        # A later response replaces an earlier one: the server mistook a pause for the end of the
+        # turn, or was interrupted.
         if self._finished_s is None:
-            self._early_replies += 1
-        self._reply_due = False
-        reply = Reply(
+            self._n_early += 1
+        self._response_due = False
+        response = Response(
             response_id=event["response"]["id"],
             created_s=self._clock.now_s(),
             playback=PlaybackClock(self._clock),
         )
         if self._interruption == FALSE_TRIGGER:
-            self._others.append(reply)
+            self._others.append(response)
             return
-        if self.reply is not None:
-            self._others.append(self.reply)
-        self.reply = reply
+        if self.response is not None:
+            self._others.append(self.response)
+        self.response = response
 
     def _on_audio(self, event: Event) -> None:
-        reply = self._reply_of(event["response_id"])
-        if reply is None:
+        response = self._response_of(event["response_id"])
+        if response is None:
             return
         try:
             packet = binascii.a2b_base64(event["delta"], strict_mode=True)
@@ -217,30 +225,30 @@ class TurnTracker:
             self.fail("error", f"audio packet is not base64: {error}")
             return
         if len(packet) % clip.BYTES_PER_SAMPLE:
-            self.fail("error", f"audio packet of {len(packet)} bytes cuts a sample in two")
+            self.fail("error", f"audio packet of {len(packet)} bytes splits a sample")
         elif packet:
-            reply.item_id = event.get("item_id")
-            reply.add_audio(packet, self._clock.now_s())
+            response.item_id = event.get("item_id")
+            response.add_audio(packet, self._clock.now_s())
 
     def _on_transcript_delta(self, event: Event) -> None:
-        reply = self._reply_of(event["response_id"])
-        if reply is not None:
-            if reply.first_text_s is None:
-                reply.first_text_s = self._clock.now_s()
-            reply.transcript += event["delta"]
-            reply.text_only = event["type"] == "response.output_text.delta"
+        response = self._response_of(event["response_id"])
+        if response is not None:
+            if response.first_text_s is None:
+                response.first_text_s = self._clock.now_s()
+            response.transcript += event["delta"]
+            response.text_only = event["type"] == "response.output_text.delta"
 
     def _on_response_done(self, event: Event) -> None:
-        response = event["response"]
-        reply = self._reply_of(response["id"])
-        if reply is None:
+        done = event["response"]
+        response = self._response_of(done["id"])
+        if response is None:
             return
-        reply.done_s = self._clock.now_s()
-        reply.status = response["status"]
-        if reply.status != "completed":
-            details = response.get("status_details") or {}
+        response.done_s = self._clock.now_s()
+        response.status = done["status"]
+        if response.status != "completed":
+            details = done.get("status_details") or {}
             failure = details.get("error") or {}
-            reply.error = failure.get("message") or details.get("reason") or reply.status
+            response.error = failure.get("message") or details.get("reason") or response.status
 
     def _on_user_transcript(self, event: Event) -> None:
         self._user_transcript = event["transcript"]
@@ -250,10 +258,10 @@ class TurnTracker:
         if error.get("code") not in HARMLESS_ERRORS:
             self.fail("error", f"{error.get('code') or error['type']}: {error['message']}")
 
-    def _reply_of(self, response_id: str) -> Reply | None:
-        return next((r for r in reversed(self.replies) if r.response_id == response_id), None)
+    def _response_of(self, response_id: str) -> Response | None:
+        return next((r for r in reversed(self.responses) if r.response_id == response_id), None)
 
-    _HANDLERS = {  # noqa: RUF012 (filled once, here)
+    _HANDLERS = {  # noqa: RUF012 (never changed)
         "error": _on_error,
         "input_audio_buffer.speech_started": _on_speech_started,
         "input_audio_buffer.speech_stopped": _on_speech_stopped,
@@ -264,4 +272,4 @@ class TurnTracker:
         "response.output_text.delta": _on_transcript_delta,
         "response.done": _on_response_done,
     }
-    _OF_A_REPLY = frozenset({_on_audio, _on_transcript_delta, _on_response_done})
+    _OF_A_RESPONSE = frozenset({_on_audio, _on_transcript_delta, _on_response_done})

@@ -1,6 +1,6 @@
-"""What a microphone will pick up, as the messages that carry it: made once, spoken often.
+"""The speech of a user turn, encoded as messages once and sent often.
 
-Encoding a frame costs more than sending it, and callers of a load test speak the same clips.
+Encoding a frame costs more than sending it, and users of a load test speak the same clips.
 """
 
 import base64
@@ -24,12 +24,13 @@ def silence_message(frames_per_message: int = 1) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Utterance:
-    """A recording ready to be sent.
+    """A recording as messages.
 
     Attributes:
         messages: one `input_audio_buffer.append` each; all hold `frames_per_message` frames.
+        frames_per_message: 20 ms frames in each message.
         onset: number of the message, counted from 1, in which the speech begins.
-        end: number of the message in which it ends; TTFP counts from there.
+        end: number of the message in which the speech ends; TTFP counts from its end.
     """
 
     messages: tuple[str, ...]
@@ -41,13 +42,13 @@ class Utterance:
     @classmethod
     def of(cls, pcm: bytes, frames_per_message: int = 1) -> Self:
         """Raises ValueError for audio without samples."""
-        if not (spoken := clip.speech_frames(pcm)):
+        if not (n_speech := clip.speech_frames(pcm)):
             raise ValueError("the clip holds no samples")
         per = frames_per_message
         return cls(
-            messages=tuple(append_message(piece) for piece in clip.frames(pcm, per)),
+            messages=tuple(append_message(part) for part in clip.frames(pcm, per)),
             frames_per_message=per,
             onset=clip.frames_before_speech(pcm) // per + 1,
-            end=-(-spoken // per),
+            end=-(-n_speech // per),
             duration_s=clip.duration_s(pcm),
         )

@@ -80,9 +80,13 @@ class WavFile:
     def _floats(self, raw: memoryview) -> npt.NDArray[np.float32]:
         order, width = self.order, self.sample_bytes
         if self.tag == _ALAW:
-            return g711.alaw_decode(np.frombuffer(raw, np.uint8)).astype(np.float32) / 32768
+            return g711.alaw_decode(np.frombuffer(raw, np.uint8)).astype(np.float32) / np.float32(
+                32768
+            )
         if self.tag == _MULAW:
-            return g711.mulaw_decode(np.frombuffer(raw, np.uint8)).astype(np.float32) / 32768
+            return g711.mulaw_decode(np.frombuffer(raw, np.uint8)).astype(np.float32) / np.float32(
+                32768
+            )
         if self.tag == _FLOAT:
             # A value beyond the range of float32 becomes infinite, which the decoder refuses.
             with np.errstate(over="ignore"):

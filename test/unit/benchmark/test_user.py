@@ -7,7 +7,7 @@ from benchmark.load import user as user_module
 from benchmark.load.arrivals import PlannedTurn, UserPlan
 from benchmark.load.interruptions import PlannedInterruption
 from benchmark.load.user import User
-from sglang_live.client.realtime_client import SessionError
+from sglang_live.client.connecting import SessionError
 from sglang_live.client.turn_record import TurnRecord
 
 BARGE_IN = PlannedInterruption("barge_in", 1.5)

@@ -12,10 +12,10 @@ from websockets.asyncio.server import ServerConnection, serve
 from sglang_live.client import clip
 
 SPEED = 100  # the fast clock's seconds per real second
-# Where moments within a reply matter, a hiccup of this process must not last a second.
+# Slower, for tests of times within a response: a delay of this process must stay under a second.
 STREAM_SPEED = 20
 VAD_SILENCE_FRAMES = 25  # 500 ms
-REPLY_PACKETS = 3
+RESPONSE_PACKETS = 3
 STREAMED_PACKETS = 20
 PLAYBACK_EVENTS = ("conversation.item.truncate", "playback.ack")
 
@@ -34,20 +34,20 @@ class FastClock:
 
 
 class FakeRealtimeServer:
-    """Speaks just enough of /v1/realtime. `script` says what it does when a turn ends.
+    """A server of /v1/realtime whose `script` decides what happens at the end of a turn.
 
-    `answer`: three packets of 100 ms each; `hang`: nothing; `close`: ends the connection;
+    `respond`: three packets of 100 ms each; `hang`: nothing; `close`: ends the connection;
     `empty`: completes without audio; `fail`: a failed response; `error`: an error event;
-    `garbage`: a frame that is no event; `too_early`: answers in the middle of the speech and
+    `garbage`: a frame that is no event; `too_early`: responds in the middle of the speech and
     again at its end; `stream`: 2 s of audio, a little faster than real time, which speech of
-    `onset_frames` interrupts; `strict`: the same, and refuses what is said of playback.
-    `refuse` and `mute` misbehave before the session exists.
+    `onset_frames` interrupts; `strict`: the same, and refuses events about playback.
+    `refuse` and `mute` fail before the session exists.
     """
 
-    def __init__(self, script: str = "answer", onset_frames: int = 1):
+    def __init__(self, script: str = "respond", onset_frames: int = 1):
         self.script = script
         self.onset_frames = onset_frames
-        self._answering: asyncio.Task | None = None
+        self._responding: asyncio.Task | None = None
         self._run_of_loud_frames = 0
         self.received: list[dict] = []
         self.paths: list[str] = []
@@ -116,7 +116,7 @@ class FakeRealtimeServer:
         if self.script == "too_early" and self._loud_frames == 3:
             self._loud_frames += 1
             await _send(socket, "input_audio_buffer.speech_stopped", audio_end_ms=0, item_id="i")
-            await self._answer(socket)
+            await self._respond(socket)
         if self._speaking and self._silent_frames == VAD_SILENCE_FRAMES:
             self._speaking = False
             await _send(socket, "input_audio_buffer.speech_stopped", audio_end_ms=0, item_id="i")
@@ -130,23 +130,23 @@ class FakeRealtimeServer:
         elif self.script == "garbage":
             await socket.send('{"type": "response.created"}')
         elif self.script == "empty":
-            await self._answer(socket, n_packets=0)
+            await self._respond(socket, n_packets=0)
         elif self.script == "fail":
             details = {
                 "type": "failed",
                 "error": {"type": "server_error", "message": "talker died"},
             }
-            await self._answer(socket, status="failed", status_details=details)
+            await self._respond(socket, status="failed", status_details=details)
         elif self.script in ("stream", "strict"):
-            self._answering = asyncio.create_task(self._stream(socket))
+            self._responding = asyncio.create_task(self._stream(socket))
         elif self.script != "hang":
-            await self._answer(socket)
+            await self._respond(socket)
 
     async def _interrupt(self):
-        if self._answering is not None:
-            self._answering.cancel()
-            await asyncio.gather(self._answering, return_exceptions=True)
-            self._answering = None
+        if self._responding is not None:
+            self._responding.cancel()
+            await asyncio.gather(self._responding, return_exceptions=True)
+            self._responding = None
 
     async def _stream(self, socket):
         self.n_responses += 1
@@ -164,7 +164,7 @@ class FakeRealtimeServer:
             status = {"status": "cancelled", "status_details": {"reason": "turn_detected"}}
         await _send(socket, "response.done", response={**response, **status})
 
-    async def _answer(self, socket, n_packets=REPLY_PACKETS, status="completed", **details):
+    async def _respond(self, socket, n_packets=RESPONSE_PACKETS, status="completed", **details):
         self.n_responses += 1
         response = {"id": f"resp_{self.n_responses}", "status": "in_progress"}
         place = {"response_id": response["id"], "item_id": "a", "content_index": 0}
@@ -190,7 +190,7 @@ async def _send_error(socket, code: str, message: str, event_id: str | None = No
 
 @pytest.fixture
 def fake_server():
-    """The class, so that a test chooses the script."""
+    """The class: each test chooses a script."""
     return FakeRealtimeServer
 
 
@@ -201,7 +201,7 @@ def fast_clock():
 
 @pytest.fixture
 def stream_clock():
-    """For the server's `stream`."""
+    """The clock for the script `stream`."""
     return FastClock(STREAM_SPEED)
 
 

@@ -22,7 +22,7 @@ def test_a_silent_clip_ends_with_its_last_frame():
 
 
 @pytest.mark.parametrize("room_amplitude", [0, 20, 300, 1500])
-def test_speech_begins_where_it_stands_out_from_the_room(room_amplitude):
+def test_speech_begins_where_it_exceeds_the_room_noise(room_amplitude):
     rng = np.random.default_rng(0)
     samples = np.frombuffer(bytes(10 * clip.FRAME_BYTES) + tone(0.4, 16000), "<i2")
     noise = rng.normal(0, room_amplitude, len(samples))
@@ -36,12 +36,12 @@ def test_a_click_is_no_onset():
 
 
 @pytest.mark.parametrize("n_frames", [0, 1, 2, 3, 20])
-def test_what_has_no_onset_begins_at_once(n_frames):
+def test_a_clip_without_an_onset_begins_at_once(n_frames):
     assert clip.frames_before_speech(bytes(n_frames * clip.FRAME_BYTES)) == 0
     assert clip.frames_before_speech(tone(n_frames * clip.FRAME_S, 16000)) == 0
 
 
-def test_the_last_frame_is_filled_up_so_that_the_pace_stays_20_ms():
+def test_the_last_frame_is_padded_to_20_ms():
     cut = clip.frames(bytes(clip.FRAME_BYTES + 10))
     assert [len(frame) for frame in cut] == [clip.FRAME_BYTES] * 2
 
@@ -62,7 +62,7 @@ def test_full_scale_audio_is_clipped_not_wrapped(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"not audio at all"])
-def test_a_file_that_is_no_audio_is_a_clear_error(tmp_path, content):
+def test_a_file_without_audio_is_a_clear_error(tmp_path, content):
     path = tmp_path / "broken.wav"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"broken\.wav"):

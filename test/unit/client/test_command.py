@@ -1,4 +1,4 @@
-"""The command itself, in a thread of its own beside the scripted server."""
+"""The command, in a thread next to the scripted server."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def run(server, *args) -> int:
 
 async def test_the_last_line_is_one_json_object(fake_server, short_wav, tmp_path, capsys):
     async with fake_server() as server:
-        out = tmp_path / "reply.wav"
+        out = tmp_path / "responses.wav"
         args = ("--wav", short_wav, "--wav", short_wav, "--out", out, "--json")
         code = await run(server, *args)
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -79,7 +79,7 @@ def test_wrong_arguments_are_exit_code_2(args):
     assert stop.value.code == 2
 
 
-def test_without_anything_to_say_the_bundled_recording_is_spoken():
+def test_the_bundled_recording_is_the_default_turn():
     assert parse_args([]).turns[0].wav == BUNDLED_CLIP
 
 

@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from sglang_live.client import clip
-from sglang_live.client.microphone import SILENCE_MESSAGE, Microphone
-from sglang_live.client.utterance import Utterance
+from sglang_live.client.microphone import Microphone
+from sglang_live.client.utterance import Utterance, silence_message
 from sglang_live.clock import SimClock
 
 
@@ -30,26 +30,26 @@ async def open_microphone():
 async def test_an_open_microphone_sends_silence_every_20_ms(open_microphone):
     clock, _, sent = open_microphone
     for n_sent in range(1, 6):
-        assert sent == [SILENCE_MESSAGE] * n_sent
+        assert sent == [silence_message()] * n_sent
         clock.advance(clip.FRAME_S)
         await settle()
 
 
-async def test_the_end_of_speech_is_told_when_its_frame_has_left(open_microphone):
+async def test_the_end_of_speech_is_reported_when_its_frame_was_sent(open_microphone):
     clock, microphone, sent = open_microphone
-    told = []
-    microphone.say(
+    n_sent = []
+    microphone.queue(
         Utterance.of(b"\1\1" * 3 * (clip.FRAME_BYTES // 2)).messages,
-        {2: lambda: told.append(len(sent))},
+        {2: lambda: n_sent.append(len(sent))},
     )
     for _ in range(4):
         clock.advance(clip.FRAME_S)
         await settle()
-    assert told == [3], "one frame of silence, then the second of the clip's three"
-    assert sent[4] == SILENCE_MESSAGE
+    assert n_sent == [3], "one frame of silence, then two of the clip"
+    assert sent[4] == silence_message()
 
 
-async def test_a_late_frame_is_made_up_for_and_counted(open_microphone):
+async def test_a_late_frame_is_counted_and_the_pace_recovers(open_microphone):
     clock, microphone, sent = open_microphone
     clock.advance(10 * clip.FRAME_S)
     await settle()
@@ -67,7 +67,7 @@ async def test_push_to_talk_stops_after_the_last_word():
 
     clock = SimClock()
     microphone = Microphone(clock, send)
-    microphone.say(Utterance.of(bytes(2 * clip.FRAME_BYTES)).messages, {})
+    microphone.queue(Utterance.of(bytes(2 * clip.FRAME_BYTES)).messages, {})
     task = asyncio.create_task(microphone.send_queued())
     for _ in range(3):
         await settle()

@@ -4,13 +4,13 @@ from sglang_live.client.playback_clock import PlaybackClock
 from sglang_live.clock import SimClock
 
 
-def test_playback_starts_at_the_first_packet_not_before():
+def test_playback_starts_at_the_first_packet():
     clock = SimClock()
     playback = PlaybackClock(clock)
     clock.advance(5.0)
-    assert playback.slack_s == 0.0
+    assert playback.buffered_s == 0.0
     playback.packet_received(1.0)
-    assert playback.slack_s == 1.0
+    assert playback.buffered_s == 1.0
     assert playback.gaps_s == []
 
 
@@ -21,7 +21,7 @@ def test_a_packet_in_time_leaves_no_gap():
     clock.advance(0.5)
     playback.packet_received(0.5)
     assert playback.gaps_s == []
-    assert playback.slack_s == 0.5
+    assert playback.buffered_s == 0.5
 
 
 def test_a_late_packet_is_a_gap_as_long_as_the_silence_was():
@@ -29,10 +29,10 @@ def test_a_late_packet_is_a_gap_as_long_as_the_silence_was():
     playback = PlaybackClock(clock)
     playback.packet_received(0.5)
     clock.advance(0.75)
-    assert playback.slack_s == -0.25
+    assert playback.buffered_s == -0.25
     playback.packet_received(0.5)
     assert playback.gaps_s == [0.25]
-    assert playback.slack_s == 0.5, "playback resumes where it stopped"
+    assert playback.buffered_s == 0.5, "playback resumes where it stopped"
 
 
 def test_only_gaps_over_100_ms_are_audible():
@@ -46,7 +46,7 @@ def test_only_gaps_over_100_ms_are_audible():
     assert playback.audible_gaps == 1
 
 
-def test_heard_never_exceeds_what_has_arrived():
+def test_heard_audio_never_exceeds_received_audio():
     clock = SimClock()
     playback = PlaybackClock(clock)
     playback.packet_received(1.0)
@@ -56,7 +56,7 @@ def test_heard_never_exceeds_what_has_arrived():
     assert playback.heard_s == 1.0
 
 
-async def test_waiting_lasts_until_a_packet_that_came_meanwhile_is_played_too():
+async def test_waiting_includes_a_packet_that_came_meanwhile():
     clock = SimClock()
     playback = PlaybackClock(clock)
     playback.packet_received(1.0)
@@ -71,10 +71,10 @@ async def test_waiting_lasts_until_a_packet_that_came_meanwhile_is_played_too():
     await asyncio.wait_for(waiting, 1.0)
 
 
-def test_a_chunk_is_on_time_if_it_comes_before_the_ones_ahead_would_have_ended():
+def test_a_chunk_is_on_time_if_it_comes_before_the_end_of_those_before_it():
     clock = SimClock()
     playback = PlaybackClock(clock)
-    # Chunks of 1 s; due at 1, 2 and 3 s after the first, whatever happened between.
+    # Chunks of 1 s; due at 1, 2 and 3 s after the first, with or without stalls.
     for arrival_s in (10.0, 11.0, 12.5, 12.9):
         clock.advance(arrival_s - clock.now_s())
         playback.packet_received(1.0)
@@ -82,7 +82,7 @@ def test_a_chunk_is_on_time_if_it_comes_before_the_ones_ahead_would_have_ended()
     assert playback.chunks_on_time == 2
 
 
-def test_after_a_flush_nothing_more_is_heard_and_nothing_is_late():
+def test_after_a_flush_no_packet_is_heard_or_late():
     clock = SimClock()
     playback = PlaybackClock(clock)
     playback.packet_received(1.0)
@@ -92,6 +92,6 @@ def test_after_a_flush_nothing_more_is_heard_and_nothing_is_late():
     playback.packet_received(1.0)
     assert playback.heard_s == 0.25
     assert playback.received_s == 2.0
-    assert playback.slack_s == 0.0
+    assert playback.buffered_s == 0.0
     assert playback.gaps_s == []
     assert playback.chunks_due == 0

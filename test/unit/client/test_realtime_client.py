@@ -3,7 +3,8 @@ import asyncio
 import pytest
 
 from sglang_live.client import clip
-from sglang_live.client.realtime_client import RealtimeClient, SessionError
+from sglang_live.client.connecting import SessionError
+from sglang_live.client.realtime_client import RealtimeClient
 from sglang_live.client.session_options import SessionOptions
 
 
@@ -11,13 +12,13 @@ def options(server, **kwargs):
     return SessionOptions(url=server.url, turn_timeout_s=0.5, **kwargs)
 
 
-async def test_a_spoken_turn_is_answered_and_measured(fake_server, stream_clock, speech):
+async def test_a_spoken_turn_gets_a_response_and_is_measured(fake_server, stream_clock, speech):
     async with fake_server() as server, RealtimeClient(options(server), stream_clock) as client:
         record = await client.speak(speech)
     assert record.status == "completed", record.error
     assert record.audio_s == pytest.approx(0.3)
     assert record.transcript == "word0 word1 word2 "
-    # The frame that ends the speech may leave late; those after it catch up.
+    # The frame that ends the speech may be sent late; later frames then come early.
     assert record.end_of_turn_ms >= 400, "the scripted VAD waits for 500 ms of silence"
     assert record.ttfp_ms >= record.end_of_turn_ms
     assert server.paths == ["/v1/realtime?model=demo"]
@@ -40,10 +41,10 @@ async def test_turns_share_one_session(fake_server, fast_clock, speech):
 
 
 async def test_push_to_talk_stops_at_the_end_of_speech_and_commits(fake_server, fast_clock, speech):
-    asked = {"push_to_talk": True, "voice": "ash", "instructions": "Be brief."}
+    chosen = {"push_to_talk": True, "voice": "ash", "instructions": "Be brief."}
     async with (
         fake_server() as server,
-        RealtimeClient(options(server, **asked), fast_clock) as client,
+        RealtimeClient(options(server, **chosen), fast_clock) as client,
     ):
         record = await client.speak(speech)
     assert record.ok
@@ -56,7 +57,7 @@ async def test_push_to_talk_stops_at_the_end_of_speech_and_commits(fake_server, 
     assert len(server.audio()) == 5 * clip.FRAME_BYTES
 
 
-async def test_a_written_question_is_answered_aloud(fake_server, fast_clock):
+async def test_a_written_question_gets_a_spoken_response(fake_server, fast_clock):
     async with fake_server() as server, RealtimeClient(options(server), fast_clock) as client:
         record = await client.ask("How late is it?")
     assert record.ok
@@ -65,14 +66,14 @@ async def test_a_written_question_is_answered_aloud(fake_server, fast_clock):
     assert server.types()[-2:] == ["conversation.item.create", "response.create"]
 
 
-async def test_the_answer_to_the_whole_clip_counts_when_the_server_spoke_too_early(
+async def test_the_response_to_the_whole_clip_counts_after_an_early_one(
     fake_server, fast_clock, speech
 ):
     async with (
         fake_server("too_early") as server,
         RealtimeClient(options(server), fast_clock) as client,
     ):
-        # Long enough for the early reply to arrive while the user still speaks.
+        # Long enough for the early response to arrive during the speech.
         record = await client.speak(speech[: 5 * clip.FRAME_BYTES] * 40)
     assert record.ok
     assert record.response_id == "resp_2"
@@ -89,7 +90,9 @@ async def test_the_answer_to_the_whole_clip_counts_when_the_server_spoke_too_ear
         ("garbage", "error", "malformed event"),
     ],
 )
-async def test_a_turn_that_fails_says_how(fake_server, fast_clock, speech, script, status, message):
+async def test_a_failed_turn_has_its_reason(
+    fake_server, fast_clock, speech, script, status, message
+):
     async with (
         fake_server(script) as server,
         RealtimeClient(options(server), fast_clock) as client,
@@ -99,7 +102,7 @@ async def test_a_turn_that_fails_says_how(fake_server, fast_clock, speech, scrip
     assert message in record.error
 
 
-async def test_a_server_that_never_answers_costs_the_turn_timeout_and_no_more(
+async def test_a_server_that_never_responds_costs_only_the_turn_timeout(
     fake_server, fast_clock, speech
 ):
     quick = {"turn_timeout_s": 0.05}
@@ -123,21 +126,21 @@ async def test_after_the_connection_is_gone_the_next_turn_fails_at_once(
     assert record.status == "closed"
 
 
-async def test_nobody_listening_is_a_clear_message(fast_clock):
+async def test_an_unreachable_server_is_a_clear_error(fast_clock):
     unused = SessionOptions(url="ws://127.0.0.1:1/v1/realtime")
     with pytest.raises(SessionError, match="cannot reach ws://127"):
         async with RealtimeClient(unused, fast_clock):
             pass
 
 
-async def test_a_refused_session_passes_the_servers_reason_on(fake_server, fast_clock):
+async def test_a_refused_session_has_the_servers_reason(fake_server, fast_clock):
     async with fake_server("refuse") as server:
         with pytest.raises(SessionError, match="4 of 4 sessions"):
             async with RealtimeClient(options(server), fast_clock):
                 pass
 
 
-async def test_a_server_without_a_word_is_given_up(fake_server, fast_clock, monkeypatch):
+async def test_a_silent_server_is_an_error_after_a_timeout(fake_server, fast_clock, monkeypatch):
     monkeypatch.setattr("sglang_live.client.realtime_client.CONNECT_TIMEOUT_S", 0.05)
     async with fake_server("mute") as server:
         with pytest.raises(SessionError, match="sent no session"):

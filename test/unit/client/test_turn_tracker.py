@@ -60,7 +60,7 @@ def test_times_count_from_the_end_of_the_users_speech(clock, tracker):
     assert record.gaps_over_100ms == 0
 
 
-def test_a_stall_of_the_reply_is_counted(clock, tracker):
+def test_a_stall_of_the_response_is_counted(clock, tracker):
     tracker.user_finished()
     created(tracker)
     audio(tracker)
@@ -77,7 +77,7 @@ def test_an_empty_packet_is_not_first_audio(clock, tracker):
     audio(tracker, b"")
     clock.advance(0.4)
     audio(tracker)
-    assert tracker.reply.first_audio_s == clock.now_s()
+    assert tracker.response.first_audio_s == clock.now_s()
 
 
 @pytest.mark.parametrize("delta", ["%%%", base64.b64encode(b"odd").decode()])
@@ -107,7 +107,7 @@ def test_a_text_only_response_needs_no_audio(tracker):
     assert tracker.record().transcript == "Hello."
 
 
-def test_the_answer_is_the_reply_begun_after_the_speech_not_the_one_in_its_pause(clock, tracker):
+def test_the_response_after_the_speech_counts_and_not_one_in_a_pause(clock, tracker):
     vad(tracker, "stopped")
     created(tracker, "early")
     audio(tracker, response_id="early")
@@ -116,10 +116,10 @@ def test_the_answer_is_the_reply_begun_after_the_speech_not_the_one_in_its_pause
     tracker.user_finished()
     assert not tracker.is_over()
     clock.advance(SETTLE_S)
-    assert not tracker.is_over(), "the server still hears the user"
+    assert not tracker.is_over(), "the server still detects speech"
     vad(tracker, "stopped")
     clock.advance(SETTLE_S)
-    assert not tracker.is_over(), "a reply is due"
+    assert not tracker.is_over(), "a response is due"
     created(tracker, "late")
     audio(tracker, response_id="early")
     audio(tracker, response_id="late")
@@ -131,7 +131,7 @@ def test_the_answer_is_the_reply_begun_after_the_speech_not_the_one_in_its_pause
     assert record.early_replies == 1
 
 
-def test_an_early_reply_that_nothing_follows_is_the_answer(clock, tracker):
+def test_an_early_response_counts_if_no_other_follows(clock, tracker):
     vad(tracker, "stopped")
     created(tracker)
     audio(tracker)
@@ -144,7 +144,7 @@ def test_an_early_reply_that_nothing_follows_is_the_answer(clock, tracker):
     assert tracker.record().ttfp_ms == pytest.approx(-100)
 
 
-def test_a_failed_response_tells_why(tracker):
+def test_a_failed_response_has_its_reason(tracker):
     tracker.user_finished()
     created(tracker)
     done(tracker, "failed", status_details={"error": {"message": "talker died"}})
@@ -168,7 +168,7 @@ def test_the_first_failure_is_the_one_reported(tracker):
 
 
 def barged(clock, tracker, onset_after_s=0.5):
-    """A turn whose reply plays for half a second when the caller speaks into it."""
+    """A turn whose response has played for half a second when the user interrupts it."""
     tracker.user_finished()
     created(tracker)
     for _ in range(10):
@@ -184,7 +184,7 @@ def test_stop_latency_counts_from_the_onset_to_the_last_packet(clock, tracker):
     clock.advance(0.15)
     audio(tracker)
     clock.advance(0.05)
-    tracker.reply.flush(clock.now_s())
+    tracker.response.flush(clock.now_s())
     done(tracker, "cancelled")
     record = tracker.record()
     assert record.ok
@@ -212,7 +212,7 @@ def test_a_response_that_was_over_before_the_onset_had_nothing_to_stop(clock, tr
     tracker.interrupted("barge_in")
     tracker.interruption_began()
     clock.advance(0.1)
-    tracker.reply.flush(clock.now_s())
+    tracker.response.flush(clock.now_s())
     record = tracker.record()
     assert record.stop_latency_ms is None
     assert record.silence_ms == pytest.approx(100)
@@ -238,7 +238,7 @@ def test_an_interrupted_response_that_never_ends_is_a_failure(clock, tracker):
     assert not tracker.record().ok
 
 
-def test_after_a_noise_the_turn_goes_on_until_its_answer_is_over_too(clock, tracker):
+def test_after_a_noise_the_turn_goes_on_until_the_response_to_it_ends(clock, tracker):
     tracker.user_finished()
     created(tracker)
     audio(tracker)
@@ -246,12 +246,12 @@ def test_after_a_noise_the_turn_goes_on_until_its_answer_is_over_too(clock, trac
     vad(tracker, "started")
     done(tracker, "cancelled")
     clock.advance(SETTLE_S)
-    assert not tracker.is_over(), "the server still hears the noise"
+    assert not tracker.is_over(), "the server still detects the noise"
     vad(tracker, "stopped")
     created(tracker, "to_the_noise")
     audio(tracker, response_id="to_the_noise")
     clock.advance(SETTLE_S)
-    assert not tracker.is_over(), "it answers the noise"
+    assert not tracker.is_over(), "it responds to the noise"
     done(tracker, "completed", "to_the_noise")
     clock.advance(SETTLE_S)
     assert tracker.is_over()
@@ -259,11 +259,11 @@ def test_after_a_noise_the_turn_goes_on_until_its_answer_is_over_too(clock, trac
     assert tracker.record().wrongly_interrupted
 
 
-def test_the_cut_is_anchored_at_the_first_packet(clock, tracker):
+def test_an_interruption_counts_from_the_first_packet(clock, tracker):
     tracker.user_finished()
     created(tracker)
-    assert tracker.until_cut_s(1.0) is None
+    assert tracker.until_interruption_s(1.0) is None
     clock.advance(3.0)
     audio(tracker)
     clock.advance(0.25)
-    assert tracker.until_cut_s(1.0) == pytest.approx(0.75)
+    assert tracker.until_interruption_s(1.0) == pytest.approx(0.75)

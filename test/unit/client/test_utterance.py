@@ -16,19 +16,19 @@ def audio_of(message: str) -> bytes:
 
 
 def test_speech_begins_and_ends_with_its_loud_frames():
-    said = Utterance.of(QUIET * 2 + LOUD * 3 + QUIET)
-    assert (said.onset, said.end) == (3, 5)
-    assert len(said.messages) == 6
-    assert b"".join(map(audio_of, said.messages)) == QUIET * 2 + LOUD * 3 + QUIET
+    utterance = Utterance.of(QUIET * 2 + LOUD * 3 + QUIET)
+    assert (utterance.onset, utterance.end) == (3, 5)
+    assert len(utterance.messages) == 6
+    assert b"".join(map(audio_of, utterance.messages)) == QUIET * 2 + LOUD * 3 + QUIET
 
 
 def test_longer_messages_hold_the_same_audio():
-    said = Utterance.of(QUIET * 2 + LOUD * 3, frames_per_message=2)
-    assert [len(audio_of(m)) for m in said.messages] == [2 * clip.FRAME_BYTES] * 3
-    assert (said.onset, said.end) == (2, 3)
+    utterance = Utterance.of(QUIET * 2 + LOUD * 3, frames_per_message=2)
+    assert [len(audio_of(m)) for m in utterance.messages] == [2 * clip.FRAME_BYTES] * 3
+    assert (utterance.onset, utterance.end) == (2, 3)
     assert audio_of(silence_message(2)) == QUIET * 2
 
 
-def test_audio_without_samples_cannot_be_said():
+def test_audio_without_samples_is_refused():
     with pytest.raises(ValueError, match="no samples"):
         Utterance.of(b"")

@@ -7,7 +7,16 @@ from sglang_live.client.playback_clock import PlaybackClock
 
 
 @dataclass(slots=True)
-class Reply:
+class Response:
+    """A response and its audio. All times are those of the client's clock.
+
+    item_id: its assistant item; None before the first audio.
+    flushed_s: time at which the user's device stopped to play it; None: it did not.
+    text_only: whether it is a written response.
+    done_s: time of response.done; None: the response is not over.
+    status: its own status; None: the response is not over.
+    """
+
     response_id: str
     created_s: float
     playback: PlaybackClock
@@ -33,19 +42,24 @@ class Reply:
         self.playback.packet_received(clip.duration_s(packet))
 
     def flush(self, now_s: float) -> None:
-        """The listener's device stops playing it."""
+        """Stop its playback on the user's device."""
         self.playback.flush()
         self.flushed_s = now_s
 
     @property
     def playing(self) -> bool:
-        """The listener hears it, or would if the next packet came."""
+        """Whether the user hears it, or would hear its next packet."""
         if self.first_audio_s is None or self.flushed_s is not None:
             return False
-        return self.done_s is None or self.playback.slack_s > 0
+        return self.done_s is None or self.playback.buffered_s > 0
+
+    @property
+    def generation_s(self) -> float | None:
+        """Time from response.created to the last audio packet; None without audio."""
+        return None if self.last_audio_s is None else self.last_audio_s - self.created_s
 
     @property
     def heard_s(self) -> float:
-        """What the listener will have heard in the end: all of it, unless it was flushed."""
+        """Audio that the user hears in the end: all of it, unless it was flushed."""
         playback = self.playback
         return playback.heard_s if playback.flushed else playback.received_s
