@@ -10,4 +10,4 @@ WHY = "a third turn is then admitted beside the first: context is lost, and the 
 DROP_WHEN = "sgl-project/sglang#36475 is fixed in the pinned version"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.session.fixes:detach_rejected"
+HOOK = "sglang_live.bridge.session.truncate:detach_rejected"

@@ -7,4 +7,4 @@ WHY = "the session otherwise refuses every later turn, and is never closed: its 
 DROP_WHEN = "upstream calls session.abort_req() for requests aborted in the waiting queue"
 STAGES = ("thinker",)
 CPU_ONLY = False
-HOOK = "sglang_live.bridge.session.fixes:release_waiting"
+HOOK = "sglang_live.bridge.session.truncate:release_waiting"

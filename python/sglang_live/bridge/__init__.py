@@ -1,1 +1,1 @@
-"""The only rooms that import sglang are bridge/, models/ and sgl_patches/."""
+"""The scheduler, session cache and platform code that extends SGLang's own classes."""

@@ -1,4 +1,4 @@
-"""What is known of the KV of one session, beyond what SGLang knows."""
+"""The KV record of one session: SGLang's fields, and those of compaction and eviction."""
 
 from dataclasses import fields
 
@@ -10,9 +10,12 @@ from sglang.srt.session.streaming_session import _VirtualNode
 class LiveKvInfo(ReqKvInfo):
     """A session's KV record.
 
-    parked: device slots of what the tree holds for the session, while it has no row.
-    sink_tokens, n_dropped: the session has dropped n_dropped tokens behind its first sink_tokens,
-        so its token at place p >= sink_tokens has position p + n_dropped.
+    A token at index i >= sink_tokens has position i + n_dropped.
+
+    Attributes:
+        parked: device slots of the session's prefix in the radix tree; None while it has a row.
+        sink_tokens: tokens before the compacted span.
+        n_dropped: tokens that compaction has dropped behind the sink.
     """
 
     parked: torch.Tensor | None = None
@@ -21,7 +24,7 @@ class LiveKvInfo(ReqKvInfo):
 
     @staticmethod
     def of(kv: ReqKvInfo) -> "LiveKvInfo":
-        # Upstream's record has slots and no room for more; a subclass's instances have.
+        # Upstream's record has __slots__, so it takes no further attributes; a subclass does.
         if isinstance(kv, LiveKvInfo):
             return kv
         live = LiveKvInfo()
@@ -29,22 +32,25 @@ class LiveKvInfo(ReqKvInfo):
             setattr(live, field.name, getattr(kv, field.name))
         return live
 
-    def place_of(self, position: int) -> int | None:
-        """Where the session ends that is to end there; None: what was there was dropped.
+    def index_of(self, position: int) -> int | None:
+        """The token index at a position.
 
-        Within the sink neither: nothing would be left to say that tokens are missing behind it.
+        Returns None if compaction dropped the position, or if it lies in the sink of a compacted
+        session: a session that ends there would lose the record of what it dropped.
         """
         if not self.n_dropped:
             return position
         return position - self.n_dropped if position >= self.sink_tokens + self.n_dropped else None
 
 
-class Place(_VirtualNode):
-    """Stands for a session's KV where SGLang locks nodes of the tree.
+class SessionNode(_VirtualNode):
+    """A session's KV, in the role of a radix tree node that SGLang locks.
 
-    n_pins: locks by requests that run, or are just being considered.
-    own_from: where the session's own KV begins, behind what the tree holds for it, while SGLang
-        has it wrong: it takes what was loaded from the host for the tree's. None: it has it right.
+    Attributes:
+        n_pins: locks by requests that run or are considered for admission.
+        own_from: token index at which the session's own KV begins, behind its prefix in the tree,
+            while SGLang's cache_protected_len is wrong: SGLang counts what was loaded from the
+            host as part of the tree. None: SGLang's value is right.
     """
 
     def __init__(self, session_id: str):

@@ -1,4 +1,4 @@
-"""Entry point of group `sglang.srt.plugins`: SGLang calls it in every process that it starts."""
+"""Entry point of group `sglang.srt.plugins`; SGLang calls it in every process that it starts."""
 
 import logging
 import os

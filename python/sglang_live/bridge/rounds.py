@@ -1,8 +1,8 @@
-"""The policies' side of an engine: facts in, one decision per scheduling round out.
+"""One policy decision per scheduling round, from facts about the engine's requests.
 
 In: the round's time and Progress (broadcast, so equal on all ranks), what the scheduler ran.
 Out: a policy.view.Round; totals for the stage. Owner: one Rounds per scheduler process.
-Imports nothing of SGLang and reads no clock but its thread's own, to count what it costs.
+Imports nothing of SGLang. The only clock it reads is its thread's CPU time, to measure its cost.
 """
 
 import math
@@ -19,23 +19,27 @@ from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates
 
-# Weight of the newest round in the measured rates: about ten rounds of memory.
+# Weight of the newest round in the measured rates: an average over about ten rounds.
 _EMA = 0.1
 _CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
-# Over which it is measured how busy the engine is.
+# Time constant of the measured share of time in which the engine computes.
 _BUSY_WINDOW_S = 2.0
-# A pause longer than this was no round.
+# A longer interval between two rounds includes idle time and is not measured.
 _LONGEST_ROUND_S = 2.0
-# A decision stands for so long if nothing came, left or was reported meanwhile: a buffer changes
-# by less than a frame in that time.
+# Validity of a decision while no fact changes: a buffer changes by less than a frame in that time.
 REVIEW_S = 0.015
-# Smaller prefills are all fixed cost and say nothing about the cost of a token.
+# A smaller prefill is mostly fixed cost, and does not measure the cost of a token.
 _MIN_MEASURED_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """From host to device. bytes_per_s: None: not measured yet. latency_s: of a small transfer."""
+    """The measured link from host to device.
+
+    Attributes:
+        bytes_per_s: None before the first measurement.
+        latency_s: duration of a small transfer.
+    """
 
     bytes_per_s: float | None
     latency_s: float
@@ -43,9 +47,10 @@ class LinkRate:
 
 @dataclass(frozen=True, slots=True)
 class RoundStamp:
-    """Rank 0's time and measures; they ride the request broadcast, so all ranks decide alike.
+    """Rank 0's time and measurements, sent with the request broadcast: all ranks decide alike.
 
-    peer_urgent: somebody is urgent in a later stage on this device.
+    Attributes:
+        peer_urgent: a request of a later stage on this device is urgent.
     """
 
     now_s: float
@@ -55,7 +60,11 @@ class RoundStamp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """KV tokens of the engine, and its request rows. free: what a prefill could take now."""
+    """KV tokens of the engine, and its free request rows.
+
+    Attributes:
+        free: KV tokens that a prefill could take now.
+    """
 
     free: int
     total: int
@@ -67,13 +76,13 @@ class Pool:
 
 
 class _Slope:
-    """How much longer a decode round gets per stream: a line through the latest rounds.
+    """Seconds by which one more request lengthens a decode round.
 
-    Exponentially weighted least squares; nan until batches of different sizes were seen.
+    Exponentially weighted least squares over the latest rounds; nan until batch sizes differ.
     """
 
     _WEIGHT = 0.02
-    _MIN_VARIANCE = 0.2  # streams squared
+    _MIN_VARIANCE = 0.2  # requests squared
 
     def __init__(self) -> None:
         self._mean_n = self._mean_s = self._var = self._cov = 0.0
@@ -98,11 +107,11 @@ class _Slope:
 def rounds_of(
     policies: Policies, config: PolicyConfig, chunk_tokens: int | None
 ) -> "Rounds | None":
-    """None if these policies have no say in a round.
+    """Rounds for these policies, or None if none of them decides about rounds.
 
     Args:
         config: of the stage.
-        chunk_tokens: the engine's own prefill chunk; None or negative: it has none.
+        chunk_tokens: the engine's own prefill chunk; None or negative if it has none.
     """
     if not decides_rounds(policies):
         return None
@@ -113,7 +122,7 @@ def rounds_of(
 
 
 def decides_rounds(policies: Policies) -> bool:
-    """Whether any of these policies has a say in a round; some are matters of turns."""
+    """Whether any of these policies decides about rounds; the others concern turns only."""
     return policies.order is not None or policies.pacing
 
 
@@ -131,7 +140,7 @@ class Rounds:
         self._ran: tuple[str, int] | None = None
         self._last: Round | None = None
         self._managed = np.zeros(0, bool)  # of the latest decision
-        self._ahead_s = np.zeros(0)
+        self._buffered = np.zeros(0)
         self._notes: list[tuple[str, str, float]] = []
         self._slope = _Slope()
         self._busy = 0.0
@@ -167,10 +176,10 @@ class Rounds:
     def decide(
         self, pool: Pool, *, prefill_running: bool, blocked: Iterable[str] = ()
     ) -> Round | None:
-        """None while there is nothing to decide about.
+        """The round's decision, or None while the table is empty.
 
         Args:
-            gated: requests that cannot step now, whatever is decided.
+            blocked: requests that cannot step in this round.
         """
         if not len(self.table):
             self._last = None
@@ -194,8 +203,8 @@ class Rounds:
         )
         self._last = decision = self._policy.decide(view)
         self._managed = view.managed.copy()
-        self._ahead_s = view.buffered_s
-        for slot in self.table.judged(decision.urgency).tolist():
+        self._buffered = view.buffered_s
+        for slot in self.table.record_urgency(decision.urgency).tolist():
             for rid in self.table.rids([slot]):
                 self._note(rid, _CLASSES[decision.urgency[slot]], slot)
         self.totals["unknown"] += decision.n_unknown
@@ -204,7 +213,7 @@ class Rounds:
 
     @property
     def urgent(self) -> bool:
-        """Whether this engine could help somebody who is urgent in this round."""
+        """Whether an urgent request can step or begin in this round."""
         return self._last is not None and self._last.urgent
 
     def pause(self, rid: str) -> bool:
@@ -213,8 +222,8 @@ class Rounds:
             return False
         return bool(self._last.pause[slot])
 
-    def is_ahead(self, rid: str) -> bool:
-        """Whether its listener has enough for a while."""
+    def is_well_buffered(self, rid: str) -> bool:
+        """Whether the request's consumer has enough speech buffered (class U2)."""
         slot = self.table.slot(rid)
         if slot is None or self._last is None or slot >= len(self._last.urgency):
             return False
@@ -223,12 +232,12 @@ class Rounds:
     def buffered_s(self, rid: str) -> float:
         return self.table.buffered_s(rid, self.now_s)
 
-    def anyone_leaves(self) -> bool:
-        """Whether the decision may take a stream out of the running batch."""
+    def pauses_any(self) -> bool:
+        """Whether the decision pauses any request."""
         return self._last is not None and bool(self._last.pause.any())
 
     def admission_order(self, waiting: list) -> tuple[list, list]:
-        """The queue as it should be tried, and those that are to wait for another round."""
+        """The waiting requests to try in this round, in order, and those that stay in the queue."""
         if self._last is None or len(waiting) < 1:
             return waiting, []
         known, judged, new = len(self._last.pause), {}, []
@@ -237,7 +246,7 @@ class Rounds:
             if slot is not None and slot < known:
                 judged[slot] = req
             else:
-                new.append(req)  # came after the decision: SGLang's order, behind the others
+                new.append(req)  # arrived after the decision: SGLang's order, behind the others
         tried = [req for slot in self._last.admit.tolist() if (req := judged.pop(slot, None))]
         return tried + new, list(judged.values())
 
@@ -245,7 +254,7 @@ class Rounds:
         return self._last.prefill_budget if self._last is not None else None
 
     def wait_limit_s(self) -> float:
-        """How long nothing will change by time alone."""
+        """Seconds until the decision changes with time alone."""
         if self._last is None:
             return float("inf")
         return max(0.0, self._last.next_change_s - self.now_s)
@@ -256,24 +265,24 @@ class Rounds:
 
     @property
     def slices_prefill(self) -> bool:
-        """Whether a half-prefilled prompt makes way for shorter ones."""
+        """Whether a shorter prompt may preempt a half-prefilled one."""
         return self._policy.order == "urgency"
 
     # --- accounts ---
 
     def paused(self, rid: str) -> None:
-        self.table.hold(rid, self.now_s)
+        self.table.pause(rid, self.now_s)
         self._note(rid, "paused")
         self.totals["pauses"] += 1
 
     def resumed(self, rid: str) -> None:
-        if self.table.is_held(rid):
+        if self.table.is_paused(rid):
             self.table.resume(rid, self.now_s)
             self._note(rid, "resumed")
             self.totals["resumes"] += 1
 
     def take_notes(self) -> StreamEvents | None:
-        """What became of single streams since the last call; None: nothing."""
+        """Events of single requests since the last call; None if there were none."""
         if not self._notes:
             return None
         rids, what, buffered_s = map(list, zip(*self._notes, strict=True))
@@ -282,8 +291,8 @@ class Rounds:
 
     def _note(self, rid: str, what: str, slot: int | None = None) -> None:
         slot = self.table.slot(rid) if slot is None else slot
-        known = slot is not None and slot < len(self._ahead_s)
-        self._notes.append((rid, what, float(self._ahead_s[slot]) if known else 0.0))
+        known = slot is not None and slot < len(self._buffered)
+        self._notes.append((rid, what, float(self._buffered[slot]) if known else 0.0))
 
     def report(self) -> dict[str, float]:
         names = ("unknown_s", "u0_s", "u1_s", "u2_s")

@@ -1,9 +1,9 @@
-"""What an engine knows of its requests, as arrays: the facts behind a policy's view.
+"""The facts about an engine's requests, as arrays: the source of a policy's view.
 
-In: arrivals, admissions, steps, holds from the scheduler; Progress from the control channel.
+In: arrivals, admissions, steps, pauses from the scheduler; Progress from the control channel.
 Out: StageView. Owner: one StreamTable per scheduler process; equal on all ranks, because every
 fact and the time come with the scheduler's broadcast.
-A request keeps its slot while it lives. A free slot looks like a stream that wants nothing.
+A request keeps its slot to its end. A free slot has the values of a request that needs nothing.
 """
 
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ import numpy as np
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.view import FIRST_INTERRUPTS, StageRates, StageView
 
-# A stream that is this far ahead of a consumer nobody has reported on has lost its telemetry.
+# Progress of a request counts as lost if none has come after so much produced speech.
 SILENT_CONSUMER_S = 4.0
 
-# Of a stream that no round has judged yet.
+# Urgency class of a request before its first round.
 NO_CLASS = 99
 
 _COLUMNS = {
@@ -42,9 +42,9 @@ _COLUMNS = {
 class StreamTable:
     """
     Args:
-        unit_s: speech that one decode step is worth to this stage's consumer.
-
-    changed: a fact came that is more than a step or the passing of time; its reader resets it.
+        unit_s: seconds of speech that one decode step produces for this stage's consumer.
+    Attributes:
+        changed: whether a fact other than a step or the time has changed; the reader resets it.
     """
 
     def __init__(self, unit_s: float, capacity: int = 64):
@@ -62,7 +62,7 @@ class StreamTable:
     def __contains__(self, rid: str) -> bool:
         return rid in self._slot
 
-    def is_held(self, rid: str) -> bool:
+    def is_paused(self, rid: str) -> bool:
         slot = self._slot.get(rid)
         return slot is not None and bool(self._columns["paused"][slot])
 
@@ -84,9 +84,10 @@ class StreamTable:
         prefill_tokens: int,
         background: bool = False,
     ) -> None:
-        """A request joins the queue, for the first time or after a retraction.
+        """Record a request that joins the queue, for the first time or after a retraction.
 
-        background: nobody waits for it, until somebody hurries.
+        Args:
+            background: no consumer waits for it yet; see to_foreground().
         """
         self.changed = True
         slot = self._slot.get(rid)
@@ -119,25 +120,25 @@ class StreamTable:
             self._columns["since_s"][slot] = now_s
             self._columns["prefill_tokens"][slot] = 0
 
-    def hurry(self, rid: str) -> None:
-        """Somebody waits for it now."""
+    def to_foreground(self, rid: str) -> None:
+        """Record that a consumer waits for the request now."""
         slot = self._slot.get(rid)
         if slot is not None and self._columns["background"][slot]:
             self.changed = True
             self._columns["background"][slot] = False
 
-    def hold(self, rid: str, now_s: float) -> None:
-        self._set_held(rid, True, now_s)
+    def pause(self, rid: str, now_s: float) -> None:
+        self._set_paused(rid, True, now_s)
 
     def resume(self, rid: str, now_s: float) -> None:
-        self._set_held(rid, False, now_s)
+        self._set_paused(rid, False, now_s)
 
-    def shrank(self, rid: str, n_tokens: int) -> None:
-        """Some of its KV was dropped, though it goes on."""
+    def compacted(self, rid: str, n_tokens: int) -> None:
+        """Record that n_tokens of a running request's KV were dropped."""
         if (slot := self._slot.get(rid)) is not None:
             self._columns["prompt_tokens"][slot] -= n_tokens
 
-    def leave(self, rid: str) -> None:
+    def remove(self, rid: str) -> None:
         slot = self._slot.pop(rid, None)
         if slot is None:
             return
@@ -150,20 +151,24 @@ class StreamTable:
 
     def keep_only(self, rids: set[str]) -> None:
         for rid in self._slot.keys() - rids:
-            self.leave(rid)
+            self.remove(rid)
 
     def step(self, reqs: list) -> None:
-        """A decode step of these requests was launched. reqs: a batch's own list."""
+        """Record that a decode step of these requests was launched.
+
+        Args:
+            reqs: the batch's own list.
+        """
         known, slots = self._stepping
-        # A batch that changes gets a new list; holding on to the old one keeps identities apart.
+        # A changed batch has a new list. A reference to the old one keeps its id from being reused.
         if known is not reqs:
             found = [slot for req in reqs if (slot := self._slot.get(req.rid)) is not None]
             slots = np.asarray(found, np.int64)
             self._stepping = (reqs, slots)
         self._columns["produced"][slots] += 1.0
 
-    def judged(self, urgency: np.ndarray) -> np.ndarray:
-        """Take note of a round's classes. Returns the slots of replies whose class is new."""
+    def record_urgency(self, urgency: np.ndarray) -> np.ndarray:
+        """Record a round's classes. Returns the slots of managed requests whose class changed."""
         known = self._columns["urgency"][: len(urgency)]
         changed = urgency != known
         changed &= self._columns["managed"][: len(urgency)]
@@ -177,7 +182,7 @@ class StreamTable:
         self.changed = True
         slots = [self._slot.get(rid, -1) for rid in news.rids]
         at, columns = np.array(slots, np.int64), news.columns()
-        if at.size and at.min() < 0:  # some have ended meanwhile
+        if at.size and at.min() < 0:  # some requests have ended meanwhile
             live = at >= 0
             at, columns = at[live], {name: column[live] for name, column in columns.items()}
         for name, column in columns.items():
@@ -188,9 +193,9 @@ class StreamTable:
     # --- for the policies ---
 
     def buffered_s(self, rid: str, now_s: float) -> float:
-        """Of one stream, for reports; nan if unknown."""
+        """Seconds of speech that one request has buffered, for reports; nan if unknown."""
         slot = self._slot.get(rid)
-        return float("nan") if slot is None else float(self._ahead_s(now_s)[slot])
+        return float("nan") if slot is None else float(self._buffered(now_s)[slot])
 
     def view(
         self,
@@ -205,12 +210,16 @@ class StreamTable:
         last_prefill_s: float = 0.0,
         peer_urgent: bool = False,
     ) -> StageView:
-        """gated: requests that cannot step now, whatever is decided."""
+        """The view of one round.
+
+        Args:
+            blocked: requests that cannot step in this round.
+        """
         n, columns = len(self._rids), self._columns
-        buffered_s = self._ahead_s(now_s)
+        buffered_s = self._buffered(now_s)
         produced = columns["produced"][:n]
         silent = ~columns["reported"][:n] & (produced * self._unit_s > SILENT_CONSUMER_S)
-        # Dead slots have produced without end, for nobody.
+        # A free slot has produced infinitely much and has no consumer.
         silent &= columns["managed"][:n]
         if silent.any():
             buffered_s = np.where(silent, np.nan, buffered_s)
@@ -246,16 +255,16 @@ class StreamTable:
         mask[slots] = True
         return mask
 
-    def _ahead_s(self, now_s: float) -> np.ndarray:
+    def _buffered(self, now_s: float) -> np.ndarray:
         n, columns = len(self._rids), self._columns
         produced_s = columns["produced"][:n] * self._unit_s
         taken_s = columns["consumed_s"][:n] + columns["advancing"][:n] * (
             now_s - columns["stamp_s"][:n]
         )
-        # A consumer cannot have taken what was not made: it ran dry and stands still.
+        # A consumer cannot take more than was produced: its buffer is empty then.
         return np.maximum(produced_s - taken_s, 0.0)
 
-    def _set_held(self, rid: str, paused: bool, now_s: float) -> None:
+    def _set_paused(self, rid: str, paused: bool, now_s: float) -> None:
         slot = self._slot.get(rid)
         if slot is not None:
             self.changed = True

@@ -1,4 +1,4 @@
-"""Sockets between a stage process and its SGLang scheduler: facts in, products out."""
+"""Sockets between a stage process and its SGLang scheduler: feed messages and reports."""
 
 import os
 import queue
@@ -13,13 +13,14 @@ from sglang_live.policy.policies import Policies
 
 INBOX_ENV = "SGLANG_LIVE_INBOX"
 OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
-# Comma list of the policies that are on; empty or absent: SGLang's own scheduling.
+# Comma-separated names of the policies that are on; empty or absent: SGLang's own scheduling.
 POLICIES_ENV = "SGLANG_LIVE_POLICIES"
-# "<bytes>:<directory>"; empty or absent: session KV has host memory at most.
+# "<bytes>:<directory>"; empty or absent: session KV has no storage tier.
 STORAGE_ENV = "SGLANG_LIVE_SESSION_STORAGE"
-# Messages that wait at either end. Each end is watched and ended long before: this bounds memory.
+# High-water mark of each end, a bound of memory: a stage or engine that falls behind so far has
+# been ended by supervision before.
 QUEUE_MESSAGES = 65_536
-# Thinker states of forward passes, which may have megabytes.
+# Bound of the queued forward passes with thinker states, which may take megabytes each.
 _PENDING_ROWS = 1_024
 # Name of our radix cache in SGLang's registry.
 RADIX_BACKEND = "sglang_live"
@@ -29,30 +30,34 @@ class Inbox:
     """PULL end inside the scheduler. Drained once a round, never blocks."""
 
     def __init__(self, address: str):
-        self.socket = zmq.Context.instance().socket(zmq.PULL)
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
         self.socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
         self.socket.bind(address)
         self._decoder = msgspec.msgpack.Decoder(Feed)
 
     def drain(self) -> list[Feed]:
         feeds = []
-        # Asking first: an exception in every round would cost more than most rounds' news.
-        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        # Poll first: an exception in every round would cost more than most rounds' messages.
+        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             feeds.append(self._decoder.decode(self.socket.recv(zmq.NOBLOCK)))
         return feeds
 
 
 class Outbox:
-    """PUSH end inside the scheduler's process, for one thread. Waits for a stage that is behind."""
+    """PUSH end inside the scheduler's process, for one thread. Blocks while the queue is full."""
 
     def __init__(self, address: str):
-        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, report: Report) -> None:
         self._socket.send(self._encoder.encode(report))
+
+
+# Request id, positions, their states on the host, event of the copy (None on a CPU).
+_Pending = tuple[str, list[int], torch.Tensor, torch.cuda.Event | None]
 
 
 class RowsOutbox:
@@ -62,12 +67,17 @@ class RowsOutbox:
     """
 
     def __init__(self, address: str):
-        self._pending: queue.Queue = queue.Queue(_PENDING_ROWS)
+        self._pending: queue.Queue[_Pending] = queue.Queue(_PENDING_ROWS)
         self._address = address
         threading.Thread(target=self._run, name="hidden-rows", daemon=True).start()
 
     def send(self, rid: str, at: list[int], rows: torch.Tensor) -> None:
-        """rows: [len(at), hidden] on the device of the model."""
+        """Queue the states of one request.
+
+        Args:
+            at: positions in the session.
+            rows: [len(at), hidden] on the model's device.
+        """
         event = None
         host = rows.to("cpu", torch.float32, non_blocking=True)
         if rows.is_cuda:

@@ -1,6 +1,7 @@
-"""What a talker stage tells its scheduler, and what the schedulers of both engines tell back.
+"""Messages from a stage to its scheduler (feed), and from the scheduler to its stage (reports).
 
-Feed messages ride SGLang's own request broadcast, so every rank applies them in the same round.
+Feed messages are sent with SGLang's request broadcast, so every rank applies them in the same
+round.
 """
 
 from collections.abc import Sequence
@@ -8,12 +9,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-# Request ids of replies begin so; they wait in the queue until their TalkerPrompt has come.
+# Id prefix of the talker's requests; they stay in the queue until their TalkerPrompt has come.
 SPEAK_PREFIX = "speak-"
-# Request ids of the thinker begin so where every delay is heard: the replies that a talker waits
-# for, those of a beat, and what is taken in before them.
+# Id prefix of the thinker's requests whose delay is audible: responses that a talker speaks, those
+# with a deadline, and the prefills before them.
 THINK_PREFIX = "think-"
-# Request ids of what is taken in while a caller still speaks begin so: nobody waits for them yet.
+# Id prefix of turn prefill: the user still speaks, so no consumer waits for these requests yet.
 TURN_PREFILL_PREFIX = "prefill-"
 
 # Request ids of other replies in writing begin so.
@@ -31,10 +32,13 @@ def is_logged(rid: str) -> bool:
 class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     """Announces a request before it is sent to the engine.
 
-    temperature: of code 0, unless greedy; it is sampled in the model, from seed and frame alone.
-    audio_at: prompt positions of thinker states; audio: their float32 rows, row-major.
-    window_frames, slack_frames: what a long reply keeps of its newest frames beside its prompt, and
-        how far it may grow beyond; 0: all of them (bridge/scheduler/talker_window.py).
+    Attributes:
+        temperature: of code 0, unless greedy; the model samples it from seed and frame alone.
+        audio_at: prompt positions of thinker states.
+        audio: float32 rows of those states, row-major.
+        window_frames: newest frames that a long request keeps beside its prompt; 0: all frames
+            (bridge/scheduler/talker_window.py).
+        slack_frames: frames by which a request may exceed the window before it is compacted.
     """
 
     rid: str
@@ -50,7 +54,11 @@ class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
 
 
 class TalkerText(msgspec.Struct, frozen=True, tag="text"):
-    """More text for a running reply; done: there will be no more."""
+    """More text for a request.
+
+    Attributes:
+        done: whether this is the last text.
+    """
 
     rid: str
     ids: list[int]
@@ -58,20 +66,22 @@ class TalkerText(msgspec.Struct, frozen=True, tag="text"):
 
 
 class TalkerForget(msgspec.Struct, frozen=True, tag="forget"):
-    """The reply is over for its caller; whatever is kept for it may go."""
+    """The request has ended for the stage; the engine frees what it keeps for it."""
 
     rid: str
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
-    """How far the consumers of running requests are; packed arrays in the order of rids.
+    """Progress of the consumers of running requests; packed arrays in the order of rids.
 
-    All callers may have news in one round, and it must not cost them the round: numbers travel
-    as they lie in memory. Last write wins.
+    All requests may have progress in one round. Packed arrays keep its cost below that of a
+    round. The last message wins.
 
-    consumed_s: float64, speech the consumer has taken of each reply (talker: the listener's ear;
-    thinker: the talker). flowing: bool, whether it goes on taking one second per second by itself.
-    interrupts: float64, how often this caller interrupts, 0 to 1.
+    Attributes:
+        consumed_s: float64, seconds of each request's speech that its consumer has taken (talker:
+            heard by the user; thinker: spoken by the talker).
+        advancing: bool, whether the consumer keeps taking one second per second.
+        interrupts: float64, how often this user interrupts, 0 to 1.
     """
 
     rids: list[str]
@@ -103,15 +113,16 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="end"):
-    """Nobody wants more of this reply: finish it where it is. Its KV stays. Never lost."""
+    """Finish a request at its current length. Its session keeps the KV. Delivered reliably."""
 
     rid: str
 
 
 class TruncateSession(msgspec.Struct, frozen=True, tag="truncate"):
-    """Keep the first n_tokens of a session that has no running request. Answered by Truncated.
+    """Keep the first n_tokens of a session that has no running request. Acknowledged by Truncated.
 
-    n_tokens: counted from the session's beginning, tokens that were dropped included.
+    Attributes:
+        n_tokens: counted from the session's beginning, dropped tokens included.
     """
 
     session: str
@@ -119,12 +130,16 @@ class TruncateSession(msgspec.Struct, frozen=True, tag="truncate"):
 
 
 class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
-    """From now on a session keeps its first sink_tokens and a window of the last ones.
+    """From now on a session keeps its first sink_tokens and a window of its last tokens.
 
-    What lies between is dropped at once if no request is running (kv/retention.py).
-    window_tokens: 0 lifts the bound. acknowledge: with Retained.
-    running: request that may lose tokens already while it writes its reply; whoever counts those
-        of its prompt must have done so. every_request: after and during every request.
+    The tokens between are dropped at once if no request is running (kv/retention.py).
+
+    Attributes:
+        window_tokens: 0 lifts the bound.
+        acknowledge: whether the scheduler sends Retained.
+        running: id of a request that may be compacted while it decodes; its prompt's tokens must
+            have been counted before. Empty: none.
+        every_request: compact after and during every request of the session.
     """
 
     session: str
@@ -137,19 +152,22 @@ class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
 
 
 class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):
-    """The caller of this session speaks: a request will follow. Never lost."""
+    """The user of this session speaks: a request will follow. Delivered reliably."""
 
     session: str
 
 
 class NextUseHint(msgspec.Struct, frozen=True, tag="next_use"):
-    """When the caller of this session will want its KV again. Never lost.
+    """When the next request of this session is expected. Delivered reliably.
 
     Seconds count from now, because clocks of stage and engine need not agree.
 
-    buffered_s: until the listener will have heard all there is so far; 0: silence now.
-    response_gap_s: from the end of playback to this caller's next word, on average; None before the
-        first. observed_gap_s: one that was seen just now, for the average over all callers.
+    Attributes:
+        buffered_s: seconds until all audio sent so far is played; 0 if none plays.
+        response_gap_s: average time from the end of playback to this user's next word; None
+            before the first.
+        observed_gap_s: the latest such time, for the average over all users; None if there is no
+            new one.
     """
 
     session: str
@@ -175,7 +193,9 @@ class Frames(msgspec.Struct, frozen=True, tag="frames"):
 class HiddenRows(msgspec.Struct, frozen=True, tag="rows"):
     """Thinker states at audio positions of one prefill chunk.
 
-    at: absolute positions in the session; rows: float32 [len(at), thinker_hidden], row-major.
+    Attributes:
+        at: absolute positions in the session.
+        rows: float32 [len(at), thinker_hidden], row-major.
     """
 
     rid: str
@@ -184,15 +204,25 @@ class HiddenRows(msgspec.Struct, frozen=True, tag="rows"):
 
 
 class Truncated(msgspec.Struct, frozen=True, tag="truncated"):
-    """n_tokens: what the session holds now; -1: it could not be truncated and is unchanged."""
+    """Result of TruncateSession.
+
+    Attributes:
+        n_tokens: position at which the session ends now; -1 if it could not be truncated and is
+            unchanged.
+    """
 
     session: str
     n_tokens: int
 
 
 class Retained(msgspec.Struct, frozen=True, tag="retained"):
-    """n_tokens: what the session holds now; -1: nobody can tell, a request of it is running or it
-    does not exist. n_dropped: how many it has dropped so far behind its first sink_tokens.
+    """Result of RetainSession.
+
+    Attributes:
+        n_tokens: tokens that the session holds now; -1 if a request of it is running or it does
+            not exist.
+        sink_tokens: tokens before the dropped ones.
+        n_dropped: tokens that compaction has dropped behind the sink so far.
     """
 
     session: str
@@ -202,16 +232,17 @@ class Retained(msgspec.Struct, frozen=True, tag="retained"):
 
 
 class PolicyReport(msgspec.Struct, frozen=True, tag="policy"):
-    """What the policies of an engine did since its start; counters and seconds by name."""
+    """Totals of an engine's policies since its start; counters and seconds by name."""
 
     totals: dict[str, float]
 
 
 class StreamEvents(msgspec.Struct, frozen=True, tag="notes"):
-    """What became of streams in one round; parallel lists.
+    """Events of requests in one round; parallel lists.
 
-    what: "u0", "u1", "u2" or "unknown", the class it is in from now on; "held" or "resumed".
-    buffered_s: its buffer at that moment.
+    Attributes:
+        what: "u0", "u1", "u2" or "unknown", the request's new class; "paused" or "resumed".
+        buffered_s: the request's buffer at that moment.
     """
 
     rids: list[str]

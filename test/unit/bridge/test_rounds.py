@@ -36,7 +36,7 @@ class Engine:
                 self.rounds.progress(Progress.of(rids, [heard_s] * n, [False] * n, [0.5] * n))
             self.rounds.decide(POOL, prefill_running=False)
             for req in list(self.batch):
-                if self.rounds.pause(req.rid) and not self.rounds.table.is_held(req.rid):
+                if self.rounds.pause(req.rid) and not self.rounds.table.is_paused(req.rid):
                     self.rounds.paused(req.rid)
                 elif not self.rounds.pause(req.rid):
                     self.rounds.resumed(req.rid)

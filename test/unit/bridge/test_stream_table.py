@@ -66,7 +66,7 @@ def test_the_newest_progress_wins():
 
 def test_progress_of_a_request_that_is_gone_changes_nothing():
     table = table_of("a")
-    table.leave("a")
+    table.remove("a")
     table.progress(Progress.of(["a"], [1.0], [True], [0.0]), 10.0)
     assert len(table) == 0
 
@@ -83,7 +83,7 @@ def test_a_consumer_nobody_reports_on_is_unknown_once_much_was_made():
 
 def test_a_free_slot_looks_like_a_stream_that_wants_nothing():
     table = table_of("a", "b")
-    table.leave("a")
+    table.remove("a")
     view = view_of(table)
     assert not view.waiting[0]
     assert not view.managed[0]
@@ -96,7 +96,7 @@ def test_a_slot_is_used_again_without_what_was_known_of_the_one_before():
     table = table_of("a")
     steps(table, 9, "a")
     table.progress(Progress.of(["a"], [0.1], [True], [1.0]), 10.0)
-    table.leave("a")
+    table.remove("a")
     table.wait("b", now_s=12.0, managed=True, prompt_tokens=5, prefill_tokens=5)
     view = view_of(table, 12.0)
     assert len(view) == 1
@@ -108,7 +108,7 @@ def test_a_slot_is_used_again_without_what_was_known_of_the_one_before():
 def test_a_retracted_request_keeps_what_it_made():
     table = table_of("a")
     steps(table, 9, "a")
-    table.hold("a", 11.0)
+    table.pause("a", 11.0)
     table.wait("a", now_s=12.0, managed=True, prompt_tokens=30, prefill_tokens=39)
     view = view_of(table, 12.0)
     assert view.waiting[0]
@@ -121,7 +121,7 @@ def test_steps_count_for_the_batch_as_it_is_even_when_requests_come_and_go():
     table = table_of("a", "b")
     batch = [SimpleNamespace(rid="a"), SimpleNamespace(rid="b")]
     table.step(batch)
-    table.leave("a")
+    table.remove("a")
     table.wait("c", now_s=10.0, managed=True, prompt_tokens=1, prefill_tokens=1)
     table.step(batch)  # a's last step was launched before it was known to have ended
     assert table.buffered_s("b", 10.0) == pytest.approx(0.16)

@@ -1,7 +1,7 @@
 """Codec frames out of the talker's engine, on SGLang's own sampling-observer path.
 
-Frames leave after their step's token was committed and before the response is streamed, so a
-frame that reaches the vocoder belongs to the reply for good.
+Frames are sent after their step's token was committed and before the output is streamed, so a
+frame that reaches the vocoder is final.
 """
 
 from torch import Tensor
@@ -41,7 +41,7 @@ class _HostFrames:
         self._codes, self._outbox, self._streams = codes, outbox, streams
 
     def consume(self, batch, commits) -> None:
-        """Send the frame that each committed token completed: the one before it."""
+        """Send the frame that each committed token completed: the frame before the token's own."""
         rids, index, codes = [], [], []
         for req, commit, row in zip(batch.reqs, commits, self._codes.tolist(), strict=True):
             if commit is not None and row[0] >= 0:

@@ -1,9 +1,9 @@
-"""Engines that share a device know when somebody is urgent in a later stage.
+"""Urgency of the later stages that share a device with this engine.
 
-In: after each round, whether this engine could help somebody. Out: whether one nearer to the ear
-could, and would sooner if this one left the device to it.
-A file in the server's run directory, which all engines of a device map: one time per engine.
-Owner: one DevicePeers per engine, in rank 0; its answer rides the request broadcast.
+In: after each round, whether an urgent request of this engine can run. Out: whether one of a
+later stage can, and would run sooner if this engine left the device idle.
+A file in the server's run directory, which all engines of a device map, has one time per engine.
+Owner: one DevicePeers per engine, in rank 0; its result is sent with the request broadcast.
 """
 
 import mmap
@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 
 DEVICE_PEERS_ENV = "SGLANG_LIVE_DEVICE_PEERS"
-# An engine that sleeps, or has died, says no more that it is not in need.
-LASTS_S = 0.1
-_STAGES = ("thinker", "talker", "vocoder")  # towards the ear
+# Lifetime of a published urgency: an engine that sleeps or has died does not withdraw it.
+VALID_S = 0.1
+_STAGES = ("thinker", "talker", "vocoder")  # in the order of the pipeline
 _MAX_REPLICAS = 1024
 
 
 def device_peers_env(run_dir: str, device: str, stage: str, replica: int) -> str:
-    """For DEVICE_PEERS_ENV: which file, and which place in it.
+    """The value of DEVICE_PEERS_ENV: the engine's index in the file, and the file.
 
     Raises:
-        ValueError: the file has no place for so many replicas.
+        ValueError: the replica's number exceeds the file's size.
     """
     if not 0 <= replica < _MAX_REPLICAS:
         raise ValueError(f"at most {_MAX_REPLICAS} replicas of a stage, got number {replica}")
@@ -34,8 +34,8 @@ def device_peers_env(run_dir: str, device: str, stage: str, replica: int) -> str
 class DevicePeers:
     """
     Args:
-        path: of the file; created if absent.
-        place: of this engine in it.
+        path: of the file, which is created if absent.
+        place: this engine's index in the file.
     """
 
     def __init__(self, path: Path, place: int):
@@ -51,14 +51,18 @@ class DevicePeers:
 
     @classmethod
     def from_env(cls) -> "DevicePeers | None":
-        """None where nobody said with whom this engine shares its device."""
+        """Returns None if DEVICE_PEERS_ENV is not set."""
         place, _, path = os.environ.get(DEVICE_PEERS_ENV, "").partition(":")
         return cls(Path(path), int(place)) if path else None
 
-    def tell(self, urgent: bool, now_s: float) -> None:
-        """now_s: monotonic, which is one clock for all processes of a host."""
-        self._own[0] = now_s + LASTS_S if urgent else 0.0
+    def publish(self, urgent: bool, now_s: float) -> None:
+        """Publish whether an urgent request of this engine can run.
+
+        Args:
+            now_s: time.monotonic(), which is the same clock in all processes of a host.
+        """
+        self._own[0] = now_s + VALID_S if urgent else 0.0
 
     def urgent(self, now_s: float) -> bool:
-        """Whether somebody is urgent in an engine nearer to the ear."""
+        """Whether a request is urgent in an engine of a later stage."""
         return bool(self._later.max(initial=0.0) > now_s)

@@ -1,7 +1,7 @@
-"""For tests alone: a prompt that ends the thinker's scheduler, or stops it in a round.
+"""Faults for tests: a prompt at which the thinker's scheduler dies or hangs.
 
 SGLANG_LIVE_TEST_FAULT, "die:5,6,7" or "hang:5,6,7": a round whose prompts contain these token
-ids one after the other raises, or never returns. Without the variable there is no hook.
+ids in sequence raises, or never returns. Without the variable nothing is injected.
 """
 
 import os
@@ -13,7 +13,7 @@ FAULT_ENV = "SGLANG_LIVE_TEST_FAULT"
 
 class FaultInjection:
     def __init__(self, text: str):
-        """Raises ValueError if it is not of the form above."""
+        """Raises ValueError if text does not have the form above."""
         self._action, _, ids = text.partition(":")
         if self._action not in ("die", "hang"):
             raise ValueError(f"{FAULT_ENV} is die:IDS or hang:IDS, got {text!r}")
@@ -25,11 +25,11 @@ class FaultInjection:
         return FaultInjection(text) if text else None
 
     def meet(self, prompts: Iterable[Sequence[int]]) -> None:
-        """Raises RuntimeError, or never returns, if one of the prompts is deadly."""
+        """Raises RuntimeError, or never returns, if a prompt contains the ids."""
         if not any(self._is_in(list(prompt)) for prompt in prompts):
             return
         if self._action == "die":
-            raise RuntimeError("test hook: a prompt was deadly")
+            raise RuntimeError("test hook: a prompt contains the ids of the fault")
         while True:
             time.sleep(1)
 

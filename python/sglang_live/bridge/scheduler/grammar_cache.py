@@ -1,4 +1,4 @@
-"""Bounds what is kept of compiled grammars: each request may bring another one.
+"""Bounds of the caches of compiled grammars: each request may bring another grammar.
 
 The grammar of a large schema takes a few MB with a large vocabulary.
 """
@@ -11,7 +11,7 @@ MOST_BYTES = 256 << 20
 
 
 class BoundedCompiler(xgrammar.GrammarCompiler):
-    """Of what it compiled, it keeps the latest MOST_BYTES."""
+    """A grammar compiler whose cache is limited to MOST_BYTES."""
 
     def __init__(self, tokenizer_info: xgrammar.TokenizerInfo):
         super().__init__(tokenizer_info, cache_limit_bytes=MOST_BYTES)
@@ -20,6 +20,9 @@ class BoundedCompiler(xgrammar.GrammarCompiler):
 def keep_bounded(
     result: None, backend: BaseGrammarBackend, key: tuple[str, str], value: BaseGrammarObject
 ) -> None:
-    """After BaseGrammarBackend.set_cache: the oldest go. Requests that run have copies."""
+    """After BaseGrammarBackend.set_cache: remove the oldest grammars beyond MOST_GRAMMARS.
+
+    Running requests hold copies of theirs.
+    """
     while len(backend.cache) > MOST_GRAMMARS:
         del backend.cache[next(iter(backend.cache))]

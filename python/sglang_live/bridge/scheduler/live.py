@@ -1,11 +1,12 @@
-"""SGLang's scheduler with a listener in mind: streams may sit out rounds and come back.
+"""SGLang's scheduler, with requests that pause and resume by the policies' decisions.
 
-In: decisions of bridge/rounds.py. Out: what SGLang's loop runs. Without policies and with nobody
-to sit out, every round is SGLang's own. Subclassed by the talker's scheduler; the thinker's engine
-runs it as it is.
+In: decisions of bridge/rounds.py. Out: the batches that SGLang's loop runs. With the policies off
+and no request blocked, every round is SGLang's own.
+Used by the thinker's engine; the talker's scheduler is a subclass.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 
@@ -16,7 +17,7 @@ from sglang_live.bridge.scheduler.progress import ProgressCell
 from sglang_live.engine_channel.messages import SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.policy.config import THINKER
 
-# How long a round may wait for input when every stream sits out. Messages end the wait at once.
+# Longest wait for input while every request is paused. A message ends the wait at once.
 IDLE_WAIT_MS = 20
 
 
@@ -28,7 +29,7 @@ class LiveScheduler(MemoryScheduler):
     def init_running_status(self) -> None:
         super().init_running_status()
         if not self.spec_algorithm.is_none() or self.server_args.enable_dp_attention:
-            raise RuntimeError("live streams need SGLang without speculation and DP attention")
+            raise RuntimeError("pausing requests excludes speculation and DP attention")
         self._progress = ProgressCell.from_env() if self.outbox is not None else None
         self._fault_injection = FaultInjection.from_env() if self.policy_config is THINKER else None
 
@@ -44,59 +45,59 @@ class LiveScheduler(MemoryScheduler):
         super().init_load_inquirer()
         self._observe(self.load_inquirer, self._running_and_paused)
 
-    def _observe(self, observer, reqs_view) -> None:
-        # Frozen dataclasses: what they observe is fixed at construction, but for this.
+    def _observe(self, observer: Any, reqs_view: Callable[[], ScheduleBatch | ReqsView]) -> None:
+        # The observers are frozen dataclasses, so a plain assignment raises.
         object.__setattr__(observer, "get_running_batch", reqs_view)
 
-    def _running_and_paused(self):
+    def _running_and_paused(self) -> ScheduleBatch | ReqsView:
         if not self.paused and not self._preempted_prefills():
             return self.running_batch
-        paused = [h.req for h in self.paused.values()]
+        paused = [p.req for p in self.paused.values()]
         return ReqsView([*self.running_batch.reqs, *paused, *self._preempted_prefills()])
 
-    def _holding_kv(self):
-        """As above, and the half-prefilled prompt: in a decode round it is in no batch."""
+    def _holding_kv(self) -> ScheduleBatch | ReqsView:
+        """As above, plus the half-prefilled prompt, which is in no batch in a decode round."""
         view = self._running_and_paused()
         return view if self.chunked_req is None else ReqsView([*view.reqs, self.chunked_req])
 
-    # --- who sits out ---
+    # --- pause and resume ---
 
     def _blocked(self, req: Req) -> bool:
-        """Whether the model cannot run the request's next step yet."""
+        """Whether the input of the request's next step does not exist yet."""
         return False
 
-    def _any_gated(self) -> bool:
-        """Whether some request may be gated: spares looking at each."""
+    def _any_blocked(self) -> bool:
+        """Whether some request may be blocked; saves the check of each."""
         return False
 
-    def _pause(self, req: Req) -> bool:
+    def _must_pause(self, req: Req) -> bool:
         if req.finished() or req.to_finish is not None or _must_end(req):
             return False
         return self._blocked(req) or (self.rounds is not None and self.rounds.pause(req.rid))
 
-    def _hold(self, batch: ScheduleBatch) -> None:
-        if not self._any_gated() and (self.rounds is None or not self.rounds.anyone_leaves()):
+    def _pause_requests(self, batch: ScheduleBatch) -> None:
+        if not self._any_blocked() and (self.rounds is None or not self.rounds.pauses_any()):
             return
-        pause = [self._pause(req) for req in batch.reqs]
+        pause = [self._must_pause(req) for req in batch.reqs]
         if not any(pause):
             return
-        for index, out in enumerate(pause):
-            if out:
+        for index, pauses in enumerate(pause):
+            if pauses:
                 paused = PausedRequest.of(batch, index)
                 self.paused[paused.req.rid] = paused
                 if self.rounds is not None and not self._blocked(paused.req):
                     self.rounds.paused(paused.req.rid)
-        batch.filter_batch(keep_indices=[i for i, out in enumerate(pause) if not out])
+        batch.filter_batch(keep_indices=[i for i, pauses in enumerate(pause) if not pauses])
         batch.batch_is_full = False
 
     def _resume(self, running_batch: ScheduleBatch) -> ScheduleBatch:
         back = []
-        for paused in [h for h in self.paused.values() if not self._pause(h.req)]:
+        for paused in [p for p in self.paused.values() if not self._must_pause(p.req)]:
             if not paused.req.finished():
                 if paused.step_in_flight:
                     continue
                 back.append(paused)
-            # With overlap it may have ended in the step that was in flight when it was held.
+            # With overlap it may have ended in the step that was in flight when it was paused.
             del self.paused[paused.req.rid]
             if self.rounds is not None:
                 self.rounds.resumed(paused.req.rid)
@@ -117,7 +118,7 @@ class LiveScheduler(MemoryScheduler):
             self._make_rows()
         if self.rounds is not None:
             blocked = [
-                r for r, h in self.paused.items() if h.step_in_flight or self._blocked(h.req)
+                r for r, p in self.paused.items() if p.step_in_flight or self._blocked(p.req)
             ]
             partial_prefills = self.partial_prefills()
             if self.sliced_prefill is not None:
@@ -126,7 +127,7 @@ class LiveScheduler(MemoryScheduler):
                 self._pool(), prefill_running=bool(partial_prefills), blocked=blocked
             )
             if self.device_peers is not None:
-                self.device_peers.tell(self.rounds.urgent, self.rounds.now_s)
+                self.device_peers.publish(self.rounds.urgent, self.rounds.now_s)
         if self._reports:
             self.report()
         if self.paused:
@@ -135,29 +136,29 @@ class LiveScheduler(MemoryScheduler):
         if self.rounds is not None and (notes := self.rounds.take_notes()) and self.outbox:
             self.outbox.send(notes)
         if plan.batch_to_run is None and self.paused and last_batch is None:
-            self._wait_for_news()
+            self._wait_for_input()
         return plan
 
-    def _wait_for_news(self) -> None:
+    def _wait_for_input(self) -> None:
         limit_s = IDLE_WAIT_MS / 1000
         if self.rounds is not None:
             limit_s = min(limit_s, self.rounds.wait_limit_s())
-        self._news.poll(max(1, round(1000 * limit_s)))
+        self._poller.poll(max(1, round(1000 * limit_s)))
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
-        self._hold(running_batch)
+        self._pause_requests(running_batch)
         if running_batch.is_empty():
-            # Upstream looks again when a request ends. Nothing runs, and memory may still have
-            # come free: of a session that was closed, or whose caller said nothing after all.
+            # Upstream clears the flag when a request ends. With no request running, memory may
+            # still have been freed: by a closed session, or one whose protection ran out.
             running_batch.batch_is_full = False
         queue, later = self._admission_order(self.waiting_queue)
-        if self.retention is not None:
-            queue, coming = self.retention.ready(queue)
-            later = coming + later
+        if self.tier_events is not None:
+            queue, fetching = self.tier_events.ready(queue)
+            later = fetching + later
         budget = self.rounds.prefill_budget() if self.rounds is not None else None
         if budget == 0:
-            # A prefill that is half-way is parked: upstream stashed its last chunk already.
-            if self.waiting_queue or self.chunked_req is not None:
+            # Upstream has stored a half-prefilled prompt's last chunk already.
+            if self.rounds is not None and (self.waiting_queue or self.chunked_req is not None):
                 self.rounds.totals["prefill_put_off"] += 1
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
         if self.sliced_prefill is not None:
@@ -172,13 +173,18 @@ class LiveScheduler(MemoryScheduler):
     def _prefill(
         self, queue: list[Req], later: list[Req], budget: int | None, running_batch: ScheduleBatch
     ) -> NextBatchPlan:
-        """budget: tokens; None: the engine's own chunk. later: stay in the queue."""
+        """Run SGLang's prefill admission on `queue`.
+
+        Args:
+            later: requests that stay in the waiting queue.
+            budget: tokens of this prefill; None: the engine's own chunk.
+        """
         own_chunk = self.chunked_prefill_size
         if budget is not None and own_chunk:
             pages = max(1, budget // self.page_size)
             self.chunked_prefill_size = min(own_chunk, pages * self.page_size)
             n_tokens = map(self._tokens_to_prefill, queue)
-            queue, beyond = heard_within(budget, queue, n_tokens)
+            queue, beyond = audio_within(budget, queue, n_tokens)
             later = beyond + later
         self.waiting_queue = queue
         try:
@@ -186,9 +192,10 @@ class LiveScheduler(MemoryScheduler):
             if (
                 plan.batch_to_run is None
                 and self.chunked_req is None
+                and self.sliced_prefill is not None
                 and self._preempted_prefills()
             ):
-                self.sliced_prefill.go_on()  # those that were to pass do not fit after all
+                self.sliced_prefill.resume()  # the preempting prompts do not fit after all
                 later, self.waiting_queue = self.waiting_queue + later, []
                 plan = super().get_new_batch_prefill(plan.running_batch)
         finally:
@@ -197,28 +204,29 @@ class LiveScheduler(MemoryScheduler):
         if self.rounds is not None and plan.batch_to_run is not None:
             self._launched(plan.batch_to_run.reqs)
         elif self.rounds is not None and self.paused:
-            self._give_way_to(queue, plan.running_batch)
+            self._retract_for(queue, plan.running_batch)
         return plan
 
     def _launched(self, reqs: list[Req]) -> None:
+        assert self.rounds is not None
         if self.sliced_prefill is not None:
             self.sliced_prefill.launched(reqs)
         for req in reqs:
             self.rounds.table.admit(req.rid, self.rounds.now_s)
 
     def _admission_order(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
-        """The queue as it is tried in this round, and those that wait for another one."""
+        """The waiting requests to try in this round, in order, and those that stay in the queue."""
         if self.rounds is None:
             return waiting, []
         return self.rounds.admission_order(waiting)
 
     def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
-        self._hold(batch)  # rounds in which prefill was deferred
+        self._pause_requests(batch)  # rounds in which prefill was deferred
         if batch.is_empty():
             batch.batch_is_full = False
             return batch
         if self.retention is not None:
-            self.retention.bound_running(batch)
+            self.retention.compact_running_requests(batch)
         if self.paused or self.partial_prefills():
             self._make_room(batch)
         reqs = batch.reqs
@@ -228,13 +236,14 @@ class LiveScheduler(MemoryScheduler):
         return left
 
     def _forget_ended(self, before: list[Req], after: list[Req]) -> None:
-        """Upstream ends a request that fits nowhere here, and no result of it will come."""
+        """Upstream ends a request that cannot fit into memory here, without a batch result."""
+        assert self.rounds is not None
         stayed = {req.rid for req in after}
         for req in before:
             if req.rid not in stayed and req.to_finish is not None:
-                self.rounds.table.leave(req.rid)
+                self.rounds.table.remove(req.rid)
 
-    def run_batch(self, batch: ScheduleBatch, *args, **kwargs):
+    def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         if self._progress is not None:
             is_prefill = batch.forward_mode.is_extend()
             prompts = (len(req.origin_input_ids) for req in batch.reqs) if is_prefill else ()
@@ -248,7 +257,7 @@ class LiveScheduler(MemoryScheduler):
                 self.rounds.ran_prefill(batch.extend_num_tokens)
         return super().run_batch(batch, *args, **kwargs)
 
-    def process_batch_result(self, batch: ScheduleBatch, result):
+    def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
         super().process_batch_result(batch, result)
         if self._progress is not None:
             self._progress.step()
@@ -257,29 +266,29 @@ class LiveScheduler(MemoryScheduler):
                 continue
             self.request_log.finished(req)
             if self.rounds is not None:
-                self.rounds.table.leave(req.rid)
+                self.rounds.table.remove(req.rid)
             if self.retention is not None and req.session is not None:
                 self.retention.finished(req.session.session_id)
 
     # --- the queue ---
 
-    def handle_generate_request(self, recv_req, **kwargs):
+    def handle_generate_request(self, recv_req: Any, **kwargs: Any) -> Any:
         if self.retention is not None:
             self.retention.settle()
         return super().handle_generate_request(recv_req, **kwargs)
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
-        hurries = self._end_if_told(req)
+        is_interrupted = self._interrupt_if_early(req)
         self._counts["retracted"] += is_retracted
         self.request_log.queued(req, is_retracted)
-        if self.retention is not None:
-            self.retention.arrives(req)
+        if self.tier_events is not None:
+            self.tier_events.request_queued(req)
         if self.rounds is not None:
             self.rounds.table.wait(
                 req.rid,
                 now_s=self.rounds.now_s,
                 managed=req.rid.startswith((SPEAK_PREFIX, THINK_PREFIX)),
-                background=req.rid.startswith(TURN_PREFILL_PREFIX) and not hurries,
+                background=req.rid.startswith(TURN_PREFILL_PREFIX) and not is_interrupted,
                 prompt_tokens=len(req.origin_input_ids),
                 prefill_tokens=self._tokens_to_prefill(req),
             )
@@ -287,10 +296,10 @@ class LiveScheduler(MemoryScheduler):
 
     def _release_aborted_request(self, req: Req) -> None:
         if self.rounds is not None:
-            self.rounds.table.leave(req.rid)
+            self.rounds.table.remove(req.rid)
         super()._release_aborted_request(req)
 
-    # --- everybody who counts live requests ---
+    # --- counts of live requests ---
 
     def _totals(self) -> dict[str, float]:
         own = self.sliced_prefill.totals if self.sliced_prefill is not None else {}
@@ -300,59 +309,59 @@ class LiveScheduler(MemoryScheduler):
         paused = {paused.req for paused in self.paused.values()}
         return super().collect_inflight_reqs() | paused | set(self._preempted_prefills())
 
-    def abort_request(self, recv_req):
+    def abort_request(self, recv_req: Any) -> None:
         super().abort_request(recv_req)
         if self.sliced_prefill is not None:
             self.sliced_prefill.abort(recv_req.rid, recv_req.abort_all)
 
-    def is_fully_idle(self, for_health_check=False, ignore_waiting=False) -> bool:
-        apart = self.paused or self._preempted_prefills()
-        return not apart and super().is_fully_idle(for_health_check, ignore_waiting)
+    def is_fully_idle(self, for_health_check: bool = False, ignore_waiting: bool = False) -> bool:
+        outside_batches = self.paused or self._preempted_prefills()
+        return not outside_batches and super().is_fully_idle(for_health_check, ignore_waiting)
 
-    def pause_generation(self, recv_req):
-        # A pause that retracts looks at the running batch only.
-        still_out = {rid: h for rid, h in self.paused.items() if h.step_in_flight}
-        back = [h for rid, h in self.paused.items() if rid not in still_out]
+    def pause_generation(self, recv_req: Any) -> Any:
+        # SGLang's pause with mode "retract" covers the running batch only.
+        in_flight = {rid: p for rid, p in self.paused.items() if p.step_in_flight}
+        back = [p for rid, p in self.paused.items() if rid not in in_flight]
         if recv_req.mode == "retract" and back:
             batch = decode_batch_of(self, back)
-            self.paused = still_out
+            self.paused = in_flight
             if self.running_batch.is_empty():
                 self.running_batch = batch
             else:
                 self.running_batch.merge_batch(batch)
         if recv_req.mode == "retract" and self.sliced_prefill is not None:
             for req in self._preempted_prefills():
-                self.sliced_prefill.leave(req)
+                self.sliced_prefill.retract(req)
                 self._retract(req, 0)
         return super().pause_generation(recv_req)
 
-    def on_idle(self):
+    def on_idle(self) -> Any:
         if self._progress is not None and (self.paused or self.is_fully_idle()):
-            self._progress.step()  # rightly nothing was run
+            self._progress.step()  # an iteration that had nothing to run
         if self.is_fully_idle():
             if self.rounds is not None:
                 self.rounds.table.keep_only(set())
-            # The loop may sleep now: what happened last would stay unsaid.
+            # The loop may sleep now, which would delay the report of the last events.
             self.report(at_once=True)
         return super().on_idle()
 
 
-def heard_within(
+def audio_within(
     budget: int, queue: list[Req], n_tokens: Iterable[int]
 ) -> tuple[list[Req], list[Req]]:
-    """The first of the queue, such that prompts with audio fit into the budget whole, and the rest.
+    """Split the queue so that the prompts with audio in the first part fit into the budget whole.
 
-    Upstream encodes all audio of a prompt at once, however small the first chunk of it. One such
-    prompt is always among the first.
+    Upstream encodes all audio of a prompt at once, however small its first chunk. The first prompt
+    with audio is in the first part even if it exceeds the budget.
     """
-    n_sum, has_heard = 0, False
+    n_sum, has_audio = 0, False
     for at, (req, n) in enumerate(zip(queue, n_tokens, strict=True)):
         n_sum += n
         if req.multimodal_inputs is None:
             continue
-        if has_heard and n_sum > budget:
+        if has_audio and n_sum > budget:
             return queue[:at], queue[at:]
-        has_heard = True
+        has_audio = True
     return queue, []
 
 

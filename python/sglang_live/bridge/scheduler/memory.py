@@ -1,7 +1,7 @@
-"""SGLang's scheduler when KV memory is short: which requests are retracted, and when.
+"""SGLang's scheduler under memory pressure: which requests are retracted, and when.
 
-Paused streams and half-prefilled prompts hold KV between their steps. They are retracted before
-running requests are.
+Paused requests and half-prefilled prompts hold KV between their steps. They are retracted before
+running requests.
 """
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch, release_req
@@ -11,24 +11,26 @@ from sglang_live.bridge.scheduler.paused import PausedRequest
 from sglang_live.bridge.scheduler.reporting import ReportingScheduler
 from sglang_live.bridge.scheduler.sliced_prefill import (
     SlicedPrefill,
+    decode_tokens_left,
     prefill_tokens_left,
-    reply_tokens_left,
 )
 from sglang_live.bridge.session.truncate import n_computed, streaming_sessions
 
 
 class MemoryScheduler(ReportingScheduler):
     """
-    paused: streams, by request id. sliced_prefill: None if prompts are prefilled without a break.
+    Attributes:
+        paused: by request id.
+        sliced_prefill: None if a prompt is prefilled without interruption.
     """
 
     def init_running_status(self) -> None:
         super().init_running_status()
         self.paused: dict[str, PausedRequest] = {}
-        # SGLang limits the adapters of a batch; with pipeline stages each microbatch has a
-        # half-prefilled prompt of its own.
-        alone = not self.enable_lora and self.server_args.pp_size == 1
-        slices_prefill = alone and self.rounds is not None and self.rounds.slices_prefill
+        # SGLang limits the LoRA adapters of a batch, and with pipeline stages each microbatch has
+        # its own half-prefilled prompt.
+        is_supported = not self.enable_lora and self.server_args.pp_size == 1
+        slices_prefill = is_supported and self.rounds is not None and self.rounds.slices_prefill
         self.sliced_prefill = SlicedPrefill(self) if slices_prefill else None
 
     def partial_prefills(self) -> list[Req]:
@@ -41,7 +43,7 @@ class MemoryScheduler(ReportingScheduler):
         return [req for req in self.partial_prefills() if req is not self.chunked_req]
 
     def _make_rows(self) -> None:
-        """Take rows from idle sessions, so that waiting requests can be admitted."""
+        """Evict idle sessions' rows until each waiting request can have one."""
         n_free = self.req_to_token_pool.available_size()
         if n_free >= len(self.waiting_queue) or not self._evict_sessions():
             return
@@ -49,47 +51,49 @@ class MemoryScheduler(ReportingScheduler):
         ids = [req.session.session_id if req.session else None for req in self.waiting_queue]
         n_needed = max(1, sum(not sessions.has_row(session_id) for session_id in ids))
         if n_needed > n_free:
-            sessions.give_back_rows(n_needed - n_free)
+            sessions.evict_rows(n_needed - n_free)
 
-    def _give_way_to(self, queue: list[Req], running_batch: ScheduleBatch) -> None:
-        """Retract the paused stream with the most audio ahead of its listener, if no request of
-        the queue was admitted and memory was short for an urgent one. Such a stream would hold its
-        KV until its audio is heard.
+    def _retract_for(self, queue: list[Req], running_batch: ScheduleBatch) -> None:
+        """Retract the paused request with the most buffered speech, if memory is short for the
+        first urgent request of the queue and none was admitted. A paused request would otherwise
+        hold its KV until its buffer is played.
         """
+        assert self.rounds is not None
         if not self.req_to_token_pool.available_size():
             return
-        urgent = [req for req in queue if not self.rounds.is_ahead(req.rid)]
-        if not urgent or self._has_memory(urgent[0], running_batch):
+        urgent = [req for req in queue if not self.rounds.is_well_buffered(req.rid)]
+        if not urgent or self._fits(urgent[0], running_batch):
             return
-        spare = [h for rid, h in self.paused.items() if self.rounds.is_ahead(rid)]
+        rounds = self.rounds
+        spare = [p for rid, p in self.paused.items() if rounds.is_well_buffered(rid)]
         spare = [paused for paused in spare if self._can_retract(paused)]
         if spare:
-            farthest = max(spare, key=lambda paused: self.rounds.buffered_s(paused.req.rid))
-            self._retract_paused(farthest.req, len(running_batch.reqs))
+            most_buffered = max(spare, key=lambda paused: rounds.buffered_s(paused.req.rid))
+            self._retract_paused(most_buffered.req, len(running_batch.reqs))
             running_batch.batch_is_full = False
 
-    def _has_memory(self, req: Req, running_batch: ScheduleBatch) -> bool:
-        """By upstream's measure (PrefillAdder): its prefill and its answer, beside what those that
-        run are expected to write still.
+    def _fits(self, req: Req, running_batch: ScheduleBatch) -> bool:
+        """Whether a request's prefill and decode fit into memory, by the measure of upstream's
+        PrefillAdder: beside the tokens that the running requests are expected to decode.
         """
-        needed = self._tokens_to_prefill(req) + reply_tokens_left(req) + self.page_size
-        promised = sum(reply_tokens_left(running) for running in running_batch.reqs)
+        needed = self._tokens_to_prefill(req) + decode_tokens_left(req) + self.page_size
+        promised = sum(decode_tokens_left(running) for running in running_batch.reqs)
         return needed + self.new_token_ratio_tracker.current * promised <= self._pool().free
 
     def _make_room(self, batch: ScheduleBatch) -> None:
-        """Retract paused streams, then half-prefilled prompts, until the batch can decode."""
+        """Retract paused requests, then half-prefilled prompts, until the batch can decode."""
         if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
             return
-        spare = [h for h in self.paused.values() if self._can_retract(h)]
+        spare = [p for p in self.paused.values() if self._can_retract(p)]
         spare.sort(key=lambda paused: len(paused.req.output_ids))
         while spare and not batch.check_decode_mem():
             self._retract_paused(spare.pop().req, len(batch.reqs))
         if self.sliced_prefill is None:
             return
-        half = [req for req in self.partial_prefills() if self._evicts(req)]
+        half = [req for req in self.partial_prefills() if self._frees_memory(req)]
         half.sort(key=lambda req: (-prefill_tokens_left(req), req.rid))
         while half and not batch.check_decode_mem():
-            self.sliced_prefill.leave(req := half.pop())
+            self.sliced_prefill.retract(req := half.pop())
             self._retract(req, len(batch.reqs))
 
     def _retract_paused(self, req: Req, n_running: int) -> None:
@@ -111,10 +115,11 @@ class MemoryScheduler(ReportingScheduler):
     def _can_retract(self, paused: PausedRequest) -> bool:
         if paused.step_in_flight or paused.req.finished():
             return False
-        return self._evicts(paused.req)
+        return self._frees_memory(paused.req)
 
-    def _evicts(self, req: Req) -> bool:
-        # A session's KV stays with the session: that frees nothing unless sessions give back.
+    def _frees_memory(self, req: Req) -> bool:
+        # The session of a retracted request keeps its KV: that frees memory only if idle sessions
+        # are evictable.
         return req.session is None or self._evict_sessions()
 
     def _evict_sessions(self) -> bool:

@@ -1,11 +1,13 @@
-"""Requests that sit out rounds with row and KV kept, and how they come back into a batch.
+"""Paused requests, and their return into a decode batch.
 
-Leaving a decode batch frees nothing: request row, KV and tree lock stay. Coming back rebuilds a
-one-request decode batch from the request, as upstream does for hisparse, and merges it.
-Penalties are state of the batch, not of the request: their rows are taken along.
+A paused request keeps its row, KV and tree lock. Resuming rebuilds a decode batch from the
+requests, as upstream does for hisparse, and merges it into the running one.
+Penalties are state of the batch, not of the request, so a paused request stores its rows of them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from sglang.srt.managers.overlap_utils import RelayPayload
@@ -14,7 +16,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 
 class ReqsView:
-    """What SGLang's observers need of a batch, over running and held requests."""
+    """The part of a batch's interface that SGLang's observers use, over any list of requests."""
 
     __slots__ = ("reqs",)
 
@@ -27,9 +29,10 @@ class ReqsView:
 
 @dataclass(slots=True)
 class PausedRequest:
-    """A request that sits out.
+    """A paused request.
 
-    penalties: by penalizer class, its tensors' row of this request; empty if it has none.
+    Attributes:
+        penalties: by penalizer class, this request's row of each tensor; empty without penalties.
     """
 
     req: Req
@@ -37,7 +40,7 @@ class PausedRequest:
 
     @staticmethod
     def of(batch: ScheduleBatch, index: int) -> "PausedRequest":
-        """Call before the batch is filtered."""
+        """Create the record; to be called before the batch is filtered."""
         paused = PausedRequest(batch.reqs[index])
         orchestrator = batch.sampling_info.penalizer_orchestrator
         if orchestrator.is_required:
@@ -52,13 +55,14 @@ class PausedRequest:
 
     @property
     def step_in_flight(self) -> bool:
-        """With overlap the result of its last step may not have come back yet."""
+        """Whether the result of its last step is outstanding, which overlap makes possible."""
         req = self.req
-        return len(req.origin_input_ids) + len(req.output_ids) - 1 != req.kv.kv_committed_len
+        n_launched: int = req.kv.kv_committed_len
+        return len(req.origin_input_ids) + len(req.output_ids) - 1 != n_launched
 
 
-def decode_batch_of(scheduler, returning: list[PausedRequest]) -> ScheduleBatch:
-    """A decode-ready batch of requests whose rows and KV were kept."""
+def decode_batch_of(scheduler: Any, returning: list[PausedRequest]) -> ScheduleBatch:
+    """A batch of paused requests that is ready to decode."""
     reqs = [paused.req for paused in returning]
     batch = ScheduleBatch.init_new(
         reqs=reqs,
@@ -80,7 +84,7 @@ def decode_batch_of(scheduler, returning: list[PausedRequest]) -> ScheduleBatch:
     batch.seq_lens = batch.seq_lens_cpu.to(device, non_blocking=True)
     batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
     batch.seq_lens_sum = None
-    # merge_batch concatenates it for models with 3-D rotary positions.
+    # merge_batch concatenates this list for models with 3-D rotary positions.
     batch.multimodal_inputs = [req.multimodal_inputs for req in reqs]
     if batch.return_logprob:
         batch.top_logprobs_nums = [req.logprob.top_logprobs_num for req in reqs]
@@ -105,19 +109,19 @@ def _restore_penalties(batch: ScheduleBatch, returning: list[PausedRequest]) -> 
                 getattr(penalizer, name)[index] = row[0]
 
 
-def cumulate_one_behind(cumulate, batch: ScheduleBatch) -> None:
+def cumulate_one_behind(cumulate: Callable[[ScheduleBatch], None], batch: ScheduleBatch) -> None:
     """Around ScheduleBatch.cumulate_penalty_output_tokens.
 
-    With overlap SGLang counts the newest token that it knows of: as a rule the one before the step
-    in flight, but the last one when nothing is in flight, and that depends on who else is served.
-    Here it is always the one before, so a request that sat out says what it would have said.
+    With overlap SGLang counts the newest known token: usually the one before the step in flight,
+    but the last one when no step is in flight, which depends on the other requests. This function
+    always counts the one before, so pausing does not change a request's output.
     """
     if not batch.enable_overlap:
         cumulate(batch)
         return
     known = [(req, req.output_ids) for req in batch.reqs]
     for req, ids in known:
-        # KV beyond the prompt counts the steps already launched, and so the tokens before them.
+        # The KV beyond the prompt has one entry per launched step.
         req.output_ids = ids[: req.kv.kv_committed_len - len(req.origin_input_ids)]
     try:
         cumulate(batch)

@@ -1,8 +1,8 @@
-"""How far a scheduler has come, for the stage that watches over it: a few bytes they share.
+"""A scheduler's progress, in memory that it shares with the stage that supervises it.
 
-The scheduler counts rounds it completed, and turns of its loop in which it rightly ran none; the
-stage looks now and then (stages/progress_watch.py). A message would not do: what is stopped in the
-middle of a round sends none, and neither does one that is idle.
+The scheduler counts the rounds it completed, and the iterations of its loop that had nothing to
+run; the stage polls the count (stages/progress_watch.py). Messages would not distinguish a
+scheduler that hangs in a round from one that is idle: neither sends any.
 """
 
 import mmap
@@ -15,19 +15,18 @@ _CELL = struct.Struct("<QQ")
 
 
 class ProgressCell:
-    """Owner of the file: the stage. Writer: rank 0 of its scheduler.
+    """The shared counters. Owner of the file: the stage. Writer: rank 0 of its scheduler.
 
-    Attributes:
-        n_steps: rounds and idle turns so far.
-        round_tokens: length of all prompts in the round that was launched last; 0: none is new.
+    n_steps: completed rounds and idle iterations.
+    round_tokens: summed length of the prompts in the latest prefill round; 0 for a decode round.
     """
 
     def __init__(self, path: Path):
-        """Raises OSError: the folder has no room for it."""
+        """Raises OSError if the file cannot be created or allocated."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(path, flags, 0o600)
         try:
-            # Room is taken now: a page that cannot be had later would be a SIGBUS.
+            # Allocate the page now: if memory ran out later, writing would end in a SIGBUS.
             os.posix_fallocate(handle, 0, mmap.PAGESIZE)
             self._memory = mmap.mmap(handle, mmap.PAGESIZE)
         finally:
@@ -47,5 +46,6 @@ class ProgressCell:
         _CELL.pack_into(self._memory, 0, n_steps, round_tokens)
 
     def read(self) -> tuple[int, int]:
-        """n_steps, round_tokens."""
-        return _CELL.unpack_from(self._memory)
+        """Returns (n_steps, round_tokens)."""
+        n_steps, round_tokens = _CELL.unpack_from(self._memory)
+        return n_steps, round_tokens

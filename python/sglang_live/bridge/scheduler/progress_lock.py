@@ -1,11 +1,12 @@
-"""tqdm's lock among processes: not wanted, because nothing would remove it."""
+"""Removal of tqdm's lock among processes, whose semaphore would outlive a stage."""
 
 
 def forgo_progress_lock() -> None:
-    """Let tqdm do with its lock among threads; SGLang shows progress when it loads a model.
+    """Make tqdm use its lock among threads only. SGLang shows progress bars when it loads a model.
 
-    Where processes are spawned the other one is a semaphore with a name in shared memory, and a
-    stage is ended with the process that would remove it. Lines of two processes' bars may mix.
+    With spawned processes the lock among processes is a named semaphore in shared memory. The
+    process that would remove it is killed together with the stage. Without that lock, bars of two
+    processes may interleave.
     """
     from tqdm.std import TqdmDefaultWriteLock
 

@@ -1,22 +1,25 @@
-"""The scheduler's line to its stage: facts in, once a round, and reports out.
+"""The scheduler's channel to its stage: feed messages once a round, and reports.
 
-In: feed messages, drained on rank 0 and put on SGLang's own request broadcast, so every rank hears
-the same in the same round. Out: answers, notes and totals, from rank 0.
+In: feed messages, drained on rank 0 and sent with SGLang's request broadcast, so every rank
+applies the same messages in the same round. Out: acknowledgements, events, totals, from rank 0.
 """
 
 import time
 from collections import OrderedDict
+from typing import Any
 
 import zmq
 from sglang.srt.managers.io_struct import OpenSessionReqInput, OpenSessionReqOutput
-from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
+from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req, ScheduleBatch
 from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.server_args import PortArgs
 from sglang.utils import TypeBasedDispatcher
 
 from sglang_live.bridge.rounds import LinkRate, RoundStamp, rounds_of
 from sglang_live.bridge.scheduler.device_peers import DevicePeers
 from sglang_live.bridge.scheduler.request_log import RequestLog
 from sglang_live.bridge.session.retention import Retention
+from sglang_live.bridge.session.tier_events import TierEvents
 from sglang_live.bridge.session.truncate import truncate_session
 from sglang_live.engine_channel.inbox import (
     INBOX_ENV,
@@ -40,25 +43,28 @@ from sglang_live.engine_channel.messages import (
 from sglang_live.policy.config import PolicyConfig
 
 REPORT_EVERY_S = 0.5
-# An Interrupt may overtake its request, which travels on another socket; how many are remembered.
-_MAX_EARLY_ENDS = 4096
+# Interrupts that are kept until their request arrives: they come on another socket and may be
+# first.
+_MAX_EARLY_INTERRUPTS = 4096
 
 
 class ReportingScheduler(Scheduler):
     policy_config: PolicyConfig  # of the stage
+    chunked_prefill_size: int | None  # SGLang's
+    running_batch: ScheduleBatch  # SGLang's
 
     # --- setting up ---
 
-    def init_ipc_channels(self, port_args) -> None:
+    def init_ipc_channels(self, port_args: PortArgs) -> None:
         super().init_ipc_channels(port_args)
         self.inbox: Inbox | None = None
         self.outbox: Outbox | None = None
-        self._news = zmq.Poller()
+        self._poller = zmq.Poller()
         if self.ipc_channels.recv_from_tokenizer is not None:  # rank 0 only
             self.inbox = Inbox(address_from_env(INBOX_ENV))
             self.outbox = Outbox(address_from_env(OUTBOX_ENV))
-            self._news.register(self.inbox.socket, zmq.POLLIN)
-            self._news.register(self.ipc_channels.recv_from_tokenizer, zmq.POLLIN)
+            self._poller.register(self.inbox.socket, zmq.POLLIN)
+            self._poller.register(self.ipc_channels.recv_from_tokenizer, zmq.POLLIN)
 
     def init_idle_sleeper(self) -> None:
         super().init_idle_sleeper()
@@ -68,8 +74,9 @@ class ReportingScheduler(Scheduler):
     def init_running_status(self) -> None:
         super().init_running_status()
         self.request_log = RequestLog(writes=self.outbox is not None)
-        self._early_ends: OrderedDict[str, None] = OrderedDict()
-        self._next_report_s, self._reported = 0.0, {}
+        self._early_interrupts: OrderedDict[str, None] = OrderedDict()
+        self._next_report_s = 0.0
+        self._reported: dict[str, float] = {}
         self._counts = dict.fromkeys(
             (
                 "paused_retracted",
@@ -86,7 +93,8 @@ class ReportingScheduler(Scheduler):
         self.rounds = rounds_of(policies, self.policy_config, self.server_args.chunked_prefill_size)
         is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND
         self.retention = Retention(self) if is_bounded else None
-        # Rank 0 speaks and hears for all.
+        self.tier_events = TierEvents(self) if is_bounded else None
+        # Rank 0 alone communicates with other engines.
         shares = self.rounds is not None and self.outbox is not None
         self.device_peers = DevicePeers.from_env() if shares else None
 
@@ -96,21 +104,22 @@ class ReportingScheduler(Scheduler):
             [
                 (RoundStamp, self._on_stamp),
                 (Progress, self._on_progress),
-                (Interrupt, self._on_end_reply),
+                (Interrupt, self._on_interrupt),
                 (TruncateSession, self._on_truncate),
                 (RetainSession, self._on_retain),
                 (SpeechStart, self._on_speech_start),
-                (NextUseHint, self._on_outlook),
+                (NextUseHint, self._on_next_use),
             ]
         )
 
-    # --- what comes in ---
+    # --- feed messages ---
 
-    def _poll_timeout_aborts(self) -> list:
-        # Called on rank 0 only; what it returns is broadcast with the requests of the round.
-        feeds = self.inbox.drain() if self.inbox is not None else []
-        if self.rounds is not None or self.retention is not None:
-            rate = self.retention.link_rate() if self.retention is not None else LinkRate(None, 0.0)
+    def _poll_timeout_aborts(self) -> list[Any]:
+        # SGLang calls it on rank 0 only, and broadcasts the result with the round's requests.
+        feeds: list[Any] = list(self.inbox.drain()) if self.inbox is not None else []
+        if self.rounds is not None or self.tier_events is not None:
+            events = self.tier_events
+            rate = events.link_rate() if events is not None else LinkRate(None, 0.0)
             now_s = time.monotonic()
             urgent = self.device_peers is not None and self.device_peers.urgent(now_s)
             feeds = [RoundStamp(now_s, urgent, rate), *feeds]
@@ -119,48 +128,51 @@ class ReportingScheduler(Scheduler):
     def _on_stamp(self, stamp: RoundStamp) -> None:
         if self.rounds is not None:
             self.rounds.stamp(stamp)
-        if self.retention is not None:
-            self.retention.stamp(stamp)
+        if self.tier_events is not None:
+            self.tier_events.stamp(stamp)
 
     def _on_progress(self, news: Progress) -> None:
         if self.rounds is not None:
             self.rounds.progress(news)
 
-    def _on_end_reply(self, end: Interrupt) -> None:
+    def _on_interrupt(self, interrupt: Interrupt) -> None:
         live = [*self.waiting_queue, *self.collect_inflight_reqs()]
         if self.chunked_req is not None:
             live.append(self.chunked_req)
-        reqs = {req for req in live if req.rid == end.rid}
+        reqs = {req for req in live if req.rid == interrupt.rid}
         if not reqs:
-            self._early_ends[end.rid] = None
-            while len(self._early_ends) > _MAX_EARLY_ENDS:
-                self._early_ends.popitem(last=False)
+            self._early_interrupts[interrupt.rid] = None
+            while len(self._early_interrupts) > _MAX_EARLY_INTERRUPTS:
+                self._early_interrupts.popitem(last=False)
         for req in reqs:
-            self._end(req)
+            self._interrupt(req)
 
-    def _end_if_told(self, req: Req) -> bool:
-        """It joins the queue; its end may have come first. True: somebody waits for that."""
-        if req.rid not in self._early_ends:
+    def _interrupt_if_early(self, req: Req) -> bool:
+        """Interrupt a request that joins the queue if its Interrupt came before it.
+
+        Returns True if so.
+        """
+        if req.rid not in self._early_interrupts:
             return False
-        del self._early_ends[req.rid]
-        self._end(req)
+        del self._early_interrupts[req.rid]
+        self._interrupt(req)
         return True
 
-    def _end(self, req: Req) -> None:
-        """Finish where it is. A limit on length is a finish that keeps a session's KV."""
+    def _interrupt(self, req: Req) -> None:
+        """Finish a request at its current length. Unlike an abort, that keeps its session's KV."""
         self._counts["interrupted"] += 1
         self.request_log.interrupted(req)
         if not isinstance(req.to_finish, FINISH_ABORT):
             req.sampling_params.max_new_tokens = len(req.output_ids)
         if self.rounds is not None:
-            self.rounds.table.hurry(req.rid)
+            self.rounds.table.to_foreground(req.rid)
 
-    def _on_truncate(self, cut: TruncateSession) -> None:
-        n_tokens = truncate_session(self, cut.session, cut.n_tokens)
+    def _on_truncate(self, order: TruncateSession) -> None:
+        n_tokens = truncate_session(self, order.session, order.n_tokens)
         self._counts["truncated" if n_tokens >= 0 else "truncations_refused"] += 1
-        self.request_log.truncated(cut.session, n_tokens)
+        self.request_log.truncated(order.session, n_tokens)
         if self.outbox is not None:
-            self.outbox.send(Truncated(cut.session, n_tokens))
+            self.outbox.send(Truncated(order.session, n_tokens))
 
     def _on_retain(self, order: RetainSession) -> None:
         if self.retention is None:
@@ -176,17 +188,17 @@ class ReportingScheduler(Scheduler):
 
     def _on_speech_start(self, start: SpeechStart) -> None:
         self._counts["speech_starts"] += 1
-        if self.retention is not None:
-            self.retention.speaks(start)
+        if self.tier_events is not None:
+            self.tier_events.speech_started(start)
 
-    def _on_outlook(self, next_use: NextUseHint) -> None:
-        if self.retention is not None:
-            self.retention.expect(next_use)
+    def _on_next_use(self, hint: NextUseHint) -> None:
+        if self.tier_events is not None:
+            self.tier_events.next_use(hint)
 
-    # --- what goes out ---
+    # --- reports ---
 
     def report(self, at_once: bool = False) -> None:
-        # Rank 0 alone reports, so it may look at its own clock.
+        # Rank 0 alone reports, so it may use its own clock.
         if self.outbox is None or (not at_once and time.monotonic() < self._next_report_s):
             return
         totals = self._totals()

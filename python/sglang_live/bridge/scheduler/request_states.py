@@ -1,4 +1,4 @@
-"""States of requests in SGLang's tokenizer manager: of a batch all are made, or none."""
+"""Request states in SGLang's tokenizer manager: those of a batch are created together or not."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ def all_or_none(make_states: Callable[..., None], manager: Any, obj: Any, *args:
     """Around TokenizerManager._init_req_state.
 
     Raises:
-        ValueError: a name is that of a request under way, or stands twice; nothing was changed.
+        ValueError: an id is in use, or occurs twice in the batch; no state was created.
     """
     names = obj.rid if isinstance(obj.rid, list) else [obj.rid]
     for n, name in enumerate(names):

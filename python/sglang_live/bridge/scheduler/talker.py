@@ -1,10 +1,11 @@
-"""The talker's scheduler: a stream that has no text for its next frame sits out.
+"""The talker's scheduler: a request without text for its next frame is blocked.
 
-That gate is part of the model (the input of the step does not exist yet), not a policy. It is
-there with all policies off, and then the only thing that is added to SGLang's loop.
+Blocking belongs to the model, not to a policy: the input of the step does not exist yet. With all
+policies off it is the only addition to SGLang's loop.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
@@ -13,9 +14,9 @@ from sglang.utils import TypeBasedDispatcher
 
 from sglang_live.bridge.scheduler.codes_observer import CodesObserver
 from sglang_live.bridge.scheduler.live import LiveScheduler
-from sglang_live.bridge.scheduler.reply_cache import ReplyCache
+from sglang_live.bridge.scheduler.talker_cache import TalkerCache
 from sglang_live.bridge.scheduler.talker_input import stream_of
-from sglang_live.bridge.scheduler.talker_window import ReplyBounds
+from sglang_live.bridge.scheduler.talker_window import TalkerWindow
 from sglang_live.engine_channel.inbox import OUTBOX_ENV, Outbox, address_from_env
 from sglang_live.engine_channel.messages import (
     SPEAK_PREFIX,
@@ -33,17 +34,17 @@ class TalkerScheduler(LiveScheduler):
 
     def init_running_status(self) -> None:
         super().init_running_status()
-        # Streams whose text is not complete: only they can starve.
+        # Requests whose text is incomplete; only these can be blocked.
         self.unfinished_text: set[str] = set()
         runner: ModelRunner = self.tp_worker.model_runner
         self.model = runner.model
-        self.bounds = ReplyBounds(self, self.model.streams)
+        self.window = TalkerWindow(self, self.model.streams)
         if isinstance(getattr(self.tree_cache, "session", None), StreamingSession):
-            self.tree_cache.session = ReplyCache(self.tree_cache)
+            self.tree_cache.session = TalkerCache(self.tree_cache)
         n_rows = self.req_to_token_pool.req_to_token.shape[0]
         if n_rows > len(self.model.rows.prompt_len):
             raise RuntimeError(
-                f"{n_rows} request rows, room for {len(self.model.rows.prompt_len)} streams"
+                f"{n_rows} request rows, the model has {len(self.model.rows.prompt_len)}"
             )
         if self.ipc_channels.recv_from_tokenizer is not None:
             runner.sampling_observer = CodesObserver(
@@ -60,12 +61,12 @@ class TalkerScheduler(LiveScheduler):
             ]
         )
 
-    # --- facts from the stage ---
+    # --- feed messages ---
 
     def _on_prompt(self, prompt: TalkerPrompt) -> None:
         self.model.streams[prompt.rid] = stream_of(prompt)
         self.unfinished_text.add(prompt.rid)
-        self.bounds.announce(prompt)
+        self.window.announce(prompt)
 
     def _on_text(self, text: TalkerText) -> None:
         stream = self.model.streams.get(text.rid)
@@ -78,41 +79,41 @@ class TalkerScheduler(LiveScheduler):
     def _on_forget(self, forget: TalkerForget) -> None:
         self.model.streams.pop(forget.rid, None)
         self.unfinished_text.discard(forget.rid)
-        self.bounds.forget(forget.rid)
+        self.window.forget(forget.rid)
 
-    # --- the gate ---
+    # --- blocked requests ---
 
-    def _any_gated(self) -> bool:
+    def _any_blocked(self) -> bool:
         return bool(self.unfinished_text)
 
     def _blocked(self, req: Req) -> bool:
         if req.rid not in self.unfinished_text:
             return False
-        # KV beyond the prompt counts the frames already launched, also while a step is in flight.
+        # KV beyond the prompt has one entry per launched frame, also while a step is in flight.
         stream, place = self.model.streams[req.rid], req.kv.kv_committed_len
         return place >= stream.prompt_len and not stream.has_text_for(stream.frame_at(place))
 
     def _admission_order(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
-        # The request may overtake its announcement, which travels on another socket.
+        # The request may arrive before its announcement, which comes on another socket.
         early = [req for req in waiting if self._is_unannounced(req)]
         ready = [req for req in waiting if not self._is_unannounced(req)] if early else waiting
-        self.bounds.limit(ready)
+        self.window.limit(ready)
         queue, later = super()._admission_order(ready)
         return queue, later + early
 
     def _is_unannounced(self, req: Req) -> bool:
         if not req.rid.startswith(SPEAK_PREFIX) or req.rid in self.model.streams:
             return False
-        # One that was announced and forgotten again must get out of the queue, to its end.
+        # A request that was announced and forgotten must leave the queue in order to end.
         return req.to_finish is None and not req.retracted_stain
 
-    # --- rows of the model ---
+    # --- the model's rows ---
 
     def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
-        self.bounds.bound(batch)
+        self.window.bound(batch)
         return super().update_running_batch(batch)
 
-    def run_batch(self, batch: ScheduleBatch, *args, **kwargs):
+    def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         is_extend = batch.forward_mode.is_extend()
         with self._behind_the_step_in_flight():
             for req, seq_len in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True):
@@ -128,8 +129,8 @@ class TalkerScheduler(LiveScheduler):
                     stream.n_frames = stream.frame_at(seq_len - 1) + 1
         return super().run_batch(batch, *args, **kwargs)
 
-    def _behind_the_step_in_flight(self) -> AbstractContextManager:
-        """With overlap it still reads the rows, on a stream of its own."""
+    def _behind_the_step_in_flight(self) -> AbstractContextManager[Any]:
+        """With overlap, the step in flight reads the rows on its own CUDA stream."""
         return self.forward_stream_ctx if self.enable_overlap else nullcontext()
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
@@ -137,11 +138,11 @@ class TalkerScheduler(LiveScheduler):
         if is_retracted and stream is not None:
             with self._behind_the_step_in_flight():
                 self.model.rows.unbind(stream)
-            # Code 0 does not determine a frame's KV: never match another reply's frames.
+            # Code 0 alone does not determine a frame's KV, so it must not match other requests.
             req.extra_key = f"{req.extra_key or ''}{req.rid}"
         super()._add_request_to_queue(req, is_retracted)
 
-    # --- what goes out ---
+    # --- reports ---
 
     def _totals(self) -> dict[str, float]:
-        return super()._totals() | self.bounds.totals
+        return super()._totals() | self.window.totals

@@ -1,4 +1,4 @@
-"""From a feed message to the model's view of a stream."""
+"""Conversion of a feed message into the model's record of a request."""
 
 import numpy as np
 

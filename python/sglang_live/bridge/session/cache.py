@@ -1,12 +1,13 @@
-"""SGLang's radix cache with sessions whose KV is bounded, lent while they are idle, and copied.
+"""SGLang's session slots, with KV that is compacted, evicted while idle, and copied to the host.
 
-SGLang keeps a session's KV in one row of its request table, token by token. A cut takes whole
-pages out of the middle of that row and the same tokens out of the session's token arrays, so all
-that counts tokens goes on agreeing. Only positions remember what has gone: the tokens that stay
-keep the ones they were computed with.
+SGLang keeps a session's KV in one row of its request table, token by token. Compaction removes
+whole pages from the middle of that row and the same tokens from the session's token arrays, so
+all counts of tokens stay consistent. Only positions show the gap: the remaining tokens keep the
+positions that they were computed with.
 """
 
 import math
+from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
@@ -19,7 +20,7 @@ from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import SessionSlot, StreamingSession
 from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.kv_record import LiveKvInfo, Place
+from sglang_live.bridge.kv_record import LiveKvInfo, SessionNode
 from sglang_live.bridge.session.compact import SessionCompaction
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host import SessionTier
@@ -30,14 +31,15 @@ from sglang_live.kv.retention import Compaction
 class SessionCache(StreamingSession):
     """Slots of SGLang's streaming sessions.
 
-    idle: None: sessions keep their KV until they close, as upstream has it.
-    tier: None: what idle sessions give back is computed anew.
-    preloads: None: what comes back from the host comes with a prefill.
+    Attributes:
+        idle: None if sessions keep their KV until they close, as upstream does.
+        tier: None if evicted KV is computed again.
+        preloads: None if KV on the host is loaded with a prefill only.
     """
 
     def __init__(self, inner: UnifiedRadixCache):
         super().__init__(inner)
-        self.cuts = SessionCompaction(self)
+        self.compaction = SessionCompaction(self)
         self.idle: IdleSessions | None = None
         self.tier: SessionTier | None = None
         self.preloads: Preloads | None = None
@@ -48,7 +50,7 @@ class SessionCache(StreamingSession):
         if session is None or not session.streaming:
             return False
         if req.finished_reason is None:
-            # Retracted; or given up for want of memory, and then nobody goes on with it.
+            # Retracted; or aborted for lack of memory, and then it is not resumed.
             if isinstance(req.to_finish, FINISH_ABORT):
                 self._drop_row(req)
             else:
@@ -62,18 +64,18 @@ class SessionCache(StreamingSession):
         if (slot := self.slots.get(session.session_id)) is not None:
             slot.kv = LiveKvInfo.of(slot.kv)
             if req.output_ids:
-                # With overlap a step beyond the end may have computed the newest token as well,
-                # or not. The next request computes it in any case, and sees the same.
+                # With overlap, a step beyond the end may or may not have computed the newest
+                # token. The next request always computes it, so its input is the same either way.
                 n_tokens = len(req.origin_input_ids) + len(req.output_ids)
                 slot.kv.kv_committed_len = min(slot.kv.kv_committed_len, n_tokens - 1)
-            self._now_idle(session.session_id, slot)
+            self._set_idle(session.session_id, slot)
         return handled
 
     def _share(self, req: Req) -> None:
-        """A session that begins with a prompt and no reply begins with its instructions.
+        """Insert a first prompt without outputs, which holds the instructions, into the tree.
 
-        Upstream shows the tree only prompts of requests that go on to decode. Here others find
-        them, and hold them once for all.
+        Upstream inserts only prompts of requests that decode. In the tree, sessions with the same
+        instructions share their KV.
         """
         self._sharing = True
         try:
@@ -82,10 +84,10 @@ class SessionCache(StreamingSession):
             self._sharing = False
 
     def _keep_row(self, req: Req) -> None:
-        """The request is retracted: its session keeps what is computed, and it will come back.
+        """Keep the computed KV of a retracted request in its session.
 
-        Upstream ends the request for the session as well. The second time it then throws the
-        request out of its own session.
+        Upstream ends the request for the session instead, and at a second retraction removes the
+        request from its own session.
         """
         slot = self.slots.get(req.session.session_id)
         is_first = slot is None
@@ -96,9 +98,9 @@ class SessionCache(StreamingSession):
         n_tokens = len(req.origin_input_ids) + n_outputs
         slot.save_from_req(req, is_first=is_first)
         slot.kv = LiveKvInfo.of(slot.kv)
-        # It computes its newest token again when it comes back, as any request does.
+        # A resumed request computes its newest token again, as any request does.
         slot.kv.kv_committed_len = min(n_tokens - 1, slot.kv.kv_allocated_len)
-        self._now_idle(req.session.session_id, slot)
+        self._set_idle(req.session.session_id, slot)
 
     def _drop_row(self, req: Req) -> None:
         session, kv = req.session, req.detach_kv()
@@ -114,30 +116,31 @@ class SessionCache(StreamingSession):
         session.abort_req()
 
     def forget_if_compacted(self, session: Session) -> None:
-        """The session of an aborted request falls back to the one before, whose tokens were cut.
+        """Empty the session of an aborted request, if it was compacted.
 
-        What it would compute from these would not be what it held: it begins anew.
+        Such a session returns to its previous request, whose token arrays lack the dropped tokens:
+        KV computed from them would differ from the KV that it held.
         """
         slot = self.slots.get(session.session_id)
-        if slot is not None and getattr(slot.kv, "n_dropped", 0):
+        if slot is not None and isinstance(slot.kv, LiveKvInfo) and slot.kv.n_dropped:
             session.req_nodes.clear()
             session.committed_origin_len = None
             session.committed_unpadded_len = session.committed_fill_len = None
 
-    # --- who holds memory that others may have ---
+    # --- idle sessions, whose memory is evictable ---
 
-    def _now_idle(self, session_id: str, slot: SessionSlot) -> None:
+    def _set_idle(self, session_id: str, slot: SessionSlot) -> None:
         if self.idle is not None:
-            slot.virtual_node = Place(session_id)
-            self.idle.answered(session_id)
+            slot.virtual_node = SessionNode(session_id)
+            self.idle.request_ended(session_id)
             self.resized(session_id)
         if self.tier is not None:
-            self.tier.is_idle(session_id)
+            self.tier.set_idle(session_id)
 
     def resized(self, session_id: str) -> None:
-        """To be called when the KV of a session without a request is longer or shorter now."""
+        """To be called when the length of an idle session's KV has changed."""
         slot = self.slots.get(session_id)
-        if self.idle is None or slot is None or not isinstance(slot.virtual_node, Place):
+        if self.idle is None or slot is None or not isinstance(slot.virtual_node, SessionNode):
             return
         if slot.virtual_node.n_pins:
             return
@@ -145,7 +148,7 @@ class SessionCache(StreamingSession):
         self.idle.put(session_id, n_tokens - slot.kv.cache_protected_len)
 
     def try_match_prefix(self, params: MatchPrefixParams) -> MatchResult | None:
-        result = self._match_emptied(params.req) or super().try_match_prefix(params)
+        result = self._match_evicted(params.req) or super().try_match_prefix(params)
         if result is None:
             return None
         session_id = params.req.session.session_id
@@ -156,15 +159,15 @@ class SessionCache(StreamingSession):
             result = self.tier.with_host_hit(session_id, result, len(params.key))
         return result
 
-    def _match_emptied(self, req: Req | None) -> MatchResult | None:
-        """A session that gave everything back, its row included, begins a row of its own again."""
+    def _match_evicted(self, req: Req | None) -> MatchResult | None:
+        """The match of a session whose row was evicted: its prefix in the tree, for a new row."""
         if req is None or req.session is None or not req.session.streaming:
             return None
         slot = self.slots.get(req.session.session_id)
         if slot is None or slot.kv.holds_kv:
             return None
         if req.to_finish is not None:
-            # It will not run, and must not end in the session's name.
+            # It will not run, and its end must not count as the end of the session's request.
             req.session.abort_req()
             req.session = None
             return None
@@ -178,7 +181,7 @@ class SessionCache(StreamingSession):
             cache_protected_len=len(slot.kv.parked),
         )
 
-    def try_cache_unfinished_req(self, req: Req, chunked: bool = False, **kwargs) -> bool:
+    def try_cache_unfinished_req(self, req: Req, chunked: bool = False, **kwargs: Any) -> bool:
         if self._sharing:
             return False
         if self.idle is not None and not chunked and req.session and req.session.streaming:
@@ -186,22 +189,24 @@ class SessionCache(StreamingSession):
             return True
         return super().try_cache_unfinished_req(req, chunked=chunked, **kwargs)
 
-    def try_inc_lock_ref(self, node):
-        if isinstance(node, Place):
+    def try_inc_lock_ref(self, node: Any) -> Any:
+        if isinstance(node, SessionNode):
+            assert self.idle is not None
             node.n_pins += 1
             self.idle.remove(node.session_id)
-            self._set_right(node)
+            self._correct_protected_len(node)
         return super().try_inc_lock_ref(node)
 
-    def try_dec_lock_ref(self, node, params=None):
-        if isinstance(node, Place) and node.n_pins:
+    def try_dec_lock_ref(self, node: Any, params: Any = None) -> Any:
+        if isinstance(node, SessionNode) and node.n_pins:
             node.n_pins -= 1
             if not node.n_pins:
-                self._set_right(node)
+                self._correct_protected_len(node)
             self.resized(node.session_id)
         return super().try_dec_lock_ref(node, params)
 
-    def _set_right(self, node: Place) -> None:
+    def _correct_protected_len(self, node: SessionNode) -> None:
+        """Restore cache_protected_len after SGLang counted loaded KV as part of the tree."""
         if node.own_from is not None and node.session_id in self.slots:
             self.slots[node.session_id].kv.cache_protected_len = node.own_from
         node.own_from = None
@@ -216,33 +221,36 @@ class SessionCache(StreamingSession):
         super().release_session(session_id)
 
     def n_computed(self, session_id: str) -> int:
-        """Tokens of it that a request need not compute."""
+        """Tokens of the session that its next request need not compute."""
         slot = self.slots.get(session_id)
         if slot is None:
             return 0
-        on_device = slot.kv.kv_committed_len
+        on_device: int = slot.kv.kv_committed_len
         return on_device if self.tier is None else self.tier.end_of(session_id, on_device)
 
-    def session_held_tokens(self, active_pool_idxs: set | None = None) -> int:
-        held = super().session_held_tokens(active_pool_idxs)
+    def session_held_tokens(self, active_pool_idxs: set[int] | None = None) -> int:
+        held: int = super().session_held_tokens(active_pool_idxs)
         return held if self.idle is None else held - self.idle.tokens
 
-    def look_after_tiers(self) -> None:
-        """Once a round."""
+    def update_tiers(self) -> None:
+        """To be called once a round."""
         if self.tier is None:
             return
+        assert self.idle is not None
         for session_id in self.tier.settle():
             if self.preloads is not None and self.idle.is_speaking(session_id):
-                self.preloads.speaks(session_id, self.idle.now_s)
+                self.preloads.speech_started(session_id, self.idle.now_s)
         self.tier.write_back()
 
-    def give_back(self, n_tokens: int, later_than_s: float = -math.inf) -> int:
-        """Free so much of idle sessions, if there is so much. Returns what was freed.
+    def evict_idle(self, n_tokens: int, later_than_s: float = -math.inf) -> int:
+        """Evict n_tokens of idle sessions, or as many as there are. Returns the tokens freed.
 
-        later_than_s: only of those whose KV is needed after that.
+        Args:
+            later_than_s: evict only sessions whose KV is expected to be needed after that time.
         """
+        assert self.idle is not None
         freed = 0
-        for session_id, n_victim in self.idle.give_back(n_tokens, later_than_s):
+        for session_id, n_victim in self.idle.pick_victims(n_tokens, later_than_s):
             slot = self.slots[session_id]
             kept = ceil_align(slot.kv.kv_allocated_len, self.page_size) - n_victim
             if self.tier is not None:
@@ -256,7 +264,7 @@ class SessionCache(StreamingSession):
         return freed
 
     def park(self, slot: SessionSlot) -> None:
-        """It has nothing of its own on the device: its row serves somebody else meanwhile."""
+        """Free the row of a session that has no KV of its own on the device."""
         row = self.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]
         slot.kv.parked = row[: slot.kv.cache_protected_len].to(torch.int64)
         self.req_to_token_pool.free(slot)
@@ -265,31 +273,32 @@ class SessionCache(StreamingSession):
         slot = self.slots.get(session_id)
         return slot is not None and slot.kv.holds_kv
 
-    def give_back_rows(self, n_rows: int) -> None:
-        """Of idle sessions: of those with nothing else to give, then of who is expected last."""
+    def evict_rows(self, n_rows: int) -> None:
+        """Free rows of idle sessions: first of those without own KV, then in order of eviction."""
+        assert self.idle is not None
         for slot in self.slots.values():
-            if n_rows > 0 and self._holds_a_row_alone(slot):
+            if n_rows > 0 and self._holds_only_a_row(slot):
                 self.park(slot)
                 n_rows -= 1
-        while n_rows > 0 and (last := self.idle.first()) is not None:
-            self.give_back(last.n_tokens)
+        while n_rows > 0 and (victim := self.idle.next_victim()) is not None:
+            self.evict_idle(victim.n_tokens)
             n_rows -= 1
 
-    def _holds_a_row_alone(self, slot: SessionSlot) -> bool:
+    def _holds_only_a_row(self, slot: SessionSlot) -> bool:
         node, kv = slot.virtual_node, slot.kv
-        is_idle = isinstance(node, Place) and not node.n_pins
+        is_idle = isinstance(node, SessionNode) and not node.n_pins
         return is_idle and kv.holds_kv and kv.kv_allocated_len == kv.cache_protected_len
 
-    # --- tokens of a session are about to go, or to change, where they lie ---
+    # --- to be called before KV of a session is dropped or changed in place ---
 
-    def is_compacted(self, session_id: str, cut: Compaction) -> None:
+    def before_compaction(self, session_id: str, compaction: Compaction) -> None:
         if self.tier is not None:
-            self.tier.cut(session_id, cut)
+            self.tier.compact(session_id, compaction)
 
-    def is_truncated(self, session_id: str, n_tokens: int) -> None:
+    def before_truncation(self, session_id: str, n_tokens: int) -> None:
         if self.tier is not None:
             self.tier.truncate(session_id, n_tokens)
 
-    def is_changed(self, session_id: str) -> None:
+    def before_change(self, session_id: str) -> None:
         if self.tier is not None:
             self.tier.discard(session_id)

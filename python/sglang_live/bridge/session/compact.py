@@ -1,47 +1,66 @@
-"""Cuts: whole pages leave the middle of a session, on the device, on the host, in its tokens."""
+"""Compaction: whole pages leave the middle of a session, on device and host, and in its tokens.
+
+In: a session and its RetentionConfig. Out: the Compaction that was applied.
+Owner: one SessionCompaction per session cache. compact_row and shorten also serve the talker.
+"""
 
 import logging
+import os
+from array import array
+from typing import Any
 
-from sglang.srt.managers.schedule_batch import Req
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+import torch
+from sglang.srt.managers.schedule_batch import MultimodalInputs, Req, ReqKvInfo, ScheduleBatch
+from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.session.session_controller import Session
 from sglang.srt.session.streaming_session import SessionSlot
+from torch import Tensor, nn
 
 from sglang_live.bridge.kv_record import LiveKvInfo
-from sglang_live.bridge.session.media import compact_media, media_spans
-from sglang_live.bridge.session.rebase import Rebase
-from sglang_live.bridge.session.row_compact import compact_row
-from sglang_live.bridge.session.tokens import (
-    confirm_lengths,
-    cut_tokens,
-    fold_outputs,
-    length_of,
+from sglang_live.bridge.session.media import (
+    compact_media,
+    media_spans,
+    position_gap,
+    shift_positions,
 )
-from sglang_live.kv.retention import Compaction, RetentionConfig, compaction_of
+from sglang_live.kernels.rope_rebase import rebase_keys
+from sglang_live.kv.retention import (
+    REBASE_RESERVE_TOKENS,
+    Compaction,
+    RetentionConfig,
+    compaction_of,
+    rebase_due,
+)
 
 log = logging.getLogger(__name__)
+
+# For tests: KV that leaves a row is overwritten with nan, so that a later read of it shows.
+POISON_ENV = "SGLANG_LIVE_POISON_FREED_KV"
+_POISON = bool(os.environ.get(POISON_ENV))
 
 
 class SessionCompaction:
     """
     Args:
-        sessions: the LiveSession whose slots are cut.
+        sessions: the SessionCache whose slots are compacted.
     Attributes:
-        rebase: set once the model is there.
+        rebase: set once the model is loaded.
     """
 
-    rebase: Rebase
+    rebase: "Rebase"
 
-    def __init__(self, sessions):
+    def __init__(self, sessions: Any):
         self._sessions = sessions
         self.n_rebased = 0
 
-    def cut(self, session: Session, config: RetentionConfig) -> Compaction | None:
-        """Drop what lies between sink and window. None: nothing does, or it cannot be dropped now.
+    def compact(self, session: Session, config: RetentionConfig) -> Compaction | None:
+        """Drop what lies between sink and window.
+
+        Returns None if nothing does, or if it cannot be dropped now: a request of the session is
+        running, or part of its KV was evicted.
 
         Args:
-            session: if a request of it is running, nothing can.
             config: with a number of sink tokens.
         """
         slot = self._sessions.slots.get(session.session_id)
@@ -50,77 +69,79 @@ class SessionCompaction:
         [node] = session.req_nodes.values()
         n_tokens = length_of(session, node.req)
         if slot.kv.kv_committed_len < n_tokens - 1:
-            return None  # part of it was given back; the next request computes it first
-        cut = self._choose(slot, node.req, config, n_reply=0)
-        if cut is not None:
+            return None  # part of it was evicted; the next request computes that first
+        compaction = self._choose(slot, node.req, config, n_outputs=0)
+        if compaction is not None:
             fold_outputs(session, node.req)
-            self._drop(slot, node.req, cut, n_tokens)
+            self._drop(slot, node.req, compaction, n_tokens)
             confirm_lengths(session, node.req)
             self._rebase_if_due(session.session_id, slot.kv, node.req)
             self._sessions.resized(session.session_id)
-        return cut
+        return compaction
 
     def _rebase_if_due(self, session_id: str, kv: LiveKvInfo, req: Req) -> None:
         if not self.rebase.due(req.multimodal_inputs, kv.sink_tokens):
             return
-        self._sessions.is_changed(session_id)
+        self._sessions.before_change(session_id)
         row = self._sessions.req_to_token_pool.req_to_token[kv.req_pool_idx]
         rows = row[kv.sink_tokens : kv.kv_committed_len]
         req.multimodal_inputs = self.rebase.rebase(req.multimodal_inputs, kv.sink_tokens, rows)
         self.n_rebased += 1
 
-    def cut_running(self, req: Req, config: RetentionConfig) -> Compaction | None:
-        """The same while the request decodes: what it said itself stays, however long it is.
+    def compact_running(self, req: Req, config: RetentionConfig) -> Compaction | None:
+        """As compact(), while the request decodes: its own output stays, whatever its length.
 
-        Its batch must be told that it is shorter now.
+        The caller must shorten() the request's batch.
         """
         slot = self._sessions.slots.get(req.session.session_id)
         if slot is None or req.kv is not slot.kv:
-            return None  # its first request; it has no history yet
-        n_reply = slot.kv.kv_committed_len - len(req.origin_input_ids)
-        cut = self._choose(slot, req, config, n_reply)
-        if cut is not None:
+            return None  # the session's first request has no history yet
+        n_outputs = slot.kv.kv_committed_len - len(req.origin_input_ids)
+        compaction = self._choose(slot, req, config, n_outputs)
+        if compaction is not None:
             n_tokens = len(req.origin_input_ids) + len(req.output_ids)
-            self._drop(slot, req, cut, n_tokens)
-        return cut
+            self._drop(slot, req, compaction, n_tokens)
+        return compaction
 
     def _choose(
-        self, slot: SessionSlot, req: Req, config: RetentionConfig, n_reply: int
+        self, slot: SessionSlot, req: Req, config: RetentionConfig, n_outputs: int
     ) -> Compaction | None:
-        """n_reply: tokens at the end that stay, whatever the window."""
+        """n_outputs: tokens at the end that stay, whatever the window."""
         kv = slot.kv
-        cut = compaction_of(
+        assert config.sink_tokens is not None
+        compaction = compaction_of(
             n_tokens=kv.kv_committed_len,
             sink_tokens=config.sink_tokens,
-            window_tokens=max(config.window_tokens, n_reply),
+            window_tokens=max(config.window_tokens, n_outputs),
             page_size=self._sessions.page_size,
             owned_from=kv.cache_protected_len,
             # With the tokens that open and close an item: one of them alone means nothing.
             media=[(a - 1, b + 1) for a, b in media_spans(req.multimodal_inputs)],
             slack_tokens=config.slack_tokens,
         )
-        # Two holes would need two offsets: the sink of the first cut stays.
-        if cut is None or (kv.n_dropped and cut.begin != kv.sink_tokens):
+        # Two gaps would need two offsets, so every compaction keeps the sink of the first.
+        if compaction is None or (kv.n_dropped and compaction.begin != kv.sink_tokens):
             return None
-        if kv.cache_protected_len > cut.begin and not self._hand_over_prefix(slot, req, cut.begin):
+        if not self._release_tree_prefix(slot, req, compaction.begin):
             return None
-        return cut
+        return compaction
 
-    def _drop(self, slot: SessionSlot, req: Req, cut: Compaction, n_tokens: int) -> None:
-        """n_tokens: of the session, all that is known of its reply included."""
+    def _drop(self, slot: SessionSlot, req: Req, compaction: Compaction, n_tokens: int) -> None:
+        """n_tokens: of the session, the known output tokens included."""
         kv = slot.kv
-        own_from = max(kv.cache_protected_len, cut.begin)
-        kv.cache_protected_len = min(kv.cache_protected_len, cut.begin)
-        self._sessions.is_compacted(req.session.session_id, cut)
-        compact_row(self._sessions, kv, cut, own_from)
-        cut_tokens(req, cut)
-        req.multimodal_inputs = compact_media(req.multimodal_inputs, cut, n_tokens)
-        kv.sink_tokens, kv.n_dropped = cut.begin, kv.n_dropped + cut.n_tokens
+        own_from = max(kv.cache_protected_len, compaction.begin)
+        kv.cache_protected_len = min(kv.cache_protected_len, compaction.begin)
+        self._sessions.before_compaction(req.session.session_id, compaction)
+        compact_row(self._sessions, kv, compaction, own_from)
+        remove_tokens(req, compaction)
+        req.multimodal_inputs = compact_media(req.multimodal_inputs, compaction, n_tokens)
+        kv.sink_tokens, kv.n_dropped = compaction.begin, kv.n_dropped + compaction.n_tokens
 
-    def _hand_over_prefix(self, slot: SessionSlot, req: Req, begin: int) -> bool:
-        """Let go of the tree's nodes behind `begin`; the session's first prompt is in the tree.
+    def _release_tree_prefix(self, slot: SessionSlot, req: Req, begin: int) -> bool:
+        """Unlock the tree's nodes behind `begin`; the session's first prompt is in the tree.
 
-        What it no longer uses there, others may, until it is evicted.
+        Other requests can use those nodes until the tree evicts them. Returns False if the tree
+        has no prefix of that length.
         """
         if slot.kv.cache_protected_len <= begin:
             return True
@@ -135,3 +156,155 @@ class SessionCompaction:
         self._sessions.inner.dec_lock_ref(slot.last_node, slot.lock_receipt, **skip)
         slot.last_node, slot.lock_receipt = match.last_device_node, lock.to_dec_params()
         return True
+
+
+# --- rows of KV slots, and their batch ---
+
+
+def compact_row(
+    cache: BasePrefixCache, kv: ReqKvInfo, compaction: Compaction, own_from: int
+) -> None:
+    """Remove the compacted tokens' slots from a request's row.
+
+    Args:
+        own_from: first token of the compacted span whose slot belongs to the request, and is freed.
+    """
+    row = cache.req_to_token_pool.req_to_token[kv.req_pool_idx]
+    page_size = cache.page_size
+    if _POISON:
+        pool = cache.token_to_kv_pool_allocator.get_kvcache()
+        _overwrite(pool, row[own_from : compaction.end])
+    cache.free_kv_row(kv, [(own_from, compaction.end)])
+    # Pages stay whole, so the last one is moved up to its end.
+    end = -(-kv.kv_allocated_len // page_size) * page_size
+    moved = row[compaction.end : end].clone()
+    row[compaction.begin : compaction.begin + len(moved)] = moved
+    kv.kv_committed_len -= compaction.n_tokens
+    kv.kv_allocated_len -= compaction.n_tokens
+
+
+def shorten(batch: ScheduleBatch, index: int, n_tokens: int) -> None:
+    """Subtract n_tokens from the length of a batch's request, in new tensors: with overlap the
+    step in flight still reads the old ones.
+    """
+    less = torch.zeros_like(batch.seq_lens_cpu)
+    less[index] = n_tokens
+    batch.seq_lens_cpu = batch.seq_lens_cpu - less
+    less = less.to(batch.seq_lens.device, non_blocking=True)
+    batch.seq_lens = batch.seq_lens - less.to(batch.seq_lens.dtype)
+    batch.orig_seq_lens = batch.orig_seq_lens - less.to(batch.orig_seq_lens.dtype)
+    batch.seq_lens_sum = None
+
+
+def _overwrite(pool: Any, slots: Tensor) -> None:
+    for layer in range(pool.start_layer, pool.start_layer + pool.layer_num):
+        pool.get_key_buffer(layer)[slots.long()] = float("nan")
+        pool.get_value_buffer(layer)[slots.long()] = float("nan")
+
+
+# --- token arrays of a session, which its last finished request keeps for the next ---
+
+
+def outputs_of(req: Req) -> "array[int]":
+    outputs: array[int] = req.output_ids[: req.sampling_params.max_new_tokens]
+    return outputs
+
+
+def length_of(session: Session, req: Req) -> int:
+    """Tokens of a session whose last finished request is `req`."""
+    # An aborted request may have left its tokens in the same array.
+    n_inputs: int = session.committed_origin_len
+    return n_inputs + len(outputs_of(req))
+
+
+def fold_outputs(session: Session, req: Req) -> None:
+    """Make the finished request's output part of its input, as its successor would.
+
+    All of it has been sent: a finished request's outputs are not read again.
+    """
+    outputs = outputs_of(req)
+    ids, unpadded = req.origin_input_ids, req.origin_input_ids_unpadded
+    # An aborted request may have left its tokens here.
+    del ids[session.committed_origin_len :]
+    ids.extend(outputs)
+    if unpadded is not ids:
+        del unpadded[session.committed_unpadded_len :]
+        unpadded.extend(outputs)
+    req.output_ids = req.output_ids[:0]
+
+
+def remove_tokens(req: Req, compaction: Compaction) -> None:
+    """Remove the compacted tokens from the request's input arrays."""
+    ids, unpadded = req.origin_input_ids, req.origin_input_ids_unpadded
+    if unpadded is not ids:
+        # Some models have one placeholder here for all tokens of an item.
+        if len(unpadded) == len(ids):
+            del unpadded[compaction.begin : compaction.end]
+        else:
+            req.origin_input_ids_unpadded = ids
+    del ids[compaction.begin : compaction.end]
+    # SGLang rebuilds it on use.
+    req.full_untruncated_fill_ids = array("q")
+
+
+def confirm_lengths(session: Session, req: Req) -> None:
+    """Record the lengths to which the session returns when a later request is aborted."""
+    session.committed_origin_len = len(req.origin_input_ids)
+    session.committed_unpadded_len = len(req.origin_input_ids_unpadded)
+    session.committed_fill_len = 0
+
+
+# --- positions ---
+
+
+class Rebase:
+    """Moves the keys of a session's window to earlier positions before positions run out.
+
+    Compaction leaves unused positions behind the sink. A rebase closes that gap: the window's keys
+    are rotated to the positions right behind the sink, and the table of positions follows.
+    Distances within the window stay; those to the sink become the distances of a shorter
+    conversation. Source: StreamingLLM, arXiv 2309.17453, which always assigns such positions.
+
+    Args:
+        model: whose layers share one rotary embedding.
+        kv: SGLang's pool of one device.
+        limit: positions that the model was made for.
+    Raises:
+        ValueError: the model's keys cannot be rotated in place.
+    """
+
+    def __init__(self, model: nn.Module, kv: Any, limit: int):
+        ropes: list[Any] = [m for m in model.modules() if hasattr(m, "cos_sin_cache")]
+        if not ropes or not hasattr(ropes[0], "base"):
+            raise ValueError("endless sessions need a rotary embedding with a base")
+        self._rope, self._kv, self._limit = ropes[0], kv, limit
+        self._reserve = min(REBASE_RESERVE_TOKENS, limit // 4)
+
+    def due(self, mm_inputs: MultimodalInputs, sink_tokens: int) -> bool:
+        gap = position_gap(mm_inputs, sink_tokens)
+        n_taken = int(mm_inputs.mrope_positions.max()) + 1 - gap
+        return rebase_due(gap, n_taken, self._limit, self._reserve)
+
+    def rebase(
+        self, mm_inputs: MultimodalInputs, sink_tokens: int, rows: Tensor
+    ) -> MultimodalInputs:
+        """Rotate the keys behind the sink in place.
+
+        Args:
+            rows: [n] KV slots of all tokens behind the sink.
+        Returns:
+            mm_inputs with the new positions.
+        """
+        gap = position_gap(mm_inputs, sink_tokens)
+        rope, kv = self._rope, self._kv
+        inv_freq = rope._compute_inv_freq(rope.base).float().to(rows.device)
+        for layer in range(kv.start_layer, kv.start_layer + kv.layer_num):
+            rebase_keys(
+                kv.get_key_buffer(layer),
+                rows.long(),
+                gap,
+                inv_freq,
+                neox=rope.is_neox_style,
+                rotary_dim=rope.rotary_dim,
+            )
+        return shift_positions(mm_inputs, gap, sink_tokens=sink_tokens)

@@ -1,10 +1,9 @@
-"""Sessions between two requests: the memory they hold is lent, and given back when it is needed.
+"""Order of eviction of idle sessions, those without a running or waiting request.
 
-SGLang pins a session's KV until it closes. Here the KV of a session without a request counts as
-evictable, like the radix tree's. When memory is short, who is expected to speak last gives way
-first, from the end of its KV: what is missing at its next request is computed anew, the beginning
-stays. Who has begun to speak gives way last.
-Owner: one IdleSessions per session cache; equal on all ranks, because all it hears is broadcast.
+SGLang pins a session's KV until it closes. Here an idle session's KV is evictable, like the radix
+tree's. The session whose next use is expected last is evicted first, from the end of its KV; its
+next request computes what is missing. A session whose user speaks is evicted last.
+Owner: one IdleSessions per session cache; equal on all ranks, because its inputs are broadcast.
 """
 
 import math
@@ -17,7 +16,9 @@ from sglang_live.kv.victim_index import Candidate, Victim, VictimIndex
 
 class IdleSessions:
     """
-    now_s: time of the scheduling round. tokens: that could be given back.
+    Attributes:
+        now_s: time of the scheduling round.
+        tokens: evictable KV tokens of idle sessions.
     """
 
     def __init__(self, page_size: int):
@@ -34,12 +35,16 @@ class IdleSessions:
         return self._index.evictable_tokens + self._index.protected_tokens
 
     def tick(self, now_s: float) -> None:
-        """A round begins."""
+        """Begin a round."""
         self.now_s = now_s
-        self._index.peek(now_s)  # protection that has run out ends here
+        self._index.peek(now_s)  # ends expired protections
 
     def put(self, session_id: str, n_tokens: int) -> None:
-        """It has no request now, and n_tokens of its own behind what the tree holds for it."""
+        """Add an idle session.
+
+        Args:
+            n_tokens: of its own, behind its prefix in the tree.
+        """
         self._rank(session_id, n_tokens)
         if self.is_speaking(session_id) and session_id in self._index:
             self._index.protect(session_id, self._speaking_until_s[session_id])
@@ -48,25 +53,25 @@ class IdleSessions:
         self._index.remove(session_id)
 
     def forget(self, session_id: str) -> None:
-        """It is closed."""
+        """Remove all data of a closed session."""
         self.remove(session_id)
         self._next_use.forget(session_id)
         self._speaking_until_s.pop(session_id, None)
 
     def expect(self, hint: NextUseHint) -> None:
-        """When its caller will be heard again."""
+        """Record when the session's next use is expected."""
         self._next_use.plays_until(hint.session, self.now_s + hint.buffered_s)
         self._next_use.set_user_gap(hint.session, hint.response_gap_s)
         if hint.observed_gap_s is not None:
             self._next_use.observe_gap(hint.observed_gap_s)
         self._rank(hint.session, self._index.n_tokens(hint.session))
 
-    def answered(self, session_id: str) -> None:
-        """A request of it has come to its end: what its caller said is computed."""
+    def request_ended(self, session_id: str) -> None:
+        """Record that a request of the session has ended: the user's speech is computed."""
         self._speaking_until_s.pop(session_id, None)
 
-    def speaks(self, session_id: str) -> None:
-        """Its caller has begun: a request will follow."""
+    def speech_started(self, session_id: str) -> None:
+        """Record that the session's user speaks: a request will follow."""
         until_s = self._speaking_until_s[session_id] = self.now_s + PROTECTED_S
         if session_id in self._index:
             self._index.protect(session_id, until_s)
@@ -82,38 +87,42 @@ class IdleSessions:
         return session_id in self._index
 
     def protect(self, session_id: str, until_s: float) -> None:
-        """Whoever speaks is protected longer by that, if at all."""
+        """Protect an idle session until until_s, or for longer if its user speaks."""
         until_s = max(until_s, self._speaking_until_s.get(session_id, until_s))
         if session_id in self._index:
             self._index.protect(session_id, until_s)
 
     def expected_s(self, session_id: str) -> float | None:
-        """When its KV will be needed; None: nobody knows."""
+        """When the session's KV will be needed; None if unknown."""
         return self._next_use.expected(session_id)
 
-    def first(self) -> Candidate | None:
-        """Who would give way now, and how much there is of it."""
+    def next_victim(self) -> Candidate | None:
+        """The session that is evicted next, with its evictable tokens."""
         return self._index.peek(self.now_s)
 
     def later_tokens(self, later_than_s: float, enough_tokens: int) -> int:
-        """How much could be given back by those that are needed after that; counts to enough."""
+        """Evictable tokens of sessions that are needed after later_than_s.
+
+        Counts up to enough_tokens only.
+        """
         return self._index.later_tokens(self.now_s, later_than_s, enough_tokens)
 
-    def give_back(self, n_tokens: int, later_than_s: float = -math.inf) -> list[tuple[str, int]]:
-        """Who gives back how much, at least n_tokens in all if there are so many.
+    def pick_victims(self, n_tokens: int, later_than_s: float = -math.inf) -> list[tuple[str, int]]:
+        """Choose sessions to evict, with the tokens of each: at least n_tokens in all, if possible.
 
-        later_than_s: only those that are needed after that.
+        Args:
+            later_than_s: choose only sessions that are expected to be needed after that time.
         """
         victims = self._index.victims(n_tokens, self.now_s, later_than_s=later_than_s)
         missing = n_tokens - sum(victim.n_tokens for victim in victims)
         if missing > 0 and later_than_s == -math.inf:
-            victims += self._victims_among_protected(missing)
+            victims += self._protected_victims(missing)
         self.counts["sessions_evicted"] += len(victims)
         self.counts["tokens_evicted"] += sum(victim.n_tokens for victim in victims)
-        return [(victim.key, victim.n_tokens) for victim in victims]
+        return [(str(victim.key), victim.n_tokens) for victim in victims]
 
-    def _victims_among_protected(self, n_tokens: int) -> list[Victim]:
-        """A request that can run now is worth more than one that will come."""
+    def _protected_victims(self, n_tokens: int) -> list[Victim]:
+        """Choose among protected sessions: a request that can run now precedes a future one."""
         protected = self._index.protected()
         for session_id, _ in protected:
             self._index.unprotect(session_id)

@@ -1,11 +1,13 @@
-"""SGLang's radix cache, with our sessions in it: one order for all memory that may be taken back.
+"""SGLang's radix cache with one order of eviction for the tree and for idle sessions.
 
-In: what the tree holds for nobody in particular, and idle sessions. Out: room, from whoever is
-expected to be used last. Transfers of both go through SGLang's HiCache.
+In: unlocked leaves of the tree, and idle sessions. Out: free memory, first from the one whose next
+use is expected last. Transfers of both to the host and back use SGLang's HiCache.
 """
 
 from collections.abc import Callable
+from typing import Any
 
+from sglang.srt.managers.cache_controller import HiCacheAck
 from sglang.srt.mem_cache.base_prefix_cache import (
     EvictParams,
     EvictResult,
@@ -13,13 +15,14 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     InsertParams,
     InsertResult,
 )
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sglang_live.bridge.kv_record import Place
+from sglang_live.bridge.kv_record import SessionNode
 from sglang_live.bridge.session.cache import SessionCache
+from sglang_live.bridge.session.compact import Rebase
 from sglang_live.bridge.session.idle import IdleSessions
-from sglang_live.bridge.session.rebase import Rebase
 from sglang_live.bridge.tiers.host import SessionTier
 from sglang_live.bridge.tiers.modelled_link import link_from_env
 from sglang_live.bridge.tiers.preload import Preloads
@@ -29,9 +32,11 @@ from sglang_live.kv.tree_age import TreeAge
 
 
 class LiveRadixCache(UnifiedRadixCache):
-    """Memory of idle sessions counts as evictable here, and is ranked with the tree's own."""
+    """A radix cache in which idle sessions are evictable, in one order with the tree's leaves."""
 
-    def __init__(self, params):
+    session: SessionCache
+
+    def __init__(self, params: CacheInitParams):
         self._age = TreeAge()
         super().__init__(params)
         self.session = SessionCache(inner=self)
@@ -39,7 +44,7 @@ class LiveRadixCache(UnifiedRadixCache):
     def _reset_full(self) -> None:
         super()._reset_full()
         self._age = TreeAge()
-        session = getattr(self, "session", None)  # also called while we are being built
+        session = getattr(self, "session", None)  # absent when the base constructor calls this
         if not isinstance(session, SessionCache):
             return
         if session.idle is not None:
@@ -52,17 +57,20 @@ class LiveRadixCache(UnifiedRadixCache):
     # --- memory ---
 
     def tree_evictable_size(self) -> int:
-        return super().evictable_size()
+        n_tokens: int = super().evictable_size()
+        return n_tokens
 
     def evict_tree(self, n_tokens: int) -> int:
-        """Returns what was freed of prompts that no call holds."""
-        return super().evict(EvictParams(num_tokens=n_tokens)).num_tokens_evicted
+        """Evict unlocked leaves of the tree. Returns the tokens freed."""
+        n_evicted: int = super().evict(EvictParams(num_tokens=n_tokens)).num_tokens_evicted
+        return n_evicted
 
     def evictable_size(self) -> int:
-        return super().evictable_size() + self._idle_tokens
+        return self.tree_evictable_size() + self._idle_tokens
 
     def full_evictable_size(self) -> int:
-        return super().full_evictable_size() + self._idle_tokens
+        n_tokens: int = super().full_evictable_size()
+        return n_tokens + self._idle_tokens
 
     def evict(self, params: EvictParams) -> EvictResult:
         if self.session.idle is None:
@@ -86,45 +94,47 @@ class LiveRadixCache(UnifiedRadixCache):
     def _evict_oldest(
         self, params: EvictParams, from_tree: Callable[[EvictParams], EvictResult]
     ) -> EvictResult:
-        """From tree and idle sessions, whoever is expected to be used last.
+        """Evict from tree and idle sessions in the order of the latest expected use.
 
-        A leaf of the tree that was not used for so long is expected to be unused for as long again,
-        as sessions are of which nothing is known.
+        A leaf that has been unused for some time is expected to stay unused for as long again, like
+        a session without a hint.
         """
         idle, result, missing = self.session.idle, EvictResult(), params.num_tokens
+        assert idle is not None
 
         def take_from_tree(n_tokens: int) -> int:
             freed = from_tree(EvictParams(num_tokens=n_tokens)).num_tokens_evicted
             result.num_tokens_evicted += freed
             return freed
 
-        while missing > 0 and (session := idle.first()) is not None:
-            as_old_s = idle.now_s - session.remaining_s
-            n_older = self._age.unused_since(as_old_s, self.tree_evictable_size())
+        while missing > 0 and (session := idle.next_victim()) is not None:
+            idle_since_s = idle.now_s - session.remaining_s
+            n_older = self._age.unused_since(idle_since_s, self.tree_evictable_size())
             if n_older > 0:
                 missing -= (freed := take_from_tree(min(missing, n_older)))
                 if freed > 0:
                     continue
-            freed = self.session.give_back(min(missing, session.n_tokens))
+            freed = self.session.evict_idle(min(missing, session.n_tokens))
             result.num_tokens_evicted += freed
             missing -= freed
-            assert freed > 0  # or this would never end
+            assert freed > 0  # the loop ends
         if missing > 0:
             missing -= take_from_tree(missing)
         if missing > 0:
-            result.num_tokens_evicted += self.session.give_back(missing)
+            result.num_tokens_evicted += self.session.evict_idle(missing)
         return result
 
     # --- the host ---
 
-    def init_load_back(self, params: InitLoadBackParams):
-        if isinstance(params.best_match_node, Place):
+    def init_load_back(self, params: InitLoadBackParams) -> Any:
+        if isinstance(params.best_match_node, SessionNode):
+            assert self.session.tier is not None  # only a tier reports hits on the host
             return self.session.tier.load_back(params.req)
         return super().init_load_back(params)
 
     def check_hicache_events(self) -> None:
         super().check_hicache_events()
-        self.session.look_after_tiers()
+        self.session.update_tiers()
 
     def writing_check(self, write_back: bool = False, finish_count: int | None = None) -> None:
         super().writing_check(write_back=write_back, finish_count=finish_count)
@@ -136,7 +146,7 @@ class LiveRadixCache(UnifiedRadixCache):
         if tier is None or not tier.copies.acknowledged(ack_id):
             super()._finish_write_through_ack(ack_id)
 
-    def _log_write_ack_metrics(self, ack) -> None:
+    def _log_write_ack_metrics(self, ack: HiCacheAck) -> None:
         if self.session.tier is not None:
             self.session.tier.copies.measure(ack, self.session.tier.copies.to_host)
         super()._log_write_ack_metrics(ack)
@@ -149,7 +159,7 @@ class LiveRadixCache(UnifiedRadixCache):
             for ack in queue[:n]:
                 ack.finish_event.synchronize()
                 tier.copies.measure(ack, tier.copies.to_device)
-                # What SGLang does not know it does not look for.
+                # SGLang looks up every remaining id among the tree's nodes.
                 ack.node_ids[:] = [i for i in ack.node_ids if not tier.copies.acknowledged(i)]
         super().loading_check(finish_count)
 
@@ -158,12 +168,12 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
     """Factory for SGLang's registry.
 
     Raises:
-        ValueError: this model's sessions cannot be cut.
+        ValueError: this model's sessions cannot be compacted.
     """
     if ctx.is_hybrid_swa or ctx.is_hybrid_ssm or ctx.disable_radix_cache:
         raise ValueError("bounded sessions need a radix cache and plain attention in every layer")
     if not ctx.model_config.model_is_mrope:
-        # Their positions would follow from the length of what is left.
+        # Without a table, positions would follow from the number of remaining tokens.
         raise ValueError("bounded sessions need a model with M-RoPE, whose positions are a table")
     cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
     policies = policies_from_env()
@@ -177,7 +187,7 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
             if policies.preload:
                 cache.session.preloads = Preloads(cache.session)
     kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()
-    cache.session.cuts.rebase = Rebase(
+    cache.session.compaction.rebase = Rebase(
         ctx.tp_worker.model_runner.model, kv, ctx.model_config.context_len
     )
     return cache

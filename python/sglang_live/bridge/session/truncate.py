@@ -1,40 +1,48 @@
-"""Roll a streaming session back to its first tokens, with their KV kept.
+"""Truncation of streaming sessions, and repairs of how upstream ends a session's requests.
 
-SGLang's streaming sessions only append. Between two requests, though, everything that says how
-long a session is lies in two places: the finished request that the next one will extend, and the
-slot that keeps its KV. Both are cut here.
+SGLang's streaming sessions only append. Between two requests their length is recorded in two
+places: the finished request that the next one extends, and the slot that keeps its KV.
+Truncation shortens both.
 """
+
+from typing import Any
 
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.session_controller import Session
+from sglang.srt.session.streaming_session import StreamingSession
 
 from sglang_live.bridge.kv_record import LiveKvInfo
 from sglang_live.bridge.session.cache import SessionCache
+from sglang_live.bridge.session.compact import outputs_of
 from sglang_live.bridge.session.media import media_before, media_spans
 
 
-def truncate_session(scheduler, session_id: str, position: int) -> int:
-    """Returns where the session ends now, or -1: it cannot be cut there, and is unchanged.
+def truncate_session(scheduler: Any, session_id: str, position: int) -> int:
+    """Truncate a session between two requests, its first tokens' KV kept.
 
     Args:
-        position: tokens to keep, counting those that retention has dropped.
+        position: tokens to keep, counting those that compaction has dropped.
+    Returns:
+        position, or -1 if the session cannot be truncated there and is unchanged.
     """
     session = scheduler.session_controller.get(session_id)
     streaming = streaming_sessions(scheduler.tree_cache)
     slot = streaming.slots.get(session_id) if streaming is not None else None
-    if session is None or slot is None or session._inflight or not session.req_nodes:
+    if streaming is None or session is None or slot is None:
+        return -1
+    if session._inflight or not session.req_nodes:
         return -1
     [node] = session.req_nodes.values()
     req = node.req
-    n_tokens = _place_of(slot.kv, position)
+    n_tokens = _index_of(slot.kv, position)
     if n_tokens is None or not slot.kv.cache_protected_len <= n_tokens <= _length(req):
         return -1
     if n_tokens < len(req.origin_input_ids) and not _drop_input(session, req, n_tokens):
         return -1
     kept = max(0, n_tokens - len(req.origin_input_ids))
-    req.output_ids = _outputs(req)[:kept]
+    req.output_ids = outputs_of(req)[:kept]
     if isinstance(streaming, SessionCache):
-        streaming.is_truncated(session_id, n_tokens)
+        streaming.before_truncation(session_id, n_tokens)
     if slot.kv.kv_allocated_len > n_tokens:
         streaming._free_tail(slot.kv, n_tokens)
         if isinstance(streaming, SessionCache):
@@ -42,14 +50,14 @@ def truncate_session(scheduler, session_id: str, position: int) -> int:
     return position
 
 
-def streaming_sessions(tree_cache):
-    """SGLang's keeper of session slots, stand-alone or embedded in the unified cache."""
+def streaming_sessions(tree_cache: Any) -> StreamingSession | None:
+    """SGLang's session slots, which are stand-alone or embedded in the unified cache."""
     if hasattr(tree_cache, "slots"):
         return tree_cache
     return getattr(tree_cache, "session", None)
 
 
-def n_computed(streaming, session_id: str) -> int:
+def n_computed(streaming: StreamingSession, session_id: str) -> int:
     """Tokens of a session that its next request need not compute."""
     if isinstance(streaming, SessionCache):
         return streaming.n_computed(session_id)
@@ -57,21 +65,17 @@ def n_computed(streaming, session_id: str) -> int:
     return 0 if slot is None else slot.kv.kv_committed_len
 
 
-def _place_of(kv, position: int) -> int | None:
-    """None: what was there has been dropped."""
-    return kv.place_of(position) if isinstance(kv, LiveKvInfo) else position
-
-
-def _outputs(req: Req):
-    return req.output_ids[: req.sampling_params.max_new_tokens]
+def _index_of(kv: Any, position: int) -> int | None:
+    """Returns None if compaction dropped the position."""
+    return kv.index_of(position) if isinstance(kv, LiveKvInfo) else position
 
 
 def _length(req: Req) -> int:
-    return len(req.origin_input_ids) + len(_outputs(req))
+    return len(req.origin_input_ids) + len(outputs_of(req))
 
 
 def _drop_input(session: Session, req: Req, n_tokens: int) -> bool:
-    """Forget input tokens from n_tokens on; refused in the midst of audio or an image."""
+    """Drop input tokens from n_tokens on. Returns False inside a span of audio or an image."""
     media = req.multimodal_inputs
     if any(first < n_tokens < behind for first, behind in media_spans(media)):
         return False
@@ -84,6 +88,38 @@ def _drop_input(session: Session, req: Req, n_tokens: int) -> bool:
     del req.origin_input_ids[n_tokens:]
     session.committed_origin_len = n_tokens
     session.committed_unpadded_len = len(req.origin_input_ids_unpadded)
-    # Rebuilt by the next request; what is there still has the dropped tokens.
+    # The next request rebuilds it; its present content includes the dropped tokens.
     req.full_untruncated_fill_ids = []
     return True
+
+
+# --- faults of upstream that an aborted request meets: Session._inflight, which says that a request
+# --- of the session is running, is cleared too early or never
+
+
+def detach_rejected(request: Req, session: Session, *args: Any, **kwargs: Any) -> Req:
+    """After Session.create_req: detach a rejected request from its session.
+
+    Upstream leaves it attached; when it is discarded, it clears the flag that the running request
+    set, and a third request is admitted beside the first, into the same token arrays.
+    """
+    if session.streaming and request.to_finish is not None:
+        request.session = None
+    return request
+
+
+def release_waiting(result: None, scheduler: Any, req: Req) -> None:
+    """After Scheduler._release_aborted_request: release the session of an aborted waiting request.
+
+    Upstream does not: the session then rejects every later request, and never closes.
+    """
+    session = req.session
+    if session is not None and session.streaming and not req.finished():
+        session.abort_req()
+        if req.retracted_stain:
+            # Its KV is the session's, but its tokens will not be.
+            sessions = getattr(scheduler.tree_cache, "session", None)
+            if isinstance(sessions, SessionCache):
+                sessions.forget_if_compacted(session)
+            scheduler.tree_cache.release_session(session.session_id)
+    return result

@@ -1,14 +1,15 @@
-"""Idle sessions on the host: when their KV is copied there, and how it comes back.
+"""KV of idle sessions on the host: when it is copied there, and how it is loaded back.
 
-Out: in the background while memory is short, or at once when a session gives way before its turn
-came. Back: with the prefill of the next request, layer by layer, or ahead of it (preloads.py).
-What the host is short of goes on to storage, if there is some, and comes back to the host when its
-caller speaks.
+To the host: in the background while device memory is short, or at once when a session is evicted
+before that. Back: with the prefill of the next request, layer by layer, or before it (preload.py).
+With storage, the tails of host copies move there when the host's memory is short, and are fetched
+when the user speaks.
 Owner: one SessionTier per session cache, if the engine has a HiCache.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_batch import Req
@@ -16,40 +17,41 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchResult
 from sglang.srt.session.streaming_session import SessionSlot
 from sglang.srt.utils.common import ceil_align
 
-from sglang_live.bridge.kv_record import LiveKvInfo, Place
+from sglang_live.bridge.kv_record import LiveKvInfo, SessionNode
+from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host_copies import HostCopies, HostCopy, wait_for
 from sglang_live.bridge.tiers.host_eviction import HostEviction
 from sglang_live.bridge.tiers.storage import StoredTails
 from sglang_live.kv.page_file import PageFile
 from sglang_live.kv.retention import Compaction
 
-# Background copies begin when less of the device's KV is free or idle prompts. Half: whoever is
-# evicted an instant later has been copied by then, and calls that fit are not copied for nothing.
+# Share of the device's KV that is free or in unlocked leaves, below which background copies begin.
+# Half: sessions are copied before they are evicted, and an engine with ample memory copies none.
 WRITE_BACK_BELOW = 0.5
-# Of SGLang's request rows; preloads leave as many to those who come.
+# SGLang's request rows that preloads leave to new requests.
 _SPARE_ROWS = 4
-# In one round; the copies themselves run beside it, but each costs a launch.
+# Copies run concurrently with the round, but each costs a launch in it.
 _MAX_WRITES_PER_ROUND = 4
 
 
 class SessionTier:
     """
     Args:
-        sessions: the LiveSession whose slots these are.
-        open_storage: makes the file for what the host is short of, given a page's size in bytes;
-            None: there is none.
+        sessions: the SessionCache whose slots these are.
+        open_storage: opens the storage tier's file, given a page's size in bytes; None: there is
+            no storage tier.
     """
 
-    def __init__(self, sessions, open_storage: Callable[[int], PageFile] | None = None):
+    def __init__(self, sessions: Any, open_storage: Callable[[int], PageFile] | None = None):
         self._sessions = sessions
         self.copies = HostCopies(sessions.inner)
         self.stored: StoredTails | None = None
         if open_storage is not None:
             file = open_storage(self.copies.bytes_per_token * self._page_size)
             self.stored = StoredTails(self.copies, file, self._least_of_all_ranks)
-        self._room = HostEviction(sessions, self.copies, self.stored)
+        self._eviction = HostEviction(sessions, self.copies, self.stored)
         self._to_copy: dict[str, None] = {}  # idle sessions with KV that is on the device alone
-        self._arriving: dict[str, object] = {}  # finish events of preloads nobody has waited for
+        self._arriving: dict[str, Any] = {}  # finish events of preloads that were not waited for
         self.counts = dict.fromkeys(
             ("tokens_lost", "evictions_waited", "loads", "loads_refused", "preloads"), 0.0
         )
@@ -57,41 +59,41 @@ class SessionTier:
     def _least_of_all_ranks(self, numbers: list[int]) -> list[int]:
         tensor = torch.tensor(numbers, dtype=torch.int64)
         self._sessions.inner._all_reduce(tensor, torch.distributed.ReduceOp.MIN)
-        return tensor.tolist()
+        return [int(number) for number in tensor.tolist()]
 
     def reset(self) -> None:
         if self.stored is not None:
             self.stored.reset()
         self.copies.reset()
-        self._room.reset()
+        self._eviction.reset()
         self._to_copy.clear()
         self._arriving.clear()
 
-    # --- out ---
+    # --- to the host ---
 
-    def is_idle(self, session_id: str) -> None:
+    def set_idle(self, session_id: str) -> None:
         self._to_copy.pop(session_id, None)
         self._to_copy[session_id] = None
 
     def write_back(self) -> None:
-        """Once a round."""
-        self._room.store_some()
+        """To be called once a round."""
+        self._eviction.store_if_short()
         if not self._to_copy or self._free_share() >= WRITE_BACK_BELOW:
             return
         for session_id in list(self._to_copy)[:_MAX_WRITES_PER_ROUND]:
             del self._to_copy[session_id]
             slot = self._sessions.slots.get(session_id)
             if slot is None or not slot.kv.holds_kv or _is_pinned(slot):
-                continue  # it is put here again when it is idle again
+                continue  # set_idle() adds it again
             self._write(session_id, slot.kv)
 
     def _write(self, session_id: str, kv: LiveKvInfo) -> bool:
         is_written = self.copies.write(session_id, kv)
-        self._room.used(session_id)
+        self._eviction.used(session_id)
         return is_written
 
     def save(self, session_id: str, slot: SessionSlot, n_kept: int) -> None:
-        """Before the session gives back its device slots behind n_kept."""
+        """To be called before the session's device slots behind n_kept are evicted."""
         self._to_copy.pop(session_id, None)
         self._wait_for_arrival(session_id)
         if not self._write(session_id, slot.kv):
@@ -105,69 +107,75 @@ class SessionTier:
             self.counts["evictions_waited"] += 1
             wait_for(copy.written)
 
-    def is_changing(self, session_id: str) -> None:
-        """Before device slots of the session are freed, or written other than at its end."""
+    def before_device_change(self, session_id: str) -> None:
+        """To be called before device slots of the session are freed, or written before its end."""
         self._wait_for_arrival(session_id)
         copy = self.copies.of(session_id)
         if copy is not None and copy.written is not None:
             wait_for(copy.written)
 
     def truncate(self, session_id: str, n_tokens: int) -> None:
-        """The session is about to end there."""
-        self.is_changing(session_id)
+        """To be called before the session is truncated to n_tokens."""
+        self.before_device_change(session_id)
         self.copies.truncate(session_id, n_tokens)
         if self.stored is not None:
             self.stored.truncated(session_id, n_tokens)
-        self._room.changed(session_id)
+        self._eviction.changed(session_id)
 
-    def cut(self, session_id: str, cut: Compaction) -> None:
-        """The session is about to lose these whole pages."""
-        self.is_changing(session_id)
-        self.copies.cut(session_id, cut)
+    def compact(self, session_id: str, compaction: Compaction) -> None:
+        """To be called before the session loses these whole pages."""
+        self.before_device_change(session_id)
+        self.copies.compact(session_id, compaction)
         if self.stored is not None:
-            self.stored.cut(session_id, cut)
-        self._room.changed(session_id)
+            self.stored.compact(session_id, compaction)
+        self._eviction.changed(session_id)
 
     def discard(self, session_id: str) -> None:
-        """The session's KV is about to be other than it was."""
-        self.is_changing(session_id)
+        """To be called before the session's KV changes in place: its copies are dropped."""
+        self.before_device_change(session_id)
         self.copies.forget(session_id)
-        self._room.changed(session_id)
+        self._eviction.changed(session_id)
 
     def forget(self, session_id: str) -> None:
-        """It is closed."""
+        """Remove all data of a closed session."""
         self.discard(session_id)
         self._to_copy.pop(session_id, None)
 
-    # --- back ---
+    # --- back to the device ---
 
     def expect(self, session_id: str) -> None:
-        """When its caller will speak is known better now."""
-        self._room.changed(session_id)
+        """To be called when the session's expected next use has changed."""
+        self._eviction.changed(session_id)
 
     def fetch(self, session_id: str) -> None:
-        """Its caller speaks, or its request is there: what is in storage is to be on the host."""
+        """Begin to read the session's stored tail to the host: its user speaks, or its request
+        has come.
+        """
         if self.stored is not None:
-            self.stored.fetch(session_id, self._sessions.idle.now_s)
-            self._room.changed(session_id)
+            self.stored.fetch(session_id, self._idle.now_s)
+            self._eviction.changed(session_id)
 
     @property
     def fetches_any(self) -> bool:
         return self.stored is not None and self.stored.n_fetching > 0
 
     def is_fetching(self, session_id: str) -> bool:
-        """And a request should wait for it."""
-        return self.stored.is_fetching(session_id, self._sessions.idle.now_s)
+        """Whether a request of the session should wait for its stored tail."""
+        return self.stored is not None and self.stored.is_fetching(session_id, self._idle.now_s)
 
     def settle(self) -> list[str]:
-        """Once a round. Returns: sessions of which more is on the host now, perhaps."""
+        """To be called once a round. Returns the sessions whose host copies may have grown."""
         changed = [] if self.stored is None else self.stored.settle()
         for session_id in changed:
-            self._room.changed(session_id)
+            self._eviction.changed(session_id)
         return changed
 
     def with_host_hit(self, session_id: str, result: MatchResult, n_key: int) -> MatchResult:
-        """A match on the device, with what the host has behind it. n_key: tokens of the request."""
+        """Extend a match on the device by the host copy behind it.
+
+        Args:
+            n_key: tokens of the request.
+        """
         self._wait_for_arrival(session_id)
         n_device = len(result.device_indices)
         copy = self._behind(session_id, n_device)
@@ -179,11 +187,11 @@ class SessionTier:
         copy = self.copies.of(session_id)
         if copy is None or not copy.begin <= n_device < copy.end:
             return None
-        # What gives way gives whole pages; a session that ends within one has all of it there.
+        # Eviction frees whole pages; a session that ends within a page has all of it on the device.
         return copy if n_device % self._page_size == 0 else None
 
     def end_of(self, session_id: str, n_device: int) -> int:
-        """Where KV ends that is somewhere, for a session with so much on the device."""
+        """The end of the session's KV on all tiers, given its end on the device."""
         copy = self.copies.of(session_id)
         if copy is None or n_device < copy.begin or n_device % self._page_size:
             return n_device
@@ -191,10 +199,14 @@ class SessionTier:
         return max(n_device, stored_end or copy.end)
 
     def load_back(self, req: Req) -> tuple[torch.Tensor, object]:
-        """All that with_host_hit() promised, or nothing. Returns: its device slots, the node."""
+        """Load the host hit that with_host_hit() reported, or nothing.
+
+        Returns:
+            the device slots of the loaded tokens, and the request's last node.
+        """
         sessions, session_id = self._sessions, req.session.session_id
         slot = sessions.slots[session_id]
-        # SGLang is about to take what it gets here for the tree's own.
+        # SGLang then sets cache_protected_len as if the loaded tokens were in the tree.
         slot.virtual_node.own_from = slot.kv.cache_protected_len
         begin, end = len(req.prefix_indices), len(req.prefix_indices) + req.host_hit_length
         device = None
@@ -212,37 +224,41 @@ class SessionTier:
         return device[: end - begin], req.last_node
 
     def keeping(self, session_id: str) -> AbstractContextManager[None]:
-        """What is on the host stays there, whatever happens meanwhile."""
-        return self._room.keeping(session_id)
+        """A context in which the session's host copy is not evicted."""
+        return self._eviction.keeping(session_id)
 
     def tokens_to_preload(self, session_id: str) -> int:
-        """Whole pages that are on the host alone; 0 if the session is not idle."""
+        """Tokens, in whole pages, that are on the host only; 0 if the session is not idle."""
         slot = self._sessions.slots.get(session_id)
-        if slot is None or not isinstance(slot.virtual_node, Place) or _is_pinned(slot):
+        if slot is None or not isinstance(slot.virtual_node, SessionNode) or _is_pinned(slot):
             return 0
         begin = slot.kv.kv_committed_len
         copy = self._behind(session_id, begin)
         return 0 if copy is None else ceil_align(copy.end - begin, self._page_size)
 
-    def has_row_to_spare(self, session_id: str) -> bool:
-        """Without any row SGLang admits nobody, and nobody gives one back for that."""
+    def has_spare_row(self, session_id: str) -> bool:
+        """Whether a preload may take a row: without free rows SGLang admits no request."""
         slot = self._sessions.slots[session_id]
-        return slot.kv.holds_kv or self._sessions.req_to_token_pool.available_size() > _SPARE_ROWS
+        n_free: int = self._sessions.req_to_token_pool.available_size()
+        return bool(slot.kv.holds_kv) or n_free > _SPARE_ROWS
 
     def preload(self, session_id: str) -> bool:
-        """Bring back what is on the host alone. False: there is no memory for it.
+        """Begin to load what is on the host only. Returns False if there is no memory for it.
 
-        Nobody waits for it before its request comes.
+        The session's next request waits for the transfer.
         """
         n_slots = self.tokens_to_preload(session_id)
         slot = self._sessions.slots.get(session_id)
-        if n_slots == 0 or not self.has_row_to_spare(session_id) or not self._has_row(slot):
+        copy = self.copies.of(session_id)
+        if n_slots == 0 or slot is None or copy is None:
+            return False
+        if not self.has_spare_row(session_id) or not self._has_row(slot):
             return False
         device = self._sessions.token_to_kv_pool_allocator.alloc(n_slots)
         if device is None:
             self._drop_empty_row(slot)
             return False
-        begin, copy = slot.kv.kv_committed_len, self.copies.of(session_id)
+        begin = slot.kv.kv_committed_len
         self._arriving[session_id] = self.copies.preload(copy, begin, copy.end, device)
         self._attach(slot, begin, copy.end, device)
         self.counts["preloads"] += 1
@@ -255,7 +271,7 @@ class SessionTier:
         slot.kv.kv_allocated_len = slot.kv.kv_committed_len = end
 
     def _has_row(self, slot: SessionSlot) -> bool:
-        """A session that gave everything back gave its row as well."""
+        """Allocate the row of a fully evicted session. Returns False if no row is free."""
         if slot.kv.holds_kv:
             return True
         rows = self._sessions.req_to_token_pool.alloc_rows(1)
@@ -280,13 +296,13 @@ class SessionTier:
         if event is not None:
             wait_for(event)
 
-    # --- for reports ---
+    # --- reports ---
 
     def report(self) -> dict[str, float]:
         return {
             **self.counts,
             **self.copies.counts,
-            **self._room.counts,
+            **self._eviction.counts,
             "tokens_on_host": float(self.copies.tokens),
             **(self.stored.report() if self.stored is not None else {}),
         }
@@ -294,12 +310,19 @@ class SessionTier:
     def _free_share(self) -> float:
         inner = self._sessions.inner
         allocator = inner.token_to_kv_pool_allocator
-        return (allocator.available_size() + inner.tree_evictable_size()) / allocator.size
+        n_free: int = allocator.available_size() + inner.tree_evictable_size()
+        return float(n_free / allocator.size)
+
+    @property
+    def _idle(self) -> IdleSessions:
+        assert self._sessions.idle is not None  # a tier exists only where sessions are evicted
+        return self._sessions.idle
 
     @property
     def _page_size(self) -> int:
-        return self._sessions.page_size
+        page_size: int = self._sessions.page_size
+        return page_size
 
 
 def _is_pinned(slot: SessionSlot) -> bool:
-    return not isinstance(slot.virtual_node, Place) or slot.virtual_node.n_pins > 0
+    return not isinstance(slot.virtual_node, SessionNode) or slot.virtual_node.n_pins > 0

@@ -1,8 +1,8 @@
-"""KV of sessions in host memory, through SGLang's HiCache: what is copied stays until it is wrong.
+"""Copies of sessions' KV in host memory, through SGLang's HiCache.
 
-A session's KV is copied from where its own begins, behind what the radix tree holds for it, and
-later only what is new. So a turn costs the link its own tokens, and who gives memory back on the
-device gives back a copy. Transfers run on HiCache's streams and end through its queues of
+A copy begins behind the session's prefix in the radix tree, is extended by new tokens only, and is
+kept until the session's KV changes. A turn then transfers its own tokens, and eviction on the
+device frees what has a copy. Transfers run on HiCache's streams and end through its queues of
 acknowledgements, which all ranks drain alike.
 Owner: one HostCopies per session cache.
 """
@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from sglang.srt.managers.cache_controller import CacheOperation, HiCacheAck, device_module
@@ -22,38 +23,40 @@ from sglang_live.bridge.rounds import LinkRate
 from sglang_live.kv.link import Link, LinkConfig
 from sglang_live.kv.retention import Compaction
 
-# Copies without a device have no launch to speak of.
+# Without a device a copy has a negligible launch cost.
 _WITHIN_ONE_MEMORY = LinkConfig(min_bytes=1 << 14)
 
 
 @dataclass(slots=True, eq=False)
 class HostCopy:
-    """A session's tokens [begin, end), begin at the start of a page.
+    """A session's tokens [begin, end); begin is the start of a page.
 
-    slots: int64 [whole pages], host slots of the tokens from begin on.
-    busy: transfers from or to them that SGLang has not acknowledged.
-    written: the latest write's event; None: it is over.
-    gone: nobody wants it; its memory is freed when it is not busy.
+    Attributes:
+        slots: int64 [whole pages], host slots of the tokens from begin on.
+        busy: transfers from or to these slots that SGLang has not acknowledged.
+        written: event of the latest write; None once it is acknowledged.
+        gone: whether the copy was dropped; its memory is freed when it is not busy.
     """
 
     begin: int
     end: int
     slots: torch.Tensor
     busy: set[int] = field(default_factory=set)
-    written: object | None = None
+    written: Any = None
     gone: bool = False
 
 
 class HostCopies:
     """
     Attributes:
-        to_host, to_device: measured.
+        to_host: the measured link to the host.
+        to_device: the measured link to the device.
         counts: since the start.
     """
 
     def __init__(self, cache: UnifiedRadixCache):
         self._cache = cache
-        # (session_id, n_slots): other sessions are to make room for this one.
+        # Called with (session_id, n_slots) to free host slots of other sessions for this one.
         self.make_room: Callable[[str, int], None] = lambda session_id, n_slots: None
         config = LinkConfig() if device_module is torch.cuda else _WITHIN_ONE_MEMORY
         self.to_host, self.to_device = Link(config), Link(config)
@@ -64,7 +67,7 @@ class HostCopies:
         self.reset()
 
     def reset(self) -> None:
-        """SGLang has emptied the host's pool."""
+        """To be called when SGLang has emptied the host's pool."""
         self._copies: dict[str, HostCopy] = {}
         self._writes: dict[int, HostCopy] = {}
         self._loads: dict[int, HostCopy] = {}
@@ -80,29 +83,31 @@ class HostCopies:
         return sum(copy.end - copy.begin for copy in self._copies.values())
 
     @property
-    def pool(self):
-        """SGLang's, of KV in host memory."""
+    def pool(self) -> Any:
+        """SGLang's pool of KV in host memory."""
         return self._controller.mem_pool_host.anchor_entry.host_pool
 
     @property
     def n_free_slots(self) -> int:
-        return self._cache.host_pool_group.available_size()
+        n_slots: int = self._cache.host_pool_group.available_size()
+        return n_slots
 
     @property
     def bytes_per_token(self) -> int:
-        return self.pool.size_per_token
+        n_bytes: int = self.pool.size_per_token
+        return n_bytes
 
     def rate(self) -> LinkRate:
-        """Before the first measured transfer to the device, those to the host tell."""
+        """The rate to the device, estimated by that to the host before the first measurement."""
         known = self.to_device.bytes_per_s or self.to_host.bytes_per_s
         return LinkRate(known, self.to_device.latency_s)
 
     # --- device to host ---
 
     def write(self, session_id: str, kv: LiveKvInfo) -> bool:
-        """Copy what is not there yet. False: the host is full, and nothing was changed.
+        """Copy the tokens that have no copy yet. Returns False, unchanged, if the host is full.
 
-        Whoever frees or overwrites the session's device slots then must wait for `written`.
+        The session's device slots must not be freed or overwritten before `written` is waited for.
         """
         copy = self._copies.get(session_id)
         if copy is not None and copy.begin > kv.cache_protected_len:
@@ -120,7 +125,7 @@ class HostCopies:
             self.counts["writes_host_full"] += 1
             return False
         copy.slots = torch.cat([copy.slots, fresh])
-        # The last page was not full: it is written once more.
+        # A last page that was not full is written again.
         start = copy.end - (copy.end - copy.begin) % self.page_size
         row = self._cache.req_to_token_pool.req_to_token[kv.req_pool_idx]
         device = self._whole_pages(row[start:end].to(torch.int64))
@@ -131,7 +136,7 @@ class HostCopies:
         return True
 
     def take_slots(self, session_id: str, n: int) -> torch.Tensor | None:
-        """Of the host, for that session; None: it is full."""
+        """Allocate host slots for a session. Returns None if the host is full."""
         if n <= 0:
             return torch.empty(0, dtype=torch.int64)
         pool = self._cache.host_pool_group
@@ -146,7 +151,7 @@ class HostCopies:
             self._cache.host_pool_group.free(slots)
 
     def new_number(self) -> int:
-        """Of a transfer."""
+        """The id of a new transfer."""
         return next(self._ids)
 
     def _whole_pages(self, device_slots: torch.Tensor) -> torch.Tensor:
@@ -155,14 +160,14 @@ class HostCopies:
     def _submit_write(self, copy: HostCopy, host: torch.Tensor, device: torch.Tensor) -> None:
         controller, transfer = self._controller, self.new_number()
         if controller.load_fence_stream is not None:
-            # A request may be retracted, and its session give way, while its step still runs.
+            # A request may be retracted, and its session evicted, while its step still runs.
             stream = controller.l2_transfer_engine.device_to_host_stream
             stream.wait_stream(controller.load_fence_stream)
         controller.write_queue.append(CacheOperation(host, device, node_id=transfer))
         began_s = time.monotonic()
         controller.start_writing()
         ack = controller.ack_write_queue[-1]
-        if not ack.timing_enabled:  # then it is over, too
+        if not ack.timing_enabled:  # a transfer without events is synchronous
             self.to_host.finished(ack.num_bytes, time.monotonic() - began_s)
         copy.busy.add(transfer)
         copy.written = ack.finish_event
@@ -173,7 +178,8 @@ class HostCopies:
     def load(self, copy: HostCopy, begin: int, end: int) -> torch.Tensor | None:
         """Queue tokens [begin, end) for SGLang's next prefill, which waits for them layer by layer.
 
-        Returns: int64 device slots, whole pages from begin on; None: no memory.
+        Returns:
+            int64 device slots, whole pages from begin on; None if there is no memory.
         """
         host = self._slots(copy, begin, end)
         self._after_writing(copy)
@@ -186,13 +192,13 @@ class HostCopies:
             self.counts["tokens_loaded"] += end - begin
         return device
 
-    def preload(self, copy: HostCopy, begin: int, end: int, device: torch.Tensor):
-        """Start to bring tokens [begin, end) to these device slots. Returns: its finish event."""
+    def preload(self, copy: HostCopy, begin: int, end: int, device: torch.Tensor) -> Any:
+        """Start to load tokens [begin, end) into these device slots. Returns the finish event."""
         controller, engine = self._controller, self._controller.l2_transfer_engine
         host = self._slots(copy, begin, end)
         self._after_writing(copy)
         if controller.load_fence_stream is not None:
-            # The slots may still be written by the forward pass of whoever had them.
+            # The forward pass of the slots' previous owner may still write to them.
             engine.host_to_device_stream.wait_stream(controller.load_fence_stream)
         transfer = self.new_number()
         operation = CacheOperation(host, device, node_id=transfer)
@@ -232,14 +238,14 @@ class HostCopies:
     # --- the session changes ---
 
     def forget(self, session_id: str) -> None:
-        """It is closed, or its KV is not what it was."""
+        """Drop the copy of a session that is closed, or whose KV has changed."""
         copy = self._copies.pop(session_id, None)
         if copy is not None:
             copy.gone = True
             self.free_if_gone(copy)
 
     def truncate(self, session_id: str, n_tokens: int) -> None:
-        """The session ends there now."""
+        """Truncate the session's copy."""
         copy = self._copies.get(session_id)
         if copy is None or copy.end <= n_tokens:
             return
@@ -249,43 +255,44 @@ class HostCopies:
         copy.end = n_tokens
         self._keep(copy, torch.arange(ceil_align(n_tokens - copy.begin, self.page_size)))
 
-    def cut(self, session_id: str, cut: Compaction) -> None:
-        """The session loses these whole pages; what follows moves up."""
+    def compact(self, session_id: str, compaction: Compaction) -> None:
+        """Remove the compacted pages from the session's copy; later pages move up."""
         copy = self._copies.get(session_id)
-        if copy is None or copy.end <= cut.begin:
+        if copy is None or copy.end <= compaction.begin:
             return
-        if copy.busy or copy.begin > cut.end:
+        if copy.busy or copy.begin > compaction.end:
             self.forget(session_id)
             return
-        stays = torch.ones(len(copy.slots), dtype=torch.bool)
-        stays[max(0, cut.begin - copy.begin) : cut.end - copy.begin] = False
-        copy.end = max(copy.end - cut.n_tokens, cut.begin)
-        copy.begin = min(copy.begin, cut.begin)
-        self._keep(copy, stays.nonzero().flatten())
+        is_kept = torch.ones(len(copy.slots), dtype=torch.bool)
+        first = max(0, compaction.begin - copy.begin)
+        is_kept[first : compaction.end - copy.begin] = False
+        copy.end = max(copy.end - compaction.n_tokens, compaction.begin)
+        copy.begin = min(copy.begin, compaction.begin)
+        self._keep(copy, is_kept.nonzero().flatten())
 
     def _keep(self, copy: HostCopy, which: torch.Tensor) -> None:
-        goes = torch.ones(len(copy.slots), dtype=torch.bool)
-        goes[which] = False
-        self.free_slots(copy.slots[goes])
+        is_freed = torch.ones(len(copy.slots), dtype=torch.bool)
+        is_freed[which] = False
+        self.free_slots(copy.slots[is_freed])
         copy.slots = copy.slots[which]
 
     # --- the host's memory is short ---
 
     def shorten(self, session_id: str, end: int) -> None:
-        """Its tokens from there on, the start of a page, are not here any more."""
+        """Drop the copy's tokens from `end` on, which is the start of a page."""
         copy = self._copies[session_id]
         copy.end = end
         self._keep(copy, torch.arange(end - copy.begin))
 
     def lengthen(self, session_id: str, slots: torch.Tensor, end: int) -> None:
-        """Its tokens from the end of the copy to this one are in these slots."""
+        """Append host slots that hold the session's tokens from the copy's end to `end`."""
         copy = self._copies[session_id]
         copy.slots, copy.end = torch.cat([copy.slots, slots]), end
 
     # --- SGLang acknowledges ---
 
     def acknowledged(self, transfer: int) -> bool:
-        """False: it is none of ours."""
+        """Record the end of a transfer. Returns False if it is not a session's."""
         copy = self._writes.pop(transfer, None)
         if copy is not None and copy.busy.isdisjoint(self._writes.keys() - {transfer}):
             copy.written = None
@@ -297,14 +304,13 @@ class HostCopies:
         return True
 
     def all_written(self) -> None:
-        """SGLang has waited for every write in its queue, and emptied it."""
+        """To be called when SGLang has waited for every write in its queue, and emptied it."""
         pending = {i for ack in self._controller.ack_write_queue for i in ack.node_ids}
         for transfer in [i for i in self._writes if i not in pending]:
             self.acknowledged(transfer)
 
     def measure(self, ack: HiCacheAck, link: Link) -> None:
-        """On a device its events know how long a transfer took. To be called before its end is
-        acknowledged."""
+        """Measure a transfer by its device events. To be called before it is acknowledged."""
         if not ack.timing_enabled or not ack.num_bytes:
             return
         seconds = ack.start_event.elapsed_time(ack.finish_event) / 1000
@@ -318,14 +324,15 @@ class HostCopies:
             copy.slots = copy.slots[:0]
 
     @property
-    def _controller(self):
+    def _controller(self) -> Any:
         return self._cache.cache_controller
 
     @property
     def page_size(self) -> int:
-        return self._cache.page_size
+        page_size: int = self._cache.page_size
+        return page_size
 
 
-def wait_for(event) -> None:
-    """What is launched from now on runs after it; on a device nobody else waits."""
+def wait_for(event: Any) -> None:
+    """Order all later launches after the event, without blocking the host if there is a device."""
     event.wait(device_module.current_stream())

@@ -1,32 +1,34 @@
-"""Room on the host: whose copies go to storage, or go, when there are too many.
+"""Eviction of host copies: which of them move to storage, or are dropped, under memory pressure.
 
-In: sessions' host copies, and when their callers are expected. Out: memory for those who are
-expected before. With storage nobody's copy goes for good as long as it keeps pace.
+In: sessions' host copies, and their expected next use. Out: host memory for sessions that are
+needed earlier. A storage tier that is fast enough prevents the loss of copies.
 Owner: one HostEviction per session tier.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sglang.srt.utils.common import ceil_align
 
+from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host_copies import HostCopies
 from sglang_live.bridge.tiers.storage import StoredTails
 from sglang_live.kv.victim_index import VictimIndex
 
-# Of the host's pool: tails go to storage when less of it is free, so that whoever comes finds
-# room at once.
+# Tails move to storage while a smaller share of the host's pool is free: new copies then find
+# memory without waiting.
 _FREE_SHARE = 0.2
 
 
 class HostEviction:
     """
     Args:
-        sessions: the LiveSession.
-        stored: None: there is no storage.
+        sessions: the SessionCache whose copies these are.
+        stored: the storage tier; None if there is none.
     """
 
-    def __init__(self, sessions, copies: HostCopies, stored: StoredTails | None):
+    def __init__(self, sessions: Any, copies: HostCopies, stored: StoredTails | None):
         self._sessions, self._copies, self._stored = sessions, copies, stored
         copies.make_room = self.make
         self.counts = dict.fromkeys(("tokens_dropped_on_host", "dropped_tokens_lost"), 0.0)
@@ -35,8 +37,8 @@ class HostEviction:
     def reset(self) -> None:
         self._order = VictimIndex(self._copies.page_size)
         self._last_use_s: dict[str, float] = {}
-        # Those whose turn it was in the middle of a transfer; in order, the same on all ranks.
-        self._put_off: dict[str, None] = {}
+        # Victims that were busy with a transfer, in an order that is the same on all ranks.
+        self._deferred: dict[str, None] = {}
 
     def used(self, session_id: str) -> None:
         """To be called when a turn of the session has been copied."""
@@ -44,9 +46,9 @@ class HostEviction:
         self.changed(session_id)
 
     def changed(self, session_id: str) -> None:
-        """To be called when its host copy changed, or what is expected of its caller."""
+        """To be called when the session's host copy or its expected next use has changed."""
         if self._stored is not None:
-            self._stored.keep_if_behind(session_id)
+            self._stored.forget_unless_contiguous(session_id)
         copy = self._copies.of(session_id)
         if copy is None:
             self._order.remove(session_id)
@@ -56,13 +58,14 @@ class HostEviction:
             session_id,
             n_tokens=len(copy.slots),
             last_use_s=self._last_use_s.get(session_id, self._now_s),
-            next_use_s=self._sessions.idle.expected_s(session_id),
+            next_use_s=self._idle.expected_s(session_id),
         )
 
     @contextmanager
     def keeping(self, session_id: str) -> Iterator[None]:
-        """While room is made on the device for what comes back, others give way on the host, and
-        must not take it from there."""
+        """A context in which the session's copy is not evicted: making room on the device for a
+        load may evict other sessions to the host.
+        """
         self._order.remove(session_id)
         try:
             yield
@@ -70,28 +73,33 @@ class HostEviction:
             self.changed(session_id)
 
     def make(self, session_id: str, n_slots: int) -> None:
-        """At once, by dropping copies of those that are expected after that session."""
+        """Drop copies of sessions that are expected after this one, without waiting."""
         self._order.remove(session_id)
-        needed_s = self._sessions.idle.expected_s(session_id)
+        needed_s = self._idle.expected_s(session_id)
         later_than_s = self._now_s if needed_s is None else needed_s
         for victim in self._order.victims(n_slots, self._now_s, later_than_s=later_than_s):
-            copy = self._copies.of(victim.key)
+            victim_id = str(victim.key)
+            copy = self._copies.of(victim_id)
+            assert copy is not None  # changed() keeps sessions without a copy out of the order
             if copy.busy:
-                self._put_off[victim.key] = None
+                self._deferred[victim_id] = None
                 continue
             end = copy.begin + len(copy.slots) - victim.n_tokens
             self.counts["tokens_dropped_on_host"] += copy.end - end
-            on_device = self._n_on_device(victim.key)
+            on_device = self._n_on_device(victim_id)
             self.counts["dropped_tokens_lost"] += max(0, copy.end - max(end, on_device))
-            self._copies.shorten(victim.key, end)
+            self._copies.shorten(victim_id, end)
             if self._stored is not None:
-                self._stored.keep_if_behind(victim.key)
+                self._stored.forget_unless_contiguous(victim_id)
 
-    def store_some(self) -> None:
-        """Once a round: begin to move whoever is expected last, if the host is short of room."""
-        for session_id in list(self._put_off):
+    def store_if_short(self) -> None:
+        """Begin to store the copy that is expected last, if the host's memory is short.
+
+        To be called once a round.
+        """
+        for session_id in list(self._deferred):
             self.changed(session_id)
-        self._put_off.clear()
+        self._deferred.clear()
         if self._stored is None:
             return
         copies, stored = self._copies, self._stored
@@ -103,14 +111,21 @@ class HostEviction:
         n_pages = min(n_pages // copies.page_size, stored.n_free_pages)
         if n_pages == 0:
             return
-        self._order.remove(candidate.key)  # on its way; settle() says when that is over
-        if not stored.store(candidate.key, n_pages):
-            self._put_off[candidate.key] = None
+        session_id = str(candidate.key)
+        self._order.remove(session_id)  # until settle() reports the end of the transfer
+        if not stored.store(session_id, n_pages):
+            self._deferred[session_id] = None
 
     def _n_on_device(self, session_id: str) -> int:
         slot = self._sessions.slots.get(session_id)
-        return 0 if slot is None else slot.kv.kv_committed_len
+        n_tokens: int = 0 if slot is None else slot.kv.kv_committed_len
+        return n_tokens
+
+    @property
+    def _idle(self) -> IdleSessions:
+        assert self._sessions.idle is not None  # a tier exists only where sessions are evicted
+        return self._sessions.idle
 
     @property
     def _now_s(self) -> float:
-        return self._sessions.idle.now_s
+        return self._idle.now_s

@@ -1,12 +1,13 @@
-"""A link between host and device that takes time, on a machine whose tiers are the same memory.
+"""A simulated link between host and device, for machines whose tiers are the same memory.
 
-For tests and measurements of what a real link does to order and waiting: off by default, and named
-in results. One queue per direction, as on PCIe: latency, then bytes over bandwidth.
+For tests and measurements of transfer order and waiting: off by default, and named in results.
+One queue per direction, as on PCIe: latency, then bytes over bandwidth.
 """
 
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine, TransferCompletion
 
@@ -15,10 +16,11 @@ LINK_ENV = "SGLANG_LIVE_MODELLED_LINK"
 
 
 class TimedEvent:
-    """Stands where SGLang has a device event. `work` is done when somebody sees the end."""
+    """Takes the role of a device event. `work` runs when a reader observes the event's end."""
 
     def __init__(self, at_s: float, work: Callable[[], None] = lambda: None):
-        self.at_s, self._work = at_s, work
+        self.at_s = at_s
+        self._work: Callable[[], None] = work
 
     def query(self) -> bool:
         if time.monotonic() < self.at_s:
@@ -30,14 +32,14 @@ class TimedEvent:
         time.sleep(max(0.0, self.at_s - time.monotonic()))
         self._finish()
 
-    def wait(self, stream=None) -> None:
+    def wait(self, stream: Any = None) -> None:
         self.synchronize()
 
-    def record(self, stream=None) -> None:
+    def record(self, stream: Any = None) -> None:
         pass
 
     def elapsed_time(self, end: "TimedEvent") -> float:
-        """In milliseconds, as torch has it."""
+        """Milliseconds, the unit of torch's events."""
         return 1000 * (end.at_s - self.at_s)
 
     def _finish(self) -> None:
@@ -62,7 +64,12 @@ class ModelledLink(L2TransferEngine):
         return TransferCompletion(TimedEvent(began_s), TimedEvent(done_s), True)
 
     def submit_host_to_device(
-        self, transfers, *, transfer_layer_id_max, start_event=None, on_layer_done=None
+        self,
+        transfers: list[L2Transfer],
+        *,
+        transfer_layer_id_max: int,
+        start_event: Any = None,
+        on_layer_done: Any = None,
     ) -> TransferCompletion:
         began_s, done_s = self._book("to_device", transfers)
 
@@ -77,7 +84,7 @@ class ModelledLink(L2TransferEngine):
 
         finish = TimedEvent(done_s, copy)
         if on_layer_done is not None:
-            # A forward pass waits for its layers, and here nothing else would make it wait.
+            # A forward pass waits for its layers by stream order, which a CPU does not have.
             finish.synchronize()
         return TransferCompletion(TimedEvent(began_s), finish, True)
 
@@ -90,10 +97,10 @@ class ModelledLink(L2TransferEngine):
 
 
 def link_from_env(io_backend: str) -> ModelledLink | None:
-    """None: none was asked for.
+    """The simulated link that LINK_ENV describes, or None if it is not set.
 
     Raises:
-        ValueError: it cannot be read.
+        ValueError: the value is malformed.
     """
     text = os.environ.get(LINK_ENV, "")
     if not text:

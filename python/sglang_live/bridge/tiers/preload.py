@@ -1,15 +1,18 @@
-"""KV that comes back from the host while its caller still speaks, or before playback ends.
+"""Preloads: KV is loaded from the host while the user still speaks, or before playback ends.
 
-In: speech starts and outlooks, the round's time and the link's measured rate. Out: preloads of the
-tier. Every decision follows from what is broadcast, so all ranks decide alike.
+In: speech starts and next-use hints, the round's time and the link's measured rate. Out: preloads
+of the tier. Every decision depends on broadcast facts only, so all ranks decide alike.
 Owner: one Preloads per session cache, if the engine has a HiCache. LiveServe section 5.2.
 """
 
 import heapq
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 from sglang_live.bridge.rounds import LinkRate
+from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.tiers.host import SessionTier
 from sglang_live.kv.preload import (
     PROTECTED_S,
     REMAINING_SPEECH_S,
@@ -20,18 +23,25 @@ from sglang_live.kv.preload import (
     judge,
 )
 
-# Of the pool: what requests that run take between two looks must not be given away.
+# Share of the pool that stays free for the steps of running requests between two reviews.
 _RESERVE_SHARE = 0.05
-# Before playback ends there is time to wait until others have made room.
+# Time before the transfer must begin, in which a preload may wait for memory.
 _AHEAD_S = 1.0
 
 
 @dataclass(slots=True)
-class _Ask:
-    """For one session's KV. waits_for: why the last look at it said that it should wait."""
+class _Pending:
+    """A preload that is not decided yet.
+
+    Attributes:
+        number: of its reviews; a review with another number is stale.
+        due_at_s: time from which it may wait for memory.
+        needed_at_s: when the session's KV is expected to be needed.
+        waits_for: reason of the latest decision to wait; empty before the first.
+    """
 
     number: int
-    asked_at_s: float
+    due_at_s: float
     needed_at_s: float
     waits_for: str = ""
 
@@ -39,88 +49,95 @@ class _Ask:
 class Preloads:
     """
     Args:
-        sessions: the LiveSession, with a tier.
+        sessions: a SessionCache with a tier.
     """
 
-    def __init__(self, sessions, config: PreloadConfig | None = None):
+    def __init__(self, sessions: Any, config: PreloadConfig | None = None):
         self._sessions, self._config = sessions, config or PreloadConfig()
-        self._asks: dict[str, _Ask] = {}
-        self._looks: list[tuple[float, int, str]] = []  # a heap; stale entries have other numbers
+        self._pending: dict[str, _Pending] = {}
+        self._reviews: list[tuple[float, int, str]] = []  # heap of (time, number, session)
         self._numbers = itertools.count()
-        # Preloaded and not used yet, by session: (until when it is kept, tokens).
-        self._warm: dict[str, tuple[float, int]] = {}
+        # Preloaded KV that is not used yet, by session: (end of its protection, tokens).
+        self._unused: dict[str, tuple[float, int]] = {}
         self.rate = LinkRate(None, 0.0)
         self.counts: dict[str, float] = {}
 
-    def speaks(self, session_id: str, now_s: float) -> None:
-        """A request will follow when its caller is done."""
-        self._ask(session_id, now_s, now_s, now_s + REMAINING_SPEECH_S)
+    def speech_started(self, session_id: str, now_s: float) -> None:
+        """Schedule a preload: a request will follow when the user has finished speaking."""
+        self._schedule(session_id, now_s, now_s, now_s + REMAINING_SPEECH_S)
         self.tick(now_s, self.rate)  # an idle engine's next round may be a second away
 
     def expect(self, session_id: str, now_s: float, needed_at_s: float | None) -> None:
-        """Nobody speaks, but by then its caller will have. None: nobody knows.
+        """Schedule a preload of an idle session, early enough for a wait and the transfer.
 
-        Looked at in time for the transfer, and for a wait.
+        Args:
+            needed_at_s: when the KV is expected to be needed; None if unknown: no preload.
         """
-        n_tokens = self._sessions.tier.tokens_to_preload(session_id)
+        n_tokens = self._tier.tokens_to_preload(session_id)
         if needed_at_s is None or n_tokens == 0 or self.rate.bytes_per_s is None:
             return
-        ask = self._asks.get(session_id)
-        if ask is not None and ask.asked_at_s <= now_s:
-            return  # it waits for memory already, perhaps because its caller speaks
-        cost_s = n_tokens * self._sessions.tier.copies.bytes_per_token / self.rate.bytes_per_s
-        look_s = needed_at_s - self._config.safety * cost_s - _AHEAD_S
-        self._ask(session_id, max(now_s, look_s), max(now_s, look_s), needed_at_s)
+        pending = self._pending.get(session_id)
+        if pending is not None and pending.due_at_s <= now_s:
+            return  # it waits for memory already, perhaps because its user speaks
+        cost_s = n_tokens * self._tier.copies.bytes_per_token / self.rate.bytes_per_s
+        due_at_s = max(now_s, needed_at_s - self._config.safety * cost_s - _AHEAD_S)
+        self._schedule(session_id, due_at_s, due_at_s, needed_at_s)
 
     def forget(self, session_id: str) -> None:
-        """Its request is there, or it is closed."""
-        ask = self._asks.pop(session_id, None)
-        if ask is not None and ask.waits_for:
-            self._count(f"preloads_overtaken_{ask.waits_for}")
-        self._warm.pop(session_id, None)
+        """To be called when the session's request has come, or when it is closed."""
+        pending = self._pending.pop(session_id, None)
+        if pending is not None and pending.waits_for:
+            self._count(f"preloads_overtaken_{pending.waits_for}")
+        self._unused.pop(session_id, None)
 
     def tick(self, now_s: float, rate: LinkRate) -> None:
-        """A round begins. rate: as rank 0 measured it."""
+        """Begin a round.
+
+        Args:
+            rate: as rank 0 measured it.
+        """
         self.rate = rate
-        while self._looks and self._looks[0][0] <= now_s:
-            _, number, session_id = heapq.heappop(self._looks)
-            ask = self._asks.get(session_id)
-            if ask is not None and ask.number == number:
-                self._look(session_id, ask, now_s)
+        while self._reviews and self._reviews[0][0] <= now_s:
+            _, number, session_id = heapq.heappop(self._reviews)
+            pending = self._pending.get(session_id)
+            if pending is not None and pending.number == number:
+                self._review(session_id, pending, now_s)
 
-    def _ask(self, session_id: str, look_s: float, asked_at_s: float, needed_at_s: float) -> None:
+    def _schedule(
+        self, session_id: str, review_s: float, due_at_s: float, needed_at_s: float
+    ) -> None:
         number = next(self._numbers)
-        self._asks[session_id] = _Ask(number, asked_at_s, needed_at_s)
-        heapq.heappush(self._looks, (look_s, number, session_id))
+        self._pending[session_id] = _Pending(number, due_at_s, needed_at_s)
+        heapq.heappush(self._reviews, (review_s, number, session_id))
 
-    def _look(self, session_id: str, ask: _Ask, now_s: float) -> None:
-        view = self._view(session_id, ask.needed_at_s, now_s)
+    def _review(self, session_id: str, pending: _Pending, now_s: float) -> None:
+        view = self._view(session_id, pending.needed_at_s, now_s)
         verdict = judge(view, self._config)
         if isinstance(verdict, Wait):
-            ask.waits_for = verdict.reason
-            heapq.heappush(self._looks, (verdict.until_s, ask.number, session_id))
+            pending.waits_for = verdict.reason
+            heapq.heappush(self._reviews, (verdict.until_s, pending.number, session_id))
             return
-        del self._asks[session_id]
+        del self._pending[session_id]
         if not isinstance(verdict, Admit):
             self._count(f"preloads_skipped_{verdict.reason}")
             return
-        if not self._sessions.tier.has_row_to_spare(session_id):
+        if not self._tier.has_spare_row(session_id):
             self._count("preloads_without_room")
             return
         until_s = now_s + PROTECTED_S
-        self._sessions.idle.protect(session_id, until_s)
-        with self._sessions.tier.keeping(session_id):
+        self._idle.protect(session_id, until_s)
+        with self._tier.keeping(session_id):
             self._make_room(view.n_tokens, view.needed_at_s)
-        if self._sessions.tier.preload(session_id):
-            self._warm[session_id] = (until_s, view.n_tokens)
+        if self._tier.preload(session_id):
+            self._unused[session_id] = (until_s, view.n_tokens)
             self._sessions.resized(session_id)
-            self._sessions.idle.protect(session_id, until_s)
+            self._idle.protect(session_id, until_s)
         else:
             self._count("preloads_without_room")
 
     def _view(self, session_id: str, needed_at_s: float, now_s: float) -> PreloadView:
-        sessions, tier, config = self._sessions, self._sessions.tier, self._config
-        speaks = sessions.idle.is_speaking(session_id)
+        sessions, tier, config = self._sessions, self._tier, self._config
+        speaks = self._idle.is_speaking(session_id)
         share = config.max_protected_share if speaks else config.max_expected_share
         n_tokens = tier.tokens_to_preload(session_id)
         allocator = sessions.token_to_kv_pool_allocator
@@ -133,27 +150,37 @@ class Preloads:
             bytes_per_s=self.rate.bytes_per_s,
             latency_s=self.rate.latency_s,
             queued_bytes=0,
-            protected_tokens=self._warm_tokens(now_s),
+            protected_tokens=self._unused_tokens(now_s),
             cap_tokens=int(share * allocator.size),
             free_tokens=free - int(_RESERVE_SHARE * allocator.size),
-            later_tokens=sessions.idle.later_tokens(needed_at_s, n_tokens),
+            later_tokens=self._idle.later_tokens(needed_at_s, n_tokens),
         )
 
-    def _warm_tokens(self, now_s: float) -> int:
-        self._warm = {sid: warm for sid, warm in self._warm.items() if warm[0] > now_s}
-        return sum(n_tokens for _, n_tokens in self._warm.values())
+    def _unused_tokens(self, now_s: float) -> int:
+        self._unused = {sid: warm for sid, warm in self._unused.items() if warm[0] > now_s}
+        return sum(n_tokens for _, n_tokens in self._unused.values())
 
     def _make_room(self, n_slots: int, later_than_s: float) -> None:
-        """From what is used later, prompts that no call holds first."""
+        """Evict what is needed later than later_than_s: unlocked leaves of the tree first."""
         sessions = self._sessions
         missing = n_slots - sessions.token_to_kv_pool_allocator.available_size()
         if missing > 0:
             missing -= sessions.inner.evict_tree(missing)
         if missing > 0:
-            sessions.give_back(missing, later_than_s=later_than_s)
+            sessions.evict_idle(missing, later_than_s=later_than_s)
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0.0) + 1
+
+    @property
+    def _tier(self) -> SessionTier:
+        assert self._sessions.tier is not None  # preloads exist only with a tier
+        return self._sessions.tier
+
+    @property
+    def _idle(self) -> IdleSessions:
+        assert self._sessions.idle is not None
+        return self._sessions.idle
 
     def report(self) -> dict[str, float]:
         return dict(self.counts)

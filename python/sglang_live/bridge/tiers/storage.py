@@ -1,9 +1,9 @@
-"""Tails of sessions' host copies, in a file: what a host short of memory will need last.
+"""The storage tier: tails of sessions' host copies, in a file.
 
 A tail begins where its session's host copy ends, at the start of a page. Writing and reading have
-a thread each and keep their order. Their ends are taken note of once a round, on all ranks alike;
-until then their host slots are busy, as those of any transfer.
-Owner: one StoredTails per session tier, if the server was given room for them.
+a thread each and keep their order. Completions are processed once a round, on all ranks alike;
+until then the host slots are busy, as those of any transfer.
+Owner: one StoredTails per session tier, if the server has storage.
 """
 
 import logging
@@ -25,14 +25,18 @@ from sglang_live.kv.retention import Compaction
 
 logger = logging.getLogger(__name__)
 
-# So long a request waits for its session's tail. A slow disk reads a whole window of a 30 B model
-# in that time: 2048 tokens of 96 KiB at 0.2 GB/s.
+# Longest wait of a request for its session's tail. A slow disk reads a whole window of a 30 B
+# model in that time: 2048 tokens of 96 KiB at 0.2 GB/s.
 WAIT_S = 1.0
 
 
 @dataclass(slots=True)
 class Tail:
-    """Tokens [begin, end) of a session; places of their pages in the file."""
+    """Tokens [begin, end) of a session.
+
+    Attributes:
+        places: of their pages in the file.
+    """
 
     begin: int
     end: int
@@ -41,7 +45,12 @@ class Tail:
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """Of tokens [begin, end), between host slots and places. done: how many pages were right."""
+    """A transfer of tokens [begin, end) between host slots and places in the file.
+
+    Attributes:
+        number: of the transfer, as HostCopies counts them.
+        done: resolves to the number of leading pages that were transferred intact.
+    """
 
     session_id: str
     copy: HostCopy
@@ -50,27 +59,27 @@ class _Operation:
     slots: torch.Tensor
     places: list[int]
     number: int
-    done: Future
+    done: Future[int]
 
 
 class _Queue:
-    """Operations of one direction, and the thread that carries them out."""
+    """Operations of one direction, and the thread that executes them."""
 
-    def __init__(self, work):
+    def __init__(self, work: Callable[[list[int], list[int]], int]):
         self._work = work
         self.operations: deque[_Operation] = deque()
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="session-storage")
 
-    def submit(self, slots: list[int], places: list[int]) -> Future:
+    def submit(self, slots: list[int], places: list[int]) -> Future[int]:
         return self._worker.submit(self._work, slots, places)
 
     def drop_all(self) -> list[_Operation]:
-        """Waits for what is under way."""
+        """Wait for running operations, and remove all. Returns them."""
         self._worker.shutdown(wait=True)
-        self._begin_anew()
+        self._reset()
         dropped = list(self.operations)
         self.operations.clear()
         return dropped
@@ -88,12 +97,12 @@ class _Queue:
 class StoredTails:
     """
     Args:
-        agree: for each of some numbers, the least of all ranks.
+        agree: returns the minimum over all ranks of each number.
     """
 
     def __init__(self, copies: HostCopies, file: PageFile, agree: Callable[[list[int]], list[int]]):
         self._copies, self._file, self._agree = copies, file, agree
-        # What is read is looked at before it goes into the pool.
+        # Pages are verified here before they are copied into the pool.
         self._page = copies.pool.get_data_page(0, flat=True).clone()
         self._tails: dict[str, Tail] = {}
         self._stores, self._fetches = _Queue(self._write), _Queue(self._read)
@@ -111,7 +120,7 @@ class StoredTails:
         )
 
     def reset(self) -> None:
-        """SGLang has emptied the host's pool. Nobody may still write to it."""
+        """To be called when SGLang has emptied the host's pool. Waits for transfers into it."""
         for operation in self._stores.drop_all():
             self._file.free(operation.places)
         for operation in self._fetches.drop_all():
@@ -132,7 +141,7 @@ class StoredTails:
 
     @property
     def n_storing_tokens(self) -> int:
-        """On their way to the file: room to come."""
+        """Tokens that are being written to the file; their host slots will be freed."""
         return sum(len(operation.slots) for operation in self._stores.operations)
 
     def end_of(self, session_id: str) -> int | None:
@@ -144,13 +153,18 @@ class StoredTails:
         return len(self._fetching)
 
     def is_fetching(self, session_id: str, now_s: float) -> bool:
-        """For less than WAIT_S: what takes longer may as well be computed."""
+        """Whether a read has been running for less than WAIT_S; after that the request computes
+        the tokens.
+        """
         return now_s - self._fetching.get(session_id, -WAIT_S) < WAIT_S
 
     # --- to the file and back ---
 
     def store(self, session_id: str, n_pages: int) -> bool:
-        """Begin to move the last pages of a host copy. False: it is busy, or the file is full."""
+        """Begin to move the last pages of a host copy.
+
+        Returns False if the copy is busy, or the file is full.
+        """
         copy = self._copies.of(session_id)
         if copy is None or copy.busy or session_id in self._storing:
             return False
@@ -164,10 +178,11 @@ class StoredTails:
         return True
 
     def fetch(self, session_id: str, now_s: float) -> None:
-        """Begin to bring the whole tail back to the host, if there is one and room for it."""
+        """Begin to read the whole tail to the host, if there is one and memory for it."""
         tail, copy = self._tails.get(session_id), self._copies.of(session_id)
         if tail is None or session_id in self._fetching or session_id in self._storing:
             return
+        assert copy is not None  # a tail without its copy is forgotten
         slots = self._copies.take_slots(session_id, len(tail.places) * self._page_size)
         if slots is None:
             self.counts["fetches_without_room"] += 1
@@ -175,7 +190,16 @@ class StoredTails:
         self._fetching[session_id] = now_s
         self._begin(self._fetches, session_id, copy, tail.begin, tail.end, slots, tail.places)
 
-    def _begin(self, queue, session_id, copy, begin, end, slots, places) -> None:
+    def _begin(
+        self,
+        queue: _Queue,
+        session_id: str,
+        copy: HostCopy,
+        begin: int,
+        end: int,
+        slots: torch.Tensor,
+        places: list[int],
+    ) -> None:
         number = self._copies.new_number()
         copy.busy.add(number)
         done = queue.submit(slots[:: self._page_size].tolist(), places)
@@ -202,15 +226,18 @@ class StoredTails:
                 logger.error("session storage cannot be read: %s", error)
                 return n
             if not is_right:
-                logger.error("session storage: a page is not what was written")
+                logger.error("session storage: a page is damaged")
                 return n
             self._copies.pool.set_from_flat_data_page(slot, self._page)
         return len(slots)
 
-    # --- what has ended ---
+    # --- completions ---
 
     def settle(self) -> list[str]:
-        """Once a round. Returns: sessions whose host copies may have changed."""
+        """Process completed transfers; to be called once a round.
+
+        Returns the sessions whose host copies may have changed.
+        """
         queues = ((self._stores, self._stored), (self._fetches, self._fetched))
         if not any(queue.operations for queue, _ in queues):
             return []
@@ -232,9 +259,9 @@ class StoredTails:
     def _stored(self, operation: _Operation, n_pages: int) -> None:
         copy, session_id = operation.copy, operation.session_id
         self._storing.discard(session_id)
-        # Its last page may have been written anew, or be on its way to the device.
-        is_as_it_was = not copy.gone and copy.end == operation.end and not copy.busy
-        if not is_as_it_was or n_pages < len(operation.places):
+        # The copy's last page may have been rewritten, or be in a transfer to the device.
+        is_unchanged = not copy.gone and copy.end == operation.end and not copy.busy
+        if not is_unchanged or n_pages < len(operation.places):
             self._file.free(operation.places)
             return
         tail = self._tails.get(session_id)
@@ -271,11 +298,11 @@ class StoredTails:
             self._file.free(tail.places)
 
     def _is_read(self, tail: Tail) -> bool:
-        """Then its places are given back when the reading has ended."""
+        """Whether the tail is being read; its places are then freed at the end of the read."""
         return any(operation.places is tail.places for operation in self._fetches.operations)
 
     def truncated(self, session_id: str, n_tokens: int) -> None:
-        """The session ends there now; its host copy was told."""
+        """To be called when the session, and its host copy, were truncated to n_tokens."""
         tail = self._tails.get(session_id)
         if tail is None or n_tokens >= tail.end:
             return
@@ -286,27 +313,30 @@ class StoredTails:
         self._file.free(tail.places[n_pages:])
         tail.end, tail.places = n_tokens, tail.places[:n_pages]
 
-    def cut(self, session_id: str, cut: Compaction) -> None:
-        """The session has lost these whole pages; its host copy was told."""
+    def compact(self, session_id: str, compaction: Compaction) -> None:
+        """To be called when the session, and its host copy, have lost these whole pages."""
+        begin, end, n_tokens = compaction.begin, compaction.end, compaction.n_tokens
         tail = self._tails.get(session_id)
-        if tail is None or tail.end <= cut.begin:
+        if tail is None or tail.end <= begin:
             return
         if self._is_read(tail):
             self.forget(session_id)
             return
-        first = (max(cut.begin, tail.begin) - tail.begin) // self._page_size
-        behind = max(0, cut.end - tail.begin) // self._page_size
-        goes = tail.places[first:behind]
-        self._file.free(goes)
+        first = (max(begin, tail.begin) - tail.begin) // self._page_size
+        behind = max(0, end - tail.begin) // self._page_size
+        self._file.free(tail.places[first:behind])
         tail.places = tail.places[:first] + tail.places[max(first, behind) :]
-        if cut.begin < tail.begin:
-            tail.begin = max(cut.begin, tail.begin - cut.n_tokens)
-        tail.end = max(tail.end - cut.n_tokens, cut.begin)
+        if begin < tail.begin:
+            tail.begin = max(begin, tail.begin - n_tokens)
+        tail.end = max(tail.end - n_tokens, begin)
         if not tail.places:
             self.forget(session_id)
 
-    def keep_if_behind(self, session_id: str) -> None:
-        """To be called when a host copy changed: a tail must follow it, or is worth nothing."""
+    def forget_unless_contiguous(self, session_id: str) -> None:
+        """Drop the tail if it does not begin where its host copy ends.
+
+        To be called when the copy has changed.
+        """
         tail, copy = self._tails.get(session_id), self._copies.of(session_id)
         if tail is not None and (copy is None or copy.end != tail.begin):
             self.forget(session_id)
@@ -320,11 +350,15 @@ class StoredTails:
 
 
 def _bytes_of(page: torch.Tensor) -> np.ndarray:
-    return page.contiguous().view(torch.uint8).numpy()
+    array: np.ndarray = page.contiguous().view(torch.uint8).numpy()
+    return array
 
 
 def storage_from_env() -> Callable[[int], PageFile] | None:
-    """None: there is none. Else: opens it, given the size of a page in bytes."""
+    """A function that opens the storage file, given a page's size in bytes.
+
+    Returns None if STORAGE_ENV is not set.
+    """
     text = os.environ.get(STORAGE_ENV, "")
     if not text:
         return None

@@ -4,7 +4,7 @@ import pytest
 
 from sglang_live.bridge.scheduler.device_peers import (
     DEVICE_PEERS_ENV,
-    LASTS_S,
+    VALID_S,
     DevicePeers,
     device_peers_env,
 )
@@ -26,26 +26,26 @@ def engine(tmp_path, monkeypatch):
 def test_an_engine_hears_of_later_stages_on_its_device_and_of_no_others(engine):
     thinker, other, talker = engine("thinker"), engine("thinker", 1), engine("talker", 2)
     elsewhere = engine("talker", device="cuda:1")
-    talker.tell(True, 100.0)
+    talker.publish(True, 100.0)
     assert thinker.urgent(100.01) and other.urgent(100.01)
-    talker.tell(False, 100.02)
+    talker.publish(False, 100.02)
     assert not thinker.urgent(100.02)
     for others in (thinker, elsewhere):
-        others.tell(True, 100.02)
+        others.publish(True, 100.02)
     assert not any(here.urgent(100.03) for here in (thinker, other, talker, elsewhere))
 
 
 def test_what_an_engine_said_before_it_fell_silent_holds_for_a_moment(engine):
     thinker, talker = engine("thinker"), engine("talker")
-    talker.tell(True, 100.0)
-    assert thinker.urgent(100.0 + 0.9 * LASTS_S)
-    assert not thinker.urgent(100.0 + 1.1 * LASTS_S)
+    talker.publish(True, 100.0)
+    assert thinker.urgent(100.0 + 0.9 * VALID_S)
+    assert not thinker.urgent(100.0 + 1.1 * VALID_S)
 
 
 def test_an_engine_that_starts_again_finds_its_place(engine):
     thinker = engine("thinker")
-    engine("talker").tell(True, 100.0)
-    engine("talker").tell(False, 100.01)
+    engine("talker").publish(True, 100.0)
+    engine("talker").publish(False, 100.01)
     assert not thinker.urgent(100.02)
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.scheduler.live import heard_within
+from sglang_live.bridge.scheduler.live import audio_within
 
 SPOKEN, WRITTEN = (
     SimpleNamespace(multimodal_inputs=object()),
@@ -23,6 +23,6 @@ SPOKEN, WRITTEN = (
     ],
 )
 def test_of_prompts_with_audio_one_goes_and_as_many_as_fit(queue, n_first):
-    first, rest = heard_within(150, queue, [100] * len(queue))
+    first, rest = audio_within(150, queue, [100] * len(queue))
     assert first + rest == queue and len(first) == n_first
-    assert heard_within(100 * len(queue), queue, [100] * len(queue)) == (queue, [])
+    assert audio_within(100 * len(queue), queue, [100] * len(queue)) == (queue, [])

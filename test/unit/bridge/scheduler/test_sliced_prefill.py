@@ -46,7 +46,7 @@ class FakeScheduler:
             now_s=100.0,
             rates=StageRates(prefill_s_per_token=5e-4),
             config=PolicyConfig(),
-            is_ahead=lambda rid: False,
+            is_well_buffered=lambda rid: False,
         )
 
     def _tokens_to_prefill(self, req: FakeReq) -> int:
@@ -96,7 +96,7 @@ def test_a_shorter_prompt_takes_the_place_and_gives_it_back(scheduler, sliced_pr
     assert sliced_prefill.partial_prefills() == [long]
     assert sliced_prefill.choose([], []) == ([], [], 100)
     assert scheduler.chunked_req is long
-    assert not sliced_prefill.waiting
+    assert not sliced_prefill.preempted
     assert sliced_prefill.totals["prefills_preempted"] == 1
 
 
@@ -135,7 +135,7 @@ def test_decodes_have_a_round_between_two_slices(scheduler, sliced_prefill):
     sliced_prefill.launched([long])
     assert sliced_prefill.choose([], [answer]) is None
     assert sliced_prefill.choose([], [answer]) == ([], [], 100)
-    scheduler.rounds.is_ahead = lambda rid: True
+    scheduler.rounds.is_well_buffered = lambda rid: True
     sliced_prefill.launched([long])
     assert sliced_prefill.choose([], [answer]) == ([], [], 100)
 
@@ -160,7 +160,7 @@ def test_of_two_the_one_with_less_left_goes_on_and_nobody_is_admitted_beside(
     waits = FakeReq("waits", 3_900)
     assert sliced_prefill.choose([waits], []) == ([], [waits], 100)
     assert scheduler.chunked_req is middling
-    assert list(sliced_prefill.waiting.values()) == [long]
+    assert list(sliced_prefill.preempted.values()) == [long]
 
 
 def test_an_abort_finds_it_where_it_waits(scheduler, sliced_prefill):
@@ -168,12 +168,12 @@ def test_an_abort_finds_it_where_it_waits(scheduler, sliced_prefill):
     sliced_prefill.choose([short := FakeReq("short", 60)], [])
     scheduler.chunked_req = short
     sliced_prefill.abort("lo", every=False)
-    assert long.aborted and not sliced_prefill.waiting
+    assert long.aborted and not sliced_prefill.preempted
     assert scheduler.chunked_req is short and not short.aborted
 
 
 def test_what_gives_its_kv_back_is_half_way_no_more(scheduler, sliced_prefill):
     long = begun(scheduler, sliced_prefill)
-    sliced_prefill.leave(long)
+    sliced_prefill.retract(long)
     assert scheduler.chunked_req is None and not sliced_prefill.partial_prefills()
     assert sliced_prefill.totals["prefills_retracted"] == 1

@@ -41,20 +41,20 @@ def gate(*reqs: FakeReq, text: int = 0, done: bool = False) -> TalkerScheduler:
 
 def test_a_stream_sits_out_exactly_while_its_next_frame_has_no_text():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
-    assert gate(req, text=2)._pause(req)
-    assert not gate(req, text=3)._pause(req)
-    assert not gate(req, text=2, done=True)._pause(req)
+    assert gate(req, text=2)._must_pause(req)
+    assert not gate(req, text=3)._must_pause(req)
+    assert not gate(req, text=2, done=True)._must_pause(req)
 
 
 def test_a_stream_that_is_being_aborted_is_let_through_to_its_end():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
     req.to_finish = object()
-    assert not gate(req)._pause(req)
+    assert not gate(req)._must_pause(req)
 
 
 def test_a_request_that_is_not_a_reply_is_never_held():
     req = FakeReq("HEALTH_CHECK", n_prompt=1, n_launched=0, n_output=1)
-    assert not gate()._pause(req)
+    assert not gate()._must_pause(req)
     assert not gate()._is_unannounced(req)
 
 

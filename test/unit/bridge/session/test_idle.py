@@ -24,7 +24,7 @@ def test_who_listens_longest_gives_way_first(idle):
     for session, buffered_s in (("soon", 1.0), ("late", 20.0), ("later", 30.0)):
         idle.put(session, 64)
         idle.expect(next_use(session, buffered_s))
-    assert idle.give_back(100) == [("later", 64), ("late", 48)]
+    assert idle.pick_victims(100) == [("later", 64), ("late", 48)]
 
 
 def test_an_outlook_may_come_before_the_session_is_idle(idle):
@@ -32,15 +32,15 @@ def test_an_outlook_may_come_before_the_session_is_idle(idle):
     idle.put("late", 64)
     idle.put("soon", 64)
     idle.expect(next_use("soon", 1.0))
-    assert idle.give_back(64) == [("late", 64)]
+    assert idle.pick_victims(64) == [("late", 64)]
 
 
 def test_an_outlook_after_a_part_was_given_back_brings_nothing_back(idle):
     idle.put("a", 64)
-    assert idle.give_back(16) == [("a", 16)]
+    assert idle.pick_victims(16) == [("a", 16)]
     idle.expect(next_use("a", 5.0))
     assert idle.tokens == 48
-    idle.give_back(48)
+    idle.pick_victims(48)
     idle.expect(next_use("a", 6.0))
     assert idle.tokens == 0 and "a" not in idle
 
@@ -49,7 +49,7 @@ def test_without_outlooks_the_least_recently_used_gives_way(idle):
     idle.put("old", 64)
     idle.tick(101.0)
     idle.put("new", 64)
-    assert idle.give_back(64) == [("old", 64)]
+    assert idle.pick_victims(64) == [("old", 64)]
     assert idle.report()["victims_by_lru"] == 1
 
 
@@ -60,44 +60,44 @@ def test_a_workloads_gaps_stand_in_for_a_callers_own(idle):
         idle.put(session, 64)
     idle.expect(next_use("unknown", 0.0, None))
     idle.expect(next_use("quick", 10.0, 0.2))
-    assert idle.give_back(64) == [("unknown", 64)]
+    assert idle.pick_victims(64) == [("unknown", 64)]
 
 
 def test_who_speaks_gives_way_last_until_answered(idle):
     idle.put("speaks", 64)
     idle.expect(next_use("speaks", 30.0))
-    idle.speaks("speaks")
+    idle.speech_started("speaks")
     idle.remove("speaks")  # its request is looked at, and does not fit yet
     idle.put("speaks", 64)
     idle.put("listens", 64)
     idle.expect(next_use("listens", 1.0))
-    assert idle.give_back(64) == [("listens", 64)]
+    assert idle.pick_victims(64) == [("listens", 64)]
     idle.remove("speaks")  # its request runs, and ends
-    idle.answered("speaks")
+    idle.request_ended("speaks")
     idle.put("speaks", 80)
     idle.put("listens", 64)
-    assert idle.give_back(80) == [("speaks", 80)]
+    assert idle.pick_victims(80) == [("speaks", 80)]
 
 
 def test_nobody_waits_for_those_who_speak(idle):
     for session in ("one", "two"):
         idle.put(session, 64)
-        idle.speaks(session)
+        idle.speech_started(session)
     idle.expect(next_use("two", 30.0))
     assert idle.tokens == 128
-    assert idle.first() is None
-    assert idle.give_back(70, later_than_s=0.0) == []
-    assert idle.give_back(70) == [("two", 64), ("one", 16)]
-    assert idle.tokens == 48 and idle.first() is None  # the rest is protected as before
+    assert idle.next_victim() is None
+    assert idle.pick_victims(70, later_than_s=0.0) == []
+    assert idle.pick_victims(70) == [("two", 64), ("one", 16)]
+    assert idle.tokens == 48 and idle.next_victim() is None  # the rest is protected as before
     assert idle.report()["protected_evicted"] == 2
 
 
 def test_speech_that_leads_to_nothing_protects_for_a_while_only(idle):
     idle.put("coughed", 64)
-    idle.speaks("coughed")
-    assert idle.first() is None
+    idle.speech_started("coughed")
+    assert idle.next_victim() is None
     idle.tick(100.0 + PROTECTED_S + 0.1)
-    assert idle.first().key == "coughed"
+    assert idle.next_victim().key == "coughed"
 
 
 def test_a_closed_session_is_forgotten(idle):
@@ -108,4 +108,4 @@ def test_a_closed_session_is_forgotten(idle):
     idle.expect(next_use("b", 1.0))
     idle.put("a", 64)  # another one of that name
     idle.tick(101.0)
-    assert idle.give_back(64) == [("b", 64)]
+    assert idle.pick_victims(64) == [("b", 64)]

@@ -8,13 +8,13 @@ from sglang_live.bridge.session.retention import Retention
 from sglang_live.engine_channel.messages import RetainSession
 
 
-class FakeCuts:
-    """made: by session, the windows that it was cut to."""
+class FakeCompaction:
+    """made: by session, the windows that it was compacted to."""
 
     def __init__(self):
         self.made: list[tuple[str, int]] = []
 
-    def cut(self, session: SimpleNamespace, config) -> None:
+    def compact(self, session: SimpleNamespace, config) -> None:
         self.made.append((session.session_id, config.window_tokens))
 
 
@@ -22,7 +22,7 @@ class FakeSessions:
     idle = None
 
     def __init__(self):
-        self.cuts = FakeCuts()
+        self.compaction = FakeCompaction()
         self.slots: dict = {}
 
 
@@ -45,10 +45,10 @@ class World:
         self.retention.retain(RetainSession(session_id, 4, window_tokens, 1, every_request=True))
 
     def after_a_request(self, session_id: str) -> list[tuple[str, int]]:
-        self.sessions.cuts.made.clear()
+        self.sessions.compaction.made.clear()
         self.retention.finished(session_id)
         self.retention.settle()
-        return self.sessions.cuts.made
+        return self.sessions.compaction.made
 
 
 @pytest.fixture

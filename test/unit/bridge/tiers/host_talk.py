@@ -18,9 +18,9 @@ class Talk:
     def __init__(self, cache: FakeCache, copies: HostCopies, name: str, index: int = 0):
         self.cache, self.copies, self.name, self.index = cache, copies, name, index
         self.page, self.row = cache.page_size, cache.req_to_token_pool.req_to_token[index]
-        self._begin_anew()
+        self._reset()
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self.values: list[int] = []
         self.kv = LiveKvInfo(req_pool_idx=self.index)
         self.arrival: FakeEvent | None = None
@@ -56,7 +56,7 @@ class Talk:
             self.arrival.wait()
             self.arrival = None
 
-    def is_changing(self) -> None:
+    def before_device_change(self) -> None:
         self.arrive()
         copy = self.copies.of(self.name)
         if copy is not None and copy.written is not None:
@@ -65,10 +65,10 @@ class Talk:
     def write(self) -> bool:
         return self.copies.write(self.name, self.kv)
 
-    def give_back(self, n_kept: int) -> None:
+    def evict(self, n_kept: int) -> None:
         self.arrive()
         self.write()
-        self.is_changing()
+        self.before_device_change()
         self._free_from(n_kept)
 
     def _free_from(self, n_kept: int) -> None:
@@ -102,16 +102,16 @@ class Talk:
         self.kv.kv_committed_len = self.kv.kv_allocated_len = end
 
     def truncate(self, n_kept: int) -> None:
-        self.is_changing()
+        self.before_device_change()
         self.copies.truncate(self.name, n_kept)
         self._free_from(n_kept)
         del self.values[n_kept:]
 
-    def cut(self, cut: Compaction) -> None:
+    def compact(self, cut: Compaction) -> None:
         own_from = max(self.kv.cache_protected_len, cut.begin)
         self.kv.cache_protected_len = min(self.kv.cache_protected_len, cut.begin)
-        self.is_changing()
-        self.copies.cut(self.name, cut)
+        self.before_device_change()
+        self.copies.compact(self.name, cut)
         self.cache.device_pool.free(self.row[own_from : cut.end].long())
         end = self.up(self.kv.kv_allocated_len)
         self.row[cut.begin : cut.begin + end - cut.end] = self.row[cut.end : end].clone()
@@ -120,11 +120,11 @@ class Talk:
         del self.values[cut.begin : cut.end]
 
     def close(self) -> None:
-        self.is_changing()
+        self.before_device_change()
         self.copies.forget(self.name)
         own = self.row[self.kv.cache_protected_len : self.up(self.kv.kv_allocated_len)].long()
         self.cache.device_pool.free(torch.cat([self.of_tree, own]))
-        self._begin_anew()
+        self._reset()
 
 
 def end(cache: FakeCache, ack: HiCacheAck) -> None:

@@ -52,7 +52,7 @@ class World:
         own = talk.up(talk.kv.kv_allocated_len) - talk.kv.cache_protected_len
         if own > 0:
             n_pages = int(share * own / talk.page)
-            talk.give_back(talk.kv.cache_protected_len + n_pages * talk.page)
+            talk.evict(talk.kv.cache_protected_len + n_pages * talk.page)
 
     def bring_back(self, talk: Talk, share: float) -> None:
         if (n_tokens := talk.n_on_host_alone) == 0:
@@ -71,7 +71,7 @@ class World:
         begin = int(share * n_pages)
         behind = max(begin + 1 + int(7 * share) % 3, owned)
         if talk.kv.kv_committed_len == len(talk.values) and behind <= n_pages:
-            talk.cut(Compaction(begin * talk.page, behind * talk.page))
+            talk.compact(Compaction(begin * talk.page, behind * talk.page))
 
     def close(self, talk: Talk, share: float) -> None:
         if share < 0.2:
@@ -173,7 +173,7 @@ def test_a_cut_that_reaches_into_the_trees_part_keeps_the_copy(cache, copies, ta
     talk.hand_to_tree(8)
     talk.write()
     acknowledge(cache, copies)
-    talk.cut(Compaction(4, 12))
+    talk.compact(Compaction(4, 12))
     assert copies.of("a").begin == 4
     assert talk.on_host() == talk.values[4:] == list(range(13, 21))
 
@@ -184,7 +184,7 @@ def test_a_cut_before_all_that_was_copied_leaves_no_copy(cache, copies, talk):
     talk.write()
     acknowledge(cache, copies)
     talk.kv.cache_protected_len = 0  # as when the tree's part was handed over first
-    copies.cut("a", Compaction(0, 8))
+    copies.compact("a", Compaction(0, 8))
     assert copies.of("a") is None
     assert cache.host_pool_group.available_size() == 48
 
@@ -275,7 +275,7 @@ def test_copies_ride_on_writes_that_the_tree_has_queued(cache, copies, talk):
 
 def test_writes_tell_the_rate_until_a_load_was_measured(cache, copies, talk):
     assert copies.rate().bytes_per_s is None
-    talk.give_back(0)
+    talk.evict(0)
     acknowledge(cache, copies)
     assert copies.rate().bytes_per_s == 12 * BYTES_PER_TOKEN / TRANSFER_S
     talk.load(6)
@@ -284,18 +284,18 @@ def test_writes_tell_the_rate_until_a_load_was_measured(cache, copies, talk):
 
 
 def test_only_loads_that_a_prefill_waits_for_count_as_reload_time(cache, copies, talk):
-    talk.give_back(0)
+    talk.evict(0)
     talk.preload()
     acknowledge(cache, copies)
     assert (copies.counts["reload_s"], copies.counts["tokens_preloaded"]) == (0, 10)
-    talk.give_back(0)
+    talk.evict(0)
     talk.load(10)
     acknowledge(cache, copies)
     assert (copies.counts["reload_s"], copies.counts["tokens_loaded"]) == (TRANSFER_S, 10)
 
 
 def test_a_load_without_device_memory_leaves_the_copy_as_it_is(cache, copies, talk):
-    talk.give_back(0)
+    talk.evict(0)
     acknowledge(cache, copies)
     cache.device_pool.alloc(cache.device_pool.available_size())
     assert copies.load(copies.of("a"), 0, 10) is None

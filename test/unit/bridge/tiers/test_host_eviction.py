@@ -43,7 +43,7 @@ class Host:
         if on_device:
             talk.write()
         else:
-            talk.give_back(0)
+            talk.evict(0)
         acknowledge(self.cache, self.copies)
         self.room.used(name)
 
@@ -95,7 +95,7 @@ def test_of_those_who_are_not_expected_the_longest_unused_goes(host):
         talk = host.talks[name] = Talk(host.cache, host.copies, name, len(host.talks))
         host._slots[name] = SimpleNamespace(kv=talk.kv)
         talk.turn(16)
-        talk.give_back(0)
+        talk.evict(0)
         acknowledge(host.cache, host.copies)
         host.room.used(name)
         host.idle.tick(host.idle.now_s + 5.0)
@@ -118,25 +118,25 @@ def roomy(tmp_path):
 def test_tails_go_to_storage_before_the_host_is_full(roomy):
     roomy.holds("soon", 12, needed_in_s=1.0)
     roomy.holds("late", 24, needed_in_s=60.0)
-    roomy.room.store_some()
+    roomy.room.store_if_short()
     assert roomy.stored.n_storing_tokens == 0  # a quarter is free
     roomy.holds("more", 8, needed_in_s=30.0)
-    roomy.room.store_some()
-    roomy.room.store_some()
+    roomy.room.store_if_short()
+    roomy.room.store_if_short()
     # So much that a fifth is free; what is on its way is room already.
     assert roomy.stored.n_storing_tokens == 8
     for name in settle(roomy.stored):
         roomy.room.changed(name)
     assert (roomy.length("late"), roomy.stored.end_of("late")) == (16, 24)
     assert roomy.cache.host_pool_group.available_size() == 12
-    roomy.room.store_some()
+    roomy.room.store_if_short()
     assert roomy.stored.n_storing_tokens == 0
     assert roomy.room.counts["tokens_dropped_on_host"] == 0
 
 
 def test_a_tail_that_lost_what_was_before_it_goes_as_well(roomy):
     roomy.holds("late", 44, needed_in_s=60.0)
-    roomy.room.store_some()
+    roomy.room.store_if_short()
     settle(roomy.stored)
     roomy.room.changed("late")
     roomy.holds("soon", 40, needed_in_s=1.0)

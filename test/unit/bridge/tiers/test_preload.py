@@ -56,7 +56,7 @@ class FakeTier:
         self.brought: list[str] = []
         self.has_rows = True
 
-    def has_row_to_spare(self, session_id: str) -> bool:
+    def has_spare_row(self, session_id: str) -> bool:
         return self.has_rows
 
     def keeping(self, session_id: str):
@@ -92,8 +92,8 @@ class FakeSessions:
     def resized(self, session_id: str) -> None:
         self.idle.put(session_id, self.on_device[session_id])
 
-    def give_back(self, n_tokens: int, later_than_s: float = float("-inf")) -> None:
-        for session_id, n_victim in self.idle.give_back(n_tokens, later_than_s):
+    def evict_idle(self, n_tokens: int, later_than_s: float = float("-inf")) -> None:
+        for session_id, n_victim in self.idle.pick_victims(n_tokens, later_than_s):
             self.on_device[session_id] -= n_victim
             self.tier.on_host[session_id] = self.tier.on_host.get(session_id, 0) + n_victim
             self.token_to_kv_pool_allocator.n_free += n_victim
@@ -129,8 +129,8 @@ class FakeSessions:
         self._expect(session_id)
 
     def speaks(self, session_id: str) -> None:
-        self.idle.speaks(session_id)
-        self.preloads.speaks(session_id, self.idle.now_s)
+        self.idle.speech_started(session_id)
+        self.preloads.speech_started(session_id, self.idle.now_s)
 
     def asks(self, session_id: str) -> None:
         """Its request comes."""
@@ -154,11 +154,11 @@ def test_who_speaks_gets_its_kv_back_and_keeps_it_until_used(sessions):
     sessions.on_host("a", 100)
     sessions.speaks("a")
     assert sessions.tier.brought == ["a"]
-    sessions.idle.answered("a")  # who spoke is not protected for that any more
+    sessions.idle.request_ended("a")  # who spoke is not protected for that any more
     sessions.run(PROTECTED_S - 0.1)
-    assert sessions.idle.first() is None
+    assert sessions.idle.next_victim() is None
     sessions.run(0.2)
-    assert sessions.idle.first().key == "a"
+    assert sessions.idle.next_victim().key == "a"
 
 
 def test_speech_protects_longer_than_a_preload(sessions):
@@ -167,7 +167,7 @@ def test_speech_protects_longer_than_a_preload(sessions):
     sessions.run(5)
     sessions.speaks("a")
     sessions.run(PROTECTED_S - 0.1)  # a preload is protected from its transfer on
-    assert sessions.idle.first() is None
+    assert sessions.idle.next_victim() is None
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_an_outlook_does_not_call_off_a_wait_of_who_speaks(sessions):
 def test_who_gave_way_comes_back_for_its_turn(sessions):
     sessions.replied("a", 100)
     sessions.plays("a", 5.0)
-    sessions.give_back(100)
+    sessions.evict_idle(100)
     sessions.run(5.9)
     assert sessions.tier.brought == []
     sessions.run(0.2)
@@ -365,7 +365,7 @@ def test_who_gave_way_comes_back_for_its_turn(sessions):
 
 def test_of_whom_nothing_is_known_nothing_comes_back(sessions):
     sessions.replied("a", 100)
-    sessions.give_back(100)
+    sessions.evict_idle(100)
     sessions.run(60)
     assert sessions.tier.brought == [] and sessions.skipped == {}
 
@@ -382,7 +382,7 @@ def test_a_closed_session_is_not_looked_at(sessions):
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 EVENT = st.tuples(
-    st.sampled_from(("speaks", "plays", "asks", "run", "run", "give_back")),
+    st.sampled_from(("speaks", "plays", "asks", "run", "run", "evict")),
     st.sampled_from(NAMES),
     st.floats(0, 5),
 )
@@ -402,8 +402,8 @@ def lived_through(events) -> FakeSessions:
                 sessions.asks(name)
             case "run":
                 sessions.run(number / 5)
-            case "give_back":
-                sessions.give_back(int(number * 100))
+            case "evict":
+                sessions.evict_idle(int(number * 100))
         held = sum(sessions.on_device.values()) + sessions.token_to_kv_pool_allocator.n_free
         assert held == POOL_TOKENS
     return sessions

@@ -29,22 +29,22 @@ class StoredTalk(Talk):
 
     def write(self) -> bool:
         is_written = super().write()
-        self.stored.keep_if_behind(self.name)
+        self.stored.forget_unless_contiguous(self.name)
         return is_written
 
     def truncate(self, n_kept: int) -> None:
         super().truncate(n_kept)
         self.stored.truncated(self.name, n_kept)
-        self.stored.keep_if_behind(self.name)
+        self.stored.forget_unless_contiguous(self.name)
 
-    def cut(self, cut: Compaction) -> None:
-        super().cut(cut)
-        self.stored.cut(self.name, cut)
-        self.stored.keep_if_behind(self.name)
+    def compact(self, cut: Compaction) -> None:
+        super().compact(cut)
+        self.stored.compact(self.name, cut)
+        self.stored.forget_unless_contiguous(self.name)
 
     def close(self) -> None:
         super().close()
-        self.stored.keep_if_behind(self.name)
+        self.stored.forget_unless_contiguous(self.name)
 
     def in_storage(self) -> list[int]:
         tail = self.stored._tails[self.name]
@@ -91,7 +91,7 @@ class World:
     def give_back(self, talk: StoredTalk, share: float) -> None:
         n_pages = int(share * talk.up(talk.kv.kv_allocated_len) / talk.page)
         if talk.kv.kv_allocated_len:
-            talk.give_back(n_pages * talk.page)
+            talk.evict(n_pages * talk.page)
 
     def bring_back(self, talk: StoredTalk, share: float) -> None:
         if talk.n_on_host_alone:
@@ -117,7 +117,7 @@ class World:
         begin = int(share * n_pages)
         behind = begin + 1 + int(7 * share) % 3
         if talk.kv.kv_committed_len == len(talk.values) and behind <= n_pages:
-            talk.cut(Compaction(begin * talk.page, behind * talk.page))
+            talk.compact(Compaction(begin * talk.page, behind * talk.page))
 
     def close(self, talk: StoredTalk, share: float) -> None:
         if share < 0.2:
@@ -194,7 +194,7 @@ def talk(cache, stored):
     """10 tokens, on the host alone."""
     talk = StoredTalk(cache, stored._copies, stored, "a")
     talk.turn(10)
-    talk.give_back(0)
+    talk.evict(0)
     acknowledge(cache, stored._copies)
     return talk
 

@@ -1,8 +1,8 @@
-"""Frames of a reply stay out of the radix tree while it is being spoken.
+"""Keeps the frames of running talker requests out of the radix tree.
 
-A reply that was retracted is prefilled with the frames it has. SGLang would hand them to the tree
-as if they were a prompt. Nobody else will ever say the same, and what the tree owns a long reply
-cannot drop (bridge/scheduler/talker_window.py).
+A retracted request is prefilled with the frames it has produced. SGLang would insert them into
+the tree as part of the prompt. No other request has the same frames, and a long request cannot
+drop KV that the tree owns (bridge/scheduler/talker_window.py).
 """
 
 import torch
@@ -12,8 +12,8 @@ from sglang.srt.session.streaming_session import StreamingSession
 from sglang_live.engine_channel.messages import SPEAK_PREFIX
 
 
-class ReplyCache(StreamingSession):
-    """Installed as `session` of the talker's tree cache, which asks it first."""
+class TalkerCache(StreamingSession):
+    """Installed as `session` of the talker's tree cache, which calls it first."""
 
     def try_cache_unfinished_req(self, req: Req, chunked: bool = False, **kwargs) -> bool:
         if not (req.retracted_stain and req.rid.startswith(SPEAK_PREFIX)):

@@ -1,0 +1,68 @@
+"""Passes events of sessions to the parts of the session cache that rank, fetch and preload KV.
+
+In: the round's stamp, next-use hints, speech starts, queued requests. Out: the measured link rate;
+the waiting requests whose KV is on the host or device.
+Owner: one TierEvents per scheduler; equal on all ranks, because its inputs are broadcast.
+"""
+
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import Req
+
+from sglang_live.bridge.rounds import LinkRate, RoundStamp
+from sglang_live.bridge.session.cache import SessionCache
+from sglang_live.engine_channel.messages import NextUseHint, SpeechStart
+
+
+class TierEvents:
+    def __init__(self, scheduler: Any):
+        self._scheduler = scheduler
+
+    def stamp(self, stamp: RoundStamp) -> None:
+        sessions = self._sessions
+        if sessions.idle is not None:
+            sessions.idle.tick(stamp.now_s)
+        if sessions.preloads is not None:
+            sessions.preloads.tick(stamp.now_s, stamp.rate)
+
+    def link_rate(self) -> LinkRate:
+        """The rate that this rank has measured."""
+        tier = self._sessions.tier
+        return LinkRate(None, 0.0) if tier is None else tier.copies.rate()
+
+    def next_use(self, hint: NextUseHint) -> None:
+        sessions, session_id = self._sessions, hint.session
+        if sessions.idle is None:
+            return
+        sessions.idle.expect(hint)
+        if sessions.tier is not None:
+            sessions.tier.expect(session_id)
+        if sessions.preloads is not None:
+            needed_s = sessions.idle.expected_s(session_id)
+            sessions.preloads.expect(session_id, sessions.idle.now_s, needed_s)
+
+    def speech_started(self, start: SpeechStart) -> None:
+        sessions = self._sessions
+        if sessions.idle is None:
+            return
+        sessions.idle.speech_started(start.session)
+        if sessions.preloads is not None and sessions.tier is not None:
+            sessions.tier.fetch(start.session)
+            sessions.preloads.speech_started(start.session, sessions.idle.now_s)
+
+    def request_queued(self, req: Req) -> None:
+        if self._sessions.tier is not None and req.session is not None:
+            self._sessions.tier.fetch(req.session.session_id)
+
+    def ready(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
+        """The waiting requests that can begin, and those whose KV is being read from storage."""
+        tier = self._sessions.tier
+        if tier is None or not tier.fetches_any:
+            return waiting, []
+        fetching = [r for r in waiting if r.session and tier.is_fetching(r.session.session_id)]
+        return [req for req in waiting if req not in fetching], fetching
+
+    @property
+    def _sessions(self) -> SessionCache:
+        sessions: SessionCache = self._scheduler.tree_cache.session
+        return sessions
