@@ -1,4 +1,4 @@
-"""The page in Chromium, with a microphone that plays a recording once and is silent then."""
+"""The page in Chromium, with a microphone that plays a recording once and is then silent."""
 
 import asyncio
 import shutil
@@ -20,7 +20,7 @@ _FLAGS = (
     "--use-fake-ui-for-media-stream",
     "--use-fake-device-for-media-stream",
     "--autoplay-policy=no-user-gesture-required",
-    # A browser of tests asks nobody else for anything.
+    # The browser must contact no other host.
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
@@ -30,7 +30,7 @@ _FLAGS = (
 
 
 def microphone(path: Path, recording: str, before_s: float = 1.0) -> Path:
-    """Write what the microphone will hear."""
+    """Write the microphone's sound to a file."""
     with wave.open(str(path), "wb") as file:
         file.setparams((1, 2, 24_000, 0, "NONE", ""))
         file.writeframes(np.zeros(round(24_000 * before_s), "<i2").tobytes())
@@ -41,7 +41,11 @@ def microphone(path: Path, recording: str, before_s: float = 1.0) -> Path:
 
 @dataclass
 class Visit:
-    """complaints: what the browser's console would show in red. asked: addresses it went to."""
+    """One visit to the page.
+
+    complaints: errors in the browser's console.
+    asked: requested addresses.
+    """
 
     page: Page
     complaints: list[str] = field(default_factory=list)
@@ -51,7 +55,7 @@ class Visit:
         return await self.page.inner_text(selector)
 
     async def seconds(self, what: str) -> float:
-        """heard, buffered or discarded of the last answer."""
+        """Seconds heard, buffered or discarded of the last response."""
         return float((await self.text(f"#{what}")).split()[0])
 
     async def lines(self, who: str) -> list[str]:
@@ -69,11 +73,11 @@ class Visit:
         return await self.seconds("heard") > 0.2 and await self.seconds("buffered") > 0
 
     async def is_over(self) -> bool:
-        """The last answer was heard to its end, and nobody is busy."""
+        """Whether the last response was played to its end, and no turn is running."""
         return await self.seconds("buffered") == 0 and await self.text("#status") == "connected"
 
     async def answered(self, n_before: int) -> None:
-        """Until there is an answer more than there were."""
+        """Wait until there is one response more than before."""
 
         async def is_answered() -> bool:
             return len(await self.lines("model")) > n_before
@@ -81,9 +85,9 @@ class Visit:
         await self.until(is_answered, "an answer begins")
 
     async def interrupt(self, attempts: int = 8) -> None:
-        """Say the page's recording over an answer, and hear the next one begin.
+        """Send the page's recording during a response, and wait for the next one to begin.
 
-        An answer that is too short to be spoken over is replaced.
+        A response that is too short to be interrupted is replaced.
         """
         for _ in range(attempts):
             await self.until(self.is_heard, "an answer is heard")
@@ -104,12 +108,13 @@ async def visit(
     script: str = "",
     **context,
 ) -> AsyncIterator[Visit]:
-    """
+    """Open the page.
+
     Args:
-        sound: what the microphone hears (WAV); None: there is no microphone.
-        flags: more of Chromium's own.
-        script: runs before the page's.
-        context: of the browser, as Playwright has it: viewport, color_scheme and so on.
+        sound: the microphone's sound (WAV). None: there is no microphone.
+        flags: further flags of Chromium.
+        script: a script that runs before the page's.
+        context: options of Playwright's browser context: viewport, color_scheme and so on.
     """
     chromium = next(filter(None, map(shutil.which, _NAMES)), None)
     assert chromium, f"none of {', '.join(_NAMES)} is installed: scripts/setup.sh --test does it"

@@ -1,4 +1,4 @@
-"""The whole server as a user starts it, once for all tests of this folder."""
+"""The whole server, started once for all tests of this folder."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from sglang_live.policy.policies import POLICIES
 from sglang_live.stages.ports import free_port
 
 START_TIMEOUT_S = 180
-# What callers hold in the stages; all zero once they have gone. Cached prefixes count as free.
+# Gauges of sessions' resources in the stages; all zero without sessions. Cached prefixes are free.
 HELD = (
     ("thinker", "sessions"),
     ("thinker", "requests_running"),
@@ -65,21 +65,21 @@ class Server:
         raise KeyError(label)
 
     def stage_starts(self) -> dict[str, float]:
-        """How often each stage was started: 1 unless it died."""
+        """Number of starts of each stage: 1 unless it died."""
         lines = httpx.get(f"{self.http}/metrics", timeout=5).text.splitlines()
         starts = [x for x in lines if x.startswith("sglang_live_stage_starts{")]
         return {re.search(r'stage="(\w+)"', x)[1]: float(x.split()[-1]) for x in starts}
 
     def wait_until_free(self) -> None:
-        """Fails if anything is still held some seconds after the callers have gone."""
-        # A ping every two seconds brings the stages' figures.
+        """Fail if resources are still in use some seconds after the end of all sessions."""
+        # The stages' figures arrive with a ping every two seconds.
         for stage, what in HELD:
             wait_until(lambda s=stage, w=what: self.stage_load(s, w) == 0, 15, f"{stage} {what}")
         metrics = httpx.get(f"{self.http}/metrics", timeout=5).text
         assert "sglang_live_gateway_sessions_open 0.0" in metrics
 
     def stage_process(self, stage: str) -> psutil.Process:
-        """The stage's own process, not SGLang's children in it."""
+        """The stage's own process, not SGLang's child processes."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
             if " ".join(child.cmdline()).startswith(f"sglang_live::{stage}/"):
                 return child
@@ -100,12 +100,12 @@ def running_server(
     *flags: str,
     environment: dict[str, str] | None = None,
 ) -> Iterator[Server]:
-    """A server of its own, which calls its model `demo`."""
+    """A separate server, with the model name `demo`."""
     port = free_port()
     command = [sys.executable, "-m", "sglang_live.launch_server"]
     command += ["--model-path", model_path, "--served-model-name", "demo"]
     command += ["--port", str(port), "--log-dir", str(log_dir), "--max-sessions", "16"]
-    # However slow this machine is at the moment, nobody is to be turned away for it.
+    # Without admission control, no session is refused because the machine is slow.
     command += ["--live-policies", ",".join(p for p in POLICIES if p != "admission")]
     command += flags
     with (log_dir / "server.log").open("wb") as log:
@@ -115,7 +115,7 @@ def running_server(
             stderr=log,
             stdin=subprocess.DEVNULL,
             env={**os.environ, **(environment or {})},
-            umask=0o022,  # most users': what the server's files are does not come of it
+            umask=0o022,  # a common umask: the server must restrict its files by itself
         )
     running = Server(process, port, log_dir)
     try:
@@ -131,7 +131,7 @@ def running_server(
         children = []
         if process.poll() is None:
             children = psutil.Process(process.pid).children(recursive=True)
-        # Twice: what a test left running is not waited for.
+        # Twice: the first signal drains, the second ends at once.
         process.terminate()
         process.terminate()
         try:
@@ -147,7 +147,7 @@ def running_server(
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory) -> Iterator[Server]:
-    """Of the demo model with random weights: it answers anything, at any length."""
+    """A server of the demo model with random weights: responses of any length to any input."""
     with running_server("demo-random", tmp_path_factory.mktemp("server")) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""Callers who interrupt, and what of the server's counters tells of it; for test_barge_in.py."""
+"""Interruptions, and the server's counters of them; for test_barge_in.py."""
 
 import base64
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,10 +15,10 @@ from test.e2e.socket_client import Socket, clip_24k
 GREEDY = {"temperature": 0, "output_modalities": ["audio"]}
 TEXT = {"output_modalities": ["text"]}
 BYTES_PER_MS = 48
-# Of longer replies the sound cannot be retrieved.
+# The audio of longer responses cannot be retrieved.
 RETRIEVABLE_MS = 14_000
 TRIES = 6
-# A ping every two seconds brings the stages' figures.
+# The stages' figures arrive with a ping every two seconds.
 PINGED_S = 15
 STARTED = "input_audio_buffer.speech_started"
 STOPPED = "input_audio_buffer.speech_stopped"
@@ -29,7 +29,7 @@ CUT = "conversation.item.truncated"
 
 
 class Counts:
-    """By how much the server's counters have grown since this was made."""
+    """Growth of the server's counters since the object's creation."""
 
     def __init__(self, server: Server):
         self._server = server
@@ -43,7 +43,7 @@ class Counts:
         return self._grown(f"sglang_live_stage_load{{{labels}}}")
 
     def check_compactions(self, n: int) -> None:
-        """n replies were cut in the thinker's sessions, and no session was built anew."""
+        """Check that n responses were truncated in the thinker's sessions, and none rebuilt."""
         wait_until(lambda: self.thinker("sessions_truncated") >= n, PINGED_S, f"{n} cuts")
         assert self.thinker("sessions_truncated") == n
         assert self.thinker("sessions_rebuilt") == 0
@@ -59,8 +59,8 @@ class Counts:
                 yield series, float(value)
 
 
-class UnsuitableAnswer(Exception):
-    """Its length does not fit what the caller is about to do."""
+class UnsuitableResponse(Exception):
+    """The response's length does not fit the test."""
 
 
 def until_suitable(
@@ -69,9 +69,9 @@ def until_suitable(
     @wraps(test)
     async def again(server: Server) -> None:
         for _ in range(TRIES):
-            with suppress(UnsuitableAnswer):
+            with suppress(UnsuitableResponse):
                 return await test(server)
-        pytest.fail(f"{TRIES} answers were too short or too long")
+        pytest.fail(f"{TRIES} responses were too short or too long")
 
     return again
 
@@ -86,7 +86,7 @@ def voice() -> np.ndarray:
 
 
 def burst() -> np.ndarray:
-    """130 ms in the middle of a word: a voice for 96 ms, but not for the 250 of a barge-in."""
+    """130 ms in the middle of a word: detected as a voice for 96 ms; a barge-in needs 250."""
     vowel = clip_24k("sp_jfk.flac")[26_400:29_520]
     return np.concatenate([silence(0.2), vowel, silence(0.8)])
 
@@ -97,7 +97,7 @@ def click() -> np.ndarray:
 
 
 async def detection(socket: Socket, **settings) -> None:
-    """Turns as by default, but for these settings; replies are text unless asked otherwise."""
+    """Configure turn detection with these settings; responses are text by default."""
     vad = {"type": "server_vad", **settings}
     updated = await socket.session(audio={"input": {"turn_detection": vad}}, **TEXT)
     assert updated["type"] == "session.updated"
@@ -115,32 +115,32 @@ async def listen(socket: Socket, seconds: float) -> None:
         await socket.until(timeout_s=seconds)
 
 
-async def long_answer(socket: Socket, heard_s: float) -> str:
-    """Ask, and hear the first heard_s of the answer; the id of its item."""
+async def long_response(socket: Socket, heard_s: float) -> str:
+    """Send a question and play heard_s of the response. Returns the id of its item."""
     await request(socket, "tell me a long story", **GREEDY)
     first = await socket.until(DELTA)
     await listen(socket, heard_s)
     if any(e["type"] == DONE for e in since(socket, first)):
-        raise UnsuitableAnswer
+        raise UnsuitableResponse
     return first["item_id"]
 
 
-async def spoken_over(socket: Socket) -> tuple[dict, dict]:
-    """speech_started and the response.done of the answer that this ends."""
+async def speech_over_response(socket: Socket) -> tuple[dict, dict]:
+    """Returns speech_started and the response.done of the interrupted response."""
     started = await socket.until(STARTED, DONE)
     if started["type"] == DONE:
-        raise UnsuitableAnswer
+        raise UnsuitableResponse
     done = await socket.until(DONE)
     check_cancelled(done, "turn_detected")
     return started, done
 
 
 async def cancelled(socket: Socket) -> dict:
-    """The response.done of the answer, ended by the client."""
+    """Cancel the response. Returns its response.done."""
     await socket.send("response.cancel")
     done = await socket.until(DONE)
     if done["response"]["status"] == "completed":
-        raise UnsuitableAnswer
+        raise UnsuitableResponse
     check_cancelled(done, "client_cancelled")
     return done
 
@@ -157,7 +157,7 @@ async def truncate(socket: Socket, item_id: str, audio_end_ms: int) -> dict:
 
 
 def since(socket: Socket, event: dict) -> list[dict]:
-    """What came after it."""
+    """The events after this one."""
     ids = [e["event_id"] for e in socket.events]
     return socket.events[ids.index(event["event_id"]) + 1 :]
 
@@ -172,20 +172,20 @@ def received_ms(socket: Socket, item_id: str) -> float:
 
 
 def sound_ms(shown: dict) -> float:
-    """Of a retrieved item."""
+    """Duration of a retrieved item's audio."""
     return len(base64.b64decode(shown["audio"])) / BYTES_PER_MS
 
 
 def said(socket: Socket, item_id: str) -> str:
-    """The whole transcript as it was sent."""
+    """The whole transcript, as sent in deltas."""
     return "".join(e["delta"] for e in of_item(socket, TRANSCRIPT, item_id))
 
 
 def check_compaction(socket: Socket, item_id: str, shown: dict) -> None:
-    """A retrieved reply is a beginning of what was sent, in sound and in words."""
+    """Check that a retrieved response is a prefix of the sent one, in audio and transcript."""
     [cut] = of_item(socket, CUT, item_id)
     assert 0 < cut["audio_end_ms"] <= received_ms(socket, item_id)
-    # Positions are told in whole milliseconds.
+    # Positions are in whole milliseconds.
     assert sound_ms(shown) < cut["audio_end_ms"] + 1
     whole = said(socket, item_id)
     assert whole.startswith(shown["transcript"])
@@ -198,8 +198,8 @@ def check_cancelled(done: dict, reason: str) -> None:
     assert response["status_details"] == {"type": "cancelled", "reason": reason}
 
 
-def paused_tokens(done: dict) -> int:
-    """What the session holds after this answer; its last token is prefilled with the next turn."""
+def session_tokens(done: dict) -> int:
+    """Tokens in the session's KV after this response, whose last token is prefilled later."""
     usage = done["response"]["usage"]
     return usage["input_tokens"] + usage["output_token_details"]["text_tokens"] - 1
 

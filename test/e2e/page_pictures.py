@@ -1,4 +1,4 @@
-"""Pictures of the page during a call, for the documentation.
+"""Pictures of the page during a session, for the documentation.
 
 python -m test.e2e.page_pictures --url http://127.0.0.1:30000 --out docs/img
 """
@@ -31,7 +31,7 @@ async def draw(url: str, out: Path) -> None:
 
 
 async def interrupt(client: Visit, attempts: int = 8) -> None:
-    """Until an answer was spoken over that is not all heard; the next one has not begun."""
+    """Interrupt a response before its end, and return before the next one begins."""
 
     async def is_visible() -> bool:
         return await client.seconds("discarded") >= _LEAST_VISIBLE_S

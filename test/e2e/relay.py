@@ -1,6 +1,6 @@
-"""Between somebody's client and a server: what each of them said, and a line that can break.
+"""A relay between a client and a server, which records events and can break the connection.
 
-In: sockets of clients. Out: the same sockets at a server, and every event that passed.
+In: sockets of clients. Out: sockets to a server, and every event that passed.
 """
 
 import asyncio
@@ -28,8 +28,11 @@ TRANSCRIPT = "response.output_audio_transcript.delta"
 class Line:
     """One connection.
 
-    asked: the client's events. came: the server's, and came_s when each passed.
-    faults: events that break the protocol's rules. is_broken: by the relay.
+    asked: the client's events.
+    came: the server's events.
+    came_s: time at which each server event passed.
+    faults: events that break the protocol's rules.
+    is_broken: whether the relay has broken the connection.
     """
 
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -55,7 +58,7 @@ class Line:
 
 
 class Relay:
-    """breaks: the first line, at its first sound."""
+    """breaks: whether the relay breaks the first connection at its first audio."""
 
     def __init__(self, host: str, *, breaks: bool = False):
         self.lines: list[Line] = []
@@ -103,7 +106,7 @@ class Relay:
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
-    """One of its own for 127.0.0.1, and its key."""
+    """A self-signed certificate for 127.0.0.1, and its key."""
     cert, key = directory / "cert.pem", directory / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",

@@ -1,4 +1,4 @@
-"""The page of a gateway in the test's own process: a script answers instead of a model."""
+"""The page of a gateway in the test's own process, with a script instead of a model."""
 
 import json
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from test.e2e.browser import Visit, visit
 from test.unit.gateway.live_server import listening
 
 CLICKS_ARE_NOT_NEEDED = "--autoplay-policy=no-user-gesture-required"
-# What a test wants to reach of the page's own: sockets, microphones, audio devices.
+# Gives tests access to the page's sockets, microphones and audio devices.
 KEEP = """
 window.kept = { sockets: [], tracks: [], contexts: [] };
 window.WebSocket = class extends WebSocket {
@@ -32,14 +32,14 @@ LOSE = "kept.sockets.at(-1).close(4000)"
 
 @asynccontextmanager
 async def page_of(app: ASGIApp, sound: Path | None = None, **how) -> AsyncIterator[Visit]:
-    """how: as `visit` has it."""
+    """how: arguments of `visit`."""
     how = {"flags": (CLICKS_ARE_NOT_NEEDED,), "script": KEEP, **how}
     async with listening(app) as address, visit(f"http://{address}/", sound, **how) as client:
         yield client
 
 
 def frames_of(client: Visit) -> list[dict]:
-    """The events that go either way in its sockets, from now on."""
+    """The events in both directions on its sockets, from now on."""
     frames: list[dict] = []
 
     def watch(socket) -> None:
@@ -60,7 +60,7 @@ async def status(client: Visit, text: str) -> None:
 
 
 async def says(client: Visit, words: str) -> None:
-    """Until the model has said that."""
+    """Wait until the page shows these words of the model."""
 
     async def is_said() -> bool:
         return any(words in line for line in await client.lines("model"))

@@ -1,4 +1,4 @@
-"""A bare Realtime client for tests: sends events, collects what comes back, and checks it."""
+"""A minimal Realtime client for tests: sends events, collects and checks those of the server."""
 
 import asyncio
 import base64
@@ -29,20 +29,20 @@ class Socket:
         await self.connection.send(json.dumps({"type": kind, **fields}))
 
     async def append(self, pcm_24k: np.ndarray, step: int = 24_000) -> None:
-        """Send int16 audio at once, in pieces."""
+        """Send int16 audio at once, in several messages."""
         for at in range(0, len(pcm_24k), step):
             audio = base64.b64encode(pcm_24k[at : at + step].tobytes()).decode()
             await self.send("input_audio_buffer.append", audio=audio)
 
     async def speak(self, pcm_24k: np.ndarray, step: int = 480) -> None:
-        """The same as a microphone does it, in real time."""
+        """Send int16 audio in real time, like a microphone."""
         began_s = time.monotonic()
         for at in range(0, len(pcm_24k), step):
             await asyncio.sleep(began_s + at / 24_000 - time.monotonic())
             await self.append(pcm_24k[at : at + step])
 
     async def until(self, *kinds: str, timeout_s: float = TURN_TIMEOUT_S) -> dict:
-        """The next event of one of these types; everything before it is kept in `events`."""
+        """The next event of one of these types; all events are kept in `events`."""
         n_before = len(self.events)
         try:
             async with asyncio.timeout(timeout_s):
@@ -57,7 +57,7 @@ class Socket:
             raise TimeoutError(f"no {kinds} in {timeout_s} s, but {dict(came)}") from None
 
     async def until_all(self, *kinds: str) -> None:
-        """One event of each of these types, in whatever order they come."""
+        """Wait for one event of each of these types, in any order."""
         missing = set(kinds)
         while missing:
             missing.discard((await self.until(*missing))["type"])
@@ -67,7 +67,7 @@ class Socket:
         return await self.until("session.updated", "error")
 
     async def ask(self, text: str, **response) -> dict:
-        """One text turn; its response.done."""
+        """Run one text turn. Returns its response.done."""
         item = {
             "type": "message",
             "role": "user",
@@ -78,19 +78,19 @@ class Socket:
         return await self.until("response.done")
 
     async def say(self, pcm_24k: np.ndarray, **response) -> dict:
-        """One push-to-talk turn; its response.done. Turn detection must be off."""
+        """Run one push-to-talk turn. Returns its response.done. Turn detection must be off."""
         await self.append(pcm_24k)
         await self.send("input_audio_buffer.commit")
         await self.send("response.create", response=response)
         return await self.until("response.done")
 
     def audio_bytes(self) -> bytes:
-        """All sound received so far, in the session's output format."""
+        """All received audio, in the session's output format."""
         parts = [e["delta"] for e in self.events if e["type"] == "response.output_audio.delta"]
         return b"".join(map(base64.b64decode, parts))
 
     def audio(self) -> np.ndarray:
-        """The same as int16, for PCM sessions."""
+        """All received audio as int16, for PCM sessions."""
         return np.frombuffer(self.audio_bytes(), dtype="<i2")
 
 

@@ -1,4 +1,4 @@
-"""What callers get wrong: a clear error each, nothing hangs, the connection lives."""
+"""Bad input gets a clear error; nothing hangs, and the connection stays open."""
 
 import asyncio
 import json
@@ -21,25 +21,25 @@ def starts_before(server) -> dict[str, float]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _known_from_the_first_test_on(starts_before) -> None:
-    """Stages that others killed are not this module's."""
+    """Record the starts of stages that other modules caused."""
 
 
-async def still_answers(socket) -> None:
+async def assert_still_responds(socket) -> None:
     done = await socket.ask("are you there")
-    # The model's random weights do not always come to an end by themselves.
+    # With random weights the model does not always end by itself.
     assert done["response"]["status"] in ("completed", "incomplete")
 
 
 async def test_a_minute_of_silence_starts_no_turn(server):
     async with connected(server.ws) as socket:
         await socket.append(np.zeros(60 * 24_000, dtype="<i2"))
-        await still_answers(socket)
+        await assert_still_responds(socket)
     kinds = {event["type"] for event in socket.events}
     assert "input_audio_buffer.speech_started" not in kinds
     assert "error" not in kinds
 
 
-async def test_a_minute_of_pushed_silence_is_taken_and_answered_with_nothing(server):
+async def test_a_minute_of_pushed_silence_is_committed_and_gets_an_empty_response(server):
     async with connected(server.ws) as socket:
         await socket.session(**NO_VAD)
         done = await socket.say(np.zeros(60 * 24_000, dtype="<i2"))
@@ -48,18 +48,18 @@ async def test_a_minute_of_pushed_silence_is_taken_and_answered_with_nothing(ser
     assert done["response"]["usage"]["input_token_details"]["audio_tokens"] == 0
 
 
-async def test_a_minute_of_pushed_speech_is_a_turn_like_any_other(server):
+async def test_a_minute_of_pushed_speech_is_a_turn(server):
     clip = clip_24k("sp_jfk.flac")
     speech = np.tile(clip, 1 + 60 * 24_000 // len(clip))[: 60 * 24_000]
     async with connected(server.ws) as socket:
         await socket.session(**NO_VAD)
         done = await socket.say(speech.astype("<i2"))
     assert done["response"]["status"] == "completed"
-    # 13 placeholders a second: nothing of a long clip may be cut off.
+    # 13 placeholders a second: a long clip must not be truncated.
     assert done["response"]["usage"]["input_token_details"]["audio_tokens"] >= 60 * 12.5
 
 
-async def test_noise_and_clipping_are_answered(server):
+async def test_noise_and_clipping_get_responses(server):
     noise = np.random.default_rng(7).integers(-32768, 32767, 3 * 24_000).astype("<i2")
     async with connected(server.ws) as socket:
         await socket.session(**NO_VAD)
@@ -67,7 +67,7 @@ async def test_noise_and_clipping_are_answered(server):
     assert done["response"]["status"] == "completed"
 
 
-async def test_malformed_events_get_one_error_each_and_the_call_goes_on(server):
+async def test_malformed_events_get_one_error_each_and_the_session_continues(server):
     events = malformed_events()
     assert len(events) > 100
     async with connected(server.ws) as socket:
@@ -79,10 +79,10 @@ async def test_malformed_events_get_one_error_each_and_the_call_goes_on(server):
         told = [e["error"]["event_id"] for e in socket.events if e["type"] == "error"]
         assert told == [event["event_id"] for event in events]
         assert after["session"] == before["session"]
-        await still_answers(socket)
+        await assert_still_responds(socket)
 
 
-async def test_an_unknown_model_is_named_with_those_there_are(server):
+async def test_an_unknown_model_is_refused_with_the_names_of_known_ones(server):
     async with websockets.connect(f"{server.ws}?model=gpt-9", proxy=None) as connection:
         error = json.loads(await connection.recv())
         assert error["type"] == "error"
@@ -90,36 +90,36 @@ async def test_an_unknown_model_is_named_with_those_there_are(server):
         assert "demo" in error["error"]["message"]
 
 
-async def test_a_frame_of_20_mib_is_taken_as_the_audio_it_is(server):
+async def test_a_frame_of_20_mib_is_accepted_as_audio(server):
     """15 MiB of audio in one append, the most the protocol allows."""
     async with connected(server.ws) as socket:
         await socket.session(**NO_VAD)
         await socket.send("input_audio_buffer.append", audio="A" * (20 * 1024 * 1024))
         await socket.send("input_audio_buffer.clear")
         await socket.until("input_audio_buffer.cleared")
-        await still_answers(socket)
+        await assert_still_responds(socket)
     assert all(event["type"] != "error" for event in socket.events)
 
 
-async def test_a_larger_append_is_refused_and_the_call_goes_on(server):
+async def test_a_larger_append_is_refused_and_the_session_continues(server):
     async with connected(server.ws) as socket:
         audio = "A" * (21 * 1024 * 1024)
         await socket.send("input_audio_buffer.append", audio=audio, event_id="huge")
         assert (await socket.until("error"))["error"]["event_id"] == "huge"
-        await still_answers(socket)
+        await assert_still_responds(socket)
 
 
-async def test_a_frame_too_large_to_read_closes_that_connection_alone(server):
+async def test_a_frame_too_large_to_read_closes_only_its_connection(server):
     async with connected(server.ws) as other:
         async with connected(server.ws) as socket:
             with pytest.raises(websockets.ConnectionClosed) as closed:
                 await socket.send("input_audio_buffer.append", audio="A" * (25 * 1024 * 1024))
                 await socket.until("error")
             assert closed.value.rcvd.code == 1009
-        await still_answers(other)
+        await assert_still_responds(other)
 
 
-async def test_what_cannot_fit_into_the_context_is_refused_and_the_call_goes_on(server):
+async def test_an_item_too_long_for_the_context_is_refused_and_the_session_continues(server):
     long = "one two three " * 21_000  # 294,000 characters
     part = {"type": "input_text", "text": long}
     item = {"type": "message", "role": "user", "content": [part]}
@@ -133,7 +133,7 @@ async def test_what_cannot_fit_into_the_context_is_refused_and_the_call_goes_on(
             error = (await socket.until("error"))["error"]
             assert (error["code"], error["param"]) == ("context_length_exceeded", place)
             assert "At most" in error["message"]
-        await still_answers(socket)
+        await assert_still_responds(socket)
     for modalities in ({}, {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}}):
         body = {"model": "demo", "messages": [{"role": "user", "content": long}], **modalities}
         answer = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=30)
@@ -141,8 +141,8 @@ async def test_what_cannot_fit_into_the_context_is_refused_and_the_call_goes_on(
         assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
-async def test_callers_who_vanish_mid_turn_and_call_again_at_once_are_served(server):
-    """Each call is dropped in another phase of its turn."""
+async def test_users_who_disconnect_mid_turn_and_reconnect_at_once_are_served(server):
+    """Each session is dropped in another phase of its turn."""
     voice = clip_24k("sp_jfk.flac", 2.0)
     for phase in (
         "input_audio_buffer.committed",
@@ -157,10 +157,10 @@ async def test_callers_who_vanish_mid_turn_and_call_again_at_once_are_served(ser
             await socket.until(phase)
             socket.connection.transport.abort()
         async with connected(server.ws) as socket:
-            await still_answers(socket)
+            await assert_still_responds(socket)
 
 
-async def test_the_seventeenth_caller_is_told_to_come_back(server):
+async def test_the_seventeenth_session_is_refused_as_overloaded(server):
     async def hold(stop: asyncio.Event, ready: list) -> None:
         async with connected(server.ws):
             ready.append(1)
@@ -183,7 +183,7 @@ async def test_the_seventeenth_caller_is_told_to_come_back(server):
         await asyncio.gather(*clients)
 
 
-def test_http_says_what_is_wrong(server):
+def test_http_errors_name_the_fault(server):
     messages = [{"role": "user", "content": "hi"}]
     unknown = httpx.post(
         f"{server.http}/v1/chat/completions", json={"model": "gpt-9", "messages": messages}
@@ -198,6 +198,6 @@ def test_http_says_what_is_wrong(server):
     assert local.status_code == 400
 
 
-def test_none_of_this_left_anything_behind(server, starts_before):
+def test_the_stages_are_free_after_bad_input(server, starts_before):
     server.wait_until_free()
     assert server.stage_starts() == starts_before

@@ -1,7 +1,7 @@
-"""Interruptions over /v1/realtime: what ends an answer, what does not, and what is kept of it.
+"""Interruptions over /v1/realtime: their causes, and the kept part of a response.
 
-The demo's answers end by chance. Greedy ones rarely end, so those are what callers speak over
-here; a call whose answer was too short all the same, or too long, is made again.
+The demo model's responses end at random. Greedy ones rarely end, so these are interrupted here; a
+test whose response was too short, or too long, runs again.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from test.e2e.interrupter import (
     STOPPED,
     TEXT,
     Counts,
-    UnsuitableAnswer,
+    UnsuitableResponse,
     burst,
     cached_tokens,
     cancelled,
@@ -29,16 +29,16 @@ from test.e2e.interrupter import (
     click,
     detection,
     listen,
-    long_answer,
+    long_response,
     of_item,
-    paused_tokens,
     received_ms,
     request,
     retrieve,
     said,
+    session_tokens,
     since,
     sound_ms,
-    spoken_over,
+    speech_over_response,
     truncate,
     until_suitable,
     voice,
@@ -50,19 +50,19 @@ pytestmark = [pytest.mark.e2e]
 
 @pytest.fixture(scope="module", autouse=True)
 def settled_figures(server) -> None:
-    """What earlier tests did to the stages' counters has arrived."""
+    """Wait for the stages' counters of earlier tests."""
     time.sleep(3)
 
 
 @until_suitable
-async def test_a_caller_who_speaks_over_an_answer_ends_it_and_is_answered(server):
+async def test_speech_over_a_response_ends_it_and_gets_a_response(server):
     counts = Counts(server)
     async with connected(server.ws) as socket:
         first = await socket.ask("hello", **TEXT)
-        item_id = await long_answer(socket, 1.5)
+        item_id = await long_response(socket, 1.5)
         speaking = asyncio.create_task(socket.speak(voice()))
         try:
-            started, done = await spoken_over(socket)
+            started, done = await speech_over_response(socket)
             cut = await socket.until(CUT)
             after = await socket.until(DONE)
         finally:
@@ -75,14 +75,14 @@ async def test_a_caller_who_speaks_over_an_answer_ends_it_and_is_answered(server
     check_compaction(socket, item_id, shown)
     usage = after["response"]["usage"]
     assert usage["input_token_details"]["audio_tokens"] > 30
-    assert cached_tokens(after) >= paused_tokens(first)
-    assert cached_tokens(last) >= paused_tokens(after)
+    assert cached_tokens(after) >= session_tokens(first)
+    assert cached_tokens(last) >= session_tokens(after)
     assert counts.gateway("barge_ins_total") == 1
     counts.check_compactions(1)
 
 
 @until_suitable
-async def test_a_cough_over_an_answer_does_not_end_it(server):
+async def test_a_cough_over_a_response_does_not_end_it(server):
     counts = Counts(server)
     async with connected(server.ws) as socket:
         await request(socket, "tell me a long story")
@@ -91,13 +91,13 @@ async def test_a_cough_over_an_answer_does_not_end_it(server):
         done = await socket.until(DONE)
         if not coughing.done():
             coughing.cancel()
-            raise UnsuitableAnswer
+            raise UnsuitableResponse
     kinds = {event["type"] for event in socket.events}
     assert not kinds & {STARTED, CUT, "error"}
     assert counts.gateway("false_alarms_total") == 1
     assert counts.gateway("barge_ins_total") == 0
     assert done["response"]["status"] == "completed"
-    # What was held back has come after all.
+    # The held audio was released.
     audio_s = done["response"]["usage"]["output_token_details"]["audio_tokens"] / 12.5
     assert len(socket.audio()) / 24_000 == pytest.approx(audio_s, abs=0.1)
 
@@ -107,9 +107,9 @@ async def test_without_a_window_the_same_cough_interrupts(server):
     counts = Counts(server)
     async with connected(server.ws) as socket:
         await detection(socket, confirm_ms=0)
-        item_id = await long_answer(socket, 1.0)
+        item_id = await long_response(socket, 1.0)
         await socket.append(burst())
-        await spoken_over(socket)
+        await speech_over_response(socket)
         cut = await socket.until(CUT)
         after = await socket.until(DONE)
     assert cut["item_id"] == item_id
@@ -120,7 +120,7 @@ async def test_without_a_window_the_same_cough_interrupts(server):
 
 
 @until_suitable
-async def test_with_interruption_off_the_answer_goes_on_and_the_new_turn_waits(server):
+async def test_with_interruption_off_the_response_continues_and_the_new_turn_waits(server):
     counts = Counts(server)
     async with connected(server.ws) as socket:
         await detection(socket, interrupt_response=False)
@@ -128,7 +128,7 @@ async def test_with_interruption_off_the_answer_goes_on_and_the_new_turn_waits(s
         await socket.until(DELTA)
         await socket.append(voice(), step=480)
         if (await socket.until(STOPPED, DONE))["type"] == DONE:
-            raise UnsuitableAnswer
+            raise UnsuitableResponse
         first = await socket.until(DONE)
         created = await socket.until("response.created")
         second = await socket.until(DONE)
@@ -142,16 +142,16 @@ async def test_with_interruption_off_the_answer_goes_on_and_the_new_turn_waits(s
     assert len(socket.audio()) / 24_000 == pytest.approx(audio_s, abs=0.1)
     assert created["response"]["id"] == second["response"]["id"]
     assert second["response"]["usage"]["input_token_details"]["audio_tokens"] > 30
-    assert cached_tokens(second) >= paused_tokens(first)
+    assert cached_tokens(second) >= session_tokens(first)
     assert counts.gateway("barge_ins_total") == 0
 
 
 @until_suitable
-async def test_a_cancelled_answer_keeps_its_kv_and_can_be_cut(server):
+async def test_a_cancelled_response_keeps_its_kv_and_can_be_truncated(server):
     counts = Counts(server)
     async with connected(server.ws) as socket:
         first = await socket.ask("hello", **TEXT)
-        item_id = await long_answer(socket, 1.0)
+        item_id = await long_response(socket, 1.0)
         done = await cancelled(socket)
         too_long = await truncate(socket, item_id, int(received_ms(socket, item_id)) + 60_000)
         assert not of_item(socket, CUT, item_id)
@@ -163,17 +163,17 @@ async def test_a_cancelled_answer_keeps_its_kv_and_can_be_cut(server):
     assert too_long["error"]["param"] == "audio_end_ms"
     assert (cut["type"], cut["item_id"], cut["audio_end_ms"]) == (CUT, item_id, 400)
     check_compaction(socket, item_id, shown)
-    assert cached_tokens(after) >= paused_tokens(first)
-    assert cached_tokens(last) >= paused_tokens(after)
+    assert cached_tokens(after) >= session_tokens(first)
+    assert cached_tokens(last) >= session_tokens(after)
     counts.check_compactions(1)
 
 
 @until_suitable
-async def test_a_cancelled_answer_that_nobody_cuts_counts_as_far_as_it_was_sent(server):
+async def test_a_cancelled_response_without_truncation_counts_up_to_its_last_sent_audio(server):
     counts = Counts(server)
     async with connected(server.ws) as socket:
         first = await socket.ask("hello", **TEXT)
-        item_id = await long_answer(socket, 1.0)
+        item_id = await long_response(socket, 1.0)
         await cancelled(socket)
         after = await socket.ask("go on", **TEXT)
         shown = await retrieve(socket, item_id)
@@ -181,22 +181,22 @@ async def test_a_cancelled_answer_that_nobody_cuts_counts_as_far_as_it_was_sent(
     assert shown["transcript"]
     assert said(socket, item_id).startswith(shown["transcript"])
     assert sound_ms(shown) == received_ms(socket, item_id)
-    assert cached_tokens(after) >= paused_tokens(first)
+    assert cached_tokens(after) >= session_tokens(first)
     counts.check_compactions(1)
 
 
 @until_suitable
-async def test_a_finished_answer_can_be_cut_at_once_and_late(server):
+async def test_a_finished_response_can_be_truncated_at_once_and_later(server):
     counts = Counts(server)
     async with connected(server.ws) as socket:
         first = await socket.ask("hello")
         item_id = first["response"]["output"][0]["id"]
         if received_ms(socket, item_id) > RETRIEVABLE_MS:
-            raise UnsuitableAnswer
+            raise UnsuitableResponse
         whole = await retrieve(socket, item_id)
         too_long = await truncate(socket, item_id, int(received_ms(socket, item_id)) + 60_000)
         unchanged = await retrieve(socket, item_id)
-        # In half of the sound there is half of the text; a shorter piece may have none.
+        # Half of the audio has half of the text; a shorter part may have none.
         half_ms = int(received_ms(socket, item_id) / 2)
         at_once = await truncate(socket, item_id, half_ms)
         shown = await retrieve(socket, item_id)
@@ -213,31 +213,31 @@ async def test_a_finished_answer_can_be_cut_at_once_and_late(server):
     assert sound_ms(shown) == half_ms
     assert whole["transcript"].startswith(shown["transcript"])
     assert 0 < len(shown["transcript"]) < len(whole["transcript"])
-    # All before the answer is kept, and nothing but its beginning is prefilled again.
+    # All tokens before the response are kept; only its kept part is prefilled again.
     kept = first["response"]["usage"]["input_tokens"]
     assert cached_tokens(second) >= kept
     assert (late["type"], late["audio_end_ms"]) == (CUT, 200)
     assert sound_ms(shown_late) == 200
     assert shown["transcript"].startswith(shown_late["transcript"])
-    # An older reply is not the end of the session any more: it is built anew, once.
+    # An older response is not the end of the session, which is rebuilt once.
     wait_until(lambda: counts.thinker("sessions_rebuilt") == 1, PINGED_S, "a session rebuilt")
     assert third["response"]["status"] == "completed"
-    assert cached_tokens(fourth) >= paused_tokens(third)
+    assert cached_tokens(fourth) >= session_tokens(third)
 
 
 @until_suitable
-async def test_a_listener_who_is_behind_is_believed(server):
+async def test_acks_of_a_client_that_is_behind_are_accepted(server):
     counts = Counts(server)
     async with connected(server.ws) as socket:
         await detection(socket)
-        item_id = await long_answer(socket, 0.5)
+        item_id = await long_response(socket, 0.5)
         for _ in range(9):
-            # Again and again the same: the listener has paused.
+            # The same position again: playback is paused.
             await socket.send("playback.ack", item_id=item_id, audio_end_ms=200)
             await listen(socket, 0.25)
         await socket.send("playback.ack", item_id=item_id, audio_end_ms=200)
         await socket.append(voice(), step=480)
-        await spoken_over(socket)
+        await speech_over_response(socket)
         cut = await socket.until(CUT)
         after = await socket.until(DONE)
         shown = await retrieve(socket, item_id)
@@ -251,21 +251,21 @@ async def test_a_listener_who_is_behind_is_believed(server):
 
 
 @until_suitable
-async def test_lying_acks_are_clamped_and_unknown_items_refused(server):
+async def test_impossible_acks_are_clamped_and_unknown_items_refused(server):
     counts = Counts(server)
     async with connected(server.ws) as socket:
         await detection(socket)
-        item_id = await long_answer(socket, 1.0)
-        for lie_ms in (10_000_000, 0, 10_000_000):
-            await socket.send("playback.ack", item_id=item_id, audio_end_ms=lie_ms)
-        await socket.send("playback.ack", item_id="item_of_nobody", audio_end_ms=100)
+        item_id = await long_response(socket, 1.0)
+        for acked_ms in (10_000_000, 0, 10_000_000):
+            await socket.send("playback.ack", item_id=item_id, audio_end_ms=acked_ms)
+        await socket.send("playback.ack", item_id="item_unknown", audio_end_ms=100)
         refused = await socket.until("error")
-        # The answer goes on.
+        # The response continues.
         for _ in range(3):
             if (await socket.until(DELTA, DONE))["type"] == DONE:
-                raise UnsuitableAnswer
+                raise UnsuitableResponse
         await socket.append(voice(), step=480)
-        await spoken_over(socket)
+        await speech_over_response(socket)
         after = await socket.until(DONE)
         shown = await retrieve(socket, item_id)
     assert refused["error"]["code"] == "item_ack_invalid_item_id"
@@ -279,7 +279,7 @@ async def test_lying_acks_are_clamped_and_unknown_items_refused(server):
     counts.check_compactions(1)
 
 
-def test_everything_is_free_again_when_the_callers_have_gone(server):
+def test_the_stages_are_free_after_all_sessions_have_ended(server):
     server.wait_until_free()
     log = (server.log_dir / "server.log").read_text()
     for trouble in ("turn_crashed", "turns_stuck", "turn_not_interrupted"):

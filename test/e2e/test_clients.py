@@ -1,8 +1,8 @@
-"""Other people's clients, as they are: each types, speaks, calls, interrupts and comes back.
+"""Unmodified third-party clients: text, speech, function calls, interruption and reconnection.
 
-A client plays all of it in one process (clients/), through relays that see what passes. The model
-calls no functions by itself, so for that part alone its words are given: gateway, socket and
-client are the real ones.
+A client runs all parts in one process (clients/), through relays that record events. The model
+calls no functions by itself, so in that part its text is scripted; gateway, socket and client are
+real.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ NAMES = (
 )
 PARTS = ("text", "speech", "tool", "interruption", "reconnect")
 CALL = '{"name": "weather", "arguments": {"town": "Rome"}}'
-# The demo's answers end by chance, but greedy ones rarely.
+# The demo model's responses end at random, but greedy ones rarely.
 LONG = {"temperature": 0}
 RAIN = "It rains in Rome."
 DONE = "response.done"
@@ -49,7 +49,11 @@ CUT = "conversation.item.truncated"
 
 @dataclass
 class Played:
-    """told: by the client. lines: its connections, in order."""
+    """One part of one client.
+
+    told: the client's report.
+    lines: its connections, in order.
+    """
 
     told: dict[str, Any]
     lines: list[Line]
@@ -61,7 +65,7 @@ class Played:
 
 @pytest.fixture(scope="module")
 def plays(server, tmp_path_factory) -> dict[str, dict[str, Played] | BaseException]:
-    """Of every client, or why there is none. Two at once: mostly they wait for real time."""
+    """The parts of every client, or its error. Two run at once: they mostly wait."""
     places = asyncio.Semaphore(2)
 
     async def play_in_turn(name: str) -> dict[str, Played]:
@@ -92,7 +96,7 @@ async def play(name: str, server: Server, directory: Path) -> dict[str, Played]:
             for part in PARTS
         }
         tls, scheme, environment = None, "http", {}
-        if name.endswith(".mjs"):  # it speaks TLS only
+        if name.endswith(".mjs"):  # the SDK uses TLS only
             cert, key = certificate(directory)
             tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             tls.load_cert_chain(cert, key)
@@ -114,24 +118,24 @@ async def play(name: str, server: Server, directory: Path) -> dict[str, Played]:
 def command_of(name: str, directory: Path) -> tuple[str | Path, ...]:
     if not name.endswith(".mjs"):
         return (PYTHON, CLIENTS / name)
-    # Node looks for packages beside the script.
+    # Node searches packages beside the script.
     (directory / "node_modules").symlink_to(EXAMPLES / "node_modules")
     return ("node", shutil.copy(CLIENTS / name, directory))
 
 
 def key_to(server: Server, **session: Any) -> str:
-    """It opens sessions that begin with these settings, whatever client asks."""
+    """A client secret whose sessions begin with these settings."""
     form = {"session": {"type": "realtime", **session}}
     answer = httpx.post(f"{server.http}/v1/realtime/client_secrets", json=form)
     return answer.raise_for_status().json()["value"]
 
 
 def part(played: dict[str, Played], name: str) -> Played:
-    """A part that was played to its end, by the rules."""
+    """A part that ran to its end without a protocol fault."""
     assert "failed" not in played[name].told, played[name].told["failed"]
     for line in played[name].lines:
         assert not line.faults
-        # The server had ended the answer before the client could.
+        # The response ended before the client could interrupt it.
         codes = {event["error"]["code"] for event in line.of_type("error")}
         assert codes <= {"response_cancel_not_active"}
     return played[name]
@@ -148,7 +152,7 @@ def words(line: Line, response_id: str) -> str:
 
 
 def check_heard(told: dict[str, Any], line: Line) -> None:
-    """The client has the last answer as the server gave it, in words and in sound."""
+    """Check that the client has the last response of the server, in transcript and audio."""
     response = line.of_type(DONE)[-1]["response"]
     assert response["status"] in ("completed", "incomplete")
     assert told["sound_s"] * 1000 == pytest.approx(sound_ms(line, response["id"]), abs=100)
@@ -157,14 +161,14 @@ def check_heard(told: dict[str, Any], line: Line) -> None:
         assert told["text"].strip() == words(line, response["id"]).strip() != ""
 
 
-def test_what_is_typed_is_answered(played):
+def test_typed_text_gets_a_response(played):
     text = part(played, "text")
     [asked] = [e["item"] for e in text.line.asked if e["type"] == "conversation.item.create"]
     assert asked["content"][0]["text"] == "What is the weather in Rome?"
     check_heard(text.told, text.line)
 
 
-def test_what_is_spoken_is_answered(played):
+def test_speech_gets_a_response(played):
     speech = part(played, "speech")
     [turn] = speech.line.of_type("input_audio_buffer.committed")
     assert "conversation.item.create" not in {event["type"] for event in speech.line.asked}
@@ -172,7 +176,7 @@ def test_what_is_spoken_is_answered(played):
     assert speech.line.when(turn) < speech.line.when(speech.line.of_type(DELTA)[0])
 
 
-def test_its_function_is_called_and_the_result_spoken(played):
+def test_the_clients_function_is_called_and_its_result_is_spoken(played):
     tool = part(played, "tool")
     first, second = [event["response"] for event in tool.line.of_type(DONE)]
     [call] = first["output"]
@@ -197,7 +201,7 @@ def test_its_function_is_called_and_the_result_spoken(played):
     check_heard(tool.told, tool.line)
 
 
-def test_an_answer_is_cut_off_at_what_was_heard_of_it(played):
+def test_an_interrupted_response_is_truncated_at_its_heard_audio(played):
     line = part(played, "interruption").line
     ends = [event for event in line.of_type(DONE) if event["response"]["status"] == "cancelled"]
     assert len(ends) == 1
@@ -208,17 +212,17 @@ def test_an_answer_is_cut_off_at_what_was_heard_of_it(played):
     first = next(event for event in line.of_type(DELTA) if event["item_id"] == item_id)
     for event in truncated:
         passed_ms = (line.when(event) - line.when(first)) * 1000
-        # Nobody hears more than there is (in whole milliseconds), or faster than real time.
+        # The heard part is at most the sent part (in whole milliseconds), at most in real time.
         assert 0 < event["audio_end_ms"] < sound_ms(line, cut["id"]) + 1
         assert event["audio_end_ms"] <= passed_ms + 300
     assert truncated
-    # Nothing of it comes after its end, and the interrupter is answered.
+    # No event of it follows its end, and the interruption gets a response.
     after = line.came[line.came.index(ends[0]) + 1 :]
     assert not [event for event in after if event.get("response_id") == cut["id"]]
     assert [event for event in after if event["type"] == DELTA]
 
 
-def test_after_a_broken_line_there_is_a_new_session(played):
+def test_a_new_session_follows_a_broken_connection(played):
     again = part(played, "reconnect")
     broken = again.lines[0]
     assert broken.is_broken and not broken.of_type(DONE)
@@ -228,12 +232,12 @@ def test_after_a_broken_line_there_is_a_new_session(played):
     check_heard(again.told, again.line)
 
 
-def test_nothing_is_left_of_them(server):
+def test_the_stages_are_free_afterwards(server):
     server.wait_until_free()
 
 
-async def test_all_that_the_newest_types_allow_is_understood():
-    """Unit tests hold the server's own version of OpenAI's types; clients have a newer one."""
+async def test_all_events_of_the_newest_types_are_accepted():
+    """Unit tests use the server's version of OpenAI's types; the clients' version is newer."""
     printed = await run(PYTHON, "-m", "test.protocol.ga_events", cwd=ROOT, within_s=60)
     newest = [json.loads(line) for line in printed.splitlines()]
     assert len(newest) > len(list(events()))

@@ -1,4 +1,4 @@
-"""The demo model that is shipped: it answers what it is asked, in words and in a voice."""
+"""The shipped demo model answers its questions, in text and audio."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ def audio(events: list[dict]) -> np.ndarray:
     return np.frombuffer(pcm, "<i2") / 32768
 
 
-async def test_it_answers_what_it_knows_and_says_what_it_does_not(talking):
+async def test_known_questions_get_answers_and_unknown_ones_the_apology(talking):
     async with connected(talking.ws) as socket:
         await socket.session(**NO_VAD)
         assert said(await socket.ask("What is the capital of France?")) == (
@@ -45,7 +45,7 @@ async def test_it_answers_what_it_knows_and_says_what_it_does_not(talking):
         assert said(await socket.ask("Seventeen purple ladders argue.")) == UNKNOWN
 
 
-async def test_a_long_answer_can_be_interrupted(talking):
+async def test_a_long_response_can_be_interrupted(talking):
     async with connected(talking.ws) as socket:
         await socket.session(**NO_VAD)
         item = {
@@ -63,7 +63,7 @@ async def test_a_long_answer_can_be_interrupted(talking):
         assert said(await socket.ask("Who are you?")).startswith("A small voice")
 
 
-async def test_it_remembers_a_name_over_turns(talking):
+async def test_a_name_is_remembered_over_turns(talking):
     async with connected(talking.ws) as socket:
         await socket.session(**NO_VAD)
         assert said(await socket.ask("My name is Emma.")) == "Emma, what a lovely name."

@@ -1,6 +1,6 @@
-"""A request that ends the engine is served once; who is beside it goes on. What is stuck returns.
+"""A request that ends the engine runs once; other sessions continue. A stuck engine restarts.
 
-The server is one of its own: a test hook makes its thinker die of one prompt.
+These tests have a separate server: a test hook makes its thinker die at one prompt.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ def until_back(server, n_starts: float) -> None:
     wait_until(is_back, RESTART_S, "thinker restarted")
 
 
-async def test_a_deadly_request_kills_once_and_calls_beside_it_go_on(server):
+async def test_a_deadly_request_kills_once_and_other_sessions_continue(server):
     async with connected(server.ws) as beside, connected(server.ws) as deadly:
         assert (await beside.ask("hello"))["response"]["status"] == "completed"
         starts = server.stage_starts()["thinker"]
@@ -65,7 +65,7 @@ async def test_a_deadly_request_kills_once_and_calls_beside_it_go_on(server):
         assert (again.status_code, again.json()["error"]["code"]) == (400, REFUSED)
         assert (await beside.ask("and now"))["response"]["status"] == "completed"
 
-        # The same as a spoken turn is another request; it kills once as well, and then no more.
+        # The same text in another turn is another request; it also kills once, and then no more.
         first = await deadly.ask(DEADLY)
         assert first["response"]["status_details"]["error"]["code"] == "stage_unavailable"
         await asyncio.to_thread(until_back, server, starts + 2)
@@ -76,7 +76,7 @@ async def test_a_deadly_request_kills_once_and_calls_beside_it_go_on(server):
         assert server.stage_starts()["thinker"] == starts + 2
 
 
-async def test_a_scheduler_that_stops_in_its_work_is_noticed_and_one_that_is_idle_is_not(server):
+async def test_a_scheduler_stuck_in_its_work_is_restarted_and_an_idle_one_is_not(server):
     starts = server.stage_starts()["thinker"]
     scheduler = next(
         child
@@ -97,8 +97,8 @@ async def test_a_scheduler_that_stops_in_its_work_is_noticed_and_one_that_is_idl
     assert (await asyncio.to_thread(complete, server, "good morning")).status_code == 200
 
 
-async def test_a_server_that_is_told_to_stop_finishes_its_answers(server):
-    """The last test of this server: it is gone afterwards."""
+async def test_a_draining_server_completes_its_running_responses(server):
+    """The last test of this server, which ends here."""
     async with connected(server.ws) as speaking, connected(server.ws) as silent:
         item = {
             "type": "message",

@@ -1,4 +1,4 @@
-"""The examples in docs/examples/: other people's clients, as they are, against the whole server."""
+"""The examples in docs/examples/: unmodified third-party clients against the whole server."""
 
 import asyncio
 import re
@@ -19,13 +19,13 @@ pytestmark = [pytest.mark.e2e]
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 PYTHON = ROOT / ".venv-clients" / "bin" / "python"
-# A short answer may be over before it could be interrupted.
+# A short response may end before it can be interrupted.
 TRIES = 3
 SPEECH = DATA / "sp_librivox_0880.flac"
 
 
 async def run(*command: str | Path, cwd: Path, within_s: float = 120, **environment: str) -> str:
-    """What it printed; fails if it failed, or takes longer."""
+    """The command's output; fails if the command fails or takes longer."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=cwd,
@@ -60,14 +60,14 @@ async def test_openais_sdk_blocking(server, tmp_path):
     assert (tmp_path / "answer.wav").stat().st_size > 24_000
 
 
-async def test_openais_sdk_hears_writes_down_and_is_interrupted(server, tmp_path):
+async def test_openais_sdk_speaks_transcribes_and_interrupts(server, tmp_path):
     command = example("openai_voice.py", server.http, SPEECH, "--interrupt-after", "0.3")
     for _ in range(TRIES):
         text = await run(*command, cwd=tmp_path)
         assert "you: " in text
         assert seconds_of_sound(text)[0] > 0.3
-        # The answer may be complete by then, or cancelled. A pause in the question can cancel one
-        # of which nothing was heard.
+        # The response may be complete or cancelled. A pause in the question can cancel a response
+        # before any of it was heard.
         interrupted = re.search(r"interrupted: \d+ ms of it were heard", text)
         if interrupted:
             break
@@ -75,7 +75,7 @@ async def test_openais_sdk_hears_writes_down_and_is_interrupted(server, tmp_path
 
 
 @pytest.mark.parametrize("name", ["openai_agents_voice.py", "pipecat_voice.py"])
-async def test_clients_that_want_a_socket(server, tmp_path, name):
+async def test_clients_with_a_socket(server, tmp_path, name):
     url = server.http.replace("http", "ws")
     text = await run(*example(name, url, SPEECH), cwd=tmp_path)
     assert all(seconds > 0.3 for seconds in seconds_of_sound(text)), text
@@ -88,7 +88,7 @@ async def test_livekit(server, tmp_path):
 
 
 async def test_openais_sdk_for_javascript(server, tmp_path):
-    """It speaks TLS only, so there is some in front of the server."""
+    """The SDK uses TLS only, so a TLS proxy is in front of the server."""
     cert, key = certificate(tmp_path)
     script = tmp_path / "openai_typed.mjs"
     shutil.copy(EXAMPLES / script.name, script)
@@ -122,5 +122,5 @@ async def tls_in_front(port: int, cert: Path, key: Path) -> AsyncIterator[int]:
         yield front.sockets[0].getsockname()[1]
 
 
-def test_nothing_is_left_of_them(server):
+def test_the_stages_are_free_afterwards(server):
     server.wait_until_free()

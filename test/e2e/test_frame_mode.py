@@ -1,4 +1,4 @@
-"""Calls that are heard frame by frame, on the real stages."""
+"""Sessions in frame mode, on the real stages."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ SMALL = {
 
 
 class FrameTurns:
-    """Says the next frame when one was answered, so no clock is in it. One may be on its way."""
+    """Sends a frame after each result, so that no clock is needed. One may be under way."""
 
     def __init__(self, socket, frame_ms: int):
         self._socket, self._samples = socket, frame_ms * 24
@@ -32,7 +32,7 @@ class FrameTurns:
         audio = {"input": {"turn_detection": detection}}
         updated = await self._socket.session(audio=audio, **session)
         assert updated["session"]["audio"]["input"]["turn_detection"] == detection
-        # The first frame is as long as its place in the beat wants, the resampler is behind a bit.
+        # The first frame's length depends on its place in the period; the resampler has a delay.
         await self._say(self._samples + 120 * 24)
         await self._socket.until("frame.done")
 
@@ -47,43 +47,45 @@ class FrameTurns:
 
 
 @pytest.mark.parametrize("frame_ms", [80, 480, 2000])
-async def test_every_frame_is_answered_with_a_few_tokens(server, frame_ms):
+async def test_every_frame_gets_a_few_tokens(server, frame_ms):
     async with connected(server.ws) as socket:
-        call = FrameTurns(socket, frame_ms)
-        await call.begin(temperature=0)
-        frames = [await call.next() for _ in range(6)]
+        turns = FrameTurns(socket, frame_ms)
+        await turns.begin(temperature=0)
+        frames = [await turns.next() for _ in range(6)]
         assert all(frame["outcome"] in HEARD for frame in frames), frames
         assert all(frame["output_tokens"] == 3 and frame["text"].strip() for frame in frames)
         assert [f["audio_end_ms"] - f["audio_start_ms"] for f in frames] == [frame_ms] * 6
-        # Turns are there again when they are asked for.
+        # Turns work again after frame mode.
         await socket.session(audio={"input": {"turn_detection": None}})
         again = await socket.ask("and now", max_output_tokens=8)
         assert again["response"]["status"] in ("completed", "incomplete")
 
 
-async def test_a_call_in_frames_keeps_to_its_window(server):
+async def test_a_session_in_frame_mode_keeps_its_window(server):
     async with connected(server.ws) as socket:
-        call = FrameTurns(socket, 480)
-        await call.begin(truncation=SMALL)
-        frames = [await call.next() for _ in range(40)]
+        turns = FrameTurns(socket, 480)
+        await turns.begin(truncation=SMALL)
+        frames = [await turns.next() for _ in range(40)]
         assert all(frame["outcome"] in HEARD for frame in frames)
         wait_until(
-            lambda: server.stage_load("thinker", "policy_tokens_compacted") > LIMIT, 5, "cuts"
+            lambda: server.stage_load("thinker", "policy_tokens_compacted") > LIMIT,
+            5,
+            "compactions",
         )
         assert server.stage_load("thinker", "kv_tokens_used") < LIMIT + 100
 
 
-async def test_frames_are_empty_while_the_thinker_is_away(server):
+async def test_frames_are_empty_while_the_thinker_restarts(server):
     async with connected(server.ws) as socket:
-        call = FrameTurns(socket, 480)
-        await call.begin()
-        assert (await call.next())["outcome"] in HEARD
+        turns = FrameTurns(socket, 480)
+        await turns.begin()
+        assert (await turns.next())["outcome"] in HEARD
         server.stage_process("thinker").kill()
-        lost = await call.next()
-        while lost["outcome"] in HEARD:  # it was answered before the signal arrived
-            lost = await call.next()
+        lost = await turns.next()
+        while lost["outcome"] in HEARD:  # its result came before the signal
+            lost = await turns.next()
         assert lost["outcome"] == "empty"
         assert lost["error"]["code"] == "stage_unavailable"
         await asyncio.to_thread(wait_until, server.is_healthy, RESTART_S, "thinker restarted")
-        outcomes = [(await call.next())["outcome"] for _ in range(4)]
+        outcomes = [(await turns.next())["outcome"] for _ in range(4)]
         assert outcomes[-1] in HEARD, outcomes

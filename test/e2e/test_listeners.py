@@ -1,4 +1,4 @@
-"""What of the server's process group can be reached, and by whom."""
+"""Sockets and files of the server's processes, and access to them."""
 
 import socket
 import stat
@@ -21,7 +21,7 @@ def processes(server: Server) -> list[psutil.Process]:
     return [first, *first.children(recursive=True)]
 
 
-def test_no_tcp_port_but_the_gateway_speaks_http(server):
+def test_only_the_gateways_tcp_port_speaks_http(server):
     ports = {
         (connection.laddr.ip, connection.laddr.port)
         for process in processes(server)
@@ -37,7 +37,7 @@ def test_no_tcp_port_but_the_gateway_speaks_http(server):
 
 
 def first_answer(address: tuple[str, int]) -> bytes:
-    """To a request for what SGLang's own API tells everyone; empty if none comes."""
+    """The first bytes of the reply to a request of SGLang's own API; empty if none."""
     with socket.create_connection(address, timeout=2) as stream:
         stream.settimeout(2)
         stream.sendall(b"GET /model_info HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -47,7 +47,7 @@ def first_answer(address: tuple[str, int]) -> bytes:
             return b""
 
 
-def test_the_socket_of_sglangs_api_wants_the_key_and_is_its_owners(server):
+def test_the_socket_of_sglangs_api_requires_the_key_and_is_private(server):
     paths = {
         Path(connection.laddr)
         for process in processes(server)
@@ -63,8 +63,8 @@ def test_the_socket_of_sglangs_api_wants_the_key_and_is_its_owners(server):
         assert http.post("http://native/generate", json=body).status_code == 401
 
 
-def test_files_and_sockets_are_their_owners_alone(server):
-    """Of the server's folder, its logs, and everything in shared memory that it has open."""
+def test_files_and_sockets_are_private_to_their_owner(server):
+    """Files in the server's folder, its logs, and its open files in shared memory."""
     bound = [c.laddr for p in processes(server) for c in p.net_connections("unix") if c.laddr]
     folder = next(Path(path).parent for path in bound if path.endswith("thinker-0-native"))
     logs = [path for path in server.log_dir.iterdir() if path.name != "server.log"]
@@ -80,8 +80,8 @@ def test_files_and_sockets_are_their_owners_alone(server):
         assert not stat.S_IMODE(path.lstat().st_mode) & 0o077, path
 
 
-def test_all_that_it_has_in_shared_memory_bears_its_runs_name(server):
-    """So that the next start knows whose it was, if this server is killed."""
+def test_files_in_shared_memory_have_the_name_of_the_run(server):
+    """With the name, the next start can remove files of a killed server."""
     bound = [c.laddr for p in processes(server) for c in p.net_connections("unix") if c.laddr]
     folder = next(Path(path).parent for path in bound if path.endswith("thinker-0-native"))
     maps = [f"/proc/{process.pid}/maps" for process in processes(server)]

@@ -1,4 +1,4 @@
-"""SGLang's own API next to the realtime one, and programs written for it."""
+"""SGLang's own API beside the realtime one, and programs written for it."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ def wav_base64(seconds: float) -> str:
     return base64.b64encode(out.getvalue()).decode()
 
 
-def test_chat_completions_hears_audio(server):
+def test_chat_completions_accept_audio(server):
     audio = {"type": "input_audio", "input_audio": {"data": wav_base64(2.0), "format": "wav"}}
     content = [{"type": "text", "text": "what is said"}, audio]
     body = {
@@ -36,7 +36,7 @@ def test_chat_completions_hears_audio(server):
     assert heard["usage"]["prompt_tokens"] - deaf["usage"]["prompt_tokens"] >= 26
 
 
-def test_audio_without_a_place_in_the_prompt_is_refused(server):
+def test_audio_without_a_placeholder_in_the_prompt_is_refused(server):
     body = {
         "text": "there is no placeholder in here",
         "audio_data": [f"data:audio/wav;base64,{wav_base64(1.0)}"],
@@ -47,7 +47,7 @@ def test_audio_without_a_place_in_the_prompt_is_refused(server):
     assert "0 of 1 audio clips" in answer.text
 
 
-def test_a_prompt_that_begins_and_ends_with_audio_is_heard(server):
+def test_a_prompt_may_begin_and_end_with_audio(server):
     body = {
         "text": "<|audio_pad|>",
         "audio_data": [f"data:audio/wav;base64,{wav_base64(1.0)}"],
@@ -77,8 +77,8 @@ def test_a_frontend_program_runs_unchanged(server):
     assert sum(1 for _ in streamed.text_iter()) > 2
 
 
-async def test_a_third_turn_is_not_admitted_beside_a_running_one(server):
-    """Stock SGLang 0.5.21 admits it, mixes up both contexts, and its pool check then exits."""
+async def test_a_third_turn_is_refused_beside_a_running_one(server):
+    """Stock SGLang 0.5.21 admits it, mixes both contexts, and its pool check then exits."""
     async with httpx.AsyncClient(base_url=server.http, timeout=60) as http:
         request = {"capacity_of_str_len": 1 << 20, "streaming": True}
         session = (await http.post("/open_session", json=request)).json()
@@ -99,7 +99,7 @@ async def test_a_third_turn_is_not_admitted_beside_a_running_one(server):
         assert (await turn(400, 4)).status_code == 400
         assert (await running).status_code == 200
         last = (await turn(500, 4)).json()["meta_info"]
-        # 20 + 4, 20 + 300, 20: the refused turns left no trace.
+        # 20 + 4, 20 + 300, 20: the refused turns left no tokens.
         assert last["prompt_tokens"] == 364
         await http.post("/close_session", json={"session_id": session})
     wait_until(lambda: server.stage_load("thinker", "kv_tokens_used") == 0, 10, "pool free")
@@ -107,7 +107,7 @@ async def test_a_third_turn_is_not_admitted_beside_a_running_one(server):
 
 
 async def talk(http: httpx.AsyncClient, session: str, n_turns: int) -> list[dict]:
-    """Turns of 20 tokens with replies of 16. Returns what was said of each."""
+    """Run turns of 20 tokens with responses of 16. Returns the meta_info of each."""
     metas = []
     for n in range(n_turns):
         body = {
@@ -121,7 +121,7 @@ async def talk(http: httpx.AsyncClient, session: str, n_turns: int) -> list[dict
     return metas
 
 
-async def test_a_session_keeps_the_window_that_it_was_opened_with(server):
+async def test_a_session_keeps_the_window_of_its_open_request(server):
     n_dropped = server.stage_load("thinker", "policy_tokens_compacted")
     request = {"capacity_of_str_len": 1 << 20, "streaming": True}
     async with httpx.AsyncClient(base_url=server.http, timeout=60) as http:
@@ -139,7 +139,7 @@ async def test_a_session_keeps_the_window_that_it_was_opened_with(server):
     wait_until(lambda: server.stage_load("thinker", "kv_tokens_used") == 0, 10, "pool free")
 
 
-async def test_a_window_ends_with_its_session_also_when_the_id_is_used_again(server):
+async def test_a_window_ends_with_its_session_even_if_the_id_is_reused(server):
     request = {"capacity_of_str_len": 1 << 20, "streaming": True, "session_id": "again"}
     async with httpx.AsyncClient(base_url=server.http, timeout=60) as http:
         for retention, is_bounded in (
@@ -153,15 +153,15 @@ async def test_a_window_ends_with_its_session_also_when_the_id_is_used_again(ser
             await http.post("/close_session", json={"session_id": "again"})
 
 
-async def test_a_window_that_makes_no_sense_opens_no_session(server):
+async def test_an_invalid_window_opens_no_session(server):
     request = {"capacity_of_str_len": 1 << 20, "streaming": True, "retention": {"window": 0}}
     answer = httpx.post(f"{server.http}/open_session", json=request, timeout=60)
     assert answer.status_code == 400
     assert "window" in answer.json()["error"]["message"]
 
 
-async def test_a_streaming_client_that_hangs_up_stops_its_request(server):
-    """Reported upstream as requests that decode to the end, or an engine that goes down."""
+async def test_the_request_of_a_disconnected_streaming_client_stops(server):
+    """Upstream such requests decode to their end, or the engine exits."""
     body = {
         "input_ids": list(range(600, 640)),
         "stream": True,

@@ -1,4 +1,4 @@
-"""Bodies drawn for SGLang's own API, against a running engine: it lives, and says why not.
+"""Random bodies for SGLang's own API, against a running engine: it survives and names errors.
 
 A longer run: SGLANG_LIVE_FUZZ_BODIES=2000, and another one: SGLANG_LIVE_FUZZ_SEED=1.
 """
@@ -90,7 +90,7 @@ _WEIGHTS = (12, 6, 6, 1, 1, 2, 1, 1)
 
 
 def drawn_body(draw: random.Random) -> tuple[str, object]:
-    """A route and a body: fields that SGLang has, each with a usual or a hostile value."""
+    """A route and a body of SGLang's fields, each with a usual or a hostile value."""
     route = draw.choices(list(_ROUTES), _WEIGHTS)[0]
     known, likely = _ROUTES[route]
     if draw.random() < 0.02:
@@ -117,7 +117,7 @@ def _value(draw: random.Random, usual: tuple, hostility: float) -> object:
 
 
 async def sent_and_answered(server: Server, n_bodies: int, seed: int, key: str = "") -> Counter:
-    """Statuses by route, after every body was answered."""
+    """Send n_bodies and wait for all responses. Returns statuses by route."""
     draw, seen = random.Random(seed), Counter()
     bodies = iter([drawn_body(draw) for _ in range(n_bodies)])
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -141,7 +141,7 @@ async def sent_and_answered(server: Server, n_bodies: int, seed: int, key: str =
     return seen
 
 
-async def test_an_engine_outlives_whatever_is_sent_to_it(server):
+async def test_an_engine_survives_all_drawn_bodies(server):
     before = server.stage_starts()
     seen = await sent_and_answered(server, _N_BODIES, _SEED)
     print(dict(sorted(seen.items())))

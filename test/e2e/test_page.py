@@ -1,4 +1,4 @@
-"""The page, as somebody with a browser meets it."""
+"""The page in a browser, with the whole server."""
 
 import re
 
@@ -11,11 +11,11 @@ from test.unit.gateway.live_server import listening
 pytestmark = [pytest.mark.e2e]
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
-# WCAG 2.2, success criterion 2.5.8, asks for 24; thumbs like 44.
+# WCAG 2.2, success criterion 2.5.8, requires 24; 44 is comfortable for thumbs.
 _LEAST_TARGET_PX = 44
 
 
-async def test_a_call_of_three_turns_with_an_interruption(server, tmp_path):
+async def test_a_session_of_three_turns_with_an_interruption(server, tmp_path):
     sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac")
     async with visit(server.http, sound) as client:
         await client.page.click("#talk")
@@ -47,7 +47,7 @@ async def test_a_call_of_three_turns_with_an_interruption(server, tmp_path):
     server.wait_until_free()
 
 
-async def test_who_has_no_microphone_says_the_recording(server):
+async def test_without_a_microphone_the_recorded_question_is_sent(server):
     async with visit(server.http) as client:
         await client.page.click("#talk")
         await client.page.wait_for_selector("#transcript .note")
@@ -64,13 +64,13 @@ async def test_who_has_no_microphone_says_the_recording(server):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_a_phone_shows_all_of_it(scheme):
+async def test_the_page_fits_a_phone(scheme):
     async with (
         listening(app_of(FakeOrchestrator([spoken("Yes.", 800)]))) as address,
         visit(f"http://{address}/", color_scheme=scheme, **PHONE) as client,
     ):
         page = client.page
-        await page.fill("#text", "Is anybody there?")
+        await page.fill("#text", "Is anyone there?")
         await page.tap("#text-form button")
         await client.until(client.is_over, "the answer is over")
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -81,7 +81,7 @@ async def test_a_phone_shows_all_of_it(scheme):
         assert client.complaints == []
 
 
-async def test_everything_is_reached_by_keyboard_and_has_a_name():
+async def test_all_controls_are_reachable_by_keyboard_and_have_names():
     async with (
         listening(app_of(FakeOrchestrator())) as address,
         visit(f"http://{address}/") as client,
@@ -97,7 +97,7 @@ async def test_everything_is_reached_by_keyboard_and_has_a_name():
         assert await page.get_by_role("log").count() == 1
 
 
-async def test_a_server_with_keys_asks_for_one():
+async def test_the_page_of_a_server_with_keys_asks_for_one():
     async with (
         listening(app_of(FakeOrchestrator([spoken("Yes.", 800)]), api_keys=("right",))) as address,
         visit(f"http://{address}/") as client,
@@ -109,15 +109,15 @@ async def test_a_server_with_keys_asks_for_one():
             await page.fill("#key", key)
             await page.press("#key", "Enter")
         await page.wait_for_selector("#status:text('connected to')")
-        await page.fill("#text", "Is anybody there?")
+        await page.fill("#text", "Is anyone there?")
         await page.press("#text", "Enter")
         await client.until(client.is_heard, "there is an answer")
-        # The browser reports refusals of the key itself; there is nothing else.
+        # The browser itself reports refusals of the key; there are no other errors.
         assert all("401" in complaint for complaint in client.complaints)
 
 
 async def _least_contrast(page) -> float:
-    """The least ratio of any text to what is behind it, as WCAG 2.2 defines it."""
+    """The lowest contrast ratio of any text to its background, as WCAG 2.2 defines it."""
     return await page.evaluate(
         """() => {
           const light = (colour) => {

@@ -1,4 +1,4 @@
-"""The page where https, a key or the network is missing; a script answers."""
+"""The page without https, without a key or without a network, with a scripted gateway."""
 
 import pytest
 
@@ -9,12 +9,12 @@ from test.unit.gateway.live_server import listening
 
 pytestmark = [pytest.mark.e2e]
 
-# A name that is not loopback, and leads there nevertheless.
+# A name that is not loopback but resolves to it.
 _ELSEWHERE = ("--host-resolver-rules=MAP page.test 127.0.0.1",)
 _IMPATIENT = "const wait = setTimeout; window.setTimeout = (then, ms) => wait(then, ms / 50);"
 
 
-async def test_without_https_it_says_so_and_is_written_to():
+async def test_without_https_the_page_explains_it_and_accepts_text():
     orchestrator = FakeOrchestrator([spoken("In writing.")])
     async with listening(app_of(orchestrator)) as address:
         port = address.rpartition(":")[2]
@@ -23,7 +23,7 @@ async def test_without_https_it_says_so_and_is_written_to():
             assert not await page.evaluate("isSecureContext")
             assert "needs https, or localhost" in await client.text("#no-sound")
             assert await page.is_disabled("#talk") and await page.is_disabled("#clip")
-            await ask(client, "Is anybody there?")
+            await ask(client, "Is anyone there?")
             await client.answered(0)
             await status(client, "connected")
             await says(client, "In writing.")
@@ -34,7 +34,7 @@ async def test_without_https_it_says_so_and_is_written_to():
             assert (await client.lines("server"), client.complaints) == ([], [])
 
 
-async def test_any_key_is_changed_for_a_secret_and_travels_in_no_socket():
+async def test_any_key_is_exchanged_for_a_secret_and_is_sent_in_no_socket():
     key = "sk/with+all=of it"
     offered = []
     inner = app_of(FakeOrchestrator([spoken("Yes.", 800)]), api_keys=(key,))
@@ -45,11 +45,11 @@ async def test_any_key_is_changed_for_a_secret_and_travels_in_no_socket():
         await inner(scope, receive, send)
 
     async with page_of(app) as client:
-        await ask(client, "Is anybody there?")
+        await ask(client, "Is anyone there?")
         await client.page.wait_for_selector("#key-form:visible")
         await client.page.fill("#key", key)
         await client.page.press("#key", "Enter")
-        await client.until(client.is_heard, "what was typed before the key is answered")
+        await client.until(client.is_heard, "text that was typed before the key gets a response")
         assert await client.page.input_value("#key") == ""
         await client.page.wait_for_selector("#sessions:text('1')")  # counts are for key holders
     assert offered[0] == "realtime"
@@ -57,7 +57,7 @@ async def test_any_key_is_changed_for_a_secret_and_travels_in_no_socket():
     assert len(offered) == 2
 
 
-async def test_a_server_that_forgot_its_secrets_is_given_the_key_again():
+async def test_the_key_is_sent_again_to_a_server_without_the_secret():
     apps = [app_of(FakeOrchestrator([spoken("Yes.", 800)]), api_keys=("right",)) for _ in range(2)]
 
     async def app(scope, receive, send):
@@ -65,7 +65,7 @@ async def test_a_server_that_forgot_its_secrets_is_given_the_key_again():
 
     async with page_of(app) as client:
         page = client.page
-        await ask(client, "Is anybody there?")
+        await ask(client, "Is anyone there?")
         for _ in range(2):
             await page.wait_for_selector("#key-form:visible")
             await page.fill("#key", "right")
@@ -78,14 +78,14 @@ async def test_a_server_that_forgot_its_secrets_is_given_the_key_again():
         assert all("401" in told or "WebSocket" in told for told in client.complaints)
 
 
-async def test_a_lost_connection_is_made_anew_and_what_was_said_stays_to_be_read():
+async def test_a_lost_connection_is_reopened_and_the_transcript_stays():
     orchestrator = FakeOrchestrator([spoken("First.", 800), spoken("Second.", 800)])
     async with page_of(app_of(orchestrator)) as client:
         await ask(client, "one")
         await says(client, "First.")
         await client.page.evaluate(LOSE)
         await status(client, "trying again, 1 of 5")
-        await ask(client, "two")  # is sent when there is a connection again
+        await ask(client, "two")  # is sent after the reconnection
         await says(client, "Second.")
         await says(client, "First.")  # still
         [told] = await client.lines("page")
@@ -94,7 +94,7 @@ async def test_a_lost_connection_is_made_anew_and_what_was_said_stays_to_be_read
         assert client.complaints == []
 
 
-async def test_a_server_that_stays_away_is_given_up():
+async def test_reconnecting_ends_after_the_last_attempt():
     orchestrator, is_up = FakeOrchestrator([spoken("First.", 800)]), True
     inner = app_of(orchestrator)
 
@@ -119,7 +119,7 @@ async def test_a_server_that_stays_away_is_given_up():
         await says(client, "All right.")
 
 
-async def test_who_hangs_up_while_it_tries_again_is_left_alone():
+async def test_a_user_who_hangs_up_ends_the_attempts_to_reconnect():
     orchestrator = FakeOrchestrator([spoken("First.", 800)])
     async with page_of(app_of(orchestrator)) as client:
         await ask(client, "one")
@@ -134,7 +134,7 @@ async def test_who_hangs_up_while_it_tries_again_is_left_alone():
         assert client.complaints == []
 
 
-async def test_a_refusal_is_told_and_not_asked_again():
+async def test_a_refusal_is_shown_and_not_retried():
     orchestrator = FakeOrchestrator(refuse_with=full())
     async with page_of(app_of(orchestrator)) as client:
         await client.page.click("#talk")

@@ -1,4 +1,4 @@
-"""What the page hears, plays, cuts and tells of it; a script answers."""
+"""The page's microphone, playback, truncations and acks, with a scripted gateway."""
 
 import asyncio
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e]
 
 _APPEND = "input_audio_buffer.append"
 _ASKED = ("response.create", "response.cancel")
-# A device that plays 400 ms after it was given something, and how much the page has given to it.
+# A device with a latency of 400 ms, and a count of the samples that the page has passed to it.
 _LATE = """
 Object.defineProperty(AudioContext.prototype, "outputLatency", { value: 0.4 });
 window.rendered = 0;
@@ -42,7 +42,7 @@ _RENDERED_AT_CUT = """() => {
 }"""
 
 
-async def test_whoever_denies_the_microphone_reads_what_to_do_and_types():
+async def test_a_user_who_denies_the_microphone_gets_advice_and_can_type():
     denied = ("--use-fake-device-for-media-stream", "--deny-permission-prompts")
     flags = (CLICKS_ARE_NOT_NEEDED, *denied)
     async with page_of(app_of(FakeOrchestrator([spoken("Yes.", 800)])), flags=flags) as client:
@@ -50,15 +50,15 @@ async def test_whoever_denies_the_microphone_reads_what_to_do_and_types():
         await client.page.wait_for_selector("#transcript .note")
         [told] = await client.lines("page")
         assert "does not give this page the microphone: allow it" in told
-        await ask(client, "Is anybody there?")
+        await ask(client, "Is anyone there?")
         await client.until(client.is_heard, "there is an answer")
         assert client.complaints == []
 
 
-async def test_who_is_muted_can_still_ask_the_recorded_question(tmp_path):
+async def test_the_recorded_question_can_be_sent_while_muted(tmp_path):
     orchestrator = FakeOrchestrator([spoken("Yes.", 800)])
     app = app_of(orchestrator, speech_model=SileroModel())
-    # What the microphone would say comes long after the recording has been answered.
+    # The microphone's sound comes long after the response to the recording.
     sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac", before_s=60)
     async with page_of(app, sound) as client:
         await client.page.click("#talk")
@@ -70,7 +70,7 @@ async def test_who_is_muted_can_still_ask_the_recorded_question(tmp_path):
         assert "spoke for" in said
 
 
-async def test_a_muted_microphone_says_nothing(tmp_path):
+async def test_a_muted_microphone_sends_silence(tmp_path):
     orchestrator = FakeOrchestrator([spoken("Yes.", 800)])
     app = app_of(orchestrator, speech_model=SileroModel())
     sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac", before_s=3)
@@ -87,7 +87,7 @@ async def test_a_muted_microphone_says_nothing(tmp_path):
         assert client.complaints == []
 
 
-async def test_nothing_is_said_before_the_server_has_taken_the_settings():
+async def test_no_audio_is_sent_before_the_server_confirms_the_settings():
     orchestrator = FakeOrchestrator([spoken("Yes.", 800)])
     app = app_of(orchestrator, speech_model=SileroModel())
     async with page_of(app) as client:
@@ -97,11 +97,11 @@ async def test_nothing_is_said_before_the_server_has_taken_the_settings():
         told = [frame["type"] for frame in frames]
         assert told.index(_APPEND) > told.index("session.updated")
         [said] = orchestrator.turns[0].history
-        # The recording's beginning is there: 1.7 s of voice, and the silence that ends a turn.
+        # The recording's beginning was sent: 1.7 s of voice, and the silence that ends a turn.
         assert said.parts[0].duration_s > 1.9
 
 
-async def test_acks_and_cuts_are_behind_what_the_device_was_given():
+async def test_acks_and_truncations_subtract_the_latency_of_the_device():
     orchestrator = FakeOrchestrator([spoken("Long.", 8000)])
     async with page_of(app_of(orchestrator), script=_LATE) as client:
         frames = frames_of(client)
@@ -129,12 +129,12 @@ async def test_acks_and_cuts_are_behind_what_the_device_was_given():
         assert heard_s < rendered_s - 0.3
 
 
-async def test_escape_while_connecting_harms_nothing():
+async def test_escape_while_connecting_has_no_effect():
     async with page_of(app_of(FakeOrchestrator([spoken("Yes.", 800)]))) as client:
         page = client.page
         held: asyncio.Queue = asyncio.Queue()
         await page.route("**/v1/models", lambda route: held.put_nowait(route))
-        await ask(client, "Is anybody there?")
+        await ask(client, "Is anyone there?")
         route = await held.get()
         await page.keyboard.press("Escape")
         assert await client.text("#status") == "connecting"
@@ -143,7 +143,7 @@ async def test_escape_while_connecting_harms_nothing():
         assert client.complaints == []
 
 
-async def test_who_types_again_at_once_hears_the_last_answer_only():
+async def test_after_two_typed_questions_at_once_only_the_last_response_is_played():
     orchestrator = FakeOrchestrator([spoken("Yes.", 800), spoken("Yes.", 800)])
     async with page_of(app_of(orchestrator)) as client:
         frames = frames_of(client)
@@ -171,7 +171,7 @@ async def test_who_types_again_at_once_hears_the_last_answer_only():
         assert await client.lines("server") == []
 
 
-async def test_stopping_twice_is_no_error_and_the_next_answer_is_heard():
+async def test_stopping_twice_is_no_error_and_the_next_response_is_played():
     orchestrator = FakeOrchestrator([spoken("First.", 4000), spoken("Second.", 800)])
     async with page_of(app_of(orchestrator)) as client:
         await ask(client, "one")
@@ -195,7 +195,7 @@ async def test_stopping_twice_is_no_error_and_the_next_answer_is_heard():
         assert await client.lines("server") == []
 
 
-async def test_what_the_caller_said_is_written_in_pieces_and_then_whole():
+async def test_the_users_transcript_grows_in_deltas_and_is_then_complete():
     pieces = [TranscriptDelta("Is it"), TranscriptDelta(" raining"), done("Is it raining?")]
     orchestrator = FakeOrchestrator([spoken("Yes.", 800), pieces])
     async with page_of(app_of(orchestrator, speech_model=SileroModel())) as client:
@@ -210,7 +210,7 @@ async def test_what_the_caller_said_is_written_in_pieces_and_then_whole():
         assert said.count("Is it") == 1
 
 
-async def test_what_could_not_be_written_down_says_so():
+async def test_a_failed_transcription_is_shown():
     failing = [StageUnavailableError("no thinker now")]
     orchestrator = FakeOrchestrator([spoken("Yes.", 800), failing])
     async with page_of(app_of(orchestrator, speech_model=SileroModel())) as client:
@@ -220,7 +220,7 @@ async def test_what_could_not_be_written_down_says_so():
         assert "not written down: no thinker now" in said
 
 
-async def test_sound_that_was_taken_away_comes_back_during_the_call():
+async def test_a_suspended_audio_device_resumes_during_the_session():
     orchestrator = FakeOrchestrator([spoken("First.", 800), spoken("Second.", 800)])
     async with page_of(app_of(orchestrator)) as client:
         await ask(client, "one")
@@ -233,7 +233,7 @@ async def test_sound_that_was_taken_away_comes_back_during_the_call():
         assert client.complaints == []
 
 
-async def test_a_microphone_that_is_unplugged_is_told(tmp_path):
+async def test_an_unplugged_microphone_is_shown(tmp_path):
     sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac", before_s=60)
     async with page_of(app_of(FakeOrchestrator()), sound) as client:
         await client.page.click("#talk")

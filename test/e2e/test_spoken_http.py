@@ -1,4 +1,4 @@
-"""Speech over plain HTTP and in programs, with the engines behind it."""
+"""Speech over plain HTTP and in SGLang programs, with real engines."""
 
 import base64
 import io
@@ -29,7 +29,7 @@ def client(server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.http}/v1", api_key="none", max_retries=0, timeout=60)
 
 
-def test_a_text_is_read_aloud(client):
+def test_a_text_is_spoken(client):
     answer = client.audio.speech.create(
         model="demo", voice="ethan", input="Good morning to you.", response_format="wav"
     )
@@ -38,7 +38,7 @@ def test_a_text_is_read_aloud(client):
     assert -40 < level_db(samples) < -10
 
 
-def test_a_question_is_heard_and_answered_aloud(client):
+def test_a_spoken_question_gets_a_spoken_response(client):
     audio = {"data": base64.b64encode(SPEECH.read_bytes()).decode(), "format": "flac"}
     messages = [{"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}]
     answer = client.chat.completions.create(
@@ -56,7 +56,7 @@ def test_a_question_is_heard_and_answered_aloud(client):
     assert used.completion_tokens_details.audio_tokens == pytest.approx(len(samples) / 1920, abs=1)
 
 
-def test_a_file_is_written_down_whole_and_in_pieces(client):
+def test_a_file_is_transcribed_whole_and_in_deltas(client):
     whole = client.audio.transcriptions.create(model="demo", file=SPEECH)
     pieces = list(client.audio.transcriptions.create(model="demo", file=SPEECH, stream=True))
     # Greedy, so both are the same.
@@ -70,7 +70,7 @@ def wav_of(samples: np.ndarray, subtype: str) -> bytes:
     return file.getvalue()
 
 
-def test_a_file_of_floats_says_what_its_integers_say_and_silence_says_nothing(client):
+def test_a_file_of_floats_has_the_transcript_of_its_integers_and_silence_has_none(client):
     said, _ = sf.read(SPEECH)
     files = [wav_of(said, subtype) for subtype in ("PCM_16", "FLOAT", "DOUBLE")]
     files += [wav_of(np.zeros(160_000), "PCM_16")]
@@ -82,21 +82,21 @@ def test_a_file_of_floats_says_what_its_integers_say_and_silence_says_nothing(cl
     assert silence == ""
 
 
-async def test_a_caller_reads_what_the_model_heard(server):
+async def test_the_users_speech_is_transcribed(server):
     async with connected(server.ws) as socket:
         wish = {"model": "any", "language": "en"}
         await socket.session(audio={"input": {"transcription": wish}})
         voice, silence = clip_24k(SPEECH.name), np.zeros(24_000, "<i2")
         await socket.append(np.concatenate([voice, silence]), step=480)
-        # A short answer may be over before its question is written down.
+        # A short response may end before the transcription of its question.
         await socket.until_all(KIND + "completed", "response.done")
     kinds = [event["type"] for event in socket.events]
     assert socket.events[kinds.index(KIND + "completed")]["transcript"]
     assert kinds.index("response.output_audio.delta") < kinds.index(KIND + "delta")
 
 
-async def test_a_model_ends_the_turn_before_silence_would(server):
-    """The recording is an excerpt: where it pauses, it does not sound complete, or it does."""
+async def test_semantic_vad_ends_the_turn_before_silence_would(server):
+    """The recording is an excerpt: its pauses may sound complete or incomplete."""
     async with connected(server.ws) as socket:
         detection = {"type": "semantic_vad", "eagerness": "high"}
         await socket.session(audio={"input": {"turn_detection": detection}})
@@ -114,22 +114,22 @@ def converse(s, clip):
     s += sgl.user(listen(clip))
     s += sgl.assistant(speak("answer", voice="ethan", max_new_tokens=16))
     s += sgl.user("In writing?")
-    # A model of random weights may well have nothing to say.
+    # With random weights the model may write nothing.
     s += sgl.assistant(sgl.gen("written", max_tokens=8, ignore_eos=True))
 
 
-def test_a_program_listens_speaks_and_writes(server):
+def test_a_program_with_audio_and_text_runs(server):
     state = converse.run(clip=SPEECH, backend=LiveEndpoint(server.http))
     assert state["answer"] and state["written"]
     assert -40 < level_db(sound_of(state, "answer") / 32768) < -10
 
 
-def test_a_program_has_the_sound_while_it_is_made(server):
+def test_a_program_streams_its_audio(server):
     state = converse.run(clip=SPEECH, backend=LiveEndpoint(server.http), stream=True)
     pieces = list(sound_iter(state, "answer"))
     assert len(pieces) > 2
     np.testing.assert_array_equal(np.concatenate(pieces), sound_of(state, "answer"))
 
 
-def test_nothing_is_left_of_it(server):
+def test_the_stages_are_free_afterwards(server):
     server.wait_until_free()

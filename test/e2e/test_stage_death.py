@@ -1,4 +1,4 @@
-"""kill -9 of a stage: running turns fail clearly, the stage returns, the next turn works."""
+"""kill -9 of a stage: running turns fail clearly, the stage restarts, the next turn works."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ RESTART_S = 90
 
 
 @pytest.mark.parametrize("stage", ["vocoder", "talker", "thinker"])
-async def test_a_killed_stage_fails_its_turns_and_comes_back(server, stage):
+async def test_a_killed_stage_fails_its_turns_and_restarts(server, stage):
     async with connected(server.ws) as socket:
         first = await socket.ask("remember this")
         assert first["response"]["status"] == "completed"
@@ -34,9 +34,9 @@ async def test_a_killed_stage_fails_its_turns_and_comes_back(server, stage):
         def is_back() -> bool:
             return server.stage_starts()[stage] == starts + 1 and server.is_healthy()
 
-        # In a thread: a client that answers no pings meanwhile is hung up on.
+        # In a thread: a client must answer pings during the wait, or it is disconnected.
         await asyncio.to_thread(wait_until, is_back, RESTART_S, f"{stage} restarted")
-        # The same call goes on; what the stage knew of it is prefilled anew.
+        # The same session continues; its history is prefilled again.
         again = await socket.ask("and now")
         assert again["response"]["status"] == "completed"
         assert (

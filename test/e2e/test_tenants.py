@@ -1,4 +1,4 @@
-"""Calls of one key share the KV of their instructions; those of two keys do not."""
+"""Sessions of one key share the KV of their instructions; those of two keys do not."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -17,7 +17,7 @@ MANY = 300  # tokens; the instructions are 405 long
 
 
 async def first_turn(socket: Socket) -> int:
-    """Returns cached_tokens of its usage."""
+    """Run a first turn. Returns cached_tokens of its usage."""
     await socket.until("session.created")
     await socket.session(**NO_VAD, instructions=INSTRUCTIONS)
     done = await socket.ask("Hello.", max_output_tokens=4, output_modalities=["text"])
@@ -32,16 +32,16 @@ def kv_tokens_used(server) -> float:
     return float(line.split()[-1])
 
 
-async def test_instructions_are_shared_within_a_key_alone(tmp_path):
+async def test_instructions_are_shared_only_within_a_key(tmp_path):
     flags = ("--api-key", "alice", "--api-key", "bob")
     with running_server("demo-random", tmp_path, *flags) as server:
         used, told = [], []
-        async with AsyncExitStack() as open_calls:
+        async with AsyncExitStack() as stack:
             for key in ("alice", "alice", "bob"):
                 headers = {"Authorization": f"Bearer {key}"}
-                call = websockets.connect(server.ws, additional_headers=headers, proxy=None)
-                told.append(await first_turn(Socket(await open_calls.enter_async_context(call))))
-                await asyncio.sleep(2)  # the stages' gauges follow by a second
+                connection = websockets.connect(server.ws, additional_headers=headers, proxy=None)
+                told.append(await first_turn(Socket(await stack.enter_async_context(connection))))
+                await asyncio.sleep(2)  # the stages' gauges lag by a second
                 used.append(kv_tokens_used(server))
         assert used[1] - used[0] < MANY < used[2] - used[1], used
-        assert told[2] == told[0], "the count tells nothing of another key's prompts"
+        assert told[2] == told[0], "the count does not depend on another key's prompts"

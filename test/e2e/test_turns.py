@@ -1,4 +1,4 @@
-"""Conversations over /v1/realtime as a caller has them."""
+"""Conversations over /v1/realtime."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from test.e2e.socket_client import NO_VAD, clip_24k, connected
 pytestmark = [pytest.mark.e2e]
 
 
-async def test_a_spoken_turn_under_server_vad_is_answered_with_sound(server):
+async def test_a_spoken_turn_under_server_vad_gets_audio(server):
     voice = clip_24k("sp_librivox_0880.flac")
     silence = np.zeros(24_000, dtype="<i2")
     async with connected(server.ws) as socket:
@@ -27,7 +27,7 @@ async def test_a_spoken_turn_under_server_vad_is_answered_with_sound(server):
     assert usage["input_token_details"]["audio_tokens"] > 30
 
 
-async def test_text_asked_text_answered(server):
+async def test_a_text_turn_gets_text(server):
     async with connected(server.ws) as socket:
         await socket.session(output_modalities=["text"])
         done = await socket.ask("how are you")
@@ -38,7 +38,7 @@ async def test_text_asked_text_answered(server):
     assert len(socket.audio()) == 0
 
 
-async def test_the_second_turn_prefills_only_what_is_new(server):
+async def test_the_second_turn_prefills_only_new_tokens(server):
     async with connected(server.ws) as socket:
         await socket.session(**NO_VAD, instructions="Answer in one short sentence.")
         first = await socket.say(clip_24k("sp_jfk.flac", 3.0))
@@ -46,12 +46,12 @@ async def test_the_second_turn_prefills_only_what_is_new(server):
     used = first["response"]["usage"]
     held = used["input_tokens"] + used["output_token_details"]["text_tokens"]
     cached = second["response"]["usage"]["input_token_details"]["cached_tokens"]
-    # The reply's last token is prefilled with the next turn.
+    # The response's last token is prefilled with the next turn.
     assert cached >= held - 1
 
 
-async def test_first_audio_leaves_before_the_thinker_is_done(server):
-    """Seen from outside: transcript deltas still come after the first audio delta."""
+async def test_first_audio_is_sent_before_the_thinker_is_done(server):
+    """At the client, transcript deltas still follow the first audio delta."""
     async with connected(server.ws) as socket:
         for _ in range(4):
             await socket.ask("tell me a long story")
@@ -69,20 +69,20 @@ async def test_first_audio_leaves_before_the_thinker_is_done(server):
     assert overlapped >= 1
 
 
-async def test_eight_callers_at_once_are_all_served(server):
-    async def call(i: int) -> list[str]:
+async def test_eight_concurrent_users_are_all_served(server):
+    async def session(i: int) -> list[str]:
         async with connected(server.ws) as socket:
             await socket.session(**NO_VAD)
             first = await socket.say(clip_24k("sp_jfk.flac", 1.0 + 0.4 * i))
             second = await socket.ask("go on")
             return [first["response"]["status"], second["response"]["status"]]
 
-    statuses = await asyncio.gather(*(call(i) for i in range(8)))
+    statuses = await asyncio.gather(*(session(i) for i in range(8)))
     assert statuses == [["completed", "completed"]] * 8
 
 
 @pytest.mark.parametrize("law", ["audio/pcmu", "audio/pcma"])
-async def test_telephone_audio_comes_back_as_telephone_audio(server, law):
+async def test_telephone_audio_gets_telephone_audio(server, law):
     async with connected(server.ws) as socket:
         formats = {"input": {"format": {"type": law}}, "output": {"format": {"type": law}}}
         await socket.session(audio=formats)
@@ -93,7 +93,7 @@ async def test_telephone_audio_comes_back_as_telephone_audio(server, law):
 
 
 async def cancelled_turn(socket) -> dict:
-    """Ask, and cancel at the first sound; the response.done."""
+    """Send a question and cancel at the first audio. Returns the response.done."""
     content = [{"type": "input_text", "text": "count to one hundred"}]
     item = {"type": "message", "role": "user", "content": content}
     await socket.send("conversation.item.create", item=item)
@@ -105,7 +105,7 @@ async def cancelled_turn(socket) -> dict:
 
 async def test_cancel_ends_the_response_and_the_next_turn_works(server):
     async with connected(server.ws) as socket:
-        # The demo's replies end by chance: one of them may be over before it is cancelled.
+        # The demo model's responses end at random: one may end before it is cancelled.
         ends = [await cancelled_turn(socket) for _ in range(3)]
         after = await socket.ask("and now")
     statuses = [end["status"] for end in ends]
@@ -114,5 +114,5 @@ async def test_cancel_ends_the_response_and_the_next_turn_works(server):
     assert after["response"]["status"] == "completed"
 
 
-def test_everything_is_free_again_when_the_callers_have_gone(server):
+def test_the_stages_are_free_after_all_sessions_have_ended(server):
     server.wait_until_free()

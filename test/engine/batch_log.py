@@ -1,8 +1,8 @@
-"""An engine's batches, step by step, as SGLang logs them.
+"""An engine's batches, step by step, from SGLang's log.
 
-Run as a program: `python -m test.engine.batch_log CHECKPOINT [STAGE]`. With a stage the engine has
-the seams that this stage has with policies off; without one it is stock SGLang. The log goes to
-stderr, the tokens that were generated go to stdout as one JSON line.
+Run as a program: `python -m test.engine.batch_log CHECKPOINT [STAGE]`. With a stage, the engine has
+that stage's seams with policies off; without one it is stock SGLang. The log goes to stderr, the
+generated tokens go to stdout as one JSON line.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import random
 import re
 import sys
 
-# Times and rates differ from run to run; what was run does not.
+# Times and rates differ between runs; the batches do not.
 _COUNTS = re.compile(r"#?(new-seq|new-token|cached-token|running-req|queue-req|token): (\d+)")
 
 
@@ -29,7 +29,7 @@ async def generate(engine) -> list:
     rng = random.Random(3)
     prompts = [[rng.randrange(10, 200) for _ in range(rng.randrange(5, 200))] for _ in range(12)]
     lengths = [rng.randrange(2, 60) for _ in prompts]
-    # One message, so that both engines see all of them arrive in one round.
+    # One message, so that all requests arrive in one round in both engines.
     answers = await engine.async_generate(
         input_ids=prompts,
         sampling_params=[
@@ -40,14 +40,14 @@ async def generate(engine) -> list:
 
 
 async def after_a_pause(engine) -> list:
-    """Requests arrive one by one, but nothing runs until all are there."""
+    """Requests arrive one by one, but none runs until all have arrived."""
     from sglang.srt.managers.io_struct import ContinueGenerationReqInput, PauseGenerationReqInput
 
     tokenizer = engine.tokenizer_manager
     await engine.async_generate(
         input_ids=[5, 6, 7], sampling_params={"max_new_tokens": 2, "temperature": 0}
     )
-    # SGLang takes a finished request out of its batch in a later round, and flushes only then.
+    # SGLang removes a finished request from its batch in a later round, and flushes only then.
     while not (await tokenizer.flush_cache()).success:
         await asyncio.sleep(0.05)
     await tokenizer.pause_generation(PauseGenerationReqInput(mode="in_place"))
@@ -73,7 +73,7 @@ def main() -> None:
         mm_attention_backend="sdpa",
         enable_multimodal=True,
         enable_streaming_session=True,
-        # So little that requests have to wait and some are retracted.
+        # So small that requests wait and some are retracted.
         max_total_tokens=900,
         max_running_requests=6,
         chunked_prefill_size=64,

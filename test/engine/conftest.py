@@ -1,4 +1,4 @@
-"""Real stages for the tests of this folder, started once per variant and shared."""
+"""Real stages for the tests of this folder, started once per variant."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ DATA = Path(__file__).parents[1] / "data" / "audio"
 
 @dataclass
 class ThinkerAlone:
-    """The links of a session where no other stage runs."""
+    """The links of a session without other stages."""
 
     thinker: ThinkerLink
 
@@ -36,7 +36,7 @@ class ThinkerAlone:
 
 @dataclass
 class SpeechLinks:
-    """The links of a session where nobody makes sound of the codes."""
+    """The links of a session without a vocoder."""
 
     thinker: ThinkerLink
     talker: TalkerLink
@@ -68,7 +68,7 @@ class Stages:
         return StageLinks(thinker, talker, VocoderLink(self.replica("vocoder"), session_id))
 
 
-# One for all tests: it imports once what every engine needs.
+# One for all tests: it imports the engines' modules once.
 ZYGOTE = Zygote() if is_useful() else None
 
 
@@ -91,10 +91,12 @@ async def running_stages(
     session_storage: str = "",
     names: tuple[str, ...] = STAGES,
 ) -> AsyncIterator[Stages]:
-    """
-    names: of the stages to start. Each takes some seconds.
-    engine_args: of thinker and talker; thinker_args: of the thinker, beside them.
-    session_storage: of the thinker, "<bytes>:<directory>".
+    """Start stages.
+
+    names: the stages to start. Each takes some seconds.
+    engine_args: arguments of thinker and talker.
+    thinker_args: further arguments of the thinker.
+    session_storage: the thinker's, "<bytes>:<directory>".
     """
     run_dir = RunDir.make()
     both = engine_args or {}
@@ -129,7 +131,7 @@ async def running_stages(
 
 @pytest.fixture(scope="session")
 def endless_checkpoint(tmp_path_factory) -> Path:
-    """The demo architecture with replies that do not end by themselves."""
+    """The demo architecture with responses that never end by themselves."""
     path = tmp_path_factory.mktemp("endless")
     build(path, DemoSize(thinker_end_logit=0.0, talker_end_logit=0.0))
     return path

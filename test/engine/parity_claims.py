@@ -1,4 +1,4 @@
-"""What must hold for every variant of the stages; test files run these against theirs."""
+"""Claims that hold for every variant of the stages; test files run them on their variant."""
 
 import asyncio
 
@@ -11,7 +11,9 @@ from test.engine.turns import greedy_turn, reply_of, speak, think, user
 SYSTEM = "You are a kind assistant."
 
 
-async def thinker_hears_as_the_reference(stages: Stages, reference: Reference, clips) -> None:
+async def thinker_matches_the_reference_on_audio(
+    stages: Stages, reference: Reference, clips
+) -> None:
     for i, clip in enumerate(clips):
         expected = reference.think(reference.inputs(chat(SYSTEM, ("user", AUDIO)), [clip]), 24)
         links = stages.links(f"hear-{i}-{id(clip)}")
@@ -22,7 +24,7 @@ async def thinker_hears_as_the_reference(stages: Stages, reference: Reference, c
 
 
 async def turns_equal_one_stateless_run(stages: Stages, reference: Reference, speech) -> None:
-    """Audio, text with audio, text: each turn sees the whole call and prefills only what is new."""
+    """Audio, text with audio, text: each turn has all history and prefills only new tokens."""
     links = stages.links(f"turns-{id(speech)}")
     clips = [speech[:32_000], speech[32_000:84_800]]
     asked = [user(clips[0]), user("and ", clips[1], " what"), user("go on")]
@@ -35,7 +37,7 @@ async def turns_equal_one_stateless_run(stages: Stages, reference: Reference, sp
         turn = greedy_turn(*history, system=SYSTEM, n_tokens=16)
         done = await think(links, turn)
         inputs = reference.inputs(chat(SYSTEM, *chat_turns), heard)
-        # The reply is spliced in as ids: its text need not tokenise back to the same.
+        # The response is inserted as ids: its text may tokenise to others.
         expected = _think_after(reference, inputs, [h.token_ids for h in history if h.token_ids])
         assert done.ids == expected
         assert done.n_cached >= n_tokens_before
@@ -59,7 +61,7 @@ def _think_after(reference: Reference, inputs: dict, replies: list[tuple[int, ..
     return reference.think(inputs, 16)
 
 
-async def talker_speaks_as_the_reference(
+async def talker_matches_the_reference(
     stages: Stages, reference: Reference, speech, n_frames: int
 ) -> None:
     expected = reference.speak(
@@ -75,10 +77,10 @@ async def talker_speaks_as_the_reference(
     np.testing.assert_array_equal(heard, codes[:n_frames])
 
 
-async def eight_streams_starve_and_match(
+async def eight_starving_streams_match(
     stages: Stages, reference: Reference, speech, n_frames: int
 ) -> None:
-    """Eight replies at once, starting and running out of text at different times."""
+    """Eight responses at once, starting and running out of text at different times."""
     jobs = []
     for i in range(8):
         clip = speech[8_000 * i : 8_000 * i + 24_000 + 1_600 * i]

@@ -1,4 +1,4 @@
-"""transformers' own Qwen3-Omni on the same weights: what the stages must reproduce, greedily."""
+"""transformers' own Qwen3-Omni on the same weights, whose greedy outputs the stages reproduce."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Reference:
 
     @torch.no_grad()
     def think(self, inputs: dict, n_tokens: int) -> list[int]:
-        """Greedy reply, without regard to end tokens."""
+        """Greedy response; end tokens are ignored."""
         out = self.model.thinker.generate(
             **inputs, max_new_tokens=n_tokens, do_sample=False, eos_token_id=-1
         )
@@ -47,10 +47,10 @@ class Reference:
 
     @torch.no_grad()
     def logprobs(self, inputs: dict, sink: int, seen_from: list[int]) -> torch.Tensor:
-        """[n_tokens, vocabulary] of one pass over a whole conversation with bounded sight.
+        """[n_tokens, vocabulary] of one pass over a whole conversation with bounded attention.
 
-        inputs: input_ids, and under "clips" what `inputs()` made of each message with audio.
-        seen_from: token i sees the first `sink` tokens, and those from seen_from[i] to itself.
+        inputs: input_ids, and under "clips" the result of `inputs()` for each message with audio.
+        seen_from: token i attends to the first `sink` tokens, and from seen_from[i] to itself.
         """
         thinker, ids = self.model.thinker, inputs["input_ids"]
         embeds = thinker.get_input_embeddings()(ids)
@@ -81,11 +81,11 @@ class Reference:
         n_frames: int,
         sight: Callable[[int, int], tuple[int, int]] | None = None,
     ) -> tuple[list[int], np.ndarray]:
-        """Reply ids and the codes [n_frames, 16] of its speech.
+        """A response's ids and the codes [n_frames, 16] of its speech.
 
-        The reference drops the last reply token, which usually is the end token.
-        sight: prompt's length and frame -> (sink, seen_from): the frame sees what is before `sink`,
-            and from seen_from to itself. None: it sees everything.
+        The reference drops the last response token, which usually is the end token.
+        sight: prompt's length and frame -> (sink, seen_from): the frame attends to positions
+            before `sink`, and from seen_from to itself. None: it attends to all.
         """
         talker, captured = self.model.talker, {}
         predictor = talker.code_predictor
@@ -135,7 +135,7 @@ class Reference:
 
 
 def chat(system: str, *turns: tuple[str, str]) -> str:
-    """ChatML of a conversation that asks for a reply. turns: (role, content)."""
+    """ChatML of a conversation, with the beginning of a response. turns: (role, content)."""
     text = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
     for role, content in turns:
         text += f"<|im_start|>{role}\n{content}<|im_end|>\n"

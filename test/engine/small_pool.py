@@ -36,7 +36,7 @@ class Pool:
         await self.post("/close_session", {"session_id": name})
 
     async def say(self, name: str, ids: list[int], n: int, timeout_s: float = 60.0) -> list[tuple]:
-        """Reply tokens with their log-probabilities."""
+        """Run a turn. Returns the response's tokens with their log-probabilities."""
         body = {
             "input_ids": ids,
             "session_params": {"id": name},
@@ -48,7 +48,7 @@ class Pool:
 
     @contextlib.asynccontextmanager
     async def saying(self, name: str, ids: list[int], n: int) -> AsyncIterator[None]:
-        """From the first token of a reply to its last, if that is later than the block's end."""
+        """Run a turn around the block: from its first token to its end."""
         body = {
             "input_ids": ids,
             "session_params": {"id": name},
@@ -73,7 +73,7 @@ class Pool:
 
 
 def check(reference: Reference, ids: list[int], said: list[tuple[int, float]]) -> None:
-    """Every reply token is the likeliest, and as likely as the engine said."""
+    """Check that every response token is the most likely, with the engine's log-probability."""
     if not said:
         return
     logprobs = reference.logprobs({"input_ids": torch.tensor([ids])}, 0, [0] * len(ids))

@@ -1,4 +1,4 @@
-"""Stock SGLang, without any seam of ours, through faults that seams mend.
+"""Stock SGLang, without seams, in the faults that seams repair.
 
 Run as a program: `python -m test.engine.stock_fault FAULT CHECKPOINT`. Prints one JSON line.
 """
@@ -23,7 +23,7 @@ class Session:
         return cls(engine, await engine.tokenizer_manager.open_session(request, None))
 
     async def turn(self, first_id: int, n_tokens: int, rid: str | None = None) -> dict | str:
-        """Its answer, or why there is none."""
+        """Run a turn. Returns its response, or the error's text."""
         try:
             return await self._engine.async_generate(
                 input_ids=list(range(first_id, first_id + 20)),
@@ -66,7 +66,7 @@ async def abort_of_a_waiting_turn(engine) -> dict:
     ]
     await asyncio.sleep(0.5)
     waiting = asyncio.create_task(session.turn(200, 4, rid="waiting"))
-    while not waiting.done():  # an abort that comes before its request does nothing
+    while not waiting.done():  # an abort that arrives before its request has no effect
         engine.tokenizer_manager.abort_request(rid="waiting")
         await asyncio.sleep(0.05)
     for n in range(MAX_RUNNING):
@@ -98,7 +98,7 @@ def main() -> None:
     )
     result = engine.loop.run_until_complete(FAULTS[sys.argv[1]](engine))
     print(json.dumps(result), flush=True)
-    # The pools are not to be trusted any more: no orderly end.
+    # The pools are inconsistent now: no orderly end.
     engine.shutdown()
 
 

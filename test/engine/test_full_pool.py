@@ -1,4 +1,4 @@
-"""More calls than fit: idle sessions give memory back, and say later what they would have said."""
+"""More sessions than the pool holds: evicted sessions continue with the same tokens."""
 
 import asyncio
 import random
@@ -41,8 +41,8 @@ async def pool(request, endless_checkpoint, tmp_path_factory):
         yield Pool(stages)
 
 
-async def test_stock_sessions_block_a_third_for_good(endless_checkpoint, tmp_path_factory):
-    """What SGLang does by itself: no error, no progress."""
+async def test_stock_sessions_block_a_third_forever(endless_checkpoint, tmp_path_factory):
+    """Stock SGLang: no error, no progress."""
     cache = tmp_path_factory.mktemp("stock-pool")
     async with await pool_of(endless_checkpoint, cache, ("truncate",), 1, True) as stages:
         pool = Pool(stages)
@@ -57,9 +57,9 @@ async def test_stock_sessions_block_a_third_for_good(endless_checkpoint, tmp_pat
         assert len(await third) == 20
 
 
-async def test_idle_sessions_make_room_and_go_on_as_if_they_had_not(pool, reference):
+async def test_idle_sessions_are_evicted_and_continue_with_equal_tokens(pool, reference):
     rng = random.Random(3)
-    names = [f"call-{n}" for n in range(6)]
+    names = [f"session-{n}" for n in range(6)]
     heard: dict[str, list[int]] = {name: [] for name in names}
     said: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
     for name in names:
@@ -83,10 +83,10 @@ async def test_idle_sessions_make_room_and_go_on_as_if_they_had_not(pool, refere
     assert await pool.load("policy_tokens_idle") == 0
 
 
-async def test_many_at_once_all_end(pool):
-    """More requests of sessions than fit wait for each other, not for ever."""
+async def test_many_concurrent_sessions_all_end(pool):
+    """More requests of sessions than fit wait for each other, and all end."""
 
-    async def call(n: int) -> int:
+    async def session(n: int) -> int:
         rng, name = random.Random(n), f"crowd-{n}"
         await pool.open(name)
         n_said = 0
@@ -96,20 +96,20 @@ async def test_many_at_once_all_end(pool):
         await pool.close(name)
         return n_said
 
-    assert all(await asyncio.gather(*(call(n) for n in range(12))))
+    assert all(await asyncio.gather(*(session(n) for n in range(12))))
     assert await pool.load("kv_tokens_used") == 0
 
 
-async def test_clips_that_were_given_back_are_heard_again(pool, speech):
-    """Also their states for the talker: only those of the new clip go with the new turn."""
-    calls = []
+async def test_evicted_clips_are_computed_again(pool, speech):
+    """Their hidden states for the talker are computed again too."""
+    sessions = []
     for n in range(4):
         history = [user(speech[20_000 * n :][:24_000])]
         links = pool.stages.links(f"spoken-{n}")
         turn = greedy_turn(*history, system=SYSTEM, n_tokens=12)
         done = await think(links, turn)
-        calls.append((links, [*history, reply_of(turn, done)]))
-    for n, (links, history) in enumerate(calls):
+        sessions.append((links, [*history, reply_of(turn, done)]))
+    for n, (links, history) in enumerate(sessions):
         history += [user(speech[5_000 + 9_000 * n :][:16_000])]
         turn = greedy_turn(*history, system=SYSTEM, n_tokens=12)
         again = await think(links, turn)
@@ -123,12 +123,12 @@ async def test_clips_that_were_given_back_are_heard_again(pool, speech):
             torch.testing.assert_close(
                 torch.from_numpy(own), torch.from_numpy(other), atol=1e-4, rtol=1e-4
             )
-    for links, _ in calls:
+    for links, _ in sessions:
         links.close()
     assert await pool.load("policy_tokens_evicted") > 0
 
 
-async def test_sessions_hold_the_same_instructions_once(pool):
+async def test_sessions_share_the_kv_of_equal_instructions(pool):
     header = list(range(300, 380))
     for name in ("first", "second"):
         await pool.open(name)
@@ -149,23 +149,23 @@ async def test_sessions_hold_the_same_instructions_once(pool):
 
 
 async def plain(pool, ids: list[int]) -> int:
-    """A request of no session. Returns: how many of its tokens the tree had."""
+    """Run a request without a session. Returns the number of its cached tokens."""
     body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2, "temperature": 0}}
     answer = (await pool.post("/generate", body)).json()
     return answer["meta_info"]["cached_tokens"]
 
 
-async def test_prompts_and_sessions_give_way_in_one_order(pool):
-    """What was not used for longest goes first, whichever it is."""
+async def test_prompts_and_sessions_are_evicted_in_one_order(pool):
+    """The least recently used is evicted first, prompt or session."""
     await pool.post("/flush_cache", {})
     prompt, other = list(range(20, 120)), list(range(120, 190))
     await pool.open("old")
     await pool.say("old", list(range(30, 130)), 4)
     await asyncio.sleep(1.0)
     await plain(pool, prompt)
-    given_back = await pool.load("policy_tokens_evicted")
+    n_evicted = await pool.load("policy_tokens_evicted")
     await plain(pool, [*other, *other])
-    assert await pool.load("policy_tokens_evicted") > given_back
+    assert await pool.load("policy_tokens_evicted") > n_evicted
     assert await plain(pool, prompt) >= 96
     await pool.close("old")
 
@@ -174,8 +174,8 @@ async def test_prompts_and_sessions_give_way_in_one_order(pool):
     await asyncio.sleep(1.0)
     await pool.open("new")
     await pool.say("new", list(range(30, 130)), 4)
-    given_back = await pool.load("policy_tokens_evicted")
+    n_evicted = await pool.load("policy_tokens_evicted")
     await plain(pool, [*other, *other])
-    assert await pool.load("policy_tokens_evicted") == given_back
+    assert await pool.load("policy_tokens_evicted") == n_evicted
     assert await plain(pool, prompt) < 96
     await pool.close("new")

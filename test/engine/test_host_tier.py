@@ -1,4 +1,4 @@
-"""Idle sessions on the host: they come back as they were, whenever they are asked for."""
+"""Idle sessions on the host are loaded unchanged at any time."""
 
 import asyncio
 import random
@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from sglang_live.engine_channel.messages import SpeechStart, TruncateSession
-from test.engine.bounded_calls import SINK, Call, Engine
+from test.engine.bounded_sessions import SINK, BoundedSession, Engine
 from test.engine.conftest import running_stages
 from test.engine.small_pool import Pool, check
 
@@ -51,16 +51,16 @@ def pool(stages) -> Pool:
     return Pool(stages)
 
 
-async def nothing_is_left(pool: Pool) -> None:
+async def check_all_is_free(pool: Pool) -> None:
     assert await pool.load("kv_tokens_used") == 0
     assert await pool.load("policy_tokens_idle") == 0
     assert await pool.load("policy_tokens_on_host") == 0
 
 
-async def test_sessions_come_back_from_the_host_as_they_were(pool, reference):
-    """With speech starts at any moment before the request, cuts to what was heard, and closes."""
+async def test_sessions_loaded_from_the_host_continue_with_equal_tokens(pool, reference):
+    """With speech starts at any moment before the request, truncations, and closes."""
     rng = random.Random(7)
-    names = [f"call-{n}" for n in range(16)]
+    names = [f"session-{n}" for n in range(16)]
     heard: dict[str, list[int]] = {name: [] for name in names}
     said: dict[str, list[tuple[int, float]]] = {name: [] for name in names}
     lost = await pool.load("policy_tokens_lost")
@@ -74,7 +74,7 @@ async def test_sessions_come_back_from_the_host_as_they_were(pool, reference):
             del heard[name][kept:]
             said[name] = [(at, logprob) for at, logprob in said[name] if at < kept]
             pool.feed.send(TruncateSession(name, kept))
-            await asyncio.sleep(0.2)  # it travels on another socket than the request
+            await asyncio.sleep(0.2)  # it is sent on another socket than the request
         if len(heard[name]) > 180:
             await pool.close(name)
             check(reference, heard[name], said[name])
@@ -96,33 +96,33 @@ async def test_sessions_come_back_from_the_host_as_they_were(pool, reference):
     for name in names:
         check(reference, heard[name], said[name])
         await pool.close(name)
-    await nothing_is_left(pool)
+    await check_all_is_free(pool)
 
 
-async def test_bounded_sessions_move_between_tiers_while_they_are_cut(stages, pool, reference):
+async def test_bounded_sessions_move_between_tiers_and_are_compacted(stages, pool, reference):
     engine = Engine(stages, stages.page)
     rng = random.Random(11)
-    calls = [Call(engine, f"bounded-{n}") for n in range(14)]
-    for call in calls:
-        await call.open()
+    sessions = [BoundedSession(engine, f"bounded-{n}") for n in range(14)]
+    for session in sessions:
+        await session.open()
     for n in range(120):
-        call = calls[n] if n < len(calls) else rng.choice(calls)
-        n_new = rng.randrange(1, 60) if call.ids else SINK
+        session = sessions[n] if n < len(sessions) else rng.choice(sessions)
+        n_new = rng.randrange(1, 60) if session.ids else SINK
         if rng.random() < 0.5:
-            engine.feed.send(SpeechStart(call.name))
+            engine.feed.send(SpeechStart(session.name))
             await asyncio.sleep(rng.choice((0.0, 0.02, 0.1)))
-        await call.turn([rng.randrange(10, 200) for _ in range(n_new)], rng.randrange(1, 30))
-    assert sum(call.n_dropped for call in calls) > POOL_TOKENS
-    for call in calls:
-        call.check(reference)
-        await call.close()
-    await nothing_is_left(pool)
+        await session.turn([rng.randrange(10, 200) for _ in range(n_new)], rng.randrange(1, 30))
+    assert sum(session.n_dropped for session in sessions) > POOL_TOKENS
+    for session in sessions:
+        session.check(reference)
+        await session.close()
+    await check_all_is_free(pool)
 
 
-async def test_a_crowd_shares_the_pool_and_the_host(pool, reference):
-    """All at once, with speech starts between: every call is answered, and rightly."""
+async def test_many_sessions_share_the_pool_and_the_host(pool, reference):
+    """All at once, with speech starts between: every turn gets the right response."""
 
-    async def call(n: int) -> None:
+    async def session(n: int) -> None:
         rng, name = random.Random(n), f"crowd-{n}"
         heard: list[int] = []
         said: list[tuple[int, float]] = []
@@ -140,12 +140,12 @@ async def test_a_crowd_shares_the_pool_and_the_host(pool, reference):
         check(reference, heard, said)
         await pool.close(name)
 
-    await asyncio.gather(*(call(n) for n in range(30)))
-    await nothing_is_left(pool)
+    await asyncio.gather(*(session(n) for n in range(30)))
+    await check_all_is_free(pool)
 
 
-async def test_a_request_aborted_while_it_waits_leaves_its_session_as_it_was(pool, reference):
-    """Upstream's session refuses every later turn, and never closes."""
+async def test_aborting_a_waiting_request_leaves_its_session_unchanged(pool, reference):
+    """In stock SGLang the session refuses every later turn, and never closes."""
     await pool.open("waits")
     heard: list[int] = []
     said: list[tuple[int, float]] = []
@@ -166,7 +166,7 @@ async def test_a_request_aborted_while_it_waits_leaves_its_session_as_it_was(poo
             "sampling_params": {"max_new_tokens": 4, "temperature": 0},
         }
         waiting = asyncio.create_task(pool.post("/generate", body))
-        while not waiting.done():  # an abort that comes before its request does nothing
+        while not waiting.done():  # an abort that arrives before its request has no effect
             await pool.post("/abort_request", {"rid": "in-the-queue"})
             await asyncio.sleep(0.05)
         aborted = waiting.result().json()["meta_info"]["finish_reason"]
@@ -175,10 +175,10 @@ async def test_a_request_aborted_while_it_waits_leaves_its_session_as_it_was(poo
     check(reference, heard, said)
     for name in ("waits", "takes-all"):
         await pool.close(name)
-    await nothing_is_left(pool)
+    await check_all_is_free(pool)
 
 
-async def test_a_full_host_costs_a_prefill_and_nothing_else(pool, reference):
+async def test_a_full_host_costs_only_a_prefill(pool, reference):
     names = [f"many-{n}" for n in range(60)]
     said: dict[str, list] = {}
     lost = await pool.load("policy_dropped_tokens_lost")
@@ -197,4 +197,4 @@ async def test_a_full_host_costs_a_prefill_and_nothing_else(pool, reference):
         check(reference, heard + [token for token, _ in more], told)
     for name in names:
         await pool.close(name)
-    await nothing_is_left(pool)
+    await check_all_is_free(pool)

@@ -1,4 +1,4 @@
-"""Thinker and talker give transformers' tokens and codes, with SGLang's default scheduling."""
+"""Thinker and talker have transformers' tokens and codes, with SGLang's default scheduling."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from test.engine.turns import greedy_turn, think, user
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 
-async def test_thinker_reads_as_the_reference(stages, reference):
+async def test_thinker_matches_the_reference_on_text(stages, reference):
     text = "tell me about the river and the bridge"
     expected = reference.think(reference.inputs(chat("Be brief.", ("user", text)), []), 32)
     links = stages.links("reads")
@@ -18,7 +18,7 @@ async def test_thinker_reads_as_the_reference(stages, reference):
     assert done.ids == expected
 
 
-async def test_thinker_without_instructions_matches_too(stages, reference):
+async def test_thinker_without_instructions_matches_the_reference(stages, reference):
     expected = reference.think(reference.inputs(chat("", ("user", "hello")), []), 16)
     links = stages.links("bare")
     done = await think(links, greedy_turn(user("hello"), system="", n_tokens=16))
@@ -26,18 +26,18 @@ async def test_thinker_without_instructions_matches_too(stages, reference):
     assert done.ids == expected
 
 
-async def test_thinker_hears_as_the_reference(stages, reference, speech):
+async def test_thinker_matches_the_reference_on_audio(stages, reference, speech):
     clips = [speech, speech[:64_000], speech[:7_680]]
-    await parity_claims.thinker_hears_as_the_reference(stages, reference, clips)
+    await parity_claims.thinker_matches_the_reference_on_audio(stages, reference, clips)
 
 
 async def test_turns_of_a_session_equal_one_stateless_run(stages, reference, speech):
     await parity_claims.turns_equal_one_stateless_run(stages, reference, speech)
 
 
-async def test_talker_speaks_120_frames_as_the_reference(stages, reference, speech):
-    await parity_claims.talker_speaks_as_the_reference(stages, reference, speech, 120)
+async def test_talker_matches_the_reference_over_120_frames(stages, reference, speech):
+    await parity_claims.talker_matches_the_reference(stages, reference, speech, 120)
 
 
 async def test_eight_streams_that_starve_match_the_reference(stages, reference, speech):
-    await parity_claims.eight_streams_starve_and_match(stages, reference, speech, 100)
+    await parity_claims.eight_starving_streams_match(stages, reference, speech, 100)

@@ -1,4 +1,4 @@
-"""When memory is short, those who sit out give way to those who run or wait, and lose nothing."""
+"""When memory is short, paused requests are retracted for others, and continue unchanged."""
 
 import asyncio
 from contextlib import aclosing
@@ -15,9 +15,9 @@ from test.engine.turns import greedy_turn, think, user
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 N_FRAMES = 80
-# Room for one whole reply, or for three that sit out at their beginning, and nobody else.
+# Room for one whole response, or for three that are paused at their beginning.
 POOL_TOKENS = 115
-# Callers who never interrupt would not be held before the pool is full.
+# Pacing pauses streams of users who interrupt; others only if the pool is full.
 INTERRUPTS = 0.37
 
 
@@ -26,7 +26,7 @@ async def cramped(endless_checkpoint, tmp_path_factory):
     cache = tmp_path_factory.mktemp("cramped")
     args = {"max_total_tokens": POOL_TOKENS, "max_running_requests": 8}
     policies = ("urgency", "pacing", "truncate")
-    # Or SGLang would set aside room for 4096 tokens of every reply, and admit one at a time.
+    # Without it, SGLang reserves room for 4096 tokens per response, and admits one at a time.
     estimate = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8"}
     stages = running_stages(endless_checkpoint, cache, args, estimate, policies=policies)
     async with stages as running:
@@ -36,7 +36,7 @@ async def cramped(endless_checkpoint, tmp_path_factory):
 async def codes(
     links, turn, listening: asyncio.Event | None = None, n_frames: int = N_FRAMES
 ) -> np.ndarray:
-    """The reply's codes. Its listener hears nothing until `listening`, then all there is."""
+    """The response's codes. Its listener plays nothing until `listening`, then all."""
     frames: list[np.ndarray] = []
     async with links.talker.open(turn) as speech:
         await speech.write(list(range(20, 20 + N_FRAMES + 10)))
@@ -61,7 +61,7 @@ async def _listen(speech, listening: asyncio.Event | None) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_held_streams_give_way_and_go_on_where_they_were(cramped):
+async def test_paused_streams_are_retracted_and_continue_with_equal_codes(cramped):
     jobs = []
     for n in range(4):
         turn = greedy_turn(user(f"tell me {n}"), system="", n_tokens=4)
@@ -74,13 +74,13 @@ async def test_held_streams_give_way_and_go_on_where_they_were(cramped):
     async with asyncio.timeout(60):
         while await total(cramped, "talker", "policy_paused_now") < 3:
             pass
-        first = await codes(*jobs[3], n_frames=1)  # it could not even begin
+        first = await codes(*jobs[3], n_frames=1)  # there is no room for it without a retraction
         np.testing.assert_array_equal(first, expected[3][:1])
-        n_gave_way = await total(cramped, "talker", "policy_paused_retracted")
-        assert n_gave_way > 0
+        n_retracted = await total(cramped, "talker", "policy_paused_retracted")
+        assert n_retracted > 0
         running = await codes(*jobs[3])
         np.testing.assert_array_equal(running, expected[3])
-        assert await total(cramped, "talker", "policy_paused_retracted") > n_gave_way
+        assert await total(cramped, "talker", "policy_paused_retracted") > n_retracted
         heard.set()
         for got, wanted in zip(await asyncio.gather(*waiting), expected[:3], strict=True):
             np.testing.assert_array_equal(got, wanted)

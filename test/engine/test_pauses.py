@@ -1,7 +1,7 @@
-"""Requests that were held say what they would have said: tokens, penalties, seeds, codes.
+"""A pause does not change a request's output: tokens, penalties, seeds, codes.
 
-Real engines with policies on. The holds are those of pacing: the tests play the consumer, whose
-progress comes over the control channel in random steps, so streams leave and return at random.
+Real engines with policies on. Pacing makes the pauses: the tests take the consumer's part, whose
+progress arrives over the control channel in random steps, so streams pause and resume at random.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
 POLICIES = ("urgency", "pacing", "truncate")
 N_TOKENS = 60
-# One request each; together they need every kind of penalty at once.
+# One request each; together they have every kind of penalty.
 SAMPLING = (
     {"temperature": 0},
     {"temperature": 0, "repetition_penalty": 1.4},
@@ -37,12 +37,12 @@ SAMPLING = (
 
 
 def pause_s(chance: random.Random) -> float:
-    """Between two steps: short, or so long that also a slow engine gets ahead."""
+    """The time between two steps: short, or so long that also a slow engine is ahead."""
     return chance.uniform(0.6, 1.2) if chance.random() < 0.1 else chance.uniform(0.01, 0.08)
 
 
 class Consumers:
-    """Play the talker for requests of the thinker: take their tokens in random steps."""
+    """The talker's part for requests of the thinker: consume tokens in random steps."""
 
     def __init__(self, feed: FeedSocket, seed: int):
         self._feed, self._random = feed, random.Random(seed)
@@ -96,7 +96,7 @@ class Thinker:
 
 
 async def total(stages: Stages, stage: str, name: str) -> float:
-    """A counter of a scheduler, as its stage reports it."""
+    """A counter of a scheduler, from its stage's report."""
     await asyncio.sleep(0.7)
     ready = await stages.replica(stage).client.ping(5.0)
     return ready.load[name]
@@ -108,7 +108,7 @@ async def total(stages: Stages, stage: str, name: str) -> float:
 async def live_stages(request, endless_checkpoint, tmp_path_factory):
     cache = tmp_path_factory.mktemp("holds")
     args = {"disable_overlap_schedule": request.param, "chunked_prefill_size": 64}
-    # Where overlap is off the talker is also made to retract a running reply every few rounds.
+    # With overlap off, the talker also retracts a running response every few rounds.
     retract = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "7"}
     environment = retract if request.param else None
     stages = running_stages(endless_checkpoint, cache, args, environment, policies=POLICIES)
@@ -126,8 +126,8 @@ def prompts_of(seed: int) -> list[list[int]]:
     return [[rng.randrange(10, 200) for _ in range(rng.randrange(5, 90))] for _ in SAMPLING]
 
 
-def hold_patterns(n: int):
-    """Engines outlive examples, and examples take seconds."""
+def pause_patterns(n: int):
+    """Engines are shared by all examples, and examples take seconds."""
     return settings(
         max_examples=n,
         derandomize=True,
@@ -135,9 +135,9 @@ def hold_patterns(n: int):
     )
 
 
-@hold_patterns(12)
+@pause_patterns(12)
 @given(seed=st.integers(0, 2**32))
-async def test_held_requests_say_what_unheld_ones_say(live_stages, thinker, seed):
+async def test_paused_requests_write_the_tokens_of_unpaused_ones(live_stages, thinker, seed):
     prompts = prompts_of(seed)
     expected = await thinker.run(thinker.rids(managed=False), prompts)
     rids = thinker.rids(managed=True)
@@ -150,7 +150,7 @@ async def test_held_requests_say_what_unheld_ones_say(live_stages, thinker, seed
 
 
 async def speak_to(links, turn, listener: random.Random | None) -> np.ndarray:
-    """All codes of a reply of 90 tokens' text; the listener hears it in random steps."""
+    """All codes of a response of 90 tokens' text; the listener plays it in random steps."""
     frames: list[np.ndarray] = []
     async with links.talker.open(turn) as speech:
         await speech.write(list(range(20, 110)))
@@ -174,7 +174,7 @@ async def hear(speech, listener: random.Random) -> None:
 
 
 class Talkers:
-    """Eight replies at once: sampled from their seeds and greedy, with the repetition penalty."""
+    """Eight responses at once: sampled from their seeds and greedy, with repetition penalty."""
 
     def __init__(self, stages: Stages):
         self._stages, self._n_runs = stages, 0
@@ -202,23 +202,23 @@ async def talkers(live_stages) -> Talkers:
     return talkers
 
 
-@hold_patterns(4)
+@pause_patterns(4)
 @given(seed=st.integers(0, 2**32))
-async def test_held_streams_speak_the_codes_of_unheld_ones(talkers, seed):
+async def test_paused_streams_have_the_codes_of_unpaused_ones(talkers, seed):
     got = await talkers.codes([random.Random(seed + i) for i in range(8)])
     for codes, unheld in zip(got, talkers.unheld, strict=True):
         np.testing.assert_array_equal(codes, unheld)
 
 
-async def test_the_patterns_did_hold_and_resume(live_stages, thinker, talkers):
-    """Or the claims above would be empty."""
+async def test_the_patterns_did_pause_and_resume(live_stages, thinker, talkers):
+    """Without pauses the claims above would be empty."""
     for stage in ("thinker", "talker"):
         assert await total(live_stages, stage, "policy_pauses") > 20
         assert await total(live_stages, stage, "policy_resumes") > 20
 
 
 async def until_paused(stages: Stages, thinker: Thinker, rids: list[str]) -> None:
-    """Their consumers stand still."""
+    """Stop the consumers of these requests until all are paused."""
     n = len(rids)
 
     async def stand_still() -> None:
@@ -237,7 +237,7 @@ async def until_paused(stages: Stages, thinker: Thinker, rids: list[str]) -> Non
         standing.cancel()
 
 
-async def test_a_held_request_can_be_aborted_and_ended(live_stages, thinker):
+async def test_a_paused_request_can_be_aborted_and_interrupted(live_stages, thinker):
     rids = thinker.rids(managed=True)[:2]
     long = {"max_new_tokens": 2000, "temperature": 0}
     running = [
@@ -257,7 +257,7 @@ async def test_a_held_request_can_be_aborted_and_ended(live_stages, thinker):
     assert await total(live_stages, "thinker", "requests_running") == 0
 
 
-async def test_a_cache_is_not_flushed_under_a_held_request(live_stages, thinker):
+async def test_a_cache_is_not_flushed_under_a_paused_request(live_stages, thinker):
     [rid] = thinker.rids(managed=True)[:1]
     sampling = {"max_new_tokens": 90, "temperature": 0}
     [prompt] = prompts_of(6)[:1]

@@ -1,7 +1,7 @@
-"""Sessions that keep a sink and a window say what a model says that sees no more than these.
+"""Sessions with a sink and a window have the tokens of a reference with bounded attention.
 
-The reference computes a whole conversation in one pass, each token with the sight it had.
-What a session has dropped is overwritten with NaN, so that nobody reads it unnoticed.
+The reference computes a whole conversation in one pass, each token with its attention range.
+Dropped KV is overwritten with NaN, so that a read of it is detected.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import torch
 
 from sglang_live.core import AudioPart, HistoryItem
 from sglang_live.kv.retention import RetentionConfig
-from test.engine.bounded_calls import SINK, SLACK, WINDOW, Engine, a_call
+from test.engine.bounded_sessions import SINK, SLACK, WINDOW, Engine, run_session
 from test.engine.conftest import running_stages
 from test.engine.reference import AUDIO, Reference
 from test.engine.turns import greedy_turn, reply_of, think, user
@@ -40,7 +40,7 @@ VARIANTS = {
     "page-16-chunks": Variant(page=16, chunk=32),
     "page-16-no-overlap-retractions": Variant(page=16, overlap=False, retracts=True),
 }
-# Every other round somebody among several is retracted: turns lose their row again and again.
+# Every other round one of several requests is retracted, so turns often lose their row.
 RETRACT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "2"}
 
 
@@ -68,14 +68,14 @@ async def bounded(request, endless_checkpoint, tmp_path_factory):
         yield Engine(running, variant.page, variant.retracts)
 
 
-async def test_a_long_call_is_heard_as_through_a_window(bounded, reference):
-    # Once as long as it takes to forget the window a hundred times.
+async def test_a_long_session_matches_a_windowed_reference(bounded, reference):
+    # In one variant, long enough to drop the window a hundred times.
     n_turns, n_windows = (320, 100) if bounded.page == 1 else (60, 20)
-    call = await a_call(bounded, "long", seed=1, n_turns=n_turns)
-    assert call.n_dropped > n_windows * WINDOW
-    call.check(reference)
+    session = await run_session(bounded, "long", seed=1, n_turns=n_turns)
+    assert session.n_dropped > n_windows * WINDOW
+    session.check(reference)
     assert await bounded.load("kv_tokens_used") <= SINK + WINDOW + 60 + 30 + 2 * bounded.page
-    await call.close()
+    await session.close()
 
 
 async def test_sessions_of_all_ages_share_batches_with_plain_requests(bounded, reference):
@@ -84,23 +84,23 @@ async def test_sessions_of_all_ages_share_batches_with_plain_requests(bounded, r
         body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 30, "temperature": 0}}
         await bounded.post("/generate", body)
 
-    # Some begin with more than their sink, which the radix tree then holds.
-    calls = [
-        a_call(bounded, f"mixed-{n}", seed=n, n_turns=4 + 6 * n, n_first=SINK + 33 * (n % 2))
+    # Some begin with more than their sink, which is then in the radix tree.
+    sessions = [
+        run_session(bounded, f"mixed-{n}", seed=n, n_turns=4 + 6 * n, n_first=SINK + 33 * (n % 2))
         for n in range(4)
     ]
-    done = await asyncio.gather(*calls, *(plain(seed) for seed in range(8)))
-    for call in done[:4]:
-        call.check(reference)
-        await call.close()
+    done = await asyncio.gather(*sessions, *(plain(seed) for seed in range(8)))
+    for session in done[:4]:
+        session.check(reference)
+        await session.close()
     assert await bounded.load("kv_tokens_used") == 0
-    # More often than there are requests: some lost their row twice.
+    # More retractions than requests: some lost their row twice.
     n_requests = sum(4 + 6 * n for n in range(4)) + 8
     assert (await bounded.load("policy_retracted") > n_requests) == bounded.retracts
 
 
-class SpokenCall:
-    """A call through the stage: clips and text in, replies of some tokens out."""
+class SpokenSession:
+    """A session through the stage: clips and text in, responses of some tokens out."""
 
     def __init__(self, engine: Engine, reference: Reference, name: str):
         self.engine, self.reference = engine, reference
@@ -109,7 +109,7 @@ class SpokenCall:
         self.ids: list[int] = []
         self.seen_from: list[int] = []
         self.features: list[dict] = []
-        self.replies: list[tuple[int, list[int]]] = []  # where they begin, and their ids
+        self.replies: list[tuple[int, list[int]]] = []  # position and ids of each
         self.gone: list[str] = []
         self.n_dropped = 0
 
@@ -157,18 +157,18 @@ class SpokenCall:
             assert best[begin - 1 : begin - 1 + len(ids)].tolist() == ids
 
 
-async def test_a_spoken_call_forgets_whole_clips(bounded, reference, speech):
+async def test_a_spoken_session_drops_whole_clips(bounded, reference, speech):
     rng = random.Random(5)
-    call = SpokenCall(bounded, reference, "spoken")
+    session = SpokenSession(bounded, reference, "spoken")
     items = []
     for n in range(24):
         start, n_samples = rng.randrange(100_000), rng.randrange(8_000, 40_000)
         clip = speech[start : start + n_samples]
         items.append(user(clip) if n % 3 else user("why", clip) if n % 2 else user("go on"))
         clips = [p.pcm for p in items[-1].parts if isinstance(p, AudioPart)]
-        # So short that no cut falls into a reply, which would be at a token nobody can foretell.
-        await call.turn(items[-1], clips, n_reply=2)
-    assert call.n_dropped > 3 * WINDOW
-    assert items[0].key in call.gone and items[-1].key not in call.gone
-    call.check()
-    call.links.close()
+        # So short that no compaction falls into a response, where its position is unpredictable.
+        await session.turn(items[-1], clips, n_reply=2)
+    assert session.n_dropped > 3 * WINDOW
+    assert items[0].key in session.gone and items[-1].key not in session.gone
+    session.check()
+    session.links.close()

@@ -1,4 +1,4 @@
-"""Sessions that neither pool nor host has room for come back from a file, or are computed anew.
+"""Sessions beyond pool and host are loaded from a file, or computed again.
 
 There are also fewer request rows than sessions.
 """
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 POOL_TOKENS = 512
 N_SESSIONS = 30
 N_ROWS = 12
-HEADER = list(range(10, 42))  # of all sessions alike
+HEADER = list(range(10, 42))  # common to all sessions
 PROMPT_TOKENS = 60
 POLICIES = ("urgency", "pacing", "truncate", "retention", "next-use", "preload")
 HOST = {"enable_hierarchical_cache": True, "hicache_ratio": 1.5}
@@ -61,7 +61,7 @@ def pool(stages) -> Pool:
 
 
 class Talks:
-    """Sessions that speak one after the other."""
+    """Sessions that take turns one after the other."""
 
     def __init__(self, pool: Pool, prefix: str):
         self._pool = pool
@@ -100,18 +100,18 @@ class Talks:
 
 
 def stored_file(directory: Path) -> Path:
-    """As the engine holds it open: it has no name."""
+    """The engine's open file, which has no name."""
     for fd in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             target = os.readlink(fd)
         except OSError:
-            continue  # a process that has ended, or is not ours
+            continue  # a process that has ended, or of another user
         if target.startswith(f"{directory}/"):
             return fd
     raise AssertionError("no engine has a file there")
 
 
-async def test_sessions_come_back_from_storage_as_they_were(pool, reference):
+async def test_sessions_loaded_from_storage_continue_with_equal_tokens(pool, reference):
     talks = Talks(pool, "stored")
     await talks.begin()
     assert await pool.load("policy_tokens_in_storage") > POOL_TOKENS
@@ -125,7 +125,7 @@ async def test_sessions_come_back_from_storage_as_they_were(pool, reference):
     await talks.end(reference)
 
 
-async def test_what_is_damaged_is_computed_anew(stages, pool, reference):
+async def test_damaged_pages_are_computed_again(stages, pool, reference):
     talks = Talks(pool, "damaged")
     await talks.begin()
     assert await pool.load("policy_tokens_in_storage") > POOL_TOKENS
@@ -140,7 +140,7 @@ async def test_what_is_damaged_is_computed_anew(stages, pool, reference):
     await talks.end(reference)
 
 
-async def test_a_caller_may_hang_up_while_its_tail_comes_back(pool, reference):
+async def test_a_session_may_close_while_its_tail_is_loading(pool, reference):
     talks = Talks(pool, "gone")
     await talks.begin()
     for name in talks.names[::2]:
@@ -152,11 +152,11 @@ async def test_a_caller_may_hang_up_while_its_tail_comes_back(pool, reference):
     await talks.end(reference)
 
 
-# --- whatever happens, in whatever order ---
+# --- random events in random order ---
 
 
 class Client:
-    """heard: all tokens of its session; said: (position, log-probability) of replies in it."""
+    """heard: all tokens of its session. said: (position, log-probability) of response tokens."""
 
     _n_sessions = 0
 
@@ -169,11 +169,11 @@ class Client:
 
     async def open(self) -> None:
         Client._n_sessions += 1
-        self.name, self.heard, self.said = f"caller-{Client._n_sessions}", [], []
+        self.name, self.heard, self.said = f"client-{Client._n_sessions}", [], []
         await self._pool.open(self.name)
 
     async def ask(self, n: int, n_reply: int, rid: str | None = None) -> dict:
-        """Returns what SGLang says of it."""
+        """Run a turn. Returns SGLang's meta_info."""
         new = [10 + (7 * n + i) % 180 for i in range(5 + n % 50)]
         body = {
             "rid": rid,
@@ -191,7 +191,7 @@ class Client:
                 self.heard.append(token)
         return meta
 
-    # --- steps: each has a number for what it leaves open ---
+    # --- steps: each takes a random number for its choices ---
 
     async def say(self, n: int, reference) -> None:
         await self.ask(n, 2 + n % 9)
@@ -207,7 +207,7 @@ class Client:
         first = self.said[0][0]
         kept = first + n % (len(self.heard) - first)
         self._pool.feed.send(TruncateSession(self.name, kept))
-        await asyncio.sleep(0.2)  # it travels on another socket than the request
+        await asyncio.sleep(0.2)  # it is sent on another socket than the request
         del self.heard[kept:]
         self.said = [(at, logprob) for at, logprob in self.said if at < kept]
 
@@ -219,7 +219,7 @@ class Client:
         await asking
 
     async def hang_up(self, n: int, reference) -> None:
-        """In the middle of a reply."""
+        """Close the session in the middle of a response."""
         check(reference, self.heard, self.said)
         new = [10 + (7 * n + i) % 180 for i in range(5 + n % 50)]
         async with self._pool.saying(self.name, new, 60):
@@ -248,8 +248,8 @@ STEP = st.tuples(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=st.lists(STEP, min_size=30, max_size=50))
-async def test_nobody_loses_a_word_whatever_happens(pool, reference, steps):
-    """Twenty callers, up to four of them at once."""
+async def test_sessions_keep_their_tokens_in_any_order_of_events(pool, reference, steps):
+    """Twenty clients, up to four of them at once."""
     clients = [Client(pool) for _ in range(20)]
     for n, client in enumerate(clients):
         await client.open()
@@ -267,7 +267,7 @@ async def test_nobody_loses_a_word_whatever_happens(pool, reference, steps):
 # --- the end of an engine ---
 
 
-async def test_an_engine_killed_while_it_stores_leaves_nothing_behind(stages, pool, reference):
+async def test_an_engine_killed_while_storing_leaves_no_file(stages, pool, reference):
     replica, before = stages.replica("thinker"), await pool.load("policy_tokens_stored")
     talking = asyncio.create_task(Talks(pool, "killed").begin())
     async with asyncio.timeout(30):

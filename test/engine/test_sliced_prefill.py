@@ -1,6 +1,6 @@
-"""A prompt that was put back between two slices says what it says alone. Real thinker engines.
+"""Preemption between two slices does not change a prompt's output. Real thinker engines.
 
-The pool's books are checked in every round (SGLang's own strict check), so a leak ends the engine.
+The pool's accounting is checked in every round (SGLang's strict check), so a leak ends the engine.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ N_TOKENS = 20
 async def stages(request, endless_checkpoint, tmp_path_factory):
     stages = running_stages(
         endless_checkpoint,
-        tmp_path_factory.mktemp("put-back"),
+        tmp_path_factory.mktemp("sliced-prefill"),
         {"chunked_prefill_size": 64, **request.param},
         thinker_environment={
             "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
-            # Answers outgrow what is set aside for them: the small pool runs out in mid-prefill.
+            # Responses outgrow their reserved room: the small pool is full in mid-prefill.
             "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "16",
         },
         policies=POLICIES,
@@ -88,7 +88,7 @@ def prompt(rng: random.Random, n_tokens: int) -> list[int]:
 
 
 @pytest.mark.parametrize("prefix", ["plain-", THINK_PREFIX])
-async def test_prompts_put_back_say_what_they_say_alone(api, prefix):
+async def test_preempted_prompts_get_the_tokens_that_they_get_alone(api, prefix):
     before = await api.load()
     rng = random.Random(prefix)
     prompts = [prompt(rng, n) for n in (1800, 1200, 700)]
@@ -107,7 +107,7 @@ async def test_prompts_put_back_say_what_they_say_alone(api, prefix):
         assert output == alone["output_ids"]
 
 
-async def test_turns_put_back_say_what_they_say_alone(api, stages, speech):
+async def test_preempted_turns_get_the_tokens_that_they_get_alone(api, stages, speech):
     """In sessions, with 11 s of speech among the text."""
     before = await api.load()
     words = " ".join(random.Random(5).choices(("the", "cat", "sat", "on", "a", "mat"), k=500))
@@ -137,7 +137,7 @@ async def test_turns_put_back_say_what_they_say_alone(api, stages, speech):
     assert after["policy_prefills_preempted"] > before["policy_prefills_preempted"]
 
 
-async def test_a_prompt_that_is_put_back_can_be_aborted_and_ended(api):
+async def test_a_preempted_prompt_can_be_aborted_and_interrupted(api):
     rng = random.Random(7)
     rids = [api.rid(THINK_PREFIX) for _ in range(2)]
     before = await api.load()
@@ -163,7 +163,7 @@ async def test_a_prompt_that_is_put_back_can_be_aborted_and_ended(api):
     assert after["requests_running"] == after["requests_waiting"] == 0
 
 
-async def test_answers_that_outgrow_a_small_pool_take_the_memory_of_what_is_put_back(api):
+async def test_responses_that_outgrow_a_small_pool_take_the_memory_of_preempted_prefills(api):
     before = await api.load()
     rng = random.Random(11)
     prompts = [prompt(rng, 30) for _ in range(8)]

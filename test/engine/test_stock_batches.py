@@ -1,4 +1,4 @@
-"""With policies off the thinker's engine makes SGLang's own batches, one by one."""
+"""With policies off, the thinker's engine makes the same batches as stock SGLang."""
 
 import asyncio
 import sys
@@ -21,7 +21,7 @@ async def run(checkpoint, *stage: str) -> tuple[bytes, list]:
     return answers, batches((out + log).decode())
 
 
-async def test_batches_are_those_of_stock_sglang(endless_checkpoint):
+async def test_batches_equal_those_of_stock_sglang(endless_checkpoint):
     stock_answers, stock = await run(endless_checkpoint)
     our_answers, ours = await run(endless_checkpoint, "thinker")
     assert ours == stock

@@ -1,7 +1,7 @@
-"""After an interruption the model goes on from what was heard, and computes none of it again.
+"""After an interruption the model continues from the heard tokens, without a new prefill of them.
 
-Replies are cut at random points, while they are written and after; the next turn must say what a
-run that never knew more says.
+Responses are truncated at random points, while they run and after; the next turn must have the
+tokens of a run without the truncated part.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ async def page_and_stages(request, endless_checkpoint, tmp_path_factory):
 
 
 async def interrupted(links, turn, n_tokens: int) -> ThinkerDone:
-    """Let the reply be written to n_tokens, more or less, then interrupt it.
+    """Interrupt the response after about n_tokens.
 
-    Its consumer keeps up with what it sees, so the engine never is far ahead of that.
+    Its consumer keeps up, so the engine is never far ahead.
     """
     seen = 0
     async with links.thinker.open(turn) as thought:
@@ -54,7 +54,7 @@ async def interrupted(links, turn, n_tokens: int) -> ThinkerDone:
 
 
 def first_tokens(reply: HistoryItem, n: int) -> list[HistoryItem]:
-    """The reply as far as it was heard: nothing at all, or its first tokens under a new key."""
+    """The heard part of a response: nothing, or its first tokens under a new key."""
     if n == 0:
         return []
     ids = reply.token_ids[:n]
@@ -63,8 +63,11 @@ def first_tokens(reply: HistoryItem, n: int) -> list[HistoryItem]:
     return [HistoryItem(key=key, role="assistant", parts=part, token_ids=ids)]
 
 
-async def cut_and_go_on(stages: Stages, seed: int, clip: np.ndarray, page: int) -> bool:
-    """One call of three turns with a cut reply in it. Returns whether something was cut."""
+async def truncate_and_continue(stages: Stages, seed: int, clip: np.ndarray, page: int) -> bool:
+    """Run a session of three turns with an interrupted response.
+
+    Returns whether the response was truncated.
+    """
     rng = random.Random(seed)
     links, alone = stages.links(f"cut-{page}-{seed}"), stages.links("")
     history = [user(" ".join(rng.sample(WORDS, 3)))]
@@ -72,13 +75,13 @@ async def cut_and_go_on(stages: Stages, seed: int, clip: np.ndarray, page: int) 
         history = [user(clip)]
     turn = greedy_turn(*history, system=SYSTEM, n_tokens=60)
     if seed % 2:
-        # Much longer than where it is cut: it must not come to its end before.
+        # Much longer than the truncation point: the response must not end before it.
         turn = greedy_turn(*history, system=SYSTEM, n_tokens=600)
         done = await interrupted(links, turn, rng.randrange(1, 50))
         assert done.finish == "interrupted"
         assert len(done.ids) < 600
     else:
-        done = await think(links, turn)  # interrupted while it played: all of it is written
+        done = await think(links, turn)  # interrupted during playback: all tokens are written
     heard = rng.randrange(0, len(done.ids) + 1)
     history += first_tokens(reply_of(turn, done), heard)
     history.append(user(rng.choice(WORDS)))
@@ -89,12 +92,12 @@ async def cut_and_go_on(stages: Stages, seed: int, clip: np.ndarray, page: int) 
     assert after.ids == fresh.ids, f"seed {seed}: {heard} of {len(done.ids)}"
     assert after.n_prompt == fresh.n_prompt
     if heard:
-        # The newest token's KV is written by the step after it, which may not have been.
+        # The newest token's KV is written by the next step, which may not have run.
         n_kept = done.n_prompt + heard
         assert n_kept - 1 <= after.n_cached <= n_kept
     else:
         assert 0 < after.n_cached < done.n_prompt
-    # And the session goes on as any other.
+    # The session continues normally.
     history += [reply_of(again, after), user("go on")]
     third = await think(links, greedy_turn(*history, system=SYSTEM, n_tokens=8))
     fresh = await think(alone, greedy_turn(*history, system=SYSTEM, n_tokens=8))
@@ -103,14 +106,14 @@ async def cut_and_go_on(stages: Stages, seed: int, clip: np.ndarray, page: int) 
     return heard < len(done.ids)
 
 
-async def test_the_thinker_goes_on_from_what_was_heard(page_and_stages, speech):
+async def test_the_thinker_continues_from_the_heard_tokens(page_and_stages, speech):
     page, stages = page_and_stages
     cut = []
     for first in range(0, N_POINTS, AT_ONCE):
         seeds = range(first, first + AT_ONCE)
         cut += await asyncio.gather(
             *(
-                cut_and_go_on(stages, seed, speech[8_000 * (seed % 9) :][:24_000], page)
+                truncate_and_continue(stages, seed, speech[8_000 * (seed % 9) :][:24_000], page)
                 for seed in seeds
             )
         )
@@ -120,7 +123,7 @@ async def test_the_thinker_goes_on_from_what_was_heard(page_and_stages, speech):
     assert ready.load["sessions_truncated"] == sum(cut)
 
 
-async def test_a_reply_that_the_history_tells_otherwise_is_replaced(page_and_stages):
+async def test_a_response_that_differs_in_the_history_is_replaced(page_and_stages):
     _, stages = page_and_stages
     links = stages.links("whole")
     turn = greedy_turn(user("tell me more"), system=SYSTEM, n_tokens=20)
@@ -134,16 +137,16 @@ async def test_a_reply_that_the_history_tells_otherwise_is_replaced(page_and_sta
     history = (*turn.history, longer, user("why"))
     after = await think(links, greedy_turn(*history, system=SYSTEM, n_tokens=8))
     assert not after.rebuilt
-    assert 0 < after.n_cached < done.n_prompt  # what came before it stays
+    assert 0 < after.n_cached < done.n_prompt  # tokens before it stay
     fresh = await think(stages.links(""), greedy_turn(*history, system=SYSTEM, n_tokens=8))
     assert after.ids == fresh.ids
     links.close()
 
 
-async def test_the_talker_speaks_the_next_reply_as_if_the_cut_one_had_never_been(
+async def test_truncation_does_not_change_the_talkers_next_response(
     page_and_stages, reference, speech
 ):
-    """Its prompt has the caller's messages only: what was cut of a reply is no part of it."""
+    """Its prompt has only the user's messages, and no part of a truncated response."""
     page, stages = page_and_stages
     rng = random.Random(page)
     clips = [speech[:24_000], speech[40_000:72_000]]
@@ -154,7 +157,7 @@ async def test_the_talker_speaks_the_next_reply_as_if_the_cut_one_had_never_been
     reply_ids, codes = reference.speak(inputs, 24, 40)
     first, second = user(clips[0]), user(clips[1])
 
-    async def call(number: int) -> None:
+    async def session(number: int) -> None:
         links = stages.links(f"talk-{page}-{number}")
         turn = greedy_turn(first, system=SYSTEM, n_tokens=60)
         await think(links, turn)
@@ -174,4 +177,4 @@ async def test_the_talker_speaks_the_next_reply_as_if_the_cut_one_had_never_been
         links.close()
 
     for _ in range(0, N_POINTS // 5, 5):
-        await asyncio.gather(*(call(rng.randrange(1 << 30)) for _ in range(5)))
+        await asyncio.gather(*(session(rng.randrange(1 << 30)) for _ in range(5)))

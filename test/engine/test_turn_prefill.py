@@ -1,7 +1,7 @@
-"""A turn that is taken in while it is spoken: the model hears it once, as one message.
+"""Turn prefill: an utterance is prefilled in pieces while it is spoken, as one message.
 
-Turns are cut into pieces at random, some end earlier than it seemed, some were none, some are
-answered before they are over; the answer must be that of a run that gets the same pieces at once.
+Turns are divided into random pieces; some end early, some turn out to be none, some start a
+speculative turn. The response must equal that of a run with the same pieces at once.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _count = itertools.count()
 async def stages(request, endless_checkpoint, tmp_path_factory):
     page = request.param
     args = {"page_size": page, "disable_overlap_schedule": page > 1, "max_running_requests": 32}
-    cache = tmp_path_factory.mktemp(f"taking-in-{page}")
+    cache = tmp_path_factory.mktemp(f"turn-prefill-{page}")
     async with running_stages(
         endless_checkpoint, cache, args, policies=POLICIES, names=("thinker",)
     ) as running:
@@ -41,7 +41,7 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
 
 
 def pieces(pcm: np.ndarray, seconds: list[int]) -> list[HistoryItem]:
-    """Of what is being said; none of them ends it."""
+    """Pieces of an utterance; none of them ends it."""
     ends = np.cumsum([s * INPUT_RATE_HZ for s in seconds])
     return [
         HistoryItem(
@@ -71,7 +71,7 @@ async def prefill_turn(links, history: list[HistoryItem]) -> None:
     assert (await think(links, replace(turn, prefill_only=True))).ids == []
 
 
-async def call(stages: Stages, seed: int, speech: np.ndarray) -> None:
+async def session(stages: Stages, seed: int, speech: np.ndarray) -> None:
     rng = random.Random(seed)
     links, alone = stages.links(f"in-{seed}-{next(_count)}"), stages.links("")
     turn = greedy_turn(user("tell me more"), system=SYSTEM, n_tokens=20)
@@ -88,16 +88,16 @@ async def call(stages: Stages, seed: int, speech: np.ndarray) -> None:
             whole = history[-1]
             cut = whole.token_ids[: rng.randint(1, len(whole.token_ids) - 1)]
             history[-1] = replace(whole, key=f"{whole.key}-{next(_count)}", token_ids=cut)
-        guess = rng.choice(["none", "wrong", "right"])
+        speculation = rng.choice(["none", "wrong", "right"])
         rest = pcm[sum(len(p.parts[0].pcm) for p in said) :][: rng.randint(4_000, 30_000)]
         new = [user("never mind")] if kind == "no turn" else ended(said, rest)
-        if guess == "wrong":
+        if speculation == "wrong":
             early = ended(said, rest[: len(rest) // 2])
             turn = greedy_turn(*history, *early, system=SYSTEM, n_tokens=rng.randint(1, 12))
             await think(links, replace(turn, speculative=True))
         history += new
         turn = greedy_turn(*history, system=SYSTEM, n_tokens=12)
-        done = await think(links, replace(turn, speculative=guess == "right"))
+        done = await think(links, replace(turn, speculative=speculation == "right"))
         assert not done.rebuilt, f"seed {seed}: {kind}"
         fresh = await think(alone, greedy_turn(*history, system=SYSTEM, n_tokens=12))
         assert done.ids == fresh.ids, f"seed {seed}: {kind}"
@@ -108,15 +108,15 @@ async def call(stages: Stages, seed: int, speech: np.ndarray) -> None:
     links.close()
 
 
-async def test_the_answer_is_that_to_the_same_pieces_at_once(stages, speech):
+async def test_turn_prefill_gives_the_tokens_of_one_prefill(stages, speech):
     for first in range(0, N_CALLS, AT_ONCE):
         seeds = range(first, first + AT_ONCE)
-        await asyncio.gather(*(call(stages, seed, speech) for seed in seeds))
+        await asyncio.gather(*(session(stages, seed, speech) for seed in seeds))
     ready = await stages.replica("thinker").client.ping(5.0)
     assert ready.load["sessions_rebuilt"] == 0
 
 
-async def test_it_is_what_the_reference_hears_of_the_same_clips(stages, reference, speech):
+async def test_turn_prefill_matches_the_reference_on_the_same_clips(stages, reference, speech):
     said = pieces(speech, [2, 1, 3])
     message = ended(said, speech[6 * INPUT_RATE_HZ :][:20_000])
     links = stages.links(f"reference-{next(_count)}")

@@ -1,4 +1,4 @@
-"""Faults of the pinned SGLang that a seam mends. Where one is gone upstream, drop the seam."""
+"""Faults of the pinned SGLang that a seam repairs. Drop the seam when upstream repairs it."""
 
 import asyncio
 import json
@@ -20,14 +20,14 @@ async def seen(fault: str, checkpoint: Path) -> dict:
     return json.loads(next(line for line in out.splitlines() if line.startswith(b"{")))
 
 
-async def test_stock_still_admits_a_third_turn_beside_a_running_one(endless_checkpoint):
-    """session_rejects_cleanly mends it."""
+async def test_stock_sglang_admits_a_third_turn_beside_a_running_one(endless_checkpoint):
+    """The seam session_rejects_cleanly repairs it."""
     told = await seen("third-turn", endless_checkpoint)
     assert told == {"second_refused": True, "third_admitted": True}
 
 
-async def test_stock_still_refuses_every_turn_after_a_waiting_one_was_aborted(endless_checkpoint):
-    """session_waiting_abort mends it (test_host_tier.py)."""
+async def test_stock_sglang_refuses_every_turn_after_the_abort_of_a_waiting_one(endless_checkpoint):
+    """The seam session_waiting_abort repairs it (test_host_tier.py)."""
     told = await seen("abort", endless_checkpoint)
     assert told["aborted"]
     assert "already has an active request" in told["later_turn"]

@@ -1,6 +1,6 @@
-"""The same claims where SGLang runs otherwise: overlap off, pages of 16, HiCache, small chunks.
+"""The same claims for other settings of SGLang: overlap off, pages of 16, HiCache, small chunks.
 
-The talker is also made to retract a running reply every few rounds.
+The talker also retracts a running response every few rounds.
 """
 
 import pytest
@@ -31,16 +31,18 @@ async def plain_stages(endless_checkpoint, tmp_path_factory):
         yield running
 
 
-async def test_thinker_hears_as_the_reference(plain_stages, reference, speech):
-    await parity_claims.thinker_hears_as_the_reference(plain_stages, reference, [speech[:64_000]])
+async def test_thinker_matches_the_reference_on_audio(plain_stages, reference, speech):
+    await parity_claims.thinker_matches_the_reference_on_audio(
+        plain_stages, reference, [speech[:64_000]]
+    )
 
 
 async def test_turns_of_a_session_equal_one_stateless_run(plain_stages, reference, speech):
     await parity_claims.turns_equal_one_stateless_run(plain_stages, reference, speech)
 
 
-async def test_retracted_streams_that_starve_match_the_reference(plain_stages, reference, speech):
-    await parity_claims.eight_streams_starve_and_match(plain_stages, reference, speech, 60)
-    # Shown to have happened, or the claim would be empty.
+async def test_retracted_starving_streams_match_the_reference(plain_stages, reference, speech):
+    await parity_claims.eight_starving_streams_match(plain_stages, reference, speech, 60)
+    # Without retractions the claim would be empty.
     log = plain_stages.supervisor.log_of("talker/0")
     assert "Testing retraction" in log

@@ -19,7 +19,7 @@ def user(*parts: str | np.ndarray) -> HistoryItem:
 
 
 def reply_of(turn: TurnRequest, done: ThinkerDone) -> HistoryItem:
-    """The reply as the next turn's history holds it."""
+    """The response as an item of the next turn's history."""
     return HistoryItem(
         key=f"reply-{turn.turn_id}",
         role="assistant",
@@ -55,7 +55,7 @@ async def speak(
     start_after_s: float = 0.0,
     token_every_s: float = 0.0,
 ) -> np.ndarray:
-    """Codes [n_frames, 16] of a reply whose text comes at the given pace; then it is cancelled."""
+    """Codes [n_frames, 16] of a response whose text arrives at the given pace, then a cancel."""
     await asyncio.sleep(start_after_s)
     async with links.talker.open(turn) as speech:
         writing = asyncio.create_task(_write(speech, reply_ids, token_every_s))

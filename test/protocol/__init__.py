@@ -1,4 +1,4 @@
-"""What a client of the realtime protocol relies on, as checks for whoever receives events."""
+"""Checks of the realtime protocol for the events of a server."""
 
 from typing import Any
 
@@ -7,7 +7,10 @@ from test.protocol.order import EventOrder
 
 
 class ServerEvents:
-    """Sees the events of one connection, in order. Raises AssertionError or ValidationError."""
+    """Checks the events of one connection, in order.
+
+    Raises AssertionError or ValidationError.
+    """
 
     def __init__(self):
         self._order = EventOrder()
@@ -18,5 +21,5 @@ class ServerEvents:
 
     @property
     def item_ids(self) -> tuple[str, ...]:
-        """Of the conversation, in order."""
+        """The items of the conversation, in order."""
         return self._order.item_ids

@@ -1,6 +1,6 @@
-"""Client events as OpenAI's own types allow them: each optional key once, each choice once.
+"""Client events that OpenAI's own types allow: each optional key once, each choice once.
 
-In: the installed `openai` package. Out: events, as JSON. As a program it prints them, one a line,
+In: the installed `openai` package. Out: events, as JSON. As a program it prints one event per line,
 so that the types of another environment's package can be used.
 """
 
@@ -14,7 +14,7 @@ from typing_extensions import get_type_hints, is_typeddict
 
 CALL_ID = "call_of_ga_events"
 _SILENCE = "AAAA" * 2400  # 150 ms of PCM
-# What a text must be, by its key; any other text may be anything.
+# Values of text fields by key; other text fields may have any value.
 _TEXTS = {
     "audio": _SILENCE,
     "call_id": CALL_ID,
@@ -32,7 +32,7 @@ _NUMBERS = {
     "content_index": 0,
 }
 _FRACTIONS = {"speed": 1.0, "retention_ratio": 0.5, "threshold": 0.5, "strength": 0.5}
-# The types leave these out of what is required, the protocol does not.
+# The protocol requires these; the types do not.
 _NEEDED = {
     "input_text": ("text",),
     "output_text": ("text",),
@@ -52,7 +52,7 @@ def client_secret_requests() -> Iterator[dict[str, Any]]:
 
 
 def _values(kind: Any, key: str) -> Iterator[Any]:
-    """Values of a type, the plainest first."""
+    """Values of a type, the simplest first."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         yield from _objects(kind)
@@ -79,14 +79,14 @@ def _values(kind: Any, key: str) -> Iterator[Any]:
     elif arguments and str(origin).endswith("dict'>"):
         for value in _values(arguments[1], key):
             yield {"some_key": value}
-    else:  # a list, whatever it is called
+    else:  # a list type of any name
         assert len(arguments) == 1, kind
         for value in _values(arguments[0], key):
             yield [value]
 
 
 def _objects(kind: Any) -> Iterator[dict[str, Any]]:
-    """The least there may be, then with every optional key, and with every other value of each."""
+    """The minimal object, then one per optional key and per other value of a key."""
     hints = get_type_hints(kind, include_extras=True)
     required = [key for key, hint in hints.items() if get_origin(hint) is Required]
     if "type" in hints and "type" not in required:

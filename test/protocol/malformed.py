@@ -1,6 +1,6 @@
-"""Client events that a server must refuse: one error each, and nothing has changed.
+"""Client events that a server must refuse with one error each, without a change of state.
 
-All are of a fresh session without turn detection, that has no response, no audio and no items.
+All are for a fresh session without turn detection, response, audio or items.
 """
 
 import base64
@@ -32,7 +32,7 @@ def _audio() -> list[Event]:
         {"type": append},
         *_with(append, "audio", no_audio),
         {"type": "input_audio_buffer.commit"},
-        # Of WebRTC and SIP alone.
+        # Events of WebRTC and SIP only.
         {"type": "output_audio_buffer.clear"},
     ]
 
@@ -63,7 +63,7 @@ def _items() -> list[Event]:
         {"type": "message"},
         {"type": "message", "content": [_TEXT]},
         {"type": "message", "role": "user"},
-        *({**message, "role": role} for role in ("nobody", 7, None)),
+        *({**message, "role": role} for role in ("narrator", 7, None)),
         *({**message, "content": content} for content in contents),
         {**message, "role": "system", "content": [{"type": "input_audio", "audio": "AAAA"}]},
         {**message, "role": "assistant"},
@@ -78,7 +78,7 @@ def _items() -> list[Event]:
     return [
         {"type": create},
         *_with(create, "item", items),
-        *_with(create, "previous_item_id", (*_NO_TEXT, "nobody"), item=message),
+        *_with(create, "previous_item_id", (*_NO_TEXT, "unknown"), item=message),
     ]
 
 
@@ -88,12 +88,12 @@ def _named_items() -> list[Event]:
     for verb, others in (("delete", {}), ("retrieve", {}), ("truncate", cut)):
         kind = f"conversation.item.{verb}"
         events.append({"type": kind, **others})
-        events += _with(kind, "item_id", (*_NO_TEXT, "nobody"), **others)
+        events += _with(kind, "item_id", (*_NO_TEXT, "unknown"), **others)
     for field in cut:
-        others = {"item_id": "nobody", **{k: v for k, v in cut.items() if k != field}}
+        others = {"item_id": "unknown", **{k: v for k, v in cut.items() if k != field}}
         events.append({"type": kind, **others})
         events += _with(kind, field, _NO_COUNT, **others)
-    ack = {"item_id": "nobody"}
+    ack = {"item_id": "unknown"}
     return [
         *events,
         {"type": "playback.ack", **ack},
@@ -102,7 +102,7 @@ def _named_items() -> list[Event]:
 
 
 def _settings() -> list[Event]:
-    """What session.update and response.create have in common."""
+    """Settings common to session.update and response.create."""
     function = {"type": "function", "name": "weather"}
     formats = (7, {}, {"type": "audio/mp3"}, {"type": "audio/pcm", "rate": 16_000})
     return [
@@ -174,14 +174,14 @@ def _responses() -> list[Event]:
         *_settings(),
         *({"conversation": x} for x in (7, "elsewhere")),
         *({"input": x} for x in ("Hello.", [7], [{}], [{"type": "letter"}])),
-        {"input": [{"type": "item_reference", "id": "nobody"}]},
+        {"input": [{"type": "item_reference", "id": "unknown"}]},
         {"input": [{"type": "item_reference"}]},
         *({"metadata": x} for x in ("x", ["x"], {"x": 1})),
     )
     return [
         *_with(create, "response", responses),
         {"type": "response.cancel"},
-        {"type": "response.cancel", "response_id": "nobody"},
+        {"type": "response.cancel", "response_id": "unknown"},
         *_with("response.cancel", "response_id", _NO_TEXT),
     ]
 

@@ -1,4 +1,4 @@
-"""The order of a server's events: what opens before it is used, ends once, and adds up.
+"""Checks the order of a server's events: creation before use, one end, deltas that add up.
 
 In: the events of one connection. Out: AssertionError on the first that breaks a rule.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 Event = dict[str, Any]
 
-# Of a part, by what its delta events are called: the field of the `done` event with the whole.
+# By name of a part's delta events: the field of the `done` event with the whole.
 _WHOLE = {
     "output_text": "text",
     "output_audio_transcript": "transcript",
@@ -18,7 +18,11 @@ _WHOLE = {
 
 @dataclass
 class _Part:
-    """said: what its deltas carried so far, by their name. ended: names that had their done."""
+    """A content part.
+
+    said: contents of its deltas, by their name.
+    ended: names whose done event has arrived.
+    """
 
     said: dict[str, list[str]] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)
@@ -27,7 +31,7 @@ class _Part:
 
 @dataclass
 class _Output:
-    """An item of a response while it is made."""
+    """An unfinished item of a response."""
 
     item_id: str
     kind: str
@@ -52,7 +56,7 @@ class EventOrder:
     _over: set[str] = field(default_factory=set)
     _items: list[str] = field(default_factory=list)  # in the conversation
     _unfinished: set[str] = field(default_factory=set)  # of those: `added`, not yet `done`
-    _cut: set[str] = field(default_factory=set)  # truncated: less is left of them than was sent
+    _cut: set[str] = field(default_factory=set)  # truncated items: shorter than what was sent
     _speaking: str | None = None
     _committed: str | None = None  # must be added next
     _transcripts: dict[str, list[str] | None] = field(default_factory=dict)  # None: over
@@ -120,7 +124,7 @@ class EventOrder:
         output = self._output(event)
         assert event["content_index"] == len(output.parts)
         if self._running[event["response_id"]].conversation:
-            assert output.item_id in self._items, "content of an item that nobody was told of"
+            assert output.item_id in self._items, "content of an item that was not added"
         output.parts.append(_Part())
 
     def _part_done(self, event: Event) -> None:
@@ -183,7 +187,7 @@ class EventOrder:
     def _conversation_added(self, event: Event) -> None:
         item_id, previous = event["item"]["id"], event["previous_item_id"]
         assert item_id not in self._items, "an item twice"
-        assert previous is None or previous in self._items, "behind an item that nobody knows"
+        assert previous is None or previous in self._items, "after an unknown item"
         assert self._committed in (None, item_id), "not the turn that was committed"
         self._committed = None
         self._items.append(item_id)
@@ -203,7 +207,7 @@ class EventOrder:
         assert event["item_id"] in self._items
         self._cut.add(event["item_id"])
 
-    # --- what the caller says ---
+    # --- the user's speech ---
 
     def _speech_started(self, event: Event) -> None:
         assert self._speaking is None, "speech started twice"
@@ -223,12 +227,12 @@ class EventOrder:
 
     def _transcript_delta(self, event: Event) -> None:
         said = self._transcripts.setdefault(event["item_id"], [])
-        assert said is not None, "written down after its end"
+        assert said is not None, "a transcript delta after its end"
         said.append(event["delta"])
 
     def _transcript_over(self, event: Event) -> None:
         said = self._transcripts.get(event["item_id"], [])
-        assert said is not None, "written down twice"
+        assert said is not None, "a second end of the transcript"
         if "transcript" in event:
             assert event["transcript"] == "".join(said).strip()
         self._transcripts[event["item_id"]] = None

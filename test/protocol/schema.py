@@ -1,6 +1,6 @@
 """Server events checked against the types of OpenAI's own Python client.
 
-Frame mode is an extension: clients that do not ask for it see none of it.
+Frame mode is an extension: clients that do not configure it get none of its events.
 """
 
 import copy
@@ -32,7 +32,7 @@ _MODELS = {
 
 
 def check(event: dict[str, Any]) -> None:
-    """Raises if the client's strict parser would refuse this event, or not know it."""
+    """Raise an error if the client's strict parser refuses this event or has no type for it."""
     assert event["event_id"]
     _MODELS[event["type"]].model_validate(_without_frame_mode(event))
 

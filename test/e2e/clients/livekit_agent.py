@@ -1,4 +1,4 @@
-"""LiveKit Agents: a session without a room, between a mouth that is always on and a loudspeaker."""
+"""LiveKit Agents: a session without a room, with an open microphone and a loudspeaker."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from livekit import rtc
 from livekit.agents import Agent, AgentSession, function_tool
 from livekit.agents.voice import io
 from livekit.plugins import openai
-from play import LONG, QUESTION, RATE_HZ, SHORT, Mouth, play
+from play import LONG, QUESTION, RATE_HZ, SHORT, SpeechSource, play
 from play import weather as weather_of
 
 called: list[dict] = []
@@ -23,9 +23,9 @@ async def weather(town: str) -> str:
 
 class Microphone(io.AudioInput):
     def __init__(self) -> None:
-        super().__init__(label="mouth")
-        self.mouth = Mouth()
-        self._frames = self.mouth.frames()
+        super().__init__(label="microphone")
+        self.source = SpeechSource()
+        self._frames = self.source.frames()
 
     async def __anext__(self) -> rtc.AudioFrame:
         frame = await anext(self._frames)
@@ -33,7 +33,10 @@ class Microphone(io.AudioInput):
 
 
 class Loudspeaker(io.AudioOutput):
-    """Plays in real time, as far as anybody can tell. played: an interrupted answer, or a whole."""
+    """Simulates playback in real time.
+
+    played: playback events, of interrupted and of complete responses.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -106,7 +109,7 @@ async def text(url: str) -> dict:
 
 async def speech(url: str) -> dict:
     async with connected(url) as (session, said):
-        session.input.audio.mouth.say()
+        session.input.audio.source.say()
         return await answer(session, said)
 
 
@@ -118,7 +121,7 @@ async def tool(url: str) -> dict:
 
 
 async def interruption(url: str) -> dict:
-    """Speaks over every answer, until one is cut off in the making and the next has begun."""
+    """Interrupts every response, until one ends incomplete and the next has begun."""
     async with connected(url, LONG) as (session, _):
         cut, loudspeaker = asyncio.Event(), session.output.audio
 
@@ -130,7 +133,7 @@ async def interruption(url: str) -> dict:
         session.generate_reply(user_input=QUESTION)
         await loudspeaker.began.wait()
         while not cut.is_set():
-            session.input.audio.mouth.say(after_s=1.0)
+            session.input.audio.source.say(after_s=1.0)
             await loudspeaker.played.get()
             loudspeaker.began.clear()
             await loudspeaker.began.wait()
@@ -138,7 +141,7 @@ async def interruption(url: str) -> dict:
 
 
 async def reconnect(url: str) -> dict:
-    """The framework does it, and tells the new session what had been said."""
+    """The framework reconnects, and sends the conversation to the new session."""
     async with connected(url) as (session, said):
         await session.generate_reply(user_input=QUESTION)
         while not said.empty():

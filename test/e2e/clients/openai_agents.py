@@ -1,11 +1,11 @@
-"""OpenAI's Agents SDK, with a microphone that is always on."""
+"""OpenAI's Agents SDK, with an open microphone."""
 
 import asyncio
 from contextlib import asynccontextmanager
 
 from agents import function_tool, set_tracing_disabled
 from agents.realtime import RealtimeAgent, RealtimeRunner
-from play import LONG, QUESTION, SHORT, Mouth, play, seconds
+from play import LONG, QUESTION, SHORT, SpeechSource, play, seconds
 from play import weather as weather_of
 
 called: list[dict] = []
@@ -20,26 +20,29 @@ def weather(town: str) -> str:
 
 @asynccontextmanager
 async def connected(url: str, key: str = SHORT):
-    """A session and what speaks into it."""
-    agent, mouth = RealtimeAgent(name="Guide", instructions="Be brief.", tools=[weather]), Mouth()
+    """A session and its microphone."""
+    agent, source = (
+        RealtimeAgent(name="Guide", instructions="Be brief.", tools=[weather]),
+        SpeechSource(),
+    )
     url = f"{url.replace('http', 'ws', 1)}/v1/realtime?model=demo"
     async with await RealtimeRunner(agent).run(
         model_config={"url": url, "api_key": key}
     ) as session:
 
         async def speak() -> None:
-            async for frame in mouth.frames():
+            async for frame in source.frames():
                 await session.send_audio(frame)
 
         speaking = asyncio.create_task(speak())
         try:
-            yield session, mouth
+            yield session, source
         finally:
             speaking.cancel()
 
 
 async def answer(session) -> dict:
-    """What was heard until an answer with sound was over."""
+    """The received part of the conversation until a response with audio is over."""
     text, pcm = "", bytearray()
     async for event in session:
         if event.type == "raw_model_event" and event.data.type == "transcript_delta":
@@ -60,8 +63,8 @@ async def text(url: str) -> dict:
 
 
 async def speech(url: str) -> dict:
-    async with connected(url) as (session, mouth):
-        mouth.say()
+    async with connected(url) as (session, source):
+        source.say()
         return await answer(session)
 
 
@@ -73,8 +76,8 @@ async def tool(url: str) -> dict:
 
 
 async def interruption(url: str) -> dict:
-    """Speaks over every answer, until one is cut off in the making and the next has begun."""
-    async with connected(url, LONG) as (session, mouth):
+    """Interrupts every response, until one ends incomplete and the next has begun."""
+    async with connected(url, LONG) as (session, source):
         await session.send_message(QUESTION)
         spoken_over, cut = None, False
         async for event in session:
@@ -82,7 +85,7 @@ async def interruption(url: str) -> dict:
                 return {}
             if event.type == "audio" and event.item_id != spoken_over:
                 spoken_over = event.item_id
-                mouth.say(after_s=1.0)
+                source.say(after_s=1.0)
             elif event.type == "raw_model_event" and event.data.type == "raw_server_event":
                 if event.data.data["type"] == "response.done":
                     cut = event.data.data["response"]["status"] == "cancelled"
@@ -92,7 +95,7 @@ async def interruption(url: str) -> dict:
 
 
 async def reconnect(url: str) -> dict:
-    """Its session ends with its socket: a program begins another."""
+    """The SDK's session ends with its socket: the program opens another."""
     try:
         async with connected(url) as (session, _):
             await session.send_message(QUESTION)

@@ -1,4 +1,4 @@
-"""OpenAI's SDK, async, with a microphone that is always on."""
+"""OpenAI's SDK, async, with an open microphone."""
 
 import asyncio
 import base64
@@ -6,22 +6,22 @@ import json
 from contextlib import asynccontextmanager
 
 from openai import AsyncOpenAI
-from play import LONG, QUESTION, SHORT, TOOL, Mouth, Playing, play, seconds, weather
+from play import LONG, QUESTION, SHORT, TOOL, Playing, SpeechSource, play, seconds, weather
 
 
 @asynccontextmanager
 async def connected(url: str, key: str = SHORT, **more):
-    """A call and what speaks into it."""
-    client, mouth = AsyncOpenAI(base_url=f"{url}/v1", api_key=key), Mouth()
+    """A connection and its microphone."""
+    client, source = AsyncOpenAI(base_url=f"{url}/v1", api_key=key), SpeechSource()
     async with client.realtime.connect(model="demo", **more) as call:
 
         async def speak() -> None:
-            async for frame in mouth.frames():
+            async for frame in source.frames():
                 await call.input_audio_buffer.append(audio=base64.b64encode(frame).decode())
 
         speaking = asyncio.create_task(speak())
         try:
-            yield call, mouth
+            yield call, source
         finally:
             speaking.cancel()
 
@@ -34,7 +34,7 @@ async def ask(call) -> None:
 
 
 async def answer(call) -> tuple[dict, list]:
-    """What was heard of the answer that comes, and its items."""
+    """The received part of the next response, and its items."""
     text, pcm = "", bytearray()
     async for event in call:
         if event.type == "response.output_audio_transcript.delta":
@@ -55,8 +55,8 @@ async def text(url: str) -> dict:
 
 
 async def speech(url: str) -> dict:
-    async with connected(url) as (call, mouth):
-        mouth.say()
+    async with connected(url) as (call, source):
+        source.say()
         return (await answer(call))[0]
 
 
@@ -73,8 +73,8 @@ async def tool(url: str) -> dict:
 
 
 async def interruption(url: str) -> dict:
-    """Speaks over every answer, until one is cut off in the making and the next has begun."""
-    async with connected(url, LONG) as (call, mouth):
+    """Interrupts every response, until one ends incomplete and the next has begun."""
+    async with connected(url, LONG) as (call, source):
         await ask(call)
         answer, cut = Playing(""), False
         async for event in call:
@@ -83,7 +83,7 @@ async def interruption(url: str) -> dict:
             if event.type == "response.output_audio.delta":
                 if event.item_id != answer.item_id:
                     answer = Playing(event.item_id)
-                    mouth.say(after_s=1.0)
+                    source.say(after_s=1.0)
                 answer.sound_s += seconds(base64.b64decode(event.delta))
             elif event.type == "input_audio_buffer.speech_started" and answer.sound_s:
                 await call.conversation.item.truncate(**answer.position())
@@ -93,7 +93,7 @@ async def interruption(url: str) -> dict:
 
 
 async def reconnect(url: str) -> dict:
-    """The SDK does it, and what is said meanwhile it sends later; the conversation is a new one."""
+    """The SDK reconnects to a new conversation, and then sends the queued events."""
     pcm = bytearray()
     async with connected(url, on_reconnecting=lambda event: None) as (call, _):
         async for event in call:

@@ -18,14 +18,14 @@ def ask(call) -> None:
 
 
 def say(call) -> None:
-    """All at once, with the silence that ends a turn."""
+    """Send the recording at once, with the silence that ends a turn."""
     sound = SAID + bytes(50 * FRAME)
     for at in range(0, len(sound), FRAME):
         call.input_audio_buffer.append(audio=base64.b64encode(sound[at : at + FRAME]).decode())
 
 
 def answer(call) -> tuple[dict, list]:
-    """What was heard of the answer that comes, and its items."""
+    """The received part of the next response, and its items."""
     text, pcm = "", bytearray()
     for event in call:
         if event.type == "response.output_audio_transcript.delta":
@@ -64,7 +64,7 @@ def tool(url: str) -> dict:
 
 
 def interruption(url: str) -> dict:
-    """Speaks over every answer, until one is cut off in the making and the next has begun."""
+    """Interrupts every response, until one ends incomplete and the next has begun."""
     with connect(url, LONG) as call:
         ask(call)
         answer, spoken_over, cut = Playing(""), False, False
@@ -88,7 +88,7 @@ def interruption(url: str) -> dict:
 
 
 def reconnect(url: str) -> dict:
-    """The SDK does it; the conversation is a new one."""
+    """The SDK reconnects to a new conversation."""
     pcm = bytearray()
     with connect(url, on_reconnecting=lambda event: None) as call:
         for event in call:

@@ -1,4 +1,4 @@
-// OpenAI's SDK for JavaScript. What it is told and tells: play.py.
+// OpenAI's SDK for JavaScript. Inputs and report are described in play.py.
 
 import { readFileSync } from "node:fs";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -31,10 +31,10 @@ function ask(call) {
   call.send({ type: "response.create" });
 }
 
-// As a microphone: after the recording there is silence, until the socket closes.
+// A microphone: silence follows the recording, until the socket closes.
 async function say(call, afterS = 0) {
   const began = performance.now();
-  call.said = began; // whoever spoke before falls silent
+  call.said = began; // ends the loop of an earlier recording
   const sound = Buffer.concat([Buffer.alloc(Math.round(afterS * 50) * frame), said]);
   for (let n = 0; call.socket.readyState === 1 && call.said === began; n++) {
     const piece = Buffer.alloc(frame);
@@ -44,7 +44,7 @@ async function say(call, afterS = 0) {
   }
 }
 
-// What was heard of the answer that comes, and its items; null if the socket closed before.
+// The received part of the next response, and its items; null if the socket closed before.
 function answer(call) {
   let text = "";
   let bytes = 0;
@@ -86,7 +86,7 @@ const parts = {
     call.close();
     return { called, ...heard };
   },
-  // Speaks over every answer, until one is cut off in the making and the next has begun.
+  // Interrupts every response, until one ends incomplete and the next has begun.
   async interruption(url) {
     const call = await connect(url, long);
     ask(call);
@@ -96,7 +96,7 @@ const parts = {
     let from = 0;
     call.on("input_audio_buffer.speech_started", () => {
       if (!bytes) return;
-      // What a slow loudspeaker has played of it.
+      // The simulated playback position.
       const played = Math.max(1, Math.floor(Math.min(bytes / 48, performance.now() - from) / 2));
       const position = { item_id, content_index: 0, audio_end_ms: played };
       call.send({ type: "conversation.item.truncate", ...position });
@@ -119,7 +119,7 @@ const parts = {
     const call = await connect(url);
     ask(call);
     if (await answer(call)) throw new Error("the line did not break");
-    return parts.text(url); // the SDK leaves it to the program
+    return parts.text(url); // the SDK does not reconnect by itself
   },
 };
 

@@ -1,4 +1,4 @@
-"""Pipecat: a pipeline between a mouth that is always on and ears."""
+"""Pipecat: a pipeline with an open microphone and a loudspeaker."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -28,7 +28,7 @@ from pipecat.services.openai.realtime.events import (
 )
 from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 from pipecat.workers.runner import WorkerRunner
-from play import LONG, QUESTION, RATE_HZ, SHORT, Mouth, play, seconds
+from play import LONG, QUESTION, RATE_HZ, SHORT, SpeechSource, play, seconds
 from play import weather as weather_of
 
 called: list[dict] = []
@@ -47,7 +47,7 @@ async def weather(params, town: str):
 class Microphone(FrameProcessor):
     def __init__(self) -> None:
         super().__init__()
-        self.mouth, self._speaking = Mouth(), None
+        self.source, self._speaking = SpeechSource(), None
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -60,12 +60,12 @@ class Microphone(FrameProcessor):
         self._speaking.cancel()
 
     async def _speak(self) -> None:
-        async for frame in self.mouth.frames():
+        async for frame in self.source.frames():
             await self.push_frame(InputAudioRawFrame(frame, RATE_HZ, 1))
 
 
-class Ears(FrameProcessor):
-    """What comes out of the model."""
+class Loudspeaker(FrameProcessor):
+    """Collects the model's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,16 +89,16 @@ class Call:
         )
         messages = [{"role": "user", "content": QUESTION}] if typed else []
         context = LLMContextAggregatorPair(LLMContext(messages, tools=[weather]))
-        self.microphone, self.ears = Microphone(), Ears()
-        parts = [self.microphone, context.user(), self.llm, self.ears, context.assistant()]
+        self.microphone, self.loudspeaker = Microphone(), Loudspeaker()
+        parts = [self.microphone, context.user(), self.llm, self.loudspeaker, context.assistant()]
         params = PipelineParams(audio_in_sample_rate=RATE_HZ, audio_out_sample_rate=RATE_HZ)
         self.worker = PipelineWorker(Pipeline(parts), params=params)
 
     async def answer(self) -> dict:
-        """What was heard until an answer with sound was over."""
+        """The received part of the conversation until a response with audio is over."""
         text, pcm = "", bytearray()
         while True:
-            frame = await self.ears.heard.get()
+            frame = await self.loudspeaker.heard.get()
             if isinstance(frame, TTSTextFrame):
                 text += frame.text
             elif isinstance(frame, TTSAudioRawFrame):
@@ -107,7 +107,7 @@ class Call:
                 return {"text": text, "sound_s": seconds(pcm)}
 
     async def until(self, kind: type[Frame]) -> None:
-        while not isinstance(await self.ears.heard.get(), kind):
+        while not isinstance(await self.loudspeaker.heard.get(), kind):
             pass
 
 
@@ -131,7 +131,7 @@ async def text(url: str) -> dict:
 
 async def speech(url: str) -> dict:
     async with connected(url, typed=False) as call:
-        call.microphone.mouth.say()
+        call.microphone.source.say()
         return await call.answer()
 
 
@@ -142,7 +142,7 @@ async def tool(url: str) -> dict:
 
 
 async def interruption(url: str) -> dict:
-    """Speaks over every answer, until one is cut off in the making and the next has begun."""
+    """Interrupts every response, until one ends incomplete and the next has begun."""
     async with connected(url, LONG) as call:
         cut = asyncio.Event()
 
@@ -153,7 +153,7 @@ async def interruption(url: str) -> dict:
 
         await call.until(TTSAudioRawFrame)
         while not cut.is_set():
-            call.microphone.mouth.say(after_s=1.0)
+            call.microphone.source.say(after_s=1.0)
             await call.until(InterruptionFrame)
             await call.until(LLMFullResponseStartFrame)
             await call.until(TTSAudioRawFrame)
@@ -161,18 +161,18 @@ async def interruption(url: str) -> dict:
 
 
 async def reconnect(url: str) -> dict:
-    """The service tells of the loss; the program has it begin a new conversation."""
+    """The service reports the loss; the program starts a new conversation."""
     async with connected(url) as call:
         lost = asyncio.Event()
         call.worker.add_event_handler("on_pipeline_error", lambda worker, frame: lost.set())
         await lost.wait()
-        # A transport says so when it has no more to play; until then the service would cut off
-        # an item that the new conversation does not have.
-        await call.ears.push_frame(BotStoppedSpeakingFrame(), FrameDirection.UPSTREAM)
+        # A transport reports the end of playback; until then the service would truncate an item
+        # that the new conversation does not have.
+        await call.loudspeaker.push_frame(BotStoppedSpeakingFrame(), FrameDirection.UPSTREAM)
         await call.llm.reset_conversation()
-        while not call.ears.heard.empty():
-            call.ears.heard.get_nowait()
-        call.microphone.mouth.say()
+        while not call.loudspeaker.heard.empty():
+            call.loudspeaker.heard.get_nowait()
+        call.microphone.source.say()
         return await call.answer()
 
 

@@ -1,8 +1,8 @@
-"""What every client here is told, and what it tells: a line of JSON for each part it played.
+"""Inputs and report of every client in this folder: one line of JSON per part.
 
     python CLIENT.py '{"text": URL, …}' RECORDING SHORT LONG
 
-RECORDING: int16 at 24 kHz. SHORT, LONG: keys; with them answers are short, or do not end soon.
+RECORDING: int16 at 24 kHz. SHORT, LONG: keys whose sessions have short or long responses.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ QUESTION = "What is the weather in Rome?"
 SAID = Path(sys.argv[2]).read_bytes()
 SHORT, LONG = sys.argv[3:]
 TIMEOUT_S = 90
-# As the wire has it, for clients that describe their functions themselves.
+# In the wire format, for clients that describe their functions themselves.
 TOOL = {
     "type": "function",
     "name": "weather",
@@ -34,8 +34,8 @@ TOOL = {
 }
 
 
-class Mouth:
-    """20 ms of sound every 20 ms for ever: silence where nothing is said."""
+class SpeechSource:
+    """An endless microphone: 20 ms of sound every 20 ms, silent when nothing is spoken."""
 
     def __init__(self) -> None:
         self._left = b""
@@ -53,7 +53,7 @@ class Mouth:
 
 
 class Playing:
-    """What of an answer a slow loudspeaker has played, for clients that have none of their own."""
+    """Simulated playback position of a response, for clients without one of their own."""
 
     def __init__(self, item_id: str):
         self.item_id, self.sound_s, self._began_s = item_id, 0.0, time.monotonic()
@@ -72,12 +72,12 @@ def seconds(pcm: bytes | bytearray) -> float:
 
 
 def weather(town: str) -> str:
-    """What the client's function answers."""
+    """The result of the client's function."""
     return f"It rains in {town}."
 
 
 def play(**parts: Callable[[str], Any]) -> None:
-    """Each part gets its URL and returns what to tell; one that fails leaves the others alone."""
+    """Run all parts. Each gets its URL and returns its report; a failure ends only its part."""
     for name, url in json.loads(sys.argv[1]).items():
         began_s = time.monotonic()
         try:

@@ -92,7 +92,7 @@ def test_kv_pressure_shows_waits_tokens_and_loads(kv_pressure, written):
         assert label in text, label
 
 
-def test_long_calls_show_memory_and_time_over_age(retention, written):
+def test_long_sessions_show_memory_and_time_over_age(retention, written):
     text = drawn(written(retention), ".svg").read_text()
     for label in ("Long calls: 4 calls", ">bounded<", ">everything<", "tokens of KV"):
         assert label in text, label

@@ -1,4 +1,4 @@
-"""A call that outgrows its window goes on, and its client is told what the model has forgotten."""
+"""A session that outgrows its window continues; its client gets events of dropped items."""
 
 import pytest
 
@@ -15,7 +15,7 @@ SMALL = {
 }
 
 
-async def test_a_long_call_forgets_its_beginning_and_says_so(server):
+async def test_a_long_session_drops_its_oldest_items_and_reports_them(server):
     async with connected(server.ws) as socket:
         updated = await socket.session(**NO_VAD, truncation=SMALL)
         assert updated["session"]["truncation"] == SMALL
@@ -33,18 +33,20 @@ async def test_a_long_call_forgets_its_beginning_and_says_so(server):
         assert deleted == added[: len(deleted)], "the oldest leave first"
         assert 0 < len(added) - len(deleted) < 12
         wait_until(
-            lambda: server.stage_load("thinker", "policy_tokens_compacted") > LIMIT, 5, "cuts"
+            lambda: server.stage_load("thinker", "policy_tokens_compacted") > LIMIT,
+            5,
+            "compactions",
         )
         assert server.stage_load("thinker", "kv_tokens_used") < LIMIT + 100
 
 
-async def test_a_window_can_be_given_up_in_the_middle_of_a_call(server):
+async def test_a_window_can_be_turned_off_in_the_middle_of_a_session(server):
     async with connected(server.ws) as socket:
         await socket.session(**NO_VAD, truncation=SMALL)
         for n in range(6):
             await socket.ask(f"question {n} of many", max_output_tokens=30)
         await socket.session(truncation="disabled")
-        # Only now: what a turn forgets is told after its response.done.
+        # The events of a turn's dropped items follow its response.done.
         n_deleted = len([e for e in socket.events if e["type"] == "conversation.item.deleted"])
         assert n_deleted
         usage = []
@@ -61,7 +63,7 @@ def said(text: str) -> dict:
     return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
-async def test_a_conversation_that_is_too_long_answers_its_next_small_turn(server):
+async def test_a_conversation_that_is_too_long_serves_its_next_small_turn(server):
     async with connected(server.ws) as socket:
         await socket.session(**NO_VAD)
         for n in range(100):

@@ -1,4 +1,4 @@
-"""Calls over SGLang's own API whose sessions keep a sink and a window."""
+"""Sessions over SGLang's own API that keep a sink and a window."""
 
 import asyncio
 import random
@@ -40,10 +40,11 @@ class Engine:
 
 
 @dataclass
-class Call:
-    """A session of text, and what each of its tokens could see when it was computed.
+class BoundedSession:
+    """A session of text, and the attention range of each of its tokens.
 
-    ids, seen_from: of all tokens since the beginning. said: (position, logprob) of replies.
+    ids, seen_from: of all tokens since the beginning.
+    said: (position, logprob) of the tokens of responses.
     """
 
     engine: Engine
@@ -53,7 +54,7 @@ class Call:
     said: list[tuple[int, float]] = field(default_factory=list)
     n_dropped: int = 0
     sink: int = SINK
-    owned: int = 0  # by the radix tree: whole pages of the first prompt
+    owned: int = 0  # tokens of the radix tree: whole pages of the first prompt
 
     async def open(self) -> None:
         body = {"capacity_of_str_len": 1 << 40, "session_id": self.name, "streaming": True}
@@ -85,16 +86,16 @@ class Call:
                 self.ids.append(token_id)  # computed with the next request
                 continue
             if len(self.ids) - self.n_dropped > SINK + WINDOW + SLACK + 2 * self.engine.page:
-                self._cut(len(self.ids), n_reply=n)
+                self._compact(len(self.ids), n_reply=n)
             self._take([token_id])
-        self._cut(len(self.seen_from), n_reply=0)
+        self._compact(len(self.seen_from), n_reply=0)
 
     def _take(self, ids: list[int]) -> None:
         self.ids += ids
         seen_from = self.sink + self.n_dropped if self.n_dropped else 0
         self.seen_from += [seen_from] * (len(self.ids) - len(self.seen_from))
 
-    def _cut(self, n_kv: int, n_reply: int) -> None:
+    def _compact(self, n_kv: int, n_reply: int) -> None:
         cut = compaction_of(
             n_tokens=n_kv - self.n_dropped,
             sink_tokens=SINK,
@@ -109,7 +110,7 @@ class Call:
             self.owned = min(self.owned, self.sink)
 
     def check(self, reference: Reference) -> None:
-        """Every reply token is the likeliest, and as likely as the engine said."""
+        """Check that every response token is the most likely, with the engine's log-probability."""
         rows = self.seen_from + [self.seen_from[-1]] * (len(self.ids) - len(self.seen_from))
         inputs = {"input_ids": torch.tensor([self.ids])}
         logprobs = reference.logprobs(inputs, self.sink, rows)
@@ -120,11 +121,13 @@ class Call:
         assert (logprobs[at - 1].argmax(-1) == ids).all()
 
 
-async def a_call(engine: Engine, name: str, seed: int, n_turns: int, n_first: int = SINK) -> Call:
+async def run_session(
+    engine: Engine, name: str, seed: int, n_turns: int, n_first: int = SINK
+) -> BoundedSession:
     rng = random.Random(seed)
-    call = Call(engine, name)
-    await call.open()
+    session = BoundedSession(engine, name)
+    await session.open()
     for n in range(n_turns):
         n_new = rng.randrange(1, 60) if n else n_first
-        await call.turn([rng.randrange(10, 200) for _ in range(n_new)], rng.randrange(1, 30))
-    return call
+        await session.turn([rng.randrange(10, 200) for _ in range(n_new)], rng.randrange(1, 30))
+    return session

@@ -1,6 +1,6 @@
-"""A reply that goes on and on keeps its prompt and a window of its speech, in whatever pool.
+"""A long response keeps its prompt and a window of its speech, in any pool.
 
-The reference's frames see as much as ours. What a reply has dropped is overwritten with NaN.
+The reference's frames have the same attention range. Dropped KV is overwritten with NaN.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ async def bounded(request, endless_checkpoint, tmp_path_factory):
 
 
 class Sight:
-    """What each frame of a bounded reply sees. Frames must be asked for in order."""
+    """The attention range of each frame of a bounded response; called in the order of frames."""
 
     def __init__(self, page: int):
         self.page, self.n_dropped = page, 0
@@ -62,7 +62,7 @@ class Sight:
         return sink, sink + self.n_dropped
 
 
-async def test_long_replies_are_spoken_as_through_a_window(bounded, reference, speech):
+async def test_long_responses_have_the_codes_of_a_windowed_reference(bounded, reference, speech):
     stages, page = bounded
     retention = RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK)
     jobs = []
@@ -94,12 +94,14 @@ POOL_TOKENS = 140
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def cramped(endless_checkpoint, tmp_path_factory):
-    """Hardly room for three bounded replies, and none for one that is not. They also give way as
-    if there were less."""
+    """Hardly room for three bounded responses, and not enough for one unbounded one.
+
+    SGLang's test mode also retracts responses regularly.
+    """
     cache = tmp_path_factory.mktemp("long_cramped")
     args = {"max_total_tokens": POOL_TOKENS}
     environment = {
-        # Or SGLang would set aside room for all of a reply, and admit one at a time.
+        # Without it, SGLang reserves room for a whole response, and admits one at a time.
         "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "8",
         "SGLANG_TEST_RETRACT": "1",
         "SGLANG_TEST_RETRACT_INTERVAL": "23",
@@ -118,7 +120,7 @@ async def cramped(endless_checkpoint, tmp_path_factory):
         yield running
 
 
-async def test_replies_longer_than_the_pool_are_spoken_side_by_side(cramped):
+async def test_responses_longer_than_the_pool_run_concurrently(cramped):
     retention = RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK)
     jobs = []
     for n in range(3):
@@ -132,14 +134,14 @@ async def test_replies_longer_than_the_pool_are_spoken_side_by_side(cramped):
     for (links, _), codes in zip(jobs, heard, strict=True):
         links.close()
         assert codes.shape == (N_FRAMES, 16)
-        # Sampled speech does not stand still; NaN that was read would make it.
+        # Sampled codes vary; reading NaN would make them constant.
         assert len(np.unique(codes[-WINDOW:, 0])) > WINDOW // 4
     assert await total(cramped, "talker", "policy_retracted") > 0
     assert await total(cramped, "talker", "kv_tokens_used") == 0
 
 
-async def test_what_is_too_long_for_the_talker_is_answered_aloud(cramped):
-    """Its pool is smaller than the thinker's: it speaks without the messages that do not fit."""
+async def test_a_history_too_long_for_the_talker_still_gets_speech(cramped):
+    """The talker's pool is smaller: it speaks without the messages that do not fit."""
     n_before = await total(cramped, "talker", "segments_left_out")
     links, long = cramped.links("unread"), user("tell me more " * 100)
     for history in ((long,), (user("why"), long, user("go on"))):
