@@ -1,4 +1,4 @@
-"""Pictures of what was measured: one call's timeline, or the arms of a load.
+"""Figures of measurements: the timeline of one session, or the arms of a benchmark.
 
 `python -m sglang_live.report` is the command; it needs matplotlib (extra `bench`).
 """

@@ -1,4 +1,4 @@
-"""`python -m sglang_live.report FILE.json`: draw a session timeline, or what a benchmark found."""
+"""`python -m sglang_live.report FILE.json`: draw a session's timeline or a benchmark's results."""
 
 import argparse
 import sys
@@ -35,16 +35,18 @@ def main(argv: list[str] | None = None) -> int:
     except ImportError:
         return _fail(NO_MATPLOTLIB)
     matplotlib.use("Agg")
-    # Only now, because they import matplotlib themselves.
+    # These modules import matplotlib.
     from sglang_live.report import frames_figure, kv_figure, load_figure, timeline_figure
 
-    figures = {
-        Timeline: timeline_figure,
-        LoadDocument: load_figure,
-        Collapse: frames_figure,
-        Admission: frames_figure,
-    }
-    figures.get(type(document), kv_figure).save(document, out)
+    match document:
+        case Timeline():
+            timeline_figure.save(document, out)
+        case LoadDocument():
+            load_figure.save(document, out)
+        case Collapse() | Admission():
+            frames_figure.save(document, out)
+        case _:
+            kv_figure.save(document, out)
     print(f"wrote {out}")
     return 0
 
@@ -53,12 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sglang_live.report",
         description="Draw a session timeline, or the document of benchmark.voice_load, "
-        "kv_pressure, retention, collapse or admission; which it is shows in the file. Exit code "
+        "kv_pressure, retention, collapse or admission; the file's contents tell which. Exit code "
         "2: it cannot be drawn.",
     )
     parser.add_argument("document", type=Path, metavar="FILE.json")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.png|svg", help="default: beside the document, as png"
+        "--out", type=Path, metavar="FILE.png|svg", help="default: the document's name with .png"
     )
     return parser
 

@@ -1,27 +1,30 @@
-"""The kinds of document, told apart by what is in them, and checked.
+"""The kinds of document, distinguished by their contents, and checked.
 
-A timeline: what the server keeps of a session (python/sglang_live/interaction/timeline.py).
-The others: what `python -m benchmark.NAME --json` writes, of voice_load, kv_pressure, retention,
+A timeline: the server's record of a session (python/sglang_live/interaction/timeline.py).
+The others: output of `python -m benchmark.NAME --json` for voice_load, kv_pressure, retention,
 collapse and admission.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 
 class DocumentError(ValueError):
-    """The file is no kind of document that can be drawn, or a broken one."""
+    """The file is no document that can be drawn, or a broken one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineEvent:
-    """Times since the session began; seconds of audio are totals of the response.
+    """One event. Times count from the start of the session; audio is the total of the response.
 
-    position_s: where the client says that it cut the reply. silent_s: how long nothing was
-    heard, up to now. onset_t_s: when the voice began that is noticed now.
-    stage, what, buffered_s: what a stage's policies did with the reply's stream, and its buffer.
+    response: its id; None: the latest response.
+    position_s: playback position at which the client truncated the response.
+    silent_s: length of a stall that ends now.
+    onset_t_s: start of the speech that is detected now.
+    stage, what, buffered_s: a stage, its policies' decision on the response, and its buffer.
     """
 
     t_s: float
@@ -40,7 +43,10 @@ class TimelineEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """dropped: events that the recorder had no room for."""
+    """The record of one session.
+
+    dropped: number of events beyond the limit of the record.
+    """
 
     session: str
     began_unix_s: float | None
@@ -70,7 +76,10 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class LoadDocument:
-    """`points` as voice_load wrote them, by arm in the order of the file."""
+    """The points of benchmark.voice_load, by arm in the order of the file.
+
+    facts: the other fields of the document.
+    """
 
     facts: dict[str, Any]
     arms: dict[str, list[dict[str, Any]]]
@@ -111,7 +120,7 @@ class KvPressure:
 
 @dataclass(frozen=True, slots=True)
 class KvAges:
-    """What benchmark.retention saw of calls as they grew older, by arm."""
+    """Measurements of benchmark.retention by the age of a session, by arm."""
 
     facts: dict[str, Any]
     arms: dict[str, list[dict[str, Any]]]
@@ -143,7 +152,11 @@ class Collapse:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What benchmark.admission found: steps of brute force, and open systems."""
+    """Results of benchmark.admission: N* by brute force, and open systems.
+
+    n_star: largest number of sessions in time.
+    ladder: measurements by number of sessions.
+    """
 
     facts: dict[str, Any]
     n_star: int
@@ -160,22 +173,23 @@ class Admission:
 
 
 Document = Timeline | LoadDocument | KvPressure | KvAges | Collapse | Admission
-_BENCHMARKS = {
-    "voice_load": LoadDocument,
-    "kv_pressure": KvPressure,
-    "retention": KvAges,
-    "collapse": Collapse,
-    "admission": Admission,
+_BENCHMARKS: dict[str, Callable[[dict[str, Any]], Document]] = {
+    "voice_load": LoadDocument.of,
+    "kv_pressure": KvPressure.of,
+    "retention": KvAges.of,
+    "collapse": Collapse.of,
+    "admission": Admission.of,
 }
 
 
 def place(point: dict[str, Any]) -> float:
-    """Where a point lies on the axis of load."""
-    return point.get("rate_rps") or point["sessions"]
+    """Position of a point on the axis of load."""
+    load: float = point.get("rate_rps") or point["sessions"]
+    return load
 
 
 def read(path: Path) -> Document:
-    """Raises DocumentError, which says what is wrong with the file."""
+    """Raises DocumentError with the fault of the file."""
     try:
         document = json.loads(path.read_text())
     except OSError as error:
@@ -186,8 +200,8 @@ def read(path: Path) -> Document:
     try:
         if "events" in known and "session" in known:
             return Timeline.of(known)
-        if (kind := _BENCHMARKS.get(known.get("benchmark"))) is not None:
-            return kind.of(known)
+        if (made := _BENCHMARKS.get(str(known.get("benchmark")))) is not None:
+            return made(known)
     except (KeyError, TypeError, AttributeError) as error:
         raise DocumentError(f"{path} is a broken document: {error!r}") from error
     raise DocumentError(

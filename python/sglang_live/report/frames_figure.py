@@ -1,4 +1,4 @@
-"""Calls without an end: what they do to a KV pool, and how many the server lets in."""
+"""Sessions without an end: their use of a KV pool, and how many of them the server admits."""
 
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,17 @@ from sglang_live.report.documents import Admission, Collapse
 
 
 def save(document: Collapse | Admission, path: Path) -> None:
-    drawn = draw_collapse if isinstance(document, Collapse) else draw_admission
     with look.settings():
-        look.save(drawn(document), path)
+        if isinstance(document, Collapse):
+            look.save(draw_collapse(document), path)
+        else:
+            look.save(draw_admission(document), path)
 
 
 def draw_collapse(document: Collapse) -> Figure:
-    """As Metronome's figures 4 to 6: single runs thin, their median bold."""
+    """Like figures 4 to 6 of Metronome: single runs thin, their median bold."""
     figure = Figure(figsize=(11, 4.4), layout="constrained")
-    pool, latency, foretold = figure.subplots(1, 3)
+    pool, latency, predicted = figure.subplots(1, 3)
     for number, (arm, runs) in enumerate(document.arms.items()):
         colour = look.ARMS[number % len(look.ARMS)]
         _runs(
@@ -34,49 +36,49 @@ def draw_collapse(document: Collapse) -> Figure:
         pairs = [(r["predicted_s"], r["saturated_s"]) for r in runs]
         known = np.array([pair for pair in pairs if None not in pair])
         if len(known):
-            foretold.plot(known[:, 0], known[:, 1], "o", color=colour, label=arm)
+            predicted.plot(known[:, 0], known[:, 1], "o", color=colour, label=arm)
     pool.set(title="KV pool of the thinker", xlabel="s", ylabel="full (%)", ylim=(0, 105))
     latency.set(
         title="A frame, to its tokens (median)",
-        xlabel="age of the call (s)",
+        xlabel="age of the session (s)",
         ylabel="ms",
         yscale="log",
     )
-    foretold.set(
-        title="When the pool was full", xlabel="foretold by its first half (s)", ylabel="s"
+    predicted.set(
+        title="When the pool was full", xlabel="predicted from its first half (s)", ylabel="s"
     )
-    if low_high := _limits(foretold):
-        foretold.plot(low_high, low_high, color=look.GREY, linewidth=0.8, linestyle="--")
-    return _finished(figure, "Calls without an end", document.facts, pool)
+    if low_high := _limits(predicted):
+        predicted.plot(low_high, low_high, color=look.GREY, linewidth=0.8, linestyle="--")
+    return _finished(figure, "Sessions without an end", document.facts, pool)
 
 
 def draw_admission(document: Admission) -> Figure:
-    """As Metronome's figure 7."""
+    """Like figure 7 of Metronome."""
     figure = Figure(figsize=(11, 4.4), layout="constrained")
-    let_in, late, ladder = figure.subplots(1, 3)
+    admitted, late, ladder = figure.subplots(1, 3)
     for number, found in enumerate(document.open_systems):
         colour = look.ARMS[number % len(look.ARMS)]
         times = [s["at_s"] for s in found["trace"]]
-        let_in.plot(times, [s["open"] for s in found["trace"]], color=colour, label=found["arm"])
+        admitted.plot(times, [s["open"] for s in found["trace"]], color=colour, label=found["arm"])
         limits = [s["limit"] for s in found["trace"]]
-        let_in.plot(times, limits, color=colour, linewidth=0.8, linestyle=":")
+        admitted.plot(times, limits, color=colour, linewidth=0.8, linestyle=":")
         known = [(s["at_s"], s["budget_share"]) for s in found["trace"] if s["budget_share"]]
         if known:
             late.plot(*np.array(known).T, color=colour)
-    let_in.axhline(document.n_star, color=look.GREY, linestyle="--", linewidth=0.8)
-    let_in.set(title="Open calls (dotted: limit, dashed: N*)", xlabel="s", ylabel="calls")
+    admitted.axhline(document.n_star, color=look.GREY, linestyle="--", linewidth=0.8)
+    admitted.set(title="Open sessions (dotted: limit, dashed: N*)", xlabel="s", ylabel="sessions")
     late.axhline(1, color=look.GREY, linestyle="--", linewidth=0.8)
-    late.set(title="Share of its budget the slow tenth took", xlabel="s", yscale="log")
+    late.set(title="Share of its budget that the slowest tenth took", xlabel="s", yscale="log")
     sessions = [step["sessions"] for step in document.ladder]
     for name, colour in (("p50", look.BLUE), ("p90", look.ORANGE), ("p99", look.RED)):
         values = [step["latency_ms"][name] or np.nan for step in document.ladder]
         ladder.plot(sessions, values, "o-", color=colour, label=name.upper())
-    ladder.set(title="By brute force", xlabel="calls", ylabel="frame latency (ms)", yscale="log")
+    ladder.set(title="By brute force", xlabel="sessions", ylabel="frame latency (ms)", yscale="log")
     ladder.legend()
-    return _finished(figure, "How many calls it takes on", document.facts, let_in)
+    return _finished(figure, "Admission of sessions", document.facts, admitted)
 
 
-def _runs(axes: Axes, runs: list[list[tuple]], colour: str, label: str) -> None:
+def _runs(axes: Axes, runs: list[list[tuple[float, float]]], colour: str, label: str) -> None:
     for run in runs:
         if run:
             axes.plot(*np.array(run).T, color=colour, linewidth=0.5, alpha=0.4)
@@ -84,7 +86,7 @@ def _runs(axes: Axes, runs: list[list[tuple]], colour: str, label: str) -> None:
     for run in runs:
         for x, y in run:
             at.setdefault(round(x), []).append(y)
-    # Where half of the runs are still seen.
+    # The median only where half of the runs have a point.
     points = [(x, np.median(ys)) for x, ys in sorted(at.items()) if 2 * len(ys) >= len(runs)]
     if points:
         axes.plot(*np.array(points).T, color=colour, linewidth=2, label=label)

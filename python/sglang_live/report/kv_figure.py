@@ -1,4 +1,4 @@
-"""What becomes of KV under pressure, and over a long call: arms side by side."""
+"""KV under memory pressure, and over long sessions, by arm."""
 
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,20 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from sglang_live.report import look
 from sglang_live.report.documents import KvAges, KvPressure
 
-# What became of tokens that a session had said before, from bottom to top.
+# Tokens of earlier turns by their fate, from bottom to top.
 _TOKENS = (
-    ("came back unseen", "tokens_preloaded", look.GREEN),
+    ("preloaded in time", "tokens_preloaded", look.GREEN),
     ("a prefill waited for", "tokens_loaded", look.ORANGE),
-    ("computed anew", "recomputed_tokens", look.RED),
+    ("recomputed", "recomputed_tokens", look.RED),
 )
 
 
 def save(document: KvPressure | KvAges, path: Path) -> None:
-    drawn = draw_pressure if isinstance(document, KvPressure) else draw_ages
     with look.settings():
-        look.save(drawn(document), path)
+        if isinstance(document, KvPressure):
+            look.save(draw_pressure(document), path)
+        else:
+            look.save(draw_ages(document), path)
 
 
 def draw_pressure(document: KvPressure) -> Figure:
@@ -57,7 +59,7 @@ def _stack(axes: Axes, document: KvPressure) -> None:
         height = np.array([sum(row[name] for row in rows) for rows in document.arms.values()])
         axes.bar(arms, height, bottom=floor, color=colour, label=label, width=0.6)
         floor += height
-    axes.set(title="Tokens of earlier turns that were not there", ylabel="tokens")
+    axes.set(title="Evicted tokens of earlier turns", ylabel="tokens")
     axes.legend(fontsize=8.5)
 
 
@@ -73,17 +75,17 @@ def _bars(axes: Axes, document: KvPressure) -> None:
 
 def draw_ages(document: KvAges) -> Figure:
     figure = Figure(figsize=(9, 4.4), layout="constrained")
-    held, turns = figure.subplots(1, 2)
+    kept, turns = figure.subplots(1, 2)
     for number, (arm, ages) in enumerate(document.arms.items()):
-        talked = [age["tokens_talked"] for age in ages]
-        for axes, name in ((held, "kv_tokens_per_call"), (turns, "turn_ms")):
-            axes.plot(talked, [age[name] for age in ages], color=_colour(number), label=arm)
-    held.set(title="Memory of a call", ylabel="tokens of KV")
+        tokens = [age["tokens_talked"] for age in ages]
+        for axes, name in ((kept, "kv_tokens_per_call"), (turns, "turn_ms")):
+            axes.plot(tokens, [age[name] for age in ages], color=_colour(number), label=arm)
+    kept.set(title="Memory of a session", ylabel="tokens of KV")
     turns.set(title="Time of a turn", ylabel="ms")
-    for axes in (held, turns):
-        axes.set(xlabel="tokens said and heard so far", ylim=(0, None))
-    figure.suptitle(_title("Long calls", document.facts), x=0.01, ha="left", fontsize=13)
-    handles, labels = held.get_legend_handles_labels()
+    for axes in (kept, turns):
+        axes.set(xlabel="tokens of the conversation so far", ylim=(0, None))
+    figure.suptitle(_title("Long sessions", document.facts), x=0.01, ha="left", fontsize=13)
+    handles, labels = kept.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=len(labels))
     figure.supxlabel(_footnote(document.facts), fontsize=8.5, color=look.GREY, x=0.01, ha="left")
     return figure
@@ -95,8 +97,8 @@ def _colour(number: int) -> str:
 
 def _title(what: str, facts: dict[str, Any]) -> str:
     config = facts.get("config", {})
-    calls = config.get("sessions") or config.get("calls")
-    return f"{what}: {calls} calls" if calls else what
+    n_sessions = config.get("sessions") or config.get("calls")
+    return f"{what}: {n_sessions} sessions" if n_sessions else what
 
 
 def _footnote(facts: dict[str, Any]) -> str:

@@ -1,9 +1,10 @@
-"""The arms of one voice_load document side by side: latency, throughput, continuity, waste."""
+"""Latency, throughput, continuity and waste by arm of one voice_load document."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -11,6 +12,7 @@ from sglang_live.report import look
 from sglang_live.report.documents import LoadDocument, place
 
 Point = dict[str, Any]
+Value = Callable[[Point], float | None]
 # benchmark.voice_load's SLO on continuity and viability.
 SLO_PERCENT = 99
 
@@ -51,7 +53,7 @@ def draw(document: LoadDocument) -> Figure:
     if smooth.lines:
         _draw_slo(smooth)
     for axes in (latency, smooth, waste):
-        _whole_sessions(axes, document)
+        _set_load_ticks(axes, document)
     figure.suptitle(_title(document), x=0.01, ha="left", fontsize=13)
     handles, labels = latency.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=min(5, len(labels)))
@@ -59,7 +61,7 @@ def draw(document: LoadDocument) -> Figure:
     return figure
 
 
-def _smoothness(document: LoadDocument, load: str) -> tuple:
+def _smoothness(document: LoadDocument, load: str) -> tuple[str, str, str, Value, Value]:
     if document.open_loop:
         return "Streaming viability", load, "packets in time (%)", place, _viability_percent
     name = "Continuity: no gap over 100 ms"
@@ -69,19 +71,23 @@ def _smoothness(document: LoadDocument, load: str) -> tuple:
 def _draw_panel(
     axes: Axes,
     document: LoadDocument,
-    x: Callable[[Point], float | None],
-    y: Callable[[Point], float | None],
+    x: Value,
+    y: Value,
 ) -> None:
     any_known = False
     for number, (arm, points) in enumerate(document.arms.items()):
-        known = [(x(p), y(p)) for p in points if x(p) is not None and y(p) is not None]
+        known = [
+            (at, value)
+            for point in points
+            if (at := x(point)) is not None and (value := y(point)) is not None
+        ]
         any_known |= bool(known)
         axes.plot(
             [at for at, _ in known],
             [value for _, value in known],
             color=_colour(arm, number),
             marker=look.MARKERS[number % len(look.MARKERS)],
-            # Arms that coincide stay visible: later ones are thinner.
+            # Later lines are thinner, so that coinciding arms stay visible.
             lw=2.6 if number == 0 else 1.6,
             markersize=7,
             label=arm,
@@ -99,16 +105,16 @@ def _colour(arm: str, number: int) -> str:
 
 
 def _name_points(axes: Axes, document: LoadDocument) -> None:
-    """The load beside the frontier's points, of the first and the last arm: more would collide."""
+    """Write the load next to the points of the first and the last arm; more would overlap."""
     arms = list(document.arms)
     below, above = ((7, -4), "left", "top"), ((-7, 4), "right", "bottom")
     for arm, (offset, ha, va) in {arms[0]: below, arms[-1]: above}.items():
         for point in document.arms[arm]:
-            if _p90_ms(point) is None:
+            if (p90_ms := _p90_ms(point)) is None:
                 continue
             axes.annotate(
                 f"{place(point):g}",
-                (_p90_ms(point), _turns_per_s(point)),
+                (p90_ms, _turns_per_s(point)),
                 xytext=offset,
                 textcoords="offset points",
                 ha=ha,
@@ -119,11 +125,11 @@ def _name_points(axes: Axes, document: LoadDocument) -> None:
 
 
 def _draw_slo(axes: Axes) -> None:
-    values = [value for line in axes.lines for value in line.get_ydata()]
+    values = [float(y) for line in axes.lines for y in np.asarray(line.get_ydata())]
     if not values:
         return
     axes.axhline(SLO_PERCENT, color=look.RED, lw=1, ls=(0, (4, 3)))
-    # Far from the SLO it is the whole range that matters, near it the last percents.
+    # Show the last percents if all values are near the SLO, else the whole range.
     axes.set_ylim(min(90.0, 5 * ((min(values) - 1) // 5)), 101)
     axes.annotate(
         f"SLO {SLO_PERCENT} %",
@@ -138,7 +144,7 @@ def _draw_slo(axes: Axes) -> None:
     )
 
 
-def _whole_sessions(axes: Axes, document: LoadDocument) -> None:
+def _set_load_ticks(axes: Axes, document: LoadDocument) -> None:
     if axes.get_xticks().size:
         axes.set_xticks(sorted({place(p) for points in document.arms.values() for p in points}))
 
@@ -163,11 +169,12 @@ def _footnote(document: LoadDocument) -> str:
 
 
 def _p90_ms(point: Point) -> float | None:
-    return point["ttfp_ms"]["p90"]
+    p90_ms: float | None = point["ttfp_ms"]["p90"]
+    return p90_ms
 
 
 def _turns_per_s(point: Point) -> float:
-    return point["turns_per_s"]
+    return float(point["turns_per_s"])
 
 
 def _continuity_percent(point: Point) -> float | None:

@@ -1,6 +1,8 @@
-"""How the pictures look: fonts, colours that a colour-blind reader can tell apart, saving."""
+"""Style of the figures: fonts, colours that colour-blind readers can distinguish, saving."""
 
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -20,7 +22,7 @@ ARMS = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#777777"
 
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
     "axes.titlesize": 11,
@@ -32,12 +34,12 @@ SETTINGS = {
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    # Text stays text: it can be searched, and read by those who listen to a page.
+    # As text, so that it can be searched and read aloud.
     "svg.fonttype": "none",
 }
 
 
-def settings():
+def settings() -> AbstractContextManager[None]:
     return matplotlib.rc_context(SETTINGS)
 
 

@@ -1,4 +1,4 @@
-"""From a timeline's events to what a picture shows: spans, curves and marks. Draws nothing."""
+"""Spans, curves and marks of a timeline's events. Draws nothing."""
 
 from dataclasses import dataclass, field
 
@@ -6,21 +6,24 @@ from sglang_live.report.documents import Timeline, TimelineEvent
 
 Span = tuple[float, float]
 
-# What begins a span, and what ends it.
+# Events that begin a span, and events that end it.
 SPEECH = ({"speech_started"}, {"speech_stopped"})
 SUSPICION = ({"speech_suspected"}, {"speech_dismissed", "speech_started", "speech_stopped"})
 HOLD = ({"held"}, {"released", "resumed", "response_done", "barge_in", "stopped"})
-# What the policies call a stream, and what they do to it.
+# Classes of a request in the policies (policy/view.py).
 CLASSES = ("u0", "u1", "u2", "unknown")
-# Nothing more is heard of a response after these.
-CUTS = ("barge_in", "stopped", "truncated")
+# A pause of a request. Timelines of earlier versions call it "held".
+PAUSES = ("paused", "held")
+# Events after which no audio of a response is heard.
+ENDS = ("barge_in", "stopped", "truncated")
 
 
 @dataclass(slots=True)
-class ReplyCurve:
-    """One response: seconds of audio generated, sent and heard against time.
+class ResponseCurve:
+    """One response: seconds of audio generated, sent and heard over time.
 
-    truncated_s: when the user interrupted it; None: it was played out.
+    done_s: time of response.done; None: the response is not over.
+    truncated_s: time at which the user interrupted it; None: it was played out.
     """
 
     response: str
@@ -33,7 +36,7 @@ class ReplyCurve:
 
     @property
     def playing(self) -> Span | None:
-        """From the first audio sent to the last heard."""
+        """From the first sent to the last heard audio; None without audio."""
         if not self.sent:
             return None
         return self.sent[0][0], max(self.sent[0][0], self.heard[-1][0] if self.heard else 0.0)
@@ -46,7 +49,7 @@ class ReplyCurve:
 
 
 def spans(timeline: Timeline, which: tuple[set[str], set[str]]) -> list[Span]:
-    """What is still open at the end of the timeline ends there."""
+    """The spans between these events; an open span ends with the timeline."""
     begins, ends = which
     found: list[Span] = []
     began_s: float | None = None
@@ -62,21 +65,21 @@ def spans(timeline: Timeline, which: tuple[set[str], set[str]]) -> list[Span]:
 
 
 def stream_spans(timeline: Timeline, stage: str) -> dict[str, list[Span]]:
-    """When a stage's streams were in which class, and when they sat out ("held")."""
-    found: dict[str, list[Span]] = {name: [] for name in (*CLASSES, "held")}
+    """The spans of each class of a stage's requests, and those in which they were paused."""
+    found: dict[str, list[Span]] = {name: [] for name in (*CLASSES, "paused")}
     open_class: tuple[str, float] | None = None
-    held_s: float | None = None
+    paused_s: float | None = None
 
     def close(at_s: float) -> None:
-        nonlocal open_class, held_s
+        nonlocal open_class, paused_s
         if open_class is not None:
             found[open_class[0]].append((open_class[1], at_s))
-        if held_s is not None:
-            found["held"].append((held_s, at_s))
-        open_class = held_s = None
+        if paused_s is not None:
+            found["paused"].append((paused_s, at_s))
+        open_class = paused_s = None
 
     for event in timeline.events:
-        if event.event in ("response_created", "response_done", *CUTS):
+        if event.event in ("response_created", "response_done", *ENDS):
             close(event.t_s)
         if event.event != "stream" or event.stage != stage:
             continue
@@ -84,11 +87,11 @@ def stream_spans(timeline: Timeline, stage: str) -> dict[str, list[Span]]:
             if open_class is not None:
                 found[open_class[0]].append((open_class[1], event.t_s))
             open_class = event.what, event.t_s
-        elif event.what == "held":
-            held_s = event.t_s
-        elif held_s is not None:
-            found["held"].append((held_s, event.t_s))
-            held_s = None
+        elif event.what in PAUSES:
+            paused_s = event.t_s
+        elif paused_s is not None:
+            found["paused"].append((paused_s, event.t_s))
+            paused_s = None
     close(timeline.end_s)
     return found
 
@@ -97,30 +100,34 @@ def marks(timeline: Timeline, name: str) -> list[float]:
     return [event.t_s for event in timeline.events if event.event == name]
 
 
-def dry_spans(timeline: Timeline) -> list[Span]:
-    """When the listener waited in the middle of a reply."""
+def stall_spans(timeline: Timeline) -> list[Span]:
+    """Stalls: spans in which the user waited in the middle of a response."""
     underruns = [event for event in timeline.events if event.event == "underrun"]
     if underruns:
         return [(event.t_s - (event.silent_s or 0.0), event.t_s) for event in underruns]
     found = []
-    dry: TimelineEvent | None = None
+    stopped: TimelineEvent | None = None
     for event in timeline.events:
-        # A reply also runs dry at its end; only what plays again was a stall.
-        if event.event == "playing" and dry is not None and dry.response == event.response:
-            found.append((dry.t_s, event.t_s))
+        # Playback also stops at the end of a response; only if it goes on was it a stall.
+        is_playing = event.event == "playing"
+        if is_playing and stopped is not None and stopped.response == event.response:
+            found.append((stopped.t_s, event.t_s))
         if event.event in ("dry", "playing"):
-            dry = event if event.event == "dry" else None
+            stopped = None if is_playing else event
     return found
 
 
-def reply_curves(timeline: Timeline) -> list[ReplyCurve]:
-    """In the order the responses began. An event that names none is of the latest one."""
-    curves: dict[str, ReplyCurve] = {}
+def response_curves(timeline: Timeline) -> list[ResponseCurve]:
+    """The responses in the order in which they began.
+
+    An event without a response belongs to the latest one.
+    """
+    curves: dict[str, ResponseCurve] = {}
     latest: str | None = None
     for event in timeline.events:
         latest = event.response or latest
         if event.response is not None and event.response not in curves:
-            curves[event.response] = ReplyCurve(event.response, event.t_s)
+            curves[event.response] = ResponseCurve(event.response, event.t_s)
         if latest is not None:
             _add(curves[latest], event)
     for curve in curves.values():
@@ -128,8 +135,8 @@ def reply_curves(timeline: Timeline) -> list[ReplyCurve]:
     return [curve for curve in curves.values() if curve.sent or curve.done_s is not None]
 
 
-def _add(curve: ReplyCurve, event: TimelineEvent) -> None:
-    # What follows the cut is bookkeeping: the listener's device is silent.
+def _add(curve: ResponseCurve, event: TimelineEvent) -> None:
+    # After a truncation the user's device is silent; later events only report on it.
     if curve.truncated_s is None:
         if event.event == "first_audio" and event.sent_s is None:
             curve.sent.append((event.t_s, 0.0))
@@ -141,14 +148,14 @@ def _add(curve: ReplyCurve, event: TimelineEvent) -> None:
         ):
             if value is not None:
                 points.append((event.t_s, value))
-        if event.event in CUTS:
+        if event.event in ENDS:
             curve.truncated_s = event.t_s
     if event.event == "response_done":
         curve.done_s = event.t_s
 
 
-def _play_out(curve: ReplyCurve) -> None:
-    """A listener goes on hearing at the pace of time what was sent, unless it was cut."""
+def _play_out(curve: ResponseCurve) -> None:
+    """Extend the curves to the time at which all sent audio is heard, unless it was truncated."""
     if not curve.sent or curve.truncated_s is not None:
         return
     last_s, heard_s = curve.heard[-1] if curve.heard else (curve.sent[0][0], 0.0)

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def timeline() -> dict:
-    """Two turns: the first reply is interrupted, the second runs dry once and is played out."""
+    """Two turns: the first response is interrupted, the second stalls once and is played out."""
     first, second = {"response": "resp_1"}, {"response": "resp_2"}
     events = [
         {"t_s": 0.9, "event": "speech_suspected", "onset_t_s": 0.8},
@@ -161,7 +161,7 @@ def admission() -> dict:
 
 @pytest.fixture
 def written(tmp_path):
-    """Write a document; returns its path."""
+    """A function that writes a document and returns its path."""
 
     def write(document):
         path = tmp_path / "document.json"

@@ -1,4 +1,4 @@
-"""The command: a document in, a picture out."""
+"""The command: it reads a document and writes a figure."""
 
 import json
 import re
@@ -17,18 +17,18 @@ def drawn(path, suffix: str):
     return out
 
 
-def test_a_timeline_shows_who_spoke_and_what_was_heard(timeline, written):
+def test_a_timeline_shows_speech_and_heard_audio(timeline, written):
     text = drawn(written(timeline), ".svg").read_text()
     for label in (
         "Session sess_7 (2 events not recorded)",
         "user",
-        "reply heard",
-        "audio of the reply (s)",
+        "response heard",
+        "audio of the response (s)",
         "time since the session began (s)",
         "buffer: sent, not heard yet",
         "speech suspected",
-        "held back",
-        "ran dry",
+        "audio held",
+        "stall",
         "barge-in or cancel",
         "truncated",
         "never heard",
@@ -36,11 +36,11 @@ def test_a_timeline_shows_who_spoke_and_what_was_heard(timeline, written):
         assert label in text, label
 
 
-def test_the_legend_names_only_what_there_is(timeline, written):
+def test_the_legend_has_only_entries_of_the_timeline(timeline, written):
     quiet = [event for event in timeline["events"] if event["t_s"] < 4.8]
     text = drawn(written({**timeline, "events": quiet, "dropped": 0}), ".svg").read_text()
     assert "barge-in" not in text
-    assert "ran dry" not in text
+    assert "stall" not in text
     assert ">Session sess_7<" in text
 
 
@@ -71,7 +71,7 @@ def test_an_open_loop_is_drawn_over_its_rates(load, written):
     assert "Streaming viability" in text
 
 
-def test_what_was_not_measured_is_said(load, written):
+def test_a_missing_measurement_is_marked(load, written):
     for point in load["points"]:
         del point["waste"]
     assert "not measured" in drawn(written(load), ".svg").read_text()
@@ -80,12 +80,12 @@ def test_what_was_not_measured_is_said(load, written):
 def test_kv_pressure_shows_waits_tokens_and_loads(kv_pressure, written):
     text = drawn(written(kv_pressure), ".svg").read_text()
     for label in (
-        "KV pressure: 24 calls",
+        "KV pressure: 24 sessions",
         ">lru<",
         ">preload<",
         "turns that waited no longer (%)",
-        "came back unseen",
-        "computed anew",
+        "preloaded in time",
+        "recomputed",
         ">56 loads<",
         "modelled link 0.02:200",
     ):
@@ -94,19 +94,24 @@ def test_kv_pressure_shows_waits_tokens_and_loads(kv_pressure, written):
 
 def test_long_sessions_show_memory_and_time_over_age(retention, written):
     text = drawn(written(retention), ".svg").read_text()
-    for label in ("Long calls: 4 calls", ">bounded<", ">everything<", "tokens of KV"):
+    for label in ("Long sessions: 4 sessions", ">bounded<", ">everything<", "tokens of KV"):
         assert label in text, label
 
 
-def test_calls_without_an_end_show_pools_latency_and_what_was_foretold(collapse, written):
+def test_endless_sessions_show_pools_latency_and_the_prediction(collapse, written):
     text = drawn(written(collapse), ".svg").read_text()
-    for label in ("off: 2 of 2 collapsed", "all: 0 of 1 collapsed", "foretold", "age of the call"):
+    for label in (
+        "off: 2 of 2 collapsed",
+        "all: 0 of 1 collapsed",
+        "predicted",
+        "age of the session",
+    ):
         assert label in text, label
 
 
-def test_admission_shows_who_was_let_in_and_what_there_was_room_for(admission, written):
+def test_admission_shows_admitted_sessions_and_the_limit(admission, written):
     text = drawn(written(admission), ".svg").read_text()
-    for label in (">window<", ">unbounded<", "By brute force", ">P99<", "Open calls"):
+    for label in (">window<", ">unbounded<", "By brute force", ">P99<", "Open sessions"):
         assert label in text, label
 
 
@@ -123,17 +128,17 @@ SIZES = {
 @pytest.mark.parametrize(("name", "size"), SIZES.items())
 def test_a_png_is_large_enough_to_read(request, written, name, size):
     out = drawn(written(request.getfixturevalue(name)), ".png")
-    with Image.open(out) as picture:
-        assert picture.size == size
+    with Image.open(out) as image:
+        assert image.size == size
 
 
-def test_the_picture_lies_beside_the_document_unless_told(load, written):
+def test_the_default_figure_is_next_to_the_document(load, written):
     path = written(load)
     assert main([str(path)]) == 0
     assert path.with_suffix(".png").stat().st_size > 20_000
 
 
-def test_the_kind_of_document_shows_in_it(timeline, load, written):
+def test_a_document_is_recognized_by_its_contents(timeline, load, written):
     assert isinstance(read(written(timeline)), Timeline)
     assert isinstance(read(written(load)), LoadDocument)
 
@@ -177,7 +182,7 @@ def test_without_matplotlib_the_error_says_what_to_install(load, written, capsys
     assert NO_MATPLOTLIB in capsys.readouterr().err
 
 
-def test_documents_as_voice_load_keeps_them_can_be_drawn(written):
+def test_stored_results_of_voice_load_can_be_drawn(written):
     from benchmark.load.provenance import ROOT
 
     kept = sorted((ROOT / "benchmark" / "results").glob("voice_load_*.json"))
