@@ -2,7 +2,7 @@
 
 from hypothesis import given
 
-from .views import few_examples, paused, playing, policy_of, view_of, views, waiting
+from .views import NOW_S, few_examples, paused, playing, policy_of, view_of, views, waiting
 
 POLICIES = policy_of(("urgency",))
 MAX_BYPASS_S = POLICIES.config.max_bypass_s
@@ -87,3 +87,65 @@ def test_pacing_ceases_when_somebody_waits_too_long_for_memory():
 
     assert pause(9.9)
     assert not pause(10.1)
+
+
+# --- boundaries ---
+
+
+def test_one_that_fits_exactly_is_admitted_and_one_token_more_is_not():
+    for tokens, found in ((500, [1]), (501, [])):
+        assert admitted(waiting(900, age_s=2.0), waiting(tokens), free_tokens=500) == found
+    for tokens, found in ((400, [0, 2]), (401, [0])):
+        queue = waiting(100, age_s=3.0), waiting(900, age_s=2.0), waiting(tokens)
+        assert admitted(*queue, free_tokens=500) == found
+    queue = waiting(10, age_s=4.0), waiting(90, age_s=3.0), waiting(900, age_s=2.0)
+    assert admitted(*queue, waiting(400), free_tokens=500) == [0, 1, 3]
+    assert admitted(*queue, waiting(401), free_tokens=500) == [0, 1]
+
+
+def test_streams_that_pass_one_another_share_what_is_left():
+    queue = [waiting(900, age_s=9.0)] + [waiting(200, age_s=8.0 - i) for i in range(3)]
+    assert admitted(*queue, free_tokens=500) == [1, 2]
+    assert admitted(*queue, waiting(100), free_tokens=500) == [1, 2, 4]
+
+
+def test_rows_count_also_for_streams_that_pass():
+    queue = waiting(100, age_s=4.0), waiting(900, age_s=3.0), waiting(100, age_s=2.0), waiting(100)
+    assert admitted(*queue, free_tokens=500, free_rows=2) == [0, 2]
+    assert admitted(*queue, free_tokens=500, free_rows=1) == [0]
+    assert admitted(waiting(), free_rows=-1) == []
+
+
+def test_the_bound_itself_is_not_beyond_it():
+    queue = waiting(900, age_s=9.0, for_s=MAX_BYPASS_S), waiting(300)
+    assert admitted(*queue, free_tokens=500) == [1]
+
+
+def test_the_first_that_waited_too_long_blocks_whatever_others_do():
+    too_long = MAX_BYPASS_S + 0.1
+    queue = (
+        waiting(900, age_s=9.0, for_s=too_long),
+        waiting(100, age_s=8.0),
+        waiting(800, age_s=7.0, for_s=too_long),
+    )
+    assert admitted(*queue, free_tokens=500) == []
+
+
+def test_pacing_ceases_at_the_bound_and_the_engine_is_told_when():
+    pacing = policy_of(("fcfs", "pacing"))
+
+    def decided(waited_s: float):
+        streams = paused(9.0, kv_tokens=10), waiting(for_s=waited_s), waiting(for_s=1.0)
+        return pacing.decide(view_of(*streams, free_tokens=10))
+
+    assert not decided(10.0).pause[0]
+    assert decided(4.0).pause[0]
+    assert decided(4.0).next_change_s == NOW_S + 6.0
+
+
+def test_a_wait_for_memory_beyond_the_bound_changes_nothing_by_time_alone():
+    both = policy_of(("urgency", "pacing"))
+    streams = playing(0.1), paused(5.0), waiting(for_s=10.0, managed=False)
+    decided = both.decide(view_of(*streams, free_tokens=10))
+    assert decided.pause[1]
+    assert decided.next_change_s > NOW_S

@@ -42,3 +42,15 @@ def test_steady_streams_with_slack_make_room_for_startups():
     view = view_of(playing(5.0), playing(1.2), starting())
     assert POLICIES.decide(view).pause.tolist() == [True, False, False]
     assert not POLICIES.decide(view_of(playing(5.0), playing(1.2))).pause.any()
+
+
+def test_a_startup_that_is_as_old_as_the_bound_counts_no_longer():
+    assert admitted(starting(for_s=4.9), starting(), waiting()) == []
+    assert admitted(starting(for_s=5.0), starting(), waiting()) == [2]
+
+
+def test_steady_streams_that_waited_for_long_are_ordered_among_startups_by_age():
+    long = waiting(started=True, buffered_s=5.0, age_s=2.5, for_s=10.1)
+    at_the_bound = waiting(started=True, buffered_s=5.0, age_s=9.0, for_s=10.0)
+    queue = waiting(age_s=3.0), waiting(age_s=2.0), long, at_the_bound
+    assert admitted(*queue) == [0, 2, 1, 3]

@@ -1,5 +1,7 @@
 """Marks, and who sits out between them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -149,3 +151,142 @@ def test_who_does_not_interrupt_gets_far_ahead_until_somebody_is_urgent():
     urgency_too = policy_of(("urgency", "pacing"))
     assert not urgency_too.decide(view_of(patient)).pause.any()
     assert urgency_too.decide(view_of(patient, starting())).pause.tolist() == [True, False]
+
+
+# --- boundaries ---
+
+# All of them are sums of powers of two, so that sums are exact.
+EXACT = PolicyConfig(
+    step_s=0.0625,
+    pipeline_s=0.25,
+    jitter_s=0.0625,
+    p_safe_s=0.5,
+    min_gap_s=0.25,
+    max_gap_s=8.0,
+    flip_s=2**-12,
+    flip_share=2**-4,
+    company_share=0.25,
+)
+EXACT_RATES = StageRates(round_s=2**-7)
+EXACT_POLICY = policy_of(("pacing",), EXACT)
+
+
+def exact_marks(*streams, **other):
+    return pacing_marks(view_of(*streams, rates=EXACT_RATES), 0.5, EXACT, **other)
+
+
+def test_marks_belong_to_the_stream_until_they_are_passed():
+    stream = playing(1.0, interrupts=0.5)
+    found = exact_marks(stream)
+    low_s, high_s = found.low_s, float(found.high_s[0])
+    assert high_s == low_s + 0.5
+    for streams, paused_are in (
+        ([playing(high_s)], [False]),
+        ([playing(high_s + 2**-10)], [True]),
+        ([playing(high_s), paused(8.0)], [False, True]),
+        ([paused(low_s + 2**-10)], [True]),
+        ([paused(low_s)], [False]),
+    ):
+        streams = [replace(stream, interrupts=0.5) for stream in streams]
+        decided = EXACT_POLICY.decide(view_of(*streams, rates=EXACT_RATES))
+        assert decided.pause.tolist() == paused_are
+
+
+def test_the_bound_of_a_pause_is_part_of_it():
+    decided = EXACT_POLICY.decide(view_of(paused(9.0, for_s=10.0), rates=EXACT_RATES))
+    assert not decided.pause.any()
+
+
+def test_the_gap_between_the_marks_follows_the_number_of_responses():
+    found = marks(n_streams=512)
+    gap_s = 2 * 512 * CONFIG.flip_s / CONFIG.flip_share
+    assert found.high_s[0] - found.low_s == pytest.approx(gap_s)
+    others = [playing(1.0, managed=False)] * 600
+    view = view_of(*[playing(1.0)] * 512, *others, rates=StageRates(round_s=0.015))
+    found = pacing_marks(view, SAFE_S, CONFIG)
+    assert found.high_s[0] - found.low_s == pytest.approx(gap_s)
+
+
+def test_under_memory_pressure_marks_are_where_utility_is_zero():
+    config = replace(EXACT, alpha=2.0, beta=2**-8)
+    view = view_of(playing(1.0, kv_tokens=8192), playing(1.0, kv_tokens=1), occupancy=0.5)
+    found = pacing_marks(view, 0.5, config, crowded=True)
+    worth_s = 0.5 * (1.0 + 2**-9 * 0.5 * 8192)
+    assert found.high_s[0] == worth_s
+    assert found.low_s[0] == worth_s - 0.25
+    plain = pacing_marks(view, 0.5, config)
+    assert (found.low_s[1], found.high_s[1]) == (plain.low_s, plain.high_s[1])
+    crowd = [playing(1.0, kv_tokens=16384)] * 512
+    found = pacing_marks(view_of(*crowd, occupancy=0.5), 0.5, config, crowded=True)
+    rare_s = 2 * 512 * config.flip_s / config.flip_share
+    assert found.low_s[0] == 0.5 * (1.0 + 2**-9 * 0.5 * 16384) - rare_s
+
+
+def test_no_mark_is_below_what_is_safe():
+    view = view_of(playing(1.0), rates=EXACT_RATES)
+    assert pacing_marks(view, 3.0, EXACT).low_s == 3.0
+    assert yield_marks(view, 3.0, EXACT).low_s == 3.0
+
+
+def test_company_is_kept_up_to_its_share_and_only_by_streams_with_room_for_a_chunk():
+    low_s, high_s = exact_marks(playing(1.0)).low_s, exact_marks(playing(1.0)).high_s[0]
+    room_s = EXACT.chunk_steps * EXACT.step_s
+    at_share = StageRates(round_s=2**-7, round_s_per_stream=0.25 * 2**-7)
+    runs, joins, stays = playing(low_s), paused(high_s - room_s), paused(high_s - room_s + 2**-10)
+    view = view_of(runs, joins, stays, rates=at_share)
+    assert EXACT_POLICY.decide(view).pause.tolist() == [False, False, True]
+    dearer = StageRates(round_s=2**-7, round_s_per_stream=0.25 * 2**-7 + 2**-20)
+    view = view_of(runs, joins, stays, rates=dearer)
+    assert EXACT_POLICY.decide(view).pause.tolist() == [False, True, True]
+
+
+def test_a_request_without_a_listener_is_no_company():
+    low_s = exact_marks(playing(1.0)).low_s
+    view = view_of(playing(low_s, managed=False), paused(low_s + 2**-10), rates=EXACT_RATES)
+    assert EXACT_POLICY.decide(view).pause.tolist() == [False, True]
+
+
+def test_where_pacing_and_yielding_both_apply_the_shorter_pause_does():
+    both = policy_of(("urgency", "pacing"))
+    view = view_of(playing(0.1), paused(9.0, for_s=2.1), paused(9.0, for_s=1.9))
+    assert both.decide(view).pause.tolist() == [False, False, True]
+
+
+def test_beside_an_urgent_engine_the_high_mark_is_two_chunks_above_the_low_one():
+    alone = policy_of(("urgency",), EXACT)
+    rates = replace(EXACT_RATES, round_s_per_stream=1.0)  # no company
+    low_s = yield_marks(view_of(playing(1.0), rates=rates), 0.5, EXACT).low_s
+    for more_s, is_paused in ((0.5, False), (0.5 + 2**-10, True)):
+        view = view_of(playing(low_s + more_s), rates=rates, peer_urgent=True)
+        assert alone.decide(view).pause.tolist() == [is_paused]
+
+
+@pytest.mark.parametrize(
+    "edge",
+    [
+        {"pipeline_s": 0.0, "beta": 0.0, "jitter_rounds": 0.0, "jitter_s": 0.0},
+        {"flip_s": 0.0, "yield_rounds": 0.0},
+        {"min_gap_s": 10.0},
+        {"p_safe_s": 30.0},
+        {"min_chunk_tokens": 2048},
+        {"n_startup_max": 1, "chunk_steps": 1},
+    ],
+    ids=str,
+)
+def test_constants_at_their_bounds_are_accepted(edge):
+    assert PolicyConfig(**edge)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {name: 0}
+        for name in ("step_s", "alpha", "max_bypass_s", "chunk_steps", "n_startup_max", "slice_s")
+    ]
+    + [{"n_startup_max": 1.5}, {"chunk_tokens": 100.0}, {"may_pause_prefill": 1}]
+    + [{"pipeline_s": -0.1}, {"p_safe_s": 30.1}],
+    ids=str,
+)
+def test_constants_beyond_their_bounds_are_refused(wrong):
+    with pytest.raises(ValueError):
+        PolicyConfig(**wrong)

@@ -117,3 +117,80 @@ def test_a_longer_buffer_never_means_a_smaller_budget(buffered_s, more_s):
         )
     )
     assert less <= more
+
+
+# --- boundaries ---
+
+# All of them are sums of powers of two, so that sums are exact.
+EXACT = PolicyConfig(step_s=0.0625, pipeline_s=0.25)
+EXACT_RATES = StageRates(round_s=2**-6, prefill_s_per_token=2**-10, prefill_s_fixed=2**-5)
+NEEDED_S = latency_s(2**-6, EXACT) + 2**-6 + 2**-5
+
+
+def exact_budget(*streams, config=EXACT, rates=EXACT_RATES, **other) -> int | None:
+    policy = policy_of(("urgency",), config)
+    return policy.decide(view_of(*streams, rates=rates, **other)).prefill_budget
+
+
+def test_a_buffer_of_the_engines_chunk_sets_no_budget_and_less_does():
+    assert exact_budget(playing(NEEDED_S + 2.0), waiting()) is None
+    assert exact_budget(playing(NEEDED_S + 2.0 - 2**-10), waiting()) == 2047
+
+
+def test_the_smallest_budget_that_is_worth_a_round_is_used():
+    assert exact_budget(playing(NEEDED_S + 2**-4), waiting(900)) == 64
+    assert exact_budget(playing(NEEDED_S + 2**-4 - 2**-10), waiting(900)) == 0
+
+
+def test_a_deferred_prefill_is_computed_after_the_bound_and_not_at_it():
+    assert exact_budget(playing(0.1), waiting(900, for_s=0.25, managed=False)) == 0
+    assert exact_budget(playing(0.1), waiting(900, for_s=0.25 + 2**-10, managed=False)) == 64
+
+
+def test_a_stream_with_one_token_of_kv_is_a_decode():
+    assert exact_budget(playing(0.1, kv_tokens=1), waiting(900)) == 0
+    assert exact_budget(playing(0.1, kv_tokens=0), waiting(900)) == 64
+
+
+def test_a_short_prefill_takes_as_long_as_the_bound_and_no_longer():
+    rates = StageRates(round_s=2**-4, prefill_s_per_token=2**-10, prefill_s_fixed=2**-5)
+    assert exact_budget(playing(0.1), waiting(64), rates=rates) == 96
+    assert exact_budget(playing(0.1), waiting(65), rates=rates) == 0
+
+
+def test_a_short_prefill_waits_for_half_a_decode_round_since_the_last_one():
+    rates = StageRates(round_s=2**-4, prefill_s_per_token=2**-10, prefill_s_fixed=2**-5)
+    for since_s, found in ((2**-5, 96), (0.98 * 2**-5, 0)):
+        last = {"rates": rates, "last_prefill_s": NOW_S - since_s}
+        assert exact_budget(playing(0.1), waiting(64), **last) == found
+
+
+def test_a_short_prefill_has_the_least_budget_at_least():
+    slow = StageRates(round_s=0.06, prefill_s_per_token=1e-2, prefill_s_fixed=0.01)
+    assert budget(playing(0.1), waiting(1), rates=slow) == CONFIG.min_chunk_tokens
+
+
+def test_a_half_done_prefill_is_never_short():
+    config = PolicyConfig(may_pause_prefill=True)
+    slow = StageRates(round_s=0.06, prefill_s_per_token=5e-4)
+    running = {"prefill_running": True, "last_prefill_s": NOW_S - 0.05, "rates": slow}
+    assert exact_budget(playing(0.1), waiting(100), config=config, **running) == 0
+
+
+def test_the_wait_of_a_half_done_prefill_is_that_since_its_last_slice():
+    config = PolicyConfig(may_pause_prefill=True)
+    running = {"prefill_running": True, "rates": RATES}
+    old = waiting(900, for_s=5.0, managed=False)
+    for since_s, found in ((0.2, 0), (0.3, 64)):
+        last_s = NOW_S - since_s
+        assert (
+            exact_budget(playing(0.1), old, config=config, last_prefill_s=last_s, **running)
+            == found
+        )
+        assert exact_budget(playing(0.1), config=config, last_prefill_s=last_s, **running) == found
+
+
+def test_a_deferred_prefill_takes_no_more_than_the_engines_chunk():
+    fast = StageRates(round_s=0.02, prefill_s_per_token=1e-5)
+    late = waiting(9000, for_s=3.0, managed=False)
+    assert budget(playing(0.1), late, rates=fast) == CONFIG.chunk_tokens

@@ -200,3 +200,15 @@ def test_a_long_prompt_is_done_however_many_come(others):
     alone_s = 20_000 * RATES.prefill_s_per_token
     # At its share; behind those only that came before age told.
     assert engine.now_s <= 2.1 * alone_s / SHARE
+
+
+def test_a_prompt_of_half_of_what_is_left_passes_and_a_longer_one_does_not():
+    assert passed(10_000, [5_000]) == [0]
+    assert passed(10_000, [5_001]) == []
+
+
+def test_a_prompt_that_fits_exactly_passes_and_the_next_one_has_the_rest():
+    assert passed(10_000, [30], free=40) == [0]
+    assert passed(10_000, [30], free=39) == []
+    assert passed(10_000, [30, 30], free=80) == [0, 1]
+    assert passed(10_000, [30, 30], free=79) == [0]

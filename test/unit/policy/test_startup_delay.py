@@ -56,3 +56,17 @@ def test_nobody_waits_for_the_sake_of_a_gap_that_the_player_hides():
 @given(st.lists(st.tuples(st.integers(0, 50), seconds), max_size=64), st.integers(0, 50))
 def test_nobody_waits_longer_than_the_limit(known, company):
     assert 0.0 <= startup_delay_s(known, company, CONFIG) <= CONFIG.max_s
+
+
+def test_one_late_response_in_twenty_counts_and_one_in_twenty_one_does_not():
+    late = [(0, 0.25)]
+    assert startup_delay_s([(0, 0.0)] * 19 + late, 0, CONFIG) == 0.25 - CONFIG.bridged_s
+    assert startup_delay_s([(0, 0.0)] * 20 + late, 0, CONFIG) == 0.0
+
+
+def test_responses_in_the_company_of_one_more_or_fewer_are_similar():
+    for company in (4, 6):
+        known = [(5, 0.0), (company, 0.25)]
+        assert startup_delay_s(known, 5, CONFIG) == 0.25 - CONFIG.bridged_s
+    for company in (3, 7):
+        assert startup_delay_s([(5, 0.0), (company, 0.25)], 5, CONFIG) == 0.0

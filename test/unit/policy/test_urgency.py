@@ -187,3 +187,31 @@ def test_it_does_not_wait_for_ever_nor_crowd_anybody_out():
     assert 0 in POLICIES.decide(view_of(patient, waiting())).admit
     crowded = view_of(SPEAKING, waiting(tokens=100), free_tokens=150)
     assert POLICIES.decide(crowded).admit.tolist() == [1]
+
+
+# --- boundaries ---
+
+
+def test_a_stream_that_waited_up_to_the_bound_has_not_waited_for_long():
+    has_time = {"started": True, "buffered_s": 5.0, "age_s": 9.0}
+    at_the_bound = waiting(for_s=CONFIG.max_wait_s, **has_time)
+    assert POLICIES.decide(view_of(at_the_bound, waiting())).admit.tolist() == [1, 0]
+    beyond = waiting(for_s=CONFIG.max_wait_s + 0.1, **has_time)
+    assert POLICIES.decide(view_of(beyond, waiting())).admit.tolist() == [0, 1]
+
+
+def test_two_and_three_waiting_streams_are_ordered():
+    assert POLICIES.decide(view_of(waiting(age_s=1.0), waiting(age_s=2.0))).admit.tolist() == [1, 0]
+
+
+def test_an_engine_that_is_busy_up_to_the_bound_makes_room_for_all_that_are_urgent():
+    rates = StageRates(round_s=0.015, round_s_per_stream=1e-3, busy=CONFIG.saturated)
+    assert POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=rates)).pause[0]
+
+
+def test_room_is_made_where_shorter_rounds_save_as_much_as_two_flips():
+    policy = policy_of(("urgency",), PolicyConfig(flip_s=2**-10, yield_rounds=16.0))
+    for per_stream_s, yields in ((2**-13, True), (2**-13 * 0.98, False)):
+        rates = StageRates(round_s=0.015, round_s_per_stream=per_stream_s)
+        view = view_of(playing(5.0), playing(0.1), rates=rates)
+        assert policy.decide(view).pause[0] == yields
