@@ -151,7 +151,7 @@ def run_pair(options: Options) -> tuple[Cost, Cost]:
     with ServerProcess("gateway", options.reply_s) as server:
         gateway = asyncio.run(measure("gateway", server, options, options.seconds))
     if not gateway.n_deltas:
-        raise RuntimeError("the gateway answered no turn: give it more seconds")
+        raise RuntimeError("no response from the gateway: raise --seconds")
     delta_bytes = round(gateway.delta_bytes / gateway.n_deltas / 2) * 2
     out_per_in = gateway.delta_bytes / (gateway.audio_s * 2 * clip.SAMPLE_RATE_HZ)
     with ServerProcess("echo", delta_bytes, out_per_in) as server:

@@ -30,7 +30,9 @@ PROGRESS_EVERY_S = 0.05
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmark.policy_engine", description=__doc__)
     parser.add_argument("--streams", default="16,64,256", help="points (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=150, help="per reply (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=int, default=150, help="per response (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

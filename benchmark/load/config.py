@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--drawn-replies",
         action="store_true",
-        help="replies as long as drawn from --reply-durations, so that arms do the same work",
+        help="responses of lengths drawn from --reply-durations, so that arms do the same work",
     )
     add("--turn-timeout-s", type=float, default=60.0, metavar="S", help="default: %(default)s")
     add("--start-timeout-s", type=float, default=600.0, metavar="S", help="default: %(default)s")
@@ -193,13 +193,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_interruptions(group) -> None:
     add = group.add_argument
-    add("--barge-in", type=float, default=0.0, metavar="P", help="share of replies spoken into")
+    add("--barge-in", type=float, default=0.0, metavar="P", help="share of responses interrupted")
     add(
         "--false-triggers",
         type=float,
         default=0.0,
         metavar="P",
-        help="share of turns with a noise during the reply, as 0.1",
+        help="share of turns with a noise during the response, as 0.1",
     )
     add(
         "--reply-durations",
@@ -213,9 +213,9 @@ def _add_interruptions(group) -> None:
         "--no-truncate",
         dest="truncate",
         action="store_false",
-        help="users do not tell what they heard of a reply that was cut short",
+        help="clients do not send conversation.item.truncate for interrupted responses",
     )
-    add("--acks", action="store_true", help="users send playback.ack twice a second")
+    add("--acks", action="store_true", help="clients send playback.ack twice a second")
 
 
 def _add_arrivals(group) -> None:

@@ -1,1 +1,1 @@
-"""How the demo model came to talk. What became of it is told in docs/demo_model.md."""
+"""Training of the demo model; docs/demo_model.md has its method and results."""
