@@ -24,7 +24,7 @@ from benchmark.load.provenance import facts
 from sglang_live.clock import MonotonicClock
 from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.orchestrator.metronome import Metronome
-from sglang_live.orchestrator.stage_jobs import Thought
+from sglang_live.orchestrator.stage_jobs import ThinkerJob
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import StageRates, StageView
@@ -55,11 +55,11 @@ async def let_go(n: int, repeats: int) -> Row:
     for _ in range(repeats):
         metronome = Metronome(clock, tick_s=3600.0)
         due = rng.random(n)
-        waiting = [asyncio.create_task(metronome.beat(float(at_s))) for at_s in due]
+        waiting = [asyncio.create_task(metronome.tick(float(at_s))) for at_s in due]
         while len(metronome._due) < n:
             await asyncio.sleep(0)
         began_s = time.perf_counter()
-        metronome._let_go()
+        metronome._start_due()
         times_s.append(time.perf_counter() - began_s)
         metronome._ticking.cancel()
         await asyncio.gather(*waiting)
@@ -122,7 +122,7 @@ async def ask(n: int, repeats: int) -> Row:
             began_s = time.perf_counter()
             for turn in turns:
                 async with client.open(turn.turn_id) as job:
-                    await Thought(job, turn, "s", set(known), {})._ask()
+                    await ThinkerJob(job, turn, "s", set(known), {})._begin()
             times_s.append(time.perf_counter() - began_s)
         await client.close()
     return row("ask", n, times_s)

@@ -58,7 +58,7 @@ class FakeSession:
         reply = HistoryItem(key=turn.turn_id, role="assistant", parts=(text,))
         yield TurnDone(status="completed", reason=None, item=reply, usage=Usage(), gone=_gone(turn))
 
-    def watch(self, on_note) -> None:
+    def watch(self, on_stream_event) -> None:
         """Does nothing: there are no stream events without policies."""
 
     def interrupt(self) -> bool:

@@ -1,7 +1,7 @@
-"""The beat that frames are handed to the stages at: what is due within a tick goes as one.
+"""Common ticks for the turns of frame mode: what is due within a tick starts together.
 
-In: frames as they become due. Out: all of a tick at once, so that the engine takes them in and
-decodes after them in the same steps (Metronome, section 4).
+In: frames as they become due. Out: all of a tick at once, so that the engine prefills them and
+decodes behind them in the same steps (Metronome, section 4).
 Owner: one Metronome per server.
 """
 
@@ -11,68 +11,70 @@ from itertools import count, pairwise
 
 from sglang_live.clock import Clock
 
-# Shorter than a step with many sessions, and a small part of the shortest frame.
+# Shorter than an engine step with many sessions, and a small part of the shortest frame.
 TICK_S = 0.04
-# The first frame is never shorter than the audio encoder's shortest.
-_LEAST_S = 0.08
+# The audio encoder's shortest input: no first frame is shorter.
+_MIN_FIRST_FRAME_S = 0.08
 
 
 class Metronome:
     def __init__(self, clock: Clock, tick_s: float = TICK_S):
         self._clock, self._tick_s = clock, tick_s
         self._places: dict[str, tuple[float, int]] = {}  # by session: period, place in it
-        self._crowd: Counter[tuple[float, int]] = Counter()
+        self._n_at: Counter[tuple[float, int]] = Counter()  # sessions by place
         self._numbers = count()
         self._due: list[tuple[float, int, asyncio.Future[None]]] = []
         self._ticking: asyncio.Task[None] | None = None
 
     def join(self, session_id: str, period_s: float) -> float:
-        """A session's beats begin, where few others have theirs and as far from them as may be.
+        """Give the session's frames a place in the period: one with the fewest sessions, as far
+        from fuller places as possible.
 
         Returns:
-            Seconds until the first, up to period_s and a little.
+            Seconds until its first frame, at least the audio encoder's shortest input.
         """
         self.leave(session_id)
-        crowd = [self._crowd[period_s, n] for n in range(max(1, round(period_s / self._tick_s)))]
-        place = _loneliest(crowd)
+        n_at = [self._n_at[period_s, n] for n in range(max(1, round(period_s / self._tick_s)))]
+        place = _emptiest_place(n_at)
         self._places[session_id] = period_s, place
-        self._crowd[period_s, place] += 1
+        self._n_at[period_s, place] += 1
         until_s = (place * self._tick_s - self._clock.now_s()) % period_s
-        return until_s if until_s >= _LEAST_S else until_s + period_s
+        return until_s if until_s >= _MIN_FIRST_FRAME_S else until_s + period_s
 
     def leave(self, session_id: str) -> None:
         if (place := self._places.pop(session_id, None)) is not None:
-            self._crowd[place] -= 1
+            self._n_at[place] -= 1
 
-    async def beat(self, due_s: float) -> None:
-        """Wait for the next tick. Those who are due first go first.
+    async def tick(self, due_s: float) -> None:
+        """Wait for the next tick. Turns that are due first start first.
 
-        due_s: when the answer is due, on the clock.
+        Args:
+            due_s: when the turn has to be done, on the clock.
         """
-        turn = asyncio.get_running_loop().create_future()
-        self._due.append((due_s, next(self._numbers), turn))
+        start = asyncio.get_running_loop().create_future()
+        self._due.append((due_s, next(self._numbers), start))
         if self._ticking is None:
-            self._ticking = asyncio.create_task(self._tick(), name="tick")
-        await turn
+            self._ticking = asyncio.create_task(self._wait_for_tick(), name="tick")
+        await start
 
-    async def _tick(self) -> None:
+    async def _wait_for_tick(self) -> None:
         await self._clock.sleep(self._tick_s - self._clock.now_s() % self._tick_s)
         self._ticking = None
-        self._let_go()
+        self._start_due()
 
-    def _let_go(self) -> None:
+    def _start_due(self) -> None:
         due, self._due = sorted(self._due, key=lambda entry: entry[:2]), []
-        for _, _, turn in due:
-            if not turn.done():
-                turn.set_result(None)
+        for _, _, start in due:
+            if not start.done():
+                start.set_result(None)
 
 
-def _loneliest(crowd: list[int]) -> int:
-    """Of the places of a ring with the smallest crowd, the one farthest from greater crowds."""
-    least = min(crowd)
-    fuller = [place for place in range(len(crowd)) if crowd[place] > least]
+def _emptiest_place(n_at: list[int]) -> int:
+    """Of a ring's places with the fewest sessions, the one farthest from fuller places."""
+    fewest = min(n_at)
+    fuller = [place for place in range(len(n_at)) if n_at[place] > fewest]
     if not fuller:
         return 0
-    ring = pairwise([*fuller, fuller[0] + len(crowd)])
+    ring = pairwise([*fuller, fuller[0] + len(n_at)])
     before, after = max(ring, key=lambda pair: pair[1] - pair[0])
-    return (before + after) // 2 % len(crowd)
+    return (before + after) // 2 % len(n_at)

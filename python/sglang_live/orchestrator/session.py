@@ -1,6 +1,6 @@
-"""The orchestrator as its callers see it."""
+"""The orchestrator as the gateway uses it."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 from sglang_live.capacity.control import Capacity
@@ -9,11 +9,12 @@ from sglang_live.kv.retention import RetentionConfig
 
 
 class VoiceSession(Protocol):
-    """One caller's conversation: sticky to one replica of every stage, KV kept between turns."""
+    """One user's session: it stays with one replica of every stage, and keeps its KV between
+    turns. Methods that are not coroutines never block."""
 
     session_id: str
 
-    def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
+    def respond(self, turn: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
         """Run one turn. Ends with TurnDone, or raises LiveError.
 
         Closing the iterator early cancels the turn in every stage; the session stays usable.
@@ -21,69 +22,80 @@ class VoiceSession(Protocol):
         """
         ...
 
-    def watch(self, on_note: Callable[[str, str, float], None]) -> None:
-        """Have on_note told what the stages' policies do with the running turn's reply.
+    def watch(self, on_stream_event: Callable[[str, str, float], None]) -> None:
+        """Report what the stages' policies do with the requests of the running turn.
 
-        Its arguments: the stage; "u0", "u1", "u2" or "unknown", the urgency class it is in from
-        now on, or "held", "resumed"; and by how many seconds it was ahead.
+        Args:
+            on_stream_event: called with the stage; with "u0", "u1", "u2" or "unknown", the new
+                urgency class of its request, or with "held" or "resumed"; and with the seconds of
+                speech by which it was ahead of its consumer.
         """
         ...
 
     def interrupt(self) -> bool:
         """End the running turn early; its iterator soon yields TurnDone("interrupted").
 
-        The session keeps the KV of what was generated. False if there is no such turn, or the
-        server runs without that policy: then closing the iterator is the way.
+        The session keeps the KV of what was generated. Returns False if no such turn runs, or if
+        the server runs without that policy: then the iterator has to be closed instead.
         """
         ...
 
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
-        """How much of the running turn's audio was heard, whether playback goes on by itself at
-        this moment, and how often this caller interrupts (0 to 1). Never blocks; what the stages
-        assume between two reports is one second per second while playing.
+        """Report how far the playback of the running turn is.
+
+        Args:
+            heard_s: seconds of its audio that were heard.
+            playing: whether playback advances by itself. Between two reports the stages assume
+                that it then does so by one second per second.
+            interrupts: the share of responses that this user interrupts, 0 to 1.
         """
         ...
 
     def report_underrun(self, silent_s: float) -> None:
-        """In the middle of an answer the listener had nothing to hear for so long, because the
-        stages had delivered nothing."""
+        """Report a gap of silent_s within a response, caused by stages that were late."""
         ...
 
     def prefill_turn(self, turn: TurnRequest) -> bool:
-        """While the caller still speaks: have the thinker take in what this turn's history holds,
-        in the background and after everybody who waits for something. Never blocks.
+        """Prefill the utterance so far in the background, while the user still speaks.
 
-        The next turn waits for the end of it. False: not now, because a turn runs or the last such
-        request does.
+        Requests with a deadline go first. The next turn waits for its end.
+
+        Returns:
+            False if a turn or another turn prefill runs.
         """
         ...
 
     def join_frames(self, frame_s: float) -> float:
-        """The caller will be heard every frame_s. Returns how long the first frame should be, so
-        that callers' beats are spread."""
+        """Begin frame mode with a frame every frame_s.
+
+        Returns:
+            The duration of the first frame, chosen so that the frames of all sessions are spread.
+        """
         ...
 
     def leave_frames(self) -> None:
-        """No longer. Nothing happens if there was no beat."""
+        """End frame mode. Without it, nothing happens."""
         ...
 
     def report_speech(self) -> None:
-        """The caller has begun to speak. Never blocks."""
+        """Report that the user has begun to speak."""
         ...
 
     def report_next_use(
         self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
-        """When the caller will speak again, as far as can be told. Never blocks.
+        """Report when the user will speak again, as far as known.
 
-        buffered_s: until the listener will have heard all that was sent so far; 0: silence now.
-        response_gap_s: from the end of playback to this caller's next word, on average; None before
-            the first. observed_gap_s: one that was seen just now.
+        Args:
+            buffered_s: seconds until the user has heard all that was sent so far; 0: all of it.
+            response_gap_s: from the end of playback to this user's next word, on average. None:
+                before the first.
+            observed_gap_s: such a gap that has just been observed. None: no new one.
         """
         ...
 
     async def close(self) -> None:
-        """Free everything the session holds in any stage. Safe to call twice."""
+        """Free everything that the session holds in any stage. Idempotent."""
         ...
 
 
@@ -100,21 +112,21 @@ class Orchestrator(Protocol):
         ...
 
     async def measure(self, content: PromptContent) -> PromptSize | None:
-        """How long a prompt with this would be; None: so short that it fits in any case.
+        """The length of a prompt with this content. None: so short that it fits in any case.
 
         Raises:
-            StageUnavailableError, StageFailedError, DeadlineError: not known.
+            StageUnavailableError, StageFailedError, DeadlineError: no thinker could count it.
         """
         ...
 
     async def retain_native(self, session_id: str, retention: RetentionConfig) -> None:
         """Bound a streaming session that was opened over SGLang's own API.
 
-        On return the bound is in force: requests that are sent from now on run under it.
+        On return the bound holds: requests that are sent from now on run under it.
 
         Args:
             retention: with a number of sink tokens.
         Raises:
-            StageUnavailableError, StageFailedError: nobody knows whether the session is bounded.
+            StageUnavailableError, StageFailedError: it is not known whether the bound holds.
         """
         ...

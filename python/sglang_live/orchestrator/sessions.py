@@ -1,7 +1,7 @@
-"""The orchestrator that serves: sessions, each sticky to one replica of every stage."""
+"""Sessions of the orchestrator. Each stays with one replica of every stage."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -19,12 +19,12 @@ from sglang_live.errors import BadInputError, LiveError, StageUnavailableError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import PROMPT_TOKENS_MOST
 from sglang_live.orchestrator.metronome import Metronome
-from sglang_live.orchestrator.stage_jobs import OnNote
+from sglang_live.orchestrator.stage_jobs import OnStreamEvent
 from sglang_live.orchestrator.stage_links import MeasuringLink, NativeLink, StageLinks
 from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.orchestrator.suspects import SuspectError, Suspects, TurnContent
 from sglang_live.orchestrator.turn import run_turn
-from sglang_live.orchestrator.turn_control import Steering
+from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.orchestrator.turn_prefill import TurnPrefill
 from sglang_live.policy.policies import OFF, Policies
 from sglang_live.policy.view import FIRST_INTERRUPTS
@@ -37,25 +37,22 @@ log = logging.getLogger(__name__)
 
 
 class _TurnDeadline:
-    """What admission learns of one turn: when it sounded, and whether it went on without gaps.
-
-    Of a frame: when it was done.
-    """
+    """Reports a turn's deadlines to admission: of its first audio and gaps, or of its frame."""
 
     def __init__(self, capacity: CapacityControl, session_id: str, turn: TurnRequest | None):
         self._capacity, self._session_id = capacity, session_id
         self._due: int | None = None
-        self._sounded, self._gap_s = False, 0.0
+        self._had_audio, self._gap_s = False, 0.0
         if turn is not None and turn.frame_s is not None:
             self._due = capacity.frame_due(session_id, turn.frame_s)
         elif turn is not None and turn.wants_audio:
-            may_be_silent = bool(turn.tools.functions)
+            may_be_silent = bool(turn.tools.functions)  # a response may consist of function calls
             self._due = capacity.first_packet_due(session_id, must_come=not may_be_silent)
 
-    def sounds(self) -> None:
+    def audio_came(self) -> None:
         if self._due is not None:
             self._capacity.came(self._due)
-            self._due, self._sounded = None, True
+            self._due, self._had_audio = None, True
 
     def frame_done(self) -> None:
         if self._due is not None:
@@ -65,7 +62,7 @@ class _TurnDeadline:
     def gap(self, silent_s: float) -> None:
         self._gap_s = max(self._gap_s, silent_s)
 
-    def nobody_waits(self) -> None:
+    def withdrawn(self) -> None:
         if self._due is not None:
             self._capacity.gone(self._due)
             self._due = None
@@ -76,33 +73,33 @@ class _TurnDeadline:
             self._due = None
 
     def over(self) -> None:
-        self.nobody_waits()
-        if self._sounded:
-            self._sounded = False
+        self.withdrawn()
+        if self._had_audio:
+            self._had_audio = False
             self._capacity.flowed(self._session_id, self._gap_s)
 
 
 class LiveSession:
-    """One caller. See orchestrator/session.py for the contract."""
+    """A VoiceSession (orchestrator/session.py)."""
 
     def __init__(self, owner: "LiveOrchestrator", session_id: str, replicas: dict[str, Replica]):
         self.session_id = session_id
         self._owner, self._replicas = owner, replicas
         self._links = StageLinks.to(replicas, session_id, owner.startup_delays)
         self._busy = self._closed = False
-        self._steering: Steering | None = None  # of the running turn, until its last event
-        self._beat = _TurnDeadline(owner.capacity, session_id, None)  # of the latest turn
+        self._control: TurnControl | None = None  # of the running turn, until its last event
+        self._deadline = _TurnDeadline(owner.capacity, session_id, None)  # of the latest turn
         self._interrupts = FIRST_INTERRUPTS
-        self._watcher: OnNote | None = None
-        self._listening = TurnPrefill(self._links.thinker, owner.suspects)
+        self._on_stream_event: OnStreamEvent | None = None
+        self._turn_prefill = TurnPrefill(self._links.thinker, owner.suspects)
         self._content = TurnContent()
         self._n_turns, self._turn_id = 0, ""  # of the running turn
 
-    async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
+    async def respond(self, turn: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
         if self._closed:
             raise BadInputError(f"session {self.session_id} is closed")
         if self._busy and not turn.stateless:
-            raise BadInputError(f"session {self.session_id} is answering already")
+            raise BadInputError(f"session {self.session_id} runs a turn already")
         self._busy = self._busy or not turn.stateless
         turn = self._numbered(turn)
         set_log_ids(session=self.session_id, turn=turn.turn_id)
@@ -112,35 +109,37 @@ class LiveSession:
             else self._links
         )
         trace = TurnTrace(self._owner.clock)
-        watcher = None if turn.stateless else self._watcher
-        steering = Steering(self._owner.policies, self._owner.clock, self._interrupts, watcher)
+        on_stream_event = None if turn.stateless else self._on_stream_event
+        control = TurnControl(
+            self._owner.policies, self._owner.clock, self._interrupts, on_stream_event
+        )
         if not turn.stateless:
-            self._steering = steering
-        beat = _TurnDeadline(self._owner.capacity, self.session_id, turn)
+            self._control = control
+        deadline = _TurnDeadline(self._owner.capacity, self.session_id, turn)
         if not turn.stateless:
-            self._beat = beat
+            self._deadline = deadline
         try:
             if turn.frame_s is None:
                 log.info("turn_started turn=%s stateless=%s", turn.turn_id, turn.stateless)
             if not turn.stateless:
                 self._turn_id = turn.turn_id
-                await self._listening.ended()
+                await self._turn_prefill.finish()
             if turn.frame_s is not None:
-                await self._owner.metronome.beat(self._owner.clock.now_s() + turn.frame_s)
+                await self._owner.metronome.tick(self._owner.clock.now_s() + turn.frame_s)
             content = self._content.of(turn)
             with self._owner.suspects.turn(turn.turn_id, content):
-                events = self._run(turn, links, trace, steering, beat)
+                events = self._run(turn, links, trace, control, deadline)
                 async with aclosing(events):
                     async for event in events:
                         yield event
         except BadInputError:
             raise
         except LiveError:
-            beat.failed()
+            deadline.failed()
             raise
         finally:
-            beat.over()
-            self._let_go_of(steering)
+            deadline.over()
+            self._end_control(control)
             if not turn.stateless:
                 self._busy = False
                 self._links.forget_deleted(turn)
@@ -150,21 +149,21 @@ class LiveSession:
         turn: TurnRequest,
         links: StageLinks,
         trace: TurnTrace,
-        steering: Steering,
-        beat: _TurnDeadline,
-    ) -> AsyncIterator[TurnEvent]:
-        async with aclosing(run_turn(turn, links, trace, steering)) as events:
+        control: TurnControl,
+        deadline: _TurnDeadline,
+    ) -> AsyncGenerator[TurnEvent, None]:
+        async with aclosing(run_turn(turn, links, trace, control)) as events:
             async for event in events:
                 if isinstance(event, AudioDelta):
-                    beat.sounds()
+                    deadline.audio_came()
                 if isinstance(event, TurnDone):
                     if turn.frame_s is not None:
-                        beat.frame_done()
+                        deadline.frame_done()
                     if not turn.stateless:
-                        event = self._listening.counted(event, turn)
+                        event = self._turn_prefill.with_usage(event, turn)
                     if turn.frame_s is None:
                         self._log_done(turn.turn_id, event, trace)
-                    self._let_go_of(steering)
+                    self._end_control(control)
                 yield event
 
     def _numbered(self, turn: TurnRequest) -> TurnRequest:
@@ -174,23 +173,23 @@ class LiveSession:
         # Of one length: SGLang aborts requests by the beginning of their ids.
         return replace(turn, turn_id=f"{self.session_id}.{self._n_turns:08}")
 
-    def watch(self, on_note: OnNote) -> None:
-        self._watcher = on_note
+    def watch(self, on_stream_event: OnStreamEvent) -> None:
+        self._on_stream_event = on_stream_event
 
     def interrupt(self) -> bool:
-        if self._steering is None or not self._steering.interrupt():
+        if self._control is None or not self._control.interrupt():
             return False
         log.info("turn_interrupted turn=%s", self._turn_id)
-        self._beat.nobody_waits()
+        self._deadline.withdrawn()
         return True
 
     def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
         self._interrupts = interrupts
-        if self._steering is not None:
-            self._steering.heard(heard_s, playing, interrupts)
+        if self._control is not None:
+            self._control.heard(heard_s, playing, interrupts)
 
     def report_underrun(self, silent_s: float) -> None:
-        self._beat.gap(silent_s)
+        self._deadline.gap(silent_s)
 
     def prefill_turn(self, turn: TurnRequest) -> bool:
         if self._closed or self._busy:
@@ -200,8 +199,8 @@ class LiveSession:
             content = self._content.of(turn)
             self._owner.suspects.check(content)
         except SuspectError:
-            return False  # its turn is refused, and says why
-        return self._listening.prefill_turn(turn, content)
+            return False  # its turn is refused, with the reason
+        return self._turn_prefill.prefill_turn(turn, content)
 
     def join_frames(self, frame_s: float) -> float:
         return self._owner.metronome.join(self.session_id, frame_s)
@@ -211,26 +210,26 @@ class LiveSession:
 
     def report_speech(self) -> None:
         if self._owner.policies:
-            self._links.thinker.user_speaking()
+            self._links.thinker.report_speech()
 
     def report_next_use(
         self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
         if self._owner.policies.next_use:
-            self._links.thinker.tell_outlook(buffered_s, response_gap_s, observed_gap_s)
+            self._links.thinker.report_next_use(buffered_s, response_gap_s, observed_gap_s)
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self.leave_frames()
-        self._listening.close()
+        self._turn_prefill.close()
         self._links.close()
         self._owner.release(self)
 
-    def _let_go_of(self, steering: Steering) -> None:
-        if self._steering is steering:
-            self._steering = None
+    def _end_control(self, control: TurnControl) -> None:
+        if self._control is control:
+            self._control = None
 
     def _log_done(self, turn_id: str, done: TurnDone, trace: TurnTrace) -> None:
         marks = " ".join(f"{name}={1000 * at_s:.0f}ms" for name, at_s in trace.marks.items())
@@ -278,10 +277,11 @@ class LiveOrchestrator:
         await NativeLink(replica, session_id).bound(retention)
 
     async def measure(self, content: PromptContent) -> PromptSize | None:
-        # All thinkers have the same model, and the same limits unless they are on other hosts.
+        # All thinkers have the same model; limits differ only on other hosts.
         replica = self._least_loaded("thinker")
+        assert replica.ready is not None, "it is up"
         most_tokens = replica.ready.load.get(PROMPT_TOKENS_MOST, 0)
-        # The other half: markup, and functions in the words of the model's own template.
+        # The other half is for markup, and for functions as the model's template writes them.
         if content.most_tokens <= most_tokens // 2:
             return None
         measured = await MeasuringLink(replica, "").measure(content)

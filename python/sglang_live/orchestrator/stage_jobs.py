@@ -1,7 +1,7 @@
-"""One turn's job in each stage, in the words of the turn: Thought, Speech, Voice."""
+"""The job of one turn in each stage: ThinkerJob, TalkerJob, VocoderJob."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -36,68 +36,72 @@ from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.job import Job
 
-# No job may outlive this; the longest reply, heard to its end, takes 22 minutes.
+# No job lasts longer: the longest response, heard to its end, takes 22 minutes.
 JOB_TIMEOUT_S = 3600.0
-# A thinker that neither writes nor prefills for so long is stuck behind a full KV pool.
+# A thinker that neither generates nor prefills for this long waits behind a full KV pool.
 THINKER_SILENCE_LIMIT_S = 30.0
 
+# Called with the stage, and with what and buffered_s of a messages.StreamEvent.
+OnStreamEvent = Callable[[str, str, float], None]
 
-# Told stage, what (see messages.StreamEvent) and seconds ahead.
-OnNote = Callable[[str, str, float], None]
 
-
-def _nobody_notes(stage: str, what: str, buffered_s: float) -> None:
-    """Until somebody watches."""
+def _ignore_event(stage: str, what: str, buffered_s: float) -> None:
+    """Until VoiceSession.watch sets another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A user message as the talker needs it. states: [n_placeholders, hidden] float32 or None."""
+    """A user message as the talker needs it. See messages.UserSegment."""
 
     token_ids: list[int]
     states: np.ndarray | None
 
 
-class Thought:
+class ThinkerJob:
     """
     Args:
-        known: keys of items the stage already has; grows as items are sent.
-        segments: user messages for the talker; filled in as the thinker reports them.
+        known: keys of items that the stage has; grows as items are sent.
+        segments: user messages for the talker, by key; grows as the thinker sends them.
     """
 
     def __init__(
-        self, job: Job, turn: TurnRequest, session_id: str, known: set[str], segments: dict
+        self,
+        job: Job,
+        turn: TurnRequest,
+        session_id: str,
+        known: set[str],
+        segments: dict[str, Segment],
     ):
         self._job, self._turn, self._session_id = job, turn, session_id
         self._known, self._segments = known, segments
-        self._ended = False
-        self.on_note: OnNote = _nobody_notes
+        self._interrupted = False
+        self.on_stream_event: OnStreamEvent = _ignore_event
         self.item_key = f"reply-{turn.turn_id}"
         self.done: ThinkerDone | None = None
 
-    async def tokens(self) -> AsyncIterator[TextTokens]:
+    async def tokens(self) -> AsyncGenerator[TextTokens, None]:
         try:
             async for tokens in self._tokens_once():
                 yield tokens
         except StageFailedError as error:
             if error.reason != "items_missing" or not self._known:
                 raise
-            # The stage forgot this session; nothing was generated yet.
+            # The stage has lost this session's items; nothing was generated yet.
             self._known.clear()
             async for tokens in self._tokens_once():
                 yield tokens
 
     def interrupt(self) -> None:
-        """Nobody wants more of it: `tokens` soon ends, with the KV of what there was kept."""
-        self._ended = True
+        """End the response where it is: `tokens` soon ends, and the session keeps the KV."""
+        self._interrupted = True
         self._job.post(Interrupt(self._job.job_id))
 
     def report(self, consumed_s: float, advancing: bool, interrupts: float) -> None:
-        """How much of the reply was heard, or spoken if nobody knows what was heard."""
+        """Report how much of the response was heard; without playback, how much was spoken."""
         self._job.post(Progress(self._job.job_id, consumed_s, advancing, interrupts))
 
-    async def _tokens_once(self) -> AsyncIterator[TextTokens]:
-        await (self._ask() if self._turn.script is None else self._recite())
+    async def _tokens_once(self) -> AsyncGenerator[TextTokens, None]:
+        await self._begin()
         events = self._job.events(ThinkerDone, silence_limit_s=THINKER_SILENCE_LIMIT_S)
         async for message, frames in events:
             match message:
@@ -107,19 +111,19 @@ class Thought:
                 case TextTokens():
                     yield message
                 case StreamEvent():
-                    self.on_note("thinker", message.what, message.buffered_s)
+                    self.on_stream_event("thinker", message.what, message.buffered_s)
                 case ThinkerDone():
                     self.done = message
                     if not self._turn.prefill_only:
                         self._known.add(self.item_key)
 
-    async def _recite(self) -> None:
-        [read] = self._turn.history
-        job = self._job
-        await job.begin(ScriptRequest(job.job_id, self._turn.script, read.key, JOB_TIMEOUT_S))
-
-    async def _ask(self) -> None:
-        turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
+    async def _begin(self) -> None:
+        turn, job = self._turn, self._job
+        if turn.script is not None:
+            [item] = turn.history
+            await job.begin(ScriptRequest(job.job_id, turn.script, item.key, JOB_TIMEOUT_S))
+            return
+        tensors, kept = job.tensors(), turn.retention
         new = [item for item in turn.history if item.key not in self._known]
         await self._job.begin(
             ThinkerRequest(
@@ -146,41 +150,48 @@ class Thought:
             tensors,
         )
         self._known |= {item.key for item in new}
-        if self._ended:
-            self._job.post(Interrupt(self._job.job_id))  # the stage has not heard it of this job
+        if self._interrupted:
+            # Interrupted before the job began: the stage has not received it.
+            self._job.post(Interrupt(self._job.job_id))
 
 
-class Speech:
-    """Opens its job with the reply's first token: before that there is nothing to say.
+class TalkerJob:
+    """Begins with the response's first token: before that there is nothing to speak.
 
     Args:
-        known: keys of user messages the stage has; only its answer proves that it took them in.
-        segments: user messages as the thinker reported them.
+        known: keys of user messages that the stage has. Only a message from the stage proves it.
+        segments: user messages as the thinker sent them, by key.
 
     Attributes:
-        n_frames: that have come. ended: the talker came to its end, or has nothing to say.
-        cut: the talker did not come to its end within the bound of its text.
+        n_frames: that have come.
+        ended: whether the talker ended the speech by itself, or there was nothing to speak.
+        cut: whether the talker did not end it within the bound of its text.
     """
 
     def __init__(
-        self, job: Job, turn: TurnRequest, session_id: str, known: set[str], segments: dict
+        self,
+        job: Job,
+        turn: TurnRequest,
+        session_id: str,
+        known: set[str],
+        segments: dict[str, Segment],
     ):
         self._job, self._turn, self._session_id = job, turn, session_id
         self._known, self._segments = known, segments
         self._keys = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.n_frames, self.ended, self.cut = 0, False, False
-        self.on_note: OnNote = _nobody_notes
+        self.on_stream_event: OnStreamEvent = _ignore_event
 
     def cancel(self) -> None:
         self._job.cancel()
 
     def report(self, heard_s: float, playing: bool, interrupts: float) -> None:
-        """How much of the reply was heard."""
+        """Report how much of the response was heard."""
         self._job.post(Progress(self._job.job_id, heard_s, playing, interrupts))
 
     async def write(self, ids: list[int]) -> None:
-        """The next tokens of the reply."""
+        """Speak the next tokens of the response."""
         if not self._turn.wants_audio or not ids:
             return
         if not self._begun.done():
@@ -190,21 +201,22 @@ class Speech:
             await self._job.send(TalkerInput(self._job.job_id, ids))
 
     async def end_text(self) -> None:
+        """No more tokens will come."""
         if self._begun.done():
             await self._job.send(TalkerInput(self._job.job_id, [], done=True))
         else:
-            self._begun.set_result(False)  # an empty reply stays silent
+            self._begun.set_result(False)  # an empty response has no audio
             self.ended = not self._job.cancelled
 
-    async def frames(self) -> AsyncIterator[bytes]:
+    async def frames(self) -> AsyncGenerator[bytes, None]:
         """int16 [n, num_code_groups] as they come."""
         if not await self._begun:
             return
         try:
             async for message, _ in self._job.events(TalkerDone):
-                self._stage_knows_history()
+                self._note_stage_has_history()
                 if isinstance(message, StreamEvent):
-                    self.on_note("talker", message.what, message.buffered_s)
+                    self.on_stream_event("talker", message.what, message.buffered_s)
                 elif isinstance(message, CodecFrames):
                     self.n_frames += message.n_frames
                     yield message.codes
@@ -213,15 +225,15 @@ class Speech:
                     self.cut = message.finish == "length"
         except StageFailedError as error:
             if error.reason == "items_missing":
-                self._known.clear()  # the next turn tells everything again
+                self._known.clear()  # the next turn sends all of them again
             raise
 
     async def _begin(self, first_id: int) -> None:
         turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
-        unheard = [key not in self._known and key not in self._segments for key in self._keys]
-        if turn.drops_oldest and True in unheard:
-            # The thinker dropped them, and what is older: the oldest leave first.
-            self._keys = self._keys[len(unheard) - unheard[::-1].index(True) :]
+        missing = [key not in self._known and key not in self._segments for key in self._keys]
+        if turn.drops_oldest and True in missing:
+            # The thinker has dropped these messages, and all older ones.
+            self._keys = self._keys[len(missing) - missing[::-1].index(True) :]
         new = [key for key in self._keys if key not in self._known]
         await self._job.begin(
             TalkerRequest(
@@ -234,7 +246,7 @@ class Speech:
                 temperature=turn.temperature,
                 seed=turn.seed if turn.seed is not None else _seed_of(turn.turn_id),
                 timeout_s=JOB_TIMEOUT_S,
-                # Speech and what the thinker hears come at the same 12.5 per second.
+                # Codec frames, and the thinker's audio tokens, both come at 12.5 per second.
                 window_frames=kept.window_tokens if kept else None,
                 slack_frames=kept.slack_tokens if kept else 1,
             ),
@@ -242,17 +254,17 @@ class Speech:
         )
         self._begun.set_result(True)
 
-    def _stage_knows_history(self) -> None:
-        # It keeps the segments of its latest reply and drops all others.
+    def _note_stage_has_history(self) -> None:
+        # The stage keeps the segments of its latest job and drops all others.
         self._known.clear()
         self._known.update(self._keys)
 
 
-class VoiceJob:
-    """startup_delays: when first sounds may leave; None: at once."""
+class VocoderJob:
+    """startup_delays: for how long the first audio is withheld. None: not at all."""
 
     def __init__(self, job: Job, startup_delays: StartupDelays | None = None):
-        self._job, self._head_starts = job, startup_delays
+        self._job, self._startup_delays = job, startup_delays
         self._begun = False
         self._ready = asyncio.Event()
 
@@ -272,12 +284,12 @@ class VoiceJob:
             await self._job.send(VocoderEnd(self._job.job_id))
         self._ready.set()
 
-    def pcm(self) -> AsyncIterator[bytes]:
+    def pcm(self) -> AsyncGenerator[bytes, None]:
         """int16 at 24 kHz as it comes."""
-        made = self._made()
-        return made if self._head_starts is None else self._head_starts.give(made)
+        decoded = self._decoded()
+        return decoded if self._startup_delays is None else self._startup_delays.delayed(decoded)
 
-    async def _made(self) -> AsyncIterator[bytes]:
+    async def _decoded(self) -> AsyncGenerator[bytes, None]:
         await self._ready.wait()
         if not self._begun:
             return

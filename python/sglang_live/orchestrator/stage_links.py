@@ -1,4 +1,4 @@
-"""A session's way to its replica of every stage, and what each replica already knows of it."""
+"""A session's links to its replica of every stage, and the items that each replica has."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,19 +16,25 @@ from sglang_live.messages import (
     RetainNative,
     UserSpeaking,
 )
-from sglang_live.orchestrator.stage_jobs import JOB_TIMEOUT_S, Segment, Speech, Thought, VoiceJob
+from sglang_live.orchestrator.stage_jobs import (
+    JOB_TIMEOUT_S,
+    Segment,
+    TalkerJob,
+    ThinkerJob,
+    VocoderJob,
+)
 from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.stages import ids
 from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport.client import StageClient
 
-# Its client's next event waits for it.
+# The client's next event waits for the answer.
 _MEASURE_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
 class _Link:
-    """known: item keys that the stage process behind `_client` has; it starts anew with it."""
+    """known: keys of items that the stage process has. Empty again with each new process."""
 
     replica: Replica
     session_id: str
@@ -47,26 +53,26 @@ class _Link:
             self.known = set()
         return client
 
-    def user_speaking(self) -> None:
-        if self._knows_us():
-            self._client.send_later(UserSpeaking("", self.session_id))
+    def report_speech(self) -> None:
+        if client := self._running_client():
+            client.send_later(UserSpeaking("", self.session_id))
 
-    def tell_outlook(
+    def report_next_use(
         self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
-        if self._knows_us():
-            self._client.send_later(
+        if client := self._running_client():
+            client.send_later(
                 NextUseHint("", self.session_id, buffered_s, response_gap_s, observed_gap_s)
             )
 
     def close(self) -> None:
-        if self._knows_us():
-            self._client.send_later(CloseSession("", self.session_id))
+        if client := self._running_client():
+            client.send_later(CloseSession("", self.session_id))
         self._client = None
 
-    def _knows_us(self) -> bool:
-        """The process that we have told something still runs."""
-        return self._client is not None and self._client is self.replica.client
+    def _running_client(self) -> StageClient | None:
+        """The client, if the stage process that has jobs or items of this session still runs."""
+        return self._client if self._client is self.replica.client else None
 
 
 class ThinkerLink(_Link):
@@ -77,16 +83,18 @@ class ThinkerLink(_Link):
         self.segments = segments
 
     @asynccontextmanager
-    async def open(self, turn: TurnRequest) -> AsyncIterator[Thought]:
+    async def open(self, turn: TurnRequest) -> AsyncIterator[ThinkerJob]:
         work = ids.THINK if turn.frame_s is None else ids.FRAME
         async with self.client().open(ids.job_of(turn.turn_id, work)) as job:
-            yield Thought(job, turn, self.session_id, self.known, self.segments)
+            yield ThinkerJob(job, turn, self.session_id, self.known, self.segments)
 
 
 class NativeLink(_Link):
-    """To the thinker that serves SGLang's own API; session_id is a session of that API."""
+    """To the thinker that serves SGLang's own API. session_id: of a session of that API."""
 
     async def bound(self, retention: RetentionConfig) -> None:
+        """Return when the bound holds. retention: with a number of sink tokens."""
+        assert retention.sink_tokens is not None
         async with self.client().open(ids.new_job("bound")) as job:
             await job.begin(
                 RetainNative(
@@ -103,7 +111,7 @@ class NativeLink(_Link):
 
 
 class MeasuringLink(_Link):
-    """To any thinker, for no session."""
+    """To any thinker, without a session."""
 
     async def measure(self, content: PromptContent) -> PromptMeasured:
         async with self.client().open(ids.new_job("measure")) as job:
@@ -119,6 +127,7 @@ class MeasuringLink(_Link):
             )
             events = job.events(PromptMeasured, silence_limit_s=_MEASURE_TIMEOUT_S)
             [(measured, _)] = [event async for event in events]
+            assert isinstance(measured, PromptMeasured)
             return measured
 
 
@@ -128,9 +137,9 @@ class TalkerLink(_Link):
         self.segments = segments
 
     @asynccontextmanager
-    async def open(self, turn: TurnRequest) -> AsyncIterator[Speech]:
+    async def open(self, turn: TurnRequest) -> AsyncIterator[TalkerJob]:
         async with self.client().open(ids.job_of(turn.turn_id, ids.SPEAK)) as job:
-            yield Speech(job, turn, self.session_id, self.known, self.segments)
+            yield TalkerJob(job, turn, self.session_id, self.known, self.segments)
 
 
 class VocoderLink(_Link):
@@ -138,12 +147,12 @@ class VocoderLink(_Link):
         self, replica: Replica, session_id: str, startup_delays: StartupDelays | None = None
     ):
         super().__init__(replica, session_id)
-        self._head_starts = startup_delays
+        self._startup_delays = startup_delays
 
     @asynccontextmanager
-    async def open(self, turn: TurnRequest) -> AsyncIterator[VoiceJob]:
+    async def open(self, turn: TurnRequest) -> AsyncIterator[VocoderJob]:
         async with self.client().open(ids.job_of(turn.turn_id, ids.VOICE)) as job:
-            yield VoiceJob(job, self._head_starts)
+            yield VocoderJob(job, self._startup_delays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +165,12 @@ class StageLinks:
     def to(
         replicas: dict[str, Replica], session_id: str, startup_delays: StartupDelays | None = None
     ) -> "StageLinks":
-        """replicas: by stage. session_id: "" for links of one turn that leaves no trace."""
+        """
+        Args:
+            replicas: by stage.
+            session_id: "" for the links of a stateless turn.
+            startup_delays: None: audio is never withheld.
+        """
         segments: dict[str, Segment] = {}
         return StageLinks(
             ThinkerLink(replicas["thinker"], session_id, segments),
@@ -165,7 +179,7 @@ class StageLinks:
         )
 
     def forget_deleted(self, turn: TurnRequest) -> None:
-        """Drop what is kept of messages that are no longer in the conversation."""
+        """Drop the segments of messages that are no longer in the conversation."""
         segments = self.thinker.segments
         for key in segments.keys() - {item.key for item in turn.history}:
             del segments[key]

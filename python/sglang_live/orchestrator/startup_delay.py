@@ -1,12 +1,12 @@
-"""First sounds wait as long as recent replies show to be needed (policy/startup_delay.py).
+"""Withholds the first audio of a response for the startup delay (policy/startup_delay.py).
 
-In: audio of all replies as the vocoder delivers it. Out: the same, its beginning held back.
+In: audio of all responses as the vocoder delivers it. Out: the same audio, its beginning later.
 Owner: one StartupDelays per server.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -15,23 +15,28 @@ from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.policy.startup_delay import StartupDelayConfig, lateness_s, startup_delay_s
 
 _BYTES_PER_S = 2 * OUTPUT_RATE_HZ
-# Later chunks are the schedulers' business: by then they know that somebody listens.
+# Later chunks depend on the schedulers, which have playback reports by then.
 _BEGINNING_S = 3.0
 
 
 @dataclass(slots=True, eq=False)
 class _Chunks:
-    """Audio of one reply that has come. arrivals: (time, duration) of its beginning. company: how
-    many others sounded and were not complete when it began."""
+    """Audio of one response that has come.
+
+    queue: chunks that were not passed on. None: the end.
+    news: set when a chunk has come, or the end.
+    arrivals: time and duration of each chunk of its beginning, in seconds.
+    n_others: responses with audio that were not complete when this one's audio began.
+    """
 
     queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     arrivals: list[tuple[float, float]] = field(default_factory=list)
-    company: int = 0
+    n_others: int = 0
     ended: bool = False
 
     def buffered_s(self, now_s: float) -> float:
-        """How far it would be ahead of a listener who had begun with the first chunk."""
+        """Seconds of audio in a client's buffer, had its playback begun with the first chunk."""
         made_s = sum(duration_s for _, duration_s in self.arrivals)
         return made_s - (now_s - self.arrivals[0][0])
 
@@ -39,25 +44,24 @@ class _Chunks:
 class StartupDelays:
     def __init__(self, clock: Clock, config: StartupDelayConfig | None = None):
         self._clock, self._config = clock, config or StartupDelayConfig()
-        # (when its first sound came, company then, lateness) of replies that ended.
+        # Of responses that ended: time of the first audio, n_others, lateness.
         self._ended: deque[tuple[float, int, float]] = deque(maxlen=self._config.n_responses)
-        self._n_sounding = 0
+        self._n_open = 0  # responses with audio that are not complete
 
-    def after(self, company: int) -> float:
-        """What a reply waits, in seconds, whose first sound comes now while `company` others are
-        being made."""
+    def delay_s(self, n_others: int) -> float:
+        """The startup delay of a response whose audio begins now, beside n_others."""
         oldest_s = self._clock.now_s() - self._config.max_age_s
         recent = [(others, late_s) for at_s, others, late_s in self._ended if at_s >= oldest_s]
-        return startup_delay_s(recent, company, self._config)
+        return startup_delay_s(recent, n_others, self._config)
 
-    async def give(self, source: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def delayed(self, source: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
         """int16 PCM at 24 kHz in, the same out. Closes the source."""
         chunks = _Chunks()
         pump = asyncio.create_task(self._pump(source, chunks))
         try:
             pcm = await chunks.queue.get()
             if pcm is not None:
-                await self._hold_back(chunks)
+                await self._wait(chunks)
             while pcm is not None:
                 yield pcm
                 pcm = await chunks.queue.get()
@@ -66,8 +70,8 @@ class StartupDelays:
             pump.cancel()
             await asyncio.gather(pump, return_exceptions=True)
 
-    async def _hold_back(self, chunks: _Chunks) -> None:
-        wait_s = self.after(chunks.company)
+    async def _wait(self, chunks: _Chunks) -> None:
+        wait_s = self.delay_s(chunks.n_others)
         if wait_s == 0:
             return
         waiting = asyncio.create_task(self._clock.sleep(wait_s))
@@ -83,23 +87,23 @@ class StartupDelays:
     def _is_safe(self, chunks: _Chunks) -> bool:
         return chunks.buffered_s(self._clock.now_s()) >= self._config.safe_s
 
-    async def _pump(self, source: AsyncIterator[bytes], chunks: _Chunks) -> None:
+    async def _pump(self, source: AsyncGenerator[bytes, None], chunks: _Chunks) -> None:
         arrivals = chunks.arrivals
         try:
             async with aclosing(source):
                 async for pcm in source:
                     now_s = self._clock.now_s()
                     if not arrivals:
-                        chunks.company = self._n_sounding
-                        self._n_sounding += 1
+                        chunks.n_others = self._n_open
+                        self._n_open += 1
                     if not arrivals or now_s - arrivals[0][0] < _BEGINNING_S:
                         arrivals.append((now_s, len(pcm) / _BYTES_PER_S))
                     chunks.queue.put_nowait(pcm)
                     chunks.news.set()
             if arrivals:
-                self._ended.append((arrivals[0][0], chunks.company, lateness_s(arrivals)))
+                self._ended.append((arrivals[0][0], chunks.n_others, lateness_s(arrivals)))
         finally:
-            self._n_sounding -= bool(arrivals)
+            self._n_open -= bool(arrivals)
             chunks.ended = True
             chunks.news.set()
             chunks.queue.put_nowait(None)

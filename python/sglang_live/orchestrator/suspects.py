@@ -1,8 +1,8 @@
-"""Requests that an engine was working on when it died are not given to it a second time.
+"""Refuses requests that an engine was processing when it died.
 
-In: what each engine is asked, as a hash of its content; which engine died. Out: a refusal.
-Owner: one Suspects per server. An SDK repeats a request that failed; if that request is what ended
-the engine, its repetition would end it again, for all callers.
+In: a hash of the content of every request to an engine; which engine died. Out: SuspectError.
+Owner: one Suspects per server. An SDK repeats a request that failed; if that request has killed the
+engine, its repetition would kill it again, for all users.
 """
 
 import hashlib
@@ -22,21 +22,26 @@ from sglang_live.stages.ids import turn_of
 log = logging.getLogger(__name__)
 
 KEPT_S = 600.0
-# Each is 32 bytes; more requests than this are never in engines at once.
+# Each is 32 bytes. Never are more requests than this in engines at once.
 MAX_KEPT = 4096
 # A connection to an engine may break before its end is noticed.
 BROKEN_BEFORE_S = 10.0
 
 
 class SuspectError(BadInputError):
-    """Sending it again cannot help: hence no status that clients repeat by themselves."""
+    """A repetition cannot help, so this is no status at which clients repeat a request."""
 
     code = "refused_after_engine_death"
 
 
 @dataclass(eq=False, slots=True)
-class Flight:
-    """One request that an engine has. broken_s: when its connection ended early; None: not."""
+class EngineRequest:
+    """A request that an engine has, other than through a job.
+
+    engine: name of the replica.
+    content: hash of the request.
+    broken_s: time at which its connection broke. None: it did not.
+    """
 
     engine: str
     content: bytes
@@ -58,10 +63,10 @@ class Suspects:
     n_refused: int = 0
     _until_s: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
     _turns: dict[str, bytes] = field(default_factory=dict)
-    _flights: set[Flight] = field(default_factory=set)
+    _requests: set[EngineRequest] = field(default_factory=set)
 
     def check(self, content: bytes) -> None:
-        """Raises SuspectError if it was in an engine that died, not long ago."""
+        """Raises SuspectError if it was in an engine when that died, less than kept_s ago."""
         now_s = self.clock.now_s()
         while self._until_s and next(iter(self._until_s.values())) <= now_s:
             self._until_s.popitem(last=False)
@@ -71,14 +76,14 @@ class Suspects:
         left_s = self._until_s[content] - now_s
         log.warning("suspect_refused content=%s left_s=%.0f", content.hex()[:12], left_s)
         raise SuspectError(
-            "This request was being worked on when the model's engine died, and is not tried again "
+            "This request was being processed when the model's engine died, and is not tried again "
             f"for {max(1, round(left_s / 60))} min. Repeating it will not help; other requests "
             "are served."
         )
 
     @contextmanager
     def turn(self, turn_id: str, content: bytes) -> Iterator[None]:
-        """While a turn's jobs may be in engines. Raises SuspectError."""
+        """Context in which the turn's jobs may be in engines. Raises SuspectError."""
         self.check(content)
         self._turns[turn_id] = content
         try:
@@ -86,43 +91,48 @@ class Suspects:
         finally:
             del self._turns[turn_id]
 
-    def begin(self, engine: str, content: bytes) -> Flight:
-        """A request that goes to an engine by another way than jobs. Raises SuspectError."""
+    def begin(self, engine: str, content: bytes) -> EngineRequest:
+        """Note a request to an engine that is no job. Raises SuspectError."""
         self.check(content)
-        flight = Flight(engine, content)
-        self._flights.add(flight)
-        return flight
+        request = EngineRequest(engine, content)
+        self._requests.add(request)
+        return request
 
-    def end(self, flight: Flight, *, broken: bool = False) -> None:
-        """It is over. broken: by the loss of its connection, perhaps because the engine died."""
+    def end(self, request: EngineRequest, *, broken: bool = False) -> None:
+        """Note the end of a request.
+
+        Args:
+            broken: its connection broke, perhaps because the engine died.
+        """
         now_s = self.clock.now_s()
         if broken:
-            flight.broken_s = now_s
+            request.broken_s = now_s
         else:
-            self._flights.discard(flight)
-        self._flights = {
-            flown
-            for flown in self._flights
-            if flown.broken_s is None or flown.broken_s > now_s - BROKEN_BEFORE_S
+            self._requests.discard(request)
+        self._requests = {
+            request
+            for request in self._requests
+            if request.broken_s is None or request.broken_s > now_s - BROKEN_BEFORE_S
         }
 
     def died(self, engine: str, jobs: Iterable[str]) -> None:
-        """What an engine had not finished is suspect from now on.
+        """Suspect the requests that an engine had not finished when it died.
 
         Args:
-            engine: name of the replica. jobs: ids of those it had begun, "<turn>-<stage's part>".
+            engine: name of the replica.
+            jobs: ids of those it had begun.
         """
         now_s = self.clock.now_s()
         turns = {turn_of(job_id) for job_id in jobs}
         found = {self._turns[turn_id] for turn_id in turns if turn_id in self._turns}
-        flown = {
-            flight
-            for flight in self._flights
-            if flight.engine == engine
-            and (flight.broken_s is None or flight.broken_s > now_s - BROKEN_BEFORE_S)
+        running = {
+            request
+            for request in self._requests
+            if request.engine == engine
+            and (request.broken_s is None or request.broken_s > now_s - BROKEN_BEFORE_S)
         }
-        found |= {flight.content for flight in flown}
-        self._flights = {f for f in self._flights if f not in flown or f.broken_s is None}
+        found |= {request.content for request in running}
+        self._requests = {f for f in self._requests if f not in running or f.broken_s is None}
         for content in found:
             self._until_s.pop(content, None)
             self._until_s[content] = now_s + self.kept_s
@@ -147,7 +157,7 @@ class Suspects:
 
 
 def digest(*parts: bytes) -> bytes:
-    """Of all parts; where one ends and the next begins counts."""
+    """Hash of all parts and of their boundaries."""
     hashed = hashlib.blake2b(digest_size=32)
     for part in parts:
         hashed.update(len(part).to_bytes(8, "little"))
@@ -156,13 +166,13 @@ def digest(*parts: bytes) -> bytes:
 
 
 class TurnContent:
-    """Hashes of one session's turns; each item is hashed once, however long the conversation."""
+    """Hashes of one session's turns. Each item is hashed once, however long the conversation."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._items: dict[str, bytes] = {}  # by key, which changes with the content
 
     def of(self, turn: TurnRequest) -> bytes:
-        """Of what the engines are asked: ids, and when it is asked, make no difference."""
+        """Hash of what the engines are given for the turn: neither of ids nor of time."""
         items = {item.key: self._items.get(item.key) or _item(item) for item in turn.history}
         if not turn.stateless:
             self._items = items

@@ -1,10 +1,10 @@
-"""One spoken turn, from history to sound. Read this first.
+"""One spoken turn, from history to audio.
 
-The thinker writes, the talker speaks what is written so far, the vocoder makes it audible: the
-caller hears the beginning before the thinker knows the end.
+In: a TurnRequest. Out: TurnEvents. The thinker generates text, the talker codec frames of the text
+so far, the vocoder their audio: the user hears the beginning before the text is complete.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from sglang_live.aio import merge
@@ -18,74 +18,77 @@ from sglang_live.core import (
     TurnRequest,
     Usage,
 )
-from sglang_live.orchestrator.stage_jobs import Speech, Thought
+from sglang_live.orchestrator.stage_jobs import TalkerJob, ThinkerJob
 from sglang_live.orchestrator.stage_links import StageLinks
-from sglang_live.orchestrator.turn_control import Steering
+from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.telemetry.trace import TurnTrace
 
 
 async def run_turn(
-    turn: TurnRequest, stages: StageLinks, trace: TurnTrace, steering: Steering
-) -> AsyncIterator[TurnEvent]:
-    """Yield text and sound as they come, then TurnDone.
+    turn: TurnRequest, stages: StageLinks, trace: TurnTrace, control: TurnControl
+) -> AsyncGenerator[TurnEvent, None]:
+    """Yield text and audio as they come, then TurnDone.
 
-    Leaving early, by an error or by closing the iterator, cancels the turn in every stage. An
-    interruption cancels it in talker and vocoder only: their part is over, the thinker's soon is.
+    An error, or closing the iterator early, cancels the turn in every stage. An interruption
+    cancels it in talker and vocoder only: the thinker ends its job by itself and keeps the KV.
     """
     async with (
-        stages.thinker.open(turn) as thought,
-        stages.talker.open(turn) as speech,
-        stages.vocoder.open(turn) as voice,
+        stages.thinker.open(turn) as thinker,
+        stages.talker.open(turn) as talker,
+        stages.vocoder.open(turn) as vocoder,
     ):
-        steering.take(thought, speech, voice)
+        control.attach(thinker, talker, vocoder)
 
-        async def write() -> AsyncIterator[TurnEvent]:
+        async def generate() -> AsyncGenerator[TurnEvent, None]:
             n_tokens = 0
-            async for tokens in thought.tokens():
+            async for tokens in thinker.tokens():
                 trace.mark("thinker_first_token")
                 n_tokens += len(tokens.ids)
                 yield TranscriptDelta(tokens.text, n_tokens)
-                await speech.write(tokens.ids)
+                await talker.write(tokens.ids)
             trace.mark("thinker_done")
-            await speech.end_text()
+            await talker.end_text()
 
-        async def speak() -> AsyncIterator[TurnEvent]:
-            async for codes in speech.frames():
+        async def speak() -> AsyncGenerator[TurnEvent, None]:
+            async for codes in talker.frames():
                 trace.mark("talker_first_frame")
-                steering.spoke(speech.n_frames)
-                await voice.decode(codes)
-            if not steering.interrupted:
+                control.frames_came(talker.n_frames)
+                await vocoder.decode(codes)
+            if not control.interrupted:
                 trace.mark("talker_done")
-            await voice.end()
+            await vocoder.end()
             return
-            yield  # a generator like the others; it has nothing for the caller
+            yield  # makes it a generator like the others, though it has no events
 
-        async def sound() -> AsyncIterator[TurnEvent]:
-            async for pcm in voice.pcm():
+        async def decode() -> AsyncGenerator[TurnEvent, None]:
+            async for pcm in vocoder.pcm():
                 trace.mark("first_audio")
                 yield AudioDelta(pcm)
 
-        parts = (write(), speak(), sound()) if turn.wants_audio else (write(),)
+        parts = (generate(), speak(), decode()) if turn.wants_audio else (generate(),)
         async for event in merge(*parts):
-            if not (steering.interrupted and isinstance(event, AudioDelta)):
+            if not (control.interrupted and isinstance(event, AudioDelta)):
                 yield event
         trace.mark("turn_done")
-        done = _turn_done(turn, thought, speech, trace)
-        if steering.interrupted:
-            # What nobody waits for any more is not called either.
+        done = _turn_done(turn, thinker, talker, trace)
+        if control.interrupted:
+            # The user did not wait for these calls, so the client must not make them.
             done = replace(done, status="interrupted", reason=None, function_calls=())
         yield done
 
 
-def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnTrace) -> TurnDone:
-    done = thought.done
-    # A talker that never ends is cut by a bound that follows from its text.
-    hit_limit = done.finish == "length" or speech.cut
+def _turn_done(
+    turn: TurnRequest, thinker: ThinkerJob, talker: TalkerJob, trace: TurnTrace
+) -> TurnDone:
+    done = thinker.done
+    assert done is not None, "its tokens have ended"
+    # A talker that misses its end stops at a bound that follows from its text.
+    hit_limit = done.finish == "length" or talker.cut
     return TurnDone(
         status="incomplete" if hit_limit else "completed",
         reason="max_output_tokens" if hit_limit else None,
         item=HistoryItem(
-            key=thought.item_key,
+            key=thinker.item_key,
             role="assistant",
             parts=(TextPart(done.text),),
             token_ids=tuple(done.ids),
@@ -95,11 +98,11 @@ def _turn_done(turn: TurnRequest, thought: Thought, speech: Speech, trace: TurnT
             input_audio_tokens=done.n_audio,
             cached_tokens=done.n_cached,
             output_text_tokens=len(done.ids),
-            output_audio_tokens=speech.n_frames,
+            output_audio_tokens=talker.n_frames,
         ),
-        n_frames=speech.n_frames,
+        n_frames=talker.n_frames,
         function_calls=tuple(done.function_calls),
-        spoken=speech.ended or not turn.wants_audio,
+        spoken=talker.ended or not turn.wants_audio,
         gone=tuple(done.gone),
         trace=dict(trace.marks),
     )

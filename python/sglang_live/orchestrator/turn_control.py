@@ -1,25 +1,25 @@
-"""What reaches a running turn from outside: the caller's voice, and the caller's ear.
+"""Interruption and playback of a running turn.
 
-In: interruptions and playback, from the session; frames, from the turn itself. Out: messages to
-the stages that are at work. Never waits. Owner: one Steering per turn.
+In: interruptions and playback, from the session; codec frames, from the turn itself. Out: messages
+to the turn's jobs. Never waits. Owner: one TurnControl per turn.
 """
 
 from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S
-from sglang_live.orchestrator.stage_jobs import OnNote, Speech, Thought, VoiceJob
+from sglang_live.orchestrator.stage_jobs import OnStreamEvent, TalkerJob, ThinkerJob, VocoderJob
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FIRST_INTERRUPTS
 
-# A stage assumes one second per second between two reports; less than this off is no news.
+# Between two reports a stage assumes one second per second. Smaller errors are not corrected.
 TOLERANCE_S = 2 * FRAME_S
 
 
-class Steering:
+class TurnControl:
     """
     Args:
-        policies: of the server; without any, the stages are told nothing.
-        interrupts: how often this caller interrupts, 0 to 1.
-        on_note: told what the stages' policies do with the reply.
+        policies: of the server. Without any, nothing is reported to the stages.
+        interrupts: the share of responses that this user interrupts, 0 to 1.
+        on_stream_event: called with what the stages' policies do with the turn's requests.
     """
 
     def __init__(
@@ -27,58 +27,60 @@ class Steering:
         policies: Policies,
         clock: Clock,
         interrupts: float = FIRST_INTERRUPTS,
-        on_note: OnNote | None = None,
+        on_stream_event: OnStreamEvent | None = None,
     ):
-        self._on_note = on_note
+        self._on_stream_event = on_stream_event
         self._policies, self._clock, self._interrupts = policies, clock, interrupts
-        self._jobs: tuple[Thought, Speech, VoiceJob] | None = None
-        self._told: tuple[float, float] | None = None  # what the thinker was told last, and when
-        self._is_heard = False  # somebody tells of the listener
+        self._jobs: tuple[ThinkerJob, TalkerJob, VocoderJob] | None = None
+        # Seconds of speech that were reported to the thinker last, and when.
+        self._reported: tuple[float, float] | None = None
+        self._has_playback = False  # playback has been reported
         self.interrupted = False
 
-    def take(self, thought: Thought, speech: Speech, voice: VoiceJob) -> None:
-        self._jobs = thought, speech, voice
-        if self._on_note is not None:
-            thought.on_note = speech.on_note = self._on_note
+    def attach(self, thinker: ThinkerJob, talker: TalkerJob, vocoder: VocoderJob) -> None:
+        self._jobs = thinker, talker, vocoder
+        if self._on_stream_event is not None:
+            thinker.on_stream_event = talker.on_stream_event = self._on_stream_event
 
     def interrupt(self) -> bool:
-        """End the reply where it is; False if that is not possible here.
+        """End the response where it is. Returns False if the turn can only be cancelled.
 
-        The thinker finishes in its own time, because its KV stays. Nobody will hear the others.
+        The thinker ends its request by itself, so that its KV is kept; talker and vocoder are
+        cancelled, because their audio is not heard.
         """
         if self._jobs is None or not self._policies.truncate:
             return False
         if not self.interrupted:
             self.interrupted = True
-            thought, speech, voice = self._jobs
-            thought.interrupt()
-            speech.cancel()
-            voice.cancel()
+            thinker, talker, vocoder = self._jobs
+            thinker.interrupt()
+            talker.cancel()
+            vocoder.cancel()
         return True
 
     def heard(self, heard_s: float, playing: bool, interrupts: float) -> None:
-        """The listener is so far, and goes on by itself or not."""
+        """Report playback to thinker and talker (see VoiceSession.report_playback)."""
         self._interrupts = interrupts
         if self._jobs is not None and self._policies:
-            thought, speech, _ = self._jobs
-            speech.report(heard_s, playing, interrupts)
-            if self._told is not None:  # else the thinker's consumer has not begun
-                self._is_heard = True
-                thought.report(heard_s, playing, interrupts)
+            thinker, talker, _ = self._jobs
+            talker.report(heard_s, playing, interrupts)
+            if self._reported is not None:  # else the thinker's consumer has not begun
+                self._has_playback = True
+                thinker.report(heard_s, playing, interrupts)
 
-    def spoke(self, n_frames: int) -> None:
-        """The talker has come so far with what the thinker wrote.
+    def frames_came(self, n_frames: int) -> None:
+        """Report the talker's progress to the thinker, until playback is reported.
 
-        It tells the thinker how urgent its tokens are as long as nobody knows of a listener: a
-        talker that is itself ahead of the listener can wait for them.
+        A talker that is ahead of its own consumer can wait for text; before there is playback, its
+        own progress is all that says how urgent text is.
         """
-        if self._jobs is None or not self._policies or self._is_heard:
+        if self._jobs is None or not self._policies or self._has_playback:
             return
         now_s, spoken_s = self._clock.now_s(), n_frames * FRAME_S
-        if self._told is not None:
-            told_s, told_at_s = self._told
-            if abs(spoken_s - told_s - (now_s - told_at_s)) <= TOLERANCE_S:
+        if self._reported is not None:
+            reported_s, at_s = self._reported
+            if abs(spoken_s - reported_s - (now_s - at_s)) <= TOLERANCE_S:
                 return
-        self._told = spoken_s, now_s
-        thought, _, _ = self._jobs
-        thought.report(spoken_s, True, self._interrupts)
+        self._reported = spoken_s, now_s
+        thinker, _, _ = self._jobs
+        thinker.report(spoken_s, True, self._interrupts)

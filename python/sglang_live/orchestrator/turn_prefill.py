@@ -1,7 +1,7 @@
-"""What a caller has said so far, taken in by the thinker while the rest is being said.
+"""Prefill of an utterance while the user still speaks.
 
-At the end of the turn only its last piece is left to encode and prefill (LiveServe, arXiv
-2606.22983, section 3).
+At the end of the user's turn only the last piece is left to encode and prefill (LiveServe, arXiv
+2606.22983, section 3). Owner: one TurnPrefill per session.
 """
 
 import asyncio
@@ -18,29 +18,33 @@ log = logging.getLogger(__name__)
 
 
 class TurnPrefill:
-    """One at a time, and none while a turn runs."""
+    """Runs one turn prefill at a time, and none while a turn runs."""
 
     def __init__(self, thinker: ThinkerLink, suspects: Suspects):
         self._thinker, self._suspects = thinker, suspects
         self._task: asyncio.Task[None] | None = None
-        self._hurry: Callable[[], None] = lambda: None
+        self._prioritise: Callable[[], None] = lambda: None
         self._prefilled: set[str] = set()  # keys of pieces, since the last turn
 
     def prefill_turn(self, turn: TurnRequest, content: bytes) -> bool:
-        """content: its hash, see TurnContent."""
+        """Returns False if one runs already.
+
+        Args:
+            content: hash of the turn's content (TurnContent).
+        """
         if self._task is not None and not self._task.done():
             return False
-        self._task = asyncio.create_task(self._run(turn, content), name=f"take in {turn.turn_id}")
+        self._task = asyncio.create_task(self._run(turn, content), name=f"prefill {turn.turn_id}")
         return True
 
-    async def ended(self) -> None:
-        """Somebody waits now for what still runs."""
+    async def finish(self) -> None:
+        """Wait for the running turn prefill, which goes before other requests now."""
         if self._task is not None and not self._task.done():
-            self._hurry()
+            self._prioritise()
             await asyncio.wait({self._task})
 
-    def counted(self, done: TurnDone, turn: TurnRequest) -> TurnDone:
-        """The turn's usage with the audio that was taken in ahead of it."""
+    def with_usage(self, done: TurnDone, turn: TurnRequest) -> TurnDone:
+        """The turn's usage, with the audio that was prefilled before the turn."""
         segments, prefilled = self._thinker.segments, self._prefilled
         self._prefilled = set()
         states = [
@@ -63,13 +67,13 @@ class TurnPrefill:
     async def _run(self, turn: TurnRequest, content: bytes) -> None:
         try:
             with self._suspects.turn(turn.turn_id, content):
-                async with self._thinker.open(turn) as thought:
-                    self._hurry = thought.interrupt
-                    async for _ in thought.tokens():
+                async with self._thinker.open(turn) as thinker:
+                    self._prioritise = thinker.interrupt
+                    async for _ in thinker.tokens():
                         pass
             self._prefilled |= {item.key for item in turn.history if not item.closes}
         except LiveError as error:
-            # The turn itself will take it in, or fail for a reason that its caller hears of.
-            log.warning("not_taken_in turn=%s: %s", turn.turn_id, error)
+            # The turn itself prefills it, or fails for a reason that its client sees.
+            log.warning("not_prefilled turn=%s: %s", turn.turn_id, error)
         finally:
-            self._hurry = lambda: None
+            self._prioritise = lambda: None

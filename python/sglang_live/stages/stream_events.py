@@ -1,6 +1,7 @@
-"""What an engine's policies did with single replies, on its way to those who asked for them.
+"""Passes on what an engine's policies did with single requests, to the jobs of these.
 
-Owner: one NoteRoutes per stage. Notes of requests that nobody waits for any more are dropped.
+In: StreamEvents of the engine. Out: StreamEvent messages. Those of ended jobs are dropped.
+Owner: one StreamEventRoutes per stage.
 """
 
 from sglang_live.engine_channel.messages import StreamEvents
@@ -8,7 +9,7 @@ from sglang_live.messages import StreamEvent
 from sglang_live.stages.transport.server import ServedJob
 
 
-class NoteRoutes:
+class StreamEventRoutes:
     def __init__(self) -> None:
         self._jobs: dict[str, ServedJob] = {}
 
@@ -18,7 +19,7 @@ class NoteRoutes:
     def remove(self, rid: str) -> None:
         self._jobs.pop(rid, None)
 
-    def tell(self, notes: StreamEvents) -> None:
-        for rid, what, buffered_s in zip(notes.rids, notes.what, notes.buffered_s, strict=True):
+    def pass_on(self, events: StreamEvents) -> None:
+        for rid, what, buffered_s in zip(events.rids, events.what, events.buffered_s, strict=True):
             if (job := self._jobs.get(rid)) is not None:
                 job.post(StreamEvent(job.job_id, what, buffered_s))

@@ -122,7 +122,7 @@ class FakeSession:
     n_cancelled: int = 0
     n_closed: int = 0
     closed: asyncio.Event = field(default_factory=asyncio.Event)
-    on_note: Callable[[str, str, float], None] = lambda stage, what, buffered_s: None
+    on_stream_event: Callable[[str, str, float], None] = lambda stage, what, buffered_s: None
     _interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
@@ -165,8 +165,8 @@ class FakeSession:
             for wait in waits:
                 wait.cancel()
 
-    def watch(self, on_note) -> None:
-        self.on_note = on_note
+    def watch(self, on_stream_event) -> None:
+        self.on_stream_event = on_stream_event
 
     def interrupt(self) -> bool:
         if self.on_interrupt is None or not self.running:

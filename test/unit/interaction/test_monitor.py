@@ -29,8 +29,8 @@ class Stages:
     def report_underrun(self, silent_s):
         self.underruns.append(round(silent_s, 3))
 
-    def watch(self, on_note):
-        self.on_note = on_note
+    def watch(self, on_stream_event):
+        self.on_stream_event = on_stream_event
 
     def report_speech(self):
         self.n_speech += 1
@@ -366,7 +366,7 @@ async def test_a_reply_gap_is_told_with_the_callers_average(world):
 
 async def test_what_policies_do_is_told_of_the_running_turn(world):
     world.answer()
-    world.stages.on_note("talker", "held", 1.25)
+    world.stages.on_stream_event("talker", "held", 1.25)
     [note] = [e for e in world.events() if e["event"] == "stream"]
     assert (note["stage"], note["what"], note["buffered_s"]) == ("talker", "held", 1.25)
     assert note["response"]

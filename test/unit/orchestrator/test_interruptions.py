@@ -9,7 +9,7 @@ from sglang_live.clock import SimClock
 from sglang_live.core import FRAME_S, AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import StageUnavailableError
 from sglang_live.messages import NextUseHint, UserSpeaking
-from sglang_live.orchestrator.turn_control import Steering
+from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.policy.policies import Policies
 
 from .fakes import ask, user
@@ -301,30 +301,30 @@ def clock() -> SimClock:
 
 
 @pytest.fixture
-def steering(thinker, clock) -> Steering:
-    steering = Steering(Policies.parse(ALL), clock, interrupts=0.25)
-    steering.take(thinker, None, None)
-    return steering
+def control(thinker, clock) -> TurnControl:
+    control = TurnControl(Policies.parse(ALL), clock, interrupts=0.25)
+    control.attach(thinker, None, None)
+    return control
 
 
-def test_a_talker_in_real_time_is_news_once(steering, thinker, clock):
+def test_a_talker_in_real_time_is_news_once(control, thinker, clock):
     for n in range(1, 50):
-        steering.spoke(n)
+        control.frames_came(n)
         clock.advance(FRAME_S)
     assert thinker.told == [(1, True, 0.25)]
 
 
-def test_a_talker_that_runs_ahead_is_news_at_every_third_frame(steering, thinker):
+def test_a_talker_that_runs_ahead_is_news_at_every_third_frame(control, thinker):
     for n in range(1, 12):
-        steering.spoke(n)
+        control.frames_came(n)
     assert [n for n, _, _ in thinker.told] == [1, 4, 7, 10]
 
 
-def test_a_talker_that_fell_behind_is_news(steering, thinker, clock):
-    steering.spoke(1)
+def test_a_talker_that_fell_behind_is_news(control, thinker, clock):
+    control.frames_came(1)
     clock.advance(3.5 * FRAME_S)
-    steering.spoke(2)
-    steering.spoke(3)
+    control.frames_came(2)
+    control.frames_came(3)
     assert [n for n, _, _ in thinker.told] == [1, 2]
 
 
@@ -334,13 +334,13 @@ class ToldTalker:
 
 
 def test_the_thinker_hears_of_the_listener_once_there_is_one(thinker, clock):
-    steering = Steering(Policies.parse(ALL), clock, interrupts=0.25)
-    steering.take(thinker, ToldTalker(), None)
-    steering.heard(0.0, False, 0.25)
+    control = TurnControl(Policies.parse(ALL), clock, interrupts=0.25)
+    control.attach(thinker, ToldTalker(), None)
+    control.heard(0.0, False, 0.25)
     assert thinker.told == []  # it has written nothing that anybody could have heard
-    steering.spoke(4)
-    steering.heard(0.08, True, 0.5)
-    steering.spoke(30)
+    control.frames_came(4)
+    control.heard(0.08, True, 0.5)
+    control.frames_came(30)
     assert thinker.told == [(4, True, 0.25), (1, True, 0.5)]
 
 

@@ -22,7 +22,7 @@ async def test_those_of_one_tick_go_together_and_by_their_deadlines():
     metronome = Metronome(clock, tick_s=0.04)
 
     async def wait(name: str, due_s: float) -> None:
-        await metronome.beat(due_s)
+        await metronome.tick(due_s)
         went.append(name)
 
     waiting = [asyncio.create_task(wait(n, s)) for n, s in (("b", 0.5), ("a", 0.2), ("c", 0.9))]
@@ -43,7 +43,7 @@ async def test_those_of_one_tick_go_together_and_by_their_deadlines():
 async def test_somebody_who_waits_no_more_keeps_nobody():
     clock = SimClock()
     metronome = Metronome(clock, tick_s=0.04)
-    gone, stays = (asyncio.create_task(metronome.beat(s)) for s in (0.1, 0.2))
+    gone, stays = (asyncio.create_task(metronome.tick(s)) for s in (0.1, 0.2))
     await settled()
     gone.cancel()
     clock.advance(0.05)

@@ -122,7 +122,7 @@ async def test_one_turn_at_a_time(world):
     world.thinker.holds_at = 1
     running = session.respond(ask("t1", user("u1", "hi")))
     await anext(running)
-    with pytest.raises(BadInputError, match="answering already"):
+    with pytest.raises(BadInputError, match="runs a turn already"):
         await done(session, ask("t2", user("u1", "hi")))
     await running.aclose()
     world.thinker.holds_at = None

@@ -36,12 +36,12 @@ class FakeVocoder:
 class Reply:
     """One reply under way; `sounds` are (time, bytes) as they leave."""
 
-    def __init__(self, clock: SimClock, starts: StartupDelays):
+    def __init__(self, clock: SimClock, delays: StartupDelays):
         self.clock, self.vocoder, self.sounds = clock, FakeVocoder(), []
-        self.task = asyncio.create_task(self._listen(starts))
+        self.task = asyncio.create_task(self._listen(delays))
 
-    async def _listen(self, starts: StartupDelays) -> None:
-        async with aclosing(starts.give(self.vocoder.pcm())) as chunks:
+    async def _listen(self, delays: StartupDelays) -> None:
+        async with aclosing(delays.delayed(self.vocoder.pcm())) as chunks:
             async for pcm in chunks:
                 self.sounds.append((self.clock.now_s(), pcm))
 
@@ -60,8 +60,8 @@ async def pass_time(clock: SimClock, seconds: float) -> None:
     await settle()
 
 
-async def late_reply(clock: SimClock, starts: StartupDelays, late_s: float) -> None:
-    reply = Reply(clock, starts)
+async def late_reply(clock: SimClock, delays: StartupDelays, late_s: float) -> None:
+    reply = Reply(clock, delays)
     await reply.make(chunk(0.16))
     await pass_time(clock, 0.16 + late_s)
     await reply.make(chunk(0.32))
@@ -71,9 +71,9 @@ async def late_reply(clock: SimClock, starts: StartupDelays, late_s: float) -> N
 
 async def test_sound_leaves_at_once_where_replies_were_in_time():
     clock = SimClock(100.0)
-    starts = StartupDelays(clock)
-    await late_reply(clock, starts, -0.05)
-    reply = Reply(clock, starts)
+    delays = StartupDelays(clock)
+    await late_reply(clock, delays, -0.05)
+    reply = Reply(clock, delays)
     await reply.make(chunk(0.16))
     assert [pcm for _, pcm in reply.sounds] == [chunk(0.16)]
     await reply.make(None)
@@ -82,10 +82,10 @@ async def test_sound_leaves_at_once_where_replies_were_in_time():
 
 async def test_sound_waits_as_long_as_the_reply_before_was_late_less_what_a_player_hides():
     clock = SimClock(100.0)
-    starts = StartupDelays(clock)
-    await late_reply(clock, starts, 0.18)
-    assert starts.after(0) == pytest.approx(0.1)
-    reply = Reply(clock, starts)
+    delays = StartupDelays(clock)
+    await late_reply(clock, delays, 0.18)
+    assert delays.delay_s(0) == pytest.approx(0.1)
+    reply = Reply(clock, delays)
     began_s = clock.now_s()
     await reply.make(chunk(0.16))
     await pass_time(clock, 0.09)
@@ -98,9 +98,9 @@ async def test_sound_waits_as_long_as_the_reply_before_was_late_less_what_a_play
 
 async def test_enough_audio_ends_the_wait():
     clock = SimClock(100.0)
-    starts = StartupDelays(clock)
-    await late_reply(clock, starts, 0.3)
-    reply = Reply(clock, starts)
+    delays = StartupDelays(clock)
+    await late_reply(clock, delays, 0.3)
+    reply = Reply(clock, delays)
     for _ in range(3):
         await reply.make(chunk(0.16))
     assert len(reply.sounds) == 3
@@ -110,9 +110,9 @@ async def test_enough_audio_ends_the_wait():
 
 async def test_a_short_reply_is_heard_whole():
     clock = SimClock(100.0)
-    starts = StartupDelays(clock)
-    await late_reply(clock, starts, 0.3)
-    reply = Reply(clock, starts)
+    delays = StartupDelays(clock)
+    await late_reply(clock, delays, 0.3)
+    reply = Reply(clock, delays)
     await reply.make(chunk(0.1))
     await reply.make(None)
     await reply.task
@@ -121,17 +121,17 @@ async def test_a_short_reply_is_heard_whole():
 
 async def test_who_begins_alone_does_not_wait_for_what_company_brought():
     clock = SimClock(100.0)
-    starts = StartupDelays(clock)
-    await late_reply(clock, starts, 0.0)
-    others = [Reply(clock, starts) for _ in range(3)]
+    delays = StartupDelays(clock)
+    await late_reply(clock, delays, 0.0)
+    others = [Reply(clock, delays) for _ in range(3)]
     for reply in others:
         await reply.make(chunk(0.16))
-    await late_reply(clock, starts, 0.2)
-    assert (starts.after(0), starts.after(3)) == (0.0, pytest.approx(0.12))
+    await late_reply(clock, delays, 0.2)
+    assert (delays.delay_s(0), delays.delay_s(3)) == (0.0, pytest.approx(0.12))
     for reply in others:
         await reply.make(None)
         await reply.task
-    alone = Reply(clock, starts)
+    alone = Reply(clock, delays)
     await alone.make(chunk(0.16))
     assert alone.sounds
     await alone.make(None)
@@ -140,10 +140,10 @@ async def test_who_begins_alone_does_not_wait_for_what_company_brought():
 
 async def test_what_was_long_ago_does_not_count():
     clock = SimClock(100.0)
-    starts = StartupDelays(clock)
-    await late_reply(clock, starts, 0.3)
+    delays = StartupDelays(clock)
+    await late_reply(clock, delays, 0.3)
     await pass_time(clock, 100.0)
-    assert starts.after(0) == 0.0
+    assert delays.delay_s(0) == 0.0
 
 
 async def test_an_error_of_the_vocoder_comes_through_after_what_it_made():
@@ -159,9 +159,9 @@ async def test_an_error_of_the_vocoder_comes_through_after_what_it_made():
 
 async def test_leaving_early_closes_the_source():
     clock = SimClock(100.0)
-    starts = StartupDelays(clock)
-    await late_reply(clock, starts, 0.3)
-    reply = Reply(clock, starts)
+    delays = StartupDelays(clock)
+    await late_reply(clock, delays, 0.3)
+    reply = Reply(clock, delays)
     await reply.make(chunk(0.16))
     reply.task.cancel()
     await asyncio.gather(reply.task, return_exceptions=True)

@@ -67,8 +67,8 @@ def test_a_request_of_the_native_api_is_suspect_in_its_own_engine_only(suspects)
     beside = suspects.begin("thinker/1", BESIDE)
     suspects.end(suspects.begin("thinker/0", OTHER))
     suspects.died("thinker/0", [])
-    for flight in (killer, beside):
-        suspects.end(flight, broken=True)
+    for request in (killer, beside):
+        suspects.end(request, broken=True)
     assert [refuses(suspects, content) for content in (KILLER, BESIDE, OTHER)] == [True, 0, 0]
 
 
@@ -94,7 +94,7 @@ def test_memory_is_bounded_and_the_oldest_is_forgotten(clock):
         with suspects.turn("t", digest(bytes([n]))):
             suspects.died("thinker/0", ["t-think"])
     assert [refuses(suspects, digest(bytes([n]))) for n in range(5)] == [0, 0, True, True, True]
-    assert not suspects._turns and not suspects._flights
+    assert not suspects._turns and not suspects._requests
 
 
 # --- what counts as the same content ---

@@ -28,7 +28,7 @@ from sglang_live.gateway.native.sessions import NativeSessions
 from sglang_live.gateway.native.upstream import Upstream
 from sglang_live.gateway.rate_limits import RateLimits
 from sglang_live.orchestrator.session import Orchestrator
-from sglang_live.orchestrator.suspects import Flight, Suspects, digest
+from sglang_live.orchestrator.suspects import EngineRequest, Suspects, digest
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 _FILTERED = dict.fromkeys(SERVER_INFO, server_info) | dict.fromkeys(MODEL_INFO, model_info)
@@ -77,7 +77,7 @@ class NativeProxy:
         """Check a request and send it on. raw: the body of the request."""
         route = request.scope["path"]  # not request.url: Starlette builds it from the Host header
         owner = self._keys.owner(request.headers)
-        flight: Flight | None = None
+        flight: EngineRequest | None = None
         names: list[str] = []
         try:
             self._check.sender(request, route)
@@ -106,7 +106,7 @@ class NativeProxy:
         self._metrics.proxied.labels(route, str(response.status_code)).inc()
         return response
 
-    def _end(self, flight: Flight | None, *, broken: bool) -> None:
+    def _end(self, flight: EngineRequest | None, *, broken: bool) -> None:
         if flight is not None:
             self._suspects.end(flight, broken=broken)
 

@@ -39,7 +39,7 @@ from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.progress_feed import ProgressFeed
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.stream_events import NoteRoutes
+from sglang_live.stages.stream_events import StreamEventRoutes
 from sglang_live.stages.talker.context import n_left_out
 from sglang_live.stages.talker.frame_queue import FrameQueue
 from sglang_live.stages.talker.speech_bound import SpeechBound
@@ -97,7 +97,7 @@ class TalkerStage:
         self._bounds = spec.policies.retention
         self._totals, self._n_frames, self._n_dropped = PolicyTotals(), 0, 0
         self._n_left_out = 0
-        self._notes = NoteRoutes()
+        self._stream_events = StreamEventRoutes()
         self._warm_up_rid = ids.new_rid(SPEAK_PREFIX, "warm-up")
         self._newline_id = _newline_id(self.model.path)
 
@@ -123,7 +123,7 @@ class TalkerStage:
         prompt, states_at, states = self._prompt(request, job.frames)
         rid = ids.new_rid(SPEAK_PREFIX, job.job_id)
         frames = self._frames[rid] = FrameQueue()
-        self._notes.add(rid, job)
+        self._stream_events.add(rid, job)
         self._feed.send(
             TalkerPrompt(
                 rid,
@@ -153,7 +153,7 @@ class TalkerStage:
                 task.cancel()
             await asyncio.gather(feeding, sending, return_exceptions=True)
             self._frames.pop(rid, None)
-            self._notes.remove(rid)
+            self._stream_events.remove(rid)
             if self._progress is not None:
                 self._progress.forget(rid)
             self._feed.send(TalkerForget(rid))
@@ -257,7 +257,7 @@ class TalkerStage:
             if isinstance(report, Frames):
                 self._take_frames(report)
             elif isinstance(report, StreamEvents):
-                self._notes.tell(report)
+                self._stream_events.pass_on(report)
             else:
                 self._totals.take(report)
 

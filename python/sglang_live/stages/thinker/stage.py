@@ -45,7 +45,7 @@ from sglang_live.stages.engine_host import EXTERNAL_MODELS, EngineHost, FeedSock
 from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.stream_events import NoteRoutes
+from sglang_live.stages.stream_events import StreamEventRoutes
 from sglang_live.stages.thinker.audio_states import AudioStates
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
 from sglang_live.stages.thinker.output import Reply
@@ -93,7 +93,7 @@ class ThinkerStage:
         self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._items: dict[str, dict[str, HistoryItem]] = defaultdict(dict)
         self._outbox, self._states, self._totals = outbox, AudioStates(), PolicyTotals()
-        self._notes = NoteRoutes()
+        self._stream_events = StreamEventRoutes()
         self._feed = ThinkerFeed(FeedSocket(inbox), MonotonicClock()) if spec.policies else None
         self._counts = dict.fromkeys(
             ("sessions_rebuilt", "sessions_truncated", "truncations_refused"), 0.0
@@ -215,7 +215,7 @@ class ThinkerStage:
                 case Truncated() | Retained():
                     self._feed.answered(report)
                 case StreamEvents():
-                    self._notes.tell(report)
+                    self._stream_events.pass_on(report)
                 case _:
                     self._totals.take(report)
 
@@ -228,7 +228,7 @@ class ThinkerStage:
             prefill_only=request.prefill_only,
             timely=request.timely,
         )
-        state.on_generating = lambda rid: self._notes.add(rid, job)
+        state.on_generating = lambda rid: self._stream_events.add(rid, job)
         reply = self._reply(job, state)
         listening = asyncio.create_task(self._listen(job, session, state, reply))
         signs = asyncio.create_task(
@@ -241,7 +241,7 @@ class ThinkerStage:
             listening.cancel()
             signs.cancel()
             await asyncio.gather(listening, signs, return_exceptions=True)
-            self._notes.remove(state.rid)
+            self._stream_events.remove(state.rid)
             self._counts["sessions_rebuilt"] += state.rebuilt
             self._counts["sessions_truncated"] += state.truncated
             self._counts["truncations_refused"] += state.refused

@@ -700,7 +700,7 @@ async def test_a_request_that_ended_before_the_death_is_not_suspect():
         for _ in range(2):
             assert (await http.post("/generate", json={"text": "x"})).status_code == 200
             while (
-                suspects._flights
+                suspects._requests
             ):  # a client gets its response a moment before the proxy ends the flight
                 await asyncio.sleep(0.002)
             suspects.died("thinker/0", [])
