@@ -15,27 +15,27 @@ setup *ARGS:
 
 # Format all Python files.
 fmt:
-    {{python}} -m ruff format .
+    {{ python }} -m ruff format .
 
 # Check style and format, change nothing.
 lint:
-    {{python}} -m ruff check . && {{python}} -m ruff format --check .
+    {{ python }} -m ruff check . && {{ python }} -m ruff format --check .
 
 # Check types; pyproject.toml says which files, and how strictly.
 types:
-    {{python}} -m mypy
+    {{ python }} -m mypy
 
 # Run unit tests, of one room or all; arguments go to pytest: just unit test/unit/policy -k pacing
 unit PATH="test/unit" *ARGS:
-    {{python}} -m pytest -q "$@"
+    {{ python }} -m pytest -q "$@"
 
 # Run tests with real engines on the CPU (minutes).
 engine *ARGS:
-    {{python}} -m pytest test/engine "$@"
+    {{ python }} -m pytest test/engine "$@"
 
 # Run tests of the whole server and its page (minutes).
 e2e *ARGS:
-    {{python}} -m pytest test/e2e "$@"
+    {{ python }} -m pytest test/e2e "$@"
 
 # Run the checks that need no engine: what a commit should pass.
 fast: lint types unit
@@ -50,19 +50,19 @@ demo *ARGS:
 
 # Report which changes of a room's source its unit tests miss, for example: just mutants policy 1
 mutants ROOM SEED="1" N="60":
-    {{python}} scripts/mutants.py {{ROOM}} --n {{N}} --seed {{SEED}}
+    {{ python }} scripts/mutants.py {{ ROOM }} --n {{ N }} --seed {{ SEED }}
 
 # Compare every seam with the installed SGLang.
 seams:
-    {{python}} scripts/check_seams.py
+    {{ python }} scripts/check_seams.py
 
 # Check that documents name only what exists, explain all flags, and use the glossary's words.
 docs:
-    {{python}} -m pytest -q test/unit/test_docs.py test/unit/test_words.py
+    {{ python }} -m pytest -q test/unit/test_docs.py test/unit/test_words.py
 
 # Write the result tables of docs/benchmarks.md from benchmark/results.
 tables:
-    {{python}} -m benchmark.summary
+    {{ python }} -m benchmark.summary
 
 # Write requirements/locked/ after a pin in requirements/ changed (needs a package index).
 lock:
