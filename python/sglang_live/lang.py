@@ -14,8 +14,8 @@
     print(state["answer"])
     soundfile.write("answer.wav", sound_of(state, "answer"), OUTPUT_RATE_HZ)
 
-With `stream=True` the sound comes from `sound_iter(state, "answer")` while it is made. `sgl.gen`
-works as ever, also after `listen`; `sgl.select` does not.
+With `stream=True`, `sound_iter(state, "answer")` yields the sound while it is generated. `sgl.gen`
+works, also after `listen`; `sgl.select` is not supported.
 """
 
 import base64
@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import openai
@@ -37,24 +37,26 @@ from sglang.lang.ir import SglGen, SglImage, SglSamplingParams
 from sglang_live.errors import BadInputError
 from sglang_live.sound.decoder import MAX_CLIP_S, Limits, decode_samples
 
+Sounds = SimpleQueue[bytes | None]
+
 INPUT_RATE_HZ = 16_000
 OUTPUT_RATE_HZ = 24_000
 
-# Rides on the field for constrained types, which the interpreter passes on as it stands.
+# Marks speech in the field for constrained types, which the interpreter passes on unchanged.
 _SPOKEN = "speech"
 _SOUND = "sound"
-# How often a listener looks whether the program has ended without another sound.
-_LOOK_S = 0.1
+# Period of the check whether the program has ended without more sound.
+_POLL_S = 0.1
 
 
 def listen(clip: str | Path | np.ndarray, rate_hz: int | None = None) -> SglImage:
-    """What the user says, within `sgl.user`. Written words of the same message come before it.
+    """Speech of the user, within `sgl.user`. Written text of the same message comes before it.
 
     Args:
         clip: an audio file, or mono samples: int16, or float in [-1, 1].
-        rate_hz: of samples.
+        rate_hz: rate of samples; None for a file.
     Raises:
-        ValueError: no audio file, or samples without a rate.
+        ValueError: the file is no audio file, or samples have no rate.
     """
     if isinstance(clip, np.ndarray):
         if rate_hz is None:
@@ -70,7 +72,7 @@ def listen(clip: str | Path | np.ndarray, rate_hz: int | None = None) -> SglImag
             raise ValueError(f"cannot read audio file {clip}: {error}") from error
     file = io.BytesIO()
     sf.write(file, samples, rate_hz, format="WAV", subtype="PCM_16")
-    # The interpreter knows of pictures and keeps their bytes; what they are is for us to see.
+    # The interpreter has no sounds, but passes the bytes of images on without a check.
     return SglImage(file.getvalue())
 
 
@@ -81,12 +83,12 @@ def speak(
     max_new_tokens: int | None = None,
     temperature: float | None = None,
 ) -> SglGen:
-    """An answer in text and sound, right at the beginning of `sgl.assistant`.
+    """A response in text and sound; must be first within `sgl.assistant`.
 
     Args:
-        name: of the text in the state; `sound_of` has the sound.
-        voice: of the model; by default its first.
-        max_new_tokens, temperature: as for `sgl.gen`, whose other settings speech does not have.
+        name: name of the text in the state, and of the sound for `sound_of`.
+        voice: a voice of the model; None: its first one.
+        max_new_tokens, temperature: as for `sgl.gen`; its other settings do not apply to speech.
     """
     return SglGen(
         name,
@@ -97,10 +99,10 @@ def speak(
 
 
 def sound_of(state: ProgramState, name: str) -> np.ndarray:
-    """int16 mono at OUTPUT_RATE_HZ; waits until it is complete.
+    """Wait for the complete sound; returns int16 mono at OUTPUT_RATE_HZ.
 
     Raises:
-        KeyError: nothing of that name was spoken.
+        KeyError: no speech has that name.
     """
     info = state.get_meta_info(name)
     if not info or _SOUND not in info:
@@ -109,18 +111,19 @@ def sound_of(state: ProgramState, name: str) -> np.ndarray:
 
 
 def sound_iter(state: ProgramState, name: str) -> Iterator[np.ndarray]:
-    """Pieces of int16 mono at OUTPUT_RATE_HZ as they are made, of a program run with `stream`.
+    """Iterate over chunks of int16 mono at OUTPUT_RATE_HZ of a program that runs with `stream`.
 
     Raises:
-        KeyError: the program has ended, and nothing of that name was spoken.
-        Exception: whatever ended the program before all of it was spoken.
+        KeyError: the program has ended, and no speech has that name.
+        Exception: the error that ended the program before the end of the speech.
     """
     executor = state.stream_executor
-    pieces = _sounds(executor, name)
+    chunks = _sounds(executor, name)
     while True:
-        is_over = executor.is_finished  # seen first: what it spoke before is there by then
+        # Read before the queue: afterwards the queue of a finished program is complete.
+        is_over = executor.is_finished
         try:
-            pcm = pieces.get(timeout=0 if is_over else _LOOK_S)
+            pcm = chunks.get(timeout=0 if is_over else _POLL_S)
         except Empty:
             if is_over:
                 break
@@ -134,12 +137,12 @@ def sound_iter(state: ProgramState, name: str) -> Iterator[np.ndarray]:
 
 
 class LiveEndpoint(BaseBackend):
-    """A running sglang_live server.
+    """A running sglang_live server as a backend of SGLang's frontend.
 
     Args:
         base_url: such as `http://127.0.0.1:30000`.
     Raises:
-        openai.APIError: nobody answers there, or the key is wrong.
+        openai.APIError: no server responds there, or the key is wrong.
     """
 
     is_chat_model = True
@@ -150,7 +153,7 @@ class LiveEndpoint(BaseBackend):
             base_url=f"{base_url.rstrip('/')}/v1", api_key=api_key or "none", max_retries=0
         )
         self._model = next(iter(self._client.models.list())).id
-        # Only the program's own text uses it; the server has the model's template.
+        # For the text of the program state only; the server has the model's template.
         self.chat_template = replace(get_chat_template("chatml"), image_token="", stop_str=())
         self._opening, _ = self.chat_template.get_prefix_and_suffix("assistant", [])
 
@@ -160,21 +163,21 @@ class LiveEndpoint(BaseBackend):
     def generate(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> tuple[str, dict[str, Any]]:
-        pieces = list(self.generate_stream(s, sampling_params))
-        return "".join(text for text, _ in pieces), pieces[-1][1] if pieces else {}
+        chunks = list(self.generate_stream(s, sampling_params))
+        return "".join(text for text, _ in chunks), chunks[-1][1] if chunks else {}
 
     def generate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Text in pieces, each with what is known so far: `sound`, `finish_reason`."""
+        """Iterate over chunks of text, with `finish_reason` and, for speech, all `sound` so far."""
         if not s.text_.endswith(self._opening):
             raise ValueError(
                 "sgl.gen and speak must come first within sgl.assistant: "
-                "the model goes on with nobody's words but its own"
+                "the model cannot continue text that the program wrote"
             )
-        asked = {
+        request = {
             "model": self._model,
-            "messages": [_as_heard(message) for message in s.messages_],
+            "messages": [_with_sounds(message) for message in s.messages_],
             "max_completion_tokens": sampling_params.max_new_tokens,
             "temperature": sampling_params.temperature,
             "stream": True,
@@ -182,54 +185,54 @@ class LiveEndpoint(BaseBackend):
         kind, _, rest = (sampling_params.dtype or "").partition("/")
         if kind == _SPOKEN:
             voice, _, name = rest.partition("/")
-            return self._spoken(asked, voice, _sounds(s, name))
+            return self._spoken(request, voice, _sounds(s, name))
         if kind:
             raise ValueError(f"a constrained type ({kind}) is not supported over audio")
-        return self._written(asked, sampling_params)
+        return self._written(request, sampling_params)
 
-    def select(self, s, choices, temperature, choices_method=None):
-        raise NotImplementedError("sgl.select compares texts; ask with sgl.gen and compare")
+    def select(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise NotImplementedError("sgl.select is not supported: use sgl.gen and compare its text")
 
     def _spoken(
-        self, asked: dict[str, Any], voice: str, sounds: SimpleQueue
+        self, request: dict[str, Any], voice: str, sounds: Sounds
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        # OpenAI's types want a voice; one that the model does not have is its first.
+        # OpenAI's types require a voice; an unknown one means the model's first.
         audio = {"format": "pcm16", "voice": voice or "default"}
-        asked |= {"modalities": ["text", "audio"], "audio": audio}
+        request |= {"modalities": ["text", "audio"], "audio": audio}
         sound, info = bytearray(), {}
-        for choice in self._choices(asked):
-            # Not among the SDK's types of a delta, but in its data.
-            made = getattr(choice.delta, "audio", None) or {}
-            if data := made.get("data"):
+        for choice in self._choices(request):
+            # The SDK's type of a delta has no audio, but its data has.
+            audio_delta = getattr(choice.delta, "audio", None) or {}
+            if data := audio_delta.get("data"):
                 pcm = base64.b64decode(data)
                 sound += pcm
                 sounds.put(pcm)
             info = {_SOUND: sound, "finish_reason": choice.finish_reason}
-            yield made.get("transcript") or "", info
-        sounds.put(None)  # all of it; after a failure the listener sees the program's end
+            yield audio_delta.get("transcript") or "", info
+        sounds.put(None)  # complete; after a failure sound_iter sees the end of the program
 
     def _written(
-        self, asked: dict[str, Any], sampling: SglSamplingParams
+        self, request: dict[str, Any], sampling: SglSamplingParams
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         stop = [sampling.stop] if isinstance(sampling.stop, str) else list(sampling.stop)
-        asked |= {"top_p": sampling.top_p, "stop": stop or None}
-        for choice in self._choices(asked):
+        request |= {"top_p": sampling.top_p, "stop": stop or None}
+        for choice in self._choices(request):
             yield choice.delta.content or "", {"finish_reason": choice.finish_reason}
 
-    def _choices(self, asked: dict[str, Any]) -> Iterator[Any]:
-        with self._client.chat.completions.create(**asked) as chunks:
+    def _choices(self, request: dict[str, Any]) -> Iterator[Any]:
+        with self._client.chat.completions.create(**request) as chunks:
             for chunk in chunks:
                 yield from chunk.choices
 
 
-def _sounds(executor: StreamExecutor, name: str) -> SimpleQueue:
-    """Where pieces of the sound go, and None after the last; whoever comes first makes it."""
-    by_name = executor.__dict__.setdefault("sounds_", {})
+def _sounds(executor: StreamExecutor, name: str) -> Sounds:
+    """The queue of a sound's chunks, with None after the last; made at the first use."""
+    by_name: dict[str, Sounds] = executor.__dict__.setdefault("sounds_", {})
     return by_name.setdefault(name, SimpleQueue())
 
 
-def _as_heard(message: dict[str, Any]) -> dict[str, Any]:
-    """A message of the interpreter, its sounds called by their name."""
+def _with_sounds(message: dict[str, Any]) -> dict[str, Any]:
+    """A message of the interpreter with its images sent as sounds."""
     content = message["content"]
     if isinstance(content, str):
         return message
@@ -240,6 +243,6 @@ def _as_heard(message: dict[str, Any]) -> dict[str, Any]:
             continue
         _, _, data = part["image_url"]["url"].partition("base64,")
         if base64.b64decode(data[:16])[8:12] != b"WAVE":
-            raise ValueError("pictures are not supported here, only sound")
+            raise ValueError("pictures are not supported, only sound")
         parts.append({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
     return {**message, "content": parts}

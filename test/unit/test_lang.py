@@ -1,4 +1,4 @@
-"""SGLang frontend programs against the gateway, through the interpreter as it is."""
+"""SGLang frontend programs against the gateway, through SGLang's interpreter."""
 
 import asyncio
 import json
@@ -27,15 +27,15 @@ _PATIENCE_S = 10.0
 
 
 class Writer:
-    """SGLang's chat route as far as a program's `sgl.gen` needs it; remembers what was asked."""
+    """SGLang's chat route as far as a program's `sgl.gen` needs it; records its requests."""
 
     def __init__(self):
-        self.asked: list[dict] = []
+        self.requests: list[dict] = []
         routes = [Route("/v1/chat/completions", self.chat, methods=["POST"])]
         self.app = Starlette(routes=routes)
 
     async def chat(self, request: Request) -> StreamingResponse:
-        self.asked.append(json.loads(await request.body()))
+        self.requests.append(json.loads(await request.body()))
         chunk = {"choices": [{"index": 0, "delta": {"content": "Rain."}, "finish_reason": "stop"}]}
         events = iter([f"data: {json.dumps(chunk)}\n\n", "data: [DONE]\n\n"])
         return StreamingResponse(events, media_type="text/event-stream")
@@ -43,7 +43,7 @@ class Writer:
 
 @contextmanager
 def serving(orchestrator: FakeOrchestrator, writer: Writer | None = None):
-    """The gateway in a thread of its own, for programs block: its address and its loop."""
+    """The gateway in a thread, because programs block: its address and its loop."""
     began: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
@@ -93,17 +93,17 @@ def test_a_program_listens_and_speaks():
     assert second.history[1].parts[0].text == "It rains."
 
 
-def test_sound_comes_while_it_is_made():
+def test_sound_arrives_while_it_is_generated():
     gate = asyncio.Event()
     script = spoken("It rains.", 400)
     orchestrator = FakeOrchestrator([[*script[:4], gate, *script[4:]], spoken("Still.", 80)])
     with serving(orchestrator) as (url, loop):
         state = ask.run(clip=np.zeros(8000, np.int16), backend=LiveEndpoint(url), stream=True)
-        pieces = sound_iter(state, "answer")
-        begun = next(pieces)
+        chunks = sound_iter(state, "answer")
+        begun = next(chunks)
         assert not gate.is_set()
         loop.call_soon_threadsafe(gate.set)
-        rest = list(pieces)
+        rest = list(chunks)
         assert np.concatenate([begun, *rest]).tobytes() == tone(80) * 5
         assert "".join(state.text_iter("more")) == "Still."
 
@@ -111,7 +111,7 @@ def test_sound_comes_while_it_is_made():
 @pytest.mark.parametrize(
     ("stop", "sent"), [("END", ["END"]), (["END", "."], ["END", "."]), (None, None)]
 )
-def test_where_an_answer_stops_is_told_whole(stop, sent):
+def test_all_stop_texts_are_sent(stop, sent):
     @sgl.function
     def write(s):
         s += sgl.user("How is it?")
@@ -120,12 +120,12 @@ def test_where_an_answer_stops_is_told_whole(stop, sent):
     writer = Writer()
     with serving(FakeOrchestrator(), writer) as (url, _):
         assert write.run(backend=LiveEndpoint(url))["answer"] == "Rain."
-    assert writer.asked[0].get("stop") == sent
+    assert writer.requests[0].get("stop") == sent
 
 
 @pytest.mark.filterwarnings("ignore:Error in stream_executor")
 @pytest.mark.parametrize("answer", [sgl.gen("answer"), speak("answer")], ids=["gen", "speak"])
-def test_words_put_into_the_models_mouth_are_refused(answer):
+def test_a_response_that_begins_with_text_of_the_program_is_refused(answer):
     @sgl.function
     def prompt(s):
         s += sgl.user("How is it?")
@@ -137,7 +137,7 @@ def test_words_put_into_the_models_mouth_are_refused(answer):
             raise state.error()
 
 
-def test_a_listener_to_a_name_that_nobody_spoke_is_told():
+def test_a_name_without_speech_is_an_error():
     with serving(FakeOrchestrator([spoken("It rains."), spoken("Still.")])) as (url, _):
         state = ask.run(clip=np.zeros(8000, np.int16), backend=LiveEndpoint(url), stream=True)
         with pytest.raises(KeyError, match="answr"):
@@ -147,21 +147,21 @@ def test_a_listener_to_a_name_that_nobody_spoke_is_told():
 
 
 @pytest.mark.filterwarnings("ignore:Error in stream_executor")
-def test_a_listener_learns_why_there_is_no_more_to_hear():
-    """The first answer breaks off; of the second there is nothing."""
+def test_the_error_of_the_program_ends_all_its_sounds():
+    """The first response breaks off; the second does not begin."""
     broken = [*spoken("It rains.", 400)[:4], StageFailedError("the vocoder has died")]
     with serving(FakeOrchestrator([broken])) as (url, _):
         state = ask.run(clip=np.zeros(8000, np.int16), backend=LiveEndpoint(url), stream=True)
-        pieces = sound_iter(state, "answer")
-        assert next(pieces).tobytes() == tone(80)
-        for rest in (pieces, sound_iter(state, "more")):
-            with pytest.raises((APIError, TransportError)) as told:
+        chunks = sound_iter(state, "answer")
+        assert next(chunks).tobytes() == tone(80)
+        for rest in (chunks, sound_iter(state, "more")):
+            with pytest.raises((APIError, TransportError)) as raised:
                 list(rest)
-            assert told.value is state.error()
+            assert raised.value is state.error()
 
 
 @pytest.mark.filterwarnings("ignore:Error in stream_executor")
-def test_a_listener_learns_that_what_was_to_be_heard_is_no_sound():
+def test_an_image_is_refused_and_the_error_reaches_the_sound():
     @sgl.function
     def look(s):
         s += sgl.user("Look: " + sgl.image(b"no sound at all"))
@@ -173,16 +173,16 @@ def test_a_listener_learns_that_what_was_to_be_heard_is_no_sound():
             list(sound_iter(state, "answer"))
 
 
-def test_speech_takes_no_setting_that_it_would_not_heed():
+def test_speech_refuses_settings_that_it_does_not_support():
     with pytest.raises(TypeError, match="stop"):
         speak("answer", stop="END")
 
 
-def test_what_is_no_sound_is_refused(tmp_path):
+def test_an_input_that_is_no_sound_is_refused(tmp_path):
     with pytest.raises(ValueError, match="rate_hz"):
         listen(np.zeros(10))
     with pytest.raises(ValueError, match="none"):
         listen(tmp_path / "none.wav")
-    path = tmp_path / "said.wav"
+    path = tmp_path / "speech.wav"
     sf.write(path, np.zeros(800), 8000)
     assert listen(path).path[8:12] == b"WAVE"

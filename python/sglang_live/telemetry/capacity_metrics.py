@@ -1,4 +1,4 @@
-"""Prometheus series of what there is room for, worked out at each scrape."""
+"""Prometheus series of the server's capacity, computed at each scrape."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,21 +10,25 @@ _PREFIX = "sglang_live_capacity_"
 
 
 class CapacityCollector:
-    """Registered with a prometheus_client registry."""
+    """A collector for a prometheus_client registry."""
 
     def __init__(self, report: Callable[[], Capacity]):
         self._report = report
 
     def collect(self) -> Iterator[Metric]:
         now = self._report()
-        yield _gauge("sessions", "Sessions there are.", now.n_sessions)
-        yield _gauge("session_limit", "Sessions there may be.", now.limit)
-        yield _gauge("sessions_more", "Sessions that may come now.", now.n_more)
+        yield _gauge("sessions", "Open sessions.", now.n_sessions)
+        yield _gauge("session_limit", "Limit of open sessions.", now.limit)
+        yield _gauge("sessions_more", "Sessions that may open now.", now.n_more)
         if now.share is not None:
-            yield _gauge("budget_share", "Of its budget, by the slow tenth of beats.", now.share)
-        used = GaugeMetricFamily(_PREFIX + "kv_share", "KV pool in use.", labels=["stage"])
+            yield _gauge(
+                "budget_share", "Share of its budget that the slowest tenth took.", now.share
+            )
+        used = GaugeMetricFamily(
+            _PREFIX + "kv_share", "Used share of the KV pool.", labels=["stage"]
+        )
         full = GaugeMetricFamily(
-            _PREFIX + "kv_saturates_seconds", "Until the pool is full.", labels=["stage"]
+            _PREFIX + "kv_saturates_seconds", "Time until the pool is full.", labels=["stage"]
         )
         for stage, (share, saturates_s) in now.pools.items():
             used.add_metric([stage], share)

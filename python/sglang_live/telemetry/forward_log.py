@@ -1,7 +1,7 @@
-"""When a stage's model was computing: for finding what a turn waits for besides the models.
+"""Log of the times in which a stage's model computes, to find other causes of delay in a turn.
 
-Off unless SGLANG_LIVE_FORWARD_LOG names a directory. Times are CLOCK_MONOTONIC, which all
-processes of a machine share.
+Off unless SGLANG_LIVE_FORWARD_LOG names a directory. Times are CLOCK_MONOTONIC, which all processes
+of a machine share.
 """
 
 import atexit
@@ -18,7 +18,7 @@ FORWARD_LOG_ENV = "SGLANG_LIVE_FORWARD_LOG"
 
 
 class ForwardLog:
-    """Appends `begin end` lines, in seconds, to a file of this process's own."""
+    """Writes `begin end` lines, in seconds, to a file of this process."""
 
     def __init__(self, directory: Path, stage: str):
         self._file = (directory / f"{stage}-{os.getpid()}.log").open("w", buffering=1)
@@ -48,15 +48,16 @@ class ForwardLog:
         try:
             self._file.write(line)
         except OSError as error:
-            # A full disk must not end the engine; what was measured so far is of use.
+            # A full disk must not end the engine. The spans written so far stay useful.
             self._failed = True
             log.error("forward_log_ends file=%s error=%s", self._file.name, error.strerror)
 
 
 def read_spans(directory: Path) -> list[tuple[float, float]]:
-    """All spans of all stages, by begin."""
+    """The spans of all stages, ordered by their begin."""
     lines = [line for path in directory.glob("*.log") for line in path.read_text().splitlines()]
-    return sorted(tuple(map(float, line.split())) for line in lines)
+    spans = (line.split() for line in lines)
+    return sorted((float(begin), float(end)) for begin, end in spans)
 
 
 def covered_s(spans: list[tuple[float, float]], begin: float, end: float) -> float:

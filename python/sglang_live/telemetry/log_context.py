@@ -13,7 +13,7 @@ _ids: ContextVar[Mapping[str, str]] = ContextVar("log_ids", default=_NONE)
 
 
 def set_log_ids(**ids: str) -> None:
-    """Add ids to the log lines of the current task, until it ends."""
+    """Add ids to the log lines of the current task until it ends."""
     _ids.set(MappingProxyType({**_ids.get(), **ids}))
 
 

@@ -41,7 +41,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def json_logging(process: str) -> dict[str, Any]:
-    """Settings for logging.config.dictConfig: warnings of libraries, and all lines of ours."""
+    """Settings for logging.config.dictConfig: warnings of libraries, all lines of sglang_live."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -70,7 +70,7 @@ def event_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def text_lines(line: bytes) -> list[str]:
-    """What a line says, as lines of text: the message and traceback of an object, or the line."""
+    """A line as lines of text: message and traceback of a JSON object, or the line itself."""
     try:
         found = json.loads(line)
         return f"{found['message']}\n{found.get('exception', '')}".rstrip().splitlines()

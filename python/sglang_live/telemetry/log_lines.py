@@ -1,21 +1,22 @@
-"""One record, one line: what clients and models say cannot write lines of its own into a log.
+"""One line per log record: text of clients and models cannot write lines of its own into a log.
 
-In: log records of this process, whoever makes them. Out: the same with control characters escaped.
+In: log records of this process and its libraries. Out: the same with control characters escaped.
 """
 
 import logging
 import unicodedata
+from typing import Any
 
 from sglang_live.telemetry.log_context import log_ids
 from sglang_live.telemetry.log_json import JsonFormatter
 
-# Of Unicode: control, line and paragraph separators, what turns the direction of writing, halves of
-# surrogate pairs. A tab stays.
+# Unicode categories: control characters, line and paragraph separators, format characters such as
+# those that change the direction of writing, halves of surrogate pairs. A tab is kept.
 _CATEGORIES = ("Cc", "Zl", "Zp", "Cf", "Cs")
 
 
-class _Escapes(dict):
-    """For str.translate; fills itself."""
+class _Escapes(dict[int, str | int]):
+    """Table for str.translate, filled on demand."""
 
     def __missing__(self, code: int) -> str | int:
         character = chr(code)
@@ -30,13 +31,15 @@ _escapes = _Escapes()
 
 
 def one_line(text: str) -> str:
-    """The text with control characters as Python writes them: `\\n`, `\\x1b`, `\\u2028`."""
+    """Returns the text with control characters in Python's notation: `\\n`, `\\x1b`, `\\u2028`."""
     if text.isascii() and text.isprintable():
         return text
     return text.translate(_escapes)
 
 
 class LineRecord(logging.LogRecord):
+    """A record whose message is one line."""
+
     def getMessage(self) -> str:
         return one_line(super().getMessage())
 
@@ -53,7 +56,7 @@ class LineFormatter(logging.Formatter):
             [super().formatMessage(record), *(i for i in ids if i not in record.message)]
         )
 
-    def formatException(self, ei) -> str:
+    def formatException(self, ei: Any) -> str:
         lines = super().formatException(ei).split("\n")
         return "\n".join(f"  | {one_line(line)}" for line in lines)
 
@@ -62,7 +65,7 @@ def log_in_lines(process: str | None = None, *, as_json: bool = False) -> None:
     """One line per record, for all loggers of this process and its libraries.
 
     Args:
-        process: set up the root logger on stderr, with lines that name this process ("" : the
+        process: set up the root logger on stderr, with lines that name this process ("": the
             server). None: the root logger is set up elsewhere.
         as_json: JSON objects instead of text.
     """

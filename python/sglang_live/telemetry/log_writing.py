@@ -1,7 +1,7 @@
-"""Logs that never stop the service: what cannot be written is dropped, counted and said once.
+"""Log output that never stops the service: lines that cannot be written are dropped and counted.
 
-A disk is full, a file was removed, the reader of a pipe is gone or does not read: a write then
-fails or waits for ever, in the middle of whatever wanted to say something.
+If a disk is full, a file was removed, or the reader of a pipe has ended or is blocked, a write
+fails or blocks without limit, in the middle of the code that logs.
 """
 
 import io
@@ -11,17 +11,18 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-# A pipe that reports room takes this much without waiting (PIPE_BUF of Linux).
+# A pipe that is ready takes this many bytes without blocking (PIPE_BUF of Linux).
 _PIECE_BYTES = 4096
 
 
 class LogDrops:
-    """Lines that could not be written, by log; registered with a prometheus_client registry."""
+    """Counts dropped lines by log; a collector for a prometheus_client registry."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: Counter[str] = Counter()
 
@@ -34,7 +35,7 @@ class LogDrops:
 
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
-            "sglang_live_log_lines_dropped", "Lines that no log had room for.", labels=["log"]
+            "sglang_live_log_lines_dropped", "Log lines that could not be written.", labels=["log"]
         )
         with self._lock:
             for log, n_lines in self._lines.items():
@@ -43,15 +44,15 @@ class LogDrops:
 
 
 class LogWriter:
-    """Writes to a descriptor and never raises, never waits longer than wait_s.
+    """Writes to a file descriptor; never raises, and never waits longer than wait_s.
 
     Args:
-        name: of the log, for the count.
-        wait_s: for a pipe or a terminal whose reader is slow.
+        name: name of the log in the counts.
+        wait_s: longest wait for a slow reader of a pipe or terminal.
 
     Attributes:
-        missing: lines dropped since the last successful write; said before the next one.
-        error: why, as text; "" while nothing is missing.
+        missing: lines dropped since the last successful write; the next write reports them.
+        error: reason, as text; "" if no line is missing.
     """
 
     def __init__(self, name: str, drops: LogDrops, *, wait_s: float = 0.0):
@@ -59,7 +60,7 @@ class LogWriter:
         self.missing, self.error = 0, ""
 
     def write(self, fd: int, data: bytes) -> bool:
-        """Returns False if some of it was dropped."""
+        """Returns False if a part of the data was dropped."""
         if self.missing:
             note = f"({self.missing} lines were dropped here: {self.error})\n"
             if self._put(fd, note.encode()) is not None:
@@ -69,12 +70,12 @@ class LogWriter:
         return left is None or self._drop(left)
 
     def failed(self, data: bytes, error: OSError) -> bool:
-        """There is nothing to write to. Returns False."""
+        """Count data for which no file could be opened. Returns False."""
         self.error = error.strerror or str(error)
         return self._drop(data)
 
     def _put(self, fd: int, data: bytes) -> bytes | None:
-        """What was not written; None: all was."""
+        """Returns the data that was not written, or None."""
         while data:
             try:
                 if not _has_room(fd, self._wait_s):
@@ -96,11 +97,13 @@ class LogWriter:
 def _has_room(fd: int, wait_s: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
-    # A reader that is gone is "ready" as well: the write then says so.
+    # A pipe without a reader counts as ready; the write then fails.
     return bool(poll.poll(1000 * wait_s))
 
 
-class _Unfailing(io.RawIOBase):
+class _UnfailingStream(io.RawIOBase):
+    """An output stream of this process whose writes never fail."""
+
     def __init__(self, fd: int, writer: LogWriter):
         self._fd, self._writer = fd, writer
 
@@ -113,21 +116,22 @@ class _Unfailing(io.RawIOBase):
     def isatty(self) -> bool:
         return os.isatty(self._fd)
 
-    def write(self, data) -> int:
-        self._writer.write(self._fd, bytes(data))
-        return len(data)
+    def write(self, data: Any) -> int:
+        written = bytes(data)
+        self._writer.write(self._fd, written)
+        return len(written)
 
 
 def protect_own_output(drops: LogDrops) -> None:
-    """Make print, logging and tracebacks of this process survive what they are written to.
+    """Make print, logging and tracebacks of this process independent of faults of their output.
 
-    Streams that a test put in place are left alone.
+    Streams that a test has replaced stay unchanged.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None and stream is getattr(sys, f"__{name}__"):
             stream.flush()
-            raw = _Unfailing(stream.fileno(), LogWriter("server", drops))
+            raw = _UnfailingStream(stream.fileno(), LogWriter("server", drops))
             text = io.TextIOWrapper(
                 io.BufferedWriter(raw), stream.encoding, "backslashreplace", line_buffering=True
             )

@@ -1,23 +1,23 @@
 """Prometheus series of the gateway.
 
-Owner: one GatewayMetrics per process, on the registry it is given, so that tests have their own.
-All names begin with sglang_live_gateway_; durations are in seconds.
+Owner: one GatewayMetrics per process, on a given registry, so that tests have their own. All names
+begin with sglang_live_gateway_; durations are in seconds.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _PREFIX = "sglang_live_gateway_"
-# Finer around the half second that a good answer takes.
+# Finer around half a second, the time of a good response.
 _TTFP_BUCKETS_S = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
-# An interruption should take effect within 0.2 s of the first sound.
+# An interruption should take effect within 0.2 s of the onset of speech.
 _STOP_BUCKETS_S = (0.05, 0.1, 0.125, 0.15, 0.175, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.7, 1.0, 2.0)
 
 
 class GatewayMetrics:
-    """What the gateway counts and measures.
+    """Counts and measurements of the gateway.
 
-    ttfp_from_decision_s: from the decision that the turn has ended to the first audio sent.
-    ttfp_from_speech_end_s: the same from the last voiced sound, on the caller's audio clock.
+    ttfp_from_decision_s: time from the decision that a turn has ended to the first sent audio.
+    ttfp_from_speech_end_s: the same from the end of speech, in time of the user's audio.
     """
 
     def __init__(self, registry: CollectorRegistry):
@@ -32,17 +32,17 @@ class GatewayMetrics:
             "turns", "Responses ended, by status and reason.", "status", "reason"
         )
         self.transcripts = self._counter(
-            "transcripts", "Callers' turns written down, by outcome.", "outcome"
+            "transcripts", "Transcripts of users' turns, by outcome.", "outcome"
         )
         self.endpoint_verdicts = self._counter(
             "endpoint_verdicts", "Pauses shown to the endpoint model, by verdict.", "verdict"
         )
         self.endpoint_verdict_s = self._histogram(
-            "endpoint_verdict_seconds", "How long a pause waited for its verdict.", _STOP_BUCKETS_S
+            "endpoint_verdict_seconds", "Time from a pause to its verdict.", _STOP_BUCKETS_S
         )
         self.tool_calls = self._counter("tool_calls", "Functions called, by outcome.", "outcome")
         self.speech_truncated = self._counter(
-            "speech_truncated", "Texts read aloud whose speech did not end within its bound."
+            "speech_truncated", "Read texts whose speech did not end within its bound."
         )
         self.errors = self._counter("errors", "Error events sent, by code.", "code")
         self.clients_dropped = self._counter(
@@ -50,10 +50,12 @@ class GatewayMetrics:
         )
         self.vad_events = self._counter("vad_events", "Speech events, by kind.", "kind")
         self.items_dropped = self._counter(
-            "items_dropped", "Items that left conversations by themselves, by reason.", "reason"
+            "items_dropped",
+            "Items that the server removed from conversations, by reason.",
+            "reason",
         )
         self.prompts_unmeasured = self._counter(
-            "prompts_unmeasured", "Long inputs taken although no thinker said whether they fit."
+            "prompts_unmeasured", "Long inputs accepted without a thinker's check of their length."
         )
         self.input_audio_dropped_s = self._counter(
             "input_audio_dropped_seconds", "Uncommitted audio without speech that was dropped."
@@ -77,14 +79,14 @@ class GatewayMetrics:
         self._add_playback()
         self.speculative_turns = self._counter(
             "speculative_turns",
-            "Answers begun before their turns were over, by outcome.",
+            "Speculative turns, by outcome.",
             "outcome",
         )
         self.frames = self._counter(
-            "frames", "Frames of callers in frame mode, by outcome.", "outcome"
+            "frames", "Frames of users in frame mode, by outcome.", "outcome"
         )
         self.frames_missing = self._counter(
-            "frames_missing", "Frames' worth of time in which a caller in frame mode sent nothing."
+            "frames_missing", "Frame periods in which a user in frame mode sent nothing."
         )
         self.frame_latency_s = self._histogram(
             "frame_latency_seconds", "Frame complete to its tokens written."
@@ -92,37 +94,43 @@ class GatewayMetrics:
 
         self.turn_marks_s = Histogram(
             "sglang_live_turn_mark_seconds",
-            "Turn begun to mark reached; see telemetry/trace.py.",
+            "Start of the turn to the mark; see telemetry/trace.py.",
             ("mark",),
             registry=registry,
             buckets=_TTFP_BUCKETS_S,
         )
 
     def _add_playback(self) -> None:
-        """Answers as their listeners hear them. Audio of replies in the conversation only."""
-        self.barge_ins = self._counter("barge_ins", "Audible answers that a voice interrupted.")
+        """Playback of responses in the conversation."""
+        self.barge_ins = self._counter("barge_ins", "Audible responses that the user interrupted.")
         self.false_alarms = self._counter(
-            "false_alarms", "Voices that ceased before they were an interruption."
+            "false_alarms", "Speech that ended before it was an interruption."
         )
         self.stop_latency_s = self._histogram(
-            "stop_latency_seconds", "Barge-in: voice begun to no more audio sent.", _STOP_BUCKETS_S
+            "stop_latency_seconds",
+            "Barge-in: onset of speech to the last sent audio.",
+            _STOP_BUCKETS_S,
         )
         self.barge_in_latency_s = self._histogram(
-            "barge_in_latency_seconds", "Barge-in: voice begun to answer ended.", _STOP_BUCKETS_S
+            "barge_in_latency_seconds",
+            "Barge-in: onset of speech to the end of the response.",
+            _STOP_BUCKETS_S,
         )
-        self.audio_sent_s = self._counter("audio_sent_seconds", "Audio the network took.")
+        self.audio_sent_s = self._counter("audio_sent_seconds", "Audio accepted by the network.")
         self.audio_heard_s = self._counter("audio_heard_seconds", "Sent audio that was heard.")
         self.audio_unheard_s = self._counter(
             "audio_unheard_seconds", "Sent audio that was never heard."
         )
         self.audio_dropped_s = self._counter(
-            "audio_dropped_seconds", "Audio discarded before the network took it."
+            "audio_dropped_seconds", "Audio discarded before it was sent."
         )
         self.audio_on_hold_s = self._counter(
-            "audio_on_hold_seconds", "Time for which answers were held back on a suspicion."
+            "audio_on_hold_seconds", "Time for which audio was held because of unconfirmed speech."
         )
-        self.underruns = self._counter("underruns", "Times a listener waited for more audio.")
-        self.underrun_s = self._counter("underrun_seconds", "How long listeners waited.")
+        self.underruns = self._counter("underruns", "Times a user waited for more audio.")
+        self.underrun_s = self._counter(
+            "underrun_seconds", "Time that users waited for more audio."
+        )
         self.acks = self._counter("playback_acks", "Acks of clients, by outcome.", "outcome")
         self.ack_timeouts = self._counter(
             "playback_ack_timeouts", "Times a client stopped sending acks while playing."

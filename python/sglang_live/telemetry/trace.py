@@ -1,10 +1,13 @@
-"""Where a turn's time went: named marks on one clock."""
+"""Named marks in the time of one turn."""
 
 from sglang_live.clock import Clock
 
 
 class TurnTrace:
-    """Seconds since the turn began; the first time each mark was reached."""
+    """Times of a turn's marks.
+
+    marks: seconds from the start of the turn to the first time that each mark was reached.
+    """
 
     def __init__(self, clock: Clock):
         self._clock, self._began_s = clock, clock.now_s()
