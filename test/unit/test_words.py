@@ -27,13 +27,18 @@ WORDS = """
 """
 # Former names of classes, messages, policies, flags and metrics; found as whole identifiers.
 IDENTIFIERS = """
-    ThinkDone SpeakDone SpeakText VoiceDone VoiceFrames VoiceEnd StreamNote StreamNotes WritesCall
-    BoundNative NativeBounded BeforeSpeech HeldReply SpokenPieces DeadlyIds BeatsConfig CallItem
-    ReplyItem FrameCall SessionCuts SpeechCutError IdleCallError TooManyCallsError EndReply
-    plays_for_s reply_gap_s saw_gap_s turn_piece_s who_sits_out max_side_responses idle_call_s
-    max_put_back_s max_hold_s may_park_prefill max_answers_per_minute turn_end_verdicts
-    policy_holds policy_returns policy_sessions_cut policy_tokens_cut policy_replies_cut
-    policy_sessions_gave_way policy_tokens_given_back policy_put_backs
+    BeatsConfig BeforeSpeech BoundNative CallItem ControlChannel DeadlyIds EndReply FrameCall
+    HeldReply HostRoom IdleCallError NativeBounded ReplyItem SessionCuts SpeakDone SpeakText
+    SpeechCutError SpokenPieces StageNotes StreamNote StreamNotes ThinkDone TooManyCallsError
+    TurnEnds UserTranscripts VoiceDone VoiceEnd VoiceFrames WritesCall
+    audio_held_s audio_held_seconds beat_s bound_native deadly_ids end_reply forget_if_cut
+    frame_call frames_cut guesses_total idle-call-s idle_call_s join_beat leave_beat
+    max-answers-per-minute max_answers_per_minute max_hold_s max_put_back_s max_side_responses
+    may_park_prefill plays_for_s policy_cut_s policy_ended policy_frames_cut policy_held_now
+    policy_holds policy_put_backs policy_replies_cut policy_returns policy_sessions_cut
+    policy_sessions_gave_way policy_tokens_cut policy_tokens_given_back replies_cut reply_gap_s
+    report_outlook result_beside saw_gap_s sessions_cut speech_cut stream_notes tokens_cut
+    turn-piece-s turn_end_verdict_s turn_end_verdicts turn_piece_s user_transcripts who_sits_out
 """
 EXCEPTIONS = {
     ("CHANGELOG.md", ""): "names what was renamed",
@@ -56,7 +61,6 @@ NOT_OURS = (
 )
 # Rooms whose words are still being put in order; empty when that is done.
 PENDING = (
-    "benchmark/tick_cost.py",
     "docs/architecture.md",
     "docs/capacity.md",
     "docs/configuration.md",
@@ -81,7 +85,6 @@ PENDING = (
     "python/sglang_live/models/",
     "python/sglang_live/orchestrator/",
     "python/sglang_live/policy/",
-    "python/sglang_live/report/",
     "python/sglang_live/stages/",
     "python/sglang_live/telemetry/",
     "sgl_patches/cpu_alloc_decode.py",
