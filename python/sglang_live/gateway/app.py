@@ -59,17 +59,17 @@ def build_app(
     drain: Drain | None = None,
     native_limits: NativeLimits | None = None,
 ) -> FastAPI:
-    """Put the gateway together.
+    """Build the gateway's ASGI application.
 
     Args:
-        native_url: base URL of SGLang's own HTTP server, or None to leave its routes out.
-        health: asked on each GET /health; must not block.
-        metrics: for /metrics; by default on a registry of its own.
-        speech_model: by default Silero, loaded now and shared by all callers.
-        endpoint_model: for semantic_vad; without it silence alone ends turns.
-        suspects: requests that SGLang's own API does not get a second time.
-        drain: by which the process tells that it is about to stop.
-        native_limits: what bodies for SGLang's own API are held against.
+        native_url: base URL of SGLang's own HTTP server; None: its routes are left out.
+        health: read on each GET /health; must not block.
+        metrics: counters behind /metrics; None: a new registry.
+        speech_model: shared by all sessions; None: Silero, loaded now.
+        endpoint_model: judges turns for semantic_vad; None: silence alone ends turns.
+        suspects: requests that were running when an engine died.
+        drain: set when the process is about to stop; None: never.
+        native_limits: limits on bodies for SGLang's own API.
     Raises:
         FileNotFoundError: if the default speech model is not installed.
     """
@@ -104,7 +104,7 @@ def build_app(
         if proxy:
             await proxy.close()
 
-    # No redirect to the same path with a slash: it goes to whatever host the request named.
+    # A redirect to the same path with a slash would go to any host that the request's Host names.
     app = FastAPI(title="sglang_live", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     if config.own_pages_only and not config.api_keys:
         app.add_middleware(SameMachine, refused=metrics.errors)
@@ -118,18 +118,18 @@ def build_app(
         _guarded(keys, ClientSecretsRoute(services, keys, secrets).__call__),
         methods=["POST"],
     )
-    answering = {
+    generating = {
         "/v1/audio/speech": SpeechRoute(orchestrator, metrics),
         "/v1/audio/transcriptions": TranscriptionRoute(orchestrator, config, services.speech_model),
         "/v1/chat/completions": ChatRoute(
             orchestrator,
             config,
             metrics,
-            written=proxy.pass_on if proxy else None,
+            text_only=proxy.pass_on if proxy else None,
             owner=keys.owner,
         ),
     }
-    for path, route in answering.items():
+    for path, route in generating.items():
         endpoint = _limited(keys, services.rate_limits, route.__call__)
         app.add_route(path, _guarded(keys, endpoint), methods=["POST"])
     _add_models(app, keys, orchestrator)
@@ -141,7 +141,7 @@ def build_app(
         limited = _limited(keys, services.rate_limits, proxy.__call__)
         for path, methods in ROUTES.items():
             endpoint = limited if path in LIMITED else proxy.__call__
-            if path != FLUSH:  # the proxy asks for the operator's key
+            if path != FLUSH:  # the proxy checks the operator's key
                 endpoint = _guarded(keys, endpoint)
             app.add_route(path, endpoint, methods=list(methods))
     return app
@@ -188,9 +188,8 @@ def _add_operations(
     metrics: GatewayMetrics,
     drain: Drain,
 ) -> None:
-    """What load balancers look at, open without a key, as in SGLang itself; and what it counts,
-    which says who calls when."""
-
+    # Load balancers read /health without a key, as in SGLang itself. /metrics needs one: counters
+    # show when sessions come and go.
     async def show_metrics(_request: Request) -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 

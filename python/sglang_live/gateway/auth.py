@@ -1,6 +1,6 @@
-"""API keys, for HTTP requests and for sockets.
+"""API keys of HTTP requests and sockets.
 
-In: headers, offered subprotocols. Out: allowed or not, and whose key it was.
+In: headers, offered subprotocols. Out: whether the client is allowed, and its key.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ REALTIME_SUBPROTOCOL = "realtime"
 # Browsers cannot set headers on a socket, so the key travels as a subprotocol.
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _BEARER = "bearer "
-# Who comes without a key where none is wanted.
+# Owner of what clients without a key do.
 ANONYMOUS = ""
 
 
@@ -21,15 +21,15 @@ class Keys:
         self._keys = tuple(keys)
 
     def allow(self, headers: Headers, subprotocols: Iterable[str] = ()) -> bool:
-        """True if a valid key came along, or if no keys are configured."""
+        """Returns True if a valid key is offered, or if no keys are configured."""
         return not self._keys or bool(self._known(offered_keys(headers, subprotocols)))
 
     def owner(self, headers: Headers, subprotocols: Iterable[str] = ()) -> str:
-        """The valid key that came along; ANONYMOUS without one."""
+        """The valid key that is offered, or ANONYMOUS."""
         return self._known(offered_keys(headers, subprotocols)) or ANONYMOUS
 
     def _known(self, offered: list[str]) -> str | None:
-        # No early exit: the time taken must not tell how much of a key was right.
+        # No early exit: the time must not depend on how much of a key is right.
         found = [
             known
             for key in offered
@@ -40,7 +40,7 @@ class Keys:
 
 
 def offered_keys(headers: Headers, subprotocols: Iterable[str] = ()) -> list[str]:
-    """Whatever a client says its key is."""
+    """All strings that a client offers as its key."""
     offered = [
         name.removeprefix(_KEY_SUBPROTOCOL)
         for name in subprotocols

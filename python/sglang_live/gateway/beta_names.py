@@ -1,7 +1,7 @@
-"""Names of the protocol's beta, and what its general release calls the same thing.
+"""Names of the protocol's beta, and their names in its general release.
 
-In: a name that a client used. Out: the name it should use. Nothing is translated: a client of the
-beta would not understand the events that it gets.
+In: a name that a client used. Out: the name to use instead, for error messages. No event is
+translated: a client of the beta could not read the events that it gets.
 """
 
 import re
@@ -37,7 +37,7 @@ _EVENTS = {
     "transcription_session.update": "session.update",
     "session.create": "session.update",
 }
-# Of the parts of an item, by the role of its message.
+# Types of content parts, by the role of their message.
 _PARTS = {
     ("assistant", "text"): "output_text",
     ("assistant", "audio"): "output_audio",
@@ -48,7 +48,7 @@ _PARTS = {
 
 
 def ga_name(path: str) -> str | None:
-    """The path that the general release has for a setting of the beta; None: it was never one."""
+    """The general release's path of a setting of the beta, or None if the beta has no such path."""
     numbers = iter(_INDEX.findall(path))
     known = _PATHS.get(_INDEX.sub("[]", path))
     return known and re.sub(r"\[\]", lambda _: next(numbers), known)

@@ -1,4 +1,4 @@
-"""Settings of the gateway; config.py has flags for those that a server's owner decides."""
+"""Settings of the gateway. Flags exist for those that an operator decides (config.py)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from sglang_live.sound.decoder import MAX_CLIP_S
 _MIB = 1024 * 1024
 
 # For the WebSocket server (uvicorn's ws_max_size). 15 MiB of audio are 20 MiB of base64 plus an
-# envelope; the margin lets somewhat larger appends be answered by an error instead of a close.
+# envelope; with the margin, somewhat larger appends get an error instead of a closed socket.
 MAX_FRAME_BYTES = 24 * _MIB
 
 
@@ -18,34 +18,37 @@ MAX_FRAME_BYTES = 24 * _MIB
 class GatewayConfig:
     """What the gateway accepts, keeps and refuses.
 
-    api_keys: accepted keys; empty means that everybody may connect.
-    own_pages_only: without keys, answer to names of this machine and to its own pages alone.
-    max_sessions_per_key: calls that one key, and the secrets made with it, may have at once.
-    max_sessions_per_secret: of them, with one client secret.
-    idle_session_s: how long a client may send nothing, audio being something; None: as it likes.
-    max_responses_per_minute: that one key, and the secrets made with it, may ask for.
-    max_append_bytes: audio in one event, after base64.
-    max_input_audio_s: audio that may wait for a commit.
-    send_buffer_bytes: events a client has not read yet; beyond it the connection is dropped.
+    api_keys: accepted keys; empty: no key is needed.
+    own_pages_only: without keys, accept only names of this machine and its own pages.
+    max_sessions_per_key: open sessions of one key and the secrets made with it; None: no limit.
+    max_sessions_per_secret: open sessions of one client secret.
+    idle_session_s: seconds without any event or audio after which a session is closed; None:
+        never.
+    max_responses_per_minute: responses of one key and the secrets made with it; None: no limit.
+    max_frame_bytes: one event, as text.
+    max_append_bytes: audio in one event, decoded from base64.
+    max_input_audio_s: seconds of uncommitted audio.
+    send_buffer_bytes: events that a client has not read; beyond it the connection is dropped.
     max_conversation_bytes: text and audio of all items of a session; the oldest leave first.
     max_conversation_bytes_of_all: the same for all sessions together.
-    max_out_of_band_responses: responses outside the conversation that may run at the same time.
+    max_out_of_band_responses: out-of-band responses of a session that run at the same time.
     max_out_of_band_responses_in_all: the same for all sessions together.
     max_body_bytes: body of one HTTP request to SGLang's own API.
-    default_instructions: system prompt of a session that gives none.
-    turn_prefill_s: of how much speech each piece is that is taken in while its caller goes on
-        speaking; 0: turns are taken in when they are over.
-    speculate_ms: of silence after which an answer is begun; None: when the turn is over.
-    vad: defaults of a session that asks for server_vad; confirm_ms also for semantic_vad.
-    retention: what a session keeps of a long conversation; None: everything, whatever clients ask.
-    timeline_dir: folder for a file per session (interaction/timeline.py), None for no files.
-    allow_local_media: let HTTP requests name files of this machine.
-    allow_private_media_urls: let them name hosts of this network.
-    operator_key: for what concerns all callers (/flush_cache); None: such routes answer 403.
-    max_native_sessions_per_key: sessions of SGLang's own API that one key may have open.
+    default_instructions: system prompt of a session without instructions.
+    turn_prefill_s: seconds of speech in each piece of a turn prefill; 0: no turn prefill.
+    speculate_ms: milliseconds of silence before a speculative turn; None: no speculative turns.
+    vad: defaults for server_vad; confirm_ms also for semantic_vad.
+    retention: part of a long conversation that a session keeps; None: all of it, even if a client
+        sets a smaller part.
+    timeline_dir: folder for one file per session (interaction/timeline.py); None: no files.
+    allow_local_media: HTTP requests may name files of this machine.
+    allow_private_media_urls: HTTP requests may name hosts of the private network.
+    operator_key: key of routes that affect all clients (/flush_cache); None: they return 403.
+    max_native_sessions_per_key: open sessions of SGLang's own API per key.
     max_native_sessions: the same for all keys together.
-    native_api_key: key for SGLang's own API, if it wants one.
+    native_api_key: key of SGLang's own API; None: it has no key.
     native_socket: Unix socket of SGLang's own API; None: its URL is reached by TCP.
+    native_connect_timeout_s: seconds to connect to SGLang's own API.
     """
 
     api_keys: tuple[str, ...] = ()
@@ -78,7 +81,7 @@ class GatewayConfig:
     native_socket: str | None = None
     native_connect_timeout_s: float = 5.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if any(not key or key != key.strip() for key in self.api_keys):
             raise ValueError("api_keys must not be empty or have spaces around them")
         if self.max_sessions_per_key is not None and self.max_sessions_per_key < 1:

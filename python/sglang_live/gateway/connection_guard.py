@@ -1,6 +1,6 @@
-"""Connections that open and say nothing, and addresses that open too many.
+"""Limits on connections without a request, and on connections of one address.
 
-In: connections as they come, get a request and go. Out: some of them closed, and counted.
+In: connections when they open, get a request and close. Out: some of them closed, and counted.
 Owner: one ConnectionGuard per process. uvicorn has no deadline for a first request, so its
 protocol classes are extended here.
 """
@@ -18,7 +18,7 @@ import uvicorn
 from sglang_live.errors import LiveError
 from sglang_live.gateway.errors import error_body
 
-# A customer's network has as many addresses of IPv6.
+# Networks of IPv6 customers are usually a /64.
 _IPV6_PREFIX = 64
 
 
@@ -30,11 +30,11 @@ class TooManyConnectionsError(LiveError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     """
-    request_s: how long a connection may take until the headers of a request are complete.
+    request_s: seconds until the headers of a request are complete.
     per_address: open connections of one address; of IPv6, of one /64 network.
-    silent_per_address: those of them that have not sent a request; the oldest is closed for a
-        new one, so that an address that others share stays reachable.
-    silent: the same for all addresses.
+    silent_per_address: those of them without a request; the oldest is closed for a new one, so
+        that all clients behind one shared address can still connect.
+    silent: connections without a request of all addresses.
     """
 
     request_s: float = 10.0
@@ -44,24 +44,24 @@ class ConnectionLimits:
 
 
 class ConnectionGuard:
-    """closed: counts, by reason (`silent`, `crowded_out`, `too_many`)."""
+    """closed: counter by reason (`silent`, `crowded_out`, `too_many`)."""
 
     def __init__(self, limits: ConnectionLimits, closed: prometheus_client.Counter):
         self._limits, self._closed = limits, closed
         self._open: Counter[str] = Counter()
         self._address: dict[Any, str] = {}
-        # In the order in which they fell silent, with what ends them.
+        # Oldest first, each with the timer that closes it.
         self._silent: dict[Any, asyncio.TimerHandle] = {}
         self._n_silent: Counter[str] = Counter()
 
     def protect(self, config: uvicorn.Config) -> None:
-        """Before the server starts. The protocol classes of `config` report to this guard."""
+        """Make the protocol classes of `config` report to this guard; before the server starts."""
         if not config.loaded:
             config.load()
         config.http_protocol_class = _guarded_http(config.http_protocol_class, self)
         config.ws_protocol_class = _guarded_socket(config.ws_protocol_class, self)
 
-    def came(self, connection: Any) -> None:
+    def opened(self, connection: Any) -> None:
         address = _network(connection.transport)
         if self._open[address] >= self._limits.per_address and not self._crowd_out(address):
             self._closed.labels("too_many").inc()
@@ -70,33 +70,36 @@ class ConnectionGuard:
         self._address[connection] = address
         self._open[address] += 1
 
-    def waits(self, connection: Any) -> None:
-        """It has sent no request, or a part of one."""
+    def silent(self, connection: Any) -> None:
+        """The connection has sent no request, or only a part of one."""
         address = self._address.get(connection)
         if address is None or connection in self._silent:
             return
         loop = asyncio.get_running_loop()
-        late = loop.call_later(self._limits.request_s, self._close, connection, "silent")
-        self._silent[connection] = late
+        timer = loop.call_later(self._limits.request_s, self._close, connection, "silent")
+        self._silent[connection] = timer
         self._n_silent[address] += 1
         if self._n_silent[address] > self._limits.silent_per_address:
             self._crowd_out(address)
         elif len(self._silent) > self._limits.silent:
             self._crowd_out(None)
 
-    def asked(self, connection: Any) -> None:
-        """It has sent a request."""
-        if (late := self._silent.pop(connection, None)) is not None:
-            late.cancel()
-            self._less(self._n_silent, self._address[connection])
+    def requested(self, connection: Any) -> None:
+        """The connection has sent a request."""
+        if (timer := self._silent.pop(connection, None)) is not None:
+            timer.cancel()
+            self._decrement(self._n_silent, self._address[connection])
 
-    def went(self, connection: Any) -> None:
-        self.asked(connection)
+    def closed(self, connection: Any) -> None:
+        self.requested(connection)
         if (address := self._address.pop(connection, None)) is not None:
-            self._less(self._open, address)
+            self._decrement(self._open, address)
 
     def _crowd_out(self, address: str | None) -> bool:
-        """Close the connection that has been silent longest. False: there is none."""
+        """Close the connection that has been silent longest. Returns False if there is none.
+
+        address: None for all addresses.
+        """
         for connection in self._silent:
             if address in (None, self._address[connection]):
                 self._close(connection, "crowded_out")
@@ -105,14 +108,14 @@ class ConnectionGuard:
 
     def _close(self, connection: Any, reason: str) -> None:
         self._closed.labels(reason).inc()
-        self.went(connection)
+        self.closed(connection)
         connection.transport.abort()
 
     @staticmethod
-    def _less(counts: Counter[str], address: str) -> None:
+    def _decrement(counts: Counter[str], address: str) -> None:
         counts[address] -= 1
         if not counts[address]:
-            del counts[address]  # who has left is not remembered
+            del counts[address]  # else every address ever seen would stay in memory
 
 
 def _network(transport: asyncio.Transport) -> str:
@@ -129,12 +132,12 @@ def _network(transport: asyncio.Transport) -> str:
 
 def _refuse(transport: asyncio.Transport, limit: int) -> None:
     error = TooManyConnectionsError(f"This address has {limit} connections open, its limit.")
-    transport.write(plain_answer("429 Too Many Requests", error))
+    transport.write(raw_error_response("429 Too Many Requests", error))
     transport.close()
 
 
-def plain_answer(status: str, error: LiveError) -> bytes:
-    """An HTTP answer in the protocol's form of errors, for where there is no application."""
+def raw_error_response(status: str, error: LiveError) -> bytes:
+    """An HTTP response in the protocol's form of errors, for requests that reach no application."""
     body = orjson.dumps({"error": error_body(error)})
     head = (
         f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\n"
@@ -152,11 +155,11 @@ def _guarded_http(base: type, guard: ConnectionGuard) -> type:
     class GuardedHttp(base):
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
-            guard.came(self)
-            guard.waits(self)
+            guard.opened(self)
+            guard.silent(self)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            guard.went(self)
+            guard.closed(self)
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -164,16 +167,16 @@ def _guarded_http(base: type, guard: ConnectionGuard) -> type:
                 return
             super().data_received(data)
             if self.cycle is not None and not self.cycle.response_complete:
-                guard.asked(self)
+                guard.requested(self)
             elif not self.transport.is_closing():
-                guard.waits(self)
+                guard.silent(self)
 
         def handle_websocket_upgrade(self, *request: Any) -> None:
-            guard.went(self)
+            guard.closed(self)
             super().handle_websocket_upgrade(*request)
 
         def send_400_response(self, msg: str) -> None:
-            self.transport.write(plain_answer("400 Bad Request", InvalidRequestError(msg)))
+            self.transport.write(raw_error_response("400 Bad Request", InvalidRequestError(msg)))
             self.transport.close()
 
     return GuardedHttp
@@ -183,10 +186,10 @@ def _guarded_socket(base: type, guard: ConnectionGuard) -> type:
     class GuardedSocket(base):
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
-            guard.came(self)
+            guard.opened(self)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            guard.went(self)
+            guard.closed(self)
             super().connection_lost(exc)
 
     return GuardedSocket

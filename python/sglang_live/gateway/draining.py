@@ -1,7 +1,7 @@
-"""The end of service: nothing new is taken, what runs is finished, then connections close.
+"""Drain before a stop: new work is refused, running work ends, then connections close.
 
-In: the order to drain, requests and connections as they come and go. Out: refusals, and the moment
-from which nothing is under way.
+In: the order to drain; requests and connections when they begin and end.
+Out: refusals, and the moment at which nothing is served any more.
 Owner: one Drain per process.
 """
 
@@ -14,12 +14,12 @@ from starlette.websockets import WebSocket
 from sglang_live.errors import LiveError
 from sglang_live.gateway.errors import error_response
 
-# Service restart, of the registry that RFC 6455 section 7.4.1 founded: clients connect again.
+# "Service Restart" in IANA's registry of close codes (RFC 6455, 11.7): clients connect again.
 CLOSE_SERVICE_RESTART = 1012
 _CLOSE_TRY_AGAIN_LATER = 1013
-# Another server answers at once, this one not before it is started anew.
+# A load balancer has another server at once; this one serves again only after its restart.
 _RETRY_AFTER_S = 5.0
-# Who watches over the server still sees it.
+# Monitoring reads these paths until the end.
 _STILL_OPEN = ("/health", "/metrics")
 
 
@@ -32,7 +32,8 @@ class DrainingError(LiveError):
 class Drain:
     """
     Attributes:
-        began: nothing new is taken from now on. over: what still runs is not waited for.
+        began: set when new work is refused.
+        over: set when running work is not waited for any longer.
     """
 
     began: asyncio.Event = field(default_factory=asyncio.Event)
@@ -41,28 +42,29 @@ class Drain:
     _quiet: asyncio.Event = field(default_factory=asyncio.Event)
 
     def check(self) -> None:
-        """Raises DrainingError if nothing new is taken."""
+        """Raises DrainingError if new work is refused."""
         if self.began.is_set():
             raise DrainingError(
-                "The server is about to stop and takes nothing new.", retry_after_s=_RETRY_AFTER_S
+                "The server is about to stop and accepts nothing new.",
+                retry_after_s=_RETRY_AFTER_S,
             )
 
     async def until_quiet(self) -> None:
-        """No request and no connection is served any more."""
+        """Wait until no request and no connection is served."""
         while self._n_served:
             self._quiet.clear()
             await self._quiet.wait()
 
-    def came(self) -> None:
+    def begin_serving(self) -> None:
         self._n_served += 1
 
-    def went(self) -> None:
+    def end_serving(self) -> None:
         self._n_served -= 1
         self._quiet.set()
 
 
 class DrainGate:
-    """ASGI middleware that counts what is served, and refuses what comes when a drain has begun."""
+    """ASGI middleware that counts requests and connections, and refuses new ones in a drain."""
 
     def __init__(self, app: ASGIApp, drain: Drain):
         self._app, self._drain = app, drain
@@ -77,20 +79,20 @@ class DrainGate:
         except DrainingError as error:
             await _refuse(error, scope, receive, send)
             return
-        self._drain.came()
+        self._drain.begin_serving()
         try:
             await self._app(scope, receive, send)
         finally:
-            self._drain.went()
+            self._drain.end_serving()
 
 
 async def _refuse(error: DrainingError, scope: Scope, receive: Receive, send: Send) -> None:
-    answer = error_response(error)
+    response = error_response(error)
     if scope["type"] == "http":
-        # The connection would be kept for a request that is refused as well.
-        answer.headers["connection"] = "close"
-        await answer(scope, receive, send)
+        # A kept connection would bring the next request here, to be refused too.
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
     elif "websocket.http.response" in scope.get("extensions", {}):
-        await WebSocket(scope, receive, send).send_denial_response(answer)
+        await WebSocket(scope, receive, send).send_denial_response(response)
     else:
         await WebSocket(scope, receive, send).close(_CLOSE_TRY_AGAIN_LATER, error.code)

@@ -1,4 +1,4 @@
-"""Wake up when a caller has been silent for long after an answer.
+"""Timer for a user who stays silent after a response.
 
 Owner: one IdleTimer per connection.
 """

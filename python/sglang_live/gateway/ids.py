@@ -1,4 +1,4 @@
-"""Names of protocol objects."""
+"""Ids of protocol objects."""
 
 from secrets import token_hex
 

@@ -1,8 +1,7 @@
-"""JSON of a client, read into a form; what is wrong with it as an error that names the place.
+"""Reader of a client's JSON into a form, with errors that name the faulty place.
 
 In: one JSON document. Out: the form, or ClientEventError with code and param.
-Forms refuse keys that they do not have: a key that is ignored is a setting that its sender believes
-in.
+Forms refuse unknown keys: a client would take an ignored key for a setting that has an effect.
 """
 
 import json
@@ -20,25 +19,27 @@ Form = TypeVar("Form")
 _MISSING = re.compile(r"missing required field `(?P<name>\w+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Escapes in turn, so that a pair is taken as one; group 1 is half of a pair.
+# One escape after the other, so that a pair matches as a whole; group 1 is half of a pair.
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     r"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
 )
 _CANDIDATE = re.compile(r"\\u[dD][89a-fA-F]")
-# Larger documents are not searched for the place, or at all: it would hold up everybody.
+# Bytes. In larger documents the place is not searched for, or not even the fault: the search
+# would delay all sessions.
 _MAX_SEARCHED, _MAX_SCANNED = 1 << 16, 1 << 20
 
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
-    """Base of forms. A key that they do not have is an `unknown_parameter`."""
+    """Base of forms. An unknown key is an `unknown_parameter`."""
 
 
 def read_form(data: str | bytes, decoder: msgspec.json.Decoder[Form]) -> Form:
     """
     Raises:
-        ClientEventError: not JSON, or not of this form; `param` is the path of what is wrong.
+        ClientEventError: the document is not JSON or not of this form; `param` is the path of
+            the fault.
     """
     try:
         return decoder.decode(data)
@@ -54,7 +55,7 @@ def decoder_of(form: type[Form]) -> msgspec.json.Decoder[Form]:
 
 
 def unknown_parameter(path: str) -> ClientEventError:
-    """path: of a key that is not in the protocol."""
+    """path: a key that the protocol does not have."""
     known = ga_name(path)
     hint = f" The protocol has '{known}'." if known else ""
     return ClientEventError(
@@ -71,8 +72,8 @@ def missing_parameter(path: str) -> ClientEventError:
 def broken_json(data: str | bytes, error: Exception) -> ClientEventError:
     """The error for a document that a JSON reader refused with `error`.
 
-    JSON can write half of a surrogate pair ("\\ud800"), which no text can hold. Readers call it
-    truncated or malformed, so it is looked for.
+    JSON can write half of a surrogate pair ("\\ud800"), which is not valid in any text. Readers
+    report it as truncated or malformed JSON, so this function searches for it.
     """
     if isinstance(error, RecursionError):
         return ClientEventError("JSON nested too deeply.", code="invalid_json")
@@ -84,14 +85,14 @@ def broken_json(data: str | bytes, error: Exception) -> ClientEventError:
         return ClientEventError(f"Invalid JSON: {error}.{hint}", code="invalid_json")
     path = _place_of_surrogate(data) if len(data) <= _MAX_SEARCHED else ""
     return ClientEventError(
-        f"'{cut(path) or 'The JSON'}' holds {half}, half of a surrogate pair: no text can.",
+        f"'{cut(path) or 'The JSON'}' holds {half}, half of a surrogate pair, which is no text.",
         code="invalid_value",
         param=path or None,
     )
 
 
 def loosely_read(data: str | bytes) -> Any:
-    """The document, surrogates and all; None if it cannot be read even so."""
+    """The document, with half surrogate pairs if it has any; None if it is not JSON."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
@@ -99,13 +100,13 @@ def loosely_read(data: str | bytes) -> Any:
 
 
 def _lone_surrogate(text: str) -> str | None:
-    """The first escape that stands for half of a pair, as it is written."""
+    """The first escape of half of a pair, as it is written."""
     found = ("\\" + match[1] for match in _ESCAPE.finditer(text) if match[1])
     return next(found, None)
 
 
 def _place_of_surrogate(data: str | bytes) -> str:
-    """Path of the first text that holds half of a pair; of a key, that of its object."""
+    """Path of the first text that holds half of a pair; for a key, the path of its object."""
     pending = [("", loosely_read(data))]
     while pending:
         path, value = pending.pop()
@@ -139,7 +140,7 @@ def _explain(message: str, data: str | bytes) -> ClientEventError:
 
 
 def _check_readable(data: str | bytes) -> None:
-    """Raises ClientEventError: the document is no JSON behind its first unknown key."""
+    """Raises ClientEventError if the document is not JSON after its first unknown key."""
     try:
         msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

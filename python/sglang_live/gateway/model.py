@@ -1,4 +1,4 @@
-"""The one model that is served: its name, its voices, a session for a single turn."""
+"""The served model: its name, its voices, and sessions of a single turn."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,25 +7,30 @@ from sglang_live.errors import ModelNotFoundError
 from sglang_live.orchestrator.session import Orchestrator, VoiceSession
 
 
-def check_model(orchestrator: Orchestrator, asked: str | None) -> None:
-    """None: the client takes what there is.
+def check_model(orchestrator: Orchestrator, name: str | None) -> None:
+    """name: None for the served model.
 
     Raises:
-        ModelNotFoundError: there is no such model here.
+        ModelNotFoundError: another model is named.
     """
     served = orchestrator.model_name
-    if asked not in (None, served):
-        raise ModelNotFoundError(f"The model '{asked}' does not exist. Available models: {served}.")
+    if name not in (None, served):
+        raise ModelNotFoundError(f"The model '{name}' does not exist. Available models: {served}.")
 
 
-def voice_of(voices: tuple[str, ...], asked: str | None) -> str:
-    """The voice that speaks: clients name voices of other servers, and get the default."""
-    return asked if asked in voices else (voices[0] if voices else asked or "")
+def voice_of(voices: tuple[str, ...], name: str | None) -> str:
+    """The voice that speaks: the default one for voices of other servers, which clients name."""
+    return name if name in voices else (voices[0] if voices else name or "")
 
 
 @asynccontextmanager
 async def brief_session(orchestrator: Orchestrator, session_id: str) -> AsyncIterator[VoiceSession]:
-    """Raises CapacityError when full, StageUnavailableError while a stage is down."""
+    """A session that lasts as long as the context.
+
+    Raises:
+        CapacityError: the server is full.
+        StageUnavailableError: a stage is down.
+    """
     session = await orchestrator.open_session(session_id)
     try:
         yield session

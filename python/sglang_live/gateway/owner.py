@@ -1,20 +1,20 @@
-"""What a key's owner has to itself in the engines: a cache namespace, and names.
+"""Cache namespaces and names that separate the owners of keys in the engines.
 
-In: an owner, as Keys.owner tells it ("" without keys). Out: strings that no other owner can make.
-SGLang has one radix tree and one table of requests and sessions for all callers.
+In: an owner from Keys.owner ("" without keys). Out: strings that no other owner can make.
+SGLang has one radix tree and one table of requests and sessions for all clients.
 """
 
 import hashlib
 import hmac
 from secrets import token_bytes
 
-# Not derived from the keys: a salt that reaches a log or a stage must not help to guess a key.
+# Not derived from the keys: a salt that reaches a log or a stage must reveal nothing of a key.
 _RUN_SECRET = token_bytes(32)
 _DIGEST_CHARS = 32
 
 
 def owner_salt(owner: str) -> str:
-    """The `cache_salt` of all of this owner's requests; prefixes are shared within it alone.
+    """The `cache_salt` of all requests of this owner; only these share prefixes.
 
     Returns:
         32 hexadecimal digits, the same for the life of the process.
@@ -24,7 +24,7 @@ def owner_salt(owner: str) -> str:
 
 
 def owned_digest(kind: str, owner: str, name: str) -> str:
-    """32 hexadecimal digits for a name that an owner chose. kind: its name space."""
+    """32 hexadecimal digits for a name that an owner chose. kind: namespace of the name."""
     return _digest(kind, owner, name)
 
 

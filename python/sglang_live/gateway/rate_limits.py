@@ -1,11 +1,12 @@
-"""How many answers a key may ask for in a minute.
+"""Limits on responses per key and minute, and on out-of-band responses at one time.
 
-In: an owner's wish for one more. Out: how much is left, or RateLimitError.
-Owner: one RateLimits per process; calls and HTTP requests of a key count together.
+In: responses that are about to start. Out: the limit's status, or RateLimitError.
+Owner: one RateLimits per process; sessions and HTTP requests of a key count together.
 """
 
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from typing import Any
 
 from sglang_live.clock import Clock
 from sglang_live.errors import LiveError
@@ -20,13 +21,17 @@ class RateLimitError(LiveError):
 
 @dataclass(frozen=True, slots=True)
 class RateLimitStatus:
-    """limit and remaining: answers a minute. reset_s: until all of them are free again."""
+    """
+    limit: responses per minute.
+    remaining: responses that may start now.
+    reset_s: seconds until `remaining` equals `limit` again.
+    """
 
     limit: int
     remaining: int
     reset_s: float
 
-    def to_json(self) -> list[dict]:
+    def to_json(self) -> list[dict[str, Any]]:
         return [
             {
                 "name": "requests",
@@ -38,32 +43,34 @@ class RateLimitStatus:
 
 
 class RateLimits:
-    """per_minute: None: as many as they like."""
+    """per_minute: responses of one key; None: no limit."""
 
     def __init__(self, per_minute: int | None, clock: Clock):
         self._limit, self._clock = per_minute, clock
-        self._asked: defaultdict[str, deque[float]] = defaultdict(deque)
+        self._started: defaultdict[str, deque[float]] = defaultdict(deque)
 
-    def take(self, owner: str, n_answers: int = 1) -> RateLimitStatus | None:
-        """Count so many more answers of this owner.
+    def take(self, owner: str, n_responses: int = 1) -> RateLimitStatus | None:
+        """Count n_responses more of this owner.
 
-        Returns: None without a limit.
+        Returns:
+            The status after them; None without a limit.
         Raises:
-            RateLimitError: there were as many in the last minute; this one is not counted.
+            RateLimitError: the last minute has no room for them; they are not counted.
         """
         if self._limit is None:
             return None
-        now_s, asked = self._clock.now_s(), self._asked[owner]
-        while asked and asked[0] <= now_s - _WINDOW_S:
-            asked.popleft()
-        if len(asked) + n_answers > self._limit:
-            wait_s = asked[0] + _WINDOW_S - now_s if asked else _WINDOW_S
+        now_s, started = self._clock.now_s(), self._started[owner]
+        while started and started[0] <= now_s - _WINDOW_S:
+            started.popleft()
+        if len(started) + n_responses > self._limit:
+            wait_s = started[0] + _WINDOW_S - now_s if started else _WINDOW_S
             raise RateLimitError(
-                f"This key may ask for {self._limit} answers a minute: wait {wait_s:.1f} s.",
+                f"This key may start {self._limit} responses per minute: wait {wait_s:.1f} s.",
                 retry_after_s=wait_s,
             )
-        asked.extend([now_s] * n_answers)
-        return RateLimitStatus(self._limit, self._limit - len(asked), asked[-1] + _WINDOW_S - now_s)
+        started.extend([now_s] * n_responses)
+        remaining = self._limit - len(started)
+        return RateLimitStatus(self._limit, remaining, started[-1] + _WINDOW_S - now_s)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""Who may use a server without keys: programs of this machine, and pages that come from it.
+"""Guard of a server without keys: only programs and pages of this machine may use it.
 
 In: HTTP requests and socket handshakes. Out: the same, or 403.
-A browser lets any website open sockets and send requests to this machine. It says in Origin whose
-page asks; and where a website's name was made to mean this machine, Host has that name.
+A browser lets any website open sockets and send requests to this machine. Origin names the page
+of a request. If a website's name was made to resolve to this machine, Host has that name.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ class ForeignPageError(LiveError):
 
 
 class SameMachine:
-    """refused: counts, by code."""
+    """refused: counter by error code."""
 
     def __init__(self, app: ASGIApp, refused: Counter):
         self._app, self._refused = app, refused
@@ -33,28 +33,29 @@ class SameMachine:
             await self._app(scope, receive, send)
             return
         error = ForeignPageError(
-            "Without keys this server answers to names of its own machine only, and to pages that "
-            "come from there: give it an --api-key, or --allow-anonymous."
+            "Without keys this server accepts only names of its own machine, and pages that come "
+            "from it: start it with --api-key or --allow-anonymous."
         )
         self._refused.labels(error.code).inc()
-        answer = error_response(error)
+        response = error_response(error)
         if scope["type"] == "http":
-            await answer(scope, receive, send)
+            await response(scope, receive, send)
         elif "websocket.http.response" in scope.get("extensions", {}):
-            await WebSocket(scope, receive, send).send_denial_response(answer)
+            await WebSocket(scope, receive, send).send_denial_response(response)
         else:
             await WebSocket(scope, receive, send).close(1008, error.code)
 
 
 def _is_local(headers: Headers) -> bool:
-    # Only browsers must be recognised, and those send both.
+    # Only browsers must be recognised, and browsers send both headers.
     host, origin = headers.get("host"), headers.get("origin")
-    # An image or script tag of a page sends no Origin; a link that was followed is harmless.
+    # Image and script tags of a foreign page send no Origin, only Sec-Fetch-Site. A link that the
+    # user follows is harmless.
     is_followed = headers.get("sec-fetch-mode") == "navigate"
     if headers.get("sec-fetch-site") == "cross-site" and not is_followed:
         return False
-    is_named_so = host is None or _is_loopback(f"//{host}")
-    return is_named_so and (origin is None or _is_loopback(origin))
+    is_local_host = host is None or _is_loopback(f"//{host}")
+    return is_local_host and (origin is None or _is_loopback(origin))
 
 
 def _is_loopback(url: str) -> bool:

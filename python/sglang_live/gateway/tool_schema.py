@@ -1,9 +1,9 @@
-"""The JSON schemas by which clients describe parameters, and arguments held against them.
+"""JSON schemas of functions' parameters, and validation of arguments against them.
 
-In: a schema as a client wrote it, arguments as the model did. Out: where either is wrong.
-A schema is a program of somebody else, run beside everybody's calls: it refers to itself only, its
-patterns are not matched, and what takes too many steps is given up. Keywords are those of draft
-2020-12; of older drafts, what has another form there is not looked at.
+In: a client's schema, the model's arguments. Out: the place of a fault in either.
+A schema is untrusted code in the process of all sessions: references outside it are refused,
+patterns are not matched, and validation stops after a number of steps. Keywords are those of draft
+2020-12; a keyword whose form differs in older drafts is ignored in its old form.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,40 +17,43 @@ from jsonschema.validators import create
 
 from sglang_live.errors import BadInputError
 
-# A few microseconds each. A hundred objects of fifteen properties, more than a reply can hold,
-# take a quarter of it.
+# A few microseconds each. A hundred objects of fifteen properties, more than a response can hold,
+# take a quarter of them.
 _MAX_STEPS = 50_000
-_BYTES_PER_STEP = 8  # of values that are compared whole
+_BYTES_PER_STEP = 8  # for values that are compared as a whole
 _TYPES = frozenset(("array", "boolean", "integer", "null", "number", "object", "string"))
-# They name a schema, or another draft. References are pointers here, so a name means nothing.
+# Keywords that name a schema or its draft. References are JSON pointers here, so names have no
+# effect.
 _NAMES = ("$schema", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
 _POINTERS = ("$ref", "$dynamicRef", "$recursiveRef")
 _OLD_FORMS = {"items": list, "exclusiveMinimum": bool, "exclusiveMaximum": bool}
-# Matching a pattern can take for ever, and what is "unevaluated" is found by doing all again.
-_NOT_LOOKED_AT = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties")
+# Matching a pattern can take exponential time; "unevaluated" keywords need a second validation.
+_IGNORED = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties")
 
 Keyword = Callable[[Validator, Any, Any, dict[str, Any]], Any]
 
 
 class SchemaFaultError(BadInputError):
-    """It is no schema that arguments could be held against."""
+    """The schema has a fault, so no arguments can be validated against it."""
 
 
 class TooManyStepsError(Exception):
-    """To hold these arguments against this schema takes too long."""
+    """Validation of these arguments against this schema takes too long."""
 
 
 def check_schema(schema: Any) -> None:
-    """Raises SchemaFaultError: it says where."""
+    """Raises SchemaFaultError with the place of the fault."""
     _cleaned(schema)
 
 
 def fault_in(arguments: dict[str, Any], schema: dict[str, Any]) -> str | None:
-    """Where the arguments do not fit, and what: it quotes neither. None: they fit.
+    """Validate arguments against a schema.
 
+    Returns:
+        Place and keyword of the first fault, without quoting the arguments; None if they fit.
     Raises:
         SchemaFaultError: see check_schema.
-        TooManyStepsError: nobody knows.
+        TooManyStepsError: validation takes too long.
     """
     schema = _cleaned(schema)
     validator = create(
@@ -66,7 +69,7 @@ def fault_in(arguments: dict[str, Any], schema: dict[str, Any]) -> str | None:
 
 
 def _keywords(root: dict[str, Any]) -> dict[str, Keyword]:
-    """All that is looked at, out of one budget."""
+    """The keywords that are validated. All of them share one budget of steps."""
     n_steps = 0
 
     def counted(name: str, check: Keyword) -> Keyword:
@@ -80,7 +83,7 @@ def _keywords(root: dict[str, Any]) -> dict[str, Keyword]:
             if n_steps > _MAX_STEPS:
                 raise TooManyStepsError
             for fault in check(validator, value, instance, schema) or ():
-                n_steps += len(fault.message) // _BYTES_PER_STEP  # it quotes all of the instance
+                n_steps += len(fault.message) // _BYTES_PER_STEP  # quotes the whole instance
                 yield fault
 
         return check_in_time
@@ -90,7 +93,7 @@ def _keywords(root: dict[str, Any]) -> dict[str, Keyword]:
 
     ours = {name: reference for name in _POINTERS}
     ours |= {"uniqueItems": _unique_items, "additionalProperties": _additional_properties}
-    known = {k: v for k, v in Draft202012Validator.VALIDATORS.items() if k not in _NOT_LOOKED_AT}
+    known = {k: v for k, v in Draft202012Validator.VALIDATORS.items() if k not in _IGNORED}
     return {name: counted(name, check) for name, check in {**known, **ours}.items()}
 
 
@@ -101,7 +104,7 @@ def _cost(name: str, value: Any) -> int:
 
 
 def _unique_items(validator: Validator, wanted: bool, instance: Any, _schema):
-    # The library compares each with each where they cannot be sorted.
+    # The library compares every pair of items that cannot be sorted.
     if wanted and isinstance(instance, list):
         seen = {orjson.dumps(item, option=orjson.OPT_SORT_KEYS) for item in instance}
         if len(seen) < len(instance):
@@ -109,7 +112,7 @@ def _unique_items(validator: Validator, wanted: bool, instance: Any, _schema):
 
 
 def _additional_properties(validator: Validator, value: Any, instance: Any, schema):
-    # Where patterns name properties, nobody can tell which are additional without matching them.
+    # With patternProperties, additional properties cannot be found without matching the patterns.
     if "patternProperties" not in schema:
         check = Draft202012Validator.VALIDATORS["additionalProperties"]
         yield from check(validator, value, instance, schema)
@@ -119,7 +122,7 @@ def _additional_properties(validator: Validator, value: Any, instance: Any, sche
 
 
 def _cleaned(schema: Any) -> dict[str, Any]:
-    """A copy without names. Whatever a reference leads to has the form of a schema as well."""
+    """A copy without names. Targets of references are checked as schemas too."""
     if not isinstance(schema, dict):
         raise SchemaFaultError("Not a JSON schema: no object.")
     try:
@@ -144,7 +147,7 @@ def _cleaned(schema: Any) -> dict[str, Any]:
 
 
 def _schemas_in(root: dict, keyword: str, value: Any, at: str) -> list[tuple[str, Any]]:
-    """The schemas of one keyword and their places; none of one that is not known."""
+    """The schemas in one keyword's value, with their places; none for unknown keywords."""
     if keyword in _POINTERS:
         return [(value, target_of(root, value))]
     form = _FORMS.get(keyword)
@@ -152,12 +155,12 @@ def _schemas_in(root: dict, keyword: str, value: Any, at: str) -> list[tuple[str
         return []
     fits, inner = form
     if not fits(value):
-        raise SchemaFaultError(f"Not a JSON schema: {at} has not the form of one.")
+        raise SchemaFaultError(f"Not a JSON schema: {at} has the wrong form.")
     return [(f"{at}{name}", part) for name, part in inner(value)]
 
 
 def target_of(root: dict[str, Any], pointer: Any) -> Any:
-    """What a reference leads to (RFC 6901, in a URI fragment)."""
+    """The target of a reference (RFC 6901, in a URI fragment)."""
     if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
         raise SchemaFaultError("A schema may refer to itself only, as in '#/$defs/name'.")
     found: Any = root

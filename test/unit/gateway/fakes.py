@@ -1,4 +1,4 @@
-"""Stand-ins for what surrounds the gateway: models behind it, a client before it."""
+"""Fakes of the gateway's surroundings: an orchestrator with scripted turns, and a client."""
 
 import asyncio
 import base64
@@ -72,7 +72,7 @@ def done(text: str = "", **fields: Any) -> TurnDone:
 
 
 def spoken(text: str, duration_ms: int = 400) -> list[Step]:
-    """A whole answer: its words spread over its audio, in pieces of 80 ms."""
+    """A complete spoken turn: all words, then audio in pieces of 80 ms."""
     words = text.split(" ")
     words = [word + " " for word in words[:-1]] + words[-1:]
     steps: list[Step] = [TranscriptDelta(word) for word in words]
@@ -81,9 +81,9 @@ def spoken(text: str, duration_ms: int = 400) -> list[Step]:
 
 
 def paced(text: str, n_frames: int, end: Step | None = None) -> list[Step]:
-    """An answer of one token a word, ids from 1, whose audio comes in frames of 80 ms.
+    """A turn of one token per word, ids from 1, whose audio comes in frames of 80 ms.
 
-    end: what comes instead of its completion.
+    end: last step, in place of the completion.
     """
     words = [word + " " for word in text.split(" ")[:-1]] + text.split(" ")[-1:]
     steps: list[Step] = [TranscriptDelta(word, n + 1) for n, word in enumerate(words)]
@@ -101,10 +101,12 @@ def reply_of(text: str) -> HistoryItem:
 @dataclass(eq=False)
 class FakeSession:
     """
-    on_interrupt: what an interrupted turn still does; None: the policy is off.
-    playback, underruns_s: what was reported of it. n_speech: how often speech was reported.
-    prefilled: what was to be taken in while the caller spoke.
-    beats: lengths of frames at which a beat was joined; None: left.
+    on_interrupt: last steps of an interrupted turn; None: the policy is off.
+    playback: arguments of report_playback.
+    underruns_s: arguments of report_underrun.
+    n_speech: number of calls of report_speech.
+    prefilled: turn prefills.
+    frame_modes: frame length of each join_frames; None for leave_frames.
     """
 
     session_id: str
@@ -115,7 +117,7 @@ class FakeSession:
     on_interrupt: list[Step] | None = None
     playback: list[tuple[float, bool, float]] = field(default_factory=list)
     underruns_s: list[float] = field(default_factory=list)
-    beats: list[float | None] = field(default_factory=list)
+    frame_modes: list[float | None] = field(default_factory=list)
     n_speech: int = 0
     n_interrupted: int = 0
     running: int = 0
@@ -188,11 +190,11 @@ class FakeSession:
         return True
 
     def join_frames(self, frame_s: float) -> float:
-        self.beats.append(frame_s)
+        self.frame_modes.append(frame_s)
         return frame_s
 
     def leave_frames(self) -> None:
-        self.beats.append(None)
+        self.frame_modes.append(None)
 
     def report_speech(self) -> None:
         self.n_speech += 1
@@ -200,7 +202,7 @@ class FakeSession:
     def report_next_use(
         self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
-        """Nothing in a gateway depends on it."""
+        """No test of the gateway reads it."""
 
     async def close(self) -> None:
         self.n_closed += 1
@@ -210,10 +212,12 @@ class FakeSession:
 @dataclass(eq=False)
 class FakeOrchestrator:
     """
-    scripts: what the turns of the next session do, one list per turn.
-    native_bounds: of sessions of SGLang's own API. may_bound: until it is set, none is confirmed.
-    most_tokens: of a prompt, of which three quarters may be instructions and tools; a character is
-        a token, a second of audio ten. None: everything fits. measured: what was asked of it.
+    scripts: steps of the next session's turns, one list per turn.
+    native_bounds: retention of sessions of SGLang's own API.
+    may_bound: set to let retain_native return; None: it returns at once.
+    most_tokens: limit of a prompt, of which three quarters may be instructions and tools; a
+        character is a token, a second of audio ten. None: everything fits.
+    measured: arguments of measure.
     """
 
     scripts: list[list[Step]] = field(default_factory=list)
@@ -272,7 +276,7 @@ def full() -> CapacityError:
 
 
 class LoudnessModel:
-    """A speech model for tests of the protocol: loud is speech, quiet is not."""
+    """A speech model for tests: loud audio is speech, quiet audio is not."""
 
     def initial_state(self) -> SpeechState:
         return SpeechState(np.zeros(1), np.zeros(1))
@@ -286,9 +290,9 @@ class LoudnessModel:
 
 
 class MemoryWire:
-    """The socket of a client in the same process, a strict one: it checks every event.
+    """The socket of a client in the same process. It checks every event strictly.
 
-    audio_left: after so many audio packets the client stops reading, by clearing `readable`.
+    audio_left: audio packets until the client stops reading (clears `readable`); None: it reads on.
     """
 
     def __init__(self):
@@ -311,7 +315,7 @@ class MemoryWire:
         try:
             self.seen.see(event)
         except (AssertionError, ValidationError) as fault:
-            self.faults.append(fault)  # what is raised here, the server takes for the socket's
+            self.faults.append(fault)  # the server treats this exception as one of the socket
             raise
         assert len(frame) < _SMALLEST_CLIENT_FRAME_BYTES
         self.frames.append(frame)
@@ -326,7 +330,7 @@ class MemoryWire:
 
 
 class Client:
-    """A client that writes events and reads answers, in order."""
+    """A client that writes events and reads the server's events, in order."""
 
     def __init__(self, wire: MemoryWire):
         self.wire = wire
@@ -377,7 +381,7 @@ class Client:
         return (await self.until(event_type))[-1]
 
     async def settle(self) -> list[dict[str, Any]]:
-        """Everything that comes before the answer to an event sent now."""
+        """All events before the response to an event that is sent now."""
         self.send("session.update", session={"type": "realtime"})
         return (await self.until("session.updated"))[:-1]
 
@@ -420,7 +424,7 @@ def services(
 async def connected(
     orchestrator: FakeOrchestrator, shared: RealtimeServices | None = None, **config: Any
 ) -> AsyncIterator[Client]:
-    """A caller whose session.created has been read; leaves at the end and checks the cleaning."""
+    """A client that has read session.created. It leaves at the end and checks the cleanup."""
     wire = MemoryWire()
     connection = RealtimeConnection(wire, shared or services(orchestrator, **config))
     serving = asyncio.create_task(connection.run())

@@ -1,4 +1,4 @@
-"""Schemas of functions' parameters as nobody who means well writes them."""
+"""Hostile schemas of functions' parameters."""
 
 from hypothesis import strategies as st
 
@@ -6,7 +6,7 @@ from sglang_live.gateway import tool_schema
 
 
 def doubled(depth: int) -> dict:
-    """Each definition takes the next one twice."""
+    """A schema of which each definition refers to the next one twice."""
     twice = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(depth)}
     return {"$defs": {**twice, f"d{depth}": {}}, "$ref": "#/$defs/d0"}
 
@@ -41,7 +41,7 @@ ANY = st.recursive(_SCALARS | _REFERENCES, _values, max_leaves=6)
 
 
 def schemas():
-    """Keywords with what may and what may not stand there."""
+    """Schemas whose keywords have valid and invalid values."""
     return st.recursive(
         ANY,
         lambda inner: st.dictionaries(

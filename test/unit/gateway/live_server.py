@@ -24,7 +24,7 @@ class _Server(uvicorn.Server):
 async def listening(
     app: ASGIApp, protect: Callable[[uvicorn.Config], None] = lambda config: None
 ) -> AsyncIterator[str]:
-    """Yields host:port. protect: what the server's settings go through before it starts."""
+    """Yields host:port. protect: applied to the server's settings before it starts."""
     config = uvicorn.Config(
         app,
         host="127.0.0.1",

@@ -1,4 +1,4 @@
-"""Connections that say nothing, or too many of them: on real sockets of the loopback."""
+"""Connections without a request and too many connections, on real sockets of the loopback."""
 
 import asyncio
 import json
@@ -52,11 +52,11 @@ async def until_closed(reader: asyncio.StreamReader) -> bytes:
             return b""
 
 
-@pytest.mark.parametrize("said", [b"", b"G", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Half: "])
-async def test_a_connection_without_a_complete_request_is_closed(said):
+@pytest.mark.parametrize("sent", [b"", b"G", b"GET /health HTTP/1.1\r\nHost: x\r\nX-Half: "])
+async def test_a_connection_without_a_complete_request_is_closed(sent):
     async with guarded(request_s=0.2) as (host, port, metrics):
         reader, writer = await asyncio.open_connection(host, port)
-        writer.write(said)
+        writer.write(sent)
         assert await until_closed(reader) == b""
         writer.close()
         assert closed(metrics, "silent") == 1
@@ -73,54 +73,53 @@ async def test_a_second_request_has_the_same_deadline():
         assert closed(metrics, "silent") == 1
 
 
-async def test_a_call_that_is_open_is_no_silent_connection():
+async def test_an_open_session_is_not_a_silent_connection():
     async with (
         guarded(request_s=0.2) as (host, port, metrics),
-        connect(f"ws://{host}:{port}/v1/realtime") as call,
+        connect(f"ws://{host}:{port}/v1/realtime") as socket,
     ):
-        assert json.loads(await call.recv())["type"] == "session.created"
+        assert json.loads(await socket.recv())["type"] == "session.created"
         await asyncio.sleep(0.5)
-        await call.send(json.dumps({"type": "input_audio_buffer.clear"}))
-        assert json.loads(await call.recv())["type"] == "input_audio_buffer.cleared"
+        await socket.send(json.dumps({"type": "input_audio_buffer.clear"}))
+        assert json.loads(await socket.recv())["type"] == "input_audio_buffer.cleared"
         assert closed(metrics, "silent") == 0
 
 
-async def test_a_thousand_silent_connections_lock_nobody_out():
-    """Not even those who share their address."""
+async def test_a_thousand_silent_connections_do_not_block_others_of_their_address():
     async with guarded(request_s=60.0) as (host, port, metrics):
         silent = []
         for _ in range(20):
             opened = (asyncio.open_connection(host, port) for _ in range(50))
             silent += await asyncio.gather(*opened)
         assert await health(host, port) == 200
-        async with connect(f"ws://{host}:{port}/v1/realtime") as call:
-            assert json.loads(await call.recv())["type"] == "session.created"
+        async with connect(f"ws://{host}:{port}/v1/realtime") as socket:
+            assert json.loads(await socket.recv())["type"] == "session.created"
         assert closed(metrics, "crowded_out") >= 1000 - ConnectionLimits().silent_per_address
         for _, writer in silent:
             writer.transport.abort()
 
 
-async def test_an_address_with_too_many_connections_is_told_and_others_are_served():
+async def test_an_address_with_too_many_connections_gets_an_error_and_others_are_served():
     async with guarded(per_address=2) as (host, port, metrics):
         url = f"ws://{host}:{port}/v1/realtime"
         async with connect(url), connect(url):
             reader, writer = await asyncio.open_connection(host, port)
-            answer = await until_closed(reader)
+            response = await until_closed(reader)
             writer.close()
-            head, _, body = answer.partition(b"\r\n\r\n")
+            head, _, body = response.partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 429 ")
             assert json.loads(body)["error"]["code"] == "too_many_connections"
             assert closed(metrics, "too_many") == 1
             elsewhere = httpx.AsyncHTTPTransport(local_address="127.0.0.2")
             assert await health(host, port, transport=elsewhere) == 200
-        for _ in range(100):  # the server hears of it when it does
+        for _ in range(100):  # the server sees the closed sockets a little later
             if await health(host, port) == 200:
                 break
         else:
-            raise AssertionError("places are not given back")
+            raise AssertionError("closed connections still count")
 
 
-async def test_what_is_no_http_is_told_in_the_protocols_form():
+async def test_bytes_that_are_not_http_get_an_error_in_the_protocols_form():
     async with guarded() as (host, port, _):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
@@ -130,7 +129,7 @@ async def test_what_is_no_http_is_told_in_the_protocols_form():
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_body_that_does_not_come_is_an_error(monkeypatch):
+async def test_a_body_that_does_not_arrive_is_an_error(monkeypatch):
     monkeypatch.setattr(http_body, "BODY_PAUSE_S", 0.2)
     async with guarded() as (host, port, _):
         reader, writer = await asyncio.open_connection(host, port)
@@ -175,7 +174,7 @@ def test_a_network_of_ipv6_counts_as_one_address(one, other, same):
         (1024, resource.RLIM_INFINITY, 65_536, False),
     ],
 )
-def test_the_limit_on_open_files_is_raised_or_said(monkeypatch, caplog, now, hard, after, short):
+def test_the_limit_on_open_files_is_raised_or_logged(monkeypatch, caplog, now, hard, after, short):
     limits = [(now, hard)]
     monkeypatch.setattr(open_files.resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(open_files.resource, "setrlimit", lambda _, pair: limits.append(pair))
@@ -187,7 +186,7 @@ def test_the_limit_on_open_files_is_raised_or_said(monkeypatch, caplog, now, har
         assert "ulimit -n" in caplog.text
 
 
-def test_a_limit_that_cannot_be_raised_does_not_end_the_start(monkeypatch, caplog):
+def test_a_limit_that_cannot_be_raised_does_not_stop_the_server(monkeypatch, caplog):
     def refuse(_, pair):
         raise PermissionError("no")
 
@@ -197,7 +196,7 @@ def test_a_limit_that_cannot_be_raised_does_not_end_the_start(monkeypatch, caplo
     assert "open_files_not_raised" in caplog.text
 
 
-def test_the_protocol_classes_are_uvicorns_own_extended():
+def test_the_protocol_classes_extend_those_of_uvicorn():
     config = uvicorn.Config(app_of(FakeOrchestrator()))
     config.load()
     before = config.http_protocol_class, config.ws_protocol_class

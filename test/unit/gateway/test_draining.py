@@ -1,4 +1,4 @@
-"""A server that is about to stop: what it refuses, what it finishes, how its connections close."""
+"""A server that is about to stop: what it refuses, what it completes, how connections close."""
 
 import asyncio
 import json
@@ -35,8 +35,8 @@ async def until(socket, kind: str) -> dict:
     return event
 
 
-def answer(gate: asyncio.Event) -> list:
-    """It sounds, and ends when the gate opens."""
+def response_until(gate: asyncio.Event) -> list:
+    """A spoken response that ends when the gate is set."""
     *steps, last = spoken("One two three.")
     return [*steps, gate, last]
 
@@ -48,7 +48,7 @@ async def closed_with(socket) -> int:
     return closed.value.rcvd.code
 
 
-async def test_nothing_new_is_taken_and_health_says_why():
+async def test_new_requests_are_refused_and_health_reports_the_drain():
     drain = Drain()
     async with (
         listening(app_of(FakeOrchestrator(), native_url="http://127.0.0.1:9", drain=drain)) as at,
@@ -71,7 +71,7 @@ async def test_nothing_new_is_taken_and_health_says_why():
         assert handshake.value.response.headers["retry-after"]
 
 
-async def test_a_call_that_is_silent_closes_at_once():
+async def test_a_silent_session_closes_at_once():
     drain = Drain()
     async with listening(app_of(FakeOrchestrator(), drain=drain)) as at, connect(url(at)) as socket:
         await until(socket, "session.created")
@@ -80,15 +80,15 @@ async def test_a_call_that_is_silent_closes_at_once():
         await drain.until_quiet()
 
 
-async def test_an_answer_that_runs_is_finished_and_heard_before_its_call_closes():
+async def test_a_running_response_is_completed_and_played_before_its_session_closes():
     drain, gate = Drain(), asyncio.Event()
-    orchestrator = FakeOrchestrator([answer(gate), spoken("Never.")])
+    orchestrator = FakeOrchestrator([response_until(gate), spoken("Never.")])
     async with listening(app_of(orchestrator, drain=drain)) as at, connect(url(at)) as socket:
         await ask(socket)
         await until(socket, "response.output_audio.delta")
         drain.began.set()
         quiet = asyncio.create_task(drain.until_quiet())
-        # Another one is not begun, and the call goes on.
+        # No other response begins, and the session continues.
         oob = {"conversation": "none", "output_modalities": ["text"]}
         await socket.send(json.dumps({"type": "response.create", "response": oob}))
         assert (await until(socket, "error"))["error"]["code"] == "server_draining"
@@ -99,9 +99,9 @@ async def test_an_answer_that_runs_is_finished_and_heard_before_its_call_closes(
         await quiet
 
 
-async def test_an_answer_that_does_not_end_is_not_waited_for_beyond_the_limit():
+async def test_a_response_that_does_not_end_is_not_awaited_beyond_the_limit():
     drain, never = Drain(), asyncio.Event()
-    orchestrator = FakeOrchestrator([answer(never)])
+    orchestrator = FakeOrchestrator([response_until(never)])
     async with listening(app_of(orchestrator, drain=drain)) as at, connect(url(at)) as socket:
         await ask(socket)
         await until(socket, "response.output_audio.delta")
@@ -111,16 +111,16 @@ async def test_an_answer_that_does_not_end_is_not_waited_for_beyond_the_limit():
         await drain.until_quiet()
 
 
-async def test_a_request_that_runs_is_finished():
+async def test_a_running_request_is_completed():
     drain, gate = Drain(), asyncio.Event()
-    orchestrator = FakeOrchestrator([answer(gate)])
+    orchestrator = FakeOrchestrator([response_until(gate)])
     body = {"model": MODEL, "input": "One two three.", "voice": "alloy", "response_format": "pcm"}
     async with (
         listening(app_of(orchestrator, drain=drain)) as at,
         httpx.AsyncClient(base_url=f"http://{at}") as http,
-        http.stream("POST", "/v1/audio/speech", json=body) as answered,
+        http.stream("POST", "/v1/audio/speech", json=body) as response,
     ):
-        pieces = answered.aiter_bytes()
+        pieces = response.aiter_bytes()
         first = await anext(pieces)
         drain.began.set()
         quiet = asyncio.create_task(drain.until_quiet())
@@ -141,12 +141,12 @@ class FakeServer:
 
 @pytest.fixture
 async def stopping():
-    """Signals to this process, as a server would get them; a fake one and its drain."""
+    """Starts to handle signals of this process for a fake server and its drain."""
     server, drain = FakeServer(), Drain()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
 
-    # The tests themselves may run under nohup.
+    # The tests may run under nohup, which ignores SIGHUP.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def begin(drain_s: float):
@@ -162,12 +162,12 @@ async def stopping():
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_the_first_signal_drains_and_the_server_ends_when_nothing_runs(stopping, number):
     server, drain = stopping(60)
-    drain.came()
+    drain.begin_serving()
     signal.raise_signal(number)
     await drain.began.wait()
     await asyncio.sleep(0.01)
     assert not drain.over.is_set() and not server.should_exit
-    drain.went()
+    drain.end_serving()
     await server.draining
     assert server.should_exit and not server.force_exit
 
@@ -175,7 +175,7 @@ async def test_the_first_signal_drains_and_the_server_ends_when_nothing_runs(sto
 async def test_the_limit_ends_a_drain(stopping, monkeypatch):
     monkeypatch.setattr(launch_server, "_CLOSING_S", 0.01)
     server, drain = stopping(0)
-    drain.came()
+    drain.begin_serving()
     signal.raise_signal(signal.SIGTERM)
     await drain.over.wait()
     await server.draining
@@ -184,7 +184,7 @@ async def test_the_limit_ends_a_drain(stopping, monkeypatch):
 
 async def test_the_second_signal_ends_the_server_at_once(stopping):
     server, drain = stopping(60)
-    drain.came()
+    drain.begin_serving()
     signal.raise_signal(signal.SIGTERM)
     await drain.began.wait()
     signal.raise_signal(signal.SIGINT)

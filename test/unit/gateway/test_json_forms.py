@@ -1,4 +1,4 @@
-"""Documents that are no JSON, and texts that no text can be: named, and not at any price."""
+"""Errors for documents that are not JSON and for half surrogate pairs, at bounded cost."""
 
 import json
 
@@ -30,7 +30,7 @@ def error_of(document: str | bytes) -> ClientEventError:
         (r'{"text": "\\HALF"}', "text"),  # an escaped backslash before it
     ],
 )
-def test_half_of_a_surrogate_pair_is_named_with_its_place(document, path, half):
+def test_the_error_for_half_of_a_surrogate_pair_names_its_place(document, path, half):
     for form in (str, str.encode):
         error = error_of(form(document.replace("HALF", half)))
         assert (error.code, error.param) == ("invalid_value", path)
@@ -46,12 +46,12 @@ def test_whole_pairs_are_text(text):
 
 
 @pytest.mark.parametrize("document", ["", "{", '{"text": "x', r'{"text": "\ud83d\ude00"', b"\xff"])
-def test_what_is_no_json_is_told_so(document):
+def test_a_document_that_is_not_json_is_invalid_json(document):
     assert error_of(document).code == "invalid_json"
 
 
-def test_a_large_document_is_not_searched_but_the_error_says_what_it_may_be():
-    """Escape by escape, 24 MiB would hold up all calls for seconds."""
+def test_a_large_document_is_not_searched_but_the_error_names_a_possible_surrogate():
+    """Reading 24 MiB escape by escape would delay all sessions by seconds."""
     for piece, may_be in (("\\\\", False), (r"\ud83d\ude00", True)):
         error = error_of('{"text": "' + piece * (1 << 20))
         assert (error.code, error.param) == ("invalid_json", None)

@@ -8,19 +8,19 @@ from sglang_live.gateway.realtime.connection import RealtimeConnection
 from .fakes import Client, FakeOrchestrator, MemoryWire, services
 
 
-def test_a_salt_belongs_to_one_owner_and_stays():
+def test_a_salt_is_constant_and_differs_by_owner():
     assert owner_salt("alice") == owner_salt("alice")
     assert len({owner_salt(owner) for owner in ("alice", "bob", "")}) == 3
     assert "alice" not in owner_salt("alice")
 
 
-def test_names_are_apart_by_owner_and_kind_and_not_by_how_they_are_joined():
+def test_names_of_different_owners_or_kinds_differ_even_where_their_joined_text_is_equal():
     names = [("rid", "a", "bc"), ("rid", "ab", "c"), ("session", "a", "bc"), ("rid", "a", "b")]
     assert len({owned_digest(*name) for name in names}) == len(names)
     assert owned_digest("rid", "a", "bc") == owned_digest("rid", "a", "bc")
 
 
-async def test_turns_of_one_key_carry_one_salt_and_of_two_keys_two():
+async def test_turns_of_one_key_have_one_salt_and_turns_of_two_keys_have_two():
     salts = []
     for owner in ("alice", "alice", "bob"):
         orchestrator, wire = FakeOrchestrator(), MemoryWire()

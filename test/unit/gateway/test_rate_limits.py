@@ -1,4 +1,4 @@
-"""How many answers a key may ask for in a minute."""
+"""The limit on responses per key and minute."""
 
 import httpx
 import pytest
@@ -15,27 +15,27 @@ SILENCE_1S = bytes(48_000)
 
 
 @given(st.integers(1, 5), st.lists(st.floats(0, 40), max_size=60))
-def test_no_minute_has_more_answers_than_the_limit(limit, pauses):
+def test_no_minute_has_more_responses_than_the_limit(limit, pauses):
     clock = SimClock()
     limits = RateLimits(limit, clock)
     granted = []
     for pause in pauses:
         clock.advance(pause)
         try:
-            standing = limits.take("key")
+            status = limits.take("key")
         except RateLimitError as error:
-            # Nobody is sent away while there is room, and the wait told is the wait there is.
+            # A refusal comes only at the limit, and its wait is exact.
             recent = [at for at in granted if at > clock.now_s() - 60]
             assert len(recent) == limit
             assert error.retry_after_s == pytest.approx(recent[0] + 60 - clock.now_s())
         else:
             granted.append(clock.now_s())
             recent = [at for at in granted if at > clock.now_s() - 60]
-            assert standing.remaining == limit - len(recent) >= 0
-            assert standing.reset_s == pytest.approx(60)
+            assert status.remaining == limit - len(recent) >= 0
+            assert status.reset_s == pytest.approx(60)
 
 
-def test_keys_do_not_share():
+def test_each_key_has_its_own_limit():
     limits = RateLimits(1, SimClock())
     limits.take("a")
     limits.take("b")
@@ -44,7 +44,7 @@ def test_keys_do_not_share():
     assert RateLimits(None, SimClock()).take("a") is None
 
 
-async def test_calls_are_told_where_they_stand():
+async def test_each_response_reports_the_remaining_responses():
     async with connected(FakeOrchestrator(), max_responses_per_minute=2) as client:
         for remaining in (1, 0):
             client.send("response.create")
@@ -57,13 +57,13 @@ async def test_calls_are_told_where_they_stand():
         assert (error["code"], error["event_id"]) == ("rate_limit_exceeded", "third")
 
 
-async def test_without_a_limit_nothing_is_said_of_it():
+async def test_without_a_limit_no_status_is_reported():
     async with connected(FakeOrchestrator()) as client:
         client.send("response.create")
         assert "rate_limits.updated" not in types(await client.until("response.done"))
 
 
-async def test_a_spoken_turn_too_many_has_an_answer_that_fails():
+async def test_a_spoken_turn_beyond_the_limit_has_a_failed_response():
     clock = SimClock()
     shared = services(FakeOrchestrator(), clock, max_responses_per_minute=1)
     async with connected(shared.orchestrator, shared) as client:
@@ -73,15 +73,15 @@ async def test_a_spoken_turn_too_many_has_an_answer_that_fails():
         response = (await client.find("response.done"))["response"]
         assert response["status"] == "failed"
         assert response["status_details"]["error"]["code"] == "rate_limit_exceeded"
-        # What was said is in the conversation; a minute later it is answered.
+        # The utterance is in the conversation; a minute later it gets a response.
         clock.advance(61)
         client.send("response.create")
         assert (await client.find("response.done"))["response"]["status"] == "completed"
-        said = [item for item in shared.orchestrator.turns[-1].history if item.role == "user"]
-        assert len(said) == 2
+        utterances = [i for i in shared.orchestrator.turns[-1].history if i.role == "user"]
+        assert len(utterances) == 2
 
 
-async def test_http_counts_as_well():
+async def test_http_requests_count():
     app = app_of(FakeOrchestrator(), max_responses_per_minute=1, api_keys=("a", "b"))
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
@@ -98,7 +98,7 @@ async def test_http_counts_as_well():
         assert (await speak("wrong")).status_code == 401
 
 
-async def test_a_turn_written_down_counts_as_well():
+async def test_input_transcriptions_count():
     orchestrator = FakeOrchestrator([written("one"), written("two")])
     async with connected(orchestrator, max_responses_per_minute=1) as client:
         client.update(audio={"input": {"transcription": {}, "turn_detection": None}})
@@ -112,19 +112,19 @@ async def test_a_turn_written_down_counts_as_well():
         assert outcomes[1]["error"]["code"] == "rate_limit_exceeded"
 
 
-async def test_ten_seconds_of_frames_count_as_one_answer():
+async def test_ten_seconds_of_frames_count_as_one_response():
     clock = SimClock()
     shared = services(FakeOrchestrator([written("")] * 12), clock, max_responses_per_minute=1)
     async with connected(shared.orchestrator, shared) as client:
         frames = {"type": "frames", "frame_ms": 2000}
         client.update(output_modalities=["text"], audio={"input": {"turn_detection": frames}})
-        client.append(bytes(2 * 48_000 + 4_800))  # the resampler keeps a little back
-        heard = []
+        client.append(bytes(2 * 48_000 + 4_800))  # the resampler keeps a few samples
+        codes = []
         for _ in range(6):
             event = await client.find("frame.done")
-            heard.append(event["error"] and event["error"]["code"])
+            codes.append(event["error"] and event["error"]["code"])
             client.append(bytes(2 * 48_000))
-        assert heard == [None] * 5 + ["rate_limit_exceeded"]
+        assert codes == [None] * 5 + ["rate_limit_exceeded"]
 
 
 def written(text: str) -> list:

@@ -1,4 +1,4 @@
-"""A server without keys, and the websites that its user's browser has open."""
+"""A server without keys accepts this machine only, not websites in a browser of this machine."""
 
 import httpx
 import pytest
@@ -24,7 +24,7 @@ async def status(path: str = "/v1/models", *, built=None, **headers: str) -> int
         return (await http.get(path, headers=headers)).status_code
 
 
-async def test_programs_and_pages_of_this_machine_are_answered():
+async def test_programs_and_pages_of_this_machine_are_accepted():
     for host in OWN:
         assert await status(host=host) == 200, host
         for page in PAGES:
@@ -32,25 +32,26 @@ async def test_programs_and_pages_of_this_machine_are_answered():
     assert await status("/") == await status("/health") == await status("/metrics") == 200
 
 
-async def test_pages_from_elsewhere_are_not():
+async def test_foreign_pages_are_refused():
     built = app()
     for page in FOREIGN_PAGES:
         assert await status(built=built, origin=page) == 403, page
     transport = httpx.ASGITransport(built)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
-        answer = await http.post("/v1/audio/speech", json={}, headers={"origin": "https://evil.x"})
-        assert answer.json()["error"]["code"] == "foreign_page"
+        headers = {"origin": "https://evil.x"}
+        response = await http.post("/v1/audio/speech", json={}, headers=headers)
+        assert response.json()["error"]["code"] == "foreign_page"
         counted = (await http.get("/metrics")).text
     assert 'gateway_errors_total{code="foreign_page"} 6.0' in counted
 
 
-async def test_a_website_whose_name_means_this_machine_is_not():
+async def test_a_website_whose_name_resolves_to_this_machine_is_refused():
     for host in FOREIGN_HOSTS:
         assert await status(host=host) == 403, host
 
 
-def call(built, **headers: str) -> str:
-    """The first event of a call."""
+def first_event(built, **headers: str) -> str:
+    """Type of the first event of a session."""
     with (
         TestClient(built) as client,
         client.websocket_connect("ws://127.0.0.1:30000/v1/realtime", headers=headers) as socket,
@@ -59,17 +60,17 @@ def call(built, **headers: str) -> str:
 
 
 @pytest.mark.parametrize("headers", [{"origin": FOREIGN_PAGES[0]}, {"host": FOREIGN_HOSTS[0]}])
-def test_sockets_are_refused_in_the_same_way(headers):
+def test_foreign_sockets_are_refused(headers):
     with pytest.raises(WebSocketDenialResponse) as refused:
-        call(app(), **headers)
+        first_event(app(), **headers)
     assert refused.value.status_code == 403
 
 
-def test_sockets_of_this_machine_are_opened():
-    assert call(app()) == call(app(), origin=PAGES[0]) == "session.created"
+def test_sockets_of_this_machine_are_accepted():
+    assert first_event(app()) == first_event(app(), origin=PAGES[0]) == "session.created"
 
 
-async def test_with_keys_or_where_anybody_may_come_pages_do_not_matter():
+async def test_with_keys_or_anonymous_access_every_page_is_accepted():
     with_key = app(api_keys=("k",))
     headers = {"origin": FOREIGN_PAGES[0], "host": FOREIGN_HOSTS[0], "authorization": "Bearer k"}
     assert await status(built=with_key, **headers) == 200

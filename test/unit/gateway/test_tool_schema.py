@@ -1,4 +1,4 @@
-"""Schemas of functions' parameters: whose form is right, and what they cost."""
+"""Schemas of functions' parameters: faults in them, validation against them, its cost."""
 
 import jsonschema
 import orjson
@@ -51,12 +51,12 @@ from .hostile import ANY, HOSTILE_SCHEMAS, doubled, schemas
     ],
     ids=str,
 )
-def test_what_is_no_schema_is_refused_before_anything_is_held_against_it(schema):
+def test_a_faulty_schema_is_refused_before_any_validation(schema):
     with pytest.raises(SchemaFaultError):
         check_schema(schema)
 
 
-def test_the_fault_says_where():
+def test_the_fault_names_its_place():
     with pytest.raises(SchemaFaultError, match="#/properties/town/anyOf/1/type"):
         check_schema({"properties": {"town": {"anyOf": [{}, {"type": "word"}]}}})
 
@@ -77,17 +77,17 @@ def test_the_fault_says_where():
          {"x": [5]}, {"x": []}),
     ],
 )  # fmt: skip
-def test_schemas_of_all_kinds_are_held_against_arguments(schema, fits, does_not):
+def test_arguments_are_validated_against_schemas_of_all_drafts(schema, fits, does_not):
     check_schema(schema)
     assert fault_in(fits, schema) is None
     assert fault_in(does_not, schema) is not None
 
 
-# --- what it costs ---
+# --- cost ---
 
 
-def test_a_large_enum_of_objects_is_looked_at_once(monkeypatch):
-    """Its entries were compared each with each, which took seconds."""
+def test_entries_of_a_large_enum_are_not_compared_with_each_other(monkeypatch):
+    """The library's comparison of every pair takes seconds."""
     schema = {
         "$schema": "http://json-schema.org/draft-04/schema#",
         "enum": [{"n": n} for n in range(1500)],
@@ -111,13 +111,13 @@ def test_a_large_enum_of_objects_is_looked_at_once(monkeypatch):
     ],
     ids=["doubling", "self and not", "self", "enum", "items", "quoted"],
 )  # fmt: skip
-def test_a_schema_that_takes_too_long_is_given_up(schema, arguments):
+def test_validation_that_takes_too_long_is_stopped(schema, arguments):
     check_schema(schema)
     with pytest.raises(TooManyStepsError):
         fault_in(arguments, schema)
 
 
-def test_as_many_arguments_as_a_reply_can_hold_are_checked():
+def test_arguments_as_long_as_a_response_can_hold_are_validated():
     item = {
         "type": "object",
         "properties": {f"field_{n}": {"type": "string", "maxLength": 40} for n in range(15)},
@@ -130,7 +130,7 @@ def test_as_many_arguments_as_a_reply_can_hold_are_checked():
     assert fault_in({"found": [*found, {}]}, schema) == "$.found[100] does not fit 'required'"
 
 
-# --- whatever it is ---
+# --- arbitrary schemas ---
 
 
 @settings(max_examples=300, derandomize=True)
@@ -138,7 +138,7 @@ def test_as_many_arguments_as_a_reply_can_hold_are_checked():
     schemas() | st.sampled_from(HOSTILE_SCHEMAS),
     st.dictionaries(st.sampled_from("xy"), ANY, max_size=2),
 )
-def test_any_schema_is_refused_or_can_be_held_against_anything(schema, arguments):
+def test_any_schema_is_refused_or_validates_any_arguments(schema, arguments):
     try:
         check_schema(schema)
     except SchemaFaultError as fault:
@@ -147,7 +147,7 @@ def test_any_schema_is_refused_or_can_be_held_against_anything(schema, arguments
     try:
         fault = fault_in(arguments, schema)
     except TooManyStepsError:
-        assert "#" in str(orjson.dumps(schema))  # only what refers to itself is so long
+        assert "#" in str(orjson.dumps(schema))  # only recursive schemas take that long
         return
     assert fault is None or "does not fit" in fault
 
@@ -169,5 +169,5 @@ def test_any_schema_is_refused_or_can_be_held_against_anything(schema, arguments
         },
     ),
 )  # fmt: skip
-def test_arguments_fit_where_the_standard_says_so(arguments, schema):
+def test_arguments_fit_exactly_when_the_reference_validator_accepts_them(arguments, schema):
     assert (fault_in(arguments, schema) is None) == Draft202012Validator(schema).is_valid(arguments)

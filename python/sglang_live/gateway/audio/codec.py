@@ -1,7 +1,8 @@
-"""Audio as it travels: base64 of PCM16 at 24 kHz or G.711 at 8 kHz, and the 16 kHz inside.
+"""Codec between audio on the wire and inside the server.
 
+The wire has base64 of PCM16 at 24 kHz or of G.711 at 8 kHz.
 In: bytes of one append, or 24 kHz PCM from the vocoder. Out: int16 at 16 kHz, or wire frames.
-Owner: one WireDecoder per caller, one WireEncoder per response.
+Owner: one WireDecoder per session, one WireEncoder per response.
 """
 
 import binascii
@@ -16,8 +17,8 @@ from sglang_live.gateway.audio.resampler import StreamResampler, resample
 from sglang_live.gateway.errors import ClientEventError
 from sglang_live.sound import g711
 
-# Shorter frames cost more in envelope than in audio; longer ones make a client wait, and a
-# frame must stay far below the 1 MiB that some clients accept.
+# In shorter frames the envelope is longer than the audio. Longer ones delay playback, and a frame
+# must stay far below 1 MiB, the limit of some clients.
 MIN_FRAME_MS = 20
 MAX_FRAME_MS = 200
 
@@ -65,7 +66,7 @@ def decode_base64(text: str, form: WireFormat, *, max_bytes: int, param: str) ->
             param=param,
         )
     if len(raw) % form.sample_bytes:
-        # Half a sample would turn everything after it into noise.
+        # Half a sample would turn all later audio into noise.
         raise ClientEventError(
             f"PCM16 audio needs an even number of bytes per event, got {len(raw)}.", param=param
         )
@@ -77,7 +78,7 @@ def encode_base64(raw: bytes) -> str:
 
 
 class WireDecoder:
-    """Bytes of one wire format in, int16 at INPUT_RATE_HZ out."""
+    """Decoder from bytes of one wire format to int16 at INPUT_RATE_HZ."""
 
     def __init__(self, form: WireFormat):
         self.form = form
@@ -97,7 +98,7 @@ class WireDecoder:
 
 
 class WireEncoder:
-    """24 kHz PCM in, frames of one wire format out, MIN_FRAME_MS to MAX_FRAME_MS each."""
+    """Encoder from 24 kHz PCM to frames of one wire format, MIN_FRAME_MS to MAX_FRAME_MS long."""
 
     def __init__(self, form: WireFormat):
         self.form = form
@@ -111,7 +112,7 @@ class WireEncoder:
         return self._cut(self.form.n_bytes(MIN_FRAME_MS))
 
     def finish(self) -> list[bytes]:
-        """The rest, whose last frame may be short."""
+        """The rest of the audio; its last frame may be shorter than MIN_FRAME_MS."""
         self._pending += _from_linear(self._resampler.finish(), self.form)
         return self._cut(1)
 
@@ -125,12 +126,12 @@ class WireEncoder:
 
 
 def decode_clip(raw: bytes, form: WireFormat) -> np.ndarray:
-    """A whole utterance in wire form to [n] int16 at INPUT_RATE_HZ."""
+    """Decode a whole clip to [n] int16 at INPUT_RATE_HZ."""
     return resample(_to_linear(raw, form), form.rate_hz, INPUT_RATE_HZ)
 
 
 def encode_clip(pcm: np.ndarray, form: WireFormat) -> bytes:
-    """[n] int16 at INPUT_RATE_HZ to wire form."""
+    """Encode a whole clip. pcm: [n] int16 at INPUT_RATE_HZ."""
     return _from_linear(resample(pcm, INPUT_RATE_HZ, form.rate_hz), form)
 
 

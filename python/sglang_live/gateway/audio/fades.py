@@ -1,4 +1,4 @@
-"""Pieces of speech joined without a click: each fades in and out where another one touches it.
+"""Fades at the joints of pieces of speech, against clicks.
 
 In and out: int16 little-endian at OUTPUT_RATE_HZ. Owner: one Fades per piece.
 """
@@ -7,20 +7,20 @@ import numpy as np
 
 from sglang_live.core import OUTPUT_RATE_HZ
 
-# Longer than a period of what clicks, shorter than a sound of speech.
+# 5 ms: long enough to remove a click, shorter than a phoneme.
 _RAMP_SAMPLES = OUTPUT_RATE_HZ // 200
 _RAMP_BYTES = 2 * _RAMP_SAMPLES
 
 
 class Fades:
-    """after, before: another piece, that is to say."""
+    """Fades of one piece. fades_in, fades_out: whether another piece comes before it, after it."""
 
-    def __init__(self, *, after: bool, before: bool):
-        self._fades_in, self._fades_out = after, before
+    def __init__(self, *, fades_in: bool, fades_out: bool):
+        self._fades_in, self._fades_out = fades_in, fades_out
         self._held = b""
 
     def push(self, pcm: bytes) -> bytes:
-        """What is ready; of a piece before another the last 5 ms are not until finish()."""
+        """Returns the audio that is ready. A piece that fades out keeps 5 ms until finish()."""
         self._held += pcm
         if self._fades_in:
             if len(self._held) < _RAMP_BYTES:

@@ -1,11 +1,12 @@
-"""Audio as files that can be sent while they grow.
+"""Encoders of audio files that can be sent while they grow.
 
-In: int16 at OUTPUT_RATE_HZ. Out: bytes of a file in some format. libsndfile writes all that is
-more than bytes behind a header.
+In: int16 at OUTPUT_RATE_HZ. Out: bytes of a file. libsndfile encodes all formats except raw PCM
+and WAV.
 """
 
 import struct
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 import soundfile as sf
@@ -22,7 +23,7 @@ class Encoder(Protocol):
 
 
 class _Raw:
-    """header: before the first samples."""
+    """Raw PCM after a header."""
 
     def __init__(self, header: bytes = b""):
         self._header = header
@@ -36,22 +37,25 @@ class _Raw:
 
 
 class _Sink:
-    """A file of which what was written is given away. What is written again is lost: those who
-    write a length into their header when they know it have sent that header by then."""
+    """A file whose bytes can be taken out while it is written.
+
+    A later write to bytes that were taken is lost: an encoder that writes the length into its
+    header at the end cannot change a header that has been sent.
+    """
 
     def __init__(self) -> None:
-        self._new, self._given, self._at = bytearray(), 0, 0
+        self._new, self._taken, self._at = bytearray(), 0, 0
 
-    def write(self, data) -> int:
+    def write(self, data: bytes) -> int:
         data = bytes(data)
-        fresh = data[max(0, self._given - self._at) :]
-        begin = max(self._at, self._given) - self._given
+        fresh = data[max(0, self._taken - self._at) :]
+        begin = max(self._at, self._taken) - self._taken
         self._new[begin : begin + len(fresh)] = fresh
         self._at += len(data)
         return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        end = self._given + len(self._new)
+        end = self._taken + len(self._new)
         self._at = offset + (0, self._at, end)[whence]
         return self._at
 
@@ -60,13 +64,15 @@ class _Sink:
 
     def take(self) -> bytes:
         new = bytes(self._new)
-        self._given += len(new)
+        self._taken += len(new)
         self._new.clear()
         return new
 
 
 class _Coded:
-    def __init__(self, container: str, subtype: str, **how):
+    """options: of soundfile.SoundFile."""
+
+    def __init__(self, container: str, subtype: str, **options: Any):
         self._sink = _Sink()
         self._file = sf.SoundFile(
             self._sink,
@@ -75,7 +81,7 @@ class _Coded:
             channels=1,
             format=container,
             subtype=subtype,
-            **how,
+            **options,
         )
 
     def push(self, pcm: bytes) -> bytes:
@@ -88,7 +94,7 @@ class _Coded:
 
 
 class _Whole(_Coded):
-    """Sent when it is complete: readers rely on the length in its header."""
+    """A file that is sent when it is complete, because readers rely on the length in its header."""
 
     def push(self, pcm: bytes) -> bytes:
         self._file.write(np.frombuffer(pcm, "<i2"))
@@ -96,16 +102,16 @@ class _Whole(_Coded):
 
 
 def _wav_header() -> bytes:
-    """Of a file whose length is not known: readers go on to the end."""
+    """Header of a file of unknown length, which readers read to its end."""
     rate, width = OUTPUT_RATE_HZ, 2
     form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate, rate * width, width, 8 * width)
     data = struct.pack("<4sI", b"data", _UNKNOWN_LENGTH)
     return struct.pack("<4sI4s", b"RIFF", _UNKNOWN_LENGTH, b"WAVE") + form + data
 
 
-# By the name of response_format: media type, and what makes the file.
-FORMATS = {
-    # 80 kbit/s all along: readers work out from the first frame how long it is.
+# By the name of response_format: media type and encoder.
+FORMATS: dict[str, tuple[str, Callable[[], Encoder]]] = {
+    # Constant 80 kbit/s: readers compute the duration from the first frame.
     "mp3": (
         "audio/mpeg",
         lambda: _Coded("MP3", "MPEG_LAYER_III", bitrate_mode="CONSTANT", compression_level=0.5),

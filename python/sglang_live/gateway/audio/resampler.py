@@ -1,9 +1,9 @@
-"""Streaming change of sample rate with a few milliseconds of delay.
+"""Streaming resampler with a few milliseconds of delay.
 
 In: int16 mono audio in pieces of any length. Out: the same at another rate.
-Owner: one StreamResampler per direction and caller.
-Why not soxr's stream: it holds back up to 37 ms (24 to 16 kHz) or 115 ms (8 to 16 kHz) of
-audio, all of which would be added to the time until the caller hears an answer.
+Owner: one StreamResampler per direction and session.
+soxr's stream delays audio by up to 37 ms (24 to 16 kHz) or 115 ms (8 to 16 kHz), which would be
+added to the time until the user hears a response.
 """
 
 from functools import lru_cache
@@ -12,13 +12,13 @@ from math import gcd
 import numpy as np
 import soxr
 
-# Zero crossings on each side of the filter's centre: more is sharper, and later.
+# Zero crossings on each side of the filter's centre: more give a sharper filter and more delay.
 _ZERO_CROSSINGS = 24
 _KAISER_BETA = 8.0  # about 80 dB in the stop band
-# Cut-off as a part of the lower Nyquist frequency; the rest is the transition band.
+# Cutoff as a fraction of the lower Nyquist frequency; the rest is the transition band.
 _CUTOFF = 0.92
-# Output is made in blocks of so many repetitions of the filters' pattern: the inputs of a block
-# are copied, so a long one is cheaper, and single ones take what is left, so nothing comes later.
+# Output is computed in blocks of 4 or 1 periods of the filters' pattern. The inputs of a block are
+# copied, so a long block is cheaper per sample; single periods for the rest add no delay.
 _PERIODS = (4, 1)
 
 
@@ -27,19 +27,19 @@ class StreamResampler:
         divisor = gcd(rate_in_hz, rate_out_hz)
         self._up, self._down = rate_out_hz // divisor, rate_in_hz // divisor
         self._passes = self._up == self._down
-        # By block: input samples until the next one begins; and [n_taps, n], what `n_taps` inputs
-        # give for n output samples, the first of which is `reach - 1` inputs after them.
+        # By block: input samples until the next block, and taps [n_taps, n] from n_taps inputs to
+        # n outputs. The first output is at input `reach - 1` of the block.
         self._blocks = [(n * self._down, _block_taps(self._up, self._down, n)) for n in _PERIODS]
         self._reach = _reach(self._up, self._down)
         self._start()
 
     @property
     def owed_samples(self) -> int:
-        """Output samples that finish() would return."""
+        """Number of output samples that finish() would return."""
         return self._n_expected() - self._n_out
 
     def push(self, pcm: np.ndarray) -> np.ndarray:
-        """pcm: [n] int16. Returns [m] int16, all blocks of output whose filters are complete."""
+        """pcm: [n] int16. Returns [m] int16, all output whose filters have all their input."""
         if self._passes:
             return pcm
         self._n_in += len(pcm)
@@ -47,7 +47,7 @@ class StreamResampler:
         return self._emit()
 
     def finish(self) -> np.ndarray:
-        """Return what is owed, as if silence followed, and begin a new stream."""
+        """Returns the owed samples, as if silence followed, and starts a new stream."""
         owed = self.owed_samples
         self._input = np.concatenate((self._input, np.zeros(len(self._blocks[-1][1]), np.float64)))
         rest = self._emit()[:owed]
@@ -57,7 +57,7 @@ class StreamResampler:
     def _start(self) -> None:
         self._n_in = 0
         self._n_out = 0
-        # Sample 0 of _input is the first one the filters of the next block need.
+        # Sample 0 of _input is the first one that the filters of the next block need.
         self._input = np.zeros(self._reach - 1, np.float64)
 
     def _n_expected(self) -> int:
@@ -71,11 +71,11 @@ class StreamResampler:
     def _filtered(self, block_in: int, taps: np.ndarray) -> np.ndarray:
         n_taps = len(taps)
         n_blocks = max(0, (len(self._input) - n_taps) // block_in + 1)
-        # As sliding_window_view, whose checks cost more than the filter on pieces of 20 ms.
+        # The same as sliding_window_view, whose checks take longer than the filter on 20 ms pieces.
         strides = (8 * block_in, 8)
         windows = np.ndarray((n_blocks, n_taps), np.float64, self._input, 0, strides)
-        # Copied, because BLAS takes no rows that overlap, and numpy's own product is slow. In
-        # double precision, because the order in which it adds depends on how many rows there are.
+        # Copied, because BLAS accepts no overlapping rows and numpy's own product is slow. Double
+        # precision, because BLAS adds in an order that depends on the number of rows.
         out = np.ascontiguousarray(windows) @ taps
         self._input = self._input[n_blocks * block_in :]
         return out.ravel()
@@ -84,9 +84,9 @@ class StreamResampler:
 def resample(pcm: np.ndarray, rate_in_hz: int, rate_out_hz: int) -> np.ndarray:
     """Change the rate of a whole clip; pcm: [n] int16. Returns [ceil(n * out / in)] int16."""
     n_out = -(-len(pcm) * rate_out_hz // rate_in_hz)
-    # As float: of integers it makes integers with dither, and silence would not stay silent.
-    made = to_int16(soxr.resample(pcm.astype(np.float32), rate_in_hz, rate_out_hz))[:n_out]
-    return np.pad(made, (0, n_out - len(made)))
+    # As float: soxr adds dither to integers, so silence would not stay silent.
+    resampled = to_int16(soxr.resample(pcm.astype(np.float32), rate_in_hz, rate_out_hz))[:n_out]
+    return np.pad(resampled, (0, n_out - len(resampled)))
 
 
 def to_int16(samples: np.ndarray) -> np.ndarray:
@@ -99,13 +99,13 @@ def to_int16(samples: np.ndarray) -> np.ndarray:
 
 def _reach(up: int, down: int) -> int:
     """Input samples on each side of an output sample that its filter needs."""
-    # Below the input rate the filter gets longer.
+    # Downsampling needs a longer filter.
     return int(np.ceil(_ZERO_CROSSINGS * max(1.0, down / up)))
 
 
-@lru_cache(maxsize=32)  # the protocol has few rates
+@lru_cache(maxsize=32)  # more than the protocol's pairs of rates
 def _block_taps(up: int, down: int, periods: int) -> np.ndarray:
-    """Kaiser-windowed sinc, [n_taps, n]; columns sum to one so that DC passes exactly."""
+    """Kaiser-windowed sinc, [n_taps, n]; columns sum to one so that DC has a gain of exactly 1."""
     reach, cutoff, n = _reach(up, down), _CUTOFF / max(1.0, down / up), periods * up
     # Output sample p of a block is at input sample p * down / up.
     taps = np.zeros(((n - 1) * down // up + 2 * reach, n))

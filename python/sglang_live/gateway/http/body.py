@@ -1,4 +1,4 @@
-"""Request bodies, bounded and read; clients that leave or stop reading before an answer."""
+"""Bounded request bodies, and clients that leave or stop reading."""
 
 import asyncio
 import logging
@@ -15,12 +15,13 @@ from sglang_live.gateway.json_forms import decoder_of, read_form
 
 log = logging.getLogger(__name__)
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 Form = TypeVar("Form")
 
-# Whoever takes nothing for so long has let the answer down; a player that is paused is buffered.
+# A client that reads nothing for 60 s has abandoned the response; a paused player still fills its
+# buffer.
 STALLED_AFTER_S = 60.0
-# The largest body takes so long at 1 Mbit/s.
+# The largest body takes 600 s at 1 Mbit/s.
 BODY_PAUSE_S, BODY_S = 20.0, 600.0
 
 
@@ -35,10 +36,10 @@ class BodyTooSlowError(BadInputError):
 
 
 def bounded(request: Request, max_bytes: int) -> Request:
-    """The same request.
+    """The same request with a bounded body.
 
-    Reading it raises BodyTooLargeError as soon as its body is longer, and BodyTooSlowError when
-    nothing of it comes for BODY_PAUSE_S, or when all of it has not come within BODY_S.
+    Reading it raises BodyTooLargeError as soon as the body exceeds max_bytes, and BodyTooSlowError
+    if no byte arrives for BODY_PAUSE_S or the whole body has not arrived after BODY_S.
     """
     n_bytes = 0
     until_s = asyncio.get_running_loop().time() + BODY_S
@@ -50,7 +51,7 @@ def bounded(request: Request, max_bytes: int) -> Request:
             async with asyncio.timeout_at(min(until_s, now_s + BODY_PAUSE_S)):
                 message = await request.receive()
         except TimeoutError:
-            raise BodyTooSlowError("The body of the request does not come.") from None
+            raise BodyTooSlowError("The body of the request does not arrive.") from None
         n_bytes += len(message.get("body", b""))
         if n_bytes > max_bytes:
             raise BodyTooLargeError(f"The body may have at most {max_bytes} bytes.")
@@ -62,54 +63,55 @@ def bounded(request: Request, max_bytes: int) -> Request:
 async def read_body(request: Request, max_bytes: int) -> bytes:
     """
     Raises:
-        BodyTooLargeError: as soon as it is, before the rest has come.
+        BodyTooLargeError: the body exceeds max_bytes; its rest is not read.
+        BodyTooSlowError: the body does not arrive in time.
         ClientDisconnect: the client left.
     """
     return await bounded(request, max_bytes).body()
 
 
 def refuse_query(request: Request) -> None:
-    """Raises ClientEventError: a parameter stands in the URL, where none is read."""
+    """Raises ClientEventError if the URL has parameters, which the route does not read."""
     for name in request.query_params:
         raise ClientEventError(
-            f"Unknown parameter in the URL: {cut(name)!r}. Parameters stand in the body.",
+            f"Unknown parameter in the URL: {cut(name)!r}. Send parameters in the body.",
             code="unknown_parameter",
             param=name,
         )
 
 
 def read_json(body: bytes, form: type[Form]) -> Form:
-    """Raises BadInputError that says where the body is wrong."""
+    """Raises BadInputError with the path of the fault."""
     try:
         return read_form(body, decoder_of(form))
     except ClientEventError as error:
-        if error.code == "invalid_event":  # there are none over HTTP
+        if error.code == "invalid_event":  # HTTP has no events
             error.code = BadInputError.code
         raise
 
 
-async def while_connected(request: Request, making: Coroutine[Any, Any, Made]) -> Made:
-    """The result, unless its client leaves before there is one: then it is cancelled.
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled if the client leaves first.
 
     Args:
-        request: whose body was read.
+        request: a request whose body has been read.
     Raises:
         ClientDisconnect: the client left.
     """
-    made, gone = asyncio.create_task(making), asyncio.create_task(_until_disconnect(request))
+    result, gone = asyncio.create_task(work), asyncio.create_task(_until_disconnect(request))
     try:
-        await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not made.done():
+        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
             raise ClientDisconnect
-        return made.result()
+        return result.result()
     finally:
         gone.cancel()
-        made.cancel()
-        await asyncio.wait({made, gone})
+        result.cancel()
+        await asyncio.wait({result, gone})
 
 
 class Streamed(StreamingResponse):
-    """Ends when its client takes nothing of it for a while, and its pieces' iterator with it."""
+    """A streaming response that ends, and closes its iterator, if the client stops reading."""
 
     async def stream_response(self, send: Send) -> None:
         async def send_in_time(message: Message) -> None:
@@ -119,14 +121,14 @@ class Streamed(StreamingResponse):
         try:
             await super().stream_response(send_in_time)
         except TimeoutError:
-            log.warning("client_stalled: took nothing for %.0f s", STALLED_AFTER_S)
+            log.warning("client_stalled silent_s=%.0f", STALLED_AFTER_S)
         finally:
             if isinstance(self.body_iterator, AsyncGenerator):
                 await self.body_iterator.aclose()
 
 
-async def first_of(pieces: AsyncGenerator[Made, None]) -> Made | None:
-    """The first piece; None: there is none. Leaving before it has come closes the iterator."""
+async def first_of(pieces: AsyncGenerator[Result, None]) -> Result | None:
+    """The first piece, or None if there is none. An error or cancellation closes the iterator."""
     try:
         return await anext(pieces, None)
     except BaseException:

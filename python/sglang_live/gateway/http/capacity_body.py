@@ -1,4 +1,4 @@
-"""What GET /v1/capacity answers."""
+"""Response body of GET /v1/capacity."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ from sglang_live.capacity.control import Capacity
 
 
 def capacity_body(now: Capacity) -> dict[str, Any]:
-    """budget_share and kv saturates_in_s are null where nothing is known, or never to happen."""
+    """budget_share and saturates_in_s are null if they are unknown or infinite."""
     return {
         "object": "capacity",
         "sessions": {"open": now.n_sessions, "limit": now.limit, "more": now.n_more},

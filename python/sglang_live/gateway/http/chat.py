@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: spoken answers; written ones are SGLang's own, where it is near.
+"""POST /v1/chat/completions: spoken completions. SGLang's own route makes those of text alone.
 
 In: OpenAI's JSON. Out: a completion with audio and transcript, whole or in chunks.
 """
@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,22 +51,22 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-# For how long, and how many, answers can be referred to by their audio id.
+# Lifetime and number of transcripts that later requests can refer to by audio id.
 _KEPT_S = 3600
-_MOST_KEPT = 1000
+_MAX_KEPT = 1000
 
 
 @dataclass
-class _SaidBefore:
-    """Transcripts of answers by audio id; the oldest are forgotten."""
+class _Transcripts:
+    """Transcripts of earlier completions by audio id; the oldest are deleted."""
 
     _texts: OrderedDict[str, tuple[float, str]] = field(default_factory=OrderedDict)
 
     def keep(self, audio_id: str, text: str) -> int:
-        """Returns when it is forgotten, in seconds since 1970."""
+        """Returns the Unix time at which the transcript is deleted."""
         until_s = time.time() + _KEPT_S
         self._texts[audio_id] = (until_s, text)
-        while len(self._texts) > _MOST_KEPT:
+        while len(self._texts) > _MAX_KEPT:
             self._texts.popitem(last=False)
         return int(until_s)
 
@@ -79,8 +79,8 @@ class _SaidBefore:
 
 class ChatRoute:
     """
-    written: takes requests that ask for text alone, with their body; None: nobody does.
-    owner: of a request (Keys.owner).
+    text_only: serves requests for text alone, with their body; None: this route serves them too.
+    owner: owner of a request (Keys.owner).
     """
 
     def __init__(
@@ -88,41 +88,41 @@ class ChatRoute:
         orchestrator: Orchestrator,
         config: GatewayConfig,
         metrics: GatewayMetrics,
-        written: Callable[[Request, bytes], Awaitable[Response]] | None,
+        text_only: Callable[[Request, bytes], Awaitable[Response]] | None,
         owner: Callable[[Headers], str],
     ):
         self._orchestrator, self._config, self._metrics = orchestrator, config, metrics
-        self._written, self._owner = written, owner
-        self._said_before = _SaidBefore()
+        self._text_only, self._owner = text_only, owner
+        self._transcripts = _Transcripts()
         self._context_limit = ContextLimit(orchestrator, metrics)
 
     async def __call__(self, request: Request) -> Response:
         try:
             body = await read_body(request, self._config.max_body_bytes)
-            if self._written and not _wants_audio(body):
-                return await self._written(request, body)
+            if self._text_only and not _wants_audio(body):
+                return await self._text_only(request, body)
             refuse_query(request)
             form = read_chat(body)
             salt = owner_salt(self._owner(request.headers))
             turn = await asyncio.to_thread(self._turn, form, salt)
             await self._check_context(turn)
-            answer = _Answer(form, self._orchestrator.model_name)
+            completion = _Completion(form, self._orchestrator.model_name)
             events = self._events(turn)
             if form.stream:
                 first = await while_connected(request, first_of(events))
-                chunks = self._chunks(answer, first, events)
+                chunks = self._chunks(completion, first, events)
                 return Streamed(_with_errors(chunks), media_type="text/event-stream")
-            await while_connected(request, answer.take_all(events))
-            calls = self._calls(answer)
-            file = await asyncio.to_thread(answer.file)  # a minute of mp3 takes half a second
-            return JSONResponse(self._whole(answer, file, calls))
+            await while_connected(request, completion.take_all(events))
+            calls = self._calls(completion)
+            file = await asyncio.to_thread(completion.file)  # a minute of mp3 takes half a second
+            return JSONResponse(self._whole(completion, file, calls))
         except LiveError as error:
             return error_response(error)
 
     def _turn(self, form: ChatForm, salt: str) -> TurnRequest:
         check_model(self._orchestrator, form.model)
         instructions, history = history_of(
-            form.messages, self._said_before.texts(), max_audio_s=self._config.max_input_audio_s
+            form.messages, self._transcripts.texts(), max_audio_s=self._config.max_input_audio_s
         )
         return TurnRequest(
             instructions=instructions or self._config.default_instructions,
@@ -138,14 +138,14 @@ class ChatRoute:
         )
 
     async def _check_context(self, turn: TurnRequest) -> None:
-        """Raises ClientEventError: it cannot fit, or is more text than is worth a look."""
+        """Raises ClientEventError if the turn cannot fit, or has too much text to measure."""
         functions = turn.tools.functions
         content = PromptContent.of(turn.history, turn.instructions, functions)
         check_text(content.n_characters + len(content.instructions), "messages")
         header_at = "tools" if functions else "messages"
         await self._context_limit.check(content, header_at=header_at, items_at="messages")
 
-    async def _events(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
+    async def _events(self, turn: TurnRequest) -> AsyncGenerator[TurnEvent, None]:
         async with (
             brief_session(self._orchestrator, new_id("chat")) as session,
             aclosing(session.respond(turn)) as events,
@@ -153,82 +153,91 @@ class ChatRoute:
             async for event in events:
                 yield event
 
-    def _whole(self, answer: "_Answer", file: bytes, calls: list) -> dict[str, Any]:
+    def _whole(
+        self, completion: "_Completion", file: bytes, calls: list[dict[str, Any]]
+    ) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
-        if not answer.form.wants_audio:
-            message["content"] = answer.text
-        elif answer.pcm:
+        if not completion.form.wants_audio:
+            message["content"] = completion.text
+        elif completion.pcm:
             message["audio"] = {
-                "id": answer.audio_id,
+                "id": completion.audio_id,
                 "data": encode_base64(file),
-                "transcript": answer.text,
-                "expires_at": self._said_before.keep(answer.audio_id, answer.text),
+                "transcript": completion.text,
+                "expires_at": self._transcripts.keep(completion.audio_id, completion.text),
             }
         if calls:
             message["tool_calls"] = calls
         choice = {
             "index": 0,
             "message": message,
-            "finish_reason": answer.finish_reason(calls),
+            "finish_reason": completion.finish_reason(calls),
             "logprobs": None,
         }
-        return answer.object("chat.completion", [choice], usage=_usage(answer.done.usage))
+        return completion.object("chat.completion", [choice], usage=_usage(completion.end.usage))
 
     async def _chunks(
-        self, answer: "_Answer", first: TurnEvent, events: AsyncIterator[TurnEvent]
-    ) -> AsyncIterator[bytes]:
+        self,
+        completion: "_Completion",
+        first: TurnEvent | None,
+        events: AsyncGenerator[TurnEvent, None],
+    ) -> AsyncGenerator[bytes, None]:
         async with aclosing(events):
-            yield answer.chunk({"role": "assistant", "content": None})
-            event: TurnEvent | None = first
+            yield completion.chunk({"role": "assistant", "content": None})
+            event = first
             while event is not None:
-                answer.take(event)
+                completion.take(event)
                 match event:
-                    case TranscriptDelta() if event.text and not answer.form.wants_audio:
-                        yield answer.chunk({"content": event.text})
+                    case TranscriptDelta() if event.text and not completion.form.wants_audio:
+                        yield completion.chunk({"content": event.text})
                     case TranscriptDelta() if event.text:
-                        audio = {"id": answer.audio_id, "transcript": event.text}
-                        yield answer.chunk({"audio": audio})
+                        audio = {"id": completion.audio_id, "transcript": event.text}
+                        yield completion.chunk({"audio": audio})
                     case AudioDelta():
-                        audio = {"id": answer.audio_id, "data": encode_base64(event.pcm)}
-                        yield answer.chunk({"audio": audio})
+                        audio = {"id": completion.audio_id, "data": encode_base64(event.pcm)}
+                        yield completion.chunk({"audio": audio})
                 event = await anext(events, None)
-        if answer.pcm:
-            until = self._said_before.keep(answer.audio_id, answer.text)
-            yield answer.chunk({"audio": {"id": answer.audio_id, "expires_at": until}})
-        calls = self._calls(answer)
+        if completion.pcm:
+            until = self._transcripts.keep(completion.audio_id, completion.text)
+            yield completion.chunk({"audio": {"id": completion.audio_id, "expires_at": until}})
+        calls = self._calls(completion)
         if calls:
             indexed = [{"index": n, **call} for n, call in enumerate(calls)]
-            yield answer.chunk({"tool_calls": indexed})
-        yield answer.chunk({}, answer.finish_reason(calls))
-        if answer.form.stream_options and answer.form.stream_options.include_usage:
-            usage = _usage(answer.done.usage)
-            yield _event(answer.object("chat.completion.chunk", [], usage=usage))
+            yield completion.chunk({"tool_calls": indexed})
+        yield completion.chunk({}, completion.finish_reason(calls))
+        if completion.form.stream_options and completion.form.stream_options.include_usage:
+            usage = _usage(completion.end.usage)
+            yield _event(completion.object("chat.completion.chunk", [], usage=usage))
         yield b"data: [DONE]\n\n"
 
-    def _calls(self, answer: "_Answer") -> list[dict[str, Any]]:
-        """Raises MalformedCallError: the answer is a call that is none, and nothing else."""
-        calls, tools, fault = [], answer.form.functions_of(), None
-        for text in answer.done.function_calls:
+    def _calls(self, completion: "_Completion") -> list[dict[str, Any]]:
+        """The function calls of a completion.
+
+        Raises:
+            MalformedCallError: the completion consists of malformed function calls only.
+        """
+        calls, tools, fault = [], completion.form.functions_of(), None
+        for text in completion.end.function_calls:
             try:
                 call = read_function_call(text, tools)
             except MalformedCallError as error:
-                log.warning("tool_call_malformed completion=%s: %r", answer.id, str(error))
+                log.warning("tool_call_malformed completion=%s: %r", completion.id, str(error))
                 self._metrics.tool_calls.labels("malformed").inc()
                 fault = error
                 continue
-            if len(calls) == answer.form.max_calls:
+            if len(calls) == completion.form.max_calls:
                 self._metrics.tool_calls.labels("surplus").inc()
                 continue
             self._metrics.tool_calls.labels("made").inc()
             function = {"name": call.name, "arguments": call.arguments}
             calls.append({"id": new_id("call"), "type": "function", "function": function})
-        if fault and not calls and not answer.text and not answer.pcm:
+        if fault and not calls and not completion.text and not completion.pcm:
             raise fault
         return calls
 
 
-class _Answer:
-    """What was made so far of one completion."""
+class _Completion:
+    """Text, audio and end of one completion, as far as they have arrived."""
 
     def __init__(self, form: ChatForm, model: str):
         self.form, self.model = form, model
@@ -236,7 +245,12 @@ class _Answer:
         self.created_s = int(time.time())
         self.text = ""
         self.pcm: list[bytes] = []
-        self.done: TurnDone | None = None
+        self._end: TurnDone | None = None
+
+    @property
+    def end(self) -> TurnDone:
+        assert self._end is not None, "the turn has not ended"
+        return self._end
 
     def file(self) -> bytes:
         if not self.pcm:
@@ -246,7 +260,7 @@ class _Answer:
         file = encoder()
         return file.push(b"".join(self.pcm)) + file.finish()
 
-    async def take_all(self, events: AsyncIterator[TurnEvent]) -> None:
+    async def take_all(self, events: AsyncGenerator[TurnEvent, None]) -> None:
         async with aclosing(events):
             async for event in events:
                 self.take(event)
@@ -258,24 +272,24 @@ class _Answer:
             case AudioDelta():
                 self.pcm.append(event.pcm)
             case TurnDone():
-                self.done = event
+                self._end = event
 
-    def finish_reason(self, calls: list) -> str:
+    def finish_reason(self, calls: list[dict[str, Any]]) -> str:
         if calls:
             return "tool_calls"
-        return "length" if self.done.status == "incomplete" else "stop"
+        return "length" if self.end.status == "incomplete" else "stop"
 
     def chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
         return _event(self.object("chat.completion.chunk", [choice]))
 
-    def object(self, kind: str, choices: list, **more: Any) -> dict[str, Any]:
+    def object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
         return {**head, "choices": choices, **more}
 
 
-async def _with_errors(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """What goes wrong in mid-answer is told in it: its status has long been sent."""
+async def _with_errors(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The chunks, and an error as the last of them: the HTTP status has already been sent."""
     async with aclosing(chunks):
         try:
             async for chunk in chunks:
@@ -286,7 +300,7 @@ async def _with_errors(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _wants_audio(body: bytes) -> bool:
-    """Whether the request names the modality; what is no JSON is for SGLang to refuse."""
+    """Whether the request names the audio modality. Returns False if it is not JSON."""
     try:
         form = orjson.loads(body)
     except orjson.JSONDecodeError:

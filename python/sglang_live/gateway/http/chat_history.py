@@ -1,6 +1,6 @@
-"""Messages of a chat completion as the history that they stand for.
+"""Reader of a chat completion's messages into a turn's history.
 
-In: Messages. Out: instructions and HistoryItems, or ClientEventError with the message's place.
+In: Messages. Out: instructions and HistoryItems, or ClientEventError with the message's path.
 """
 
 import binascii
@@ -17,23 +17,23 @@ from sglang_live.gateway.realtime.conversation.item_schema import check_argument
 from sglang_live.gateway.realtime.conversation.items import call_in_words
 from sglang_live.gateway.tools import check_name
 
-# What only one role can have.
+# Fields that only one role can have.
 _ROLE_OF = {"audio": "assistant", "tool_calls": "assistant", "tool_call_id": "tool"}
 
 
 def history_of(
-    messages: list[Message], said_before: dict[str, str], *, max_audio_s: float
+    messages: list[Message], transcripts: dict[str, str], *, max_audio_s: float
 ) -> tuple[str, tuple[HistoryItem, ...]]:
-    """Instructions and what follows them.
+    """The instructions, and the history without them.
 
     Args:
-        said_before: transcripts of our earlier answers, by audio id.
-        max_audio_s: of all messages together.
+        transcripts: of earlier completions, by audio id.
+        max_audio_s: seconds of audio in all messages together.
     Raises:
-        ClientEventError: content that a role cannot have, an unknown audio id, an output of no
-            call, or no question.
+        ClientEventError: content that a role cannot have, an unknown audio id, an output without
+            a function call, or no message.
     """
-    reading = _Reading(said_before, max_audio_s)
+    reading = _Reading(transcripts, max_audio_s)
     instructions, items = [], []
     for n, message in enumerate(messages):
         at = f"messages[{n}]"
@@ -43,7 +43,7 @@ def history_of(
         else:
             items += reading.items(message, at)
     if not items:
-        raise ClientEventError("There is no message to answer.", param="messages")
+        raise ClientEventError("There is no message to respond to.", param="messages")
     return "\n\n".join(instructions), tuple(items)
 
 
@@ -56,24 +56,24 @@ def _check_role(message: Message, at: str) -> None:
 
 
 class _Reading:
-    """What one message leaves to the next: audio that may still come, calls to be answered."""
+    """State from message to message: seconds of audio left, ids of function calls."""
 
-    def __init__(self, said_before: dict[str, str], left_s: float):
-        self._said_before, self._left_s = said_before, left_s
+    def __init__(self, transcripts: dict[str, str], left_s: float):
+        self._transcripts, self._left_s = transcripts, left_s
         self._call_ids: set[str] = set()
 
     def items(self, message: Message, at: str) -> list[HistoryItem]:
         if message.role == "tool":
-            self._check_answers(message, at)
+            self._check_output(message, at)
         parts = self.parts(message, at)
         if message.audio is not None:
-            if message.audio.id not in self._said_before:
+            if message.audio.id not in self._transcripts:
                 raise ClientEventError(
-                    f"{at}: there is no audio {cut(message.audio.id)!r} any more. Send what it "
-                    "said as 'content'.",
+                    f"{at}: there is no audio {cut(message.audio.id)!r} any more. Send its "
+                    "transcript as 'content'.",
                     param=f"{at}.audio.id",
                 )
-            parts.append(TextPart(self._said_before[message.audio.id]))
+            parts.append(TextPart(self._transcripts[message.audio.id]))
         found = []
         if parts:
             found.append(HistoryItem(key=new_id("key"), role=message.role, parts=tuple(parts)))
@@ -97,10 +97,10 @@ class _Reading:
                     f"{at}: a {message.role} message cannot hold audio.", param=f"{place}.type"
                 )
             else:
-                parts.append(self._heard(part.input_audio.data, f"{place}.input_audio.data"))
+                parts.append(self._audio(part.input_audio.data, f"{place}.input_audio.data"))
         return parts
 
-    def _heard(self, text: str, at: str) -> AudioPart:
+    def _audio(self, text: str, at: str) -> AudioPart:
         try:
             data = binascii.a2b_base64(text, strict_mode=True)
         except (binascii.Error, ValueError):
@@ -119,7 +119,7 @@ class _Reading:
         self._call_ids.add(call.id)
         return call_in_words(function.name, function.arguments)
 
-    def _check_answers(self, message: Message, at: str) -> None:
+    def _check_output(self, message: Message, at: str) -> None:
         at = f"{at}.tool_call_id"
         if message.tool_call_id is None:
             raise missing_parameter(at)

@@ -1,7 +1,7 @@
-"""A request for a spoken chat completion: its shape.
+"""Form of a request for a spoken chat completion.
 
 In: OpenAI's JSON. Out: ChatForm, or ClientEventError. Every parameter of OpenAI's API is listed:
-honoured, refused with its name, or accepted because it asks for nothing that an answer shows.
+it is honoured, refused with its name, or accepted because it changes no completion.
 """
 
 from typing import Annotated, Any, Literal
@@ -18,7 +18,7 @@ MAX_TOKENS = 4096
 # Seeds become 64-bit numbers in a stage.
 _MAX_SEED = (1 << 63) - 1
 
-# Of parameters without a meaning for speech, the values that ask for nothing.
+# Parameters without a meaning for speech, with the values that have no effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "function_call": (),
@@ -40,21 +40,21 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class AudioOptions(Strict):
-    """voice: as in the realtime protocol, other names speak with the model's first voice."""
+    """voice: as in the realtime protocol; unknown names select the model's first voice."""
 
     voice: Name | VoiceRef | None = None
     format: Literal["wav", "mp3", "flac", "opus", "pcm16"] = "wav"
 
 
 class StreamOptions(Strict):
-    """include_obfuscation: accepted, no effect: padding that hides the length of what is said."""
+    """include_obfuscation: accepted, no effect (padding that hides the length of the text)."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class InputAudio(Strict):
-    """format: accepted, no effect: the data says it."""
+    """format: accepted, no effect: the data shows its format."""
 
     data: str
     format: str = "wav"
@@ -82,7 +82,7 @@ class ToolCallForm(Strict):
 
 
 class AudioRef(Strict):
-    """data, expires_at, transcript: as in an answer that is sent back."""
+    """data, expires_at, transcript: of a completion that a client sends again; no effect."""
 
     id: str
     data: Ignored = None
@@ -91,7 +91,10 @@ class AudioRef(Strict):
 
 
 class Message(Strict):
-    """name: accepted, no effect. refusal, function_call, annotations: as in an answer."""
+    """
+    name: accepted, no effect.
+    refusal, function_call, annotations: of a completion that a client sends again; no effect.
+    """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart | AudioPart] | None = None
@@ -105,7 +108,7 @@ class Message(Strict):
 
 
 class FunctionTool(Strict):
-    """strict: accepted, always so."""
+    """strict: accepted, no effect: arguments are always validated."""
 
     name: str
     description: str | None = None
@@ -128,7 +131,10 @@ class Choice(Strict):
 
 
 class ChatForm(Strict):
-    """From metadata on: accepted, no effect. Behind them: _NEUTRAL values only."""
+    """
+    metadata to user: accepted, no effect.
+    frequency_penalty and the fields after it: only the values in _NEUTRAL are accepted.
+    """
 
     messages: Annotated[list[Message], Meta(min_length=1)]
     modalities: list[Literal["text", "audio"]] | None = field(default_factory=lambda: ["text"])
@@ -185,7 +191,7 @@ class ChatForm(Strict):
         return 1 if self.parallel_tool_calls is False else None
 
     def functions_of(self) -> tuple[dict[str, Any], ...]:
-        """In the realtime protocol's form, as the rest of the gateway has them."""
+        """The tools in the realtime protocol's form, which the rest of the gateway uses."""
         tools = (tool.function for tool in self.tools or ())
         return tuple(
             {"type": "function", "name": f.name}
@@ -195,7 +201,7 @@ class ChatForm(Strict):
         )
 
     def choice(self) -> str | dict[str, Any]:
-        """As functions_of."""
+        """The tool_choice in the realtime protocol's form."""
         choice = self.tool_choice
         if isinstance(choice, Choice):
             return {"type": "function", "name": choice.function.name}
@@ -203,13 +209,13 @@ class ChatForm(Strict):
 
 
 def read_chat(body: bytes) -> ChatForm:
-    """Raises ClientEventError with the parameter that is wrong."""
+    """Raises ClientEventError with the name of the faulty parameter."""
     form = read_json(body, ChatForm)
     for name, values in _NEUTRAL.items():
         value = getattr(form, name)
         if value is not None and value not in values:
             raise ClientEventError(
-                f"Unsupported parameter: '{name}' has no meaning for spoken answers here.",
+                f"Unsupported parameter: '{name}' has no meaning for spoken completions here.",
                 code="unsupported_parameter",
                 param=name,
             )
@@ -223,7 +229,7 @@ def read_chat(body: bytes) -> ChatForm:
 
 
 def _check_together(form: ChatForm) -> None:
-    """Raises ClientEventError: a parameter that another one makes meaningless."""
+    """Raises ClientEventError if two parameters contradict each other."""
     if form.stream and form.audio and form.audio.format != "pcm16":
         raise ClientEventError("With 'stream' audio.format must be 'pcm16'.", param="audio.format")
     if form.stream_options and not form.stream:

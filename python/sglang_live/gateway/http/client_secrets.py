@@ -1,4 +1,7 @@
-"""POST /v1/realtime/client_secrets: who has a key makes a secret for who has none."""
+"""POST /v1/realtime/client_secrets: a client with a key makes secrets for clients without one.
+
+In: OpenAI's request. Out: a secret, and the settings of the sessions that it opens.
+"""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,7 +19,7 @@ _MAX_BODY_BYTES = 1 << 16
 
 
 class ClientSecretsRoute:
-    """Mounted behind the keys' guard: a secret makes no secrets."""
+    """Mounted behind the guard of keys, so a secret cannot make secrets."""
 
     def __init__(self, services: RealtimeServices, keys: Keys, secrets: ClientSecrets):
         self._services, self._keys, self._secrets = services, keys, secrets
@@ -26,7 +29,7 @@ class ClientSecretsRoute:
             body = await read_body(request, _MAX_BODY_BYTES)
             refuse_query(request)
             form = read_json(body or b"{}", ClientSecretForm)
-            # What a session cannot be is told now, to those who can change it.
+            # Faulty settings are refused here: the client that uses the secret cannot change them.
             orchestrator, gateway = self._services.orchestrator, self._services.config
             config = first_config(orchestrator, gateway, form.session)
             if form.session is not None:

@@ -1,10 +1,9 @@
-"""Which media an HTTP request may make SGLang load.
+"""Guard of the media that an HTTP request makes SGLang load.
 
 In: the JSON body of a proxied request. Out: nothing, or MediaRefusedError.
-SGLang opens file:// URLs and bare paths, and fetches any URL; a server on a network must not
-read its own disk or its neighbours for whoever asks. Where URLs redirect, the engine looks itself
-(bridge/platform/media_urls.py). A name server that changes its answer between two queries is not
-detected: that needs a firewall.
+SGLang opens file:// URLs and paths, and fetches any URL: clients could read the server's disk and
+private network. The engine checks redirects (bridge/platform/media_urls.py). A name server that
+changes its response between two queries is not detected: that needs a firewall.
 """
 
 import asyncio
@@ -22,11 +21,11 @@ from sglang_live.gateway.config import GatewayConfig
 Resolve = Callable[[str], Awaitable[list[str]]]
 
 _DATA_FIELDS = ("image_data", "audio_data", "video_data")
-# Keys of a dict in these fields that hold a word about the media, not the media.
+# Keys of a dict in these fields that describe the media and do not hold them.
 _NOT_MEDIA = frozenset(("type", "detail", "format", "modality", "modalities", "content_hash"))
-# SGLang takes a bare string of an image as base64 unless it looks like a path.
+# SGLang decodes an image's bare string as base64 unless it looks like a path.
 _BARE_BASE64 = re.compile(r"[A-Za-z0-9+][A-Za-z0-9+/]*={0,2}")
-# URL parsers disagree about these, and the disagreement is how guards are walked around.
+# URL parsers disagree about these characters, and such differences circumvent guards.
 _AMBIGUOUS = re.compile(r"[\s\\@\x00-\x20\x7f]")
 _MAX_SOURCES = 256
 
@@ -84,7 +83,7 @@ async def resolve_host(host: str) -> list[str]:
 
 
 def _sources(body: Any) -> Iterator[tuple[str, str]]:
-    """All media of a request, each with the field it stands in."""
+    """All media of a request, each with the name of its field."""
     if not isinstance(body, dict):
         return
     for field in _DATA_FIELDS:
@@ -109,7 +108,7 @@ def _part_sources(part: Any) -> Iterator[tuple[str, str]]:
 
 def _strings(value: Any) -> Iterator[str]:
     pending = [value]
-    while pending:  # not recursive: the depth is the client's
+    while pending:  # not recursive: a client could nest too deep
         value = pending.pop()
         if isinstance(value, str):
             if value:
@@ -136,5 +135,5 @@ def _is_address(host: str) -> bool:
     try:
         ipaddress.ip_address(host)
     except ValueError:
-        return False  # also 127.1 and 0x7f000001, which the resolver then spells out
+        return False  # also 127.1 and 0x7f000001, which the resolver then expands
     return True

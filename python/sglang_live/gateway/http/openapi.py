@@ -1,6 +1,7 @@
-"""GET /openapi.json: what the gateway's own HTTP routes take and give, for tools and for people.
+"""GET /openapi.json: description of the gateway's own HTTP routes.
 
-Made of the forms that requests are read into. SGLang's own routes are documented by SGLang.
+In: the forms that requests are read into. Out: an OpenAPI document. SGLang documents its own
+routes.
 """
 
 from typing import Any
@@ -33,18 +34,18 @@ _ERROR = {
 }
 _REFUSALS = {
     400: "The request is wrong; the message says where.",
-    401: "There is no such key.",
-    403: "A page from elsewhere asked, or a name that is not this machine's.",
+    401: "The key is missing or unknown.",
+    403: "The request comes from a foreign page, or its Host is not this machine.",
     404: "There is no such model.",
-    408: "The body of the request did not come in time.",
+    408: "The body of the request did not arrive in time.",
     413: "The request is too large.",
-    429: "This key has used up its answers of this minute.",
+    429: "This key has used up its responses of this minute.",
     500: "A stage failed.",
     503: "The server is full, or a stage is down.",
     504: "A stage took too long.",
 }
 _JSON, _EVENTS = "application/json", "text/event-stream"
-_DOWN = {"503": {"description": "Some stage does not.", "content": {_JSON: {}}}}
+_DOWN = {"503": {"description": "A stage does not serve.", "content": {_JSON: {}}}}
 _UPLOAD = {
     "type": "object",
     "required": ["file"],
@@ -70,14 +71,18 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "sglang_live", "version": "1"},
         "paths": {
-            "/v1/audio/speech": _post("A text, spoken as it stands.", speech, *sounds, _EVENTS),
+            "/v1/audio/speech": _post("Speaks a text word for word.", speech, *sounds, _EVENTS),
             "/v1/audio/transcriptions": _post(
-                "A recording, written down.", upload, _JSON, "text/plain", _EVENTS
+                "Transcribes a recording.", upload, _JSON, "text/plain", _EVENTS
             ),
-            "/v1/chat/completions": _post("An answer, spoken or written.", chat, _JSON, _EVENTS),
-            "/v1/realtime/client_secrets": _post("A key for one browser.", secret, _JSON),
-            "/v1/models": _get("The model that is served.", _JSON, _refusals(401)),
-            "/v1/capacity": _get("How many more callers may come.", _JSON, _refusals(401)),
+            "/v1/chat/completions": _post(
+                "Completes a chat, spoken or written.", chat, _JSON, _EVENTS
+            ),
+            "/v1/realtime/client_secrets": _post(
+                "Makes a temporary secret for a browser.", secret, _JSON
+            ),
+            "/v1/models": _get("The served model.", _JSON, _refusals(401)),
+            "/v1/capacity": _get("Open sessions and room for more.", _JSON, _refusals(401)),
             "/health": _get("Whether every stage serves.", _JSON, _DOWN),
             "/metrics": _get("Prometheus metrics.", "text/plain", _refusals(401)),
         },
@@ -89,18 +94,19 @@ def document() -> dict[str, Any]:
     }
 
 
-def _post(summary: str, content: dict[str, Any], *answers: str) -> dict[str, Any]:
-    responses = {**_done(*answers), **_refusals(*_REFUSALS)}
+def _post(summary: str, content: dict[str, Any], *media_types: str) -> dict[str, Any]:
+    responses = {**_done(*media_types), **_refusals(*_REFUSALS)}
     body = {"required": True, "content": content}
     return {"post": {"summary": summary, "requestBody": body, "responses": responses}}
 
 
-def _get(summary: str, answer: str, others: dict[str, Any]) -> dict[str, Any]:
-    return {"get": {"summary": summary, "responses": {**_done(answer), **others}}}
+def _get(summary: str, media_type: str, others: dict[str, Any]) -> dict[str, Any]:
+    return {"get": {"summary": summary, "responses": {**_done(media_type), **others}}}
 
 
-def _done(*answers: str) -> dict[str, Any]:
-    return {"200": {"description": "Done.", "content": {answer: {} for answer in answers}}}
+def _done(*media_types: str) -> dict[str, Any]:
+    content: dict[str, Any] = {media_type: {} for media_type in media_types}
+    return {"200": {"description": "Done.", "content": content}}
 
 
 def _refusals(*statuses: int) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The page at `/`: talk to the server from a browser. Everything it needs comes from here."""
+"""The page at `/`, on which a user talks to the server from a browser.
+
+In: GET requests. Out: the files of gateway/web and a recorded question.
+"""
 
 from pathlib import Path
 
@@ -15,7 +18,7 @@ _PACKAGE = Path(__file__).parents[2]
 _WEB = _PACKAGE / "gateway" / "web"
 _CLIP = _PACKAGE / "assets" / "question.flac"
 _HEADERS = {
-    # Nothing from elsewhere is loaded, and nobody frames a page that may use a microphone.
+    # The page loads nothing from other hosts. No other page may frame it: it uses a microphone.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "Permissions-Policy": "microphone=(self), camera=(), geolocation=()",
@@ -25,7 +28,7 @@ _HEADERS = {
 
 
 class _Web(StaticFiles):
-    """index.html is in there as well."""
+    """The folder of the page, also of index.html."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -34,13 +37,13 @@ class _Web(StaticFiles):
             await super().__call__(scope, receive, send)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        answer = await super().get_response(path, scope)
-        answer.headers.update(_HEADERS)
-        return answer
+        response = await super().get_response(path, scope)
+        response.headers.update(_HEADERS)
+        return response
 
 
 def add_page(app: FastAPI) -> None:
-    """Open without a key: it asks for one when the server wants it."""
+    """Add the page's routes. They need no key: the page itself requests one from its user."""
 
     async def page(_request: Request) -> Response:
         return FileResponse(_WEB / "index.html", media_type="text/html", headers=_HEADERS)

@@ -1,12 +1,12 @@
-"""POST /v1/audio/speech: a text, spoken by the talker as it stands.
+"""POST /v1/audio/speech: a text, spoken word for word by the talker.
 
 In: OpenAI's request. Out: audio while it is made, as a file or as server-sent events.
-A long text is spoken in pieces, one after the other. Speech that does not end within what its text
-can take is cut and the rest is not spoken: events say so, and a file breaks off.
+A long text is spoken piece by piece. Speech that exceeds the longest duration of its text ends
+there and the rest is not spoken: events report it as an error, a file is incomplete.
 """
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -53,13 +53,16 @@ _MAX_BODY_BYTES = 1 << 16
 
 
 class SpeechTruncatedError(LiveError):
-    """The talker did not come to an end."""
+    """The talker's speech did not end within the longest duration of its text."""
 
     code = "speech_truncated"
 
 
 class SpeechForm(Strict):
-    """speed: 1 alone. instructions: accepted, no effect: the talker takes none."""
+    """
+    speed: only 1 is supported.
+    instructions: accepted, no effect: the talker has no input for them.
+    """
 
     input: Annotated[str, Meta(min_length=1, max_length=_MAX_CHARACTERS)]
     voice: Name | VoiceRef | None = None
@@ -81,7 +84,7 @@ class SpeechRoute:
             media_type, encoder = FORMATS[form.response_format]
             cost = _Cost()
             audio = self._speak(form, cost)
-            # What fails before there is a sound is told as an error, not as a broken file.
+            # A failure before the first audio has an HTTP status, not an incomplete file.
             first = await while_connected(request, first_of(audio)) or b""
         except LiveError as error:
             return error_response(error)
@@ -93,7 +96,7 @@ class SpeechRoute:
     def _read(self, body: bytes) -> SpeechForm:
         form = read_json(body, SpeechForm)
         if not form.input.strip():
-            raise ClientEventError("There is nothing to say in 'input'.", param="input")
+            raise ClientEventError("There is no text to speak in 'input'.", param="input")
         if form.response_format not in FORMATS:
             raise ClientEventError(
                 f"Unknown response_format {cut(form.response_format)!r}: {', '.join(FORMATS)}.",
@@ -104,16 +107,16 @@ class SpeechRoute:
         check_model(self._orchestrator, form.model)
         return form
 
-    async def _speak(self, form: SpeechForm, cost: "_Cost") -> AsyncIterator[bytes]:
-        """int16 at OUTPUT_RATE_HZ, as it comes.
+    async def _speak(self, form: SpeechForm, cost: "_Cost") -> AsyncGenerator[bytes, None]:
+        """Yields int16 at OUTPUT_RATE_HZ while it is made.
 
         Raises:
-            SpeechTruncatedError: it did not end within what the text can take.
+            SpeechTruncatedError: the speech of a piece exceeds its longest duration.
         """
         pieces = pieces_of(form.input)
         async with brief_session(self._orchestrator, new_id("speech")) as session:
             for n, text in enumerate(pieces):
-                fades = Fades(after=n > 0, before=n + 1 < len(pieces))
+                fades = Fades(fades_in=n > 0, fades_out=n + 1 < len(pieces))
                 async with aclosing(self._speak_piece(session, form, text, cost)) as audio:
                     async for pcm in audio:
                         if ready := fades.push(pcm):
@@ -123,7 +126,7 @@ class SpeechRoute:
 
     async def _speak_piece(
         self, session: VoiceSession, form: SpeechForm, text: str, cost: "_Cost"
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         left_bytes = 2 * OUTPUT_RATE_HZ * longest_s(text)
         async with aclosing(session.respond(self._turn(form, text))) as events:
             async for event in events:
@@ -131,28 +134,28 @@ class SpeechRoute:
                     case AudioDelta():
                         left_bytes -= len(event.pcm)
                         if left_bytes < 0:
-                            raise self._cut(text)
+                            raise self._truncated(text)
                         yield event.pcm
                     case TurnDone():
                         cost.add(event.usage)
                         if event.status == "incomplete":
-                            raise self._cut(text)
+                            raise self._truncated(text)
                         return
         raise StageFailedError("The turn ended without a result.")
 
-    def _cut(self, text: str) -> SpeechTruncatedError:
+    def _truncated(self, text: str) -> SpeechTruncatedError:
         self._metrics.speech_truncated.inc()
         log.warning("speech_truncated n_characters=%d max_s=%.1f", len(text), longest_s(text))
         return SpeechTruncatedError(
-            f"The speech did not end within {longest_s(text):.0f} s, what {len(text)} characters "
-            "can take. It is cut; what follows is not spoken."
+            f"The speech did not end within {longest_s(text):.0f} s, the longest duration of "
+            f"{len(text)} characters. It is truncated; the text after it is not spoken."
         )
 
     def _turn(self, form: SpeechForm, text: str) -> TurnRequest:
-        read = HistoryItem(key=new_id("key"), role="user", parts=(TextPart(text),))
+        item = HistoryItem(key=new_id("key"), role="user", parts=(TextPart(text),))
         return TurnRequest(
             instructions="",
-            history=(read,),
+            history=(item,),
             voice=voice_of(self._orchestrator.voices, voice_name(form.voice)),
             stateless=True,
             script=text,
@@ -161,13 +164,13 @@ class SpeechRoute:
 
 @dataclass
 class _Cost:
-    """Of all pieces: tokens of text that were read, and frames of sound."""
+    """Usage of all pieces. n_read: tokens of text. n_spoken: frames of audio."""
 
     n_read: int = 0
     n_spoken: int = 0
 
     def add(self, usage: Usage) -> None:
-        # What is read aloud is the talker's input, though the thinker "wrote" it.
+        # The script counts as the thinker's output, but it is the talker's input.
         self.n_read += usage.input_text_tokens + usage.output_text_tokens
         self.n_spoken += usage.output_audio_tokens
 
@@ -181,8 +184,8 @@ class _Cost:
 
 
 async def _file(
-    first: bytes, audio: AsyncIterator[bytes], encoder: Encoder
-) -> AsyncIterator[bytes]:
+    first: bytes, audio: AsyncGenerator[bytes, None], encoder: Encoder
+) -> AsyncGenerator[bytes, None]:
     async with aclosing(audio):
         if data := encoder.push(first):
             yield data
@@ -193,8 +196,8 @@ async def _file(
         yield data
 
 
-async def _events(file: AsyncIterator[bytes], cost: _Cost) -> AsyncIterator[bytes]:
-    """A file that breaks off can only break off; events can say so."""
+async def _events(file: AsyncGenerator[bytes, None], cost: _Cost) -> AsyncGenerator[bytes, None]:
+    """The file in server-sent events. Unlike a bare file, they can report an error."""
     async with aclosing(file):
         try:
             async for piece in file:

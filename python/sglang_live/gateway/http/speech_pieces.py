@@ -1,21 +1,21 @@
-"""A text to be read aloud, in pieces of a few sentences, and how long each may take.
+"""Split of a text into pieces of a few sentences, and the longest duration of their speech.
 
-In: the text. Out: pieces, which joined with a space are the text; seconds.
-A talker has learnt to end replies of some length: a page in one piece may never end.
+In: a text to speak. Out: its pieces, which joined with spaces are the text; seconds.
+A talker is trained on responses of limited length: the speech of a whole page may not end.
 """
 
 import re
 import unicodedata
 
 MAX_PIECE_CHARACTERS = 300
-# Readers on board: 15 recordings of 10 speakers, 1,258 characters in 88.9 s. Digits, signs and wide
-# characters are syllables or words, at some 4 a second.
+# Mean of 15 recordings of 10 speakers: 1,258 characters in 88.9 s. A digit, sign or wide character
+# is spoken as a syllable or word, about 4 per second.
 _LETTER_S = 0.071
 _SYLLABLE_S = 0.25
 # The slowest of those recordings takes 2.5 times the mean, for 9 characters; the demo model's voice
-# 1.9 times, always.
-_GENEROSITY = 4.0
-_BREATH_S = 4.0
+# always takes 1.9 times the mean.
+_TOLERANCE = 4.0
+_PAUSES_S = 4.0
 
 _SENTENCE_ENDS = re.compile(r"(?<=[.!?…:;])\s+|(?<=[。！？；])\s*|\n+")
 _PHRASE_ENDS = re.compile(r"(?<=[,、，–—)])\s*(?=\S)")
@@ -23,16 +23,16 @@ _WORD_ENDS = re.compile(r"\s+")
 
 
 def pieces_of(text: str) -> list[str]:
-    """At least one; a short text is the only one, as it stands."""
+    """The pieces, at least one. A short text is one piece, unchanged."""
     if len(text) <= MAX_PIECE_CHARACTERS:
         return [text]
     return [piece for piece in _packed(_sentences(text)) if piece]
 
 
 def longest_s(text: str) -> float:
-    """What reading the text aloud may take at most."""
-    usual_s = sum(_seconds(character) for character in text)
-    return _BREATH_S + _GENEROSITY * usual_s
+    """The longest duration of the text's speech, in seconds."""
+    mean_s = sum(_seconds(character) for character in text)
+    return _PAUSES_S + _TOLERANCE * mean_s
 
 
 def _seconds(character: str) -> float:
@@ -44,7 +44,7 @@ def _seconds(character: str) -> float:
 
 
 def _sentences(text: str) -> list[str]:
-    """The parts to be packed, none longer than a piece may be."""
+    """Parts of the text, none longer than a piece."""
     parts = [text.strip()]
     for ends in (_SENTENCE_ENDS, _PHRASE_ENDS, _WORD_ENDS):
         parts = [
@@ -67,7 +67,7 @@ def _packed(parts: list[str]) -> list[str]:
 
 
 def _chopped(part: str) -> list[str]:
-    """What has no place to be divided at, divided all the same, but not within a character."""
+    """Slices of a part without sentence, phrase or word ends; none divides a combined character."""
     found = []
     while len(part) > MAX_PIECE_CHARACTERS:
         at = MAX_PIECE_CHARACTERS

@@ -1,13 +1,14 @@
-"""POST /v1/audio/transcriptions: a file, written down by the thinker.
+"""POST /v1/audio/transcriptions: a file, transcribed by the thinker.
 
 In: OpenAI's multipart form. Out: the text, whole or as server-sent events.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from starlette.datastructures import FormData, UploadFile
@@ -26,7 +27,7 @@ from sglang_live.gateway.http.body import (
     refuse_query,
     while_connected,
 )
-from sglang_live.gateway.http.transcription_fields import check_fields, flag, temperature, word
+from sglang_live.gateway.http.transcription_fields import check_fields, flag, temperature, text_of
 from sglang_live.gateway.http.uploads import read_audio
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import brief_session, check_model
@@ -36,14 +37,17 @@ from sglang_live.orchestrator.session import Orchestrator
 
 log = logging.getLogger(__name__)
 
-# Room comes when other uploads are done, or by the hand of an operator.
+# Disk space is free again when other uploads end, or when an operator makes some.
 _NO_ROOM_S = 30.0
-# verbose_json, srt and vtt tell when each word was said, which the model does not know.
+# verbose_json, srt and vtt have times of words, which the model does not produce.
 FORMATS = ("json", "text")
 
 
+Piece = str | Usage  # a piece of the text; the usage comes last
+
+
 @dataclass(frozen=True, slots=True)
-class _Wish:
+class _Order:
     audio: AudioPart
     language: str | None
     hint: str | None
@@ -53,7 +57,7 @@ class _Wish:
 
 
 class TranscriptionRoute:
-    """speech_model: what it finds no speech in has an empty text."""
+    """speech_model: audio in which it finds no speech has an empty text."""
 
     def __init__(
         self, orchestrator: Orchestrator, config: GatewayConfig, speech_model: SpeechModel
@@ -63,85 +67,86 @@ class TranscriptionRoute:
 
     async def __call__(self, request: Request) -> Response:
         try:
-            wish = await self._read(request)
-            pieces = self._write_down(wish)
-            if wish.streamed:
-                # What fails before there is a word is told as an error.
+            order = await self._read(request)
+            pieces = self._transcribe(order)
+            if order.streamed:
+                # A failure before the first word has an HTTP status.
                 first = await while_connected(request, first_of(pieces))
                 return Streamed(_events(first, pieces), media_type="text/event-stream")
-            return _whole(wish, await while_connected(request, _all_of(pieces)))
+            return _whole(order, await while_connected(request, _all_of(pieces)))
         except LiveError as error:
             return error_response(error)
 
-    async def _read(self, request: Request) -> _Wish:
+    async def _read(self, request: Request) -> _Order:
         refuse_query(request)
-        # The parser spools files to disk, whatever their length.
+        # Starlette's parser writes files of any length to disk.
         request = bounded(request, self._config.max_body_bytes)
         try:
-            # One part above all is the file; the others are words.
             async with request.form(max_files=1, max_fields=32) as form:
-                return await self._wish(form)
-        except HTTPException as error:  # what Starlette makes of a form that it cannot read
+                return await self._order(form)
+        except HTTPException as error:  # Starlette raises it for a malformed form
             raise BadInputError(f"Invalid form: {error.detail}") from None
         except OSError as error:  # the folder for temporary files is full
             log.error("upload_not_kept error=%s", error)
             raise CapacityError(
-                "There is no room for the file at this moment.", retry_after_s=_NO_ROOM_S
+                "There is no disk space for the file at this moment.", retry_after_s=_NO_ROOM_S
             ) from error
 
-    async def _wish(self, form: FormData) -> _Wish:
+    async def _order(self, form: FormData) -> _Order:
         check_fields(form)
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise ClientEventError(
                 "The form needs a 'file'.", code="missing_required_parameter", param="file"
             )
-        check_model(self._orchestrator, word(form, "model"))
-        shape = word(form, "response_format") or "json"
-        if shape not in FORMATS:
+        check_model(self._orchestrator, text_of(form, "model"))
+        response_format = text_of(form, "response_format") or "json"
+        if response_format not in FORMATS:
             raise ClientEventError(
-                f"Unknown response_format {cut(shape)!r}: {', '.join(FORMATS)}.",
+                f"Unknown response_format {cut(response_format)!r}: {', '.join(FORMATS)}.",
                 param="response_format",
             )
         data = await file.read()
-        return _Wish(
+        return _Order(
             audio=await asyncio.to_thread(read_audio, data, max_s=self._config.max_input_audio_s),
-            language=word(form, "language"),
-            hint=word(form, "prompt"),
+            language=text_of(form, "language"),
+            hint=text_of(form, "prompt"),
             temperature=temperature(form),
-            plain=shape == "text",
+            plain=response_format == "text",
             streamed=flag(form, "stream"),
         )
 
-    async def _write_down(self, wish: _Wish) -> AsyncIterator[str | Usage]:
+    async def _transcribe(self, order: _Order) -> AsyncGenerator[Piece, None]:
         async with brief_session(self._orchestrator, new_id("text")) as session:
-            made = transcribe(
+            pieces = transcribe(
                 session,
-                wish.audio,
+                order.audio,
                 self._speech_model,
-                language=wish.language,
-                hint=wish.hint,
-                temperature=wish.temperature,
+                language=order.language,
+                hint=order.hint,
+                temperature=order.temperature,
             )
-            async with aclosing(made):
-                async for piece in made:
+            async with aclosing(pieces):
+                async for piece in pieces:
                     yield piece
 
 
-async def _all_of(pieces: AsyncIterator[str | Usage]) -> list[str | Usage]:
+async def _all_of(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
     async with aclosing(pieces):
         return [piece async for piece in pieces]
 
 
-def _whole(wish: _Wish, pieces: list[str | Usage]) -> Response:
+def _whole(order: _Order, pieces: list[Piece]) -> Response:
     text = "".join(piece for piece in pieces if isinstance(piece, str)).strip()
-    if wish.plain:
+    if order.plain:
         return PlainTextResponse(text + "\n")
     [usage] = [piece for piece in pieces if isinstance(piece, Usage)]
     return JSONResponse({"text": text, "usage": _cost(usage)})
 
 
-async def _events(first: str | Usage, rest: AsyncIterator[str | Usage]) -> AsyncIterator[bytes]:
+async def _events(
+    first: Piece | None, rest: AsyncGenerator[Piece, None]
+) -> AsyncGenerator[bytes, None]:
     text = ""
     async with aclosing(rest):
         piece = first
@@ -149,14 +154,15 @@ async def _events(first: str | Usage, rest: AsyncIterator[str | Usage]) -> Async
             text += piece
             yield _event("transcript.text.delta", delta=piece)
             piece = await anext(rest)
+    assert piece is not None, "a transcription ends with its usage"
     yield _event("transcript.text.done", text=text.strip(), usage=_cost(piece))
 
 
-def _event(kind: str, **fields) -> bytes:
+def _event(kind: str, **fields: Any) -> bytes:
     return b"data: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"
 
 
-def _cost(usage: Usage) -> dict:
+def _cost(usage: Usage) -> dict[str, Any]:
     n_in = usage.input_text_tokens + usage.input_audio_tokens
     return {
         "type": "tokens",

@@ -1,6 +1,6 @@
-"""Fields of a transcription's form: which there are, and their values.
+"""Fields of a transcription's form.
 
-In: a multipart form. Out: words and flags, or ClientEventError with the field's name.
+In: a multipart form. Out: texts, flags and numbers, or ClientEventError with the field's name.
 """
 
 import re
@@ -11,7 +11,7 @@ from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.realtime.events import MAX_HINT, MAX_NAME
 
 HONOURED = ("file", "model", "language", "prompt", "response_format", "stream", "temperature")
-# OpenAI's, but for other models: they ask for what this one does not know, or cannot be told.
+# OpenAI's parameters for other models: this one cannot produce their output or use their input.
 UNSUPPORTED = (
     "include",
     "keywords",
@@ -26,11 +26,11 @@ _INNER = re.compile(r"\[.*", re.DOTALL)
 
 
 def check_fields(form: FormData) -> None:
-    """Raises ClientEventError: a field that is unknown, unsupported, or there twice."""
+    """Raises ClientEventError if a field is unknown, unsupported, or occurs twice."""
     seen: set[str] = set()
     for written, value in form.multi_items():
         name = _INNER.sub("", written)
-        # Where a long file is taken apart is up to this server: it is not.
+        # "auto" lets the server choose; this one does not divide files.
         if name == "chunking_strategy" and value == "auto":
             continue
         if name in (*UNSUPPORTED, "chunking_strategy"):
@@ -44,12 +44,16 @@ def check_fields(form: FormData) -> None:
                 f"Unknown parameter: {cut(written)!r}.", code="unknown_parameter", param=written
             )
         if name in seen:
-            raise ClientEventError(f"'{name}' is there twice.", param=name)
+            raise ClientEventError(f"'{name}' occurs twice.", param=name)
         seen.add(name)
 
 
-def word(form: FormData, name: str) -> str | None:
-    """None: absent, or empty. Raises ClientEventError: no text, or too long."""
+def text_of(form: FormData, name: str) -> str | None:
+    """Returns None if the field is absent or empty.
+
+    Raises:
+        ClientEventError: the field is a file or too long.
+    """
     value = form.get(name)
     if value is None or value == "":
         return None
@@ -57,19 +61,19 @@ def word(form: FormData, name: str) -> str | None:
         raise ClientEventError(f"'{name}' must be text.", param=name)
     most = MAX_HINT if name == "prompt" else MAX_NAME
     if len(value) > most:
-        raise ClientEventError(f"'{name}' may have {most} characters.", param=name)
+        raise ClientEventError(f"'{name}' may have at most {most} characters.", param=name)
     return value
 
 
 def flag(form: FormData, name: str) -> bool:
-    text = word(form, name) or "false"
+    text = text_of(form, name) or "false"
     if text.lower() not in _FLAGS:
         raise ClientEventError(f"{name} must be true or false, got {cut(text)!r}.", param=name)
     return _FLAGS[text.lower()]
 
 
 def temperature(form: FormData) -> float:
-    text = word(form, "temperature") or "0"
+    text = text_of(form, "temperature") or "0"
     try:
         value = float(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Audio files that clients send, as the model hears them.
+"""Reader of the audio files that clients send.
 
-In: bytes of a file. Out: int16 at INPUT_RATE_HZ.
+In: bytes of a file. Out: int16 at INPUT_RATE_HZ, the model's input.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from sglang_live.sound.decoder import Limits, decode_samples
 
 
 def read_audio(data: bytes, *, max_s: float) -> AudioPart:
-    """A whole file of any usual rate, its channels mixed.
+    """Read a whole file of any usual sample rate and mix its channels.
 
     Raises:
         BadInputError: see sound.decoder.decode_samples.

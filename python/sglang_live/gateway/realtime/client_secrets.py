@@ -1,7 +1,7 @@
-"""Secrets for browsers and phones: for a while they open realtime calls, and nothing else.
+"""Secrets for browsers and phones, which open realtime sessions only and expire.
 
-In: a key's owner asks, with the settings of the calls to come. Out: a secret that expires.
-Owner: one ClientSecrets per process; a restart forgets them, as their expiry would.
+In: a key's owner, settings of the sessions to open. Out: a secret.
+Owner: one ClientSecrets per process; a restart deletes all of them.
 """
 
 import time
@@ -18,13 +18,13 @@ from sglang_live.gateway.realtime.events import SessionForm
 
 _PREFIX = "ek_"
 _RANDOM_BYTES = 24
-# Each holds its settings: a loop that asks for secrets must not fill the memory, nor take all
-# that others may have.
-_MOST, _MOST_OF_ONE = 10_000, 1_000
+# Each secret holds its settings: a client that makes secrets in a loop must not fill the memory,
+# nor leave no secrets for others.
+_MAX, _MAX_OF_OWNER = 10_000, 1_000
 
 
 class ExpiryForm(Strict):
-    """From OpenAI's API: seconds from when the secret was made."""
+    """Expiry of a secret in OpenAI's form. seconds: after its creation."""
 
     anchor: Literal["created_at"] = "created_at"
     seconds: Annotated[int, Meta(ge=10, le=7200)] = 600
@@ -38,7 +38,9 @@ class ClientSecretForm(Strict):
 @dataclass(frozen=True, slots=True)
 class ClientSecret:
     """
-    expires_at_s: Unix time. owner: the key it was made with. session: of calls it opens.
+    expires_at_s: Unix time.
+    owner: the key that made it.
+    session: settings of the sessions that it opens; None: the defaults.
     """
 
     value: str
@@ -50,16 +52,16 @@ class ClientSecret:
 class ClientSecrets:
     def __init__(self, now_s: Callable[[], float] = time.time):
         self._now_s = now_s
-        self._secrets: dict[str, ClientSecret] = {}  # in the order in which they were made
+        self._secrets: dict[str, ClientSecret] = {}
 
     def make(self, form: ClientSecretForm, owner: str) -> ClientSecret:
-        """Raises CapacityError: too many have not expired yet."""
+        """Raises CapacityError if too many secrets have not expired yet."""
         now_s = self._now_s()
         self._secrets = {v: s for v, s in self._secrets.items() if s.expires_at_s > now_s}
-        if len(self._secrets) >= _MOST:
-            raise CapacityError(f"full: {_MOST} client secrets", retry_after_s=60)
-        if sum(secret.owner == owner for secret in self._secrets.values()) >= _MOST_OF_ONE:
-            raise CapacityError(f"{_MOST_OF_ONE} client secrets of one key", retry_after_s=60)
+        if len(self._secrets) >= _MAX:
+            raise CapacityError(f"full: {_MAX} client secrets", retry_after_s=60)
+        if sum(secret.owner == owner for secret in self._secrets.values()) >= _MAX_OF_OWNER:
+            raise CapacityError(f"{_MAX_OF_OWNER} client secrets of one key", retry_after_s=60)
         seconds = (form.expires_after or ExpiryForm()).seconds
         value = _PREFIX + token_urlsafe(_RANDOM_BYTES)
         secret = ClientSecret(value, now_s + seconds, owner, form.session)
@@ -67,9 +69,9 @@ class ClientSecrets:
         return secret
 
     def find(self, offered: Iterable[str]) -> ClientSecret | None:
-        """The first of these that is one and has not expired."""
+        """The first offered secret that exists and has not expired."""
         for value in offered:
-            # A dictionary's answer takes no longer for a guess that is nearly right.
+            # The time of a dictionary lookup does not depend on how much of a secret is right.
             secret = self._secrets.get(value)
             if secret is not None and secret.expires_at_s > self._now_s():
                 return secret

@@ -1,9 +1,8 @@
 """One realtime connection, from the first frame to the last.
 
 In: text frames. Out: text frames.
-Owner: one RealtimeConnection per socket. Three kinds of task: reading (strictly in order),
-sending, and the responses; reading never waits for an answer, so that a caller can always
-interrupt.
+Owner: one RealtimeConnection per socket. Its tasks read (strictly in order), send, and run
+responses. Reading never waits for a response, so that a user can always interrupt.
 """
 
 import asyncio
@@ -34,12 +33,11 @@ CLOSE_POLICY_VIOLATION = 1008
 CLOSE_INTERNAL_ERROR = 1011
 CLOSE_TRY_AGAIN_LATER = 1013
 
-# A client that does not read cannot take a close frame either; do not wait for it for long.
+# A client that does not read cannot receive a close frame either, so the wait for it is short.
 _CLOSE_GRACE_S = 0.5
-# How often a call that is idle is looked at for the end of its answer.
-_IDLE_STEP_S = 1.0
-# Playback ends by the clock, without an event.
-_LOOK_EVERY_S = 0.1
+# Playback ends by the clock, without an event, so its end is polled at these intervals.
+_IDLE_POLL_S = 1.0
+_DRAIN_POLL_S = 0.1
 
 
 class IdleSessionError(LiveError):
@@ -48,10 +46,10 @@ class IdleSessionError(LiveError):
 
 
 class Wire(Protocol):
-    """The socket, as the connection needs it."""
+    """A socket of text frames."""
 
     async def receive(self) -> str | bytes | None:
-        """Next frame, bytes for a binary one, None when the client is gone."""
+        """The next frame; bytes for a binary frame, None after the client has left."""
         ...
 
     async def send(self, frame: str) -> None: ...
@@ -60,7 +58,10 @@ class Wire(Protocol):
 
 
 class RealtimeConnection:
-    """preset: what the session is to be from the beginning. owner: of the key it came with."""
+    """
+    preset: settings of the session from its client secret; None: the defaults.
+    owner: owner of the client's key.
+    """
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class RealtimeConnection:
         owner: str = ANONYMOUS,
     ):
         self._owner = owner
-        self._heard_at_s = services.clock.now_s()
+        self._received_at_s = services.clock.now_s()
         self.session_id = new_id("sess")
         self._preset = preset
         self._wire = wire
@@ -79,10 +80,10 @@ class RealtimeConnection:
         self._outbox = Outbox(wire.send, services.config.send_buffer_bytes)
 
     async def run(self) -> None:
-        """Serve until the client leaves. Never raises for what a client or a stage does."""
+        """Serve until the client leaves. Faults of a client or stage raise nothing."""
         sender = asyncio.create_task(self._outbox.drain())
         try:
-            session = await self._services.orchestrator.open_session(self.session_id)
+            voice_session = await self._services.orchestrator.open_session(self.session_id)
         except Exception as error:
             await self._refuse(error, sender)
             return
@@ -90,11 +91,11 @@ class RealtimeConnection:
         self._metrics.sessions_open.inc()
         log.info("session_opened session=%s", self.session_id)
         try:
-            await self._serve(session, sender)
+            await self._serve(voice_session, sender)
         finally:
             self._metrics.sessions_open.dec()
             log.info("session_closed session=%s", self.session_id)
-            await self._close_session(session)
+            await self._close_session(voice_session)
 
     async def _refuse(self, error: Exception, sender: asyncio.Task[None]) -> None:
         code = CLOSE_TRY_AGAIN_LATER
@@ -108,25 +109,27 @@ class RealtimeConnection:
         await _end(sender)
         await self._close(code, error.code)
 
-    async def _serve(self, session: VoiceSession, sender: asyncio.Task[None]) -> None:
-        call = RealtimeSession(session, self._outbox, self._services, self._preset, self._owner)
-        call.greet()
-        reader = asyncio.create_task(self._read(call))
+    async def _serve(self, voice_session: VoiceSession, sender: asyncio.Task[None]) -> None:
+        session = RealtimeSession(
+            voice_session, self._outbox, self._services, self._preset, self._owner
+        )
+        session.greet()
+        reader = asyncio.create_task(self._read(session))
         lost = asyncio.create_task(self._outbox.until_lost())
-        drained = asyncio.create_task(self._until_drained(call))
-        idle = asyncio.create_task(self._until_idle(call))
-        tasks = (reader, sender, lost, drained, idle)
+        drained = asyncio.create_task(self._until_drained(session))
+        idle = asyncio.create_task(self._until_idle(session))
+        tasks: tuple[asyncio.Task[Any], ...] = (reader, sender, lost, drained, idle)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if idle.done() and not idle.cancelled():
                 self._emit_error(idle.result(), None)
             if any(task.done() and not task.cancelled() for task in (drained, idle)):
-                self._outbox.close()  # what was said is still sent
+                self._outbox.close()  # pending events are still sent
                 await asyncio.wait({sender, lost}, timeout=_CLOSE_GRACE_S)
         finally:
             for task in tasks:
                 task.cancel()
-            await call.close()
+            await session.close()
             await _end(*tasks)
         if not idle.cancelled():
             self._metrics.clients_dropped.labels("idle").inc()
@@ -140,52 +143,53 @@ class RealtimeConnection:
             log.warning("client_dropped session=%s reason=%s", self.session_id, lost.result())
             await self._close(CLOSE_POLICY_VIOLATION, "client does not read")
         elif not sender.cancelled() and (error := sender.exception()):
-            # What is told of sent audio went wrong, which is a bug; the network never ends it so.
+            # An on_sent callback has failed, which is a bug; failures of the network end the
+            # sender without an exception.
             self._metrics.errors.labels(internal_error().code).inc()
             log.error("sender_crashed session=%s", self.session_id, exc_info=error)
             await self._close(CLOSE_INTERNAL_ERROR, internal_error().code)
 
-    async def _until_drained(self, call: RealtimeSession) -> None:
-        """The server is about to stop, and nothing of this call is left to wait for."""
+    async def _until_drained(self, session: RealtimeSession) -> None:
+        """Wait until the server is about to stop and this session's last response is over."""
         drain = self._services.drain
         await drain.began.wait()
-        while call.at_work and not drain.over.is_set():
+        while session.at_work and not drain.over.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(drain.over.wait(), _LOOK_EVERY_S)
+                await asyncio.wait_for(drain.over.wait(), _DRAIN_POLL_S)
 
-    async def _until_idle(self, call: RealtimeSession) -> IdleSessionError:
-        """The client has sent nothing for too long, and no answer is made or heard."""
+    async def _until_idle(self, session: RealtimeSession) -> IdleSessionError:
+        """Wait until the client has sent nothing for too long and no response runs or plays."""
         clock, limit_s = self._services.clock, self._services.config.idle_session_s
-        if limit_s is None:
+        while limit_s is None:
             await asyncio.Event().wait()
-        while (left_s := self._heard_at_s + limit_s - clock.now_s()) > 0 or call.at_work:
-            await clock.sleep(max(left_s, min(_IDLE_STEP_S, limit_s)))
+        while (left_s := self._received_at_s + limit_s - clock.now_s()) > 0 or session.at_work:
+            await clock.sleep(max(left_s, min(_IDLE_POLL_S, limit_s)))
         return IdleSessionError(f"The client sent nothing for {limit_s:g} s.")
 
-    async def _read(self, call: RealtimeSession) -> None:
+    async def _read(self, session: RealtimeSession) -> None:
         while True:
             frame = await self._wire.receive()
-            self._heard_at_s = self._services.clock.now_s()
+            self._received_at_s = self._services.clock.now_s()
             if frame is None:
                 return
-            await self._handle(frame, call)
+            await self._handle(frame, session)
 
-    async def _handle(self, frame: str | bytes, call: RealtimeSession) -> None:
+    async def _handle(self, frame: str | bytes, session: RealtimeSession) -> None:
         event_id = None
         try:
             event = self._parse(frame)
             event_id = event.event_id
-            await call.handle(event)
+            await session.handle(event)
         except LiveError as error:
             self._emit_error(error, event_id or _readable_event_id(frame, error))
         except Exception:
-            # The edge of the process towards one client: a bug must cost this event, not the call.
+            # Process edge towards one client: a bug ends this event, not the session.
             log.exception("event_crashed session=%s", self.session_id)
             self._emit_error(internal_error(), event_id)
 
     def _parse(self, frame: str | bytes) -> AnyClientEvent:
         if isinstance(frame, bytes):
-            raise ClientEventError("Binary frames carry no events.", code="invalid_event")
+            raise ClientEventError("Binary frames hold no events.", code="invalid_event")
         max_bytes = self._services.config.max_frame_bytes
         if len(frame) > max_bytes:
             raise ClientEventError(
@@ -197,28 +201,28 @@ class RealtimeConnection:
         self._metrics.errors.labels(error.code).inc()
         self._outbox.emit("error", error={**error_body(error), "event_id": event_id})
 
-    async def _close_session(self, session: VoiceSession) -> None:
+    async def _close_session(self, voice_session: VoiceSession) -> None:
         try:
-            await session.close()
+            await voice_session.close()
         except Exception:
             log.exception("session_close_crashed session=%s", self.session_id)
 
     async def _close(self, code: int, reason: str) -> None:
         try:
             await asyncio.wait_for(self._wire.close(code, reason), _CLOSE_GRACE_S)
-        except Exception as error:  # whatever the socket says, there is nobody left to tell
+        except Exception as error:  # of any type that a socket raises; the client has gone
             log.debug("close_failed session=%s error=%r", self.session_id, error)
 
 
 async def _end(*tasks: asyncio.Task[Any]) -> None:
-    """Errors of the socket are among how they end, and do not matter any more."""
+    """Cancel tasks and wait for them. Their exceptions, such as a socket's, are dropped."""
     for task in tasks:
         task.cancel()
-    # Not gather(): it replaces the reason for which we are cancelled ourselves, if we are.
+    # Not gather(): it would replace the exception by which this task itself is cancelled.
     await asyncio.wait(tasks)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # seen
+            task.exception()  # retrieved, so that asyncio does not log it
 
 
 def _readable_event_id(frame: str | bytes, error: LiveError) -> str | None:

@@ -1,8 +1,9 @@
-"""What cannot fit into the model's context is refused when it comes, not when it is answered.
+"""Check that refuses input too long for the model's context when it arrives, before any turn.
 
-In: items, instructions and functions. Out: ClientEventError that says how long they may be.
-The thinker measures, by its own tokenizer and limits; texts so short that they fit in any case are
-not shown to it. What fits by itself may still be too long with all the rest: turns see to that.
+In: items, instructions and functions. Out: ClientEventError with the longest length that fits.
+The thinker measures them with its own tokenizer and limits, except texts so short that they always
+fit. An input that fits alone may still be too long together with the conversation; then its turn
+fails.
 """
 
 import logging
@@ -34,15 +35,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ContextLimit:
-    """All checks raise ClientEventError with code context_length_exceeded."""
+    """Length checks. Each raises ClientEventError with code context_length_exceeded."""
 
     orchestrator: Orchestrator
     metrics: GatewayMetrics
 
     async def check_item(self, item: Item, form: ItemForm | ItemReference, path: str) -> None:
-        """path: where the item stands in the event."""
-        if (seen := item.history()) is not None:
-            await self.check(PromptContent.of([seen]), items_at=f"{path}{_place_in(form)}")
+        """path: place of the item in the event."""
+        if (history := item.history()) is not None:
+            await self.check(PromptContent.of([history]), items_at=f"{path}{_place_in(form)}")
 
     async def check_settings(
         self,
@@ -51,10 +52,10 @@ class ContextLimit:
         before: SessionConfig,
         path: str,
     ) -> None:
-        """Instructions and functions, unless the form leaves them as they were before."""
+        """Check instructions and functions, unless the form leaves both unchanged."""
         if (config.instructions, config.tools) == (before.instructions, before.tools):
             return
-        # The choice may change with every response.
+        # "auto", because every response may change the choice.
         functions = tools_of(config.tools, "auto").functions
         await self.check(
             PromptContent(instructions=config.instructions), header_at=f"{path}.instructions"
@@ -66,30 +67,31 @@ class ContextLimit:
     async def check_response(
         self, plan: ResponsePlan, form: ResponseForm, before: SessionConfig
     ) -> None:
-        """What a response.create brings with it."""
+        """Check the settings and input of a response.create."""
         await self.check_settings(plan.config, form, before, "response")
         if plan.context is None:
             return
-        for n, (item, entry) in enumerate(zip(plan.context, form.input, strict=True)):
+        for n, (item, entry) in enumerate(zip(plan.context, form.input or (), strict=True)):
             await self.check_item(item, entry, f"response.input[{n}]")
-        seen = [seen for item in plan.context if (seen := item.history())]
+        history = [seen for item in plan.context if (seen := item.history())]
         functions = tools_of(plan.config.tools, plan.config.tool_choice).functions
-        content = PromptContent.of(seen, plan.config.instructions, functions)
+        content = PromptContent.of(history, plan.config.instructions, functions)
         await self.check(content, items_at="response.input")
 
     async def check(
         self, content: PromptContent, *, header_at: str = "", items_at: str = ""
     ) -> None:
-        """
+        """Check content of any kind.
+
         Args:
-            header_at: place of what makes instructions and functions as long as they are; "": of
-                their own length nothing is said.
-            items_at: the same of the messages; "": there are none.
+            header_at: path that an error names for instructions and functions; "": their length
+                alone is not checked.
+            items_at: path that an error names for messages; "": there are none.
         """
         try:
             size = await self.orchestrator.measure(content)
         except LiveError as error:
-            # Nothing is lost by it: the turn that it is too long for says so.
+            # The content passes unchecked: if it is too long, its turn fails.
             self.metrics.prompts_unmeasured.inc()
             log.warning("prompt_unmeasured code=%s: %s", error.code, error)
             return

@@ -1,9 +1,9 @@
-"""Client events of the Realtime protocol: their shape, and how a frame becomes one.
+"""Client events of the Realtime protocol: their forms, and the reader of a frame.
 
-In: a text frame. Out: one of the protocol's eleven events or our own playback.ack, or
+In: a text frame. Out: one of the protocol's eleven events or the extension playback.ack, or
 ClientEventError.
-UNSET is a key the client did not send, None an explicit null. A key that neither the protocol
-nor this server has is an error. Keys of type Ignored are the protocol's, without effect here.
+UNSET is a key that the client did not send, None an explicit null. A key that neither the protocol
+nor this server has is an error. Keys of type Ignored are in the protocol and have no effect here.
 """
 
 from typing import Annotated, Any, Literal
@@ -15,16 +15,16 @@ from sglang_live.gateway.beta_names import ga_event
 from sglang_live.gateway.errors import ClientEventError, cut
 from sglang_live.gateway.json_forms import Strict, loosely_read, read_form
 
-# What is told back, in answers or in errors, must not fill what a client has yet to read.
+# Characters. Responses and errors repeat these texts, and must not fill the send buffer.
 MAX_ID, MAX_NAME, MAX_HINT = 128, 512, 16_384
 NullableStr = str | None
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
-# Of things that are looked up, and of what others named: an empty one is just not found.
+# Names that are looked up, or that other programs chose: an empty one is valid but not found.
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 
 Ignored = Any
 
-# Some clients divide before they send: 12.0 is a number of milliseconds like 12.
+# Some clients compute milliseconds by division and send 12.0 for 12.
 WholeNumber = Annotated[float, Meta(multiple_of=1)]
 
 
@@ -34,7 +34,7 @@ class FormatForm(Strict):
 
 
 class TurnDetectionForm(Strict):
-    """model_version: sent by some clients, for servers that have more than one detector."""
+    """model_version: no effect; some clients send it for servers with several detectors."""
 
     type: str | UnsetType | None = UNSET
     threshold: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
@@ -51,7 +51,7 @@ class TurnDetectionForm(Strict):
 
 
 class TranscriptionForm(Strict):
-    """delay, keywords, languages: of other transcribers; here the model listens by itself."""
+    """delay, keywords, languages: no effect; they are for other transcribers."""
 
     model: NullableStr = None
     language: Name | None = None
@@ -99,8 +99,8 @@ class ResponseAudioForm(Strict):
     output: ResponseOutputForm | UnsetType | None = UNSET
 
 
-# Five seconds of audio: with less, a session forgets what it was just asked. A million is beyond
-# any context, and still a number that stages can hold.
+# 64 tokens are five seconds of audio: with less, a session drops the user's last question. A
+# million exceeds any context and fits into the stages' integers.
 _LimitTokens = Annotated[int, Meta(ge=64, le=1_000_000)]
 
 
@@ -131,7 +131,7 @@ class ReasoningForm(Strict):
 
 
 class _Settings(Strict):
-    """What session.update and response.create have in common."""
+    """Settings that session.update and response.create share."""
 
     output_modalities: list[str] | UnsetType | None = UNSET
     instructions: str | UnsetType | None = UNSET
@@ -145,7 +145,7 @@ class _Settings(Strict):
 
 
 class SessionForm(_Settings, kw_only=True):
-    """object, id, expires_at: of a session that was shown, which clients send back."""
+    """object, id, expires_at: no effect; sent by clients that repeat a session's settings."""
 
     type: str
     audio: AudioForm | UnsetType | None = UNSET
@@ -159,7 +159,7 @@ class SessionForm(_Settings, kw_only=True):
 
 
 class ContentForm(Strict):
-    """image_url, detail: of parts that are refused by their type."""
+    """image_url, detail: keys of a part that its type refuses."""
 
     type: str
     text: NullableStr = None
@@ -170,7 +170,7 @@ class ContentForm(Strict):
 
 
 class _ItemForm(Strict, kw_only=True):
-    """object, status: as in items that were shown; what comes from a client is complete."""
+    """object, status: no effect; sent by clients that repeat an item."""
 
     id: Id | None = None
     object: Literal["realtime.item"] | None = None
@@ -251,10 +251,10 @@ class ItemTruncate(ClientEvent, tag="conversation.item.truncate", kw_only=True):
 
 
 class PlaybackAck(ClientEvent, tag="playback.ack", kw_only=True):
-    """Our extension: audio_end_ms of this item's audio were played so far."""
+    """Extension of the protocol: the client has played audio_end_ms of this item's audio."""
 
     item_id: Name
-    # A day: beyond it numbers stop being times.
+    # At most one day, far beyond any item.
     audio_end_ms: Annotated[float, Meta(ge=0, le=86_400_000, multiple_of=1)]
 
 
@@ -295,8 +295,8 @@ def parse_client_event(frame: str) -> AnyClientEvent:
     """Read one text frame.
 
     Raises:
-        ClientEventError: not JSON, not an event, or a field that is missing, wrong or unknown;
-            `param` is the path of that field.
+        ClientEventError: the frame is not JSON or not an event, or a field is missing, wrong or
+            unknown; `param` is the path of that field.
     """
     try:
         return read_form(frame, _decoder)
@@ -324,6 +324,6 @@ def _envelope(frame: str) -> _Envelope:
     try:
         return _envelope_decoder.decode(frame)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        event = loosely_read(frame)  # it may hold what the strict reader refuses
+        event = loosely_read(frame)  # it may hold half surrogate pairs, which the decoder refuses
         event = event if isinstance(event, dict) else {}
         return _Envelope(event.get("type"), event.get("event_id"))

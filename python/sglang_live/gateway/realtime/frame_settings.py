@@ -1,6 +1,6 @@
-"""Frame mode: the caller is heard at a beat, without turns (the `turn_detection` type "frames").
+"""Settings of frame mode: audio in frames of fixed length, without turns.
 
-In: TurnDetectionForm. Out: FrameMode.
+It is the `turn_detection` type "frames". In: TurnDetectionForm. Out: FrameSettings.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ KIND = "frames"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSettings:
     """
-    frame_ms: of the caller's audio in each frame, and until the next. A multiple of 80 ms, which
-        is one token of the audio encoder; more than 1000 in multiples of that.
-    max_tokens: that are written after a frame.
+    frame_ms: length of a frame of the user's audio, a multiple of 80 ms (one token of the audio
+        encoder).
+    max_tokens: text tokens after each frame.
     """
 
     frame_ms: int = 480
@@ -38,14 +38,14 @@ def merge_frame_mode(
     """Apply a form: absent keys keep their value, null ones return to the default.
 
     Returns:
-        None if the form asks for something else.
+        None if the form sets another turn detection.
     """
     if form is None or (form.type in (UNSET, None) and current is None):
         return None
     if form.type not in (UNSET, None, KIND):
         return None
     current, default = current or FrameSettings(), FrameSettings()
-    values = {}
+    values: dict[str, int] = {}
     for name in ("frame_ms", "max_tokens"):
         sent = getattr(form, name)
         kept = getattr(current, name) if sent is UNSET else sent

@@ -1,7 +1,7 @@
-"""Memory that the items of all conversations may take together.
+"""Limit on the memory of the items of all conversations together.
 
-Owner: one ItemBudget per process. A conversation has a bound of its own; this one keeps many
-conversations that are all near theirs from taking the machine's memory.
+Owner: one ItemBudget per process. Each conversation has its own limit too; without this one, many
+full conversations would exhaust the machine's memory.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ItemBudget:
         return self.used_bytes > self.limit_bytes
 
     def check(self, n_bytes: int) -> None:
-        """Raises CapacityError if so many bytes more do not fit."""
+        """Raises CapacityError if n_bytes more do not fit."""
         if self.used_bytes + n_bytes > self.limit_bytes:
             raise CapacityError(
                 f"This item has {n_bytes} bytes, and the conversations of this server hold "

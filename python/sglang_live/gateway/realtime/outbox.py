@@ -1,11 +1,9 @@
-"""Server events on their way to one client: ordered, numbered, bounded.
+"""Bounded queue of server events for one client, in order and numbered.
 
 In: events, from any task, never blocking. Out: text frames, one at a time.
-Owner: one Outbox per connection. A client that stops reading fills it, or takes one frame for
-ever; until_lost() says so, for the connection to end.
-
-The events of a response form a lane. A lane can be held, so that other events overtake it, and
-its audio can be discarded; what the network has taken is gone either way.
+Owner: one Outbox per connection. until_lost() returns when a client has stopped reading.
+The events of a response form a lane. A held lane lets other events pass, and its unsent audio can
+be discarded; frames that the network has taken cannot.
 """
 
 import asyncio
@@ -23,8 +21,8 @@ log = logging.getLogger(__name__)
 
 OnSent = Callable[[], None]
 
-# A frame that leaves for so long, or twice that, has nobody at the other end. The network itself
-# notices only if nothing is on its way: a phone without signal would keep its session for hours.
+# A client that has not taken a frame after one to two times this has gone. TCP itself detects only
+# idle connections: a phone without signal would keep its session for hours.
 _PATIENCE_S = 15.0
 
 
@@ -32,9 +30,9 @@ class Emit(Protocol):
     """Send one server event.
 
     Args:
-        on_sent: called when the network has taken it.
-        lane: id of the response it belongs to.
-        audio_s: duration of the audio in it; audio may be discarded.
+        on_sent: called when the network has taken the event.
+        lane: id of its response; None: it belongs to no lane.
+        audio_s: seconds of audio in it; events with audio may be discarded.
     """
 
     def __call__(
@@ -64,7 +62,7 @@ class Outbox:
         patience_s: float = _PATIENCE_S,
     ):
         self._send, self._patience_s = send, patience_s
-        self._sending: int | None = None  # number of the frame that is leaving
+        self._sending: int | None = None  # number of the frame that is being sent
         self._limit_bytes = limit_bytes
         self._frames: deque[_Frame] = deque()
         self._held: dict[str, deque[_Frame]] = {}
@@ -86,7 +84,7 @@ class Outbox:
     ) -> None:
         if self._closing or self.overflowed.is_set():
             return
-        # One random prefix per connection and a count: unique, and cheaper than a random id each.
+        # A random prefix per connection and a count are unique, and cheaper than a random id each.
         event_id = f"{self._event_prefix}_{self._n_events}"
         data = orjson.dumps({"type": event_type, "event_id": event_id, **fields})
         self._n_events += 1
@@ -96,11 +94,13 @@ class Outbox:
             self.overflowed.set()
             return
         self._pending_bytes += len(data)
-        self._held.get(lane, self._frames).append(_Frame(data, on_sent, lane, audio_s))
+        held = self._held.get(lane) if lane is not None else None
+        queue = self._frames if held is None else held
+        queue.append(_Frame(data, on_sent, lane, audio_s))
         self._more.set()
 
     def hold(self, lane: str) -> None:
-        """Send nothing of this lane until release()."""
+        """Send no event of this lane until release()."""
         if lane not in self._held:
             self._frames, held = _split(self._frames, lambda frame: frame.lane == lane)
             self._held[lane] = held
@@ -110,7 +110,7 @@ class Outbox:
         self._more.set()
 
     def discard_audio(self, lane: str) -> float:
-        """Drop audio of this lane that has not left. Returns its duration in seconds."""
+        """Drop the unsent audio of this lane. Returns its duration in seconds."""
 
         def unwanted(frame: _Frame) -> bool:
             return frame.lane == lane and frame.audio_s > 0
@@ -123,28 +123,28 @@ class Outbox:
         return sum(frame.audio_s for frame in dropped)
 
     def close(self) -> None:
-        """Let drain() end once everything emitted so far is sent."""
+        """Make drain() return after all events emitted so far are sent."""
         self._closing = True
         self._more.set()
 
     async def until_lost(self) -> str:
-        """Wait until the client does not take what it is sent. Returns how that shows."""
+        """Wait until the client has stopped reading.
+
+        Returns:
+            "stalled" if one frame is not taken, "slow_reader" if the queue is full.
+        """
         while not self.overflowed.is_set():
-            leaving = self._sending
+            before = self._sending
             try:
                 async with asyncio.timeout(self._patience_s):
                     await self.overflowed.wait()
             except TimeoutError:
-                if leaving is not None and leaving == self._sending:
+                if before is not None and before == self._sending:
                     return "stalled"
         return "slow_reader"
 
     async def drain(self) -> None:
-        """Send until close(), or until the network fails.
-
-        Raises:
-            Exception: of an on_sent.
-        """
+        """Send until close(), or until the network fails. Raises exceptions of an on_sent."""
         n_sent = 0
         while True:
             while self._frames:
@@ -152,7 +152,7 @@ class Outbox:
                 self._sending = n_sent
                 try:
                     await self._send(frame.data.decode())
-                except Exception as error:  # whatever a socket says when its client has gone
+                except Exception as error:  # of any type that a socket raises for a lost client
                     log.debug("send_failed error=%r", error)
                     return
                 finally:
@@ -170,7 +170,7 @@ class Outbox:
 def _split(
     frames: Iterable[_Frame], wanted: Callable[[_Frame], bool]
 ) -> tuple[deque[_Frame], deque[_Frame]]:
-    """Those that stay, and those that are wanted, each in order."""
+    """The frames that stay and those that are wanted, each in order."""
     stay: deque[_Frame] = deque()
     out: deque[_Frame] = deque()
     for frame in frames:

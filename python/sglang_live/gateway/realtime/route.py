@@ -1,6 +1,6 @@
-"""The /v1/realtime route: who may connect, to which model, and the socket as a Wire.
+"""The /v1/realtime route: checks of a handshake, and the socket as a Wire.
 
-In: a WebSocket handshake. Out: a served RealtimeConnection, or a refusal a client understands.
+In: a WebSocket handshake. Out: a served RealtimeConnection, or an error in the protocol's form.
 """
 
 import logging
@@ -33,7 +33,7 @@ _BETA_HEADER, _BETA_SUBPROTOCOL = "realtime=v1", "openai-beta.realtime-v1"
 
 
 class TooManySessionsError(RateLimitError):
-    """Of one key, or of one client secret."""
+    """One key, or one client secret, has its limit of sessions open."""
 
 
 class SocketWire:
@@ -78,19 +78,19 @@ class RealtimeRoute:
             else:
                 await self._serve(socket, holders, secret.session if secret else None)
         except WebSocketDisconnect:
-            pass  # gone before it was told why
+            pass  # the client left before the refusal was sent
 
     async def _serve(
         self, socket: WebSocket, holders: list[str], preset: SessionForm | None
     ) -> None:
-        """holders: the key's owner, then the client secret if it came with one."""
+        """holders: the key's owner, then the client secret if there is one."""
         self._open.update(holders)
         try:
             wire = SocketWire(socket)
             await RealtimeConnection(wire, self._services, preset, holders[0]).run()
         finally:
             self._open.subtract(holders)
-            self._open += Counter()  # who has none left is not remembered
+            self._open += Counter()  # removes counts of zero
 
     def _refusal(self, socket: WebSocket, holders: list[str]) -> dict[str, Any] | None:
         try:
@@ -107,26 +107,26 @@ class RealtimeRoute:
         config = self._services.config
         limit = config.max_sessions_per_key
         if limit is not None and self._open[owner] >= limit:
-            raise TooManySessionsError(f"This key has {limit} calls open, its limit.")
+            raise TooManySessionsError(f"This key has {limit} sessions open, its limit.")
         limit = config.max_sessions_per_secret
         if secret is not None and self._open[secret] >= limit:
-            raise TooManySessionsError(f"This client secret has {limit} calls open, its limit.")
+            raise TooManySessionsError(f"This client secret has {limit} sessions open, its limit.")
 
     async def _deny(self, socket: WebSocket) -> None:
         self._services.metrics.sessions_refused.labels("invalid_api_key").inc()
         if "websocket.http.response" in socket.scope.get("extensions", {}):
-            # OpenAI answers a wrong key with 401 instead of a socket; clients stop trying then.
+            # OpenAI refuses the handshake with 401; clients then stop trying.
             await socket.send_denial_response(unauthorized())
         else:
             await socket.close(CLOSE_POLICY_VIOLATION, "invalid_api_key")
 
 
 def _check_shape(socket: WebSocket) -> None:
-    """Raises ClientEventError: the beta's events, or what is not served here, are asked for."""
+    """Raises ClientEventError if the handshake requests the beta or something unsupported."""
     offered = socket.scope.get("subprotocols", [])
     if _BETA_HEADER in socket.headers.get("openai-beta", "") or _BETA_SUBPROTOCOL in offered:
         raise ClientEventError(
-            "The beta's events are not spoken here, only those of the general release: leave out "
+            "The beta's events are not supported, only those of the general release: leave out "
             "the header OpenAI-Beta.",
             code="beta_api_shape_disabled",
             param="OpenAI-Beta",
@@ -134,13 +134,12 @@ def _check_shape(socket: WebSocket) -> None:
     for name in socket.query_params:
         if name not in _QUERY:
             raise ClientEventError(
-                f"Unknown parameter in the URL: {cut(name)!r}. A session is set up by "
-                "session.update.",
+                f"Unknown parameter in the URL: {cut(name)!r}. Use session.update for settings.",
                 code="unknown_parameter",
                 param=name,
             )
     if "call_id" in socket.query_params:
-        raise ClientEventError("There are no calls by WebRTC or SIP here.", param="call_id")
+        raise ClientEventError("WebRTC and SIP calls are not supported.", param="call_id")
     if (intent := socket.query_params.get("intent")) is not None:
         raise ClientEventError(
             f"Sessions for {cut(intent)!r} are not supported, only conversations.",

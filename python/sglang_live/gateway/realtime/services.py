@@ -1,4 +1,4 @@
-"""What all realtime connections of a process share."""
+"""State and models that all realtime connections of a process share."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 @dataclass(slots=True, kw_only=True)
 class RealtimeServices:
-    """endpoint_model: for semantic_vad; without it silence alone ends turns."""
+    """endpoint_model: judges turns for semantic_vad; None: silence alone ends turns."""
 
     orchestrator: Orchestrator
     config: GatewayConfig
@@ -36,7 +36,7 @@ class RealtimeServices:
     scorer: SpeechScorer = field(init=False)
     endpointing: Endpointing | None = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.rate_limits = RateLimits(self.config.max_responses_per_minute, self.clock)
         self.out_of_band_slots = OutOfBandSlots(self.config.max_out_of_band_responses_in_all)
         self.item_budget = ItemBudget(self.config.max_conversation_bytes_of_all)

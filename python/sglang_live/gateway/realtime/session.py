@@ -1,9 +1,9 @@
-"""One open call: what each client event does.
+"""One open session: the effect of each client event.
 
-In: parsed client events, in order. Out: server events; turns asked of the session.
-Owner: one Call per connection with a session. The parts it puts together own the facts:
-Conversation the items, Responses the answers, Playout what is heard of them, TurnTaking the
-caller's audio, SessionMonitor what happened.
+In: parsed client events, in order. Out: server events; turns of the orchestrator's session.
+Owner: one RealtimeSession per connection. Its parts own the facts: Conversation the items,
+Responses the responses, Playout their playback, TurnTaking the user's audio, SessionMonitor the
+record of events.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 
 class RealtimeSession:
     """
-    preset: what the session is to be from the beginning, beside the server's defaults.
-    owner: whose answers these are, for limits.
+    preset: settings of the session from its client secret; None: the defaults.
+    owner: owner of the client's key, for limits.
     """
 
     def __init__(
@@ -128,14 +128,14 @@ class RealtimeSession:
 
     @property
     def at_work(self) -> bool:
-        """An answer is being made, or is still heard."""
+        """Whether a response runs or plays."""
         return self._responses.at_work
 
     def greet(self) -> None:
         self._emit("session.created", session=self._config.to_json(self._session_id))
 
     async def handle(self, event: AnyClientEvent) -> None:
-        """Raises LiveError if the event is refused; then it has changed nothing."""
+        """Raises LiveError if the event is refused; it then has no effect."""
         match event:
             case AudioAppend():
                 await self._turns.append(event)
@@ -166,7 +166,7 @@ class RealtimeSession:
                 )
 
     async def close(self) -> None:
-        """Cancel what runs and wait, within bounds, until it has let go of the session."""
+        """Cancel all tasks and wait, within bounds, until they no longer use the session."""
         await self._turns.close()
         await self._transcripts.close()
         await self._responses.close()
@@ -182,7 +182,7 @@ class RealtimeSession:
     async def _create_response(self, event: ResponseCreate) -> None:
         if self._config.frames is not None:
             raise ClientEventError(
-                "There are no responses in frame mode: every frame is answered by frame.done.",
+                "There are no responses in frame mode: every frame ends with frame.done.",
                 code="frame_mode",
                 param="type",
             )

@@ -1,8 +1,8 @@
-"""Settings of one session, and what session.update does to them.
+"""Settings of one session, and their update by session.update.
 
 In: SessionForm. Out: a new SessionConfig, or ClientEventError and no change.
-Only keys that have an effect here are kept and echoed; strict clients read the echo with
-strict types, so nothing a client sent is repeated unchecked.
+Only keys with an effect are kept and echoed: strict clients check the types of the echo, so no
+value of a client is echoed unchecked.
 """
 
 from dataclasses import dataclass, replace
@@ -44,10 +44,13 @@ _MODALITIES = (("audio",), ("text",))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """max_output_tokens: None is "inf". voice: the name the client used, known or not.
-    parallel_tool_calls: a response may call more than one function. Not echoed: strict clients.
-
-    frames: the caller is heard at a beat; there are no turns then.
+    """
+    voice: name that the client used, also if it is unknown.
+    parallel_tool_calls: a response may call several functions. Strict clients refuse its echo.
+    max_output_tokens: None is "inf".
+    transcription: settings of input transcription; None: no input is transcribed.
+    turn_detection: None: the client ends turns, or frame mode.
+    frames: settings of frame mode; None: the session has turns.
     """
 
     model: str
@@ -102,10 +105,10 @@ class SessionConfig:
 def first_config(
     orchestrator: Orchestrator, gateway: GatewayConfig, preset: SessionForm | None
 ) -> SessionConfig:
-    """Of a new session. preset: what its client secret was made with.
+    """Settings of a new session. preset: those of its client secret, or None.
 
     Raises:
-        ClientEventError: with the path of the first bad value.
+        ClientEventError: with the path of the first faulty value.
     """
     default_voice = orchestrator.voices[0] if orchestrator.voices else "default"
     config = initial_config(orchestrator.model_name, default_voice, gateway)
@@ -134,9 +137,9 @@ def update_config(
     """Apply a session.update: absent keys keep their value, null ones return to the default.
 
     Args:
-        voice_locked: audio was produced, so the caller knows this voice by now.
+        voice_locked: the session has spoken, so its voice must stay.
     Raises:
-        ClientEventError: with the path of the first bad value.
+        ClientEventError: with the path of the first faulty value.
     """
     if form.type != "realtime":
         raise ClientEventError(
@@ -160,7 +163,7 @@ def update_config(
 def check_voice(
     changes: dict[str, Any], current: SessionConfig, *, locked: bool, path: str
 ) -> None:
-    """Raises ClientEventError: the caller knows another voice by now."""
+    """Raises ClientEventError if the voice changes after the session has spoken."""
     if locked and changes.get("voice", current.voice) != current.voice:
         raise ClientEventError(
             "Cannot update a conversation's voice if assistant audio is present.",
@@ -170,11 +173,12 @@ def check_voice(
 
 
 def with_choice(config: SessionConfig, form: Any, *, path: str) -> SessionConfig:
-    """A choice of earlier whose function has gone goes with it: an agent without functions that
-    takes over names none.
+    """The settings without an earlier tool_choice whose function is no longer declared.
+
+    An agent without functions that continues a session sends no tool_choice.
 
     Raises:
-        ClientEventError: this form chose what is not there.
+        ClientEventError: this form chooses a function that is not declared.
     """
     if form.tool_choice is UNSET and not has_chosen(config.tools, config.tool_choice):
         return replace(config, tool_choice="auto")
@@ -183,7 +187,7 @@ def with_choice(config: SessionConfig, form: Any, *, path: str) -> SessionConfig
 
 
 def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str, Any]:
-    """The keys that session.update and response.create share, as changes of a SessionConfig."""
+    """Changes of a SessionConfig by the keys that session.update and response.create share."""
     checks = {
         "output_modalities": _modalities,
         "instructions": _instructions,
@@ -193,7 +197,7 @@ def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str
         "max_output_tokens": _max_output_tokens,
         "temperature": _as_is,
     }
-    changes = {}
+    changes: dict[str, Any] = {}
     for name, check in checks.items():
         value = getattr(form, name)
         if value is None:
@@ -206,8 +210,8 @@ def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str
 def output_changes(
     form: ResponseOutputForm, defaults: SessionConfig, *, path: str
 ) -> dict[str, Any]:
-    # speed is accepted for the clients that always send it, and has no effect.
-    changes = {}
+    # `speed` has no effect; it is accepted because some clients always send it.
+    changes: dict[str, Any] = {}
     if form.format is not UNSET:
         changes["output_format"] = _format(form.format, f"{path}.format")
     if form.voice is not UNSET:
@@ -218,7 +222,7 @@ def output_changes(
 def _input_changes(
     form: AudioInputForm, current: SessionConfig, defaults: SessionConfig
 ) -> dict[str, Any]:
-    changes = {}
+    changes: dict[str, Any] = {}
     if form.format is not UNSET:
         changes["input_format"] = _format(form.format, "session.audio.input.format")
     if form.transcription is not UNSET:
@@ -241,8 +245,8 @@ def _input_changes(
 def _transcription(form: TranscriptionForm | None) -> dict[str, str | None] | None:
     if form is None:
         return None
-    # A key with null stops some clients, and so do any key besides these three and any model
-    # that the protocol does not name; whatever is asked for, it is the thinker that writes.
+    # Some clients fail on null, on any other key, and on any model that the protocol does not
+    # name. The thinker transcribes, whichever model is named.
     model = form.model if form.model in _TRANSCRIBERS else None
     values = {"model": model, "language": form.language, "prompt": form.prompt}
     return {name: value for name, value in values.items() if value is not None}

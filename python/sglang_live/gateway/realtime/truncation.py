@@ -1,6 +1,6 @@
-"""What a session keeps of a long conversation: the `truncation` part of a session.
+"""The `truncation` settings of a session: the part of a long conversation that it keeps.
 
-In: a word or RetentionRatioForm, the server's own bounds. Out: Truncation.
+In: a word or RetentionRatioForm, the server's own retention. Out: Truncation.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ _PATH = "session.truncation"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
     """
-    wire: as the client gave it. retention: what it means here; None: all is kept.
+    wire: the client's value, for the echo.
+    retention: its meaning here; None: the whole conversation is kept.
     """
 
     wire: str | dict[str, Any] = "auto"
@@ -29,9 +30,9 @@ def choose_truncation(
     """
     Args:
         form: None is "auto".
-        server: what "auto" means; None: this server keeps whole conversations.
+        server: meaning of "auto"; None: this server keeps whole conversations.
     Raises:
-        ClientEventError: an unknown word, or bounds that this server would not keep.
+        ClientEventError: an unknown word, or a ratio on a server that keeps whole conversations.
     """
     match form:
         case None | "auto":
@@ -53,7 +54,8 @@ def choose_truncation(
         limit_tokens = server.window_tokens + server.slack_tokens
     else:
         wire["token_limits"] = {"post_instructions": limit_tokens}
-    # Beyond the limit as much is dropped as leaves the ratio of it: window and slack make it up.
+    # Beyond the limit, tokens are dropped until the ratio of it is left: that is the window, and
+    # the slack is the rest of the limit.
     window_tokens = max(1, int(form.retention_ratio * limit_tokens))
     slack_tokens = max(1, limit_tokens - window_tokens)
     return Truncation(

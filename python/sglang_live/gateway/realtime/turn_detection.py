@@ -1,7 +1,6 @@
-"""How the end of a caller's turn is found: the `turn_detection` part of a session.
+"""The `turn_detection` settings of a session: how the end of a user's turn is detected.
 
-In: TurnDetectionForm. Out: TurnDetection, VadSettings.
-Pure: a form and the current settings in, new settings out.
+In: TurnDetectionForm and the current settings. Out: TurnDetection, or ClientEventError.
 """
 
 from dataclasses import dataclass, replace
@@ -15,8 +14,8 @@ from sglang_live.gateway.realtime.frame_settings import KIND as FRAMES
 from sglang_live.gateway.realtime.frame_settings import FrameSettings
 from sglang_live.interaction.vad import VadSettings
 
-# semantic_vad asks for patience, not for a number. Without a model that judges whether a turn is
-# complete (gateway/realtime/turns/endpointing.py), silence alone has to decide.
+# semantic_vad has an eagerness in place of a duration. Without a model that judges whether a turn
+# is complete (gateway/realtime/turns/endpointing.py), these silences end turns.
 _SILENCE_MS_BY_EAGERNESS = {"low": 1200, "medium": 700, "auto": 700, "high": 400}
 _FLAGS = ("create_response", "interrupt_response")
 _SERVER_VAD_NUMBERS = ("threshold", "prefix_padding_ms", "silence_duration_ms")
@@ -32,8 +31,9 @@ _PATH = "session.audio.input.turn_detection"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnDetection:
     """
-    create_response: answer when speech stops. interrupt_response: speech stops an answer.
-    shows_confirm: the client has set confirm_ms, so it understands an echo of it.
+    create_response: a response starts when speech stops.
+    interrupt_response: speech interrupts a response.
+    shows_confirm: confirm_ms is echoed, because the client has set it.
     """
 
     kind: Literal["server_vad", "semantic_vad"] = "server_vad"
@@ -55,7 +55,7 @@ class TurnDetection:
 
 
 def check_keys(form: TurnDetectionForm, current: TurnDetection | FrameSettings | None) -> None:
-    """Raises ClientEventError: a key has a value, but no meaning for this kind of detection."""
+    """Raises ClientEventError if a key with a value is not one of this kind of detection."""
     kind = form.type or (FRAMES if isinstance(current, FrameSettings) else _kind(form, current))
     for name in form.__struct_fields__:
         if name == "type" or getattr(form, name) in (UNSET, None):
@@ -77,7 +77,7 @@ def merge_turn_detection(
     if form is None:
         return None
     default = TurnDetection(kind=_kind(form, current), vad=defaults)
-    # Settings of one kind mean nothing to the other.
+    # Settings of one kind have no meaning for the other.
     base = current if current and current.kind == default.kind else default
     changes = {
         name: _pick(getattr(form, name), getattr(base, name), getattr(default, name))
@@ -89,7 +89,7 @@ def merge_turn_detection(
             param=f"{_PATH}.eagerness",
         )
     if default.kind == "semantic_vad":
-        changes["idle_timeout_ms"] = None  # the protocol has it for server_vad alone
+        changes["idle_timeout_ms"] = None  # the protocol has it for server_vad only
     changes["shows_confirm"] = base.shows_confirm or form.confirm_ms is not UNSET
     return replace(base, vad=_vad_settings(form, base, default, changes["eagerness"]), **changes)
 

@@ -33,7 +33,7 @@ ALL_CODES = np.arange(256, dtype=np.uint8)
     [(g711.mulaw_decode, g711.mulaw_encode), (g711.alaw_decode, g711.alaw_encode)],
     ids=["mulaw", "alaw"],
 )
-def test_g711_codes_survive_and_samples_keep_their_sign_and_size(decode, encode):
+def test_g711_codes_round_trip_and_samples_keep_their_sign_and_size(decode, encode):
     kept = encode(decode(ALL_CODES))
     # Mu-law has two zeros; only the positive one is written.
     assert set(ALL_CODES[kept != ALL_CODES]) <= {0x7F}
@@ -76,7 +76,7 @@ def test_resampling_agrees_with_soxr_in_the_speech_band(resampled, rate_in, rate
 
 @both_ways
 @pytest.mark.parametrize(("rate_in", "rate_out"), [(24_000, 16_000), (24_000, 8_000)])
-def test_what_would_alias_is_gone(resampled, rate_in, rate_out):
+def test_frequencies_that_would_alias_are_removed(resampled, rate_in, rate_out):
     t = np.arange(rate_in) / rate_in
     pcm = (10_000 * np.sin(2 * np.pi * (rate_out / 2 + 1000) * t)).astype(np.int16)
     middle = resampled(pcm, rate_in, rate_out)[rate_out // 10 : -rate_out // 10]
@@ -104,7 +104,7 @@ def test_resampling_in_pieces_equals_resampling_at_once(rates, sizes, seed):
 
 
 @pytest.mark.parametrize("form", [PCM, PCMU, PCMA], ids=lambda form: form.kind)
-def test_a_clip_survives_the_way_out_and_in(form):
+def test_an_encoded_clip_decodes_to_itself(form):
     t = np.arange(16_000) / 16_000
     clip = (9000 * np.sin(2 * np.pi * 440 * t)).astype(np.int16)
     back = decode_clip(encode_clip(clip, form), form)

@@ -1,4 +1,4 @@
-"""Bodies that are none, and clients that stop reading what they asked for."""
+"""Malformed bodies, and clients that stop reading or leave."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from sglang_live.gateway.http.body import Streamed
 from test.unit.gateway.fakes import FakeOrchestrator, app_of
 
 
-async def test_a_client_that_takes_nothing_any_more_lets_the_answer_go(monkeypatch, caplog):
+async def test_a_client_that_stops_reading_ends_its_response(monkeypatch, caplog):
     monkeypatch.setattr(body, "STALLED_AFTER_S", 0.01)
     closed = []
 
@@ -38,7 +38,7 @@ async def test_a_client_that_takes_nothing_any_more_lets_the_answer_go(monkeypat
     assert "client_stalled" in caplog.text
 
 
-async def test_a_client_that_reads_gets_all_of_it():
+async def test_a_client_that_reads_gets_the_whole_response():
     async def pieces():
         for n in range(3):
             yield bytes([n])
@@ -66,15 +66,15 @@ ROUTES = ("/v1/audio/speech", "/v1/chat/completions", "/v1/realtime/client_secre
      b'{"session": {"type": "\xff"}}', b'{"input": "\\ud800"}', b"", b"[]", b"nonsense"],
     ids=lambda body: repr(body[:20]),
 )  # fmt: skip
-async def test_what_is_no_json_of_ours_is_refused_in_the_same_form_everywhere(path, body):
+async def test_a_body_of_the_wrong_form_is_refused_in_the_same_form_by_every_route(path, body):
     transport = httpx.ASGITransport(app_of(FakeOrchestrator()))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-        answer = await http.post(path, content=body)
+        response = await http.post(path, content=body)
     if path == ROUTES[-1] and (body.startswith((b'{"input', b'{"messages')) or body in (DEEP, b"")):
-        assert answer.status_code in (200, 400)  # what it does not know, it does not read
+        assert response.status_code in (200, 400)  # this route has no such fields
         return
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ async def test_a_choice_of_no_function_is_refused(choice):
     body = {"messages": [{"role": "user", "content": "Hi."}], "tool_choice": choice}
     transport = httpx.ASGITransport(app_of(FakeOrchestrator()))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-        answer = await http.post(ROUTES[1], json=body)
-    assert answer.status_code == 400, answer.text
+        response = await http.post(ROUTES[1], json=body)
+    assert response.status_code == 400, response.text
 
 
-async def test_who_leaves_before_a_secret_was_asked_for_is_not_answered():
+async def test_a_client_that_leaves_before_its_body_was_read_gets_499():
     async def receive():
         return {"type": "http.disconnect"}
 

@@ -46,8 +46,8 @@ async def ask(orchestrator: FakeOrchestrator, *messages: dict, **fields) -> http
         return await http.post(PATH, json=body)
 
 
-def chunks_of(answer: httpx.Response) -> list[dict]:
-    lines = [line[6:] for line in answer.text.splitlines() if line]
+def chunks_of(response: httpx.Response) -> list[dict]:
+    lines = [line[6:] for line in response.text.splitlines() if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
 
@@ -62,7 +62,7 @@ def clip(seconds: float = 0.5) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-async def test_an_answer_is_a_file_and_what_it_says():
+async def test_a_completion_has_a_file_and_its_transcript():
     orchestrator = FakeOrchestrator([spoken("Good morning.", 800)])
     body = (await ask(orchestrator)).json()
     assert (body["object"], body["model"]) == ("chat.completion", MODEL)
@@ -78,24 +78,24 @@ async def test_an_answer_is_a_file_and_what_it_says():
 
 
 @pytest.mark.parametrize("name", ["mp3", "opus", "flac"])
-async def test_other_formats_decode_to_as_much_sound(name):
-    answer = await ask(
+async def test_other_formats_decode_to_the_same_duration(name):
+    response = await ask(
         FakeOrchestrator([spoken("Hi.", 800)]), audio={"voice": "bob", "format": name}
     )
-    data = base64.b64decode(answer.json()["choices"][0]["message"]["audio"]["data"])
+    data = base64.b64decode(response.json()["choices"][0]["message"]["audio"]["data"])
     with sf.SoundFile(io.BytesIO(data)) as file:
         assert len(file.read(60 * OUTPUT_RATE_HZ)) / OUTPUT_RATE_HZ == pytest.approx(0.8, abs=0.15)
 
 
-async def test_chunks_carry_words_and_sound_as_they_come():
+async def test_chunks_have_words_and_audio_as_they_arrive():
     orchestrator = FakeOrchestrator([spoken("Good morning.", 160)])
-    answer = await ask(
+    response = await ask(
         orchestrator,
         stream=True,
         stream_options={"include_usage": True},
         audio={"voice": "bob", "format": "pcm16"},
     )
-    chunks = chunks_of(answer)
+    chunks = chunks_of(response)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks[:-1]]
     assert deltas[0]["role"] == "assistant"
     audio = [delta["audio"] for delta in deltas if "audio" in delta]
@@ -182,9 +182,9 @@ async def test_what_cannot_fit_into_the_context_is_no_turn(messages, fields, par
         fields = {"tools": [WEATHER | {"function": function}]}
     orchestrator = FakeOrchestrator(most_tokens=4000)
     audio = {"voice": "bob", "format": "pcm16"}
-    answer = await ask(orchestrator, *messages, stream=stream, audio=audio, **fields)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+    response = await ask(orchestrator, *messages, stream=stream, audio=audio, **fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert orchestrator.sessions == []
     assert (await ask(orchestrator, HELLO)).status_code == 200
@@ -193,9 +193,9 @@ async def test_what_cannot_fit_into_the_context_is_no_turn(messages, fields, par
 async def test_more_text_than_is_worth_a_look_is_not_measured():
     orchestrator = FakeOrchestrator()
     half = {"role": "user", "content": "x" * ((1 << 19) + 1)}
-    answer = await ask(orchestrator, half, half)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"], error["param"]) == (
+    response = await ask(orchestrator, half, half)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (
         400,
         "text_too_large",
         "messages",
@@ -215,13 +215,13 @@ async def test_a_call_is_checked_and_not_spoken():
     [call] = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"town":"Rome"}'}
     asked = {"voice": "bob", "format": "pcm16"}
-    answer = await ask(orchestrator, tools=[WEATHER], stream=True, audio=asked)
-    calls = [c["choices"][0]["delta"].get("tool_calls") for c in chunks_of(answer)]
+    response = await ask(orchestrator, tools=[WEATHER], stream=True, audio=asked)
+    calls = [c["choices"][0]["delta"].get("tool_calls") for c in chunks_of(response)]
     [[call]] = [c for c in calls if c]
     assert (call["index"], call["function"]["name"]) == (0, "weather")
 
 
-async def test_the_answer_of_a_function_is_part_of_the_conversation():
+async def test_the_output_of_a_function_is_part_of_the_history():
     orchestrator = FakeOrchestrator()
     call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     await ask(
@@ -239,7 +239,7 @@ async def test_the_answer_of_a_function_is_part_of_the_conversation():
 @pytest.mark.parametrize(
     ("messages", "fields", "status", "message"),
     [
-        ([{"role": "system", "content": "x"}], {}, 400, "no message to answer"),
+        ([{"role": "system", "content": "x"}], {}, 400, "no message to respond to"),
         ([{"role": "user", "content": ""}], {}, 400, "messages[0] is empty"),
         ([{"role": "pirate", "content": "x"}], {}, 400, "role"),
         ([{"role": "assistant", "audio": {"id": "audio_0"}}], {}, 400, "audio_0"),
@@ -275,34 +275,34 @@ async def test_the_answer_of_a_function_is_part_of_the_conversation():
         ),
     ],
 )
-async def test_what_cannot_be_is_refused(messages, fields, status, message):
+async def test_an_invalid_request_is_refused(messages, fields, status, message):
     orchestrator = FakeOrchestrator()
-    answer = await ask(orchestrator, *messages, **fields)
-    assert answer.status_code == status
-    assert message in answer.json()["error"]["message"]
+    response = await ask(orchestrator, *messages, **fields)
+    assert response.status_code == status
+    assert message in response.json()["error"]["message"]
     assert orchestrator.sessions == []
 
 
-async def test_a_full_or_broken_server_says_so():
-    answer = await ask(FakeOrchestrator(refuse_with=full()))
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+async def test_a_full_or_failed_server_reports_an_error():
+    response = await ask(FakeOrchestrator(refuse_with=full()))
+    assert (response.status_code, response.headers["retry-after"]) == (503, "3")
     failing = FakeOrchestrator([[StageUnavailableError("talker/0 is down")]])
-    answer = await ask(failing, stream=True, audio={"voice": "bob", "format": "pcm16"})
-    assert answer.json()["error"]["code"] == "stage_unavailable"
+    response = await ask(failing, stream=True, audio={"voice": "bob", "format": "pcm16"})
+    assert response.json()["error"]["code"] == "stage_unavailable"
     assert failing.session.n_closed == 1
 
 
-async def test_what_goes_wrong_in_mid_answer_is_told_in_the_stream():
+async def test_a_failure_during_a_completion_is_an_error_in_the_stream():
     failing = FakeOrchestrator([[TranscriptDelta("Well"), StageUnavailableError("talker/0 died")]])
-    answer = await ask(failing, stream=True, audio={"voice": "bob", "format": "pcm16"})
-    first, *_, last = (json.loads(line[6:]) for line in answer.text.splitlines() if line)
+    response = await ask(failing, stream=True, audio={"voice": "bob", "format": "pcm16"})
+    first, *_, last = (json.loads(line[6:]) for line in response.text.splitlines() if line)
     assert first["choices"][0]["delta"]["role"] == "assistant"
     assert last["error"]["code"] == "stage_unavailable"
-    assert "[DONE]" not in answer.text
+    assert "[DONE]" not in response.text
     assert failing.session.n_closed == 1
 
 
-async def test_a_client_that_leaves_is_not_answered_any_more():
+async def test_a_client_that_leaves_ends_its_turn():
     orchestrator = FakeOrchestrator([[TranscriptDelta("Good "), asyncio.Event()]])
     body = {"messages": [HELLO], "modalities": ["text", "audio"]}
     async with listening(app_of(orchestrator)) as address:
@@ -316,21 +316,21 @@ async def test_a_client_that_leaves_is_not_answered_any_more():
     assert orchestrator.session.n_cancelled == 1
 
 
-async def test_all_messages_together_may_hold_so_much_audio():
+async def test_the_audio_of_all_messages_together_is_bounded():
     said = {"type": "input_audio", "input_audio": {"data": clip(250), "format": "wav"}}
     heard = {"role": "user", "content": [said]}
     orchestrator = FakeOrchestrator([spoken("Long.", 80)])
     assert (await ask(orchestrator, heard, heard)).status_code == 200
-    answer = await ask(FakeOrchestrator(), heard, heard, heard)
-    assert answer.status_code == 400
-    assert "longer than" in answer.json()["error"]["message"]
+    response = await ask(FakeOrchestrator(), heard, heard, heard)
+    assert response.status_code == 400
+    assert "longer than" in response.json()["error"]["message"]
 
 
-async def test_an_answer_that_is_only_a_malformed_call_fails():
+async def test_a_completion_with_only_a_malformed_function_call_fails():
     end = done("", function_calls=("{",))
-    answer = await ask(FakeOrchestrator([[end]]), tools=[WEATHER])
-    assert answer.status_code == 500
-    assert answer.json()["error"]["code"] == "malformed_tool_call"
+    response = await ask(FakeOrchestrator([[end]]), tools=[WEATHER])
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "malformed_tool_call"
     fields = {"stream": True, "audio": {"format": "pcm16"}}
     streamed = await ask(FakeOrchestrator([[end]]), tools=[WEATHER], **fields)
     last = json.loads(streamed.text.strip().splitlines()[-1].removeprefix("data: "))
@@ -339,29 +339,29 @@ async def test_an_answer_that_is_only_a_malformed_call_fails():
     assert words.status_code == 200
 
 
-async def test_files_are_made_beside_the_event_loop(monkeypatch):
-    """A minute of mp3 takes half a second, in which no caller would hear anything."""
+async def test_files_are_encoded_outside_the_event_loop(monkeypatch):
+    """A minute of mp3 takes half a second, which would delay the audio of all sessions."""
     threads = []
-    file = chat._Answer.file
+    file = chat._Completion.file
 
-    def watched(answer):
+    def watched(response):
         threads.append(threading.current_thread())
-        return file(answer)
+        return file(response)
 
-    monkeypatch.setattr(chat._Answer, "file", watched)
+    monkeypatch.setattr(chat._Completion, "file", watched)
     assert (await ask(FakeOrchestrator(), audio={"format": "mp3"})).status_code == 200
     assert threads and threading.main_thread() not in threads
 
 
-async def test_a_line_break_in_a_functions_name_writes_no_line_of_its_own(caplog):
+async def test_a_line_break_in_a_functions_name_does_not_break_a_log_line(caplog):
     name = "weather\nERROR forged"
     tool = {"type": "function", "function": {**WEATHER["function"], "name": name}}
     refused = await ask(FakeOrchestrator(), tools=[tool])
     assert refused.json()["error"]["param"] == "tools[0].function.name"
-    # The model is not bound by what a name may be.
+    # A model may write a name that no client may declare.
     end = done("", function_calls=(json.dumps({"name": name, "arguments": {"city": 5}}),))
     await ask(FakeOrchestrator([[end]]), tools=[WEATHER])
     lines = [record.getMessage() for record in caplog.records]
-    [told] = [line for line in lines if line.startswith("tool_call_malformed")]
-    assert "forged" in told
+    [logged] = [line for line in lines if line.startswith("tool_call_malformed")]
+    assert "forged" in logged
     assert not any("\n" in line for line in lines)

@@ -1,4 +1,4 @@
-"""Wherever a request fails, the answer has the protocol's form of errors."""
+"""Every failed request has a response in the protocol's form of errors."""
 
 import json
 
@@ -17,10 +17,10 @@ def http(app=None) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
 
-def check(answer: httpx.Response, status: int, code: str) -> dict:
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/json"
-    error = answer.json()["error"]
+def check(response: httpx.Response, status: int, code: str) -> dict:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
     assert error.keys() == {"type", "code", "message", "param"}
     assert error["code"] == code
     assert error["message"]
@@ -45,9 +45,9 @@ def check(answer: httpx.Response, status: int, code: str) -> dict:
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_an_unknown_url(path, method):
-    answer = await http().request(method, path)
+    response = await http().request(method, path)
     is_read_only = path.startswith("/page/") and method == "POST"
-    check(answer, *((405, "method_not_supported") if is_read_only else (404, "unknown_url")))
+    check(response, *((405, "method_not_supported") if is_read_only else (404, "unknown_url")))
 
 
 @pytest.mark.parametrize(
@@ -61,25 +61,25 @@ async def test_an_unknown_url(path, method):
         ("OPTIONS", "/v1/audio/transcriptions", "POST"),
     ],
 )
-async def test_a_wrong_method_says_the_right_one(method, path, allowed):
-    answer = await http().request(method, path)
-    check(answer, 405, "method_not_supported")
-    assert allowed in answer.headers["allow"]
+async def test_the_error_for_a_wrong_method_names_the_right_one(method, path, allowed):
+    response = await http().request(method, path)
+    check(response, 405, "method_not_supported")
+    assert allowed in response.headers["allow"]
 
 
-async def test_http_at_the_websocket_says_how_to_ask():
-    answer = await http().get("/v1/realtime?model=x")
-    error = check(answer, 426, "upgrade_required")
+async def test_http_at_the_websocket_gets_the_upgrade_to_send():
+    response = await http().get("/v1/realtime?model=x")
+    error = check(response, 426, "upgrade_required")
     assert "WebSocket" in error["message"]
-    assert answer.headers["upgrade"] == "websocket"
+    assert response.headers["upgrade"] == "websocket"
 
 
 async def test_a_body_that_is_too_large():
-    answer = await http().post("/v1/audio/speech", content=b"x" * (1 << 17))
-    check(answer, 413, "request_too_large")
+    response = await http().post("/v1/audio/speech", content=b"x" * (1 << 17))
+    check(response, 413, "request_too_large")
 
 
-async def test_a_crash_of_ours_tells_no_details(monkeypatch, caplog):
+async def test_the_error_for_a_crash_has_no_details(monkeypatch, caplog):
     def crash(_):
         raise RuntimeError("secret detail")
 
@@ -93,7 +93,7 @@ async def test_a_crash_of_ours_tells_no_details(monkeypatch, caplog):
 @pytest.mark.parametrize(
     "path", ["/", "/realtime", "/v1/realtime/", "/v1/realtim", "/v1/chat/completions", "/page/x"]
 )
-def test_a_websocket_at_a_wrong_path_is_told_the_right_one(path):
+def test_the_error_for_a_websocket_at_a_wrong_path_names_the_right_one(path):
     with (
         TestClient(app_of(FakeOrchestrator())) as client,
         pytest.raises(WebSocketDenialResponse) as denied,
@@ -106,7 +106,7 @@ def test_a_websocket_at_a_wrong_path_is_told_the_right_one(path):
     assert "/v1/realtime?model=" in error["message"]
 
 
-async def test_so_it_is_on_a_real_socket():
+async def test_a_real_socket_at_a_wrong_path_gets_the_same_error():
     async with listening(app_of(FakeOrchestrator())) as address, httpx.AsyncClient() as client:
         headers = {
             "Connection": "Upgrade",
@@ -114,11 +114,11 @@ async def test_so_it_is_on_a_real_socket():
             "Sec-WebSocket-Version": "13",
             "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
         }
-        answer = await client.get(f"http://{address}/v1/realtim", headers=headers)
-        check(answer, 404, "unknown_url")
+        response = await client.get(f"http://{address}/v1/realtim", headers=headers)
+        check(response, 404, "unknown_url")
 
 
-# --- how a connection asks for its session ---
+# --- handshakes of the realtime route ---
 
 
 @pytest.mark.parametrize(
@@ -139,26 +139,26 @@ async def test_so_it_is_on_a_real_socket():
         ),
     ],
 )
-def test_what_the_handshake_asks_for_and_cannot_have_is_one_error(
+def test_a_handshake_with_an_unsupported_parameter_gets_one_error(
     query, headers, subprotocols, code, param
 ):
     with (
         TestClient(app_of(FakeOrchestrator())) as client,
         client.websocket_connect(
             f"/v1/realtime{query}", headers=headers, subprotocols=subprotocols
-        ) as call,
+        ) as socket,
     ):
-        error = call.receive_json()["error"]
+        error = socket.receive_json()["error"]
         assert (error["code"], error["param"]) == (code, param)
         with pytest.raises(WebSocketDisconnect) as closed:
-            call.receive_json()
+            socket.receive_json()
         assert closed.value.code == 1008
 
 
-def test_other_betas_are_no_concern_of_a_call():
+def test_headers_of_other_betas_have_no_effect():
     headers = {"OpenAI-Beta": "assistants=v2"}
     with (
         TestClient(app_of(FakeOrchestrator())) as client,
-        client.websocket_connect("/v1/realtime?model=fake-omni", headers=headers) as call,
+        client.websocket_connect("/v1/realtime?model=fake-omni", headers=headers) as socket,
     ):
-        assert call.receive_json()["type"] == "session.created"
+        assert socket.receive_json()["type"] == "session.created"

@@ -23,12 +23,12 @@ def client(stages=None, **config) -> httpx.AsyncClient:
     ],
 )
 async def test_health_is_ok_only_when_every_stage_serves(stages, status):
-    answer = await client(stages).get("/health")
-    assert answer.status_code == status
-    assert answer.json()["stages"] == stages
+    response = await client(stages).get("/health")
+    assert response.status_code == status
+    assert response.json()["stages"] == stages
 
 
-async def test_models_lists_the_one_model_and_names_it_when_another_is_asked_for():
+async def test_models_lists_the_served_model_and_the_error_for_another_names_it():
     http = client()
     assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == [MODEL]
     assert (await http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
@@ -38,7 +38,7 @@ async def test_models_lists_the_one_model_and_names_it_when_another_is_asked_for
     assert MODEL in missing.json()["error"]["message"]
 
 
-async def test_capacity_says_how_many_more_may_come_and_why_not_more():
+async def test_capacity_reports_room_for_sessions_and_the_reason_of_its_limit():
     assert (await client().get("/v1/capacity")).json() == {
         "object": "capacity",
         "sessions": {"open": 1, "limit": 4, "more": 0},
@@ -52,7 +52,7 @@ async def test_capacity_says_how_many_more_may_come_and_why_not_more():
     assert (await client(api_keys=("k",)).get("/v1/capacity")).status_code == 401
 
 
-async def test_keys_guard_the_api_and_what_it_counts_but_not_health_and_the_page():
+async def test_keys_guard_the_api_and_its_metrics_but_not_health_and_the_page():
     http = client(api_keys=("k",))
     assert (await http.get("/v1/models")).status_code == 401
     assert (
@@ -65,7 +65,7 @@ async def test_keys_guard_the_api_and_what_it_counts_but_not_health_and_the_page
         assert (await http.get(open_route)).status_code == 200
 
 
-async def test_metrics_and_the_page_are_there():
+async def test_metrics_and_the_page_are_served():
     http = client()
     assert "sglang_live_gateway_sessions_open 0.0" in (await http.get("/metrics")).text
     page = await http.get("/")
@@ -87,7 +87,7 @@ async def test_native_routes_are_absent_without_a_native_server():
         {"send_buffer_bytes": -1},
     ],
 )
-def test_settings_that_cannot_work_are_refused(wrong):
+def test_invalid_settings_are_refused(wrong):
     with pytest.raises(ValueError):
         GatewayConfig(**wrong)
 

@@ -1,4 +1,4 @@
-"""Which media a proxied request may name."""
+"""The guard of the media that a proxied request names."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def chat(part: dict) -> dict:
 
 
 def bodies(source: str) -> list[dict]:
-    """Every place in which SGLang takes media."""
+    """A body for every field from which SGLang loads media."""
     return [
         chat({"type": "image_url", "image_url": {"url": source}}),
         chat({"type": "image_url", "image_url": source}),
@@ -79,7 +79,7 @@ async def refused(body, **config) -> bool:
         "http://media.example/a\n.png",
     ],
 )
-async def test_local_and_private_media_are_refused_wherever_they_stand(source):
+async def test_local_and_private_media_are_refused_in_every_field(source):
     for body in bodies(source):
         assert await refused(body), body
 
@@ -90,7 +90,7 @@ async def test_inline_and_public_media_pass(source):
         assert not await refused(body), body
 
 
-async def test_words_are_not_media():
+async def test_descriptions_of_media_are_not_media():
     bodies = [
         {"text": "file:///etc/passwd"},
         chat({"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}),
@@ -105,7 +105,7 @@ async def test_words_are_not_media():
         assert not await refused(body), body
 
 
-async def test_bare_base64_passes_only_where_it_cannot_be_a_path():
+async def test_bare_base64_passes_only_if_it_cannot_be_a_path():
     assert not await refused({"image_data": "iVBORw0KGgo="})
     assert await refused({"image_data": "/9j/4AAQSkZJRg=="})  # SGLang would open this
     assert await refused({"audio_data": "iVBORw0KGgo="})
@@ -119,5 +119,5 @@ async def test_the_operator_can_allow_each_kind():
         assert not await refused(body, allow_private_media_urls=True)
 
 
-async def test_a_request_with_endless_media_is_refused():
+async def test_a_request_with_too_many_media_is_refused():
     assert await refused({"image_data": [PICTURE] * 300})

@@ -1,4 +1,4 @@
-"""Requests of all shapes: each gets an answer that the description of the routes allows."""
+"""Requests of all shapes: each gets a response that the description of the routes allows."""
 
 import asyncio
 import json
@@ -34,25 +34,25 @@ schema = schemathesis.openapi.from_asgi("/openapi.json", without_keys)
 
 @schema.parametrize()
 @_SETTINGS
-def test_every_answer_is_one_that_is_described(case):
+def test_every_response_is_one_that_is_described(case):
     case.call_and_validate(checks=_CHECKS)
 
 
 @schema.parametrize()
 @settings(_SETTINGS, max_examples=5, phases=[Phase.generate])
-def test_so_it_is_where_keys_are_wanted(case):
+def test_every_response_of_a_server_with_keys_is_described(case):
     refused = case.call(app=with_keys)
     case.validate_response(refused, checks=_CHECKS)
     assert refused.status_code == 401 or case.path == "/health"
     case.validate_response(case.call(app=with_keys, headers=_BEARER), checks=_CHECKS)
 
 
-# --- what no description leads to ---
+# --- requests outside the description ---
 
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 SECRETS = "/v1/realtime/client_secrets"
 HI = {"role": "user", "content": "Hi."}
-# Of each route a body that is answered, in which something is then broken.
+# For each route a valid body, of which tests break a part.
 BODIES = {
     CHAT: {"messages": [HI], "tools": [], "tool_choice": "auto", "modalities": ["text"]},
     SPEECH: {"input": "Hi.", "voice": "ada", "response_format": "pcm"},
@@ -78,7 +78,7 @@ def tool(parameters) -> dict:
 @pytest.mark.parametrize("path", BODIES)
 @settings(_SETTINGS, max_examples=40)
 @given(st.data())
-def test_bytes_that_are_broken_anywhere_are_refused_or_answered(path, app, data):
+def test_broken_bytes_are_refused_or_served(path, app, data):
     body = bytearray(json.dumps(BODIES[path]).encode())
     at = data.draw(st.integers(0, len(body)))
     wrong = data.draw(
@@ -86,10 +86,10 @@ def test_bytes_that_are_broken_anywhere_are_refused_or_answered(path, app, data)
         | st.sampled_from([b"\xff", b"\\ud800", b"[" * 6000, b'{"x":' * 6000, b"\x00", b"1e999"])
     )
     body[at : at + data.draw(st.integers(0, 8))] = wrong
-    answer = post(path, bytes(body), app, **_BEARER)
-    assert answer.status_code in (200, 400, 404, 413), answer.text
-    if answer.status_code != 200:
-        assert answer.json()["error"]["type"] == "invalid_request_error"
+    response = post(path, bytes(body), app, **_BEARER)
+    assert response.status_code in (200, 400, 404, 413), response.text
+    if response.status_code != 200:
+        assert response.json()["error"]["type"] == "invalid_request_error"
 
 
 ODD = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({})
@@ -102,8 +102,8 @@ CHOICES = st.fixed_dictionaries(
 @pytest.mark.parametrize("path", [CHAT, SECRETS])
 @settings(_SETTINGS, max_examples=60)
 @given(st.sampled_from(HOSTILE_SCHEMAS) | schemas(), ODD | CHOICES)
-def test_any_functions_and_any_choice_are_refused_or_answered(path, parameters, choice):
+def test_any_functions_and_any_choice_are_refused_or_served(path, parameters, choice):
     body = json.loads(json.dumps(BODIES[path]))
     (body if path == CHAT else body["session"]).update(tools=[tool(parameters)], tool_choice=choice)
-    answer = post(path, json.dumps(body).encode())
-    assert answer.status_code in (200, 400, 413), answer.text
+    response = post(path, json.dumps(body).encode())
+    assert response.status_code in (200, 400, 413), response.text

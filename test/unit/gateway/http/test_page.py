@@ -1,4 +1,4 @@
-"""The page and all it needs come from the server itself."""
+"""The page and all its files come from the server itself."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ def http():
     return client()
 
 
-async def test_the_page_may_use_the_microphone_and_nothing_from_elsewhere(http):
+async def test_the_page_may_use_the_microphone_and_load_nothing_from_other_hosts(http):
     page = await http.get("/")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'self'" in page.headers["content-security-policy"]
@@ -30,10 +30,10 @@ async def test_the_page_may_use_the_microphone_and_nothing_from_elsewhere(http):
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_every_file_of_it_is_served(http, name):
-    answer = await http.get(f"/page/{name}")
-    assert answer.status_code == 200
-    assert answer.content == (WEB / name).read_bytes()
+async def test_every_file_of_the_page_is_served(http, name):
+    response = await http.get(f"/page/{name}")
+    assert response.status_code == 200
+    assert response.content == (WEB / name).read_bytes()
 
 
 async def test_the_recorded_question_is_served(http):
@@ -43,19 +43,19 @@ async def test_the_recorded_question_is_served(http):
 
 
 @pytest.mark.parametrize("path", ["/", "/page/index.html", "/page/app.js"])
-async def test_nobody_frames_it_by_whatever_name(http, path):
+async def test_no_url_of_the_page_can_be_framed(http, path):
     headers = (await http.get(path)).headers
     assert "frame-ancestors 'none'" in headers["content-security-policy"]
     assert "microphone=(self)" in headers["permissions-policy"]
 
 
-async def test_nothing_beside_it_is_served(http):
+async def test_files_outside_the_pages_folder_are_not_served(http):
     for path in ("/page/../app.py", "/page/%2e%2e/app.py", "/page/absent.js"):
         assert (await http.get(path)).status_code == 404
 
 
-def test_its_parts_fit_together():
-    """Whatever the scripts look for is in the page, and what they import is there."""
+def test_scripts_find_their_elements_and_imports():
+    """Elements that the scripts look up are in the page, and modules that they import exist."""
     html = (WEB / "index.html").read_text()
     scripts = {path.name: path.read_text() for path in WEB.glob("*.js")}
     ids = set(re.findall(r'id="([^"]+)"', html))
@@ -70,12 +70,12 @@ def test_its_parts_fit_together():
     assert set(re.findall(r'<input id="([^"]+)"', html)) == labels, "every field has a label"
 
 
-async def test_a_missing_slash_redirects_to_no_host_that_a_request_names(http):
-    answer = await http.get("/page", headers={"Host": "evil.example"})
-    assert answer.status_code == 404
-    assert "location" not in answer.headers
+async def test_a_missing_slash_does_not_redirect_to_the_requests_host(http):
+    response = await http.get("/page", headers={"Host": "evil.example"})
+    assert response.status_code == 404
+    assert "location" not in response.headers
 
 
-async def test_the_page_connects_to_its_own_server_alone(http):
+async def test_the_page_connects_only_to_its_own_server(http):
     policy = (await http.get("/")).headers["content-security-policy"]
     assert re.search(r"connect-src ([^;]+);", policy)[1] == "'self'"

@@ -1,4 +1,4 @@
-"""The page's scripts where no browser is needed: in Node."""
+"""Those of the page's scripts that run in Node, without a browser."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ import pytest
 import sglang_live
 
 WEB = Path(sglang_live.__file__).parent / "gateway" / "web"
-# What an audio thread offers, and a player on it. render(n) runs it for n blocks.
+# The globals of an audio thread, and a player on it. render(n) runs it for n blocks.
 _AUDIO_THREAD = """
 globalThis.currentTime = 0;
 globalThis.AudioWorkletProcessor = class { port = { postMessage: (said) => told.push(said) } };
@@ -36,7 +36,7 @@ function render(n) {
 
 @pytest.fixture
 def node(tmp_path):
-    """Run a script beside the page's; what it gives to `answer` comes back."""
+    """Runs a script that imports the page's. Returns what it passes to `answer`."""
     shutil.copytree(WEB, tmp_path, dirs_exist_ok=True)
     (tmp_path / "package.json").write_text('{"type": "module"}')
 
@@ -52,7 +52,7 @@ def node(tmp_path):
     return run
 
 
-def test_the_kv_of_callers_between_turns_is_on_the_device(node):
+def test_the_kv_of_sessions_between_turns_counts_as_on_the_device(node):
     def load(stage: str, what: str, value: float) -> str:
         labels = f'replica="0",stage="{stage}",what="{what}"'
         return f"sglang_live_stage_load{{{labels}}} {value}"
@@ -72,8 +72,8 @@ def test_the_kv_of_callers_between_turns_is_on_the_device(node):
     assert found == {"sessions": 3, "kv": [350, 40, 7], "seconds": {"u0": 0, "u1": 2.5, "u2": 0}}
 
 
-def test_what_the_device_still_holds_was_not_heard(node):
-    """A second is rendered in steps of 20 ms on a device that plays 250 ms later."""
+def test_audio_in_the_devices_buffer_does_not_count_as_heard(node):
+    """One second is rendered in steps of 20 ms, on a device with 250 ms of latency."""
     heard = node(
         """
         import { Reply } from "./replies.js";
@@ -91,7 +91,7 @@ def test_what_the_device_still_holds_was_not_heard(node):
     assert heard == [0, 10, 750, 850, 1000]
 
 
-def test_what_was_heard_stays_heard_after_a_gap(node):
+def test_heard_audio_stays_heard_after_a_gap(node):
     heard = node(
         """
         import { Reply } from "./replies.js";
@@ -108,7 +108,7 @@ def test_what_was_heard_stays_heard_after_a_gap(node):
 
 
 @pytest.mark.parametrize("rate_hz", [16000, 24000, 44100, 48000])
-def test_after_a_cut_the_next_answer_is_played_from_its_first_sample(node, rate_hz):
+def test_after_a_truncation_the_next_response_is_played_from_its_first_sample(node, rate_hz):
     first, silent = node(
         f"globalThis.sampleRate = {rate_hz};{_AUDIO_THREAD}"
         """
@@ -124,7 +124,7 @@ def test_after_a_cut_the_next_answer_is_played_from_its_first_sample(node, rate_
 
 
 @pytest.mark.parametrize("rate_hz", [8000, 16000, 24000, 44100, 48000])
-def test_all_of_an_answer_is_reported_when_the_next_follows_at_once(node, rate_hz):
+def test_a_whole_response_is_reported_when_the_next_one_follows_at_once(node, rate_hz):
     told, odd = node(
         f"globalThis.sampleRate = {rate_hz};{_AUDIO_THREAD}"
         """

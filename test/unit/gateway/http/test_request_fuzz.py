@@ -1,4 +1,4 @@
-"""HTTP bodies that are nearly right: answered, or one error in the protocol's form."""
+"""Slightly wrong HTTP bodies: served, or one error in the protocol's form."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ app = app_of(FakeOrchestrator())
     suppress_health_check=list(HealthCheck),
 )
 @given(st.data())
-def test_a_body_that_is_nearly_right_is_answered_or_refused_by_name(path, data):
+def test_a_slightly_wrong_body_is_served_or_refused_with_its_parameter(path, data):
     body = data.draw(mutated(VALID[path]))
 
     async def ask() -> httpx.Response:
@@ -55,10 +55,10 @@ def test_a_body_that_is_nearly_right_is_answered_or_refused_by_name(path, data):
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
             return await http.post(path, content=json.dumps(body))
 
-    answer = asyncio.run(ask())
-    assert answer.status_code in (200, 400, 404), (body, answer.text)
-    if answer.status_code != 200:
-        error = answer.json()["error"]
+    response = asyncio.run(ask())
+    assert response.status_code in (200, 400, 404), (body, response.text)
+    if response.status_code != 200:
+        error = response.json()["error"]
         assert error["type"] == "invalid_request_error"
         assert error["message"] and error["code"]
         is_named = error["param"] is not None or "surrogate" in error["message"]

@@ -40,18 +40,18 @@ def heard(data: bytes, name: str) -> np.ndarray:
         return np.frombuffer(data[44:], "<i2") / 32768
     with sf.SoundFile(io.BytesIO(data)) as file:
         assert file.samplerate == OUTPUT_RATE_HZ
-        return file.read(60 * OUTPUT_RATE_HZ)  # how long it is a file that grew cannot say
+        return file.read(60 * OUTPUT_RATE_HZ)  # a streamed file's header has no length
 
 
 @pytest.mark.parametrize("name", FORMATS)
 async def test_a_text_is_spoken_in_every_format(name):
     orchestrator = speaks(1.2)
-    answer = await ask(orchestrator, response_format=name)
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == FORMATS[name][0]
-    samples = heard(answer.content, name)
+    response = await ask(orchestrator, response_format=name)
+    assert response.status_code == 200
+    assert response.headers["content-type"] == FORMATS[name][0]
+    samples = heard(response.content, name)
     assert len(samples) / OUTPUT_RATE_HZ == pytest.approx(1.2, abs=0.15)
-    # The tone that was spoken, and its pitch.
+    # The pitch and level of the tone that was sent.
     middle = samples[len(samples) // 4 : 3 * len(samples) // 4]
     spectrum = np.abs(np.fft.rfft(middle))
     peak_hz = spectrum.argmax() * OUTPUT_RATE_HZ / len(middle)
@@ -59,7 +59,7 @@ async def test_a_text_is_spoken_in_every_format(name):
     assert np.abs(middle).max() == pytest.approx(8000 / 32768, rel=0.2)
 
 
-async def test_the_talker_reads_what_is_written():
+async def test_the_talker_speaks_the_text_word_for_word():
     orchestrator = speaks()
     await ask(orchestrator, input="Read me.")
     [turn] = orchestrator.turns
@@ -69,9 +69,9 @@ async def test_the_talker_reads_what_is_written():
     assert orchestrator.session.n_closed == 1
 
 
-async def test_events_carry_the_same_audio():
-    answer = await ask(speaks(), response_format="pcm", stream_format="sse")
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+async def test_events_have_the_same_audio():
+    response = await ask(speaks(), response_format="pcm", stream_format="sse")
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line]
     assert [e["type"] for e in events[-2:]] == ["speech.audio.delta", "speech.audio.done"]
     audio = b"".join(base64.b64decode(e["audio"]) for e in events[:-1])
     assert audio == tone(80) * 12
@@ -81,41 +81,41 @@ async def test_events_carry_the_same_audio():
     ("body", "status", "message"),
     [
         ({"input": ""}, 400, "input"),
-        ({"input": "  "}, 400, "nothing to say"),
+        ({"input": "  "}, 400, "no text to speak"),
         ({"input": "x" * 4097}, 400, "4096"),
         ({"response_format": "aac"}, 400, "mp3, opus, flac, wav, pcm"),
         ({"speed": 2}, 400, "speed"),
         ({"model": "tts-1"}, 404, MODEL),
     ],
 )
-async def test_what_cannot_be_is_refused(body, status, message):
+async def test_an_invalid_request_is_refused(body, status, message):
     orchestrator = speaks()
-    answer = await ask(orchestrator, **body)
-    assert answer.status_code == status
-    assert message in answer.json()["error"]["message"]
+    response = await ask(orchestrator, **body)
+    assert response.status_code == status
+    assert message in response.json()["error"]["message"]
     assert orchestrator.sessions == []
 
 
-async def test_events_tell_what_goes_wrong_in_mid_speech():
+async def test_events_report_a_failure_during_speech():
     broken = FakeOrchestrator([[AudioDelta(tone(80)), StageUnavailableError("vocoder/0 died")]])
-    answer = await ask(broken, response_format="pcm", stream_format="sse")
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    response = await ask(broken, response_format="pcm", stream_format="sse")
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line]
     assert [event["type"] for event in events] == ["speech.audio.delta", "error"]
     assert events[-1]["error"]["code"] == "stage_unavailable"
     assert broken.session.n_closed == 1
 
 
-async def test_a_full_or_broken_server_says_so():
+async def test_a_full_or_failed_server_reports_an_error():
     busy = FakeOrchestrator(refuse_with=full())
-    answer = await ask(busy)
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    response = await ask(busy)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "3")
     failing = FakeOrchestrator([[StageUnavailableError("talker/0 is down")]])
-    answer = await ask(failing)
-    assert answer.json()["error"]["code"] == "stage_unavailable"
+    response = await ask(failing)
+    assert response.json()["error"]["code"] == "stage_unavailable"
     assert failing.session.n_closed == 1
 
 
-async def test_a_key_is_needed_where_there_are_keys():
+async def test_a_server_with_keys_needs_a_key():
     http = client(speaks(), api_keys=("k",))
     assert (await http.post("/v1/audio/speech", json={"input": "x"})).status_code == 401
 
@@ -125,8 +125,8 @@ async def test_a_key_is_needed_where_there_are_keys():
 ENDLESS = [AudioDelta(tone(1000)) for _ in range(2000)]
 
 
-def events_of(answer: httpx.Response) -> list[dict]:
-    return [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+def events_of(response: httpx.Response) -> list[dict]:
+    return [json.loads(line[6:]) for line in response.text.splitlines() if line]
 
 
 def seconds(events: list[dict]) -> float:
@@ -135,26 +135,26 @@ def seconds(events: list[dict]) -> float:
 
 
 @pytest.mark.parametrize("text", ["Hello.", "é" * 4096])
-async def test_speech_ends_with_what_its_text_can_take_and_events_say_so(text):
+async def test_speech_ends_at_the_longest_duration_of_its_text_and_events_report_it(text):
     orchestrator = FakeOrchestrator([ENDLESS])
-    answer = await ask(orchestrator, input=text, response_format="pcm", stream_format="sse")
-    events = events_of(answer)
+    response = await ask(orchestrator, input=text, response_format="pcm", stream_format="sse")
+    events = events_of(response)
     assert seconds(events) < 90
     assert events[-1]["type"] == "error"
     assert events[-1]["error"]["code"] == "speech_truncated"
-    # What follows the piece is not spoken either.
+    # The pieces after it are not spoken either.
     assert len(orchestrator.turns) == 1
     assert (orchestrator.session.n_cancelled, orchestrator.session.n_closed) == (1, 1)
 
 
-async def test_a_talker_that_was_cut_says_so_too():
+async def test_events_report_a_talker_that_reached_its_limit():
     cut = done("Hello.", status="incomplete", reason="max_output_tokens")
-    answer = await ask(FakeOrchestrator([[AudioDelta(tone(80)), cut]]), stream_format="sse")
-    assert events_of(answer)[-1]["error"]["code"] == "speech_truncated"
+    response = await ask(FakeOrchestrator([[AudioDelta(tone(80)), cut]]), stream_format="sse")
+    assert events_of(response)[-1]["error"]["code"] == "speech_truncated"
 
 
 @pytest.mark.parametrize("name", FORMATS)
-async def test_a_file_of_it_breaks_off(name):
+async def test_a_truncated_file_is_incomplete(name):
     body = {"input": "Hello.", "response_format": name}
     async with (
         listening(app_of(FakeOrchestrator([ENDLESS]))) as address,
@@ -164,15 +164,15 @@ async def test_a_file_of_it_breaks_off(name):
             await http.post("/v1/audio/speech", json=body)
 
 
-async def test_a_client_that_leaves_ends_the_work():
+async def test_a_client_that_leaves_ends_the_turn():
     orchestrator = FakeOrchestrator([[AudioDelta(tone(200)), asyncio.Event()]])
     async with listening(app_of(orchestrator)) as address:
         body = {"input": "Hello.", "response_format": "pcm"}
         async with (
             httpx.AsyncClient(base_url=f"http://{address}") as http,
-            http.stream("POST", "/v1/audio/speech", json=body) as answer,
+            http.stream("POST", "/v1/audio/speech", json=body) as response,
         ):
-            await anext(answer.aiter_bytes())
+            await anext(response.aiter_bytes())
         async with asyncio.timeout(5):
             await orchestrator.session.closed.wait()
     assert orchestrator.session.n_cancelled == 1
@@ -185,20 +185,20 @@ async def test_a_long_text_is_spoken_in_pieces_without_a_gap():
     text = "The sun went down, and the children went home. " * 20
     one = [AudioDelta(tone(80)), AudioDelta(tone(80)), done("x")]
     orchestrator = FakeOrchestrator([list(one) for _ in range(10)])
-    answer = await ask(orchestrator, input=text, response_format="pcm")
+    response = await ask(orchestrator, input=text, response_format="pcm")
     assert len(orchestrator.turns) == 4
     assert " ".join(turn.script for turn in orchestrator.turns) == text.strip()
-    assert len(answer.content) == 4 * 2 * len(tone(80))
+    assert len(response.content) == 4 * 2 * len(tone(80))
     assert orchestrator.session.n_closed == 1
 
 
-async def test_the_last_event_tells_what_was_read_and_spoken():
+async def test_the_last_event_has_the_usage_of_all_pieces():
     usage = Usage(output_text_tokens=11, output_audio_tokens=40)
     spoken = [AudioDelta(tone(80)), done("x", usage=usage)]
     text = "The sun went down, and the children went home. " * 8
     orchestrator = FakeOrchestrator([list(spoken), list(spoken)])
-    answer = await ask(orchestrator, input=text, stream_format="sse")
-    assert events_of(answer)[-1] == {
+    response = await ask(orchestrator, input=text, stream_format="sse")
+    assert events_of(response)[-1] == {
         "type": "speech.audio.done",
         "usage": {"input_tokens": 22, "output_tokens": 80, "total_tokens": 102},
     }

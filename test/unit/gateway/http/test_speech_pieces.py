@@ -1,4 +1,4 @@
-"""Long texts in pieces, and how long each may take."""
+"""The split of long texts into pieces, and the longest duration of each."""
 
 import re
 
@@ -25,7 +25,7 @@ def test_no_word_is_lost_and_no_piece_is_long(text):
 
 
 @given(st.text(min_size=1, max_size=MAX_PIECE_CHARACTERS))
-def test_a_short_text_stays_as_it_is(text):
+def test_a_short_text_is_unchanged(text):
     assert pieces_of(text) == [text]
 
 
@@ -45,7 +45,7 @@ def test_chinese_is_divided_at_its_own_full_stops():
     assert all(piece.endswith("。") for piece in pieces_of("今天天气怎么样。" * 100))
 
 
-def test_what_has_no_place_to_be_divided_keeps_its_characters_whole():
+def test_text_without_word_ends_is_divided_between_characters():
     pieces = pieces_of("e\u0301" * 2000)
     assert all(not piece.startswith("\u0301") for piece in pieces)
     assert "".join(pieces) == "e\u0301" * 2000
@@ -62,11 +62,11 @@ def test_what_has_no_place_to_be_divided_keeps_its_characters_whole():
         ("é" * 300, 21.0),
     ],
 )
-def test_twice_the_usual_time_is_allowed_and_ten_times_is_not(text, usual_s):
+def test_twice_the_usual_duration_is_allowed_and_ten_times_is_not(text, usual_s):
     assert 2 * usual_s <= longest_s(text) <= 10 * usual_s + 4
 
 
-def test_a_text_of_any_length_is_bounded():
+def test_the_duration_of_any_text_is_bounded():
     assert sum(map(longest_s, pieces_of("é" * 4096))) < 1300
     assert longest_s("é" * MAX_PIECE_CHARACTERS) < 90
 
@@ -82,11 +82,11 @@ def faded(pcm: bytes, step: int, **sides: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("step", [2, 100, 240, 3840, 100_000])
 @pytest.mark.parametrize("n", [1, 60, 120, 200, 5000])
-def test_a_piece_keeps_its_length_and_touches_its_neighbours_in_silence(step, n):
+def test_a_piece_keeps_its_length_and_is_silent_at_its_joints(step, n):
     pcm = np.full(n, 8000, "<i2").tobytes()
-    both = faded(pcm, step, after=True, before=True)
+    both = faded(pcm, step, fades_in=True, fades_out=True)
     assert len(both) == n
     assert both[0] == 0
     assert both[-1] == 0
     assert np.abs(np.diff(both.astype(int))).max(initial=0) <= (8000 if n < 120 else 140)
-    assert faded(pcm, step, after=False, before=False).tolist() == [8000] * n
+    assert faded(pcm, step, fades_in=False, fades_out=False).tolist() == [8000] * n

@@ -1,7 +1,7 @@
-"""A table: every parameter of OpenAI's API on each of our HTTP routes, and what becomes of it.
+"""A table of every parameter of OpenAI's API on each HTTP route, and its outcome.
 
-HONOURED has an effect. REFUSED is a 400 that names it. ACCEPTED changes nothing that an answer
-shows, by the protocol itself (`user`) or because the value asks for nothing (`n: 1`).
+HONOURED has an effect. REFUSED is a 400 that names it. ACCEPTED has no effect on a response,
+by the protocol itself (`user`) or because the value is neutral (`n: 1`).
 """
 
 import json
@@ -73,7 +73,7 @@ SPEECH_TABLE: dict[str, dict[str, list[Any]]] = {
     "response_format": {HONOURED: ["wav"], REFUSED: ["aac"]},
     "stream_format": {HONOURED: ["sse"], REFUSED: ["words"]},
     "speed": {ACCEPTED: [1.0], REFUSED: [1.5, "fast"]},
-    "instructions": {ACCEPTED: ["Whisper."]},  # as with OpenAI's models that take none
+    "instructions": {ACCEPTED: ["Whisper."]},  # no effect, as with some models of OpenAI
     "no_such_key": {REFUSED: [1]},
     "language": {REFUSED: ["de"]},
 }
@@ -108,12 +108,12 @@ def cases(table: dict[str, dict[str, list[Any]]]) -> list[tuple[str, str, Any]]:
     ]
 
 
-def check(answer: httpx.Response, name: str, outcome: str, value: Any) -> None:
+def check(response: httpx.Response, name: str, outcome: str, value: Any) -> None:
     if outcome != REFUSED:
-        assert answer.status_code == 200, (name, value, answer.text)
+        assert response.status_code == 200, (name, value, response.text)
         return
-    assert answer.status_code == 400, (name, value)
-    error = answer.json()["error"]
+    assert response.status_code == 400, (name, value)
+    error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert error["param"].split(".")[0].split("[")[0] == name.split("[")[0], (value, error)
 
@@ -150,11 +150,11 @@ async def test_speech(name, outcome, value):
 @pytest.mark.parametrize(("name", "outcome", "value"), cases(TRANSCRIPTION_TABLE))
 async def test_transcription(name, outcome, value):
     files = {"file": ("said.wav", file_of())}
-    answer = await post(TRANSCRIPTION, writes("x"), data={name: value}, files=files)
-    check(answer, name, outcome, value)
+    response = await post(TRANSCRIPTION, writes("x"), data={name: value}, files=files)
+    check(response, name, outcome, value)
 
 
-async def test_what_is_honoured_reaches_the_turn():
+async def test_honoured_parameters_reach_the_turn():
     orchestrator = FakeOrchestrator()
     fields = {"max_tokens": 5, "temperature": 0.5, "seed": 7, "audio": {"voice": "bob"}}
     await post(CHAT, orchestrator, json=SPOKEN | fields)
@@ -166,19 +166,19 @@ async def test_what_is_honoured_reaches_the_turn():
 @pytest.mark.parametrize("path", [CHAT, SPEECH, "/v1/realtime/client_secrets"])
 async def test_a_parameter_in_the_url_is_refused_by_name(path):
     body = SPOKEN if path == CHAT else {"input": "Hi."} if path == SPEECH else {}
-    answer = await post(f"{path}?voice=bob", FakeOrchestrator(), json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "voice")
+    response = await post(f"{path}?voice=bob", FakeOrchestrator(), json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "voice")
 
 
 @pytest.mark.parametrize("path", [CHAT, SPEECH, "/v1/realtime/client_secrets"])
-async def test_half_of_a_surrogate_pair_is_named(path):
+async def test_the_error_names_half_of_a_surrogate_pair(path):
     body = {
         CHAT: SPOKEN | {"messages": [{"role": "user", "content": "a\ud800"}]},
         SPEECH: {"input": "\udc00"},
     }.get(path, {"session": {"type": "realtime", "instructions": "\ud83d"}})
-    answer = await post(path, FakeOrchestrator(), content=json.dumps(body))
-    error = answer.json()["error"]
-    assert answer.status_code == 400
+    response = await post(path, FakeOrchestrator(), content=json.dumps(body))
+    error = response.json()["error"]
+    assert response.status_code == 400
     assert "surrogate" in error["message"]
     assert error["param"] in ("messages[0].content", "input", "session.instructions")
 
@@ -215,16 +215,16 @@ CALLED = {"id": "c1", "type": "function", "function": {"name": "look", "argument
         ([{"role": "user", "content": "x", "mood": "good"}], "messages[1].mood"),
     ],
 )
-async def test_calls_and_outputs_that_do_not_fit_are_named(messages, param):
+async def test_the_error_names_function_calls_and_outputs_that_do_not_fit(messages, param):
     body = SPOKEN | {"messages": [HI, *messages], "tools": [TOOL]}
-    answer = await post(CHAT, FakeOrchestrator(), json=body)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    response = await post(CHAT, FakeOrchestrator(), json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-async def test_an_answer_can_be_sent_back_as_it_came():
+async def test_a_completion_can_be_sent_again():
     orchestrator = FakeOrchestrator()
     transport = httpx.ASGITransport(app_of(orchestrator))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         first = (await http.post(CHAT, json=SPOKEN)).json()["choices"][0]["message"]
-        answer = await http.post(CHAT, json=SPOKEN | {"messages": [HI, first, HI]})
-    assert answer.status_code == 200, answer.text
+        response = await http.post(CHAT, json=SPOKEN | {"messages": [HI, first, HI]})
+    assert response.status_code == 200, response.text

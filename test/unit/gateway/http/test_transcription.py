@@ -1,4 +1,4 @@
-"""Files written down over plain HTTP."""
+"""Transcription of files over plain HTTP."""
 
 import asyncio
 import io
@@ -40,10 +40,10 @@ async def ask(orchestrator: FakeOrchestrator, file: bytes | None = None, config=
 
 @pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
 @pytest.mark.parametrize("channels", [1, 2])
-async def test_the_model_hears_the_file_at_its_own_rate(kind, channels):
+async def test_the_model_gets_the_file_at_its_own_rate(kind, channels):
     orchestrator = writes("A ", "tone.")
-    answer = await ask(orchestrator, file_of(0.5, kind=kind, channels=channels))
-    assert answer.json()["text"] == "A tone."
+    response = await ask(orchestrator, file_of(0.5, kind=kind, channels=channels))
+    assert response.json()["text"] == "A tone."
     audio = orchestrator.turns[0].history[0].parts[0]
     assert audio.duration_s == pytest.approx(0.5, abs=0.06)
     middle = audio.pcm[len(audio.pcm) // 4 : -len(audio.pcm) // 4]
@@ -53,7 +53,7 @@ async def test_the_model_hears_the_file_at_its_own_rate(kind, channels):
     assert orchestrator.session.n_closed == 1
 
 
-async def test_the_form_tells_what_to_expect():
+async def test_the_forms_language_and_prompt_reach_the_turn():
     orchestrator = writes("x")
     await ask(orchestrator, language="de", prompt="Regen", temperature="0.5")
     [turn] = orchestrator.turns
@@ -62,21 +62,21 @@ async def test_the_form_tells_what_to_expect():
     assert (turn.temperature, turn.stateless, turn.wants_audio) == (0.5, True, False)
 
 
-async def test_plain_text_and_costs():
+async def test_plain_text_and_usage():
     assert (await ask(writes(" Yes. "), response_format="text")).text == "Yes.\n"
     usage = (await ask(writes("Yes."))).json()["usage"]
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (12, 3, 15)
 
 
-async def test_events_carry_the_same_text():
-    answer = await ask(writes("A ", "tone."), stream="true")
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+async def test_events_have_the_same_text():
+    response = await ask(writes("A ", "tone."), stream="true")
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line]
     assert [e["delta"] for e in events[:-1]] == ["A ", "tone."]
     assert (events[-1]["type"], events[-1]["text"]) == ("transcript.text.done", "A tone.")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_openais_client_understands_it(stream):
+async def test_openais_client_reads_it(stream):
     async with listening(app_of(writes("A ", "tone."))) as address:
         client = AsyncOpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0)
         file = ("said.wav", file_of())
@@ -98,11 +98,11 @@ async def test_openais_client_understands_it(stream):
         ({"temperature": "hot"}, None, 400, "temperature"),
     ],
 )
-async def test_what_cannot_be_is_refused(fields, file, status, message):
+async def test_an_invalid_request_is_refused(fields, file, status, message):
     orchestrator = writes("x")
-    answer = await ask(orchestrator, file, {"max_input_audio_s": 2.0}, **fields)
-    assert answer.status_code == status
-    assert message in answer.json()["error"]["message"]
+    response = await ask(orchestrator, file, {"max_input_audio_s": 2.0}, **fields)
+    assert response.status_code == status
+    assert message in response.json()["error"]["message"]
     assert orchestrator.sessions == []
 
 
@@ -110,20 +110,20 @@ async def test_a_form_without_a_file_and_no_form_at_all_are_refused():
     transport = httpx.ASGITransport(app_of(writes("x")))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         for kind in ({"data": {"model": MODEL}}, {"json": {}}, {"data": {"file": "text"}}):
-            answer = await http.post(PATH, **kind)
-            assert answer.status_code == 400
-            assert "'file'" in answer.json()["error"]["message"]
+            response = await http.post(PATH, **kind)
+            assert response.status_code == 400
+            assert "'file'" in response.json()["error"]["message"]
         headers = {"content-type": "multipart/form-data; boundary=x"}
-        answer = await http.post(PATH, content=b"--x\r\nnonsense", headers=headers)
-        assert answer.status_code == 400
+        response = await http.post(PATH, content=b"--x\r\nnonsense", headers=headers)
+        assert response.status_code == 400
 
 
-async def test_a_full_or_broken_server_says_so():
-    answer = await ask(FakeOrchestrator(refuse_with=full()))
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+async def test_a_full_or_failed_server_reports_an_error():
+    response = await ask(FakeOrchestrator(refuse_with=full()))
+    assert (response.status_code, response.headers["retry-after"]) == (503, "3")
     failing = FakeOrchestrator([[StageUnavailableError("thinker/0 is down")]])
-    answer = await ask(failing, stream="true")
-    assert answer.json()["error"]["code"] == "stage_unavailable"
+    response = await ask(failing, stream="true")
+    assert response.json()["error"]["code"] == "stage_unavailable"
     assert failing.session.n_closed == 1
 
 
@@ -143,8 +143,8 @@ async def test_the_event_loop_is_free_while_a_long_file_is_read():
     assert ticks > 10
 
 
-async def test_an_upload_without_an_announced_length_is_cut_short():
-    """The parser would write all of it to disk."""
+async def test_an_upload_without_a_content_length_is_bounded():
+    """Without a bound, the parser would write all of it to disk."""
     sent = 0
 
     async def endless():
@@ -158,14 +158,14 @@ async def test_an_upload_without_an_announced_length_is_cut_short():
     transport = httpx.ASGITransport(app_of(orchestrator, max_body_bytes=1_000_000))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         headers = {"content-type": "multipart/form-data; boundary=x"}
-        answer = await http.post(PATH, content=endless(), headers=headers)
-    assert answer.status_code == 413
-    assert answer.json()["error"]["code"] == "request_too_large"
+        response = await http.post(PATH, content=endless(), headers=headers)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "request_too_large"
     assert sent < 2_000_000
     assert orchestrator.sessions == []
 
 
-async def test_a_client_that_leaves_is_not_written_down_for():
+async def test_a_client_that_leaves_ends_its_transcription():
     orchestrator = FakeOrchestrator([[TranscriptDelta("A "), asyncio.Event()]])
     async with listening(app_of(orchestrator)) as address:
         async with httpx.AsyncClient(base_url=f"http://{address}") as http:
@@ -178,7 +178,7 @@ async def test_a_client_that_leaves_is_not_written_down_for():
     assert orchestrator.session.n_cancelled == 1
 
 
-# --- nothing said ---
+# --- silence ---
 
 
 def silent_file() -> bytes:
@@ -187,11 +187,11 @@ def silent_file() -> bytes:
     return file.getvalue()
 
 
-async def test_silence_has_an_empty_text_in_every_format_and_the_model_is_not_asked():
+async def test_silence_has_an_empty_text_in_every_format_and_no_turn():
     orchestrator = FakeOrchestrator([[TranscriptDelta("close the shirt"), done("close")]] * 3)
-    answer = await ask(orchestrator, silent_file())
-    assert answer.json()["text"] == ""
-    assert answer.json()["usage"]["total_tokens"] == 0
+    response = await ask(orchestrator, silent_file())
+    assert response.json()["text"] == ""
+    assert response.json()["usage"]["total_tokens"] == 0
     assert (await ask(orchestrator, silent_file(), response_format="text")).text == "\n"
     streamed = await ask(orchestrator, silent_file(), stream="true")
     [event] = [json.loads(line[6:]) for line in streamed.text.splitlines() if line]
@@ -199,7 +199,7 @@ async def test_silence_has_an_empty_text_in_every_format_and_the_model_is_not_as
     assert orchestrator.turns == []
 
 
-async def test_the_model_is_shown_the_speech_alone():
+async def test_the_model_gets_only_the_speech():
     t = np.arange(INPUT_RATE_HZ) / INPUT_RATE_HZ
     said = 0.3 * np.sin(2 * np.pi * 300 * t)
     silence = np.zeros(10 * INPUT_RATE_HZ)
@@ -210,12 +210,12 @@ async def test_the_model_is_shown_the_speech_alone():
     assert 1.0 <= orchestrator.turns[0].history[0].parts[0].duration_s <= 2.0
 
 
-async def test_a_file_for_which_the_disk_has_no_room_is_refused_for_now(monkeypatch):
+async def test_a_file_is_refused_while_the_disk_is_full(monkeypatch):
     async def full_disk(*_args):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("starlette.datastructures.UploadFile.write", full_disk)
-    answer = await ask(writes("x"))
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "server_overloaded"
-    assert int(answer.headers["retry-after"]) > 0
+    response = await ask(writes("x"))
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "server_overloaded"
+    assert int(response.headers["retry-after"]) > 0

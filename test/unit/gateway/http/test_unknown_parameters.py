@@ -1,4 +1,4 @@
-"""Every key that a client sends is understood, or an error names it; the protocol's own all are."""
+"""Every key of the protocol is accepted, and an error names every other key."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from test.unit.gateway.fakes import FakeOrchestrator, app_of, connected, types
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "name": "weather", "call_id": CALL_ID, "arguments": "{}"}
-# Of what the types allow, what this server does not do: the place of the value, and the code.
+# Values that the types allow and this server does not support: their path and error code.
 REFUSED = {
     "item.content[0].type": "unsupported_content_type",
     "item.type": "invalid_value",
@@ -26,7 +26,7 @@ REFUSED = {
     "session.truncation": "invalid_value",  # this server keeps whole conversations
     "session.type": "unsupported_session_type",
 }
-# Of a state that the events are not in: no such item, nothing to cancel or to commit.
+# Codes of events that need another state: no such item, nothing to cancel or to commit.
 STATE = {
     "item_delete_invalid_item_id",
     "item_retrieve_invalid_item_id",
@@ -44,20 +44,20 @@ def is_expected(error: dict[str, Any], event: dict[str, Any]) -> bool:
     return error["code"] in STATE or REFUSED.get(error["param"]) == error["code"]
 
 
-async def answers_to(client, event: dict[str, Any]) -> list[dict[str, Any]]:
-    """Everything that comes of one event, to the end of the response that it asks for."""
+async def events_after(client, event: dict[str, Any]) -> list[dict[str, Any]]:
+    """All events of the server that follow one event, to the end of the response if it has one."""
     client.send_raw(json.dumps(event))
     client.send("conversation.item.retrieve", item_id="marker", event_id="marker")
-    answers = []
-    while not is_marker(answer := await client.next()):
-        answers.append(answer)
-    if "response.created" in types(answers) and "response.done" not in types(answers):
-        answers += await client.until("response.done")
-    return answers
+    received = []
+    while not is_marker(event := await client.next()):
+        received.append(event)
+    if "response.created" in types(received) and "response.done" not in types(received):
+        received += await client.until("response.done")
+    return received
 
 
-def is_marker(answer: dict[str, Any]) -> bool:
-    return answer["type"] == "error" and answer["error"]["event_id"] == "marker"
+def is_marker(event: dict[str, Any]) -> bool:
+    return event["type"] == "error" and event["error"]["event_id"] == "marker"
 
 
 async def prepare(client) -> None:
@@ -68,25 +68,25 @@ async def prepare(client) -> None:
 
 
 async def try_out_types(allowed: list[dict[str, Any]]) -> int:
-    """Returns how many were accepted."""
+    """Returns the number of accepted events."""
     n_accepted = 0
     async with connected(FakeOrchestrator()) as client:
         await prepare(client)
         for event in allowed:
-            errors = [a["error"] for a in await answers_to(client, event) if a["type"] == "error"]
+            errors = [a["error"] for a in await events_after(client, event) if a["type"] == "error"]
             assert all(is_expected(error, event) for error in errors), (event, errors)
             n_accepted += not errors
-            if event["type"] == "session.update":  # the next begins as this one did
+            if event["type"] == "session.update":  # the next event begins with the same settings
                 client.update(tools=[WEATHER], output_modalities=["audio"])
                 await client.find("session.updated")
     return n_accepted
 
 
-async def test_nothing_is_refused_that_the_types_of_the_protocol_allow():
+async def test_everything_that_the_protocols_types_allow_is_accepted():
     assert await try_out_types(list(events())) > 200
 
 
-async def test_what_a_session_shows_can_be_sent_back():
+async def test_the_settings_of_a_session_can_be_sent_again():
     async with connected(FakeOrchestrator()) as client:
         client.update(instructions="Be kind.", audio={"output": {"voice": "bob"}})
         shown = (await client.expect("session.updated"))["session"]
@@ -108,7 +108,7 @@ async def test_what_a_session_shows_can_be_sent_back():
     ],
     ids=json.dumps,
 )
-async def test_what_newer_clients_send_is_accepted(session):
+async def test_parameters_of_newer_clients_are_accepted(session):
     async with connected(FakeOrchestrator()) as client:
         client.update(**session)
         await client.expect("session.updated")
@@ -145,7 +145,7 @@ BETA = {
 
 
 @pytest.mark.parametrize("path", BETA)
-async def test_a_key_of_the_beta_is_an_error_with_the_name_it_has_now(path):
+async def test_the_error_for_a_key_of_the_beta_has_its_present_name(path):
     value, known = BETA[path]
     holder, key = path.split(".")
     kind = {"session": "session.update", "response": "response.create"}[holder]
@@ -153,7 +153,7 @@ async def test_a_key_of_the_beta_is_an_error_with_the_name_it_has_now(path):
     async with connected(FakeOrchestrator()) as client:
         await prepare(client)
         before = await session_of(client)
-        # What stands beside it is not applied either.
+        # The other settings of the event are not applied either.
         client.send(kind, event_id="e", **{holder: {**fields, "instructions": "new", key: value}})
         error = (await client.expect("error"))["error"]
         assert (error["code"], error["event_id"]) == ("unknown_parameter", "e")
@@ -170,7 +170,7 @@ async def test_a_key_of_the_beta_is_an_error_with_the_name_it_has_now(path):
         ("user", "audio", "input_audio"),
     ],
 )
-async def test_content_of_the_beta_is_an_error_with_the_name_it_has_now(role, kind, known):
+async def test_the_error_for_content_of_the_beta_has_its_present_name(role, kind, known):
     item = {"type": "message", "role": role, "content": [{"type": kind, "text": "Hello."}]}
     async with connected(FakeOrchestrator()) as client:
         client.send("conversation.item.create", item=item)
@@ -182,7 +182,7 @@ async def test_content_of_the_beta_is_an_error_with_the_name_it_has_now(role, ki
         assert f"'{known}'" in error["message"]
 
 
-async def test_an_event_of_the_beta_is_an_error_with_the_name_it_has_now():
+async def test_the_error_for_an_event_of_the_beta_has_its_present_name():
     async with connected(FakeOrchestrator()) as client:
         client.send("transcription_session.update", session={"input_audio_format": "pcm16"})
         error = (await client.expect("error"))["error"]
@@ -195,14 +195,14 @@ async def session_of(client) -> dict[str, Any]:
     return (await client.expect("session.updated"))["session"]
 
 
-# --- keys that nobody has ---
+# --- keys of no protocol ---
 
-# Below these, clients say what they like.
+# Below these paths, clients may send any key.
 FREE = ("parameters", "metadata", "variables")
 
 
 def with_one_more_key(value: Any, path: str = "") -> Iterator[tuple[Any, str]]:
-    """Copies of a value, each with an unknown key in another of its objects; and the key's path."""
+    """Copies of a value, each with an unknown key in another of its objects, and the key's path."""
     if isinstance(value, dict):
         yield {**value, "no_such_key": 1}, f"{path}.no_such_key".lstrip(".")
         for key, part in value.items():
@@ -216,13 +216,13 @@ def with_one_more_key(value: Any, path: str = "") -> Iterator[tuple[Any, str]]:
 
 
 def shapes_of(allowed: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
-    """Of every event that could be, in which an unknown key is the only fault."""
+    """Copies of the valid events, each with an unknown key as its only fault; the key's path."""
     changed = (pair for event in allowed for pair in with_one_more_key(event))
     return [(event, at) for event, at in changed if not REFUSED.keys() & set(_places(event))]
 
 
 def _places(event: dict[str, Any]) -> Iterator[str]:
-    """Where the event has something that is refused in any case."""
+    """Paths of the event's values that are refused without an unknown key."""
     item = event.get("item") or {}
     listed = (event.get("response") or {}).get("input") or [{}]
     for place, each in (("item", item), ("response.input[0]", listed[0])):
@@ -241,13 +241,13 @@ def _places(event: dict[str, Any]) -> Iterator[str]:
 
 
 async def try_out_unknown_keys(allowed: list[dict[str, Any]]) -> int:
-    """Returns in how many places."""
+    """Returns the number of places that were tried."""
     shapes = shapes_of(allowed)
     async with connected(FakeOrchestrator()) as client:
         await prepare(client)
         before = await session_of(client)
         for event, at in shapes:
-            [error] = await answers_to(client, event)
+            [error] = await events_after(client, event)
             assert error["type"] == "error", event
             assert error["error"]["code"] == "unknown_parameter", (event, error)
             assert error["error"]["param"] == at
@@ -255,7 +255,7 @@ async def try_out_unknown_keys(allowed: list[dict[str, Any]]) -> int:
     return len(shapes)
 
 
-async def test_an_unknown_key_anywhere_is_one_error_with_its_path_and_changes_nothing():
+async def test_an_unknown_key_is_one_error_with_its_path_and_changes_nothing():
     assert await try_out_unknown_keys(list(events())) > 600
 
 
@@ -270,7 +270,7 @@ async def test_an_unknown_key_anywhere_is_one_error_with_its_path_and_changes_no
         ("frames", {"threshold": 0.5}),
     ],
 )
-async def test_a_setting_of_another_kind_of_turn_detection_is_named(kind, keys):
+async def test_the_error_names_a_setting_of_another_turn_detection(kind, keys):
     [name] = keys
     async with connected(FakeOrchestrator()) as client:
         client.update(output_modalities=["text"])
@@ -288,22 +288,22 @@ async def test_a_setting_of_another_kind_of_turn_detection_is_named(kind, keys):
 SECRETS = "/v1/realtime/client_secrets"
 
 
-async def test_client_secrets_take_what_the_types_of_the_protocol_allow():
+async def test_client_secrets_accept_everything_that_the_protocols_types_allow():
     transport = httpx.ASGITransport(app_of(FakeOrchestrator()))
     n_accepted = 0
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         for body in client_secret_requests():
-            answer = await http.post(SECRETS, json=body)
-            if answer.status_code == 200:
+            response = await http.post(SECRETS, json=body)
+            if response.status_code == 200:
                 n_accepted += 1
                 continue
-            error = answer.json()["error"]
+            error = response.json()["error"]
             is_expected = REFUSED.get(error["param"]) == error["code"]
-            # Its functions come with it, or it chooses none.
+            # Without its functions, the session chooses none.
             assert is_expected or error["param"] == "session.tool_choice", (body, error)
             for changed, at in with_one_more_key(body):
-                answer = await http.post(SECRETS, json=changed)
-                assert answer.status_code == 400, (changed, at)
+                response = await http.post(SECRETS, json=changed)
+                assert response.status_code == 400, (changed, at)
     assert n_accepted > 80
 
 
@@ -321,11 +321,11 @@ async def test_client_secrets_take_what_the_types_of_the_protocol_allow():
         ({"session": {"type": "realtime", "instructions": "\ud800"}}, "session.instructions", ""),
     ],
 )
-async def test_client_secrets_name_the_parameter_that_they_refuse(body, param, known):
+async def test_the_error_of_client_secrets_names_the_parameter(body, param, known):
     transport = httpx.ASGITransport(app_of(FakeOrchestrator()))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-        answer = await http.post(SECRETS, content=json.dumps(body))
-    assert answer.status_code == 400
-    error = answer.json()["error"]
+        response = await http.post(SECRETS, content=json.dumps(body))
+    assert response.status_code == 400
+    error = response.json()["error"]
     assert error["param"] == param
     assert known in error["message"]

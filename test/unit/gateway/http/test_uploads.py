@@ -1,4 +1,4 @@
-"""Files as clients send them: what they say of themselves need not be true."""
+"""Files of clients, whose headers may be wrong."""
 
 import io
 import struct
@@ -26,7 +26,7 @@ def tone(seconds: float, rate_hz: int, n_channels: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("rate_hz", [8_000, 16_000, 22_050, 44_101, 48_000, 192_000])
 @pytest.mark.parametrize("n_channels", [1, 2])
-def test_every_usual_rate_is_heard_as_it_sounds(rate_hz, n_channels):
+def test_every_usual_rate_keeps_its_pitch(rate_hz, n_channels):
     audio = read_audio(file_of(tone(2.5, rate_hz, n_channels), rate_hz), max_s=10)
     assert audio.duration_s == pytest.approx(2.5, abs=0.002)
     middle = audio.pcm[4000:-4000].astype(float)
@@ -36,7 +36,7 @@ def test_every_usual_rate_is_heard_as_it_sounds(rate_hz, n_channels):
 
 
 @pytest.mark.parametrize("rate_hz", [1, 3_999, 384_001, 1_999_999_999])
-def test_a_rate_that_nobody_records_at_is_refused_before_anything_is_read(rate_hz):
+def test_an_absurd_sample_rate_is_refused_before_the_file_is_read(rate_hz):
     data = bytearray(file_of(tone(0.01, 8_000), 8_000))
     data[24:28] = struct.pack("<I", rate_hz)
     with pytest.raises(BadInputError, match=f"at {rate_hz} Hz"):
@@ -48,7 +48,7 @@ def test_hundreds_of_channels_are_refused():
         read_audio(file_of(np.zeros((100, 200), np.int16), 16_000), max_s=10)
 
 
-def test_just_long_enough_is_heard_and_longer_is_refused():
+def test_a_file_at_the_limit_is_read_and_a_longer_one_is_refused():
     data = file_of(tone(2.0, 16_000), 16_000, "FLAC")
     assert read_audio(data, max_s=2.0).duration_s == pytest.approx(2.0)
     with pytest.raises(BadInputError, match=r"longer than 1\.9 s"):
@@ -56,7 +56,7 @@ def test_just_long_enough_is_heard_and_longer_is_refused():
 
 
 @pytest.mark.parametrize("data", [b"", b"RIFF", b"no audio at all", b"\0" * 5000])
-def test_what_is_no_audio_is_refused(data):
+def test_bytes_that_are_not_audio_are_refused(data):
     with pytest.raises(BadInputError, match=r"no audio file|no .data. chunk"):
         read_audio(data, max_s=10)
 

@@ -7,7 +7,7 @@ import pytest
 from sglang_live.core import TextPart
 from sglang_live.gateway.audio.codec import PCM
 from sglang_live.gateway.realtime.conversation import assistant_item
-from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem, cut_at_word
+from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem, truncate_at_word
 from test.unit.gateway.fakes import done, reply_of
 
 WORDS = "one two three four five six seven eight nine ten"
@@ -26,7 +26,7 @@ def reply(n_frames=40, *, words=WORDS, n_sent=None, marked=True) -> AssistantIte
 
 def completed(n_frames=40, **fields) -> AssistantItem:
     item = reply(n_frames, **fields)
-    item.learn(done(item=reply_of(WORDS), n_frames=n_frames))
+    item.set_end(done(item=reply_of(WORDS), n_frames=n_frames))
     item.close("completed")
     return item
 
@@ -35,9 +35,9 @@ def interrupted(heard_ms, *, n_frames=20, end=None, **fields) -> AssistantItem:
     item = reply(n_frames, **fields)
     item.close("incomplete", stopped=True)
     if heard_ms is not None:
-        item.hear(heard_ms)
+        item.end_playback(heard_ms)
     if end:
-        item.learn(end)
+        item.set_end(end)
     return item
 
 
@@ -68,33 +68,33 @@ def test_an_equal_cut_keeps_the_key():
     item.truncate(1600)
     key = item.history().key
     item.truncate(1610)
-    item.hear(500.0)
+    item.end_playback(500.0)
     assert item.history().key == key
 
 
 def test_the_clients_cut_overrides_our_own_in_both_directions():
     item = completed()
-    item.hear(800.0)
+    item.end_playback(800.0)
     item.truncate(1600)
     assert len(item.history().token_ids) == 5
     other = completed()
-    other.hear(1600.0)
+    other.end_playback(1600.0)
     other.truncate(800)
     assert len(other.history().token_ids) == 2
-    assert not other.hear(3000.0)
+    assert not other.end_playback(3000.0)
     assert len(other.history().token_ids) == 2
 
 
 def test_a_client_that_heard_everything_gets_the_whole_reply_back():
     item = completed()
-    item.hear(800.0)
+    item.end_playback(800.0)
     item.truncate(3200)
     assert item.history().key == "reply:" + WORDS
 
 
 def test_the_sum_of_all_packets_is_all_of_it_whatever_rounding_made_of_it():
     item = completed()
-    assert not item.hear(sum([80.0] * 40) - 1e-9)
+    assert not item.end_playback(sum([80.0] * 40) - 1e-9)
     assert item.history().key == "reply:" + WORDS
 
 
@@ -109,7 +109,7 @@ def test_an_interrupted_reply_waits_for_its_tokens_and_goes_by_the_callers_pace(
     item = interrupted(800.0)
     # Until the turn has ended only the text is known.
     assert item.history().token_ids is None
-    item.learn(end_of())
+    item.set_end(end_of())
     assert item.history().token_ids == (1, 2)
     assert item.history().parts == (TextPart("one two"),)
 
@@ -137,7 +137,7 @@ def test_of_a_cancelled_text_the_text_that_was_sent_counts():
     item = AssistantItem("item", "text")
     item.add_text("one two", 2)
     item.close("incomplete", stopped=True)
-    item.learn(end_of())
+    item.set_end(end_of())
     assert item.history().token_ids == (1, 2)
     assert item.history().parts == (TextPart("one two"),)
 
@@ -160,7 +160,7 @@ def test_text_ends_with_the_last_whole_character_of_the_tokens():
     item.add_text("é", 3)  # two tokens
     item.made_bytes = 10 * FRAME_BYTES
     item.audio_sent(bytes(10 * FRAME_BYTES))
-    item.learn(done(item=reply_of("x y z"), n_frames=10))
+    item.set_end(done(item=reply_of("x y z"), n_frames=10))
     item.close("completed")
     item.truncate(560)
     assert item.history().token_ids == (1, 2)
@@ -170,7 +170,7 @@ def test_text_ends_with_the_last_whole_character_of_the_tokens():
 def test_tokens_without_text_are_still_kept():
     item = reply(10, words="one")
     item._marks = [(3, 3)]
-    item.learn(done(item=reply_of("x y z"), n_frames=10))
+    item.set_end(done(item=reply_of("x y z"), n_frames=10))
     item.close("completed")
     item.truncate(300)
     assert (item.history().parts, item.history().token_ids) == ((), (1,))
@@ -178,9 +178,9 @@ def test_tokens_without_text_are_still_kept():
 
 def test_a_cut_says_whether_there_was_anything_to_cut():
     item = completed()
-    assert item.hear(800.0)
-    assert not item.hear(800.0)
-    assert not completed().hear(3200.0)
+    assert item.end_playback(800.0)
+    assert not item.end_playback(800.0)
+    assert not completed().end_playback(3200.0)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +196,11 @@ def test_a_cut_says_whether_there_was_anything_to_cut():
     ],
 )
 def test_text_is_cut_between_words(whole, ratio, cut):
-    assert cut_at_word(whole, ratio) == cut
+    assert truncate_at_word(whole, ratio) == cut
 
 
 def test_a_reply_that_ends_in_blanks_is_cut_in_linear_time():
     began_s = time.process_time()
-    assert assistant_item.cut_at_word("Well." + " " * 50_000, 1.0) == "Well."
+    assert assistant_item.truncate_at_word("Well." + " " * 50_000, 1.0) == "Well."
     # Of the processor's time. Before: about 40 s.
     assert time.process_time() - began_s < 2

@@ -90,7 +90,7 @@ def test_it_expires():
 
 
 def test_they_do_not_fill_the_memory(monkeypatch):
-    monkeypatch.setattr(client_secrets, "_MOST", 2)
+    monkeypatch.setattr(client_secrets, "_MAX", 2)
     now = [0.0]
     secrets = ClientSecrets(lambda: now[0])
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_they_do_not_fill_the_memory(monkeypatch):
 
 
 def test_one_key_does_not_take_all_there_may_be(monkeypatch):
-    monkeypatch.setattr(client_secrets, "_MOST_OF_ONE", 2)
+    monkeypatch.setattr(client_secrets, "_MAX_OF_OWNER", 2)
     secrets = ClientSecrets(lambda: 0.0)
     for _ in range(2):
         secrets.make(ClientSecretForm(), owner="k")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from test.protocol.ga_events import events
 from test.unit.gateway.fakes import FakeOrchestrator, connected
-from test.unit.gateway.http.test_unknown_parameters import BETA, answers_to, is_marker, prepare
+from test.unit.gateway.http.test_unknown_parameters import BETA, events_after, is_marker, prepare
 
 # More by hand: N_FUZZED=20000.
 N_FUZZED = int(os.environ.get("N_FUZZED", "1000"))
@@ -63,7 +63,7 @@ async def try_out(fuzzed: list[dict[str, Any]]) -> int:
         for number, event in enumerate(fuzzed):
             event = {**event, "event_id": f"e{number}"}
             before = await shown(client), client.wire.seen.item_ids
-            answers = await answers_to(client, event)
+            answers = await events_after(client, event)
             errors = [a["error"] for a in answers if a["type"] == "error"]
             assert len(errors) <= 1, (event, errors)
             for error in errors:

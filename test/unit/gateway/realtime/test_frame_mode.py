@@ -56,7 +56,10 @@ async def test_every_frame_is_taken_in_and_answered():
     turn = orchestrator.turns[-1]
     assert (turn.wants_audio, turn.max_output_tokens, turn.frame_s) == (False, 3, 0.16)
     assert len(turn.history[-1].parts[0].pcm) == 160 * 16
-    assert orchestrator.session.beats[:1] == [0.16] and orchestrator.session.beats[-1] is None
+    assert (
+        orchestrator.session.frame_modes[:1] == [0.16]
+        and orchestrator.session.frame_modes[-1] is None
+    )
 
 
 async def test_the_conversation_so_far_comes_before_the_frames():

@@ -213,6 +213,6 @@ def test_a_response_that_cannot_be_closed_is_over_all_the_same(monkeypatch):
 
 def test_what_a_reply_says_is_not_in_its_name():
     item = AssistantItem("item_1", "audio", text="A secret.")
-    item.learn(done("A secret."))
+    item.set_end(done("A secret."))
     item.close("completed")
     assert "secret" not in repr(item)

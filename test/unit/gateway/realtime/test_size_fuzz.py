@@ -18,7 +18,7 @@ from sglang_live.core import AudioPart, HistoryItem, TurnEvent, TurnRequest
 from sglang_live.errors import ContextLengthError
 from sglang_live.stages.thinker.fitting_history import newest_that_fit, room_for_header
 from test.unit.gateway.fakes import FakeOrchestrator, FakeSession, connected, done, tone
-from test.unit.gateway.http.test_unknown_parameters import WEATHER, answers_to
+from test.unit.gateway.http.test_unknown_parameters import WEATHER, events_after
 
 from .test_event_fuzz import shown
 
@@ -143,7 +143,7 @@ async def try_out(events: list[dict[str, Any]]) -> None:
         for number, event in enumerate(events):
             event = {**event, "event_id": f"e{number}"}
             before = await shown(client), client.wire.seen.item_ids
-            answers = await answers_to(client, event)
+            answers = await events_after(client, event)
             for answer in answers:
                 if answer["type"] == "error":
                     seen[answer["error"]["code"]] += 1

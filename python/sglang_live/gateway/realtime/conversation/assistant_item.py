@@ -1,8 +1,8 @@
-"""A reply in the conversation: what was sent of it, what was heard of it, what the model sees.
+"""Assistant item: its sent audio and text, the part that was heard, the part that the model sees.
 
-Owner: the Conversation that holds the item; one response fills it. It changes while it is being
-sent, when the turn says what it generated, and when it is cut. Every change of what the model
-sees gives the item a new history key.
+Owner: the Conversation that holds the item; one response fills it. It changes while it is sent,
+when its turn ends, and when it is truncated. Every change of the part that the model sees gives
+the item a new history key.
 """
 
 import re
@@ -22,8 +22,8 @@ from sglang_live.interaction.audio_alignment import PRIOR_FRAMES_PER_TOKEN, hear
 
 _FRAME_MS = 1000 * FRAME_S
 _ROUNDING_MS = 0.5
-# Words, or single characters of scripts that write without spaces (CJK, kana, Thai).
-# Not from within blanks: a reply that ends in thousands would be scanned from each of them.
+# Words, or single characters of scripts without spaces (CJK, kana, Thai). A match does not start
+# within blanks: a text that ends in thousands of them would be scanned from each one.
 _WORD = re.compile(
     r"(?<!\s)\s*(?:[\u0e00-\u0e7f\u2e80-\u9fff\uf900-\ufaff]|[^\s\u0e00-\u0e7f\u2e80-\u9fff]+)"
 )
@@ -33,13 +33,15 @@ _WORD = re.compile(
 class AssistantItem(Item):
     """A message of the assistant.
 
-    text: everything sent, as text or as transcript of the audio.
-    made_bytes, sent_bytes: audio there is, and audio the network took, in audio_format.
-    stopped: ended before it was complete; what was not sent was never said.
-    heard_ms: what our own clock says was heard, once playback ended early.
-    truncated_ms: what the client says, which counts for more; what it cut off once stays off.
-    frames_per_token: pace to expect of audio that is not complete.
-    audio: what was sent, for retrieval; None when it would not fit into one frame.
+    text: all text so far, of the message or of its audio's transcript.
+    made_bytes: audio that exists, in audio_format.
+    sent_bytes: audio that the network has taken, in audio_format.
+    stopped: the response ended before it was complete; unsent audio does not count as spoken.
+    heard_ms: end of the heard audio by the playback clock; None: playback did not end early.
+    truncated_ms: end of the heard audio by the client, which takes precedence and never grows;
+        None: the client has not truncated the item.
+    frames_per_token: expected pace of incomplete audio.
+    audio: sent audio, for retrieval; None if it does not fit into one frame.
     """
 
     id: str
@@ -47,7 +49,7 @@ class AssistantItem(Item):
     audio_format: WireFormat = PCM
     frames_per_token: float = PRIOR_FRAMES_PER_TOKEN
     status: Status = "in_progress"
-    text: str = field(default="", repr=False)  # nor anything else of what was said, in a log
+    text: str = field(default="", repr=False)  # no words of a conversation in a log
     made_bytes: int = 0
     sent_bytes: int = 0
     stopped: bool = False
@@ -69,17 +71,17 @@ class AssistantItem(Item):
 
     @property
     def visible_text(self) -> str:
-        """The text up to the cut."""
+        """The text up to the end of the heard audio."""
         tokens = self._tokens_kept()
         if tokens is not None:
             return self.text[: self._text_length(tokens)]
         end_ms = self._end_ms
         if end_ms is None or end_ms >= self.made_ms:
             return self.text
-        return cut_at_word(self.text, end_ms / self.made_ms)
+        return truncate_at_word(self.text, end_ms / self.made_ms)
 
     def add_text(self, text: str, n_tokens: int) -> None:
-        """n_tokens: tokens that all text so far stands for; 0 if that is not known."""
+        """n_tokens: number of tokens of all text so far; 0 if it is unknown."""
         self.text += text
         if n_tokens:
             self._marks.append((n_tokens, len(self.text)))
@@ -92,35 +94,35 @@ class AssistantItem(Item):
                 self.audio = None
 
     def close(self, status: Status, *, stopped: bool = False) -> None:
-        """No more will be sent than is on its way."""
+        """End the item. Nothing is sent any more except events that are already queued."""
         self.status, self.stopped = status, stopped
-        self._remember()
+        self._update_history()
 
-    def learn(self, end: TurnDone) -> None:
-        """The turn has ended: what the model's session holds now."""
+    def set_end(self, end: TurnDone) -> None:
+        """Set the end of the turn, which has what the model's session holds now."""
         self._end = end
-        self._remember()
+        self._update_history()
 
-    def hear(self, heard_ms: float) -> bool:
-        """Playback ended early, after heard_ms. Returns whether that leaves less of the item."""
+    def end_playback(self, heard_ms: float) -> bool:
+        """End the playback early, after heard_ms. Returns whether the item becomes shorter."""
         text, end_ms = self.visible_text, self.made_ms if self._end_ms is None else self._end_ms
-        # Sums of durations are not exact; the end must be recognised as the end.
+        # Sums of durations are not exact; the end must still count as the end.
         self.heard_ms = self.made_ms if heard_ms > self.made_ms - _ROUNDING_MS else heard_ms
-        self._remember()
+        self._update_history()
         return self.truncated_ms is None and (self.heard_ms < end_ms or self.visible_text != text)
 
     def truncate(self, audio_end_ms: int) -> None:
-        """The caller heard audio_end_ms of it; the model shall not believe it said more."""
+        """Drop the audio after audio_end_ms, which the user did not hear, from the item."""
         self.truncated_ms = (
             audio_end_ms if self.truncated_ms is None else min(self.truncated_ms, audio_end_ms)
         )
-        self._remember()
+        self._update_history()
 
     def history(self) -> HistoryItem | None:
         return self._history
 
     def part(self) -> dict[str, Any]:
-        """The content part as response.content_part.* names it, which is not as items do."""
+        """The content part in the form of response.content_part.*; its types differ from items."""
         if self.modality == "text":
             return {"type": "text", "text": self.visible_text}
         return {"type": "audio", "transcript": self.visible_text}
@@ -135,34 +137,33 @@ class AssistantItem(Item):
 
     @property
     def _end_ms(self) -> float | None:
-        """Where the item was cut, by the best evidence there is."""
+        """End of the heard audio: the client's value before the playback clock's."""
         return self.heard_ms if self.truncated_ms is None else self.truncated_ms
 
     def _tokens_kept(self) -> int | None:
-        """How many tokens of the reply the model said; None if only its text is known."""
-        ids = self._end.item.token_ids if self._end else None
-        if not ids or not self._marks:
+        """Number of the turn's tokens that were spoken; None if only the text is known."""
+        end = self._end
+        ids = end.item.token_ids if end else None
+        if end is None or not ids or not self._marks:
             return None
         if self.modality == "text":
             return min(len(ids), self._marks[-1][0]) if self.stopped else len(ids)
         end_ms = self._end_ms
         if not self.stopped and (end_ms is None or end_ms >= self.made_ms):
             return len(ids)
-        # Without a word of what was heard, what was sent counts.
+        # Without an end of the heard audio, all sent audio counts as heard.
         end_ms = self.sent_ms if end_ms is None else min(end_ms, self.sent_ms)
-        n_frames = self._end.n_frames or (0 if self.stopped else round(self.made_ms / _FRAME_MS))
+        n_frames = end.n_frames or (0 if self.stopped else round(self.made_ms / _FRAME_MS))
         return heard_tokens(
             end_ms / 1000,
-            n_tokens=self._marks[-1][0]
-            if self._end.function_calls
-            else len(ids),  # calls are not spoken
+            n_tokens=self._marks[-1][0] if end.function_calls else len(ids),  # calls are not spoken
             n_frames=n_frames,
-            spoken=self._end.spoken,
+            spoken=end.spoken,
             frames_per_token=self.frames_per_token,
         )
 
     def _text_length(self, n_tokens: int) -> int:
-        """Characters that n_tokens stand for; a character may take several tokens."""
+        """Number of characters of n_tokens; a character may take several tokens."""
         if n_tokens >= self._marks[-1][0]:
             return len(self.text)
         return max((length for tokens, length in self._marks if tokens <= n_tokens), default=0)
@@ -177,23 +178,24 @@ class AssistantItem(Item):
             shown["audio"] = encode_base64(bytes(self.audio[:n_bytes]))
         return shown
 
-    def _remember(self) -> None:
-        """Work out the history item anew; an equal one keeps its key."""
+    def _update_history(self) -> None:
+        """Compute the history item again; an equal one keeps its key."""
         if self.status == "in_progress":
             return
         text, tokens = self.visible_text, self._tokens_kept()
         reply = self._end.item if self._end else None
-        if tokens is None:
+        ids = reply.token_ids if reply else None
+        if tokens is None or ids is None:
             if reply and text == self.text and not self.stopped:
                 self._history = reply
             else:
-                self._keep(text, None)
-        elif tokens >= len(reply.token_ids):
+                self._set_history(text, None)
+        elif tokens >= len(ids):
             self._history = reply
         else:
-            self._keep(text, reply.token_ids[:tokens])
+            self._set_history(text, ids[:tokens])
 
-    def _keep(self, text: str, ids: tuple[int, ...] | None) -> None:
+    def _set_history(self, text: str, ids: tuple[int, ...] | None) -> None:
         parts = (TextPart(text),) if text else ()
         known = self._history
         if not (text if ids is None else ids):
@@ -204,8 +206,8 @@ class AssistantItem(Item):
             )
 
 
-def cut_at_word(text: str, ratio: float) -> str:
-    """The first words of text that end within ratio (0..1) of its length."""
+def truncate_at_word(text: str, ratio: float) -> str:
+    """The first words of a text that end within ratio (0 to 1) of its length."""
     limit = int(len(text) * ratio)
     end = 0
     for word in _WORD.finditer(text):

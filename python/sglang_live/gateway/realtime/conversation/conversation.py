@@ -1,6 +1,6 @@
 """The default conversation of one session: its items, in order.
 
-Owner: one Conversation per connection. Emits nothing; those who change it report it.
+Owner: one Conversation per connection. It emits no events; the code that changes it does.
 """
 
 from collections.abc import Collection
@@ -12,21 +12,22 @@ from sglang_live.gateway.realtime.conversation.function_call import FunctionCall
 from sglang_live.gateway.realtime.conversation.items import Item
 from sglang_live.gateway.realtime.item_budget import ItemBudget
 
-# Clients retrieve the item they just truncated, not old ones.
-_REPLIES_WITH_AUDIO = 2
-# Hours of talk; the bound is for clients that create items in a loop.
+# Clients retrieve the item that they have just truncated, not older ones.
+_ASSISTANT_ITEMS_WITH_AUDIO = 2
+# Hours of speech; the limit is for clients that create items in a loop.
 _MAX_ITEMS = 4096
-# When full, drop a quarter at once: each drop makes the model's session recompute its prefix.
+# A full conversation drops a quarter at once: after each drop, the model's session recomputes its
+# prefix.
 _KEEP_WHEN_FULL = 0.75
-# Outputs of calls that have left the conversation still come; of how many is remembered.
+# Ids that are kept of function calls: an output may come after its call has left the conversation.
 _MAX_CALL_IDS = 4096
 ROOT = "root"
 
 
 class Conversation:
     """
-    promised_id: of an item that is to come; nobody else may have it.
-    call_ids: of function calls, also of those that have left, the oldest first.
+    promised_id: id reserved for an item that is not inserted yet, or None.
+    call_ids: ids of function calls, also of those that have left, oldest first.
     """
 
     promised_id: str | None = None
@@ -37,7 +38,7 @@ class Conversation:
         self._max_bytes, self.budget = max_bytes, budget
         self._items: list[Item] = []
         self._by_id: dict[str, Item] = {}
-        self._bytes_by_id: dict[str, int] = {}  # as they came in: replies have their own bounds
+        self._bytes_by_id: dict[str, int] = {}  # at insertion: assistant items grow within limits
         self._total_bytes = 0
 
     def __contains__(self, item_id: str) -> bool:
@@ -45,7 +46,7 @@ class Conversation:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """In order, as they are now."""
+        """All items in order, as a snapshot."""
         return tuple(self._items)
 
     @property
@@ -53,7 +54,7 @@ class Conversation:
         return self._items[-1].id if self._items else None
 
     def get(self, item_id: str, *, action: str) -> Item:
-        """Raises ClientEventError with the code that clients know for this action."""
+        """The item. Raises ClientEventError with the protocol's code for this action."""
         item = self._by_id.get(item_id)
         if item is None:
             raise ClientEventError(
@@ -99,7 +100,7 @@ class Conversation:
         if item.call_id is not None:
             self.remember_call(item.call_id)
         if isinstance(item, AssistantItem):
-            self._forget_old_audio()
+            self._drop_old_audio()
         return self._items[at - 1].id if at else None
 
     def id_before(self, item: Item) -> str | None:
@@ -107,7 +108,7 @@ class Conversation:
         return self._items[at - 1].id if at else None
 
     def remember_call(self, call_id: str) -> None:
-        """An output for this call may come from now on."""
+        """Accept an output for this call from now on."""
         self.call_ids[call_id] = None
         if len(self.call_ids) > _MAX_CALL_IDS:
             del self.call_ids[next(iter(self.call_ids))]
@@ -121,7 +122,7 @@ class Conversation:
         self._items.remove(item)
 
     def drop_oldest_if_full(self) -> list[str]:
-        """Keep the session's memory bounded. Returns the ids of the items that left."""
+        """Drop the oldest items if the conversation is full. Returns their ids."""
         alone = len(self._items) <= 1
         if not self._over(self._max_bytes, _MAX_ITEMS) and (alone or not self.budget.over):
             return []
@@ -135,32 +136,34 @@ class Conversation:
         return dropped
 
     def close(self) -> None:
-        """Give back what its items took. Safe to call twice."""
+        """Release the memory of all items. Safe to call twice."""
         for item in self.items:
             self.delete(item)
 
     def seen_as(self, keys: Collection[str]) -> list[Item]:
-        """The items that the model now sees under these keys, in order."""
+        """The items whose last history key is one of these, in order."""
         keys = frozenset(keys)
         seen = ((item, item.pieces()) for item in self._items)
         return [item for item, pieces in seen if pieces and pieces[-1].key in keys]
 
     def calls_with(self, item: Item) -> list[Item]:
-        """The calls that the model made in the same breath, which the item stands for."""
+        """The function calls of the same turn that this item represents in the history."""
         if (seen := item.history()) is None or not isinstance(
             item, AssistantItem | FunctionCallItem
         ):
             return []
         calls = [call for call in self._items if isinstance(call, FunctionCallItem)]
-        carried = [call for call in calls if call.carried_by is item and call.history() is None]
+        carried: list[Item] = [
+            call for call in calls if call.carried_by is item and call.history() is None
+        ]
         return carried if seen.token_ids is not None else []
 
     def _over(self, max_bytes: float, max_items: float) -> bool:
-        # The newest item stays, however large: it is what the caller just said.
+        # The newest item stays, however large: it is the user's last utterance.
         n_items = len(self._items)
         return n_items > 1 and (self._total_bytes > max_bytes or n_items > max_items)
 
-    def _forget_old_audio(self) -> None:
-        replies = [item for item in self._items if isinstance(item, AssistantItem)]
-        for reply in replies[:-_REPLIES_WITH_AUDIO]:
-            reply.audio = None
+    def _drop_old_audio(self) -> None:
+        items = [item for item in self._items if isinstance(item, AssistantItem)]
+        for item in items[:-_ASSISTANT_ITEMS_WITH_AUDIO]:
+            item.audio = None

@@ -1,4 +1,4 @@
-"""The conversation.item.* events of a client, and items that leave by themselves.
+"""The conversation.item.* events of a client, and items that the server drops.
 
 In: one event. Out: a changed Conversation and the server events that report it; or
 ClientEventError and no change.
@@ -22,8 +22,8 @@ from sglang_live.gateway.realtime.events import (
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.telemetry.metrics import GatewayMetrics
 
-# Clients compute the cut from what they played, rounded and sometimes ahead by a buffer. An
-# error here is fatal to some of them, so small excess is clamped.
+# Clients compute the end from what they have played, rounded and sometimes a buffer too late. Some
+# of them end at an error, so a small excess is accepted.
 TRUNCATE_TOLERANCE_MS = 500
 
 
@@ -44,7 +44,7 @@ class ConversationEvents:
         self._max_audio_bytes = max_bytes
 
     def add(self, item: Item, after_id: str | None = None) -> None:
-        """Put a complete item into the conversation and report it."""
+        """Insert a complete item into the conversation and report it."""
         before = self.conversation.insert(item, after_id)
         for kind in ("added", "done"):
             self._emit(f"conversation.item.{kind}", previous_item_id=before, item=item.to_json())
@@ -54,20 +54,21 @@ class ConversationEvents:
         for item_id in self.conversation.drop_oldest_if_full():
             self._report_dropped(item_id, "full")
 
-    def let_go(self, keys: Collection[str], *, response_id: str) -> None:
-        """Drop the items whose history keys these are: the model's session has forgotten them.
+    def drop_compacted(self, keys: Collection[str], *, response_id: str) -> None:
+        """Drop the items with these history keys, which the model's session has compacted.
 
         Args:
-            lane: the response whose turn did so. Its response.done comes before their events.
+            response_id: response whose turn compacted them. Its response.done comes first.
         """
         for item in self.conversation.seen_as(keys) if keys else ():
-            # Calls went with the words that carried them: they must not be told again.
+            # Function calls that an item represents leave with it; else the next turn's history
+            # would have them again, as text.
             for gone in (item, *self.conversation.calls_with(item)):
                 self.conversation.delete(gone)
                 self._report_dropped(gone.id, "window", response_id)
 
     async def create(self, event: ItemCreate, audio_format: WireFormat) -> None:
-        """Raises ClientEventError; CapacityError while all conversations together are full."""
+        """Raises ClientEventError, or CapacityError while all conversations together are full."""
         self.conversation.check_insert(event.item.id, event.previous_item_id)
         item = build_item(
             event.item,
@@ -77,7 +78,7 @@ class ConversationEvents:
             call_ids=self.conversation.call_ids,
         )
         await self._context_limit.check_item(item, event.item, "item")
-        # Meanwhile a response may have put in, or dropped, an item.
+        # Meanwhile a response may have inserted or dropped an item.
         self.conversation.check_insert(event.item.id, event.previous_item_id)
         self.conversation.budget.check(item.size_bytes)
         self.add(item, event.previous_item_id)

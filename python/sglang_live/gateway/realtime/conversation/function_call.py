@@ -1,8 +1,8 @@
-"""A call that the model made, as an item of the conversation.
+"""Function call of the model, as an item of the conversation.
 
-Owner: the Conversation that holds it. What the model generated, words and calls, is one reply in
-its session; of the items that show it the first stands for it, the others stand for nothing. If
-the first was cut or deleted, the call must be told again in words.
+Owner: the Conversation that holds it. Text and function calls of a turn are several items but one
+history item: the first of the items represents it, the others have no history. If the first one
+was truncated or deleted, a function call is in the history as text of its own.
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ from sglang_live.gateway.tools import FunctionCall
 class FunctionCallItem(Item):
     """
     Args:
-        reply: all that the model generated with this call.
-        carrier: the item that stands for it; None: this one.
+        reply: history item of the whole turn.
+        carrier: item that represents it; None: this one.
     """
 
     def __init__(self, call: FunctionCall, reply: HistoryItem, carrier: Item | None):

@@ -1,9 +1,10 @@
-"""From an item as a client writes it to an item of the conversation.
+"""Conversion of a client's item form into an item of the conversation.
 
-In: ItemForm. Out: Item, or ClientEventError with the path of the bad field.
+In: ItemForm. Out: Item, or ClientEventError with the path of the faulty field.
 """
 
 from collections.abc import Container
+from typing import Literal
 
 import orjson
 
@@ -18,7 +19,9 @@ from sglang_live.gateway.realtime.conversation.items import (
     FunctionItem,
     Item,
     MessageItem,
+    MessageRole,
     TextContent,
+    TextKind,
     call_in_words,
 )
 from sglang_live.gateway.realtime.events import (
@@ -30,15 +33,18 @@ from sglang_live.gateway.realtime.events import (
 )
 from sglang_live.gateway.tools import check_name
 
-# Of one item. More than any model reads, and little enough to be told back to the client.
+ContentKind = TextKind | Literal["input_audio"]
+
+# Of one item: more than any model reads, and short enough to be echoed to the client.
 MAX_TEXT_CHARACTERS = 1 << 20
 _MAX_PARTS = 256
 
-_CONTENT_OF_ROLE = {
+_CONTENT_OF_ROLE: dict[str, tuple[ContentKind, ...]] = {
     "system": ("input_text",),
     "user": ("input_text", "input_audio"),
     "assistant": ("output_text",),
 }
+_ROLES: dict[str, MessageRole] = {"system": "system", "user": "user", "assistant": "assistant"}
 
 
 def build_item(
@@ -53,11 +59,11 @@ def build_item(
 
     Args:
         max_bytes: audio in one event, decoded.
-        path: where the item stands in the event, for errors.
-        call_ids: of the calls that an output can belong to.
+        path: place of the item in the event, for errors.
+        call_ids: ids of function calls that an output can belong to.
     Raises:
-        ClientEventError: unknown role, content that the role cannot have, arguments that are no
-            JSON, or an output of no call.
+        ClientEventError: unknown role, content that the role cannot have, arguments that are not
+            JSON, or an output without a function call.
     """
     item_id = form.id or new_id("item")
     check_text(_characters(form), path)
@@ -73,7 +79,8 @@ def build_item(
                 param=f"{path}.call_id",
             )
         return _function_call_output(item_id, form)
-    if form.role not in _CONTENT_OF_ROLE:
+    role = _ROLES.get(form.role)
+    if role is None:
         raise ClientEventError(f"Unknown role {cut(form.role)!r}.", param=f"{path}.role")
     if len(form.content) > _MAX_PARTS:
         raise ClientEventError(f"At most {_MAX_PARTS} parts.", param=f"{path}.content")
@@ -81,11 +88,11 @@ def build_item(
         _content(part, form, audio_format, max_bytes=max_bytes, path=f"{path}.content[{index}]")
         for index, part in enumerate(form.content)
     ]
-    return MessageItem(item_id, form.role, content)
+    return MessageItem(item_id, role, content)
 
 
 def check_text(n_characters: int, path: str) -> None:
-    """Raises ClientEventError: more than MAX_TEXT_CHARACTERS."""
+    """Raises ClientEventError if a text has more than MAX_TEXT_CHARACTERS."""
     if n_characters > MAX_TEXT_CHARACTERS:
         raise ClientEventError(
             f"{n_characters} characters of text: at most {MAX_TEXT_CHARACTERS}.",
@@ -95,7 +102,7 @@ def check_text(n_characters: int, path: str) -> None:
 
 
 def check_arguments(text: str, path: str) -> None:
-    """Raises ClientEventError: no JSON object. Empty, or null, is a call without arguments."""
+    """Raises ClientEventError if arguments are no JSON object. Empty text and null are valid."""
     try:
         arguments = orjson.loads(text or "null")
     except orjson.JSONDecodeError as error:
@@ -115,7 +122,8 @@ def _characters(form: ItemForm) -> int:
 def _content(
     part: ContentForm, form: MessageForm, audio_format: WireFormat, *, max_bytes: int, path: str
 ) -> TextContent | AudioContent:
-    if part.type not in _CONTENT_OF_ROLE[form.role]:
+    kind = next((kind for kind in _CONTENT_OF_ROLE[form.role] if kind == part.type), None)
+    if kind is None:
         allowed = " or ".join(_CONTENT_OF_ROLE[form.role])
         known = ga_part(form.role, part.type)
         hint = f" The protocol has '{known}'." if known else ""
@@ -125,12 +133,12 @@ def _content(
             code="unsupported_content_type",
             param=f"{path}.type",
         )
-    field = "audio" if part.type == "input_audio" else "text"
+    field = "audio" if kind == "input_audio" else "text"
     value = getattr(part, field)
     if value is None:
         raise missing_parameter(f"{path}.{field}")
-    if field == "text":
-        return TextContent(part.type, value)
+    if kind != "input_audio":
+        return TextContent(kind, value)
     raw = decode_base64(value, audio_format, max_bytes=max_bytes, param=f"{path}.audio")
     return AudioContent(decode_clip(raw, audio_format), part.transcript)
 

@@ -1,10 +1,10 @@
-"""Conversation items: what the protocol shows of them and what the model sees of them.
+"""Conversation items: their form in the protocol and in the model's history.
 
 Owner: the Conversation that holds the item. Only assistant items change (assistant_item.py).
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,14 +15,16 @@ from sglang_live.gateway.audio.codec import WireFormat, encode_base64, encode_cl
 from sglang_live.gateway.ids import new_id
 
 Status = Literal["in_progress", "completed", "incomplete"]
+MessageRole = Literal["system", "user", "assistant"]
+TextKind = Literal["input_text", "output_text"]
 
-# With audio beyond this, base64 and envelope would pass the 1 MiB frame some clients allow.
+# With more audio, base64 and envelope exceed 1 MiB, the limit of a frame in some clients.
 MAX_RETRIEVED_AUDIO_BYTES = 700_000
 
 
 @dataclass(frozen=True, slots=True)
 class TextContent:
-    kind: Literal["input_text", "output_text"]
+    kind: TextKind
     text: str
 
     def to_json(self, audio_format: WireFormat | None) -> dict[str, Any]:
@@ -60,9 +62,10 @@ class AudioContent:
 
 
 class Item:
-    """What all items have. `to_json(audio_format)` includes audio only when given a format.
+    """Base of all items. `to_json(audio_format)` includes audio only if a format is given.
 
-    has_left: the conversation holds it no more. call_id: of a function call.
+    call_id: id of a function call; None for other items.
+    has_left: whether the item has left the conversation.
     """
 
     id: str
@@ -73,13 +76,13 @@ class Item:
         raise NotImplementedError
 
     def history(self) -> HistoryItem | None:
-        """The item as the model sees it, or None while there is nothing to see."""
+        """The item in the model's history, or None if it has no content."""
         raise NotImplementedError
 
     def pieces(self) -> tuple[HistoryItem, ...]:
-        """The same as the model's session holds it."""
-        seen = self.history()
-        return () if seen is None else (seen,)
+        """The history items of this item in the model's session: several after a turn prefill."""
+        history = self.history()
+        return () if history is None else (history,)
 
     @property
     def size_bytes(self) -> int:
@@ -87,18 +90,18 @@ class Item:
 
 
 class MessageItem(Item):
-    """A message that came in whole.
+    """A message that is complete from the beginning.
 
-    pieces: in which it is taken in, if some of it was while it was said.
-    is_speech: whether its audio holds any, for judge(); None: it does.
-    is_silent: it was judged to hold no speech. The client has the item, the model does not see it.
+    pieces: history items of a turn prefill; empty without one.
+    is_speech: returns whether the audio has speech, for judge(); None: it has.
+    is_silent: judge() found no speech. The client has the item, the model's history has not.
     """
 
     def __init__(
         self,
         item_id: str,
-        role: Literal["system", "user", "assistant"],
-        content,
+        role: MessageRole,
+        content: Iterable[TextContent | AudioContent],
         pieces: tuple[HistoryItem, ...] = (),
         is_speech: Callable[[], bool] | None = None,
     ):
@@ -125,14 +128,14 @@ class MessageItem(Item):
         return self._is_speech is not None
 
     def judge(self) -> None:
-        """Find out whether its audio is speech; takes milliseconds the first time."""
+        """Determine whether the audio has speech; takes milliseconds the first time."""
         judged, self._is_speech = self._is_speech, None
         if judged is not None and not judged():
             self.is_silent = True
             self._history, self._pieces = None, ()
 
     def transcribed(self, text: str) -> None:
-        """What its audio says. The model goes on hearing the audio."""
+        """Set the transcript of the audio. The model's history keeps the audio."""
         self.content = tuple(
             replace(part, transcript=text) if isinstance(part, AudioContent) else part
             for part in self.content
@@ -144,8 +147,8 @@ class MessageItem(Item):
 
 
 def call_in_words(name: str, arguments: str) -> HistoryItem:
-    """A call in the form in which models of the Hermes line (Qwen) write it: they must recognise
-    it as something they said themselves."""
+    """A function call as text, in the form that models of the Hermes family (Qwen) write, so that
+    it looks like their own."""
     written = "{}" if arguments in ("", "null") else arguments
     call = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {written}}}'
     text = f"<tool_call>\n{call}\n</tool_call>"

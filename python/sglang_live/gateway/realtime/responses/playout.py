@@ -135,7 +135,7 @@ class Playout:
 
     def _cut(self, answer: Answer, heard_s: float, *, says_so: bool) -> None:
         item = answer.item
-        if item is None or item.modality != "audio" or not item.hear(heard_s * 1000):
+        if item is None or item.modality != "audio" or not item.end_playback(heard_s * 1000):
             return
         if says_so and not item.has_left:
             self._outbox.emit(

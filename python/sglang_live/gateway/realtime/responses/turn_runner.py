@@ -254,7 +254,7 @@ class Turns:
                 self.metrics.turn_marks_s.labels(mark).observe(at_s)
             self._complete(run, end)
         if not run.plan.stateless:
-            self.items.let_go(end.gone, response_id=run.plan.response_id)
+            self.items.drop_compacted(end.gone, response_id=run.plan.response_id)
         self.settle(run)
 
     def _complete(self, run: Run, end: TurnDone) -> None:

@@ -108,7 +108,7 @@ class ResponseWriter:
     def learn(self, end: TurnDone) -> None:
         """A response that was ended early: what its turn generated."""
         if self.item:
-            self.item.learn(end)
+            self.item.set_end(end)
 
     def cancel(self, reason: str) -> None:
         """reason: "turn_detected" or "client_cancelled"."""
@@ -201,7 +201,7 @@ class ResponseWriter:
 
     def _close_item(self, item: AssistantItem, status: str, end: TurnDone | None) -> None:
         if end:
-            item.learn(end)
+            item.set_end(end)
         shown: Status = "completed" if status == "completed" else "incomplete"
         item.close(shown, stopped=status == "cancelled")
         address = self._part_address(item)
