@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from sglang_live import launch_server
+from sglang_live import shutdown
 from sglang_live.gateway.draining import Drain
 
 from .fakes import MODEL, FakeOrchestrator, app_of, spoken
@@ -150,7 +150,7 @@ async def stopping():
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
     def begin(drain_s: float):
-        launch_server._stop_on_signals(server, drain, drain_s)
+        shutdown.stop_on_signals(server, drain, drain_s)
         return server, drain
 
     yield begin
@@ -173,7 +173,7 @@ async def test_the_first_signal_drains_and_the_server_ends_when_nothing_runs(sto
 
 
 async def test_the_limit_ends_a_drain(stopping, monkeypatch):
-    monkeypatch.setattr(launch_server, "_CLOSING_S", 0.01)
+    monkeypatch.setattr(shutdown, "_CLOSING_S", 0.01)
     server, drain = stopping(0)
     drain.begin_serving()
     signal.raise_signal(signal.SIGTERM)
