@@ -40,7 +40,7 @@ async def test_a_session_of_three_turns_with_an_interruption(server, tmp_path):
     cut = [line for line in model if "interrupted, heard" in line]
     assert cut and 0.2 <= float(re.search(r"heard ([\d.]+) s", cut[0])[1]) < 60
     assert (clients, server_lines) == ("1", [])
-    assert "U0" in urgency or urgency == "nobody"
+    assert "U0" in urgency or urgency == "none"
     assert client.complaints == []
     own = (server.http, server.ws, "data:")
     assert [address for address in client.asked if not address.startswith(own)] == []
@@ -91,7 +91,7 @@ async def test_all_controls_are_reachable_by_keyboard_and_have_names():
             await page.keyboard.press("Tab")
             reached.append(await page.evaluate("document.activeElement.id"))
         assert [name for name in reached if name][:4] == ["talk", "clip", "text", "transcript"]
-        for name in ("Talk", "Mute", "Ask a recorded question", "Stop the answer", "Send"):
+        for name in ("Talk", "Mute", "Ask a recorded question", "Stop the response", "Send"):
             assert await page.get_by_role("button", name=name, exact=True).count() == 1
         assert await page.get_by_label("Or type").count() == 1
         assert await page.get_by_role("log").count() == 1

@@ -113,7 +113,7 @@ async def test_reconnecting_ends_after_the_last_attempt():
         is_up = False
         await client.page.evaluate(LOSE)
         await client.page.wait_for_selector("#talk:text-is('Talk')")
-        assert await client.text("#status") == "the server answers 503"
+        assert await client.text("#status") == "the server returned status 503"
         is_up = True
         await ask(client, "two")
         await says(client, "All right.")

@@ -217,7 +217,7 @@ async def test_a_failed_transcription_is_shown():
         await client.page.click("#clip")
         await client.page.wait_for_selector("#transcript .note")
         [said] = await client.lines("you")
-        assert "not written down: no thinker now" in said
+        assert "not transcribed: no thinker now" in said
 
 
 async def test_a_suspended_audio_device_resumes_during_the_session():

@@ -1,7 +1,7 @@
-// Who may call. Calls are opened with a secret, for which a key is changed at once; the key itself
-// is kept in memory alone, for the server's counts, which are for holders of a key.
+// Keys and client secrets. A key is exchanged for a secret at once, and sessions open with the
+// secret. The key stays in memory only, for /metrics, which needs a key.
 
-const SECRET_S = 7200; // the longest there is
+const SECRET_S = 7200; // the server's maximum
 const MARGIN_S = 60;
 const UNKNOWN = "the server does not know this key";
 
@@ -10,14 +10,14 @@ let authorization = {};
 
 export class KeyWanted extends Error {}
 
-// Subprotocols to open a call with.
+// The subprotocols of a session's socket.
 export async function admission() {
   if (secret && Date.now() < secret.until) {
     return ["realtime", `openai-insecure-api-key.${secret.value}`];
   }
   const answer = await ask("/v1/models");
   if (answer.status === 401) throw new KeyWanted("a key, please");
-  if (!answer.ok) throw new Error(`the server answers ${answer.status}`);
+  if (!answer.ok) throw new Error(`the server returned status ${answer.status}`);
   return ["realtime"];
 }
 
@@ -26,7 +26,7 @@ export function counts() {
 }
 
 export async function useKey(key) {
-  // No header could carry any other.
+  // Headers hold only printable ASCII.
   if (!/^[\x20-\x7e]+$/.test(key)) throw new KeyWanted(UNKNOWN);
   const bearer = { Authorization: `Bearer ${key}` };
   const answer = await ask("/v1/realtime/client_secrets", {
@@ -37,13 +37,13 @@ export async function useKey(key) {
   if (answer.status === 401) throw new KeyWanted(UNKNOWN);
   const body = await answer.json();
   if (!answer.ok) throw new Error(body.error.message);
-  // Counted from here: the clocks of server and browser may differ.
+  // Relative to this clock: those of server and browser may differ.
   authorization = bearer;
   secret = { value: body.value, until: Date.now() + (SECRET_S - MARGIN_S) * 1000 };
 }
 
-// A socket was not opened, and browsers do not say why. A server that was started anew does not
-// know its secrets any more; one that is down knows them when it is back.
+// Checks the secret after a socket did not open, for which browsers give no reason. A restarted
+// server has deleted its secrets; a server that is unreachable keeps them.
 export async function doubt() {
   if (secret && (await ask("/v1/models")).status === 401) {
     secret = null;
@@ -55,6 +55,6 @@ async function ask(path, options) {
   try {
     return await fetch(path, options);
   } catch {
-    throw new Error("the server does not answer");
+    throw new Error("the server is unreachable");
   }
 }

@@ -1,4 +1,4 @@
-// The page: its buttons, and the call that they begin and end.
+// The page: its buttons, and the call that they start and end.
 
 import { KeyWanted, useKey } from "./admission.js";
 import { Call } from "./call.js";
@@ -8,12 +8,12 @@ import { Transcript } from "./transcript.js";
 
 const CLIP = "/page/question.flac";
 
-// Without https browsers give neither a microphone nor the thread that sound is played from.
+// Without https, browsers offer neither a microphone nor audio worklets.
 const hasSound = window.isSecureContext;
 const wave = new Wave($("wave"));
 const transcript = new Transcript();
 let call = null;
-let wanted = async () => {}; // what was asked for when the server wanted a key first
+let wanted = async () => {}; // the action to repeat once a key is entered
 
 function showCall() {
   $("talk").textContent = call ? "Hang up" : "Talk";
@@ -35,7 +35,8 @@ async function begin() {
   if (call === fresh) showCall();
 }
 
-// In a call, which is begun for it if there is none. With a key first, where the server wants one.
+// Runs an action in the call, and starts a call if there is none. If the server needs a key, the
+// action runs after the key is entered.
 async function inCall(action) {
   wanted = action;
   const begun = call ? null : begin();
@@ -43,7 +44,7 @@ async function inCall(action) {
   try {
     await (begun ?? mine.opening);
   } catch (error) {
-    if (call !== mine) return; // hung up meanwhile
+    if (call !== mine) return; // the user has hung up
     await hangUp();
     throw error;
   }
@@ -72,7 +73,7 @@ function tell(error) {
   }
 }
 
-// Buttons may fail for reasons that their user should read.
+// Shows the reason if a button's action fails.
 function press(id, kind, action) {
   $(id).addEventListener(kind, async (event) => {
     event.preventDefault();
@@ -131,7 +132,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") call?.stop();
 });
 
-// What a phone took away it gives back to who touches it.
+// A phone that has suspended the audio resumes it only after a touch or key.
 for (const kind of ["pointerdown", "keydown", "visibilitychange"]) {
   document.addEventListener(kind, () => call?.audio?.wake());
 }

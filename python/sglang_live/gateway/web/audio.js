@@ -1,4 +1,4 @@
-// The audio of a call: microphone or recording in, answers out. 24 kHz throughout.
+// The audio of a call: input from microphone or recording, output of responses. All at 24 kHz.
 
 export const RATE_HZ = 24000;
 
@@ -9,15 +9,16 @@ const NO_MICROPHONE = {
 };
 
 export class CallAudio {
-  // onBlock(Int16Array): 20 ms of what is said. onPlayed(name, samples): how much of it was
-  // given to the device. onSound(isOn): the device was taken away, or came back.
-  // onSilence(): the microphone is gone.
+  // onBlock(Int16Array): 20 ms of input.
+  // onPlayed(name, samples): number of samples of an item that the device has received.
+  // onSound(isOn): the audio device was suspended or has resumed.
+  // onSilence(): the microphone was disconnected.
   constructor({ onBlock, onPlayed, onSound, onSilence }) {
     this.onBlock = onBlock;
     this.onPlayed = onPlayed;
     this.onSound = onSound;
     this.onSilence = onSilence;
-    this.isOn = undefined; // until it is open
+    this.isOn = undefined; // before open()
     this.closed = new Promise((done) => (this.ended = done));
   }
 
@@ -26,10 +27,10 @@ export class CallAudio {
     await this.context.audioWorklet.addModule("/page/worklets.js");
     this.capture = new AudioWorkletNode(this.context, "capture", { numberOfOutputs: 1 });
     this.capture.port.onmessage = ({ data }) => this.onBlock(data);
-    // Nothing is heard of it, but only what leads somewhere runs.
+    // Inaudible, but browsers run only nodes that are connected to the destination.
     this.silence = new GainNode(this.context, { gain: 0 });
     this.capture.connect(this.silence).connect(this.context.destination);
-    // Recordings are said to who is muted, too.
+    // A gain of the microphone alone, so that mute does not silence recordings.
     this.microphone = new GainNode(this.context);
     this.microphone.connect(this.capture);
     this.player = new AudioWorkletNode(this.context, "player", { outputChannelCount: [1] });
@@ -40,7 +41,7 @@ export class CallAudio {
     this.context.addEventListener("statechange", () => this.wake());
   }
 
-  // Phones take the device away when somebody rings, and return it at a touch at the latest.
+  // Phones suspend the audio for a phone call, and resume it at the latest after a touch.
   async wake() {
     const state = this.context?.state;
     if (this.isOn === undefined || state === "closed") return;
@@ -69,14 +70,14 @@ export class CallAudio {
     } catch (error) {
       throw new Error(NO_MICROPHONE[error.name] ?? `no microphone: ${error.message}`);
     }
-    // Who hung up while the browser asked does not want to be heard any more.
+    // The user may hang up while the browser requests the permission.
     if (this.context.state === "closed") return release(stream);
     this.stream = stream;
     for (const track of stream.getTracks()) track.addEventListener("ended", () => this.onSilence());
     this.context.createMediaStreamSource(stream).connect(this.microphone);
   }
 
-  // Say a recording as if it were spoken. Resolves when it has been said, or the call is over.
+  // Plays a recording into the input. Resolves at its end or the end of the call.
   async say(url) {
     this.recording ??= await this.context.decodeAudioData(await (await fetch(url)).arrayBuffer());
     const source = new AudioBufferSourceNode(this.context, { buffer: this.recording });

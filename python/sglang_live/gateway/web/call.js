@@ -1,4 +1,4 @@
-// A call: sound, and one connection after another while the network loses them.
+// A call: its audio, and a session, which is opened again when the network loses its connection.
 
 import { admission, doubt, KeyWanted } from "./admission.js";
 import { CallAudio } from "./audio.js";
@@ -7,10 +7,10 @@ import { Gauges } from "./gauges.js";
 import { Ended, Session } from "./session.js";
 
 const AGAIN_AFTER_MS = [500, 1000, 2000, 4000, 8000];
-const STEADY_MS = 10_000; // who was up for so long begins to count anew
+const STEADY_MS = 10_000; // a connection that lasted this long resets the number of attempts
 
 export class Call {
-  // hasSound: false: it is written only. onOver(Error): it has ended by itself.
+  // hasSound: false for text only. onOver(Error): the call has ended without the user.
   constructor({ hasSound, transcript, wave, onOver }) {
     this.transcript = transcript;
     this.wave = wave;
@@ -27,7 +27,7 @@ export class Call {
       onBlock: (samples) => this.session?.said(samples),
       onPlayed: (itemId, samples) => this.session?.rendered(itemId, samples),
       onSound: (isOn) => {
-        if (!isOn) show("status", "the sound is interrupted: touch the page to go on");
+        if (!isOn) show("status", "the sound is interrupted: touch the page to continue");
         else if (this.session?.isUp) this.session.showState();
       },
       onSilence: () =>
@@ -35,7 +35,7 @@ export class Call {
     });
   }
 
-  // Resolves when what is said is heard; again when it is after a connection was lost.
+  // Resolves when the server receives input. `opening` is a new promise after a lost connection.
   open() {
     this.opening = this.begin();
     return this.opening;
@@ -82,7 +82,7 @@ export class Call {
       if (this.isOver) return;
       try {
         await this.join();
-        this.transcript.tell("page", "note", "The connection was lost; the server has forgotten what was said before.");
+        this.transcript.tell("page", "note", "The connection was lost; the server starts a new conversation.");
         return;
       } catch (error) {
         if (error.isFinal || error instanceof KeyWanted) throw error;
@@ -96,7 +96,7 @@ export class Call {
     this.session.type(text);
   }
 
-  // While there is no connection nothing is being said that could be stopped.
+  // Without a connection there is no response to stop.
   stop() {
     this.session?.stop();
   }

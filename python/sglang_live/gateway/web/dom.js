@@ -1,8 +1,8 @@
-// The page's elements, by the names they have in index.html.
+// The page's elements, by their ids in index.html.
 
 export const $ = (id) => document.getElementById(id);
 
-// Screen readers hear of what changes, so what does not change is not written anew.
+// Screen readers announce every write, so an unchanged text is not written again.
 export function show(id, text) {
   if ($(id).textContent !== text) $(id).textContent = text;
 }

@@ -1,10 +1,10 @@
-// What the server says of itself in /metrics, for people.
+// The server's gauges on the page, read from /metrics.
 
 import { counts } from "./admission.js";
 
 const EVERY_MS = 2000;
 const CLASSES = ["u0", "u1", "u2"];
-// Device, host, disk. What callers hold between two turns counts as free, and is not in `used`.
+// Device, host, disk. KV of sessions between two turns counts as free and is not in `used`.
 const TIERS = [
   ["kv_tokens_used", "policy_tokens_idle"],
   ["policy_tokens_on_host"],
@@ -12,7 +12,7 @@ const TIERS = [
 ];
 
 export class Gauges {
-  // show(name, text): puts a text where the page has that name.
+  // show(id, text): writes a text into an element of the page.
   constructor(show) {
     this.show = show;
     this.before = null;
@@ -31,11 +31,11 @@ export class Gauges {
     let text;
     try {
       const answer = await counts();
-      if (answer.status === 401) return this.stop(); // this call was opened with a secret alone
+      if (answer.status === 401) return this.stop(); // /metrics needs a key
       if (!answer.ok) return;
       text = await answer.text();
     } catch {
-      this.show("sessions", "no answer");
+      this.show("sessions", "unreachable");
       return;
     }
     const now = parse(text);
@@ -46,7 +46,7 @@ export class Gauges {
   }
 }
 
-// What of it is shown. Streams of thinker and talker are counted together.
+// The values that are shown. Requests of thinker and talker are counted together.
 export function parse(text) {
   const found = { sessions: 0, kv: [0, 0, 0], seconds: { u0: 0, u1: 0, u2: 0 } };
   for (const line of text.split("\n")) {
@@ -68,8 +68,8 @@ function urgencyOf(before, now) {
   if (!before) return "–";
   const spent = CLASSES.map((name) => now.seconds[name] - before.seconds[name]);
   const all = spent.reduce((sum, seconds) => sum + seconds, 0);
-  if (all <= 0) return "nobody";
+  if (all <= 0) return "none";
   const share = (i) => Math.round((100 * spent[i]) / all);
-  // With spaces at which no line ends.
+  // With no-break spaces.
   return CLASSES.map((name, i) => `${name.toUpperCase()}\u00a0${share(i)}\u00a0%`).join(", ");
 }

@@ -1,9 +1,9 @@
-// The answers of one connection on their way to the ear.
+// Playback of the responses of one connection.
 
 import { Reply } from "./replies.js";
 
 export class Playback {
-  // send(type, fields): to the server. onCut(reply): its listener hears no more of it.
+  // send(type, fields): sends an event to the server. onCut(reply): the reply was truncated.
   constructor({ audio, wave, send, onCut }) {
     this.audio = audio;
     this.wave = wave;
@@ -24,7 +24,8 @@ export class Playback {
     if (reply.cutAt === null) this.audio.play(itemId, samples);
   }
 
-  // So many samples of it were given to the device. Returns whether they are its first.
+  // samples: number of samples of the item that the device has received. Returns whether they are
+  // its first ones.
   rendered(itemId, samples) {
     const reply = this.replies.get(itemId);
     if (!reply || reply.cutAt !== null) return false;
@@ -41,7 +42,7 @@ export class Playback {
     }
   }
 
-  // Drop what was not heard yet, and say so.
+  // Drops all audio that was not heard yet, and reports it to the server.
   cut() {
     this.audio?.cut();
     for (const reply of this.replies.values()) {
@@ -57,7 +58,7 @@ export class Playback {
     this.onCut(reply);
   }
 
-  // Nobody is there any more to be told.
+  // Drops the audio without a report: the connection is closed.
   close() {
     this.audio?.cut();
     for (const reply of this.replies.values()) {

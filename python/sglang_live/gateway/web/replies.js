@@ -1,4 +1,4 @@
-// Answers as their listener has them: how much came, how much was heard, how much was thrown away.
+// Audio of a response: how much was received, heard and discarded.
 
 import { RATE_HZ } from "./audio.js";
 
@@ -8,12 +8,12 @@ export class Reply {
   constructor(itemId) {
     this.itemId = itemId;
     this.received = 0; // samples
-    this.rendered = 0; // given to the device, which plays them a little later
+    this.rendered = 0; // samples that the device has received and plays a little later
     this.renderedAtMs = 0;
     this.latency = 0; // samples
-    this.surely = 0; // heard when the last of them were rendered
-    this.cutAt = null; // samples; null: it was not cut
-    this.peaks = []; // loudest sample of every 20 ms
+    this.surely = 0; // samples that were heard when the last ones were rendered
+    this.cutAt = null; // samples; null: it was not truncated
+    this.peaks = []; // loudest sample of each 20 ms
     this.ackedMs = 0;
   }
 
@@ -32,11 +32,11 @@ export class Reply {
     this.latency = latencyS * RATE_HZ;
   }
 
-  // Samples that had left the loudspeaker then.
+  // Number of samples that the loudspeaker has played at that time.
   heardAt(nowMs) {
     const since = ((nowMs - this.renderedAtMs) * RATE_HZ) / 1000;
     const out = Math.min(this.rendered, Math.floor(this.rendered - this.latency + since));
-    return Math.max(this.surely, out); // what was heard does not become unheard in a gap
+    return Math.max(this.surely, out); // the heard audio never shrinks, not even in a gap
   }
 
   cut(nowMs = performance.now()) {
@@ -71,7 +71,7 @@ export class Wave {
     this.drawn = "";
   }
 
-  // The picture is of one answer; a call of hours has many.
+  // Only one response is drawn; the peaks of earlier ones are deleted.
   show(reply) {
     if (this.reply) this.reply.peaks = [];
     this.reply = reply;
@@ -85,7 +85,7 @@ export class Wave {
     const at = reply?.heard;
     const state = reply ? [reply.itemId, reply.peaks.length, at, reply.cutAt] : [];
     const now = [width, height, ...state].join();
-    if (now === this.drawn) return; // nothing to see
+    if (now === this.drawn) return; // unchanged
     this.drawn = now;
     canvas.width = width;
     canvas.height = height;
@@ -97,7 +97,7 @@ export class Wave {
     const discarded = colour("--discarded");
     const paint = canvas.getContext("2d");
     const bar = 3 * scale;
-    // The ear stays where it can be seen, two thirds to the right at most.
+    // The end of the heard audio stays visible, at most two thirds to the right.
     const first = Math.max(0, at / PEAK_SAMPLES - (2 * width) / (3 * bar));
     for (let n = Math.floor(first); n < reply.peaks.length; n++) {
       const x = (n - first) * bar;

@@ -1,24 +1,24 @@
-// One connection to /v1/realtime: what is said into it, and what becomes of what it says.
+// One connection to /v1/realtime: the user's input, and the handlers of the server's events.
 
 import { RATE_HZ, fromBase64, toBase64 } from "./audio.js";
 import { $, show } from "./dom.js";
 import { Playback } from "./playback.js";
 
 const ACK_EVERY_MS = 500;
-const SILENCE_MS = 500; // of the server's turn detection, as the page asks for it
-const CLOCK_BLOCKS = 50; // of the microphone, by the earliest of which its clock is set
-// Closed on purpose: over, refused, full. Everything else is an accident.
+const SILENCE_MS = 500; // silence_duration_ms of the server's turn detection
+const CLOCK_BLOCKS = 50; // microphone blocks, the earliest of which sets the clock
+// Close codes that are intended: end, refusal, full server. Others are failures of the network.
 const ON_PURPOSE = [1000, 1008, 1013];
 
 export class Ended extends Error {
   constructor(message, isFinal) {
     super(message);
-    this.isFinal = isFinal; // asking again would not help
+    this.isFinal = isFinal; // another attempt would fail too
   }
 }
 
 export class Session {
-  // audio: null on a page that may only write. onLost(Ended): it was up, and is not any more.
+  // audio: null for text only. onLost(Ended): an open session has lost its connection.
   constructor({ audio, transcript, wave, onLost }) {
     this.audio = audio;
     this.transcript = transcript;
@@ -32,15 +32,15 @@ export class Session {
     });
     this.isUp = false;
     this.saidSamples = 0;
-    this.beganMs = []; // when the microphone's first sample was heard, by each of the last blocks
-    this.answering = null; // response
-    this.isExpecting = false; // a response, which was asked for or will follow what is being said
-    this.cancelling = 0; // cancels that the server has not answered: what comes is older than they
-    this.askedAtMs = null; // when the caller had finished, for the time to the first sound
-    this.speakingSinceMs = null; // by the server's clock
+    this.beganMs = []; // time of the microphone's first sample, computed from each recent block
+    this.answering = null; // id of the running response
+    this.isExpecting = false; // whether a response was requested or will follow the speech
+    this.cancelling = 0; // cancels without a result: audio that arrives is older than they
+    this.askedAtMs = null; // end of the user's turn, for the time to the first sound
+    this.speakingSinceMs = null; // start of the user's speech, by the server's clock
   }
 
-  // Resolves when the server has taken the settings: what is said before would be lost.
+  // Resolves when the server has applied the settings: earlier input would be lost.
   open(protocols) {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     this.socket = new WebSocket(`${scheme}://${location.host}/v1/realtime`, protocols);
@@ -50,7 +50,7 @@ export class Session {
       this.socket.addEventListener("message", ({ data }) => this.on(JSON.parse(data)));
       this.socket.addEventListener("open", () => (this.wasOpen = true));
       this.socket.addEventListener("close", ({ code, reason }) => {
-        const why = this.wasOpen ? reason || `connection lost (${code})` : "the server does not answer";
+        const why = this.wasOpen ? reason || `connection lost (${code})` : "the server is unreachable";
         const ended = new Ended(why, ON_PURPOSE.includes(code));
         fail(ended);
         if (this.isUp) this.onLost(ended);
@@ -71,7 +71,7 @@ export class Session {
     }
   }
 
-  // --- what the caller says ---
+  // --- input of the user ---
 
   said(samples) {
     if (!this.isUp) return;
@@ -90,7 +90,7 @@ export class Session {
     this.isExpecting = true;
   }
 
-  // What is being said is not wanted any more.
+  // Cancels the response and drops its buffered audio.
   stop() {
     if (!this.isUp) return;
     if (this.answering || this.isExpecting) {
@@ -101,7 +101,7 @@ export class Session {
     this.playback.cut();
   }
 
-  // --- what the caller hears ---
+  // --- playback ---
 
   rendered(itemId, samples) {
     const isFirst = this.playback.rendered(itemId, samples);
@@ -111,7 +111,7 @@ export class Session {
     this.askedAtMs = null;
   }
 
-  // --- what the server says ---
+  // --- events of the server ---
 
   on(event) {
     const handler = HANDLERS[event.type];
@@ -120,7 +120,7 @@ export class Session {
 
   showState() {
     const isListening = this.speakingSinceMs !== null;
-    show("status", isListening ? "listening" : this.answering ? "answering" : "connected");
+    show("status", isListening ? "listening" : this.answering ? "responding" : "connected");
   }
 }
 
@@ -152,7 +152,7 @@ const HANDLERS = {
   "input_audio_buffer.speech_stopped"(event) {
     const seconds = (event.audio_end_ms - SILENCE_MS - this.speakingSinceMs) / 1000;
     this.transcript.say(event.item_id, "you", `spoke for ${Math.max(0, seconds).toFixed(1)} s`);
-    // A block may come late to the page, never early.
+    // A block may reach the page late, never early.
     this.askedAtMs = Math.min(...this.beganMs) + event.audio_end_ms - SILENCE_MS;
     this.speakingSinceMs = null;
     this.showState();
@@ -172,7 +172,7 @@ const HANDLERS = {
   },
 
   "conversation.item.input_audio_transcription.failed"(event) {
-    this.transcript.note(event.item_id, `not written down: ${event.error.message}`);
+    this.transcript.note(event.item_id, `not transcribed: ${event.error.message}`);
   },
 
   "response.created"({ response }) {
@@ -203,7 +203,7 @@ const HANDLERS = {
   },
 
   error({ error }) {
-    if (error.code === "response_cancel_not_active") this.cancelling -= 1; // it was over already
+    if (error.code === "response_cancel_not_active") this.cancelling -= 1; // the response had already ended
     else if (this.isUp) this.transcript.tell("server", "error", error.message);
     else this.refused(error.message);
   },

@@ -1,4 +1,4 @@
-// What was said, line by line, the newest last. It outlives a connection that is lost.
+// The transcript, line by line, the newest last. It stays when a connection is lost.
 
 import { $, element } from "./dom.js";
 
@@ -7,13 +7,13 @@ export class Transcript {
     this.lines = new Map(); // by item
   }
 
-  // Somebody's words, which may come in pieces.
+  // Appends text to an item's line; it may come in pieces.
   say(itemId, who, text) {
     this.line(itemId, who).append(text);
     scroll();
   }
 
-  // What the caller said, in writing: after pieces of it comes the whole.
+  // Writes the transcript of the user's speech: pieces first, then the whole text.
   write(itemId, text, isWhole) {
     const line = this.line(itemId, "you");
     let words = line.querySelector(".words");

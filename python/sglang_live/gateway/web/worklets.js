@@ -1,15 +1,14 @@
-// The two ends of a call on the audio thread: what the microphone hears, and what is played.
-// Both speak 24 kHz to the page, whatever the device's rate is.
+// The audio worklets of a call: capture of the input, and the player of the output.
+// Their messages have 24 kHz, at any rate of the device.
 
 const RATE_HZ = 24000;
 const CAPTURE_SAMPLES = 480; // 20 ms
 
-// From one rate to another by the mean over each output sample's time: cheap, and soft on
-// what would alias.
+// Resampler by the mean over each output sample's time: cheap, and it attenuates aliases.
 class Resampler {
   constructor(fromHz, toHz) {
     this.step = fromHz / toHz;
-    this.at = 0; // where the next output sample begins, in input samples since the last block
+    this.at = 0; // start of the next output sample, in input samples since the last block
     this.sum = 0;
     this.weight = 0;
   }
@@ -57,7 +56,7 @@ class Capture extends AudioWorkletProcessor {
   }
 
   process([channels]) {
-    // Without anything connected there is silence: a listener must hear pauses, too.
+    // Silence if nothing is connected: the server's turn detection needs pauses too.
     const input = channels[0] ?? new Float32Array(128);
     this.resampler.run(input, (value) => {
       this.block[this.filled++] = 32767 * Math.max(-1, Math.min(1, value));
@@ -71,14 +70,14 @@ class Capture extends AudioWorkletProcessor {
   }
 }
 
-// Plays what the page gives it, in order, and says how much of it was played. `cut` drops the rest.
+// Plays the page's audio in order and reports how much was played. `cut` drops the rest.
 class Player extends AudioWorkletProcessor {
   constructor() {
     super();
     this.queue = []; // of {name, samples}
-    this.at = 0; // in the first one
-    this.fraction = 0; // between two of its samples
-    this.played = 0; // samples of the first one's name, since it began
+    this.at = 0; // sample in the first entry of the queue
+    this.fraction = 0; // position between two of its samples
+    this.played = 0; // samples of the current name that were played
     this.name = null;
     this.step = RATE_HZ / sampleRate;
     this.reported = 0;
@@ -91,14 +90,14 @@ class Player extends AudioWorkletProcessor {
 
   cut() {
     this.queue = [];
-    this.at = this.fraction = 0; // were in what is dropped; what comes next is played from its start
+    this.at = this.fraction = 0; // the next audio is played from its first sample
   }
 
   process(_inputs, [[output]]) {
     for (let i = 0; i < output.length && this.queue.length; i++) {
       const { name, samples } = this.queue[0];
       if (name !== this.name) {
-        this.report(); // the end of the one before
+        this.report(); // the end of the previous name
         this.name = name;
         this.played = this.reported = 0;
       }
@@ -110,7 +109,7 @@ class Player extends AudioWorkletProcessor {
         this.at += 1;
         this.played += 1;
       }
-      // Devices slower than 24 kHz take more than one sample at once.
+      // Devices below 24 kHz consume more than one sample per step.
       while (this.queue.length && this.at >= this.queue[0].samples.length) {
         this.at -= this.queue.shift().samples.length;
       }

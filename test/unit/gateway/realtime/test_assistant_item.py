@@ -52,7 +52,7 @@ def test_a_complete_reply_is_what_the_session_holds():
     assert item.visible_text == WORDS
 
 
-@pytest.mark.parametrize("cut", ["hear", "truncate"])
+@pytest.mark.parametrize("cut", ["end_playback", "truncate"])
 def test_a_cut_keeps_the_first_tokens_under_a_new_key_and_their_text(cut):
     item = completed()
     getattr(item, cut)(1600)
