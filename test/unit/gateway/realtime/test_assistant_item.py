@@ -1,4 +1,4 @@
-"""What the model is told of a reply that was not heard to its end."""
+"""The model's history of an assistant item that was not heard to its end."""
 
 import time
 
@@ -15,7 +15,7 @@ FRAME_BYTES = PCM.n_bytes(80)
 
 
 def reply(n_frames=40, *, words=WORDS, n_sent=None, marked=True) -> AssistantItem:
-    """One token a word, n_frames of audio."""
+    """An item of one token per word and n_frames of audio."""
     item = AssistantItem("item", "audio", frames_per_token=4.0)
     for n, word in enumerate(words.split(" ")):
         item.add_text(word if n == 0 else " " + word, n + 1 if marked else 0)
@@ -46,14 +46,14 @@ def end_of(words=WORDS, **fields):
     return done(status="interrupted", item=reply_of(words), **fields)
 
 
-def test_a_complete_reply_is_what_the_session_holds():
+def test_a_complete_item_is_the_sessions_own_history_item():
     item = completed()
     assert item.history().key == "reply:" + WORDS
     assert item.visible_text == WORDS
 
 
 @pytest.mark.parametrize("cut", ["end_playback", "truncate"])
-def test_a_cut_keeps_the_first_tokens_under_a_new_key_and_their_text(cut):
+def test_a_truncation_keeps_the_first_tokens_and_their_text_under_a_new_key(cut):
     item = completed()
     getattr(item, cut)(1600)
     heard = item.history()
@@ -63,7 +63,7 @@ def test_a_cut_keeps_the_first_tokens_under_a_new_key_and_their_text(cut):
     assert item.visible_text == "one two three four five"
 
 
-def test_an_equal_cut_keeps_the_key():
+def test_an_equal_truncation_keeps_the_key():
     item = completed()
     item.truncate(1600)
     key = item.history().key
@@ -72,7 +72,7 @@ def test_an_equal_cut_keeps_the_key():
     assert item.history().key == key
 
 
-def test_the_clients_cut_overrides_our_own_in_both_directions():
+def test_the_clients_truncation_overrides_the_playback_clock_in_both_directions():
     item = completed()
     item.end_playback(800.0)
     item.truncate(1600)
@@ -85,47 +85,47 @@ def test_the_clients_cut_overrides_our_own_in_both_directions():
     assert len(other.history().token_ids) == 2
 
 
-def test_a_client_that_heard_everything_gets_the_whole_reply_back():
+def test_a_client_that_heard_everything_restores_the_whole_item():
     item = completed()
     item.end_playback(800.0)
     item.truncate(3200)
     assert item.history().key == "reply:" + WORDS
 
 
-def test_the_sum_of_all_packets_is_all_of_it_whatever_rounding_made_of_it():
+def test_a_rounded_sum_of_all_packets_is_the_whole_item():
     item = completed()
     assert not item.end_playback(sum([80.0] * 40) - 1e-9)
     assert item.history().key == "reply:" + WORDS
 
 
-def test_nothing_heard_is_no_history_item():
+def test_an_item_of_which_nothing_was_heard_has_no_history():
     item = completed()
     item.truncate(0)
     assert item.history() is None
     assert item.visible_text == ""
 
 
-def test_an_interrupted_reply_waits_for_its_tokens_and_goes_by_the_callers_pace():
+def test_an_interrupted_item_gets_its_tokens_at_the_end_of_the_turn_and_uses_the_sessions_pace():
     item = interrupted(800.0)
-    # Until the turn has ended only the text is known.
+    # Before the end of the turn only the text is known.
     assert item.history().token_ids is None
     item.set_end(end_of())
     assert item.history().token_ids == (1, 2)
     assert item.history().parts == (TextPart("one two"),)
 
 
-def test_an_interrupted_reply_whose_audio_was_complete_is_spread_over_it():
+def test_tokens_of_an_interrupted_item_with_complete_audio_are_spread_over_it():
     item = interrupted(800.0, end=end_of(n_frames=20, spoken=True))
     assert item.history().token_ids == (1, 2, 3, 4, 5)
 
 
-def test_tokens_that_were_generated_but_never_sent_as_text_are_not_said():
+def test_tokens_that_were_generated_but_not_sent_as_text_do_not_count():
     end = end_of(WORDS + " eleven twelve")
     item = interrupted(1600.0, end=end)
     assert item.history().token_ids == (1, 2, 3, 4, 5)
 
 
-def test_of_a_cancelled_reply_what_was_sent_counts_until_the_client_says_less():
+def test_sent_audio_of_a_cancelled_item_counts_until_the_client_truncates_it():
     item = interrupted(None, n_sent=8, end=end_of())
     assert item.history().token_ids == (1, 2)
     item.audio_sent(bytes(4 * FRAME_BYTES))  # was on its way
@@ -133,7 +133,7 @@ def test_of_a_cancelled_reply_what_was_sent_counts_until_the_client_says_less():
     assert item.history().token_ids == (1,)
 
 
-def test_of_a_cancelled_text_the_text_that_was_sent_counts():
+def test_sent_text_of_a_cancelled_text_item_counts():
     item = AssistantItem("item", "text")
     item.add_text("one two", 2)
     item.close("incomplete", stopped=True)
@@ -142,7 +142,7 @@ def test_of_a_cancelled_text_the_text_that_was_sent_counts():
     assert item.history().parts == (TextPart("one two"),)
 
 
-def test_without_tokens_the_text_is_cut_in_proportion_at_a_word():
+def test_without_tokens_the_text_is_truncated_in_proportion_at_a_word():
     item = interrupted(800.0)
     assert item.history().parts == (TextPart("one two three four five"),)
     failed = reply()
@@ -167,7 +167,7 @@ def test_text_ends_with_the_last_whole_character_of_the_tokens():
     assert item.history().parts == (TextPart("a"),)
 
 
-def test_tokens_without_text_are_still_kept():
+def test_tokens_without_text_are_kept():
     item = reply(10, words="one")
     item._marks = [(3, 3)]
     item.set_end(done(item=reply_of("x y z"), n_frames=10))
@@ -176,7 +176,7 @@ def test_tokens_without_text_are_still_kept():
     assert (item.history().parts, item.history().token_ids) == ((), (1,))
 
 
-def test_a_cut_says_whether_there_was_anything_to_cut():
+def test_end_playback_returns_whether_the_item_becomes_shorter():
     item = completed()
     assert item.end_playback(800.0)
     assert not item.end_playback(800.0)
@@ -195,12 +195,12 @@ def test_a_cut_says_whether_there_was_anything_to_cut():
         ("Antidisestablishmentarianism", 0.9, ""),
     ],
 )
-def test_text_is_cut_between_words(whole, ratio, cut):
+def test_text_is_truncated_between_words(whole, ratio, cut):
     assert truncate_at_word(whole, ratio) == cut
 
 
-def test_a_reply_that_ends_in_blanks_is_cut_in_linear_time():
+def test_text_that_ends_in_blanks_is_truncated_in_linear_time():
     began_s = time.process_time()
     assert assistant_item.truncate_at_word("Well." + " " * 50_000, 1.0) == "Well."
-    # Of the processor's time. Before: about 40 s.
+    # Quadratic time would be about 40 s.
     assert time.process_time() - began_s < 2

@@ -1,4 +1,4 @@
-"""Whatever a client sends: exactly one answer, nothing changed, the connection alive."""
+"""Bad events: each gets exactly one error, changes nothing, and the connection stays open."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ DEEP = "[" * 50_000 + "]" * 50_000
         (b"\x00\x01", "invalid_event"),
     ],
 )
-async def test_a_frame_that_is_no_event_is_one_error(frame, code):
+async def test_a_frame_that_is_not_an_event_is_one_error(frame, code):
     async with connected(FakeOrchestrator()) as client:
         client.send_raw(frame)
         events = await client.settle()
@@ -85,7 +85,7 @@ async def test_a_frame_beyond_the_limit_is_an_error_and_not_read():
         assert error["code"] == "event_too_large"
 
 
-async def test_a_bug_of_ours_costs_one_event_and_not_the_call(monkeypatch, caplog):
+async def test_a_bug_ends_one_event_and_not_the_session(monkeypatch, caplog):
     def crash(self):
         raise RuntimeError("secret detail")
 
@@ -123,7 +123,7 @@ FIELDS = {
     "response.create": ["response"],
     "response.cancel": ["response_id"],
 }
-# Answers that report a change; one event may have several, an error never has company.
+# Events that report a change. One client event may have several; an error comes alone.
 LIKELY_VALUES = st.sampled_from(
     [
         {"type": "realtime"},
@@ -164,20 +164,20 @@ def client_events(draw):
 
 @settings(max_examples=150, derandomize=True)
 @given(st.lists(client_events(), min_size=1, max_size=6))
-def test_random_events_get_an_error_or_their_answer_and_the_connection_lives(events):
+def test_random_events_get_an_error_or_their_result_and_the_connection_stays_open(events):
     async def talk():
         async with connected(FakeOrchestrator()) as client:
             for event in events:
                 frame = json.dumps(event)
                 client.send_raw(frame)
                 client.send("conversation.item.retrieve", item_id="marker", event_id="marker")
-                answers = []
+                received = []
                 while True:
-                    answer = await client.next()
-                    if answer["type"] == "error" and answer["error"]["event_id"] == "marker":
+                    got = await client.next()
+                    if got["type"] == "error" and got["error"]["event_id"] == "marker":
                         break
-                    answers.append(answer)
-                errors = [a for a in answers if a["type"] == "error"]
+                    received.append(got)
+                errors = [a for a in received if a["type"] == "error"]
                 assert len(errors) <= 1
                 if is_refused(frame):
                     assert len(errors) == 1
@@ -190,8 +190,8 @@ def test_random_events_get_an_error_or_their_answer_and_the_connection_lives(eve
 
 @settings(max_examples=60, derandomize=True)
 @given(st.sampled_from(HOSTILE_SCHEMAS) | schemas(), json_values())
-def test_whatever_parameters_are_a_call_is_made_or_fails(parameters, argument):
-    """What a client says of its functions, and what the model then writes."""
+def test_with_any_parameters_a_function_call_is_sent_or_fails(parameters, argument):
+    """With any declared parameters, and any arguments that the model writes."""
     call = json.dumps({"name": "f", "arguments": {"x": argument}})
 
     async def talk():
@@ -219,7 +219,7 @@ def is_refused(frame: str) -> bool:
 
 @settings(max_examples=200, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.text() | st.binary(max_size=50).map(lambda raw: raw.decode("latin-1")))
-def test_no_text_makes_the_parser_fail_in_another_way(frame):
+def test_no_text_makes_the_parser_raise_another_error(frame):
     try:
         parse_client_event(frame)
     except ClientEventError as error:
@@ -265,7 +265,7 @@ HUGE = "x" * 400_000
     ],
     ids=lambda part: str(part)[:60],
 )  # fmt: skip
-async def test_what_is_too_long_to_be_told_back_is_one_short_error(kind, fields):
+async def test_a_text_too_long_to_echo_is_one_short_error(kind, fields):
     async with connected(FakeOrchestrator(), send_buffer_bytes=300_000) as client:
         client.send(kind, **fields)
         [error] = await client.settle()
@@ -273,7 +273,7 @@ async def test_what_is_too_long_to_be_told_back_is_one_short_error(kind, fields)
         assert len(json.dumps(error)) < 4000
 
 
-async def test_a_whole_number_may_be_written_with_a_point():
+async def test_a_whole_number_may_be_written_as_a_decimal():
     async with connected(FakeOrchestrator()) as client:
         client.send("response.create")
         [*_, ended] = await client.until("response.done")

@@ -1,4 +1,4 @@
-"""Secrets that open calls for a while, and limits of a key."""
+"""Secrets that open sessions for a limited time, and limits per key and secret."""
 
 import logging
 
@@ -28,36 +28,36 @@ def server():
 
 
 def secret_of(client: TestClient, **body) -> str:
-    answer = client.post(ROUTE, json=body, headers=BEARER)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["value"]
+    response = client.post(ROUTE, json=body, headers=BEARER)
+    assert response.status_code == 200, response.text
+    return response.json()["value"]
 
 
-def calling(client: TestClient, key: str):
+def open_session(client: TestClient, key: str):
     protocols = ["realtime", f"openai-insecure-api-key.{key}"]
     return client.websocket_connect("/v1/realtime", subprotocols=protocols)
 
 
-def test_a_secret_opens_calls_with_its_settings(server):
+def test_a_secret_opens_sessions_with_its_settings(server):
     value = secret_of(server, session={"type": "realtime", "instructions": "Be kind."})
     assert value.startswith("ek_")
     for _ in range(2):
-        with calling(server, value) as call:
-            assert call.receive_json()["session"]["instructions"] == "Be kind."
+        with open_session(server, value) as session:
+            assert session.receive_json()["session"]["instructions"] == "Be kind."
     by_header = {"Authorization": f"Bearer {value}"}
-    with server.websocket_connect("/v1/realtime", headers=by_header) as call:
-        assert call.receive_json()["type"] == "session.created"
+    with server.websocket_connect("/v1/realtime", headers=by_header) as session:
+        assert session.receive_json()["type"] == "session.created"
 
 
-def test_a_secret_is_good_for_nothing_else(server):
+def test_a_secret_opens_no_other_route(server):
     headers = {"Authorization": f"Bearer {secret_of(server)}"}
     assert server.get("/v1/models", headers=headers).status_code == 401
     assert server.post(ROUTE, json={}, headers=headers).status_code == 401
     assert server.post(ROUTE, json={}).status_code == 401
 
 
-def test_what_was_never_a_secret_is_none(server):
-    with pytest.raises(WebSocketDenialResponse), calling(server, "ek_guess"):
+def test_an_unknown_secret_is_refused(server):
+    with pytest.raises(WebSocketDenialResponse), open_session(server, "ek_wrong"):
         pass
 
 
@@ -71,13 +71,13 @@ def test_what_was_never_a_secret_is_none(server):
         ({"session": 7}, "session"),
     ],
 )
-def test_a_session_that_cannot_be_is_told_to_who_can_change_it(server, body, message):
-    answer = server.post(ROUTE, json=body, headers=BEARER)
-    assert answer.status_code == 400
-    assert message in str(answer.json()["error"])
+def test_invalid_settings_are_refused_when_the_secret_is_made(server, body, message):
+    response = server.post(ROUTE, json=body, headers=BEARER)
+    assert response.status_code == 400
+    assert message in str(response.json()["error"])
 
 
-def test_it_expires():
+def test_a_secret_expires():
     now = [1000.0]
     secrets = ClientSecrets(lambda: now[0])
     form = ClientSecretForm(expires_after=ExpiryForm(seconds=30))
@@ -89,7 +89,7 @@ def test_it_expires():
     assert secrets.find([secret.value]) is None
 
 
-def test_they_do_not_fill_the_memory(monkeypatch):
+def test_the_number_of_secrets_is_bounded(monkeypatch):
     monkeypatch.setattr(client_secrets, "_MAX", 2)
     now = [0.0]
     secrets = ClientSecrets(lambda: now[0])
@@ -101,7 +101,7 @@ def test_they_do_not_fill_the_memory(monkeypatch):
     secrets.make(ClientSecretForm(), owner="k")
 
 
-def test_one_key_does_not_take_all_there_may_be(monkeypatch):
+def test_the_number_of_secrets_per_key_is_bounded(monkeypatch):
     monkeypatch.setattr(client_secrets, "_MAX_OF_OWNER", 2)
     secrets = ClientSecrets(lambda: 0.0)
     for _ in range(2):
@@ -111,28 +111,28 @@ def test_one_key_does_not_take_all_there_may_be(monkeypatch):
     secrets.make(ClientSecretForm(), owner="other")
 
 
-def test_a_key_has_so_many_calls_and_no_more():
+def test_the_number_of_sessions_per_key_is_bounded():
     with TestClient(app(max_sessions_per_key=2)) as client:
         value = secret_of(client)
-        with calling(client, "k") as one, calling(client, value) as two:
-            for call in (one, two):
-                assert call.receive_json()["type"] == "session.created"
-            with calling(client, "k") as refused:
+        with open_session(client, "k") as one, open_session(client, value) as two:
+            for session in (one, two):
+                assert session.receive_json()["type"] == "session.created"
+            with open_session(client, "k") as refused:
                 assert refused.receive_json()["error"]["code"] == "rate_limit_exceeded"
                 with pytest.raises(WebSocketDisconnect) as closed:
                     refused.receive_json()
                 assert closed.value.code == 1013
-            with calling(client, "other") as other:
+            with open_session(client, "other") as other:
                 assert other.receive_json()["type"] == "session.created"
-        with calling(client, "k") as again:
+        with open_session(client, "k") as again:
             assert again.receive_json()["type"] == "session.created"
 
 
-async def test_without_keys_secrets_still_carry_settings():
+async def test_without_keys_secrets_still_hold_settings():
     transport = httpx.ASGITransport(app(api_keys=()))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-        answer = await http.post(ROUTE, json={"session": {"type": "realtime"}})
-    assert answer.json()["session"]["type"] == "realtime"
+        response = await http.post(ROUTE, json={"session": {"type": "realtime"}})
+    assert response.json()["session"]["type"] == "realtime"
 
 
 def test_no_key_and_no_secret_reaches_the_log(caplog, monkeypatch):
@@ -147,12 +147,12 @@ def test_no_key_and_no_secret_reaches_the_log(caplog, monkeypatch):
         by_key, by_wrong = ({"Authorization": f"Bearer {k}"} for k in (key, wrong))
         secret = client.post(ROUTE, json={}, headers=by_key).json()["value"]
         for good in (key, secret):
-            with calling(client, good) as call:
-                call.send_json({"type": "input_audio_buffer.clear"})
-                call.send_text("nonsense")
-                while call.receive_json().get("error", {}).get("code") != "invalid_json":
+            with open_session(client, good) as session:
+                session.send_json({"type": "input_audio_buffer.clear"})
+                session.send_text("nonsense")
+                while session.receive_json().get("error", {}).get("code") != "invalid_json":
                     pass
-        with pytest.raises(WebSocketDenialResponse), calling(client, wrong):
+        with pytest.raises(WebSocketDenialResponse), open_session(client, wrong):
             pass
         assert client.get("/v1/models", headers=by_wrong).status_code == 401
         assert client.post("/generate", json={"text": "x"}, headers=by_key).status_code == 503
@@ -163,13 +163,13 @@ def test_no_key_and_no_secret_reaches_the_log(caplog, monkeypatch):
     assert not [word for word in (key, wrong, native, secret) if word in logged]
 
 
-def test_a_secret_has_few_calls_and_leaves_the_key_its_others():
+def test_the_number_of_sessions_per_secret_is_bounded_and_the_key_keeps_its_others():
     with TestClient(app(max_sessions_per_secret=2)) as client:
         value, another = secret_of(client), secret_of(client)
-        with calling(client, value) as one, calling(client, value) as two:
-            for call in (one, two):
-                assert call.receive_json()["type"] == "session.created"
-            with calling(client, value) as refused:
+        with open_session(client, value) as one, open_session(client, value) as two:
+            for session in (one, two):
+                assert session.receive_json()["type"] == "session.created"
+            with open_session(client, value) as refused:
                 error = refused.receive_json()["error"]
                 assert (error["code"], "secret" in error["message"]) == (
                     "rate_limit_exceeded",
@@ -179,7 +179,7 @@ def test_a_secret_has_few_calls_and_leaves_the_key_its_others():
                     refused.receive_json()
                 assert closed.value.code == 1013
             for good in (another, "k"):
-                with calling(client, good) as call:
-                    assert call.receive_json()["type"] == "session.created"
-        with calling(client, value) as again:
+                with open_session(client, good) as session:
+                    assert session.receive_json()["type"] == "session.created"
+        with open_session(client, value) as again:
             assert again.receive_json()["type"] == "session.created"

@@ -1,4 +1,4 @@
-"""How a connection begins and ends."""
+"""The beginning and the end of a connection."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from test.unit.gateway.fakes import (
     tone,
 )
 
-# Generous for a loaded machine; the promise is 2 s.
+# Longer than the 2 s that the server allows itself, for a loaded machine.
 _GONE_S = 2.0
 
 
@@ -45,7 +45,7 @@ async def test_a_session_that_cannot_open_is_an_error_event_then_a_close(error, 
     assert "a bug" not in event["error"]["message"]
 
 
-async def test_events_sent_before_session_created_are_answered():
+async def test_events_sent_before_session_created_are_handled():
     wire = MemoryWire()
     client = Client(wire)
     client.update(instructions="early")
@@ -56,7 +56,7 @@ async def test_events_sent_before_session_created_are_answered():
     await serving
 
 
-async def test_a_client_that_vanishes_mid_answer_leaves_nothing_behind():
+async def test_a_client_that_leaves_during_a_response_frees_its_session():
     orchestrator = FakeOrchestrator([[AudioDelta(tone(100)), asyncio.Event()], [asyncio.Event()]])
     async with connected(orchestrator) as client:
         client.send("response.create")
@@ -68,7 +68,7 @@ async def test_a_client_that_vanishes_mid_answer_leaves_nothing_behind():
     assert orchestrator.session.n_cancelled == 2
 
 
-async def test_a_stage_that_will_not_let_go_cannot_hold_a_gone_client_for_long(caplog):
+async def test_a_stage_that_does_not_end_a_turn_delays_the_close_only_briefly(caplog):
     orchestrator = FakeOrchestrator([[asyncio.Event()]])
     wire = MemoryWire()
     client = Client(wire)
@@ -114,7 +114,7 @@ async def test_a_socket_that_breaks_while_sending_ends_the_connection():
     assert orchestrator.session.n_closed == 1
 
 
-async def test_a_session_that_fails_to_close_is_logged_and_counted_out(caplog):
+async def test_a_session_that_fails_to_close_is_logged_and_not_counted_as_open(caplog):
     orchestrator = FakeOrchestrator()
     wire = MemoryWire()
     shared = services(orchestrator)

@@ -1,4 +1,4 @@
-"""What cannot fit into the model's context is refused when it comes."""
+"""Input that cannot fit into the model's context is refused when it arrives."""
 
 import base64
 import re
@@ -32,7 +32,7 @@ def tool(description: str) -> dict:
 
 CALL = {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}
 OUTPUT = {"type": "function_call_output", "call_id": "c"}
-# Item and the place of what is too long in it.
+# Items, each with the path of its part that is too long.
 TOO_LONG = {
     "user text": (message(text(LONG)), "content[0].text"),
     "system text": (message(text(LONG), role="system"), "content[0].text"),
@@ -46,7 +46,7 @@ TOO_LONG = {
 
 
 async def refused(client) -> dict:
-    """The only answer to what was sent last."""
+    """The error that is the only response to the last event."""
     events = await client.settle()
     assert types(events) == ["error"]
     error = events[0]["error"]
@@ -55,8 +55,8 @@ async def refused(client) -> dict:
     return error
 
 
-async def still_answers(client, orchestrator) -> list[str]:
-    """Returns what the turn was asked with, in words."""
+async def history_of_next_turn(client, orchestrator) -> list[str]:
+    """Runs a turn. Returns the texts of its history."""
     client.say("Hi.")
     client.send("response.create", response=TEXT)
     done = await client.find("response.done")
@@ -65,7 +65,7 @@ async def still_answers(client, orchestrator) -> list[str]:
 
 
 @pytest.mark.parametrize(("item", "place"), TOO_LONG.values(), ids=TOO_LONG)
-async def test_an_item_that_cannot_fit_is_refused_and_the_call_goes_on(item, place):
+async def test_an_item_that_cannot_fit_is_refused_and_the_session_continues(item, place):
     orchestrator = FakeOrchestrator(most_tokens=MOST)
     async with connected(orchestrator) as client:
         client.send("conversation.item.create", item=CALL)
@@ -75,10 +75,10 @@ async def test_an_item_that_cannot_fit_is_refused_and_the_call_goes_on(item, pla
         assert error["param"] == f"item.{place}"
         client.send("conversation.item.retrieve", item_id="long")
         assert (await client.expect("error"))["error"]["code"] == "item_retrieve_invalid_item_id"
-        assert (await still_answers(client, orchestrator))[1:] == ["Hi."]
+        assert (await history_of_next_turn(client, orchestrator))[1:] == ["Hi."]
 
 
-async def test_the_error_says_how_long_an_item_may_be():
+async def test_the_error_has_the_length_that_fits():
     orchestrator = FakeOrchestrator(most_tokens=MOST)
     async with connected(orchestrator) as client:
         client.say("x" * 4 * MOST)
@@ -105,7 +105,7 @@ async def test_the_error_says_how_long_an_item_may_be():
         ({"tools": [tool("x" * 80)], "tool_choice": "none"}, "tools"),
     ],
 )
-async def test_settings_that_leave_no_room_are_refused_whole(session, place):
+async def test_settings_that_leave_no_room_are_refused_as_a_whole(session, place):
     orchestrator = FakeOrchestrator(most_tokens=MOST)
     async with connected(orchestrator) as client:
         client.update(instructions="Be brief.")
@@ -116,10 +116,10 @@ async def test_settings_that_leave_no_room_are_refused_whole(session, place):
         assert (await client.expect("session.updated"))["session"] == before
         client.send("response.create", response=session)
         assert (await refused(client))["param"] == f"response.{place}"
-        assert await still_answers(client, orchestrator) == ["Hi."]
+        assert await history_of_next_turn(client, orchestrator) == ["Hi."]
 
 
-async def test_what_makes_the_settings_too_long_is_what_came_last():
+async def test_the_error_names_the_setting_of_the_last_event():
     async with connected(FakeOrchestrator(most_tokens=MOST)) as client:
         client.update(tools=[tool("x")])
         await client.expect("session.updated")
@@ -137,7 +137,7 @@ async def test_what_makes_the_settings_too_long_is_what_came_last():
     ],
 )
 @pytest.mark.parametrize("conversation", ["none", "auto"])
-async def test_a_context_of_its_own_that_cannot_fit_is_refused(entries, place, conversation):
+async def test_an_input_of_a_response_that_cannot_fit_is_refused(entries, place, conversation):
     orchestrator = FakeOrchestrator(most_tokens=MOST)
     async with connected(orchestrator) as client:
         client.say("y" * 60, "a")
@@ -145,10 +145,10 @@ async def test_a_context_of_its_own_that_cannot_fit_is_refused(entries, place, c
         form = {"input": entries, "conversation": conversation, **TEXT}
         client.send("response.create", response=form)
         assert (await refused(client))["param"] == place
-        assert await still_answers(client, orchestrator) == ["y" * 60, "Hi."]
+        assert await history_of_next_turn(client, orchestrator) == ["y" * 60, "Hi."]
 
 
-async def test_a_context_of_its_own_needs_room_for_the_instructions_too():
+async def test_an_input_of_a_response_needs_room_for_the_instructions_too():
     orchestrator = FakeOrchestrator(most_tokens=MOST)
     async with connected(orchestrator) as client:
         form = {"input": [message(text("x" * 60))], "conversation": "none", **TEXT}
@@ -160,7 +160,7 @@ async def test_a_context_of_its_own_needs_room_for_the_instructions_too():
         assert "At most 50 tokens" in error["message"]
 
 
-async def test_nothing_is_measured_that_was_measured_before():
+async def test_unchanged_settings_are_not_measured_again():
     orchestrator = FakeOrchestrator(most_tokens=MOST)
     async with connected(orchestrator) as client:
         client.update(instructions="Be brief.")
@@ -172,28 +172,28 @@ async def test_nothing_is_measured_that_was_measured_before():
         assert orchestrator.measured == []
 
 
-async def test_what_no_thinker_can_measure_is_taken_and_counted():
+async def test_content_that_no_thinker_can_measure_is_accepted_and_counted():
     failing = StageUnavailableError("no thinker is up")
     orchestrator = FakeOrchestrator(measure_fails_with=failing)
     shared = services(orchestrator)
     async with connected(orchestrator, shared) as client:
         client.say(LONG, "long")
         assert (await client.find("conversation.item.done"))["item"]["id"] == "long"
-        assert await still_answers(client, orchestrator) == [LONG, "Hi."]
+        assert await history_of_next_turn(client, orchestrator) == [LONG, "Hi."]
     value = shared.metrics.registry.get_sample_value
     assert value("sglang_live_gateway_prompts_unmeasured_total") == 2
 
 
-async def test_a_client_secret_is_not_made_for_a_session_that_leaves_no_room():
+async def test_no_client_secret_is_made_for_settings_that_leave_no_room():
     orchestrator = FakeOrchestrator(most_tokens=MOST)
     transport = httpx.ASGITransport(app_of(orchestrator))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         path = "/v1/realtime/client_secrets"
         for length, status in ((80, 400), (60, 200)):
             session = {"type": "realtime", "instructions": "x" * length}
-            answer = await http.post(path, json={"session": session})
-            assert answer.status_code == status
+            response = await http.post(path, json={"session": session})
+            assert response.status_code == status
             if status == 400:
-                error = answer.json()["error"]
+                error = response.json()["error"]
                 assert error["code"] == "context_length_exceeded"
                 assert error["param"] == "session.instructions"

@@ -1,4 +1,4 @@
-"""Events that are nearly right: keys added, renamed, retyped and lost at any depth."""
+"""Slightly wrong events: keys added, renamed, retyped and removed at any depth."""
 
 import asyncio
 import copy
@@ -22,7 +22,7 @@ ODD = st.sampled_from(
 
 
 def places(value: Any, path: tuple = ()) -> list[tuple]:
-    """Of everything in it, itself included."""
+    """Paths of all values inside a value, and of the value itself."""
     found = [path]
     parts = value.items() if isinstance(value, dict) else ()
     parts = enumerate(value) if isinstance(value, list) else parts
@@ -56,15 +56,15 @@ def mutated(draw, valid: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def try_out(fuzzed: list[dict[str, Any]]) -> int:
-    """Returns how many were refused."""
+    """Returns the number of refused events."""
     n_refused = 0
     async with connected(FakeOrchestrator()) as client:
         await prepare(client)
         for number, event in enumerate(fuzzed):
             event = {**event, "event_id": f"e{number}"}
             before = await shown(client), client.wire.seen.item_ids
-            answers = await events_after(client, event)
-            errors = [a["error"] for a in answers if a["type"] == "error"]
+            received = await events_after(client, event)
+            errors = [a["error"] for a in received if a["type"] == "error"]
             assert len(errors) <= 1, (event, errors)
             for error in errors:
                 n_refused += 1
@@ -89,5 +89,5 @@ async def shown(client) -> dict[str, Any]:
     suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(mutated(VALID), min_size=5, max_size=5))
-def test_an_event_that_is_nearly_right_is_answered_or_one_error_and_no_change(fuzzed):
+def test_a_slightly_wrong_event_has_its_result_or_one_error_and_no_change(fuzzed):
     asyncio.run(try_out(fuzzed))

@@ -1,4 +1,4 @@
-"""Calls whose client sends nothing end; those of a listener with an open microphone do not."""
+"""Sessions whose client sends nothing are closed; those with an open microphone are not."""
 
 import asyncio
 
@@ -15,8 +15,8 @@ async def pass_time(clock: SimClock, seconds: float) -> None:
             await asyncio.sleep(0)
 
 
-async def taken(client: Client) -> None:
-    """The call has received what was sent; the server's threads have no part in simulated time."""
+async def received(client: Client) -> None:
+    """Wait until the session has handled all events: its threads do not use simulated time."""
     async with asyncio.timeout(5):
         while not client.wire.incoming.empty():
             await asyncio.sleep(0.001)
@@ -26,7 +26,7 @@ def idle_after(orchestrator: FakeOrchestrator):
     return services(orchestrator, SimClock(), idle_session_s=LIMIT_S)
 
 
-async def test_a_call_without_a_word_from_its_client_is_closed_and_told_why():
+async def test_a_session_whose_client_sends_nothing_gets_an_error_and_is_closed():
     orchestrator = FakeOrchestrator()
     shared = idle_after(orchestrator)
     async with connected(orchestrator, shared) as client:
@@ -41,19 +41,19 @@ async def test_a_call_without_a_word_from_its_client_is_closed_and_told_why():
     assert shared.metrics.registry.get_sample_value(name, {"reason": "idle"}) == 1
 
 
-async def test_silence_from_an_open_microphone_keeps_a_call():
+async def test_silence_from_an_open_microphone_keeps_a_session():
     orchestrator = FakeOrchestrator()
     shared = idle_after(orchestrator)
     async with connected(orchestrator, shared) as client:
         for _ in range(10):
             client.append(bytes(len(tone(20))))
-            await taken(client)
+            await received(client)
             await pass_time(shared.clock, LIMIT_S / 2)
         assert await client.settle() == []
         assert client.wire.closed is None
 
 
-async def test_a_long_answer_is_heard_to_its_end():
+async def test_a_long_response_plays_to_its_end():
     words = paced("a very long story", n_frames=2000)  # 160 s
     orchestrator = FakeOrchestrator([words])
     shared = idle_after(orchestrator)
@@ -68,7 +68,7 @@ async def test_a_long_answer_is_heard_to_its_end():
                 await asyncio.sleep(0.01)
 
 
-async def test_without_a_limit_no_call_is_idle():
+async def test_without_a_limit_no_session_is_idle():
     orchestrator = FakeOrchestrator()
     shared = services(orchestrator, SimClock())
     async with connected(orchestrator, shared) as client:

@@ -1,4 +1,4 @@
-"""conversation.item.*: create, delete, retrieve, truncate, and what the model sees of it."""
+"""conversation.item.*: create, delete, retrieve, truncate, and their effect on the history."""
 
 import asyncio
 import base64
@@ -66,7 +66,7 @@ async def test_every_kind_of_item_reaches_the_model():
         assert all(e["item"]["status"] == "completed" for e in events)
         assert "audio" not in events[2]["item"]["content"][1]
         history = await history_of(client, orchestrator)
-        # The two empty ones are left out.
+        # The two empty items are not in the history.
         assert [item.role for item in history] == [
             "system",
             "user",
@@ -116,7 +116,7 @@ async def test_every_kind_of_item_reaches_the_model():
         (message("user", id="x" * 200), "invalid_value", "item.id"),
     ],
 )
-async def test_an_item_that_cannot_be_is_one_error_and_no_item(item, code, param):
+async def test_an_invalid_item_is_one_error_and_no_item(item, code, param):
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         client.send("conversation.item.create", item=item, event_id="c")
@@ -134,7 +134,7 @@ async def test_duplicate_ids_and_unknown_places_are_errors():
         assert errors == ["item_create_duplicate_item_id", "item_create_invalid_previous_item_id"]
 
 
-async def test_a_deleted_item_is_forgotten_and_its_id_is_free_under_a_new_key():
+async def test_the_id_of_a_deleted_item_is_free_again_with_a_new_key():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         client.say("same words", "x")
@@ -148,7 +148,7 @@ async def test_a_deleted_item_is_forgotten_and_its_id_is_free_under_a_new_key():
         assert second.key != first.key
 
 
-def test_empty_items_cannot_pile_up_for_ever():
+def test_the_number_of_empty_items_is_bounded():
     conversation = Conversation(max_bytes=1000, budget=ItemBudget(10_000))
     dropped = []
     for n in range(5000):
@@ -160,7 +160,7 @@ def test_empty_items_cannot_pile_up_for_ever():
 
 
 @pytest.mark.parametrize("action", ["delete", "retrieve", "truncate"])
-async def test_unknown_ids_have_a_code_of_their_own(action):
+async def test_unknown_ids_have_their_own_code(action):
     fields = {"content_index": 0, "audio_end_ms": 0} if action == "truncate" else {}
     async with connected(FakeOrchestrator()) as client:
         client.send(f"conversation.item.{action}", item_id="gone", event_id="rci_gone", **fields)
@@ -169,7 +169,7 @@ async def test_unknown_ids_have_a_code_of_their_own(action):
         assert error["event_id"] == "rci_gone"
 
 
-async def test_retrieve_gives_the_callers_audio_back():
+async def test_retrieve_returns_the_users_audio():
     async with connected(FakeOrchestrator()) as client:
         sent = tone(400)
         item = message(
@@ -181,12 +181,12 @@ async def test_retrieve_gives_the_callers_audio_back():
         client.send("conversation.item.retrieve", item_id="heard")
         retrieved = await client.find("conversation.item.retrieved")
         audio = base64.b64decode(retrieved["item"]["content"][0]["audio"])
-        given, back = (np.frombuffer(raw, "<i2").astype(float) for raw in (sent, audio))
-        assert len(back) == len(given)
-        assert np.abs(given - back)[240:-240].max() < 50
+        before, after = (np.frombuffer(raw, "<i2").astype(float) for raw in (sent, audio))
+        assert len(after) == len(before)
+        assert np.abs(before - after)[240:-240].max() < 50
 
 
-async def test_retrieve_leaves_audio_out_that_would_not_fit_a_clients_frame():
+async def test_retrieve_omits_audio_that_does_not_fit_into_a_clients_frame():
     async with connected(FakeOrchestrator()) as client:
         audio = base64.b64encode(tone(20_000)).decode()
         item = message("user", {"type": "input_audio", "audio": audio}, id="long")
@@ -196,7 +196,7 @@ async def test_retrieve_leaves_audio_out_that_would_not_fit_a_clients_frame():
         assert "audio" not in retrieved["item"]["content"][0]
 
 
-async def test_a_reply_can_be_retrieved_while_it_runs_and_after_a_cut():
+async def test_an_assistant_item_can_be_retrieved_while_it_runs_and_after_a_truncation():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[*spoken("One two three four", 800)[:-1], gate]])
     async with connected(orchestrator) as client:
@@ -218,15 +218,15 @@ async def test_a_reply_can_be_retrieved_while_it_runs_and_after_a_cut():
         assert base64.b64decode(item["content"][0]["audio"]) == tone(80) * 5
 
 
-async def answered(client) -> str:
+async def assistant_item_of(client) -> str:
     client.send("response.create")
     return (await client.find("response.done"))["response"]["output"][0]["id"]
 
 
-async def test_a_cut_of_a_finished_reply_changes_its_key_and_drops_its_tokens():
+async def test_a_truncation_of_a_complete_item_changes_its_key_and_drops_its_tokens():
     orchestrator = FakeOrchestrator([spoken("One two three four five six", 800)])
     async with connected(orchestrator) as client:
-        item_id = await answered(client)
+        item_id = await assistant_item_of(client)
         client.send(
             "conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=400
         )
@@ -239,10 +239,10 @@ async def test_a_cut_of_a_finished_reply_changes_its_key_and_drops_its_tokens():
 
 
 @pytest.mark.parametrize("audio_end_ms", [800, 801, 1300])
-async def test_a_cut_at_or_a_little_beyond_the_end_changes_nothing(audio_end_ms):
+async def test_a_truncation_at_or_a_little_beyond_the_end_changes_nothing(audio_end_ms):
     orchestrator = FakeOrchestrator([spoken("One two three", 800)])
     async with connected(orchestrator) as client:
-        item_id = await answered(client)
+        item_id = await assistant_item_of(client)
         cut = {"item_id": item_id, "content_index": 0, "audio_end_ms": audio_end_ms}
         client.send("conversation.item.truncate", **cut)
         assert (await client.expect("conversation.item.truncated"))["audio_end_ms"] == audio_end_ms
@@ -250,18 +250,18 @@ async def test_a_cut_at_or_a_little_beyond_the_end_changes_nothing(audio_end_ms)
         assert (heard.key, heard.token_ids) == ("reply:One two three", (1, 2, 3))
 
 
-async def test_a_reply_of_which_nothing_was_heard_leaves_the_history():
+async def test_an_assistant_item_of_which_nothing_was_heard_leaves_the_history():
     orchestrator = FakeOrchestrator([spoken("One two three", 800)])
     async with connected(orchestrator) as client:
-        item_id = await answered(client)
+        item_id = await assistant_item_of(client)
         client.send("conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=0)
         assert await history_of(client, orchestrator) == ()
 
 
-async def test_a_second_cut_cannot_bring_words_back():
+async def test_a_second_truncation_restores_no_words():
     orchestrator = FakeOrchestrator([spoken("One two three four", 800)])
     async with connected(orchestrator) as client:
-        item_id = await answered(client)
+        item_id = await assistant_item_of(client)
         for end_ms in (200, 700):
             client.send(
                 "conversation.item.truncate",
@@ -283,9 +283,9 @@ async def test_a_second_cut_cannot_bring_words_back():
         ({"item_id": "words"}, "item_id"),
     ],
 )
-async def test_a_cut_that_makes_no_sense_is_an_error(fields, param):
+async def test_an_invalid_truncation_is_an_error(fields, param):
     async with connected(FakeOrchestrator([spoken("One two", 800)])) as client:
-        item_id = await answered(client)
+        item_id = await assistant_item_of(client)
         client.say("words", "words")
         await client.until("conversation.item.done")
         cut = {"item_id": item_id, "content_index": 0, "audio_end_ms": 100, **fields}
@@ -293,7 +293,7 @@ async def test_a_cut_that_makes_no_sense_is_an_error(fields, param):
         assert (await client.expect("error"))["error"]["param"] == param
 
 
-async def test_deleting_a_running_reply_does_not_disturb_the_response():
+async def test_deleting_a_running_assistant_item_does_not_disturb_its_response():
     gate = asyncio.Event()
     steps = spoken("Going on.")
     orchestrator = FakeOrchestrator([[*steps[:3], gate, *steps[3:]]])
@@ -317,8 +317,8 @@ async def test_deleting_a_running_reply_does_not_disturb_the_response():
         message("user", *[text("input_text", "")] * 257),
     ],
 )
-async def test_an_item_that_is_longer_than_any_model_reads_is_refused(item):
-    """Told back twice, it could be more than a client may leave unread."""
+async def test_an_item_longer_than_any_context_is_refused(item):
+    """Echoed twice, it could exceed the client's send buffer."""
     async with connected(FakeOrchestrator()) as client:
         client.send("conversation.item.create", item=item)
         await client.expect("error")
@@ -327,8 +327,8 @@ async def test_an_item_that_is_longer_than_any_model_reads_is_refused(item):
         assert await client.settle() == []
 
 
-async def test_replies_alone_do_not_fill_a_conversation(monkeypatch):
-    """A client may ask again and again without a word of its own in the conversation."""
+async def test_assistant_items_alone_are_bounded(monkeypatch):
+    """A client may request responses without any item of its own in the conversation."""
     monkeypatch.setattr(conversation, "_MAX_ITEMS", 8)
     async with connected(FakeOrchestrator([spoken("Well.", 80) for _ in range(20)])) as client:
         left = 0

@@ -1,4 +1,4 @@
-"""What is on its way to a client: order, holding back, discarding."""
+"""The queue of events for a client: order, held lanes, discarded audio."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ class Network:
         self.outbox.emit("event", lane=lane, audio_s=audio_s, n=n, **fields)
 
 
-async def test_discarding_drops_the_audio_of_one_lane_and_says_how_much():
+async def test_discarding_drops_the_audio_of_one_lane_and_returns_its_duration():
     network = Network()
     network.emit(1, "a", 0.2)
     network.emit(2, "a")
@@ -39,7 +39,7 @@ async def test_discarding_drops_the_audio_of_one_lane_and_says_how_much():
     assert await network.drained() == [2, 3]
 
 
-async def test_what_the_network_has_taken_is_gone_and_all_that_is():
+async def test_only_frames_that_the_network_has_taken_are_reported_as_sent():
     network = Network()
     taken = []
     network.open.clear()
@@ -55,7 +55,7 @@ async def test_what_the_network_has_taken_is_gone_and_all_that_is():
     sending.cancel()
 
 
-async def test_others_overtake_a_held_lane_which_keeps_its_own_order():
+async def test_other_events_pass_a_held_lane_which_keeps_its_own_order():
     network = Network()
     network.emit(1, "a", 0.2)
     network.outbox.hold("a")
@@ -67,7 +67,7 @@ async def test_others_overtake_a_held_lane_which_keeps_its_own_order():
     assert await network.drained() == [2, 1, 3, 4]
 
 
-async def test_held_audio_can_be_discarded_and_the_rest_comes_after_release():
+async def test_held_audio_can_be_discarded_and_the_rest_is_sent_after_release():
     network = Network()
     network.outbox.hold("a")
     network.outbox.hold("a")
@@ -79,7 +79,7 @@ async def test_held_audio_can_be_discarded_and_the_rest_comes_after_release():
     assert await network.drained() == [2]
 
 
-async def test_discarded_audio_makes_room():
+async def test_discarded_audio_frees_its_bytes():
     network = Network(limit_bytes=1000)
     for n in range(20):
         network.emit(n, "a", 0.2, delta="x" * 500)
@@ -95,7 +95,7 @@ async def test_held_audio_counts_as_unread():
     assert network.outbox.overflowed.is_set()
 
 
-async def test_a_frame_that_never_leaves_shows_that_nobody_is_there():
+async def test_a_frame_that_is_never_taken_means_a_stalled_client():
     network = Network()
     network.outbox = Outbox(network._send, 10_000, patience_s=0.02)
     network.open.clear()
@@ -106,7 +106,7 @@ async def test_a_frame_that_never_leaves_shows_that_nobody_is_there():
     sending.cancel()
 
 
-async def test_a_network_that_is_only_slow_has_somebody_at_its_end():
+async def test_a_slow_network_does_not_mean_a_stalled_client():
     network = Network()
     network.outbox = Outbox(network._send, 10_000, patience_s=0.05)
     sending = asyncio.create_task(network.outbox.drain())
@@ -117,7 +117,7 @@ async def test_a_network_that_is_only_slow_has_somebody_at_its_end():
         await asyncio.sleep(0.01)
         network.open.set()
         await asyncio.sleep(0)
-    await asyncio.sleep(0.12)  # and nothing to send is no sign either
+    await asyncio.sleep(0.12)  # an empty queue does not mean a stalled client either
     assert network.sent == [*range(30)]
     assert not lost.done()
     network.emit(31, fields="x" * 20_000)
@@ -126,7 +126,7 @@ async def test_a_network_that_is_only_slow_has_somebody_at_its_end():
     sending.cancel()
 
 
-async def test_a_network_that_fails_ends_it_and_a_bug_of_ours_is_no_such_failure():
+async def test_drain_returns_when_the_network_fails_and_raises_when_on_sent_fails():
     async def broken(frame: str) -> None:
         raise ConnectionResetError
 

@@ -1,4 +1,4 @@
-"""session.created and session.update: what is echoed, merged, refused."""
+"""session.created and session.update: settings that are echoed, merged, refused."""
 
 import pytest
 
@@ -31,7 +31,7 @@ async def refused(client, **session):
     return error
 
 
-async def test_a_new_session_shows_the_documented_defaults():
+async def test_a_new_session_has_the_documented_defaults():
     async with connected(FakeOrchestrator(), default_instructions="Be brief.") as client:
         session = await updated(client)
         assert session["id"].startswith("sess_")
@@ -76,7 +76,7 @@ async def test_null_switches_off_and_empty_values_clear():
         assert session["tools"] == []
         assert session["tool_choice"] == "auto"
         assert session["audio"]["input"]["turn_detection"] is None
-        # Switching on again begins with the defaults.
+        # Switched on again, it has its default settings.
         session = await updated(client, audio={"input": {"turn_detection": {}}})
         assert session["audio"]["input"]["turn_detection"] == SERVER_VAD
 
@@ -94,7 +94,7 @@ async def test_semantic_vad_is_echoed_in_its_own_form():
 
 
 @pytest.mark.parametrize("kind", ["server_vad", "semantic_vad"])
-async def test_the_confirmation_window_is_echoed_only_to_clients_that_know_it(kind):
+async def test_confirm_ms_is_echoed_only_to_clients_that_have_set_it(kind):
     async with connected(FakeOrchestrator()) as client:
 
         async def detection(**keys):
@@ -103,12 +103,12 @@ async def test_the_confirmation_window_is_echoed_only_to_clients_that_know_it(ki
 
         assert "confirm_ms" not in await detection(type=kind)
         assert (await detection(confirm_ms=0))["confirm_ms"] == 0
-        # Other keys leave it as it is, and null brings the default back.
+        # Other keys do not change it, and null restores the default.
         assert (await detection(create_response=True))["confirm_ms"] == 0
         assert (await detection(confirm_ms=None))["confirm_ms"] == 250
 
 
-async def test_what_clients_always_send_is_accepted_and_echoed_in_the_strict_form():
+async def test_settings_that_clients_always_send_are_accepted_and_echoed_in_the_strict_form():
     async with connected(FakeOrchestrator()) as client:
         session = await updated(
             client,
@@ -133,7 +133,7 @@ async def test_what_clients_always_send_is_accepted_and_echoed_in_the_strict_for
         assert session["audio"]["input"]["transcription"] == {"model": "whisper-1"}
 
 
-async def test_a_transcriber_that_strict_clients_do_not_know_is_not_named_to_them():
+async def test_a_transcriber_outside_the_protocol_is_not_echoed():
     async with connected(FakeOrchestrator()) as client:
         wish = {"model": "our-own", "language": "de"}
         client.update(audio={"input": {"transcription": wish}})
@@ -141,7 +141,7 @@ async def test_a_transcriber_that_strict_clients_do_not_know_is_not_named_to_the
         assert session["audio"]["input"]["transcription"] == {"language": "de"}
 
 
-async def test_an_unknown_voice_speaks_with_the_models_default_voice():
+async def test_an_unknown_voice_selects_the_models_default_voice():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         for voice in ("marin", "bob"):
@@ -152,7 +152,7 @@ async def test_an_unknown_voice_speaks_with_the_models_default_voice():
         assert [turn.voice for turn in orchestrator.turns] == ["ada", "bob"]
 
 
-async def test_the_voice_is_fixed_once_it_was_heard_but_equal_values_stay_legal():
+async def test_the_voice_is_fixed_after_the_first_audio_but_equal_values_are_accepted():
     async with connected(FakeOrchestrator()) as client:
         await updated(client, audio={"output": {"voice": "ash"}})
         client.send("response.create")
@@ -205,10 +205,10 @@ async def test_the_voice_is_fixed_once_it_was_heard_but_equal_values_stay_legal(
         ),
     ],
 )
-async def test_a_bad_update_is_one_error_and_changes_nothing(session, code, param):
+async def test_an_invalid_update_is_one_error_and_changes_nothing(session, code, param):
     async with connected(FakeOrchestrator()) as client:
         before = await updated(client)
-        # A good key beside the bad one must not be applied either.
+        # A valid key of the same event must not be applied either.
         error = await refused(client, **{"temperature": 0.5, "instructions": "new", **session})
         assert error["code"] == code
         if param:
@@ -243,7 +243,7 @@ async def test_a_new_input_format_holds_from_the_next_append():
         assert abs(part.pcm[3600:]).max() < 100
 
 
-def test_a_timeout_belongs_to_server_vad_and_has_no_effect_elsewhere():
+def test_idle_timeout_ms_has_an_effect_with_server_vad_only():
     merged = merge_turn_detection(
         TurnDetectionForm(type="semantic_vad", idle_timeout_ms=5000), None, VadSettings()
     )

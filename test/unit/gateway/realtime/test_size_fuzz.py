@@ -1,6 +1,6 @@
-"""Conversations of every size: after any sequence of events a small turn is answered.
+"""Conversations of every size: after any sequence of events a small turn gets a response.
 
-The session that stands for the thinker's fits histories by the thinker's own rules.
+The fake session drops history items by the thinker's own rules.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ TEXT = {"output_modalities": ["text"]}
 
 
 class FakePrompt:
-    """Counts as FakeOrchestrator measures."""
+    """Counts tokens in the same way as FakeOrchestrator.measure."""
 
     def item(self, item: HistoryItem) -> HistoryItem:
         return item
@@ -69,7 +69,7 @@ def message(role: str, n: int, name: str | None = None) -> dict[str, Any]:
     return item if name is None else item | {"id": name}
 
 
-def heard(n: int) -> dict[str, Any]:
+def audio_message(n: int) -> dict[str, Any]:
     sound = base64.b64encode(tone(100 * min(n, 200))).decode()
     content = [{"type": "input_audio", "audio": sound}]
     return {"type": "message", "role": "user", "content": content}
@@ -83,7 +83,7 @@ def call(name: str, n: int) -> dict[str, Any]:
 ROLES = st.sampled_from(["user", "system", "assistant"])
 ITEMS = st.one_of(
     st.builds(message, ROLES, SIZES, NAMES | st.none()),
-    st.builds(heard, SIZES),
+    st.builds(audio_message, SIZES),
     st.builds(call, NAMES, SIZES),
     st.builds(
         lambda name, n: {"type": "function_call_output", "call_id": name, "output": "x" * n},
@@ -143,13 +143,12 @@ async def try_out(events: list[dict[str, Any]]) -> None:
         for number, event in enumerate(events):
             event = {**event, "event_id": f"e{number}"}
             before = await shown(client), client.wire.seen.item_ids
-            answers = await events_after(client, event)
-            for answer in answers:
-                if answer["type"] == "error":
-                    seen[answer["error"]["code"]] += 1
+            for received in await events_after(client, event):
+                if received["type"] == "error":
+                    seen[received["error"]["code"]] += 1
                     assert (await shown(client), client.wire.seen.item_ids) == before, event
-                if answer["type"] == "response.done":
-                    status(answer)
+                if received["type"] == "response.done":
+                    status(received)
         if (await small_turn(client)) == "failed":
             assert (await shown(client))["truncation"] == "disabled", events
             client.update(truncation="auto")
@@ -187,6 +186,6 @@ def try_out_drawn(events):
     asyncio.run(try_out(events))
 
 
-def test_after_any_sequence_of_sizes_a_small_turn_is_answered():
+def test_after_any_sequence_of_sizes_a_small_turn_gets_a_response():
     try_out_drawn()
     assert seen["completed"] and seen["failed"] and seen["context_length_exceeded"]

@@ -1,4 +1,4 @@
-"""The gateway on a real server, with clients that know nothing of it."""
+"""The gateway on a real server, with unmodified clients."""
 
 import asyncio
 import base64
@@ -41,7 +41,7 @@ async def until(socket, event_type: str) -> list[dict]:
     return events
 
 
-async def test_a_person_speaks_and_is_answered():
+async def test_a_user_speaks_and_gets_a_response():
     orchestrator = FakeOrchestrator([spoken("A young man indeed.", 800)])
     pcm, rate_hz = soundfile.read(SPEECH, dtype="int16")
     pcm_24k = soxr.resample(pcm, rate_hz, 24_000).astype("<i2")
@@ -59,7 +59,7 @@ async def test_a_person_speaks_and_is_answered():
         assert kinds.count("response.output_audio.delta") == 10
         (heard,) = orchestrator.turns[0].history[0].parts
         assert isinstance(heard, AudioPart)
-        # The turn holds the whole sentence at its own level.
+        # The turn has the whole utterance at its original level.
         assert heard.duration_s == pytest.approx(len(pcm) / rate_hz + 0.5, abs=0.5)
         assert np.abs(heard.pcm).max() == pytest.approx(np.abs(pcm).max(), rel=0.1)
 
@@ -94,7 +94,7 @@ async def test_openais_own_client_holds_a_conversation():
         assert orchestrator.turns[0].instructions == "Be polite."
 
 
-async def test_keys_come_by_header_or_by_subprotocol_and_wrong_ones_get_401():
+async def test_keys_are_read_from_header_or_subprotocol_and_wrong_ones_get_401():
     by_header = {"additional_headers": {"Authorization": "Bearer k2"}}
     by_protocol = {"subprotocols": ["realtime", "openai-insecure-api-key.k1"]}
     wrong = {"additional_headers": {"Authorization": "Bearer nope"}}
@@ -116,7 +116,7 @@ async def test_keys_come_by_header_or_by_subprotocol_and_wrong_ones_get_401():
     ("query", "code"),
     [("model=gpt-5", "model_not_found"), ("intent=transcription", "unsupported_session_type")],
 )
-async def test_what_is_not_served_is_an_error_event_then_a_close(query, code):
+async def test_an_unsupported_handshake_gets_an_error_event_then_a_close(query, code):
     async with (
         listening(app_of(FakeOrchestrator())) as address,
         connect(f"ws://{address}/v1/realtime?{query}") as socket,
@@ -129,7 +129,7 @@ async def test_what_is_not_served_is_an_error_event_then_a_close(query, code):
         assert socket.close_code == 1008
 
 
-async def test_a_client_without_a_model_name_gets_the_one_there_is():
+async def test_a_client_without_a_model_name_gets_the_served_model():
     async with (
         listening(app_of(FakeOrchestrator())) as address,
         connect(f"ws://{address}/v1/realtime") as socket,
@@ -138,7 +138,7 @@ async def test_a_client_without_a_model_name_gets_the_one_there_is():
         assert created["session"]["model"] == MODEL
 
 
-async def test_a_full_server_says_so_and_closes_with_try_again_later():
+async def test_a_full_server_sends_an_error_and_closes_with_try_again_later():
     async with (
         listening(app_of(FakeOrchestrator(refuse_with=full()))) as address,
         connect(url(address)) as socket,
@@ -180,7 +180,7 @@ async def test_fifteen_mebibytes_of_audio_fit_into_one_append():
         assert (error["code"], error["event_id"]) == ("audio_too_large", "big")
 
 
-async def test_a_frame_that_cannot_be_read_at_all_closes_with_1009():
+async def test_a_frame_beyond_the_socket_limit_closes_with_1009():
     orchestrator = FakeOrchestrator()
     async with listening(app_of(orchestrator)) as address, connect(url(address)) as socket:
         await until(socket, "session.created")
@@ -192,7 +192,7 @@ async def test_a_frame_that_cannot_be_read_at_all_closes_with_1009():
             await orchestrator.session.closed.wait()
 
 
-async def test_a_line_that_drops_frees_the_turn_and_the_session():
+async def test_a_lost_connection_frees_the_turn_and_the_session():
     orchestrator = FakeOrchestrator([[AudioDelta(tone(100)), asyncio.Event()]])
     async with listening(app_of(orchestrator)) as address:
         socket = await connect(url(address))

@@ -1,4 +1,4 @@
-"""Long conversations: what `truncation` asks for, and items that leave with the window."""
+"""Long conversations: the `truncation` setting, and items that leave after compaction."""
 
 import asyncio
 import base64
@@ -35,7 +35,7 @@ async def updated(client, truncation):
 
 
 async def respond(client, **form) -> list:
-    """All events of a response in text and of what follows from it."""
+    """All events of a text response and its consequences."""
     client.send("response.create", response={**TEXT, **form})
     return [*await client.until("response.done"), *await client.settle()]
 
@@ -45,10 +45,10 @@ async def retention_of(client, orchestrator) -> RetentionConfig | None:
     return orchestrator.turns[-1].retention
 
 
-# --- what a client asks for ---
+# --- the setting ---
 
 
-async def test_without_a_word_of_the_client_the_servers_bounds_hold():
+async def test_the_servers_retention_is_the_default():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator, retention=SERVER) as client:
         assert await retention_of(client, orchestrator) == SERVER
@@ -67,7 +67,7 @@ async def test_without_a_word_of_the_client_the_servers_bounds_hold():
         (ratio(0.001, 64), 1, 63),
     ],
 )
-async def test_a_ratio_is_what_is_left_of_the_limit_once_it_is_exceeded(
+async def test_the_ratio_is_the_part_of_an_exceeded_limit_that_is_left(
     truncation, window_tokens, slack_tokens
 ):
     orchestrator = FakeOrchestrator()
@@ -78,7 +78,7 @@ async def test_a_ratio_is_what_is_left_of_the_limit_once_it_is_exceeded(
         )
 
 
-async def test_a_session_can_keep_everything_and_change_its_mind():
+async def test_a_session_can_keep_everything_and_return_to_the_default():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator, retention=SERVER) as client:
         assert await updated(client, "disabled") == "disabled"
@@ -90,7 +90,7 @@ async def test_a_session_can_keep_everything_and_change_its_mind():
         assert await retention_of(client, orchestrator) == SERVER
 
 
-async def test_limits_that_say_nothing_are_not_echoed():
+async def test_empty_token_limits_are_not_echoed():
     async with connected(FakeOrchestrator(), retention=SERVER) as client:
         for empty in (None, {}, {"post_instructions": None}):
             assert await updated(client, ratio(0.5) | {"token_limits": empty}) == ratio(0.5)
@@ -115,7 +115,7 @@ async def test_limits_that_say_nothing_are_not_echoed():
         (ratio(0.5, 1_000_001), "invalid_value", ".token_limits.post_instructions"),
     ],
 )
-async def test_bounds_that_cannot_be_are_refused_with_their_path(truncation, code, path):
+async def test_invalid_bounds_are_refused_with_their_path(truncation, code, path):
     async with connected(FakeOrchestrator(), retention=SERVER) as client:
         await updated(client, "disabled")
         client.update(truncation=truncation, instructions="new")
@@ -126,7 +126,7 @@ async def test_bounds_that_cannot_be_are_refused_with_their_path(truncation, cod
         assert (session["truncation"], session["instructions"]) == ("disabled", "")
 
 
-async def test_a_server_that_keeps_everything_does_not_promise_bounds():
+async def test_a_server_that_keeps_everything_refuses_a_ratio():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         for word in ("disabled", "auto"):
@@ -138,7 +138,7 @@ async def test_a_server_that_keeps_everything_does_not_promise_bounds():
         assert "keeps whole conversations" in error["message"]
 
 
-async def test_responses_that_leave_the_sessions_kv_alone_have_no_bounds():
+async def test_stateless_responses_have_no_retention():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator, retention=SERVER) as client:
         await respond(client, conversation="none")
@@ -150,8 +150,8 @@ async def test_responses_that_leave_the_sessions_kv_alone_have_no_bounds():
 # --- items that leave ---
 
 
-async def remembered(client, orchestrator, *item_ids: str) -> dict[str, str]:
-    """Have items with these ids, and the history key of each."""
+async def add_items(client, orchestrator, *item_ids: str) -> dict[str, str]:
+    """Adds items with these ids. Returns the history key of each."""
     for item_id in item_ids:
         client.say(item_id, item_id)
     await client.settle()
@@ -173,14 +173,14 @@ async def test_items_of_which_nothing_is_left_are_deleted_after_the_response():
     orchestrator = FakeOrchestrator([spoken("First.")])
     shared = services(orchestrator, retention=SERVER)
     async with connected(orchestrator, shared) as client:
-        keys = await remembered(client, orchestrator, "a", "b", "c")
+        keys = await add_items(client, orchestrator, "a", "b", "c")
         gone = (keys["c"], "unknown", keys["a"], "reply:First.")
         orchestrator.scripts.append([done("Second.", gone=gone)])
         events = await respond(client)
         at = types(events).index("response.done")
         left = events[at + 1 :]
         assert types(left) == [DELETED] * 3
-        # In the conversation's order, whatever the order of the keys.
+        # In the order of the conversation, not of the keys.
         assert [event["item_id"] for event in left[:2]] == ["a", "c"]
         assert left[2]["item_id"] not in ("a", "b", "c")
         assert not await exists(client, "a")
@@ -193,7 +193,7 @@ async def test_items_of_which_nothing_is_left_are_deleted_after_the_response():
     assert value(name, {"reason": "full"}) is None
 
 
-async def test_a_full_conversation_is_counted_apart():
+async def test_drops_of_a_full_conversation_have_their_own_count():
     orchestrator = FakeOrchestrator()
     shared = services(orchestrator, max_conversation_bytes=100)
     async with connected(orchestrator, shared) as client:
@@ -205,7 +205,7 @@ async def test_a_full_conversation_is_counted_apart():
     assert value("sglang_live_gateway_items_dropped_total", {"reason": "full"}) == 1
 
 
-async def test_the_audio_of_items_that_left_no_longer_counts():
+async def test_the_audio_of_items_that_have_left_does_not_count():
     orchestrator = FakeOrchestrator([spoken("Yes.")])
     n_bytes = 16_000 * 2 * 2  # two seconds, as kept
     limits = {"retention": SERVER, "max_conversation_bytes": int(1.5 * n_bytes)}
@@ -226,7 +226,7 @@ async def test_the_audio_of_items_that_left_no_longer_counts():
         assert DELETED not in types(await client.settle())
 
 
-async def test_an_item_that_was_cut_since_the_turn_began_stays():
+async def test_an_item_that_was_truncated_during_the_turn_stays():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([spoken("One two three four", 800)])
     async with connected(orchestrator, retention=SERVER) as client:
@@ -247,11 +247,11 @@ async def test_an_item_that_was_cut_since_the_turn_began_stays():
         assert texts == ["a", "One two", "Next."]
 
 
-async def test_an_item_the_client_deleted_meanwhile_is_not_deleted_twice():
+async def test_an_item_that_the_client_has_deleted_is_not_deleted_again():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator, retention=SERVER) as client:
-        keys = await remembered(client, orchestrator, "a", "b")
+        keys = await add_items(client, orchestrator, "a", "b")
         orchestrator.scripts.append([gate, done("Next.", gone=tuple(keys.values()))])
         client.send("response.create", response=TEXT)
         await client.expect("response.created")
@@ -263,21 +263,21 @@ async def test_an_item_the_client_deleted_meanwhile_is_not_deleted_twice():
         assert [(e["type"], e["item_id"]) for e in await client.settle()] == [(DELETED, "b")]
 
 
-async def test_responses_beside_the_conversation_delete_nothing():
+async def test_out_of_band_responses_delete_nothing():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator, retention=SERVER) as client:
-        keys = await remembered(client, orchestrator, "a")
+        keys = await add_items(client, orchestrator, "a")
         for form in ({"conversation": "none"}, {"input": []}):
             orchestrator.scripts.append([done("Aside.", gone=tuple(keys.values()))])
             assert DELETED not in types(await respond(client, **form))
         assert await exists(client, "a")
 
 
-async def test_items_have_left_before_a_waiting_answer_begins():
+async def test_items_have_left_before_a_waiting_response_begins():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator, retention=SERVER) as client:
-        keys = await remembered(client, orchestrator, "a", "b")
+        keys = await add_items(client, orchestrator, "a", "b")
         client.turn_detection({"interrupt_response": False})
         await client.expect("session.updated")
         orchestrator.scripts.append([gate, *spoken("Slow.")[:-1], done("Slow.", gone=(keys["a"],))])
@@ -297,11 +297,11 @@ async def test_items_have_left_before_a_waiting_answer_begins():
 # --- interruptions ---
 
 
-async def test_what_an_interrupted_turn_forgot_leaves_when_it_has_wound_down():
+async def test_items_that_an_interrupted_turn_compacted_leave_at_its_end():
     ending = asyncio.Event()
     world = World(retention=SERVER)
     async with world.call() as client:
-        keys = await remembered(client, world.orchestrator, "a", "b")
+        keys = await add_items(client, world.orchestrator, "a", "b")
         world.session.on_interrupt = [ending, interrupted_end(gone=(keys["a"],))]
         world.orchestrator.scripts.append(
             [*spoken(WORDS, 1600)[:-1], asyncio.Event(), done(WORDS)],
@@ -325,11 +325,11 @@ async def test_what_an_interrupted_turn_forgot_leaves_when_it_has_wound_down():
     assert world.value("items_dropped_total", reason="window") == 1
 
 
-async def test_while_a_voice_may_be_a_cough_deletions_wait_behind_their_response():
+async def test_while_an_interruption_is_unconfirmed_deletions_wait_behind_their_response():
     gate = asyncio.Event()
     world = World(retention=SERVER)
     async with world.call() as client:
-        keys = await remembered(client, world.orchestrator, "a")
+        keys = await add_items(client, world.orchestrator, "a")
         steps = spoken("Well then.", 800)
         end = done("Well then.", gone=(keys["a"],))
         world.orchestrator.scripts.append([*steps[:-1], gate, end])
