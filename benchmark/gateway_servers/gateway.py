@@ -1,6 +1,6 @@
 """The real gateway with an orchestrator whose responses are a recording.
 
-    python -m benchmark.gateway_servers.gateway REPLY_S
+    python -m benchmark.gateway_servers.gateway RESPONSE_S
 
 Only for benchmark.gateway_cost; launch_server does not import it.
 """
@@ -37,16 +37,16 @@ WORDS_PER_S = 3.0
 
 
 class FakeSession:
-    def __init__(self, session_id: str, reply_pcm: bytes):
+    def __init__(self, session_id: str, response_pcm: bytes):
         self.session_id = session_id
-        self._reply_pcm = reply_pcm
+        self._response_pcm = response_pcm
 
     async def respond(self, turn: TurnRequest) -> AsyncIterator[TurnEvent]:
         await asyncio.sleep(FIRST_AUDIO_S)
         first, later = (round(s * OUTPUT_RATE_HZ) * 2 for s in CHUNKS_S)
         begin, n_words = 0, 0
-        while begin < len(self._reply_pcm):
-            pcm = self._reply_pcm[begin : begin + (later if begin else first)]
+        while begin < len(self._response_pcm):
+            pcm = self._response_pcm[begin : begin + (later if begin else first)]
             begin += len(pcm)
             heard_s = begin / (2 * OUTPUT_RATE_HZ)
             while n_words < heard_s * WORDS_PER_S:
@@ -55,8 +55,10 @@ class FakeSession:
             yield AudioDelta(pcm)
             await asyncio.sleep(len(pcm) / (2 * OUTPUT_RATE_HZ) / SPEED)
         text = TextPart("word " * n_words)
-        reply = HistoryItem(key=turn.turn_id, role="assistant", parts=(text,))
-        yield TurnDone(status="completed", reason=None, item=reply, usage=Usage(), gone=_gone(turn))
+        response = HistoryItem(key=turn.turn_id, role="assistant", parts=(text,))
+        yield TurnDone(
+            status="completed", reason=None, item=response, usage=Usage(), gone=_gone(turn)
+        )
 
     def watch(self, on_stream_event) -> None:
         """Does nothing: there are no stream events without policies."""
@@ -90,11 +92,11 @@ class FakeOrchestrator:
     model_name = "recording"
     voices = ("reader",)
 
-    def __init__(self, reply_s: float):
-        self._reply_pcm = speech(round(reply_s * OUTPUT_RATE_HZ) * 2)
+    def __init__(self, response_s: float):
+        self._response_pcm = speech(round(response_s * OUTPUT_RATE_HZ) * 2)
 
     async def open_session(self, session_id: str) -> FakeSession:
-        return FakeSession(session_id, self._reply_pcm)
+        return FakeSession(session_id, self._response_pcm)
 
 
 def _gone(turn: TurnRequest) -> tuple[str, ...]:
@@ -119,7 +121,7 @@ def _n_tokens(part: AudioPart | TextPart) -> float:
 
 
 def main() -> None:
-    orchestrator = FakeOrchestrator(reply_s=float(sys.argv[1]))
+    orchestrator = FakeOrchestrator(response_s=float(sys.argv[1]))
     health = Health({"recording": SERVING})
     serve(
         build_app(

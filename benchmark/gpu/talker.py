@@ -94,7 +94,7 @@ def _request(model: Qwen3OmniSpec, options: Options, seed: int) -> Request:
     words = np.random.default_rng(seed).integers(100, 1000, 8 + options.text_tokens).tolist()
     return Request(
         user_ids=[model.im_start_id, model.user_id, *words[:8]],
-        reply_ids=words[8:],
+        response_ids=words[8:],
         voice=model.voices[0],
         n_frames=options.frames,
         num_code_groups=model.num_code_groups,
@@ -108,6 +108,8 @@ def _lines(figures: dict[str, Any]) -> list[str]:
     ]
     budget_ms = 1e3 / FRAME_RATE_HZ
     for name, pace in figures["ms_per_frame"].items():
-        for n_replies, ms in pace.items():
-            lines.append(f"{name}, {n_replies} replies: {ms:.2f} of {budget_ms:.0f} ms per frame")
+        for n_responses, ms in pace.items():
+            lines.append(
+                f"{name}, {n_responses} responses: {ms:.2f} of {budget_ms:.0f} ms per frame"
+            )
     return lines

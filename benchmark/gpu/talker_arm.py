@@ -27,7 +27,7 @@ class Request:
     """The inputs of every response, and the number of frames that are read."""
 
     user_ids: list[int]
-    reply_ids: list[int]
+    response_ids: list[int]
     voice: str
     n_frames: int
     num_code_groups: int
@@ -56,11 +56,11 @@ async def run_arm(
     async with _stage(checkpoint, device, engine_args, start_timeout_s) as client:
         codes, _ = await _speak(client, request, "first")
         ms_per_frame = {}
-        for n_replies in batches:
-            replies = await asyncio.gather(
-                *(_speak(client, request, f"{n_replies}-{i}") for i in range(n_replies))
+        for n_responses in batches:
+            responses = await asyncio.gather(
+                *(_speak(client, request, f"{n_responses}-{i}") for i in range(n_responses))
             )
-            ms_per_frame[n_replies] = float(np.median([ms for _, ms in replies]))
+            ms_per_frame[n_responses] = float(np.median([ms for _, ms in responses]))
     return Arm(codes, ms_per_frame)
 
 
@@ -99,7 +99,7 @@ async def _stage(
 
 async def _speak(client: StageClient, request: Request, name: str) -> tuple[np.ndarray, float]:
     """A response's first frames [n_frames, num_code_groups], and ms per frame after the first."""
-    first_id, *later_ids = request.reply_ids
+    first_id, *later_ids = request.response_ids
     frames: list[np.ndarray] = []
     arrivals_s: list[float] = []
     async with client.open(name) as job:
@@ -126,7 +126,9 @@ async def _speak(client: StageClient, request: Request, name: str) -> tuple[np.n
                 if len(frames) >= request.n_frames:
                     break
     if len(frames) < request.n_frames:
-        raise RuntimeError(f"reply {name} ended after {len(frames)} of {request.n_frames} frames")
+        raise RuntimeError(
+            f"response {name} ended after {len(frames)} of {request.n_frames} frames"
+        )
     span_s = arrivals_s[request.n_frames - 1] - arrivals_s[0]
     return np.stack(frames[: request.n_frames]), 1e3 * span_s / (request.n_frames - 1)
 

@@ -79,9 +79,9 @@ class NextUseHint:
     user has probably left. A session whose user speaks is evicted only if no other is left.
     """
 
-    def __init__(self, prior_reply_s: float, weight: float = 0.3):
-        self._prior_reply_s, self._weight = prior_reply_s, weight
-        self._reply_s: dict[int, float] = {}
+    def __init__(self, prior_gap_s: float, weight: float = 0.3):
+        self._prior_gap_s, self._weight = prior_gap_s, weight
+        self._gap_s: dict[int, float] = {}
         self._playback_end_s: dict[int, float] = {}
         self._next_use_s: dict[int, float] = {}
         self._speaking: set[int] = set()
@@ -93,15 +93,15 @@ class NextUseHint:
         self._speaking.discard(session)
         ended_s = self._playback_end_s.pop(session, None)
         if ended_s is not None:
-            expected_s = self._reply_s.get(session, self._prior_reply_s)
-            self._reply_s[session] = expected_s + self._weight * (now_s - ended_s - expected_s)
+            expected_s = self._gap_s.get(session, self._prior_gap_s)
+            self._gap_s[session] = expected_s + self._weight * (now_s - ended_s - expected_s)
 
     def idle(self, session: int, now_s: float, facts: IdleFacts) -> None:
         self._next_use_s[session] = now_s  # next use unknown: ranked by age
         if facts.playback_end_s is not None:
             self._playback_end_s[session] = facts.playback_end_s
-            reply_s = self._reply_s.get(session, self._prior_reply_s)
-            self._next_use_s[session] = facts.playback_end_s + reply_s
+            gap_s = self._gap_s.get(session, self._prior_gap_s)
+            self._next_use_s[session] = facts.playback_end_s + gap_s
 
     def victim(self, candidates: Sequence[int], now_s: float) -> int:
         def rank(session: int) -> tuple[bool, float]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmark.load.interruptions import InterruptionModel, PlannedInterruption
-from benchmark.load.reply_lengths import ReplyLengths
+from benchmark.load.response_lengths import ResponseLengths
 
 # Users that all start in the same second would all stop speaking in the same second.
 CLOSED_LOOP_STAGGER_S = 5.0
@@ -26,13 +26,13 @@ class PlannedTurn:
     """Speak `clip`; after the response has been played, stay silent for `response_gap_s`.
 
     After a barge-in the next turn follows at once instead.
-    reply_tokens: requested length of the response. None: the model ends it.
+    response_tokens: requested length of the response. None: the model ends it.
     """
 
     clip: str
     response_gap_s: float
     interruption: PlannedInterruption | None = None
-    reply_tokens: int | None = None
+    response_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class UserPlan:
     turns: tuple[PlannedTurn, ...]
 
 
-def load_reply_gaps(path: Path) -> np.ndarray:
+def load_response_gaps(path: Path) -> np.ndarray:
     """Positive part of measured floor-transfer offsets, in seconds; overlaps become 0."""
     offsets_s = np.asarray(json.loads(path.read_text())["fto_s"], dtype=float)
     return np.maximum(offsets_s, 0.0)
@@ -59,13 +59,13 @@ def plan_users(
     n_users: int,
     n_turns: int,
     clips: list[str],
-    reply_gaps_s: np.ndarray,
+    response_gaps_s: np.ndarray,
     seed: int,
     repeat: int,
     open_loop_rps: float | None,
     arrival_shape: float,
     interruptions: InterruptionModel | None = None,
-    reply_lengths: ReplyLengths | None = None,
+    response_lengths: ResponseLengths | None = None,
 ) -> list[UserPlan]:
     starts_s: list[float | None] = [None] * n_users
     if open_loop_rps is not None:
@@ -81,9 +81,9 @@ def plan_users(
         turns = tuple(
             PlannedTurn(
                 str(rng.choice(clips)),
-                float(rng.choice(reply_gaps_s)),
+                float(rng.choice(response_gaps_s)),
                 interruptions and interruptions.draw(cuts, is_last=turn == n_turns - 1),
-                reply_lengths and reply_lengths.draw_tokens(lengths),
+                response_lengths and response_lengths.draw_tokens(lengths),
             )
             for turn in range(n_turns)
         )

@@ -45,7 +45,7 @@ class LoadConfig:
         storm: sessions that send long audio beside the users.
         frame_ms: microphone audio in one message.
         drawn_replies: whether responses have lengths drawn from reply_durations, with a demo
-            model that keeps them (benchmark/load/reply_lengths.py).
+            model that keeps them (benchmark/load/response_lengths.py).
     """
 
     policies: tuple[str, ...] = ("off",)

@@ -29,19 +29,19 @@ class InterruptionModel:
     Attributes:
         barge_in: share of turns with a successor and without a false trigger.
         false_triggers: share of all turns.
-        reply_durations_s: measured responses; the moment is uniform within one drawn of them.
+        response_durations_s: measured responses; the moment is uniform within one drawn of them.
         sounds: names of noises that are no speech.
     """
 
     barge_in: float
     false_triggers: float
-    reply_durations_s: np.ndarray
+    response_durations_s: np.ndarray
     sounds: tuple[str, ...]
 
     def draw(self, rng: np.random.Generator, *, is_last: bool) -> PlannedInterruption | None:
         # Every number is drawn for every turn, so that a larger share only adds interruptions.
         false_trigger, barge_in, share = rng.random(3)
-        after_s = float(share * rng.choice(self.reply_durations_s))
+        after_s = float(share * rng.choice(self.response_durations_s))
         sound = str(rng.choice(self.sounds))
         if false_trigger < self.false_triggers:
             return PlannedInterruption(FALSE_TRIGGER, after_s, sound)
@@ -51,7 +51,7 @@ class InterruptionModel:
         return None
 
 
-def load_reply_durations(path: Path) -> np.ndarray:
+def load_response_durations(path: Path) -> np.ndarray:
     """Load durations in seconds.
 
     Raises:
@@ -60,7 +60,7 @@ def load_reply_durations(path: Path) -> np.ndarray:
     try:
         durations_s = np.asarray(json.loads(path.read_text())["durations_s"], dtype=float)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"cannot read reply durations from {path}: {error!r}") from error
+        raise ValueError(f"cannot read response durations from {path}: {error!r}") from error
     if not durations_s.size or durations_s.ndim != 1 or (durations_s <= 0).any():
         raise ValueError(f"{path}: durations_s must be a list of positive numbers")
     return durations_s

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmark.load.arrivals import UserPlan, load_reply_gaps, plan_users
+from benchmark.load.arrivals import UserPlan, load_response_gaps, plan_users
 from benchmark.load.config import FRAME_MS, LoadConfig, Run
-from benchmark.load.interruptions import InterruptionModel, load_reply_durations
+from benchmark.load.interruptions import InterruptionModel, load_response_durations
 from benchmark.load.process_usage import ProcessUsage, UsageMeter
-from benchmark.load.reply_lengths import ReplyLengths, obedient_model
+from benchmark.load.response_lengths import ResponseLengths, drawn_length_model
 from benchmark.load.server import ServerProcess
 from benchmark.load.sounds import false_trigger_sounds
 from benchmark.load.storm import Storm, StormRow
@@ -66,15 +66,15 @@ class Workload:
     Attributes:
         speech, sounds: clips, and noises that are no turn, encoded, by name.
         pool: all clips concatenated, 24 kHz PCM16, for storms.
-        reply_gaps_s: gaps that people leave before they speak.
+        response_gaps_s: gaps that people leave before they speak.
     """
 
     speech: dict[str, Utterance]
     sounds: dict[str, Utterance]
     pool: bytes
-    reply_gaps_s: np.ndarray
+    response_gaps_s: np.ndarray
     interruptions: InterruptionModel
-    reply_lengths: ReplyLengths | None = None
+    response_lengths: ResponseLengths | None = None
 
     @classmethod
     def load(cls, config: LoadConfig) -> "Workload":
@@ -84,20 +84,20 @@ class Workload:
         pcm = {file.stem: clip.load_pcm(file) for file in files}
         sounds = false_trigger_sounds(next(iter(pcm.values())))
         per_message = config.frame_ms // FRAME_MS
-        durations_s = load_reply_durations(config.reply_durations)
+        durations_s = load_response_durations(config.reply_durations)
         interruptions = InterruptionModel(
             barge_in=config.barge_in,
             false_triggers=config.false_triggers,
-            reply_durations_s=durations_s,
+            response_durations_s=durations_s,
             sounds=tuple(sounds),
         )
         return cls(
             speech={name: Utterance.of(audio, per_message) for name, audio in pcm.items()},
             sounds={name: Utterance.of(audio, per_message) for name, audio in sounds.items()},
             pool=b"".join(pcm.values()),
-            reply_gaps_s=load_reply_gaps(config.reply_gaps),
+            response_gaps_s=load_response_gaps(config.reply_gaps),
             interruptions=interruptions,
-            reply_lengths=ReplyLengths(durations_s) if config.drawn_replies else None,
+            response_lengths=ResponseLengths(durations_s) if config.drawn_replies else None,
         )
 
     def plans(self, config: LoadConfig, run: Run) -> list[UserPlan]:
@@ -105,19 +105,19 @@ class Workload:
             n_users=run.sessions,
             n_turns=config.turns,
             clips=sorted(self.speech),
-            reply_gaps_s=self.reply_gaps_s,
+            response_gaps_s=self.response_gaps_s,
             seed=config.seed,
             repeat=run.repeat,
             open_loop_rps=run.rate_rps,
             arrival_shape=config.arrival_shape,
             interruptions=self.interruptions,
-            reply_lengths=self.reply_lengths,
+            response_lengths=self.response_lengths,
         )
 
 
 def measure(config: LoadConfig, run: Run, workload: Workload) -> RunResult:
     """Start a server for this run, put the load on it, stop it."""
-    model_path = str(obedient_model()) if config.drawn_replies else config.model_path
+    model_path = str(drawn_length_model()) if config.drawn_replies else config.model_path
     with ServerProcess(
         model_path, run.policies, config.server_args_for(run), config.start_timeout_s
     ) as server:

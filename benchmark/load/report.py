@@ -67,7 +67,9 @@ def notes(points: list[PointStats]) -> list[str]:
                 f"{point.barge_ins_planned} planned barge-ins came too late: nothing was playing"
             )
         if point.early_replies:
-            lines.append(f"{place}: {point.early_replies} replies began before the user had ended")
+            lines.append(
+                f"{place}: {point.early_replies} responses began before the user had ended"
+            )
     return lines
 
 

@@ -104,8 +104,8 @@ class User:
 
     async def _converse(self, client: RealtimeClient) -> None:
         while (planned := self._next_turn()) is not None:
-            if planned.reply_tokens is not None:
-                await client.limit_responses(planned.reply_tokens)
+            if planned.response_tokens is not None:
+                await client.limit_responses(planned.response_tokens)
             start_s = self._since_start_s()
             turn = await client.take_turn(self._audio[planned.clip], self._interruption(planned))
             end_s = self._since_start_s()

@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from benchmark.load.arrivals import gamma_arrivals, load_reply_gaps, plan_users
+from benchmark.load.arrivals import gamma_arrivals, load_response_gaps, plan_users
 from benchmark.load.config import WORKLOADS
-from benchmark.load.reply_lengths import ReplyLengths
+from benchmark.load.response_lengths import ResponseLengths
 
 
 def plan(**changes):
@@ -13,7 +13,7 @@ def plan(**changes):
         "n_users": 4,
         "n_turns": 3,
         "clips": ["a", "b", "c"],
-        "reply_gaps_s": np.array([0.0, 0.5, 1.0]),
+        "response_gaps_s": np.array([0.0, 0.5, 1.0]),
         "seed": 1,
         "repeat": 0,
         "open_loop_rps": None,
@@ -57,11 +57,11 @@ def test_gamma_arrivals_keep_the_rate_at_any_shape(shape):
 def test_overlaps_become_a_gap_of_zero(tmp_path):
     path = tmp_path / "fto.json"
     path.write_text(json.dumps({"fto_s": [-0.5, 0.0, 0.25]}))
-    assert load_reply_gaps(path).tolist() == [0.0, 0.0, 0.25]
+    assert load_response_gaps(path).tolist() == [0.0, 0.0, 0.25]
 
 
 def test_the_bundled_offsets_match_the_published_quantiles():
-    gaps_s = load_reply_gaps(WORKLOADS / "ami_fto.json")
+    gaps_s = load_response_gaps(WORKLOADS / "ami_fto.json")
     assert len(gaps_s) == 367
     assert np.percentile(gaps_s, [50, 75, 90]) == pytest.approx([0.09, 0.44, 1.02], abs=0.04)
 
@@ -72,17 +72,17 @@ def test_response_lengths_are_drawn_independently_of_other_draws():
             n_users=2,
             n_turns=3,
             clips=["a", "b"],
-            reply_gaps_s=np.array([0.1, 0.2]),
+            response_gaps_s=np.array([0.1, 0.2]),
             seed=1,
             repeat=0,
             open_loop_rps=None,
             arrival_shape=1.0,
-            reply_lengths=lengths,
+            response_lengths=lengths,
         )
 
-    drawn = plans(ReplyLengths(np.array([1.6, 3.2])))
-    assert {turn.reply_tokens for plan in drawn for turn in plan.turns} <= {20, 40}
-    assert drawn == plans(ReplyLengths(np.array([1.6, 3.2])))
+    drawn = plans(ResponseLengths(np.array([1.6, 3.2])))
+    assert {turn.response_tokens for plan in drawn for turn in plan.turns} <= {20, 40}
+    assert drawn == plans(ResponseLengths(np.array([1.6, 3.2])))
     for plan, free in zip(drawn, plans(None), strict=True):
         assert [t.clip for t in plan.turns] == [t.clip for t in free.turns]
-        assert all(turn.reply_tokens is None for turn in free.turns)
+        assert all(turn.response_tokens is None for turn in free.turns)

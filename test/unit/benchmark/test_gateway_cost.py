@@ -66,7 +66,7 @@ class EchoSocket:
 async def test_the_recording_arrives_whole_in_chunks_of_the_vocoders_size(monkeypatch):
     monkeypatch.setattr(gateway, "FIRST_AUDIO_S", 0.0)
     monkeypatch.setattr(gateway, "SPEED", 1e6)
-    session = await gateway.FakeOrchestrator(reply_s=1.0).open_session("s")
+    session = await gateway.FakeOrchestrator(response_s=1.0).open_session("s")
     turn = TurnRequest(turn_id="t", instructions="", history=(), voice="reader")
     events = [event async for event in session.respond(turn)]
     chunks_s = [clip.duration_s(e.pcm) for e in events if isinstance(e, AudioDelta)]
@@ -78,7 +78,7 @@ async def test_the_recording_arrives_whole_in_chunks_of_the_vocoders_size(monkey
 async def test_the_turn_reports_the_items_that_a_session_would_have_dropped(monkeypatch):
     monkeypatch.setattr(gateway, "FIRST_AUDIO_S", 0.0)
     monkeypatch.setattr(gateway, "SPEED", 1e6)
-    session = await gateway.FakeOrchestrator(reply_s=1.0).open_session("s")
+    session = await gateway.FakeOrchestrator(response_s=1.0).open_session("s")
     items = [(str(i), TextPart("word " * 100)) for i in range(4)]
     history = tuple(HistoryItem(key=key, role="user", parts=(part,)) for key, part in items)
 

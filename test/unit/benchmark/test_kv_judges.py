@@ -142,7 +142,7 @@ def test_preload_takes_no_room_from_another_speaking_user():
 
 
 def idle_policy(*, playback_ends_s, now_s=0.0):
-    policy = NextUseHint(prior_reply_s=2.0)
+    policy = NextUseHint(prior_gap_s=2.0)
     for session, end_s in enumerate(playback_ends_s):
         policy.accessed(session, now_s)
         policy.idle(session, now_s, IdleFacts(end_s))
@@ -181,7 +181,7 @@ def test_next_use_uses_the_average_gap_of_each_user():
 
 
 def test_without_playback_facts_next_use_ranks_by_age():
-    policy = NextUseHint(prior_reply_s=2.0)
+    policy = NextUseHint(prior_gap_s=2.0)
     for session in range(3):
         policy.idle(session, float(session), IdleFacts(None))
     assert policy.victim([1, 0, 2], 5.0) == 0

@@ -6,12 +6,12 @@ import pytest
 
 from benchmark.load.arrivals import plan_users
 from benchmark.load.config import WORKLOADS
-from benchmark.load.interruptions import InterruptionModel, load_reply_durations
+from benchmark.load.interruptions import InterruptionModel, load_response_durations
 
 MODEL = InterruptionModel(
     barge_in=0.5,
     false_triggers=0.1,
-    reply_durations_s=np.array([2.0, 8.0]),
+    response_durations_s=np.array([2.0, 8.0]),
     sounds=("cough", "noise"),
 )
 
@@ -21,7 +21,7 @@ def plan(model=MODEL, **changes):
         "n_users": 100,
         "n_turns": 8,
         "clips": ["a", "b"],
-        "reply_gaps_s": np.array([0.0, 1.0]),
+        "response_gaps_s": np.array([0.0, 1.0]),
         "seed": 1,
         "repeat": 0,
         "open_loop_rps": None,
@@ -79,7 +79,7 @@ def test_interruptions_are_uniform_within_a_response():
 
 
 def test_the_bundled_durations_can_be_drawn_from():
-    durations_s = load_reply_durations(WORKLOADS / "demo_reply_durations.json")
+    durations_s = load_response_durations(WORKLOADS / "demo_reply_durations.json")
     assert len(durations_s) == 108
     assert 2 < np.median(durations_s) < 10
 
@@ -89,4 +89,4 @@ def test_a_file_without_durations_is_a_clear_error(tmp_path, content):
     path = tmp_path / "durations.json"
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"durations\.json"):
-        load_reply_durations(path)
+        load_response_durations(path)

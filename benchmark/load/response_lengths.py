@@ -17,7 +17,7 @@ _NEVER, _AT_ONCE = -30.0, 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyLengths:
+class ResponseLengths:
     """durations_s: measured responses, from which lengths are drawn."""
 
     durations_s: np.ndarray
@@ -26,7 +26,7 @@ class ReplyLengths:
         return max(1, round(float(rng.choice(self.durations_s)) / FRAME_S))
 
 
-def obedient_model() -> Path:
+def drawn_length_model() -> Path:
     """Directory of the demo model whose responses have the requested length; built if absent."""
     from sglang_live.models.demo.build import ensure_built
     from sglang_live.models.demo.location import DemoSize
