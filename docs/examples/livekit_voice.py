@@ -22,7 +22,7 @@ FRAME = round(0.02 * RATE_HZ)
 
 
 class Microphone(io.AudioInput):
-    """Says a recording at its own pace, and then nothing."""
+    """Sends a recording at its pace, and then silence."""
 
     def __init__(self, samples: np.ndarray):
         super().__init__(label="recording")
@@ -38,7 +38,7 @@ class Microphone(io.AudioInput):
 
 
 class Loudspeaker(io.AudioOutput):
-    """Counts what it would play, and says at once that it was played."""
+    """Counts audio, and reports at once that it was played."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -30,7 +30,7 @@ def recording(path: str) -> np.ndarray:
 
 
 async def speak(session, samples: np.ndarray) -> None:
-    """As a microphone: after the recording there is silence, for ever."""
+    """Send a recording at its pace, and then silence without end, as a microphone does."""
     due_s, at = time.monotonic(), 0
     while True:
         said = samples[at : at + FRAME]
@@ -41,7 +41,7 @@ async def speak(session, samples: np.ndarray) -> None:
 
 
 async def answer(session) -> float:
-    """Until an answer has come. Returns seconds of sound."""
+    """Wait for a response; returns seconds of sound."""
     n_bytes = 0
     async for event in session:
         if event.type == "audio":

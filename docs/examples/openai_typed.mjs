@@ -1,4 +1,4 @@
-// OpenAI's SDK for JavaScript: a typed question, a spoken answer in answer.pcm (24 kHz, int16).
+// OpenAI's SDK for JavaScript: a typed question, a spoken response in answer.pcm (24 kHz, int16).
 //
 //   npm install openai ws
 //   node openai_typed.mjs https://your-server:30000 "How are you?"

@@ -1,4 +1,4 @@
-"""OpenAI's SDK, blocking: a typed question, a spoken answer in answer.wav.
+"""OpenAI's SDK, blocking: a typed question, a spoken response in answer.wav.
 
 python openai_typed.py --url http://127.0.0.1:30000 "How are you?"
 """

@@ -25,7 +25,7 @@ def recording(path: str) -> bytes:
 
 
 async def microphone(call, said: bytes, again: asyncio.Event) -> None:
-    """20 ms of sound every 20 ms for ever: silence where nothing is said."""
+    """Send 20 ms of sound every 20 ms without end: the recording, then silence."""
     size = round(RATE_HZ * FRAME_S) * 2
     due_s, left = time.monotonic(), said
     while True:
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--url", default="http://127.0.0.1:30000")
     parser.add_argument("--key", default="none")
     parser.add_argument("--out", default="answer.wav")
-    parser.add_argument("--interrupt-after", type=float, help="seconds into the first answer")
+    parser.add_argument("--interrupt-after", type=float, help="seconds into the first response")
     asyncio.run(converse(parser.parse_args()))
 
 

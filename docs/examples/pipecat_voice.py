@@ -70,7 +70,7 @@ class Microphone(FrameProcessor):
 
 
 class Loudspeaker(FrameProcessor):
-    """Counts what it would play; at the end of the first answer it ends the pipeline."""
+    """Counts audio; ends the pipeline at the end of the first response."""
 
     def __init__(self, on_end):
         super().__init__()
