@@ -1,1 +1,1 @@
-"""How many callers there may be: found out while serving, because nobody can know it before."""
+"""How many sessions can be served in time, measured while serving."""

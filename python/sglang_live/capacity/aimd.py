@@ -1,10 +1,9 @@
-"""How many sessions can be served in time: more while there is slack, fewer when there is none.
+"""Limit of sessions that can be served in time: it rises while there is slack, and falls without.
 
-In: how much of their budgets the slow ones among the latest beats took. Out: a limit.
-Additive increase, multiplicative decrease (Chiu and Jain 1989) as Metronome has it (section 4.2),
-with longer steps until the end of the slack was seen: by as much as is left of it. Lateness that
-is not the load's must not count: what a quiet server is late by, what hits a single caller, and
-what passes.
+In: share of their budgets that the slowest of the latest deadlines took. Out: a limit.
+Additive increase, multiplicative decrease (Chiu and Jain 1989) as in Metronome (section 4.2), with
+larger steps, in proportion to the slack, until slack has run out once. Lateness that load does not
+cause must not count: that of a quiet server, of a single session, and of a short time.
 """
 
 import math
@@ -16,16 +15,18 @@ from sglang_live.capacity.deadlines import Verdict
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AimdConfig:
     """
-    target: share of its budget that a beat may take.
-    slack: times what the quietest window took, if that is more: where even few are late, more is
-        late when it is later than that.
-    first: sessions there may be before anything was seen. least: there may always be so many.
-    increase: sessions more after windows with slack in which the limit was reached.
-    probe: so many sessions' windows, once slack has run out: where there are few, one more is
-        much, and should not be tried all the time.
-    decrease: of the sessions that were too many.
-    passing: so many windows in a row must be late, if more sessions than these were in time before.
-    forgets: after so many windows without a cut, steps are long again.
+    target: share of its budget that a deadline may take.
+    slack: multiple of the quietest window's share that replaces target if it is larger: where few
+        sessions are already late, a window is late only beyond that.
+    first: limit before anything is measured.
+    least: lowest limit.
+    increase: rise of the limit after windows with slack in which it was reached.
+    probe: sum of sessions over windows before the next rise, once slack has run out: with few
+        sessions one more is much, and should be tried rarely.
+    decrease: new limit, as a share of the sessions that were too many.
+    passing: number of late windows in a row that are needed where more sessions have been in time
+        before.
+    forgets: number of windows without a fall after which steps are large again.
     """
 
     target: float = 1.0
@@ -51,28 +52,28 @@ class AimdConfig:
 class Aimd:
     """
     Attributes:
-        limit: sessions there may be.
+        limit: number of sessions that can be served in time.
     """
 
     def __init__(self, config: AimdConfig | None = None):
         self._config = config or AimdConfig()
         self.limit = self._config.first
-        self._quiet = math.inf  # the least that a window took
-        self._proven = 0  # the most sessions that were in time
-        self._late = 0  # windows in a row
-        self._since_compaction: int | None = None  # windows; None: never, or long ago
-        self._calm = 0  # sessions' windows with slack at the limit
+        self._quiet = math.inf  # the smallest share of a window
+        self._proven = 0  # most sessions of a window that was in time
+        self._late = 0  # late windows in a row
+        self._since_fall: int | None = None  # windows; None: never, or long ago
+        self._calm = 0  # sum of sessions over windows with slack at the limit
 
     def window(self, verdict: Verdict, n_sessions: int) -> None:
-        """A window is over. n_sessions: the most there were in it."""
-        if self._since_compaction is not None:
-            self._since_compaction += 1
-            if self._since_compaction > self._config.forgets:
-                self._since_compaction = None
+        """Record a window. n_sessions: the most sessions in it."""
+        if self._since_fall is not None:
+            self._since_fall += 1
+            if self._since_fall > self._config.forgets:
+                self._since_fall = None
         if self._is_late(verdict):
             self._late += 1
             if self._is_too_many(n_sessions):
-                self._cut(n_sessions)
+                self._fall(n_sessions)
             return
         self._late = 0
         if verdict.share is not None:
@@ -83,36 +84,37 @@ class Aimd:
 
     @property
     def _target(self) -> float:
-        if math.isinf(self._quiet):  # nothing came in time yet
+        if math.isinf(self._quiet):  # no window was in time yet
             return self._config.target
         return max(self._config.target, self._config.slack * self._quiet)
 
     def _is_late(self, verdict: Verdict) -> bool:
-        # A server with too many callers is late with more than one of them.
+        # A server with too many sessions is late in more than one of them.
         share, n_late = verdict.share, verdict.n_late_sessions
         return share is not None and share > self._target and n_late > 1
 
     def _is_too_many(self, n_sessions: int) -> bool:
-        # Nobody is hung up on, so what more than the limit cannot do says nothing about it.
+        # Sessions are never ended, so more of them than the limit may remain, and be late.
         if not self._config.least < n_sessions <= self.limit:
             return False
         return n_sessions >= self._config.decrease * self._proven or (
             self._late >= self._config.passing
         )
 
-    def _cut(self, n_sessions: int) -> None:
+    def _fall(self, n_sessions: int) -> None:
         self.limit = max(self._config.least, int(n_sessions * self._config.decrease))
         self._proven = min(self._proven, self.limit)
-        self._since_compaction, self._calm = 0, 0
+        self._since_fall, self._calm = 0, 0
 
     def _step(self, share: float | None, n_sessions: int) -> int:
-        if self._since_compaction is not None:
+        if self._since_fall is not None:
             self._calm += n_sessions
             if self._calm < self._config.probe:
                 return 0
             self._calm = 0
-        if self._since_compaction is not None or share is None:
+        if self._since_fall is not None or share is None:
             return self._config.increase
-        # Half of what would use it up if lateness grew in proportion to the load: it grows faster.
+        # Half of the step that would use it up if lateness grew in proportion to the load, because
+        # it grows faster.
         slack = max(0.0, 1 - share / self._target)
         return max(self._config.increase, int(self.limit * slack / 2))

@@ -1,8 +1,8 @@
-"""Whether one more caller may come.
+"""Admission of sessions.
 
-In: beats of the turns that are served, gaps that listeners heard, how full the KV pools are.
-Out: yes, or a CapacityError that says why; the same for /v1/capacity and /metrics.
-Owner: one CapacityControl per server. Calls that were let in are never ended by it.
+In: deadlines of the turns that are served, gaps that listeners heard, occupancy of the KV pools.
+Out: admission, or a CapacityError with the reason; the same for /v1/capacity and /metrics.
+Owner: one CapacityControl per server. It never ends an admitted session.
 """
 
 import math
@@ -15,22 +15,22 @@ from sglang_live.capacity.forecast import PoolForecast
 from sglang_live.clock import Clock
 from sglang_live.errors import CapacityError
 
-# Gaps that are shorter than this are hardly noticed; design targets count from there, too.
+# Shorter gaps are hardly noticed; the design targets count gaps from here as well.
 AUDIBLE_GAP_S = 0.1
-# The limit moves in minutes rather than seconds.
+# The limit changes within minutes, not seconds.
 _RETRY_AFTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityConfig:
     """
-    max_sessions: there are never more.
-    adapts: fewer, as soon as more could not be served in time. False: max_sessions is all.
-    first_packet_s: budget of a turn's first packet, from the decision that the caller is done.
+    max_sessions: upper bound of the limit.
+    adapts: whether the limit is lower where more sessions cannot be served in time.
+    first_packet_s: budget of a turn's first packet, from the decision that the user's turn is over.
     frame_share: budget of a frame, as a share of the time until the next.
-    full_share: of a KV pool that leaves no room for another caller.
-    saturates_s: neither does one that would be full within so many seconds.
-    sample_s: between two looks at the pools.
+    full_share: share of a KV pool in use from which no session is admitted.
+    saturates_s: nor is one with which a pool would be full within this time.
+    sample_s: time between two samples of the pools.
     """
 
     max_sessions: int
@@ -41,7 +41,7 @@ class CapacityConfig:
     saturates_s: float = 30.0
     sample_s: float = 2.0
     aimd: AimdConfig = field(default_factory=AimdConfig)
-    beats: DeadlineConfig = field(default_factory=DeadlineConfig)
+    deadlines: DeadlineConfig = field(default_factory=DeadlineConfig)
 
     def __post_init__(self) -> None:
         if self.max_sessions < 1:
@@ -53,9 +53,11 @@ class CapacityConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """
-    n_more: sessions that may come now. why: what keeps it from more; "" if nothing does.
-    share: of its budget that the slow tenth of beats took in the latest window with any.
-    pools: by stage, (share in use, seconds until it is full).
+    n_more: number of sessions that would be admitted now.
+    why: reason why no more would be; "" if there is none.
+    share: share of its budget that the slowest tenth of deadlines took at least, in the latest
+        window with any; None: there was none yet.
+    pools: (share in use, seconds until it is full) by stage.
     """
 
     n_sessions: int
@@ -69,7 +71,7 @@ class Capacity:
 class CapacityControl:
     """
     Args:
-        pools: shares of the stages' KV pools in use, by stage.
+        pools: returns the share of its KV pool in use by stage.
     """
 
     def __init__(
@@ -80,19 +82,19 @@ class CapacityControl:
     ):
         self._config, self._clock, self._read_pools = config, clock, pools
         self._aimd = Aimd(config.aimd)
-        self._deadlines = Deadlines(config.beats)
+        self._deadlines = Deadlines(config.deadlines)
         self._forecasts: dict[str, PoolForecast] = {}
         self._sampled_s = -math.inf
         self._share: float | None = None
-        self._n_sessions = self._n_most = 0  # now, and the most in this window
+        self._n_sessions = self._n_most = 0  # now, and at most in this window
 
     # --- sessions ---
 
-    def take(self) -> None:
-        """One session more.
+    def admit(self) -> None:
+        """Admit a session.
 
         Raises:
-            CapacityError: there may not be one; nothing was changed.
+            CapacityError: if none can be admitted; nothing has changed.
         """
         now = self.report()
         if not now.n_more:
@@ -100,45 +102,45 @@ class CapacityControl:
         self._n_sessions += 1
         self._n_most = max(self._n_most, self._n_sessions)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         self._n_sessions -= 1
 
-    # --- what is due ---
+    # --- deadlines ---
 
     def first_packet_due(self, session_id: str, *, must_come: bool = True) -> int:
-        """A turn begins. Returns a number for one of the next three.
+        """Begin the deadline of a turn. Returns its number for came(), failed() or gone().
 
-        must_come: False if the reply may be silent, as a call of a function is.
+        must_come: False if the response may have no audio, as a function call.
         """
         budget_s = self._config.first_packet_s
         return self._deadlines.begin(session_id, self._clock.now_s(), budget_s, must_come=must_come)
 
     def frame_due(self, session_id: str, frame_s: float) -> int:
-        """A frame came; the next will in frame_s. Returns a number for one of the next three."""
+        """Begin the deadline of a frame; the next one follows in frame_s. Returns its number."""
         budget_s = self._config.frame_share * frame_s
         return self._deadlines.begin(session_id, self._clock.now_s(), budget_s)
 
-    def came(self, beat: int) -> None:
-        self._deadlines.came(beat, self._clock.now_s())
-        self._look()
+    def came(self, deadline: int) -> None:
+        self._deadlines.came(deadline, self._clock.now_s())
+        self._update()
 
-    def failed(self, beat: int) -> None:
-        """The turn failed before it; nothing happens if it came."""
-        self._deadlines.empty(beat)
+    def failed(self, deadline: int) -> None:
+        """Count a deadline before which the turn failed. No effect if it came."""
+        self._deadlines.empty(deadline)
 
-    def gone(self, beat: int) -> None:
-        """Nobody waits for it any more; nothing happens if it came."""
-        self._deadlines.gone(beat)
+    def gone(self, deadline: int) -> None:
+        """Drop a deadline that has become void. No effect if it came."""
+        self._deadlines.gone(deadline)
 
     def flowed(self, session_id: str, gap_s: float) -> None:
-        """An answer is over. gap_s: the longest that its listener had to wait for us within it."""
+        """Count the flow of a response. gap_s: its listener's longest wait for the server."""
         self._deadlines.count(session_id, gap_s / AUDIBLE_GAP_S)
-        self._look()
+        self._update()
 
-    # --- what there is room for ---
+    # --- capacity ---
 
     def report(self) -> Capacity:
-        self._look()
+        self._update()
         n, config = self._n_sessions, self._config
         limit = min(self._aimd.limit, config.max_sessions) if config.adapts else config.max_sessions
         why, n_more = "", max(0, limit - n)
@@ -149,7 +151,7 @@ class CapacityControl:
         for stage, forecast in self._forecasts.items() if config.adapts else ():
             n_fit = self._room_in(forecast)
             if n_fit < n_more:
-                n_more, why = n_fit, "" if n_fit else self._why_full(stage, forecast)
+                n_more, why = int(n_fit), "" if n_fit else self._why_full(stage, forecast)
         pools = {
             stage: (forecast.share, forecast.saturates_in_s())
             for stage, forecast in self._forecasts.items()
@@ -170,13 +172,13 @@ class CapacityControl:
         in_s = forecast.saturates_in_s(self._n_sessions + 1)
         return f"the {stage}'s KV pool would be full in {in_s:.0f} s"
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         now_s = self._clock.now_s()
         if now_s - self._sampled_s >= self._config.sample_s:
             self._sampled_s = now_s
             for stage, share in self._read_pools().items():
                 forecast = self._forecasts.setdefault(stage, PoolForecast())
-                forecast.saw(now_s, share, self._n_sessions)
+                forecast.observe(now_s, share, self._n_sessions)
         if (verdict := self._deadlines.verdict(now_s)) is not None:
             self._share = self._share if verdict.share is None else verdict.share
             self._aimd.window(verdict, self._n_most)

@@ -1,8 +1,8 @@
 """Deadlines of the service: when something is due, and the share of its budget that it took.
 
-A turn's first packet is one, its flow without gaps another, in frame mode each frame. A beat that
-is due and does not come counts by its age: an engine that stalls is late with everybody, and must
-not look fast because nothing arrives that could be timed. An empty one never came at all.
+A turn's first packet has one, its flow without gaps another, and in frame mode each frame. An
+overdue deadline counts by its age: an engine that stalls is late in all sessions, although nothing
+arrives that could be timed. An empty one failed, and counts as infinitely late.
 """
 
 import itertools
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineConfig:
     """
-    quantile: of a window's beats is its verdict.
-    window_s: of time; least: of beats that make a verdict. A window with fewer goes on, up to
-        patience_s.
+    quantile: quantile of a window's shares that is its verdict.
+    window_s: duration of a window.
+    least: number of deadlines that a verdict needs; a window with fewer is extended.
+    patience_s: longest duration of a window.
     """
 
     quantile: float = 0.9
@@ -27,8 +28,9 @@ class DeadlineConfig:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """
-    share: of their budgets that all but the slowest beats took at most; None: there were no beats.
-    n_late_sessions: sessions with a beat as slow as that, or slower.
+    share: largest share of its budget that a deadline took, without the slowest ones; None: there
+        were no deadlines.
+    n_late_sessions: sessions with a deadline as slow as that, or slower.
     """
 
     share: float | None
@@ -57,9 +59,9 @@ class Deadlines:
     def begin(
         self, session_id: str, now_s: float, budget_s: float, *, must_come: bool = True
     ) -> int:
-        """Something is due within budget_s. Returns its number, for one of the next three.
+        """Begin a deadline, due within budget_s. Returns its number for came(), empty() or gone().
 
-        must_come: False: it may turn out that there is nothing, so only what comes is timed.
+        must_come: False if there may be nothing to come, so that it counts only if it comes.
         """
         number = next(self._numbers)
         self._due[number] = _Due(session_id, now_s, budget_s, must_come)
@@ -70,19 +72,19 @@ class Deadlines:
             self.count(due.session_id, due.share(now_s))
 
     def empty(self, number: int) -> None:
-        """It failed, or came with nothing in it."""
+        """Count a deadline whose work failed, or came with nothing in it."""
         if (due := self._due.pop(number, None)) is not None:
             self.count(due.session_id, math.inf)
 
     def gone(self, number: int) -> None:
-        """Nobody waits for it any more."""
+        """Drop a deadline that has become void."""
         self._due.pop(number, None)
 
     def count(self, session_id: str, share: float) -> None:
         self._shares.append((share, session_id))
 
     def verdict(self, now_s: float) -> Verdict | None:
-        """Of the window, once it is over; then the next one begins."""
+        """Returns the verdict of the window and begins the next one; None: it is not over."""
         if self._began_s is None:
             self._began_s = now_s
         lasted_s = now_s - self._began_s

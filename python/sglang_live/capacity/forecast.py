@@ -1,10 +1,10 @@
-"""When a KV pool will be full: occupancy grows with the sessions there are and with time.
+"""When a KV pool will be full: occupancy grows with the number of sessions and with time.
 
     rho(t) = rho_0 + N r t        Metronome, equation 1
 
-r, what one session adds in a second, is the slope of occupancy over session-seconds: sessions that
-come in between do not bend the line. It is 0, on average, where sessions are bounded. Callers of
-SGLang's own API are nobody's sessions: where there are no others, they count as one.
+r, the growth per session and second, is the slope of occupancy over session-seconds: sessions that
+begin meanwhile do not bend the line. It is 0, on average, where sessions are bounded. Requests of
+SGLang's own API have no session: without sessions they count as one.
 """
 
 import math
@@ -12,18 +12,18 @@ from collections import deque
 
 import numpy as np
 
-# Long enough to tell growth from turns that begin and end, short enough to notice that it changed.
+# Long enough to tell growth from turns that begin and end, short enough to follow its changes.
 HISTORY_S = 60.0
 _LEAST_SAMPLES = 8
-# The slope is believed if it is so many times its own standard error.
+# Least multiple of its standard error for which a slope counts as growth.
 _CERTAIN = 3.0
 
 
 class PoolForecast:
     """
     Attributes:
-        share: of the pool that is in use.
-        rate: share of the pool per session and second; 0 while no growth is certain.
+        share: share of the pool that is in use.
+        rate: growth of the share per session and second; 0 while no growth is certain.
     """
 
     def __init__(self, history_s: float = HISTORY_S):
@@ -32,7 +32,7 @@ class PoolForecast:
         self._n_sessions = 0
         self.share = self.rate = 0.0
 
-    def saw(self, now_s: float, share: float, n_sessions: int) -> None:
+    def observe(self, now_s: float, share: float, n_sessions: int) -> None:
         session_s = 0.0
         if self._samples:
             last_s, session_s, _ = self._samples[-1]
@@ -44,14 +44,14 @@ class PoolForecast:
         self.rate = self._slope()
 
     def saturates_in_s(self, n_sessions: int | None = None) -> float:
-        """With so many sessions, or those that there are; infinite: never."""
+        """Returns the seconds until it is full, by default with all sessions; inf: never."""
         n_sessions = max(1, self._n_sessions if n_sessions is None else n_sessions)
         if self.share >= 1:
             return 0.0
         return (1 - self.share) / (n_sessions * self.rate) if self.rate > 0 else math.inf
 
     def most_sessions(self, saturates_s: float) -> float:
-        """With more the pool would be full before saturates_s have passed."""
+        """Returns the most sessions with which it is not full within saturates_s."""
         return (1 - self.share) / (saturates_s * self.rate) if self.rate > 0 else math.inf
 
     def _slope(self) -> float:

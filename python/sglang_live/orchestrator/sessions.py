@@ -265,7 +265,7 @@ class LiveOrchestrator:
         if session_id in self._sessions:
             raise BadInputError(f"session {session_id} exists already")
         replicas = {stage: self._least_loaded(stage) for stage in STAGES}
-        self.capacity.take()
+        self.capacity.admit()
         for replica in replicas.values():
             replica.sessions.add(session_id)
         session = LiveSession(self, session_id, replicas)
@@ -297,7 +297,7 @@ class LiveOrchestrator:
 
     def release(self, session: LiveSession) -> None:
         if self._sessions.pop(session.session_id, None) is not None:
-            self.capacity.give_back()
+            self.capacity.release()
         for replica in self._supervisor.replicas:
             replica.sessions.discard(session.session_id)
 

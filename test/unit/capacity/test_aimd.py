@@ -169,3 +169,83 @@ _BAD = [{"decrease": 1.0}, {"target": 0.0}, {"slack": 0.9}, *({name: 0} for name
 def test_settings_that_cannot_be_are_refused(bad):
     with pytest.raises(ValueError):
         AimdConfig(**bad)
+
+
+# --- boundaries ---
+
+
+def test_a_window_that_takes_all_of_its_budget_is_in_time():
+    aimd = Aimd(AimdConfig(first=8))
+    aimd.window(took(1.0), n_sessions=8)
+    assert aimd.limit == 9
+    aimd.window(took(0.8), n_sessions=8)
+    aimd.window(took(1.2), n_sessions=9)  # one and a half times 0.8
+    assert aimd.limit == 10
+
+
+def test_two_late_sessions_are_enough():
+    aimd = Aimd(AimdConfig(first=8))
+    aimd.window(took(1.1, n_late_sessions=2), n_sessions=8)
+    assert aimd.limit == 7
+
+
+def test_more_sessions_than_the_limit_say_nothing_and_as_many_do():
+    for n_sessions, limit in ((11, 10), (10, 9)):
+        aimd = Aimd(AimdConfig(first=10))
+        aimd.window(took(1.1), n_sessions)
+        assert aimd.limit == limit
+
+
+def test_the_fewest_sessions_are_never_too_many():
+    aimd = Aimd(AimdConfig(first=8, least=4))
+    aimd.window(took(1.1), n_sessions=4)
+    assert aimd.limit == 8
+    aimd.window(took(1.1), n_sessions=5)
+    assert aimd.limit == 4
+
+
+@pytest.mark.parametrize(("n_sessions", "limit"), [(4, 2), (3, 10)])
+def test_a_fall_at_once_needs_nearly_as_many_sessions_as_were_in_time(n_sessions, limit):
+    aimd = Aimd(AimdConfig(first=10, decrease=0.5))
+    aimd.window(took(0.1), n_sessions=8)
+    aimd.window(took(1.1), n_sessions=n_sessions)
+    assert aimd.limit == limit
+
+
+def test_what_was_in_time_before_a_fall_is_not_proven_after_it():
+    aimd = Aimd(AimdConfig(first=40))
+    aimd.window(took(0.1), n_sessions=39)
+    aimd.window(took(1.1), n_sessions=40)
+    assert aimd.limit == 36
+    aimd.window(took(1.1), n_sessions=33)  # nine tenths of 36, not of 39
+    assert aimd.limit == 29
+
+
+def test_the_quietest_window_sets_the_target_for_all():
+    aimd = Aimd(AimdConfig(first=8))
+    for share in (2.0, 4.0):
+        aimd.window(Verdict(share, 1), n_sessions=1)
+    assert aimd.limit == 8
+    aimd.window(took(0.9), n_sessions=4)
+    aimd.window(took(1.4), n_sessions=8)  # late beyond 1.35
+    assert aimd.limit == 7
+
+
+@pytest.mark.parametrize(
+    "edge",
+    [
+        {"slack": 1.0},
+        {"first": 1, "least": 1, "increase": 1},
+        {"probe": 1, "passing": 1, "forgets": 1},
+    ],
+)
+def test_settings_at_their_bounds_are_accepted(edge):
+    assert AimdConfig(**edge)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"decrease": 0.0}, {"decrease": 1.02}, {"target": math.inf}, {"slack": math.inf}]
+)
+def test_settings_beyond_their_bounds_are_refused(bad):
+    with pytest.raises(ValueError):
+        AimdConfig(**bad)

@@ -20,14 +20,14 @@ class Server:
 
     def let_in(self, n: int) -> None:
         for _ in range(n):
-            self.control.take()
+            self.control.admit()
 
     def turns(self, seconds: float, n: int = 10) -> None:
         """A window of so many, each of which takes so long to its first packet."""
         due = [self.control.first_packet_due(f"s{number}") for number in range(n)]
         self.clock.advance(seconds)
-        for beat in due:
-            self.control.came(beat)
+        for deadline in due:
+            self.control.came(deadline)
         self.clock.advance(5.0)
         self.control.report()
 
@@ -42,10 +42,10 @@ def server() -> Server:
 def test_so_many_are_let_in_and_the_next_is_told_when_to_try_again(server):
     server.let_in(4)
     with pytest.raises(CapacityError, match="4 sessions, and 4 can be served in time") as caught:
-        server.control.take()
+        server.control.admit()
     assert caught.value.retry_after_s > 0
-    server.control.give_back()
-    server.control.take()
+    server.control.release()
+    server.control.admit()
     assert server.control.report().n_sessions == 4
 
 
@@ -86,10 +86,10 @@ def test_who_hung_up_meanwhile_counts_among_those_who_were_too_many(server):
     server.let_in(4)
     due = [server.control.first_packet_due(f"s{n}") for n in range(10)]
     server.clock.advance(0.6)
-    for beat in due:
-        server.control.came(beat)
+    for deadline in due:
+        server.control.came(deadline)
     for _ in range(4):
-        server.control.give_back()
+        server.control.release()
     server.clock.advance(5.0)
     assert server.control.report().limit == 3
 
@@ -104,8 +104,8 @@ def test_a_server_that_answers_nobody_lets_nobody_in(server):
 
 def test_turns_that_were_given_up_are_not_late(server):
     server.let_in(4)
-    for beat in [server.control.first_packet_due("s") for _ in range(10)]:
-        server.control.gone(beat)
+    for deadline in [server.control.first_packet_due("s") for _ in range(10)]:
+        server.control.gone(deadline)
     server.clock.advance(5.0)
     assert server.control.report().limit == 5
 
@@ -115,7 +115,7 @@ def test_there_are_never_more_than_the_most():
     server.let_in(4)
     server.turns(0.1)
     with pytest.raises(CapacityError, match="4 of 4 sessions"):
-        server.control.take()
+        server.control.admit()
 
 
 def test_without_the_policy_the_most_is_all():
@@ -125,17 +125,17 @@ def test_without_the_policy_the_most_is_all():
     server.turns(30.0)
     server.let_in(5)
     with pytest.raises(CapacityError, match="8 of 8 sessions"):
-        server.control.take()
+        server.control.admit()
 
 
 def test_a_full_pool_has_room_for_nobody(server):
     server.pools["talker"] = 0.96
     server.clock.advance(2.0)
     with pytest.raises(CapacityError, match="talker's KV pool is 96 % full"):
-        server.control.take()
+        server.control.admit()
     server.pools["talker"] = 0.5
     server.clock.advance(2.0)
-    server.control.take()
+    server.control.admit()
 
 
 def test_nor_has_one_that_will_be(server):
@@ -161,7 +161,7 @@ def test_no_more_are_let_in_than_a_pool_that_fills_has_room_for(server):
     assert now.n_more == 3
     server.let_in(3)
     with pytest.raises(CapacityError, match="can be served in time"):
-        server.control.take()
+        server.control.admit()
 
 
 def test_what_is_known_of_pools_is_told(server):
@@ -175,3 +175,74 @@ def test_what_is_known_of_pools_is_told(server):
 def test_settings_that_cannot_be_are_refused(bad):
     with pytest.raises(ValueError):
         CapacityConfig(**{"max_sessions": 1, **bad})
+
+
+# --- boundaries ---
+
+
+def test_a_pool_at_the_full_share_is_full(server):
+    server.pools["talker"] = 0.95
+    server.clock.advance(2.0)
+    with pytest.raises(CapacityError, match="95 % full"):
+        server.control.admit()
+    server.pools["talker"] = 0.94
+    server.clock.advance(2.0)
+    assert server.control.report().n_more == 4
+
+
+def test_pools_are_sampled_every_two_seconds(server):
+    server.pools["talker"] = 0.3
+    server.clock.advance(1.9)
+    assert server.control.report().pools == {}
+    server.clock.advance(0.1)
+    assert server.control.report().pools["talker"][0] == 0.3
+
+
+def test_a_frame_may_take_half_of_the_time_until_the_next(server):
+    for n in range(10):
+        deadline = server.control.frame_due(f"s{n}", 1.0)
+        server.clock.advance(0.25)
+        server.control.came(deadline)
+    server.clock.advance(5.0)
+    assert server.control.report().share == pytest.approx(0.5)
+
+
+def test_a_response_without_sound_is_not_late(server):
+    server.let_in(4)
+    for n in range(10):
+        server.control.first_packet_due(f"s{n}", must_come=False)
+    server.clock.advance(5.0)
+    assert server.control.report().limit == 5
+
+
+def test_a_server_without_deadlines_keeps_the_share_it_had(server):
+    server.turns(0.1)
+    server.clock.advance(5.0)
+    assert server.control.report().share == pytest.approx(0.2)
+
+
+def test_sessions_beyond_the_limit_leave_no_room(server):
+    server.let_in(4)
+    server.turns(0.6)
+    now = server.control.report()
+    assert (now.n_sessions, now.limit, now.n_more) == (4, 3, 0)
+    assert now.why == "4 sessions, and 3 can be served in time"
+    server.control.release()
+    server.control.release()
+    assert server.control.report().n_more == 1
+
+
+def test_the_bound_itself_is_named_where_the_limit_is_as_high():
+    server = Server(max_sessions=4)
+    server.let_in(4)
+    assert server.control.report().why == "4 of 4 sessions"
+
+
+@pytest.mark.parametrize("bad", [{"max_sessions": -1}, {"first_packet_s": math.inf}])
+def test_settings_beyond_their_bounds_are_refused(bad):
+    with pytest.raises(ValueError):
+        CapacityConfig(**{"max_sessions": 1, **bad})
+
+
+def test_one_session_is_enough():
+    assert CapacityConfig(max_sessions=1)

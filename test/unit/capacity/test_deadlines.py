@@ -10,80 +10,109 @@ CONFIG = DeadlineConfig(quantile=0.9, window_s=5.0, least=4, patience_s=20.0)
 
 
 @pytest.fixture
-def beats() -> Deadlines:
-    beats = Deadlines(CONFIG)
-    assert beats.verdict(0.0) is None
-    return beats
+def deadlines() -> Deadlines:
+    deadlines = Deadlines(CONFIG)
+    assert deadlines.verdict(0.0) is None
+    return deadlines
 
 
-def test_a_window_has_a_verdict_when_it_is_over(beats):
+def test_a_window_has_a_verdict_when_it_is_over(deadlines):
     for share in (0.1, 0.2, 0.3, 0.4):
-        beats.count("a", share)
-    assert beats.verdict(4.9) is None
-    assert beats.verdict(5.0) == Verdict(0.4, 1)
-    assert beats.verdict(9.9) is None
-    assert beats.verdict(10.0) == Verdict(None)
+        deadlines.count("a", share)
+    assert deadlines.verdict(4.9) is None
+    assert deadlines.verdict(5.0) == Verdict(0.4, 1)
+    assert deadlines.verdict(9.9) is None
+    assert deadlines.verdict(10.0) == Verdict(None)
 
 
-def test_the_slowest_tenth_may_be_slower(beats):
+def test_the_slowest_tenth_may_be_slower(deadlines):
     for n, share in enumerate((*[0.2] * 9, 7.0)):
-        beats.count(f"s{n}", share)
-    assert beats.verdict(5.0) == Verdict(0.2, 10)
+        deadlines.count(f"s{n}", share)
+    assert deadlines.verdict(5.0) == Verdict(0.2, 10)
 
 
-def test_it_says_how_many_sessions_were_that_slow(beats):
+def test_it_says_how_many_sessions_were_that_slow(deadlines):
     for n in range(20):
-        beats.count(f"s{n % 4}", 2.0 if n % 4 < 2 else 0.1)
-    assert beats.verdict(5.0) == Verdict(2.0, 2)
+        deadlines.count(f"s{n % 4}", 2.0 if n % 4 < 2 else 0.1)
+    assert deadlines.verdict(5.0) == Verdict(2.0, 2)
 
 
-def test_a_beat_is_timed_from_when_it_began(beats):
-    numbers = [beats.begin("a", 1.0, budget_s=0.5) for _ in range(4)]
+def test_a_beat_is_timed_from_when_it_began(deadlines):
+    numbers = [deadlines.begin("a", 1.0, budget_s=0.5) for _ in range(4)]
     for number, now_s in zip(numbers, (1.1, 1.2, 1.3, 1.4), strict=True):
-        beats.came(number, now_s)
-        beats.came(number, now_s + 1)  # it came already
-    verdict = beats.verdict(5.0)
+        deadlines.came(number, now_s)
+        deadlines.came(number, now_s + 1)  # it came already
+    verdict = deadlines.verdict(5.0)
     assert (verdict.share, verdict.n_late_sessions) == (pytest.approx(0.8), 1)
 
 
-def test_few_beats_make_no_verdict_before_patience_ends(beats):
-    beats.count("a", 3.0)
-    assert beats.verdict(5.0) is None
-    assert beats.verdict(19.9) is None
-    assert beats.verdict(20.0) == Verdict(3.0, 1)
+def test_few_beats_make_no_verdict_before_patience_ends(deadlines):
+    deadlines.count("a", 3.0)
+    assert deadlines.verdict(5.0) is None
+    assert deadlines.verdict(19.9) is None
+    assert deadlines.verdict(20.0) == Verdict(3.0, 1)
 
 
-def test_what_does_not_come_counts_by_its_age(beats):
+def test_what_does_not_come_counts_by_its_age(deadlines):
     """A stalled engine has nothing that could be timed."""
     for n in range(4):
-        beats.begin(f"s{n}", 1.0, budget_s=0.5)
-    assert beats.verdict(5.0) == Verdict(8.0, 4)
-    assert beats.verdict(10.0) == Verdict(18.0, 4)
+        deadlines.begin(f"s{n}", 1.0, budget_s=0.5)
+    assert deadlines.verdict(5.0) == Verdict(8.0, 4)
+    assert deadlines.verdict(10.0) == Verdict(18.0, 4)
 
 
-def test_what_need_not_come_counts_when_it_comes(beats):
+def test_what_need_not_come_counts_when_it_comes(deadlines):
     """A reply may turn out to be a call of a function."""
-    numbers = [beats.begin("a", 1.0, budget_s=0.5, must_come=False) for _ in range(4)]
-    assert beats.verdict(5.0) == Verdict(None)
+    numbers = [deadlines.begin("a", 1.0, budget_s=0.5, must_come=False) for _ in range(4)]
+    assert deadlines.verdict(5.0) == Verdict(None)
     for number in numbers:
-        beats.came(number, 6.0)
-    assert beats.verdict(10.0) == Verdict(10.0, 1)
+        deadlines.came(number, 6.0)
+    assert deadlines.verdict(10.0) == Verdict(10.0, 1)
 
 
-def test_what_is_not_late_yet_does_not_count(beats):
-    beats.begin("a", 4.8, budget_s=0.5)
-    assert beats.verdict(5.0) == Verdict(None)
+def test_what_is_not_late_yet_does_not_count(deadlines):
+    deadlines.begin("a", 4.8, budget_s=0.5)
+    assert deadlines.verdict(5.0) == Verdict(None)
 
 
-def test_what_nobody_waits_for_does_not_count(beats):
-    number = beats.begin("a", 1.0, budget_s=0.5)
-    beats.gone(number)
-    beats.came(number, 3.0)
-    beats.empty(number)
-    assert beats.verdict(5.0) == Verdict(None)
+def test_what_nobody_waits_for_does_not_count(deadlines):
+    number = deadlines.begin("a", 1.0, budget_s=0.5)
+    deadlines.gone(number)
+    deadlines.came(number, 3.0)
+    deadlines.empty(number)
+    assert deadlines.verdict(5.0) == Verdict(None)
 
 
-def test_an_empty_beat_is_as_late_as_can_be(beats):
+def test_an_empty_beat_is_as_late_as_can_be(deadlines):
     for n in range(4):
-        beats.empty(beats.begin(f"s{n}", 1.0, budget_s=0.5))
-    assert beats.verdict(5.0) == Verdict(math.inf, 4)
+        deadlines.empty(deadlines.begin(f"s{n}", 1.0, budget_s=0.5))
+    assert deadlines.verdict(5.0) == Verdict(math.inf, 4)
+
+
+# --- boundaries ---
+
+
+def test_one_deadline_short_of_the_least_extends_the_window(deadlines):
+    for _ in range(3):
+        deadlines.count("a", 0.5)
+    assert deadlines.verdict(5.0) is None
+    deadlines.count("a", 0.7)
+    assert deadlines.verdict(6.0) == Verdict(0.7, 1)
+
+
+def test_a_deadline_at_its_moment_is_not_overdue(deadlines):
+    deadlines.begin("a", 1.0, budget_s=4.0)
+    assert deadlines.verdict(5.0) == Verdict(None)
+    deadlines.begin("b", 1.0, budget_s=0.5)
+    for _ in range(3):
+        deadlines.count("c", 0.1)
+    assert deadlines.verdict(10.0) == Verdict(18.0, 1)
+
+
+def test_a_window_begins_when_the_one_before_was_judged():
+    deadlines = Deadlines(CONFIG)
+    assert deadlines.verdict(100.0) is None
+    assert deadlines.verdict(104.9) is None
+    assert deadlines.verdict(106.0) == Verdict(None)
+    assert deadlines.verdict(110.9) is None
+    assert deadlines.verdict(111.0) == Verdict(None)

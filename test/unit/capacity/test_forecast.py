@@ -12,7 +12,7 @@ def seen(shares, n_sessions=lambda now_s: 10) -> PoolForecast:
     """shares: by time in seconds, seen every two."""
     forecast = PoolForecast()
     for now_s, share in shares:
-        forecast.saw(now_s, share, n_sessions(now_s))
+        forecast.observe(now_s, share, n_sessions(now_s))
     return forecast
 
 
@@ -66,3 +66,45 @@ def test_a_full_pool_is_full_now():
 def test_a_few_looks_tell_nothing():
     forecast = seen((t, 0.1 * t) for t in range(0, 8, 2))
     assert forecast.saturates_in_s() == math.inf
+
+
+# --- boundaries ---
+
+
+def test_eight_looks_are_enough():
+    assert seen((t, 0.01 * t) for t in range(0, 14, 2)).rate == 0.0
+    assert seen((t, 0.01 * t) for t in range(0, 16, 2)).rate == pytest.approx(0.001)
+
+
+@pytest.mark.parametrize(("certain", "grows"), [(3.05, True), (2.95, False)])
+def test_growth_is_certain_from_three_standard_errors_on(certain, grows):
+    # Orthogonal to a line over eight looks, and 8 in square: the rest has 6 degrees of freedom.
+    noise = (1, -1, -1, 1, 1, -1, -1, 1)
+    error = 1e-3 * math.sqrt(8 / 6 / 168)
+    shares = [(2 * n, 0.1 + certain * error * 2 * n + 1e-3 * noise[n]) for n in range(8)]
+    forecast = seen(shares, n_sessions=lambda now_s: 1)
+    assert (forecast.rate > 0) == grows
+    assert not grows or forecast.rate == pytest.approx(certain * error)
+
+
+def test_looks_of_the_latest_minute_count():
+    forecast = seen((t, 0.1) for t in range(0, 122, 2))
+    assert [at_s for at_s, _, _ in forecast._samples] == [*range(60, 122, 2)]
+
+
+def test_session_seconds_are_those_before_a_look():
+    forecast = PoolForecast()
+    for n in range(10):
+        forecast.observe(2.0 * n, 0.01 * n, 1 + n)
+    assert [session_s for _, session_s, _ in forecast._samples][:4] == [0.0, 2.0, 6.0, 12.0]
+
+
+def test_a_pool_that_does_not_grow_takes_any_number_of_sessions():
+    forecast = seen((t, 0.5) for t in range(0, 60, 2))
+    assert forecast.most_sessions(30.0) == forecast.saturates_in_s(5) == math.inf
+
+
+def test_no_sessions_count_as_one():
+    forecast = seen((t, 0.1 + 0.001 * t) for t in range(0, 60, 2))
+    assert forecast.saturates_in_s(0) == forecast.saturates_in_s(1)
+    assert forecast.saturates_in_s(1) == pytest.approx((0.9 - 0.058) / 0.0001)

@@ -48,3 +48,25 @@ def test_what_tells_nothing_is_ignored(n_bytes, seconds):
 def test_bad_constants_are_refused(bad):
     with pytest.raises(ValueError):
         LinkConfig(**bad)
+
+
+def test_a_transfer_of_the_least_size_measures_the_bandwidth():
+    link = Link(LinkConfig(min_bytes=MB))
+    link.finished(MB, 0.001)
+    assert (link.bytes_per_s, link.latency_s) == (pytest.approx(1000 * MB), 0.0)
+    link.finished(1, 0.5)
+    assert link.latency_s == 0.5
+
+
+def test_both_averages_move_by_the_weight():
+    link = Link(LinkConfig(weight=0.25, min_bytes=MB))
+    for seconds in (0.5, 1.0):
+        link.finished(1, seconds)
+        link.finished(MB, seconds)
+    assert link.latency_s == 0.625
+    assert link.bytes_per_s == pytest.approx(MB / 0.625)
+
+
+@pytest.mark.parametrize("edge", [{"weight": 1.0}, {"min_bytes": 1}])
+def test_constants_at_their_bounds_are_accepted(edge):
+    assert LinkConfig(**edge)

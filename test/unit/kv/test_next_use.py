@@ -62,3 +62,17 @@ def test_a_session_that_ended_leaves_nothing():
 def test_bad_constants_are_refused(bad):
     with pytest.raises(ValueError):
         NextUseConfig(**bad)
+
+
+@pytest.mark.parametrize(
+    "edge", [{"gap_weight": 1.0}, {"first_gap_s": 0.0, "utterance_s": 0.0, "max_gap_s": 0.0}]
+)
+def test_constants_at_their_bounds_are_accepted(edge):
+    assert NextUseConfig(**edge)
+
+
+@pytest.mark.parametrize("name", ["first_gap_s", "utterance_s", "max_gap_s"])
+@pytest.mark.parametrize("value", [-0.5, float("inf"), float("nan")])
+def test_times_are_finite_and_not_negative(name, value):
+    with pytest.raises(ValueError, match=name):
+        NextUseConfig(**{name: value})

@@ -112,3 +112,28 @@ class Places(RuleBasedStateMachine):
 
 TestPlaces = Places.TestCase
 TestPlaces.settings = settings(max_examples=30, stateful_step_count=20)
+
+
+def test_pages_that_the_system_moves_in_parts_arrive_whole(file, monkeypatch):
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda fd, left, at: pwrite(fd, left[:10], at))
+    monkeypatch.setattr(os, "preadv", lambda fd, left, at: preadv(fd, [left[0][:10]], at))
+    whole = np.arange(PAGE, dtype=np.uint8)
+    places = file.take(2)
+    for place in places:
+        file.write(place, whole + place)
+    for place in places:
+        assert read(file, place).tolist() == (whole + place).tolist()
+
+
+def test_freed_places_are_taken_before_new_ones(file):
+    first = file.take(2)
+    file.free(first)
+    assert sorted(file.take(3)) == [0, 1, 2]
+    assert file.n_free == N_PLACES - 3
+
+
+def test_a_file_of_one_page_has_one_place(tmp_path):
+    file = PageFile(tmp_path, PAGE, PAGE)
+    assert (file.n_places, file.n_free) == (1, 1)
+    file.close()

@@ -134,3 +134,64 @@ def test_waiting_comes_to_an_end(view):
 def test_bad_constants_are_refused(bad):
     with pytest.raises(ValueError):
         PreloadConfig(**bad)
+
+
+# --- boundaries; all numbers are sums of powers of two, so that sums are exact ---
+
+EXACT = PreloadConfig(safety=2.0, retry_s=2**-4)
+# Takes 0.25 s on an idle link.
+EXACT_VIEW = replace(EASY, now_s=64.0, needed_at_s=66.0, n_bytes=2**28, bytes_per_s=2.0**30)
+
+
+def exact(**changes):
+    return judge(replace(EXACT_VIEW, **changes), EXACT)
+
+
+def test_a_transfer_that_just_fits_with_its_safety_is_admitted():
+    assert exact(needed_at_s=64.5) == Admit(0, 64.25)
+    assert exact(needed_at_s=64.5 - 2**-10) == Skip("too_late")
+    assert exact(latency_s=0.25, needed_at_s=65.0) == Admit(0, 64.5)
+    assert exact(latency_s=0.25, needed_at_s=65.0 - 2**-10) == Skip("too_late")
+
+
+def test_a_queue_that_just_fits_is_no_reason_to_wait():
+    assert exact(queued_bytes=2**28, needed_at_s=65.0) == Admit(0, 64.5)
+    assert exact(queued_bytes=2**28, needed_at_s=65.0 - 2**-10) == Wait(64.0625, "queue")
+
+
+def test_the_cap_may_be_reached():
+    assert exact(protected_tokens=3000) == Admit(0, 64.25)
+    assert exact(protected_tokens=3001) == Wait(64.0625, "cap")
+
+
+def test_a_wait_may_last_until_the_last_moment():
+    full = {"protected_tokens": 3001}
+    assert exact(**full, needed_at_s=64.5 + 2**-4) == Wait(64.0625, "cap")
+    assert exact(**full, needed_at_s=64.5 + 2**-4 - 2**-10) == Skip("cap")
+
+
+def test_the_smallest_transfer_is_one():
+    assert exact(n_tokens=1, n_bytes=1, latency_s=0.25) == Admit(0, 64.25 + 2**-30)
+    assert exact(n_tokens=1, n_bytes=1, free_tokens=0, later_tokens=1).evict_tokens == 1
+
+
+@pytest.mark.parametrize(
+    "edge",
+    [{"safety": 1.0}, {"max_protected_share": 0.0, "max_expected_share": 1.0}],
+)
+def test_constants_at_their_bounds_are_accepted(edge):
+    assert PreloadConfig(**edge)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"safety": float("inf")},
+        {"retry_s": float("inf")},
+        {"max_protected_share": -0.1},
+        {"max_protected_share": 1.1},
+    ],
+)
+def test_constants_beyond_their_bounds_are_refused(bad):
+    with pytest.raises(ValueError):
+        PreloadConfig(**bad)

@@ -149,3 +149,34 @@ def test_a_session_without_an_offset_gains_nothing_by_a_rebase():
 def test_bad_configs_are_refused(bad):
     with pytest.raises(ValueError):
         RetentionConfig(**bad)
+
+
+# --- boundaries ---
+
+
+def test_one_token_is_enough_for_a_compaction_without_slack():
+    one = {"page_size": 1, "sink_tokens": 32}
+    assert cut(133, **one) == Compaction(32, 33)
+    assert cut(133, **one, slack_tokens=0) == Compaction(32, 33)
+    assert cut(132, **one, slack_tokens=0) is None
+
+
+def test_a_session_shorter_than_its_window_stays_whole_without_a_sink():
+    assert cut(50, page_size=1, sink_tokens=0) is None
+    assert cut(100, page_size=1, sink_tokens=0) is None
+    assert cut(101, page_size=1, sink_tokens=0) == Compaction(0, 1)
+
+
+def test_media_that_end_or_begin_at_the_gap_are_kept():
+    spans = [(16, 32), (32, 96), (96, 110)]
+    assert media_after(Compaction(32, 96), spans) == [(16, 32), (32, 46)]
+
+
+def test_an_offset_of_one_can_be_rebased():
+    assert rebase_due(1, 1000, 1000, reserve_tokens=0)
+    assert not rebase_due(1, 999, 1000, reserve_tokens=0)
+
+
+@pytest.mark.parametrize("edge", [{"sink_tokens": 0}, {"window_tokens": 1}, {"slack_tokens": 1}])
+def test_configs_at_their_bounds_are_accepted(edge):
+    assert RetentionConfig(**edge)

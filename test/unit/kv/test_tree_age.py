@@ -43,3 +43,29 @@ def test_memory_is_bounded_and_the_answer_stays_on_the_safe_side(n):
     assert len(age._times_s) <= 4096
     assert age.unused_since(n - 10.0, n) == n - 10
     assert age.unused_since(1.0, n) == 0
+
+
+def test_uses_within_a_tenth_of_a_second_count_as_one():
+    age = TreeAge()
+    age.used(30, 100.0)
+    age.used(20, 100.09)
+    age.used(10, 100.11)
+    assert age._times_s == [100.0, 100.11]
+    assert age._totals == [50, 60]
+
+
+def test_a_use_counts_as_one_of_the_whole_tenth_before():
+    age = TreeAge()
+    age.used(30, 100.0)
+    assert age.unused_since(100.09, 30) == 0
+    assert age.unused_since(100.11, 30) == 30
+
+
+def test_half_of_the_entries_are_dropped_when_there_are_too_many():
+    age = TreeAge()
+    for second in range(4096):
+        age.used(1, float(second))
+    assert len(age._times_s) == len(age._totals) == 4096
+    age.used(1, 4096.0)
+    assert len(age._times_s) == len(age._totals) == 4097 - 2048
+    assert age._times_s[0] == 2048.0

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_live.kv.lazy_heap import LazyHeap
 from sglang_live.kv.victim_index import Candidate, Victim, VictimIndex
 
 from .naive_index import NaiveIndex
@@ -244,3 +245,62 @@ def test_stale_entries_do_not_pile_up():
         index.protect("other", NOW_S + i)
     heaps = (index._latest, index._earliest, index._unused, index._protected)
     assert max(len(heap._entries) for heap in heaps) < 100
+
+
+# --- boundaries ---
+
+
+def test_a_key_that_is_not_in_the_index_has_no_tokens():
+    index = index_of(key=NOW_S)
+    assert (index.n_tokens("key"), index.n_tokens("other")) == (2 * PAGE, 0)
+    assert len(index) == 1
+    assert "key" in index and "other" not in index
+
+
+def test_a_page_may_have_one_token():
+    index = VictimIndex(1)
+    index.put("k", n_tokens=3, last_use_s=0.0)
+    assert index.victims(1, NOW_S) == [Victim("k", 1)]
+
+
+def test_a_key_can_shrink_to_its_size_and_to_nothing():
+    index = index_of(key=NOW_S)
+    index.shrink("key", 2 * PAGE)
+    assert index.n_tokens("key") == 2 * PAGE
+    index.shrink("key", 1)
+    assert (index.n_tokens("key"), index.evictable_tokens) == (1, 1)
+    index.shrink("key", 0)
+    assert "key" not in index
+
+
+def test_use_at_the_time_itself_is_not_later():
+    index = index_of(key=NOW_S + 3)
+    assert index.later_tokens(NOW_S, NOW_S + 3, 100) == 0
+    assert index.victims(1, NOW_S, later_than_s=NOW_S + 3) == []
+    assert index.later_tokens(NOW_S, NOW_S + 2.5, 100) == 2 * PAGE
+
+
+def test_protected_keys_are_listed_with_their_ends():
+    index = index_of(a=NOW_S, b=NOW_S, c=NOW_S)
+    index.protect("c", math.inf)
+    index.protect("a", NOW_S + 1)
+    assert index.protected() == [("a", NOW_S + 1), ("c", math.inf)]
+
+
+def test_a_heap_keeps_at_most_twice_its_items_and_64_stale_entries():
+    class Item:
+        seq = 0
+
+    heap: LazyHeap[Item] = LazyHeap()
+    items = [Item() for _ in range(110)]
+    for value, item in enumerate(items):
+        item.seq = value
+        heap.push(float(value), item)
+    sizes = []
+    for item in items[:100]:
+        item.seq = -1
+        heap.drop()
+        sizes.append(len(heap._entries))
+    # 110 entries are too many as soon as fewer than 23 of their items are left.
+    assert sizes == [110] * 87 + [22] * 13
+    assert heap.top() is items[100]
