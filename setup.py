@@ -46,7 +46,13 @@ setup(
     packages=[*find_packages("python"), *package_folders()],
     package_dir={"": "python", **package_folders()},
     package_data={
-        "sglang_live": ["gateway/web/*", "assets/*", "models/demo/*.txt", "models/demo/trained/*"]
+        "sglang_live": [
+            "py.typed",
+            "gateway/web/*",
+            "assets/*",
+            "models/demo/*.txt",
+            "models/demo/trained/*",
+        ]
     },
     install_requires=[
         "aiohttp",

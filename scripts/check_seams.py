@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""List every seam into SGLang, and check it against the SGLang that is installed.
+"""List every seam into SGLang, and compare seams and used private names with the installed SGLang.
 
     python scripts/check_seams.py [--json | --markdown]
 
-Exit status 1 if a target is gone or has another signature than its seam expects.
+Exit status 1 if a target is gone or has another signature than its seam expects, or if a name of
+bridge/upstream_names.py is gone or takes other parameters.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import sys
 from dataclasses import asdict, dataclass
 
 from sglang_live.bridge.seams import Seam, all_seams, upstream_signature
+from sglang_live.bridge.upstream import differences
+from sglang_live.bridge.upstream_names import NAMES
 from sglang_live.errors import SeamError
 
 OK, MISMATCH, NOT_CHECKED = "OK", "MISMATCH", "not checked"
@@ -22,7 +25,11 @@ OK, MISMATCH, NOT_CHECKED = "OK", "MISMATCH", "not checked"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One seam as it is shown. detail: what is wrong, or why nothing could be compared."""
+    """One row of the table of seams.
+
+    Attributes:
+        detail: the difference, or why nothing was compared.
+    """
 
     name: str
     target: str
@@ -60,10 +67,17 @@ def _verdict(seam: Seam) -> tuple[str, str]:
     except (SeamError, ImportError, AttributeError) as error:
         return MISMATCH, str(error)
     if seam.signature is None:
-        return NOT_CHECKED, f"kind {seam.kind} has no signature; its place in SGLang is there"
+        return NOT_CHECKED, f"kind {seam.kind} has no signature; its target in SGLang exists"
     if found != seam.signature:
         return MISMATCH, f"found {found}, expected {seam.signature}"
     return OK, ""
+
+
+def changed_names() -> list[str]:
+    """How the used private names differ from the installed SGLang."""
+    if importlib.util.find_spec("sglang") is None:
+        return []
+    return [difference for names in NAMES for difference in differences(names)]
 
 
 def text(rows: list[Row]) -> str:
@@ -108,17 +122,25 @@ def main(argv: list[str] | None = None) -> int:
     form.add_argument("--json", action="store_true", help="one JSON document")
     form.add_argument("--markdown", action="store_true", help="the table of docs/seams.md")
     args = parser.parse_args(argv)
-    rows = [check(seam) for seam in all_seams()]
+    rows, changed = [check(seam) for seam in all_seams()], changed_names()
     version = _sglang_version()
     if args.json:
-        print(json.dumps({"sglang": version, "seams": [asdict(row) for row in rows]}, indent=2))
+        seams = [asdict(row) for row in rows]
+        document = {"sglang": version, "seams": seams, "changed_names": changed}
+        print(json.dumps(document, indent=2))
     elif args.markdown:
         print(markdown(rows))
     else:
         n_bad = sum(row.status == MISMATCH for row in rows)
         print(text(rows))
-        print(f"\nSGLang {version or 'not installed'}: {len(rows)} seams, {n_bad} mismatched")
-    return int(any(row.status == MISMATCH for row in rows))
+        for line in changed:
+            print(f"CHANGED  {line}")
+        print(
+            f"\nSGLang {version or 'not installed'}: {len(rows)} seams, {n_bad} mismatched; ",
+            end="",
+        )
+        print(f"{len(changed)} used names changed")
+    return int(bool(changed) or any(row.status == MISMATCH for row in rows))
 
 
 def _sglang_version() -> str | None:

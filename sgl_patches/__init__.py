@@ -1,1 +1,1 @@
-"""One file per upstream target: what is hooked, why, and what would let us drop it."""
+"""One file per upstream target: what is hooked, why, and when the hook can be dropped."""

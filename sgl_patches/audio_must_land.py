@@ -3,7 +3,7 @@
 TARGET = "sglang.srt.multimodal.processors.qwen_vl.QwenVLImageProcessor.process_mm_data_async"
 KIND = "around"
 SIGNATURE = "(self, image_data: List[Union[str, bytes]], input_text, request_obj, *args, **kwargs)"
-WHY = "a prompt without placeholders (a text-only chat template) silently answers without the audio"
+WHY = "with a prompt without placeholders (a text-only chat template) upstream drops the audio"
 DROP_WHEN = "upstream raises when audio items and placeholders do not match"
 STAGES = ("thinker",)
 CPU_ONLY = False

@@ -5,7 +5,7 @@ TARGET = (
 )
 KIND = "replace"
 SIGNATURE = "(input_ids: torch.Tensor, mm_token_id: int) -> List[Tuple[int, int]]"
-WHY = "upstream uses torch.roll, which wraps: such a prompt loses its audio without an error"
+WHY = "upstream uses torch.roll, which wraps: a prompt that begins and ends with audio loses it"
 DROP_WHEN = "get_mm_items_offset no longer wraps around"
 STAGES = ("thinker",)
 CPU_ONLY = False

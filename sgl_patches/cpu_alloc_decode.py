@@ -20,7 +20,7 @@ class _Launcher:
         """One new slot per request: on a fresh page when the last one is full."""
         needs_page = (seq_lens - 1) % page_size == 0
         nth_new_page = (torch.cumsum(needs_page, 0) - 1).clamp(min=0)
-        # A short pool is noticed by the caller after this; indices must only stay in range.
+        # The allocator detects a short pool after this; indices must only stay in range.
         nth_new_page = nth_new_page.clamp(max=max(free_pages.numel() - 1, 0))
         fresh = free_pages[nth_new_page] * page_size if free_pages.numel() else last_loc + 1
         out.copy_(torch.where(needs_page, fresh, last_loc + 1))

@@ -13,7 +13,7 @@ SIGNATURE = (
     "scaling=None, enable_gqa=False, causal=False, is_cross_attn=False, "
     "sliding_window_size: 'Optional[int]' = None)"
 )
-WHY = "upstream computes all earlier positions again: a chunk costs the square of its context"
+WHY = "upstream computes all earlier positions again: a chunk's cost is quadratic in its context"
 DROP_WHEN = "upstream's torch_native backend computes the new positions only"
 STAGES = ("*",)
 CPU_ONLY = True

@@ -1,4 +1,4 @@
-"""Processes of an engine as forks, in a stage that is one itself."""
+"""An engine's processes are forks in a stage that is a fork itself."""
 
 import multiprocessing
 import os
@@ -9,10 +9,10 @@ from sglang_live.stages.zygote import FORKED_ENV
 TARGET = "sglang.srt.entrypoints.engine.mp"
 KIND = "define"
 SIGNATURE = None
-WHY = "a process that begins anew imports for eleven seconds what its parent has imported already"
-DROP_WHEN = "upstream forks its processes where there is no device"
+WHY = "a spawned process imports again, in eleven seconds, what its parent has imported"
+DROP_WHEN = "upstream forks its processes if there is no device"
 STAGES = ("thinker", "talker")
 CPU_ONLY = True
 
-# Elsewhere it is what it was.
+# In other processes the name keeps its value.
 HOOK = Forking() if FORKED_ENV in os.environ else multiprocessing

@@ -1,4 +1,4 @@
-"""HiCache's host pool on a CPU-only machine is plain memory: there is no device to pin it for."""
+"""HiCache's host pool on a CPU-only machine is plain memory, which no device needs pinned."""
 
 import torch
 

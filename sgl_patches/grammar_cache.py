@@ -1,4 +1,4 @@
-"""Compiled grammars are kept up to a limit: each request may bring another one."""
+"""A bound of SGLang's cache of compiled grammars: each request may bring another grammar."""
 
 TARGET = "sglang.srt.constrained.base_grammar_backend.BaseGrammarBackend.set_cache"
 KIND = "after"
@@ -6,7 +6,7 @@ SIGNATURE = (
     "(self, key: Tuple[str, str], "
     "value: sglang.srt.constrained.base_grammar_backend.BaseGrammarObject)"
 )
-WHY = "upstream keeps every grammar that was ever compiled: callers could fill the memory with them"
+WHY = "upstream keeps every compiled grammar: clients could fill the memory with them"
 DROP_WHEN = "upstream bounds its cache of grammars"
 STAGES = ("thinker",)
 CPU_ONLY = False

@@ -1,4 +1,4 @@
-"""xgrammar's own cache of compiled grammars has a limit."""
+"""A bound of xgrammar's own cache of compiled grammars."""
 
 TARGET = "sglang.srt.constrained.xgrammar_backend.GrammarCompiler"
 KIND = "replace"
@@ -6,7 +6,7 @@ SIGNATURE = (
     "(tokenizer_info: xgrammar.tokenizer_info.TokenizerInfo, *, max_threads: int = 8, "
     "cache_enabled: bool = True, cache_limit_bytes: int = -1)"
 )
-WHY = "upstream sets none, and clearing that cache leaves the rules of all grammars in it"
+WHY = "upstream sets no bound, and clearing the cache keeps the rules of all grammars"
 DROP_WHEN = "upstream passes cache_limit_bytes"
 STAGES = ("thinker",)
 CPU_ONLY = False

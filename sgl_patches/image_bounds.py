@@ -1,4 +1,4 @@
-"""Refuse a picture of too many pixels before it is decoded."""
+"""Refuse an image of too many pixels before it is decoded."""
 
 TARGET = "sglang.srt.utils.common._load_image"
 KIND = "around"
@@ -7,8 +7,8 @@ SIGNATURE = (
     " gpu_image_decode: 'GPUImageDecodeMode' = True)"
     " -> 'Union[torch.Tensor, Image.Image]'"
 )
-WHY = "a picture of 100 KB may hold a gigabyte of pixels, and upstream decodes it all"
-DROP_WHEN = "upstream bounds the pixels of a picture"
+WHY = "an image of 100 KB may have a gigabyte of pixels, and upstream decodes them all"
+DROP_WHEN = "upstream bounds the pixels of an image"
 STAGES = ("thinker",)
 CPU_ONLY = False
 HOOK = "sglang_live.bridge.platform.visual_input:load_image"

@@ -1,4 +1,4 @@
-"""Decode request audio within bounds, with the decoder that all other paths have."""
+"""Decode request audio within bounds, with the decoder that all other paths use."""
 
 TARGET = "sglang.srt.utils.common.load_audio"
 KIND = "replace"

@@ -1,10 +1,10 @@
-"""The file in which an engine publishes its load goes with the stage that it belongs to."""
+"""The file in which an engine publishes its load has the name prefix of its stage."""
 
 TARGET = "sglang.srt.managers.load_snapshot.shm_path_for"
 KIND = "replace"
 SIGNATURE = "(ipc_name: 'str') -> 'str'"
-WHY = "each start of an engine leaves a file in shared memory that nothing may remove"
-DROP_WHEN = "the name of SGLang's file says whose it is, or its processes are not killed"
+WHY = "each start of an engine leaves a file in shared memory that cannot safely be removed"
+DROP_WHEN = "the name of SGLang's file shows its owner, or its processes are not killed"
 STAGES = ("thinker", "talker")
 CPU_ONLY = False
 HOOK = "sglang_live.bridge.platform.load_file:path_for"

@@ -1,9 +1,9 @@
-"""Penalties do not depend on who shares the rounds, nor on having sat out some."""
+"""Penalties do not depend on the other requests of a round, nor on pauses."""
 
 TARGET = "sglang.srt.managers.schedule_batch.ScheduleBatch.cumulate_penalty_output_tokens"
 KIND = "around"
 SIGNATURE = "(self)"
-WHY = "with overlap upstream is one token behind as a rule, but not when nothing is in flight"
+WHY = "with overlap upstream counts one token less, except when no step is in flight"
 DROP_WHEN = "penalties are counted where tokens are committed"
 STAGES = ("thinker", "talker")
 CPU_ONLY = False

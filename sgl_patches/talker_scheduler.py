@@ -1,4 +1,4 @@
-"""The talker's engine runs a scheduler that lets streams without text sit out."""
+"""The talker's engine runs a scheduler in which requests without text are blocked."""
 
 TARGET = "sglang.srt.managers.scheduler.Scheduler"
 KIND = "replace"

@@ -1,4 +1,4 @@
-"""What does a rebase cost against copying the same rows, which compaction could do instead?
+"""Cost of a rebase against a copy of the same rows, which compaction could do instead.
 
     python -m sglang_live.kernels.rope_rebase.bench --json out.json
 
@@ -48,7 +48,7 @@ def parse_options() -> Options:
 
 
 def arms(o: Options) -> dict[str, Callable[[Tensor], None]]:
-    """By name: what is done with one layer's keys."""
+    """The operations under comparison, by name; each takes one layer's keys."""
     slots = torch.randperm(o.slots, generator=torch.Generator().manual_seed(o.seed))
     rows, free = slots.to(o.device).split([o.rows, o.slots - o.rows])
     exponent = torch.arange(0, o.head_dim, 2, device=o.device) / o.head_dim

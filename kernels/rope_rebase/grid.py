@@ -1,4 +1,4 @@
-"""Parameter combinations under test, and how far a result may be off."""
+"""Parameter combinations under test, and the tolerance of results."""
 
 from dataclasses import dataclass, replace
 
@@ -34,10 +34,10 @@ _SHAPES = (
 )
 _LARGEST = (Case(n_rows=8192),)  # a long window, whole
 
-# Elements of keys are drawn from [-1, 1], so turned ones are below 2, where neighbours lie
-# one eps apart: rounding once is off by half of that. The kernel itself computes in float32.
+# Elements of keys are drawn from [-1, 1], so rotated ones are below 2, where adjacent numbers
+# differ by one eps: one rounding errs by half of that. The kernel itself computes in float32.
 TOLERANCE = {
-    torch.float32: 4 * torch.finfo(torch.float32).eps,  # a fused multiply-add more or less
+    torch.float32: 4 * torch.finfo(torch.float32).eps,  # fused multiply-adds differ
     torch.bfloat16: 0.51 * torch.finfo(torch.bfloat16).eps,
     torch.float16: 0.51 * torch.finfo(torch.float16).eps,
     torch.float8_e4m3fn: 0.51 * torch.finfo(torch.float8_e4m3fn).eps,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sglang_live.kernels.rope_rebase import reference
 
-# Pairs of elements that one program turns, if a row has as many: 4 per thread.
+# Pairs of elements per program, if a row has as many: 4 per thread.
 PAIRS_PER_PROGRAM = 512
 FLOATS = (
     torch.float32,
@@ -23,20 +23,20 @@ def rebase_keys(
 ) -> None:
     """Make keys of tokens at positions p the keys of the same tokens at p - delta.
 
-    RoPE turns each pair of elements by position * frequency, so that turning it back by
-    delta * frequency is all there is to do; keys beyond rotary_dim know no position. Under
-    M-RoPE a pair's position is the token's time, height or width coordinate. All three move by
-    delta, so every pair is turned by the same angle as under RoPE.
+    RoPE rotates each pair of elements by position * frequency, so rotating back by
+    delta * frequency is sufficient; elements beyond rotary_dim do not depend on the position.
+    Under M-RoPE a pair's position is the token's time, height or width coordinate. All three move
+    by delta, so every pair is rotated by the same angle as under RoPE.
 
-    Computed in float32, rounded to the keys' dtype, and kept within its range. A scale that fp8
-    keys were divided by stays as it is.
+    Computed in float32, rounded to the keys' dtype, and clamped to its range. The scale of fp8
+    keys is unchanged.
 
     Args:
         keys: [n_slots, n_heads, head_dim], a dtype of FLOATS; one layer's buffer, changed in
             place. Its last stride is 1, the others are free.
-        rows: [n_rows] int64, same device; no row twice.
+        rows: [n_rows] int64, same device, without duplicates.
         delta: positions to subtract.
-        inv_freq: [rotary_dim / 2] float32, same device; as the model's rotary embedding has it.
+        inv_freq: [rotary_dim / 2] float32, same device; of the model's rotary embedding.
         neox: pairs are elements (i, i + rotary_dim / 2); otherwise (2i, 2i + 1), as in GPT-J.
         rotary_dim: even, at most head_dim.
     Raises:
@@ -91,13 +91,13 @@ def _launch(keys: Tensor, rows: Tensor, cos: Tensor, sin: Tensor, *, neox: bool)
 
 
 def _power_of_two(n: int) -> int:
-    """The smallest that is not below n."""
+    """The smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()
 
 
 @cache
 def _jit():
-    global tl  # where Triton looks for it
+    global tl  # Triton resolves names among the module's globals
     import triton
     import triton.language as tl
 
@@ -122,7 +122,7 @@ def _jit():
         c = tl.load(cos + pairs, pairs < N_PAIRS, other=1.0)[None, :]
         s = tl.load(sin + pairs, pairs < N_PAIRS, other=0.0)[None, :]
         mask = (heads < n_heads)[:, None] & (pairs < N_PAIRS)[None, :]
-        # row is 64 bits wide: a buffer may hold more elements than 32 bits count.
+        # row is int64: a buffer may have more elements than int32 can index.
         head = keys + row * slot_stride + heads[:, None] * head_stride
         first = head + (pairs if NEOX else 2 * pairs)[None, :]
         second = first + (N_PAIRS if NEOX else 1)

@@ -1,4 +1,4 @@
-"""What the kernel computes, in plain PyTorch."""
+"""The kernel's reference in plain PyTorch."""
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ def rebase_keys(
     turned = first * cos - second * sin, second * cos + first * sin
     first.copy_(turned[0])
     second.copy_(turned[1])
-    # A turned element can be larger than either was, and fp8 has no room to spare.
+    # A rotated element can exceed both of its inputs, and so the range of fp8.
     limit = torch.finfo(keys.dtype).max
     keys[rows] = moved.clamp(-limit, limit).to(keys.dtype)
 
 
 def rotation(delta: int, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each [rotary_dim / 2] float32, of the way back by `delta` positions."""
-    # In float32 the angle of 60,000 positions would be off by up to 2e-3 radians.
+    """Cosine and sine, each [rotary_dim / 2] float32, of a rotation back by `delta` positions."""
+    # In float32 the angle of 60,000 positions would err by up to 2e-3 radians.
     angle = -delta * inv_freq.double()
     return angle.cos().float(), angle.sin().float()

@@ -1,7 +1,7 @@
-"""Seams: the places where sglang_live reaches into SGLang, each verified before serving.
+"""Seams: the places where sglang_live hooks into SGLang, each verified before serving.
 
-A seam is one module of sgl_patches/. SGLang itself only logs a hook that fails and would go on
-with stock behaviour; here a process in which a seam did not land exits instead, naming it.
+A seam is one module of sgl_patches/. SGLang itself only logs a hook that fails and serves its
+stock behaviour; here a process in which a hook is not in place exits instead, and names the seam.
 
 A seam module declares
     TARGET     dotted path of the function, method, class or container entry
@@ -13,7 +13,7 @@ A seam module declares
     WHY, DROP_WHEN   one sentence each
     STAGES     names of the stages that need it, or ("*",)
     CPU_ONLY   True for shims of the CPU reference platform
-    WITH_POLICIES  True for what only policies need: with them off it is not installed
+    WITH_POLICIES  True if only policies need it: with the policies off it is not installed
 """
 
 import importlib
@@ -31,7 +31,7 @@ from sglang_live.errors import SeamError
 from sglang_live.policy.policies import OFF, Policies
 
 STAGE_ENV = "SGLANG_LIVE_STAGE"
-# Exit status of a process whose seams did not land (EX_CONFIG of sysexits.h).
+# Exit status of a process whose hooks are not in place (EX_CONFIG of sysexits.h).
 EXIT_BAD_SEAM = 78
 
 
@@ -76,7 +76,7 @@ def all_seams() -> list[Seam]:
 
 
 def needed_seams(stage: str | None) -> list[Seam]:
-    """Seams for this process. Outside a stage of ours only the platform's own shims apply."""
+    """The seams of this process. Outside a stage only the CPU platform's shims apply."""
     on_cpu = cpu.is_active()
     if stage is None:
         return [s for s in all_seams() if s.cpu_only and on_cpu and "*" in s.stages]
@@ -84,7 +84,11 @@ def needed_seams(stage: str | None) -> list[Seam]:
 
 
 def upstream_signature(seam: Seam) -> str | None:
-    """The signature SGLang has at the target now; raises SeamError if the target is gone."""
+    """The signature of the target in the installed SGLang, None for kinds without one.
+
+    Raises:
+        SeamError: the target does not exist.
+    """
     owner, attr = _resolve(seam)
     if seam.kind in ("define", "item"):
         return None
@@ -97,7 +101,7 @@ def install(stage: str | None) -> list[Seam]:
     """Check, install and verify every seam this process needs.
 
     Raises:
-        SeamError: naming the seam, with nothing else to rely on: the process must stop.
+        SeamError: names the seam that failed; the process must stop.
     """
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -132,7 +136,7 @@ def check_landed(stage: str | None) -> None:
 
 
 def install_or_exit(stage: str | None) -> None:
-    """As install, for plugin code: SGLang swallows a plugin's exceptions, so leave for good."""
+    """As install(), for plugin code: SGLang swallows a plugin's exceptions, so exit instead."""
     try:
         install(stage)
     except Exception as error:

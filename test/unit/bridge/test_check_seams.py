@@ -1,4 +1,4 @@
-"""scripts/check_seams.py on seams of our own making: the table is only as good as its verdicts."""
+"""scripts/check_seams.py on seams and names that these tests define."""
 
 import importlib.util
 import json
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from sglang_live.bridge.seams import Seam, all_seams
+from sglang_live.bridge.upstream import Upstream, attributes_of, differences, parameters_of
+from sglang_live.bridge.upstream_names import NAMES
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,15 +37,16 @@ def script():
 
 @pytest.fixture
 def run(script, monkeypatch, capsys):
-    def run(*seams: Seam, form: str = "--json") -> tuple[int, str]:
+    def run(*seams: Seam, form: str = "--json", names: tuple = ()) -> tuple[int, str]:
         monkeypatch.setattr(script, "all_seams", lambda: list(seams))
+        monkeypatch.setattr(script, "NAMES", names)
         status = script.main([form] if form else [])
         return status, capsys.readouterr().out
 
     return run
 
 
-def test_a_signature_as_expected_is_ok(run):
+def test_an_expected_signature_is_ok(run):
     status, out = run(SEAM)
     (row,) = json.loads(out)["seams"]
     assert (status, row["status"], row["detail"]) == (0, "OK", "")
@@ -65,7 +68,7 @@ def test_a_target_that_is_gone_is_a_mismatch(run, target, kind):
     assert (status, json.loads(out)["seams"][0]["status"]) == (1, "MISMATCH")
 
 
-def test_what_has_no_signature_is_not_checked(run):
+def test_a_seam_without_signature_is_not_checked(run):
     seam = replace(SEAM, target="json.not_there_yet", kind="define", signature=None)
     status, out = run(seam)
     assert (status, json.loads(out)["seams"][0]["status"]) == (0, "not checked")
@@ -74,6 +77,57 @@ def test_what_has_no_signature_is_not_checked(run):
 def test_without_the_target_package_nothing_is_checked(run):
     status, out = run(replace(SEAM, target="no_such_package.thing"))
     assert (status, json.loads(out)["seams"][0]["status"]) == (0, "not checked")
+
+
+# A class that needs no SGLang.
+USED = Upstream(
+    "json.JSONDecoder",
+    functions={"decode": "self, s, _w=", "raw_decode": "self, s, idx="},
+    attributes="scan_once strict",
+)
+
+
+def test_names_as_expected_are_no_difference(run):
+    status, out = run(SEAM, names=(USED,))
+    assert (status, json.loads(out)["changed_names"]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "changed, difference",
+    [
+        (replace(USED, target="json.Gone"), "json.Gone does not exist"),
+        (replace(USED, functions={"gone": "self"}), "json.JSONDecoder.gone does not exist"),
+        (
+            replace(USED, functions={"decode": "self, text"}),
+            "json.JSONDecoder.decode takes (self, s, _w=), expected (self, text)",
+        ),
+        (replace(USED, attributes="scan_once _gone"), "json.JSONDecoder._gone does not exist"),
+    ],
+)
+@pytest.mark.parametrize("form", ["--json", ""])
+def test_a_changed_name_is_shown_and_fails_the_check(run, changed, difference, form):
+    status, out = run(SEAM, names=(changed,), form=form)
+    assert status == 1 and difference in out
+
+
+def test_parameters_show_kinds_and_defaults():
+    def function(a, b=1, *, c, d=2, **rest):
+        """Never called."""
+
+    def variadic(*args, flag):
+        """Never called."""
+
+    assert parameters_of(function) == "a, b=, *, c, d=, **rest"
+    assert parameters_of(variadic) == "*args, flag"
+
+
+def test_attributes_include_those_that_methods_assign():
+    assert {"scan_once", "decode"} <= attributes_of(json.JSONDecoder)
+
+
+@pytest.mark.parametrize("names", NAMES, ids=lambda names: names.target.rpartition(".")[2])
+def test_the_installed_sglang_has_every_used_name(names):
+    assert differences(names) == []
 
 
 @pytest.mark.parametrize("form", ["", "--markdown"])

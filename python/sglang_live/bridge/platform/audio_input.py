@@ -1,8 +1,10 @@
-"""Audio on its way into the thinker: decoded within bounds and never dropped without an error."""
+"""Audio input of the thinker: decoded within bounds, and never dropped without an error."""
 
 import asyncio
 import base64
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from sglang_live.errors import BadInputError
 from sglang_live.sound.decoder import MAX_CLIP_S, Limits, decode_samples, duration_s
 
-# Of a file that a path names; 10 minutes of stereo float at 48 kHz.
+# Bound of a file that is given by path; 10 minutes of stereo float at 48 kHz.
 _MAX_FILE_BYTES = 256 << 20
 
 
@@ -19,13 +21,13 @@ def load_audio(audio_file: str | bytes, sr: int | None = None, mono: bool = True
     """Decode one clip of a request.
 
     Args:
-        audio_file: file bytes, `data:` URI, http(s) URL, `file://` URL or path. Whether local and
-            remote media are allowed at all was decided in the gateway.
-        sr: rate wanted, Hz; 16000 when None.
+        audio_file: file bytes, `data:` URI, http(s) URL, `file://` URL or path. The gateway
+            decides whether local and remote media are allowed.
+        sr: output rate in Hz; None: 16000.
     Returns:
         [n_samples] float32 in [-1, 1] ([n_samples, n_channels] when not mono).
     Raises:
-        ValueError: if the bytes are no audio, hold no sample, or are beyond the limits.
+        ValueError: if the bytes are not audio, have no sample, or exceed the limits.
     """
     limits = Limits(max_s=MAX_CLIP_S)
     try:
@@ -43,17 +45,25 @@ def placeholder_spans(input_ids: torch.Tensor, mm_token_id: int) -> list[tuple[i
     return list(zip(first.tolist(), last.tolist(), strict=True))
 
 
-async def check_audio_landed(original, processor, image_data, input_text, request_obj, *a, **kw):
-    """Around a processor: every clip of the request must own a non-empty run of placeholders.
+async def check_audio_landed(
+    original: Callable[..., Any],
+    processor: Any,
+    image_data: Any,
+    input_text: Any,
+    request_obj: Any,
+    *args: Any,
+    **options: Any,
+) -> Any:
+    """Around a processor: every clip of the request must have its own run of placeholders.
 
     Raises:
-        ValueError: naming how many of how many clips the prompt has room for; or clips that
-            together last longer than one may.
+        ValueError: the prompt has placeholders for a different number of clips, or the clips
+            together exceed the bound of one clip.
     """
     if len(request_obj.audio_data or []) > 1:
         clips = request_obj.audio_data
         request_obj.audio_data = await asyncio.to_thread(_within_one_bound, clips)
-    result = await original(processor, image_data, input_text, request_obj, *a, **kw)
+    result = await original(processor, image_data, input_text, request_obj, *args, **options)
     n_clips = len(request_obj.audio_data or [])
     if n_clips:
         items = result.mm_items if result is not None else []
@@ -66,9 +76,10 @@ async def check_audio_landed(original, processor, image_data, input_text, reques
     return result
 
 
-def _within_one_bound(clips: list) -> list:
-    """The clips, fetched. Each is bounded by itself, and all are held at once: hundreds of small
-    files of silence would be gigabytes."""
+def _within_one_bound(clips: list[Any]) -> list[Any]:
+    """Fetch the clips. Together they are bounded like one: all are decoded in memory at once, and
+    hundreds of small compressed files of silence would take gigabytes.
+    """
     fetched, left_s = [], MAX_CLIP_S
     for clip in clips:
         data = clip
@@ -100,5 +111,5 @@ def _read(audio_file: str | bytes) -> bytes:
     with Path(unquote(urlparse(audio_file).path) if is_url else audio_file).open("rb") as file:
         data = file.read(_MAX_FILE_BYTES + 1)
     if len(data) > _MAX_FILE_BYTES:
-        raise ValueError(f"Invalid audio: a file of more than {_MAX_FILE_BYTES} bytes")
+        raise ValueError(f"Invalid audio: the file has more than {_MAX_FILE_BYTES} bytes")
     return data

@@ -1,7 +1,7 @@
-"""SGLang on a machine without an accelerator: the reference platform.
+"""SGLang's platform for machines without an accelerator: the reference platform.
 
 The real engine, radix tree, sessions and HiCache run; only the device is different. SGLang's own
-CPU path needs kernels that are not published for it, hence an out-of-tree platform.
+CPU path needs kernels that are not published, hence an out-of-tree platform.
 """
 
 import os
@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-# What computes, beside what passes messages on in the same stage: 3 to 1 where both could run.
+# Niceness of threads that compute: a thread of the same stage that passes messages gets three
+# times their share of a core.
 COMPUTING_NICE = 5
 
 
 def activate() -> str | None:
-    """Entry point of group `sglang.srt.platforms`: None where CUDA is present."""
+    """Entry point of group `sglang.srt.platforms`. Returns None if CUDA is present."""
     if torch.cuda.is_available():
         return None
     return f"{__name__}.CpuReferencePlatform"
@@ -26,7 +27,7 @@ def is_active() -> bool:
 
 
 def share_cores(n_sharing: int) -> None:
-    """Give this process's children their part of the cores, unless the user has said how many.
+    """Set the OpenMP threads of this process's children, unless OMP_NUM_THREADS is set.
 
     OpenMP's default is all cores for every process, and its threads spin while they wait: engines
     that compute at the same time then slow each other down tenfold.
@@ -36,11 +37,12 @@ def share_cores(n_sharing: int) -> None:
 
 
 def begin_computing() -> None:
-    """Called in a thread that runs a model: others of its stage, which pass on what comes and what
-    is made, go first; and denormal numbers count as zeros, also in threads that it starts.
+    """Lower the priority of a thread that runs a model, and flush denormal numbers to zero, also
+    in the threads that it starts.
 
-    The reference attention also computes rows that it never filled and will not use. Where that
-    memory reads as denormal numbers, a prefill takes 60 times as long.
+    The stage's threads that pass messages then run first. The reference attention also computes
+    unfilled rows that it does not use: where that memory reads as denormal numbers, a prefill
+    takes 60 times as long.
     """
     os.nice(COMPUTING_NICE)  # of this thread, on Linux
     torch.set_flush_denormal(True)
@@ -52,8 +54,8 @@ def begin_computing_and(initialize: Callable[[Any], None], model_runner: Any) ->
     initialize(model_runner)
 
 
-def __getattr__(name: str):
-    # The class is built on first use: discovering platforms must not import the engine.
+def __getattr__(name: str) -> type:
+    # The class is built on first use: the discovery of platforms must not import the engine.
     if name != "CpuReferencePlatform":
         raise AttributeError(name)
     platform = _platform_class()
@@ -82,7 +84,7 @@ def _platform_class() -> type:
 
             return PagedTokenToKVPoolAllocator
 
-        def is_pin_memory_available(self, device=None) -> bool:
+        def is_pin_memory_available(self, device: Any = None) -> bool:
             return False
 
     return CpuReferencePlatform

@@ -1,7 +1,7 @@
-"""Reference attention of a prefill chunk without a GPU: its own positions only.
+"""Reference attention of a prefill chunk without a GPU, for the chunk's own positions only.
 
-Upstream computes every earlier position again with every chunk, so that a chunk costs the square
-of its context, however small it is: seconds behind 20,000 tokens, where its own rows take 0.1 s.
+Upstream computes every earlier position again with every chunk, so the cost of a chunk is
+quadratic in its context: seconds behind 20,000 tokens, while its own rows take 0.1 s.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,10 @@ def own_rows(
     """Around TorchNativeAttnBackend._run_sdpa_forward_extend, for plain causal attention.
 
     Args:
-        query: [n_tokens, n_heads, head_dim]; output: the same, written here.
-        k_cache, v_cache: [n_slots, n_kv_heads, head_dim].
+        query: [n_tokens, n_heads, head_dim].
+        output: of the query's shape; the result is written into it.
+        k_cache: [n_slots, n_kv_heads, head_dim].
+        v_cache: as k_cache.
     """
     windowed = sliding_window_size is not None and sliding_window_size > -1
     if not causal or is_cross_attn or encoder_lens is not None or windowed:
@@ -64,8 +66,8 @@ def _attend(
 ) -> torch.Tensor:
     """query: [n_heads, n, head_dim], the last n of the positions in key and value."""
     n, length = query.shape[1], key.shape[1]
-    # Row i of the mask is row i + 1 shifted by one. Read from the last query to the first, all rows
-    # are views of one vector, and the mask takes no memory.
+    # Row i of the mask is row i + 1 shifted by one. With the queries in reverse order all rows are
+    # views of one vector, and the mask takes no memory.
     line = torch.zeros(length + n - 1, dtype=query.dtype, device=query.device)
     line[length:] = float("-inf")
     out = scaled_dot_product_attention(

@@ -1,7 +1,7 @@
-"""multiprocessing for the engine of a stage that was forked: its children are forks as well.
+"""A replacement of multiprocessing that forks the engine's processes in a forked stage.
 
-What the stage has imported need not be imported again. SGLang asks for processes that begin anew,
-because of devices; here there is none (stages/zygote.py).
+A fork need not import again what the stage has imported. SGLang spawns its processes because of
+devices, and here there is none (stages/zygote.py).
 """
 
 import multiprocessing
@@ -14,18 +14,18 @@ class _Child(ForkProcess):
     def run(self) -> None:
         import torch
 
-        # A process that begins anew would read it when it imports torch.
+        # A spawned process would read the variable when it imports torch.
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
         super().run()
 
 
 class Forking:
-    """In place of the module."""
+    """Takes the place of the module."""
 
     Process = _Child
 
     def set_start_method(self, method: str, force: bool = False) -> None:
-        """It is settled."""
+        """Ignored: children are forked."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(multiprocessing, name)

@@ -1,10 +1,11 @@
-"""What the engine fetches for whoever asks: public addresses only, wherever a URL leads.
+"""Restriction of the engine's media downloads to public addresses, redirects included.
 
-The gateway looks at the URL that a request names; only the engine sees where that one redirects.
+The gateway checks the URL in a request; only the engine sees the redirects of that URL.
 """
 
 import os
 import socket
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -14,7 +15,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from sglang_live.addresses import is_public
 
-# Set where requests may name hosts of this network.
+# Set if requests may name hosts of the private network.
 PRIVATE_MEDIA_ENV = "SGLANG_LIVE_PRIVATE_MEDIA"
 
 
@@ -22,7 +23,7 @@ def check_public(result: None, url: str) -> None:
     """After SGLang's own check of a URL, before every connection.
 
     Raises:
-        ValueError: its host is unknown, or not public.
+        ValueError: its host cannot be resolved, or is not public.
     """
     if os.environ.get(PRIVATE_MEDIA_ENV):
         return
@@ -30,10 +31,10 @@ def check_public(result: None, url: str) -> None:
 
 
 def public_address(host: str) -> str:
-    """An address of the host, of which all are public.
+    """An address of a host whose addresses are all public.
 
     Raises:
-        ValueError: its host is unknown, or not public.
+        ValueError: the host cannot be resolved, or has another address.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -46,7 +47,7 @@ def public_address(host: str) -> str:
 
 
 class _PublicConnection(HTTPConnection):
-    """Connects to the address that it has checked, whatever the name resolves to a moment later.
+    """Connects to the checked address, even if the name resolves to another one afterwards.
 
     urllib3 takes the name for TLS and for the Host header from `host` after `_new_conn`.
     """
@@ -75,15 +76,15 @@ class _PublicTlsPool(HTTPSConnectionPool):
 
 
 class PublicAdapter(HTTPAdapter):
-    """Of requests; behind a proxy of the environment, the proxy resolves."""
+    """An adapter with public connections. With a proxy of the environment, the proxy resolves."""
 
-    def init_poolmanager(self, *args, **kwargs) -> None:
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = {"http": _PublicPool, "https": _PublicTlsPool}
 
 
 def with_public_connections(session: requests.Session) -> requests.Session:
-    """After SGLang makes, or finds again, a thread's session for downloads."""
+    """After SGLang returns a thread's session for downloads: mount the PublicAdapter."""
     if not isinstance(session.adapters.get("http://"), PublicAdapter):
         for scheme in ("http://", "https://"):
             session.mount(scheme, PublicAdapter())

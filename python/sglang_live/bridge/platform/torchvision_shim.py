@@ -1,18 +1,20 @@
-"""Let CPU PyTorch import a torchvision that was built for CUDA.
+"""Lets CPU PyTorch import a torchvision that was built for CUDA.
 
-A registry serves one torchvision per platform, built against CUDA. Beside CPU PyTorch its
-compiled operators cannot load, and its own import then fails, because it attaches shape
-functions to operators that nobody declared. transformers imports it for image processors,
-so without this SGLang does not start on a CPU.
+A registry serves one torchvision per platform, built against CUDA. With CPU PyTorch its compiled
+operators cannot load, and its import then fails, because it attaches shape functions to
+undeclared operators. transformers imports it for image processors, so without this shim SGLang
+does not start on a CPU.
 
 scripts/setup.sh writes a `.pth` file that calls `install()` in every Python process of the
-CPU environment. Nothing is imported until somebody asks for torchvision.
+CPU environment. Nothing is imported before torchvision is.
 """
 
 import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 # The operators that torchvision touches at import time without checking that they exist.
 OPS_TOUCHED_AT_IMPORT = (
@@ -25,9 +27,9 @@ _declared: list[object] = []
 
 
 class TorchvisionFinder(MetaPathFinder):
-    """Finds nothing; runs once, just before the real finders look for torchvision."""
+    """Declares the operators once, before the other finders search torchvision. Finds no module."""
 
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         if fullname == "torchvision":
             sys.meta_path.remove(self)
             declare_missing_ops()
@@ -35,7 +37,7 @@ class TorchvisionFinder(MetaPathFinder):
 
 
 def install() -> None:
-    """Arm the shim in this process. Calling it again changes nothing."""
+    """Install the finder in this process. Idempotent."""
     if not any(isinstance(finder, TorchvisionFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, TorchvisionFinder())
 
@@ -43,7 +45,7 @@ def install() -> None:
 def declare_missing_ops() -> None:
     """Declare torchvision's operators unless its compiled ones load."""
     spec = PathFinder.find_spec("torchvision")
-    if spec is None or "torchvision" in sys.modules:
+    if spec is None or not spec.submodule_search_locations or "torchvision" in sys.modules:
         return
     import torch
 
@@ -55,9 +57,9 @@ def declare_missing_ops() -> None:
     _declared.append(library)
 
 
-def _compiled_ops_load(torch, package: Path) -> bool:
-    # Declaring an operator that the compiled library declares too would be an error, so a
-    # torchvision that does match this PyTorch must be left alone.
+def _compiled_ops_load(torch: ModuleType, package: Path) -> bool:
+    # Declaring an operator twice is an error, so a torchvision that matches this PyTorch must
+    # stay as it is.
     for compiled in package.glob("_C*.so"):
         try:
             torch.ops.load_library(str(compiled))

@@ -1,24 +1,28 @@
-"""Pictures and videos on their way into a model with eyes: bounded before they are decoded."""
+"""Bounds of images and videos, checked before they are decoded."""
 
+from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-# A camera of 48 megapixels; as RGB 144 MB. Models scale down to a few megapixels.
+# A camera's 48 megapixels, 144 MB as RGB. Models scale images down to a few megapixels.
 MAX_PIXELS = 50_000_000
-# Ten minutes at 60 frames per second; models look at a few hundred.
+# Ten minutes at 60 frames per second; models sample a few hundred frames.
 MAX_FRAMES = 36_000
 MAX_FRAME_PIXELS = 3840 * 2160
 
 
 def load_image(
-    original, image_bytes: bytes = b"", image_file: str = "", gpu_image_decode: Any = True
-):
-    """Around SGLang's decoder of pictures.
+    original: Callable[..., Any],
+    image_bytes: bytes = b"",
+    image_file: str = "",
+    gpu_image_decode: Any = True,
+) -> Any:
+    """Around SGLang's image decoder.
 
     Raises:
-        ValueError: more than MAX_PIXELS, or no picture.
+        ValueError: the image has more than MAX_PIXELS, or cannot be decoded.
     """
     if image_file:
         from sglang.srt.utils.common import get_image_bytes
@@ -29,14 +33,14 @@ def load_image(
 
 
 def check_video(video: Any, *_args: Any, **_options: Any) -> Any:
-    """After SGLang has opened a video; its frames are decoded later.
+    """After SGLang has opened a video, whose frames are decoded later.
 
     Raises:
-        ValueError: more than MAX_FRAMES, or frames of more than MAX_FRAME_PIXELS.
+        ValueError: the video has more than MAX_FRAMES, or frames of more than MAX_FRAME_PIXELS.
     """
     shape = getattr(video, "frame_shape", None)
     if shape is None:
-        return video  # frames that came as arrays
+        return video  # a list of frames as arrays
     if len(video) > MAX_FRAMES:
         raise ValueError(f"The video has {len(video)} frames, at most {MAX_FRAMES} are decoded")
     height, width = shape
@@ -47,10 +51,10 @@ def check_video(video: Any, *_args: Any, **_options: Any) -> Any:
 
 def _check_pixels(image_bytes: bytes) -> None:
     try:
-        # Reads the header alone. PIL's own bound is one of its errors here.
+        # This reads the header only. PIL's own bound raises DecompressionBombError.
         with Image.open(BytesIO(image_bytes)) as image:
             width, height = image.size
     except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise ValueError(f"Could not decode image: {error}") from error
     if width * height > MAX_PIXELS:
-        raise ValueError(f"The picture has {width} x {height} pixels, at most {MAX_PIXELS} in all")
+        raise ValueError(f"The image has {width} x {height} pixels, at most {MAX_PIXELS} in all")

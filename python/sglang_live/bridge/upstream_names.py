@@ -1,0 +1,359 @@
+"""SGLang 0.5.21's private and undocumented names that bridge and models use.
+
+scripts/check_seams.py compares them with the installed SGLang. The hooks' own targets are in
+sgl_patches/.
+"""
+
+from sglang_live.bridge.upstream import Upstream
+
+NAMES = (
+    Upstream(
+        "sglang.srt.managers.scheduler.Scheduler",
+        functions={
+            "init_ipc_channels": "self, port_args",
+            "init_idle_sleeper": "self",
+            "init_running_status": "self",
+            "init_request_dispatcher": "self",
+            "init_pool_stats_observer": "self",
+            "init_invariant_checker": "self",
+            "init_load_inquirer": "self",
+            "_poll_timeout_aborts": "self",
+            "open_session": "self, recv_req",
+            "get_next_batch_to_run": "self, running_batch, last_batch",
+            "get_new_batch_prefill": "self, running_batch",
+            "update_running_batch": "self, batch",
+            "run_batch": "self, batch, pp_proxy_tensors=",
+            "process_batch_result": "self, batch, result",
+            "handle_generate_request": "self, recv_req, *, mm_input_error=",
+            "_add_request_to_queue": "self, req, is_retracted=",
+            "_release_aborted_request": "self, req",
+            "collect_inflight_reqs": "self",
+            "abort_request": "self, recv_req",
+            "is_fully_idle": "self, for_health_check=, ignore_waiting=",
+            "pause_generation": "self, recv_req",
+            "on_idle": "self",
+            "process_pending_chunked_abort": "self",
+        },
+        attributes=(
+            "_request_dispatcher _pending_chunked_abort_req chunked_req "
+            "chunked_prefill_size waiting_queue running_batch session_controller "
+            "ipc_channels idle_sleeper pool_stats_observer invariant_checker "
+            "load_inquirer new_token_ratio_tracker future_map forward_stream_ctx "
+            "max_total_num_tokens req_to_token_pool token_to_kv_pool_allocator "
+            "tree_cache tp_worker spec_algorithm enable_overlap enable_lora"
+        ),
+        used_in="bridge/scheduler",
+    ),
+    Upstream(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch",
+        functions={
+            "init_new": (
+                "reqs, req_to_token_pool, token_to_kv_pool_allocator, tree_cache, "
+                "model_config, enable_overlap, spec_algorithm, chunked_req=, "
+                "dllm_config="
+            ),
+            "filter_batch": "self, chunked_req_to_exclude=, keep_indices=",
+            "merge_batch": "self, other",
+            "check_decode_mem": "self, selected_indices=",
+            "is_empty": "self",
+        },
+        attributes=(
+            "batch_is_full req_pool_indices req_pool_indices_cpu seq_lens "
+            "seq_lens_cpu orig_seq_lens seq_lens_sum multimodal_inputs "
+            "sampling_info input_ids chunked_req extend_num_tokens"
+        ),
+        used_in="bridge/scheduler",
+    ),
+    Upstream(
+        "sglang.srt.managers.schedule_batch.Req",
+        functions={
+            "finished": "self",
+            "detach_kv": "self",
+            "get_fill_ids": "self",
+        },
+        attributes=(
+            "kv session to_finish finished_reason retracted_stain prefix_indices "
+            "host_hit_length output_ids origin_input_ids "
+            "origin_input_ids_unpadded full_untruncated_fill_ids "
+            "send_token_offset cur_decode_ids_len multimodal_inputs extra_key "
+            "cache_salt last_node lock_receipt swa_prefix_lock_released"
+        ),
+        used_in="bridge",
+    ),
+    Upstream(
+        "sglang.srt.managers.schedule_batch.ReqKvInfo",
+        attributes=("req_pool_idx kv_committed_len kv_allocated_len cache_protected_len holds_kv"),
+        used_in="bridge",
+    ),
+    Upstream(
+        "sglang.srt.managers.schedule_batch",
+        functions={
+            "release_req": (
+                "*, req, remaing_req_count, req_to_token_pool, "
+                "token_to_kv_pool_allocator, tree_cache, hisparse_coordinator, "
+                "offload_kv="
+            ),
+        },
+        used_in="bridge/scheduler/memory.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.schedule_batch.MultimodalInputs",
+        functions={
+            "release_features": "self",
+        },
+        attributes=(
+            "mm_items mrope_positions mrope_position_delta mrope_position_delta_repeated_cache"
+        ),
+        used_in="bridge/session/media.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.overlap_utils.RelayPayload",
+        functions={
+            "__init__": (
+                "self, bonus_tokens, topk_p=, topk_index=, hidden_states=, "
+                "draft_probs=, dsa_topk_indices=, accept_tokens=, accept_lens="
+            ),
+        },
+        used_in="bridge/scheduler/paused.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.overlap_utils.FutureMap",
+        functions={
+            "stash": "self, future_indices, payload",
+        },
+        used_in="bridge/scheduler/paused.py",
+    ),
+    Upstream(
+        "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator",
+        attributes="is_required penalizers",
+        used_in="bridge/scheduler/paused.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.schedule_policy",
+        attributes="CLIP_MAX_NEW_TOKENS",
+        used_in="bridge/scheduler/sliced_prefill.py",
+    ),
+    Upstream(
+        "sglang.srt.session.session_controller.Session",
+        functions={
+            "abort_req": "self",
+        },
+        attributes=(
+            "_inflight req_nodes streaming session_id committed_origin_len "
+            "committed_unpadded_len committed_fill_len"
+        ),
+        used_in="bridge/session",
+    ),
+    Upstream(
+        "sglang.srt.session.session_controller.SessionController",
+        functions={
+            "__contains__": "self, session_id",
+            "get": "self, session_id",
+        },
+        used_in="bridge/session",
+    ),
+    Upstream(
+        "sglang.srt.session.streaming_session.StreamingSession",
+        functions={
+            "_free_tail": "self, kv, prefix_len",
+            "_trim_overshoot": "self, req, finished_len",
+            "try_match_prefix": "self, params",
+            "try_cache_finished_req": "self, req",
+            "try_cache_unfinished_req": "self, req, chunked=, **kwargs",
+            "try_inc_lock_ref": "self, node",
+            "try_dec_lock_ref": "self, node, params=",
+            "release_session": "self, session_id",
+            "session_held_tokens": "self, active_pool_idxs=",
+        },
+        attributes="slots inner",
+        used_in="bridge/session",
+    ),
+    Upstream(
+        "sglang.srt.session.streaming_session.SessionSlot",
+        functions={
+            "save_from_req": "self, req, is_first",
+            "restore_to_req": "self, req",
+        },
+        attributes="kv virtual_node last_node lock_receipt swa_prefix_lock_released",
+        used_in="bridge/session",
+    ),
+    Upstream(
+        "sglang.srt.session.streaming_session._VirtualNode",
+        used_in="bridge/kv_record.py",
+    ),
+    Upstream(
+        "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache",
+        functions={
+            "_apply_cache_actions": "self, actions",
+            "_all_reduce": "self, data, tp_reduce_op",
+            "_pad_retraction_indices": "indices, page_size",
+            "_count_ready_acks": "self, ack_queue",
+            "_reset_full": "self",
+            "_finish_write_through_ack": "self, ack_id",
+            "_log_write_ack_metrics": "self, ack",
+            "loading_check": "self, finish_count=",
+            "writing_check": "self, write_back=, finish_count=",
+            "check_hicache_events": "self",
+            "init_load_back": "self, params",
+            "insert": "self, params",
+            "evict": "self, params",
+            "evict_for_alloc": "self, params",
+            "evict_host": "self, num_tokens, component_type=",
+            "free_kv_row": "self, kv, ranges",
+            "inc_lock_ref": "self, node_id, skip_lock_components=",
+            "dec_lock_ref": "self, node_id, params, skip_swa=",
+            "cache_unfinished_req": "self, req, chunked=, **kwargs",
+            "evictable_size": "self",
+            "full_evictable_size": "self",
+        },
+        attributes="tree_core host_pool_group cache_controller session",
+        used_in="bridge/session",
+    ),
+    Upstream(
+        "sglang.srt.mem_cache.registry",
+        functions={
+            "create_unified_radix_cache": "ctx, *, cache_class=",
+        },
+        used_in="bridge/session/radix.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.cache_controller.HiCacheController",
+        functions={
+            "load": "self, host_indices, priority=, node_id=",
+            "start_writing": "self",
+        },
+        attributes=(
+            "write_queue ack_write_queue ack_load_queue mem_pool_host "
+            "load_fence_stream l2_transfer_engine io_backend"
+        ),
+        used_in="bridge/tiers",
+    ),
+    Upstream(
+        "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller.HybridCacheController",
+        functions={
+            "_move_op_indices": "self, op",
+            "_l2_load_transfers": "self, host_indices, device_indices, pool_transfers=",
+            "_transfer_num_bytes": "self, op",
+            "_num_tokens_by_pool": "self, op",
+        },
+        attributes="transfer_layer_id_max",
+        used_in="bridge/tiers/host_copies.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.cache_controller.CacheOperation",
+        functions={
+            "__init__": ("self, host_indices, device_indices, node_id, priority=, pool_transfers="),
+        },
+        attributes="node_ids",
+        used_in="bridge/tiers/host_copies.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.cache_controller.HiCacheAck",
+        functions={
+            "__init__": "self, *args, **kwargs",
+        },
+        attributes="timing_enabled num_bytes finish_event start_event node_ids",
+        used_in="bridge/tiers",
+    ),
+    Upstream(
+        "sglang.srt.mem_cache.l2_transfer.L2TransferEngine",
+        functions={
+            "submit_device_to_host": "self, transfers",
+            "submit_host_to_device": (
+                "self, transfers, *, transfer_layer_id_max, start_event=, on_layer_done="
+            ),
+        },
+        attributes="device_to_host_stream host_to_device_stream",
+        used_in="bridge/tiers",
+    ),
+    Upstream(
+        "sglang.srt.mem_cache.l2_transfer.TransferCompletion",
+        functions={
+            "__init__": "self, *args, **kwargs",
+        },
+        attributes="timing_enabled",
+        used_in="bridge/tiers/modelled_link.py",
+    ),
+    Upstream(
+        "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding",
+        functions={
+            "_compute_inv_freq": "self, base",
+        },
+        attributes="base is_neox_style rotary_dim cos_sin_cache",
+        used_in="bridge/session/compact.py",
+    ),
+    Upstream(
+        "sglang.srt.plugins.hook_registry.HookRegistry",
+        functions={
+            "register": "target, hook, hook_type=, *, source=",
+            "apply_hooks": "",
+        },
+        attributes="_patched",
+        used_in="bridge/seams.py",
+    ),
+    Upstream(
+        "sglang.srt.platforms.interface.SRTPlatform",
+        functions={
+            "get_default_attention_backend": "self",
+            "get_mha_kv_pool_cls": "self",
+            "get_paged_allocator_cls": "self",
+            "is_pin_memory_available": "self, device=",
+        },
+        attributes="_enum",
+        used_in="bridge/platform/cpu.py",
+    ),
+    Upstream(
+        "sglang.srt.model_executor.model_runner.ModelRunner",
+        attributes="sampling_observer model",
+        used_in="bridge/scheduler/codes_observer.py",
+    ),
+    Upstream(
+        "sglang.srt.models.qwen3_omni_moe.Qwen3OmniMoeForConditionalGeneration",
+        functions={
+            "__init__": "self, config, quant_config=, prefix=",
+        },
+        attributes="thinker",
+        used_in="models/qwen3_omni/engine/thinker.py",
+    ),
+    Upstream(
+        "sglang.srt.models.qwen3_omni_moe.Qwen3OmniMoeThinkerForConditionalGeneration",
+        functions={
+            "get_audio_feature": "self, items",
+            "forward": (
+                "self, input_ids, positions, forward_batch, get_embedding=, pp_proxy_tensors="
+            ),
+        },
+        attributes="audio_tower model",
+        used_in="models/qwen3_omni/engine/thinker.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.schedule_batch",
+        attributes="MM_PAD_SHIFT_VALUE",
+        used_in="models/qwen3_omni/engine/thinker.py",
+    ),
+    Upstream(
+        "sglang.srt.layers.moe.ep_moe.layer",
+        functions={
+            "get_moe_impl_class": "quant_config",
+        },
+        used_in="models/qwen3_omni/engine/talker.py",
+    ),
+    Upstream(
+        "sglang.srt.models.qwen3_moe.Qwen3MoeDecoderLayer",
+        functions={
+            "__init__": (
+                "self, config, layer_id, start_layer=, quant_config=, prefix=, alt_stream="
+            ),
+        },
+        used_in="models/qwen3_omni/engine/talker.py",
+    ),
+    Upstream(
+        "sglang.srt.layers.moe.fused_moe_triton.FusedMoE",
+        functions={
+            "make_expert_params_mapping": (
+                "ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name, num_experts"
+            ),
+        },
+        used_in="models/qwen3_omni/engine/talker_weights.py",
+    ),
+)
