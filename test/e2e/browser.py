@@ -79,10 +79,10 @@ class Visit:
     async def answered(self, n_before: int) -> None:
         """Wait until there is one response more than before."""
 
-        async def is_answered() -> bool:
+        async def has_response() -> bool:
             return len(await self.lines("model")) > n_before
 
-        await self.until(is_answered, "an answer begins")
+        await self.until(has_response, "a response begins")
 
     async def interrupt(self, attempts: int = 8) -> None:
         """Send the page's recording during a response, and wait for the next one to begin.
@@ -90,13 +90,13 @@ class Visit:
         A response that is too short to be interrupted is replaced.
         """
         for _ in range(attempts):
-            await self.until(self.is_heard, "an answer is heard")
-            n_answers = len(await self.lines("model"))
+            await self.until(self.is_heard, "a response is heard")
+            n_responses = len(await self.lines("model"))
             await self.page.click("#clip")
-            await self.answered(n_answers)
+            await self.answered(n_responses)
             if any("interrupted" in line for line in await self.lines("model")):
                 return
-        raise AssertionError("all answers were too short to be interrupted")
+        raise AssertionError("all responses were too short to be interrupted")
 
 
 @asynccontextmanager

@@ -22,11 +22,11 @@ async def draw(url: str, out: Path) -> None:
             await client.page.click("#talk")
             await interrupt(client)
             await client.page.screenshot(path=out / "page-interrupted.png")
-            await client.until(client.is_heard, "the interruption is answered")
+            await client.until(client.is_heard, "the interruption gets a response")
             await client.page.screenshot(path=out / "page.png")
         async with visit(url, sound, color_scheme="dark", device_scale_factor=2, **PHONE) as client:
             await client.page.tap("#talk")
-            await client.until(client.is_heard, "the microphone's question is answered")
+            await client.until(client.is_heard, "the microphone's question gets a response")
             await client.page.screenshot(path=out / "page-phone.png", full_page=True)
 
 
@@ -37,17 +37,17 @@ async def interrupt(client: Visit, attempts: int = 8) -> None:
         return await client.seconds("discarded") >= _LEAST_VISIBLE_S
 
     for _ in range(attempts):
-        await client.until(client.is_heard, "an answer is heard")
-        n_answers = len(await client.lines("model"))
+        await client.until(client.is_heard, "a response is heard")
+        n_responses = len(await client.lines("model"))
         await client.page.click("#clip")
 
-        async def is_decided(n_before: int = n_answers) -> bool:
+        async def is_decided(n_before: int = n_responses) -> bool:
             return await is_visible() or len(await client.lines("model")) > n_before
 
-        await client.until(is_decided, "the answer is interrupted, or was over")
+        await client.until(is_decided, "the response is interrupted, or was over")
         if await is_visible():
             return
-    raise AssertionError("no answer had enough of it left to be interrupted")
+    raise AssertionError("no response had enough of it left to be interrupted")
 
 
 def main() -> None:

@@ -30,13 +30,13 @@ async def generate(engine) -> list:
     prompts = [[rng.randrange(10, 200) for _ in range(rng.randrange(5, 200))] for _ in range(12)]
     lengths = [rng.randrange(2, 60) for _ in prompts]
     # One message, so that all requests arrive in one round in both engines.
-    answers = await engine.async_generate(
+    responses = await engine.async_generate(
         input_ids=prompts,
         sampling_params=[
             {"max_new_tokens": n, "temperature": 0, "ignore_eos": True} for n in lengths
         ],
     )
-    return [answer["output_ids"] for answer in answers]
+    return [response["output_ids"] for response in responses]
 
 
 async def after_a_pause(engine) -> list:

@@ -29,9 +29,9 @@ class Engine:
 
     async def post(self, path: str, body: dict) -> httpx.Response:
         async with native_client(self.spec, 120) as client:
-            answer = await client.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-        return answer
+            response = await client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return response
 
     async def load(self, name: str) -> float:
         await asyncio.sleep(0.7)
@@ -65,12 +65,12 @@ class BoundedSession:
     async def close(self) -> None:
         await self.engine.post("/close_session", {"session_id": self.name})
 
-    async def turn(self, new_ids: list[int], n_reply: int) -> None:
+    async def turn(self, new_ids: list[int], n_response: int) -> None:
         body = {
             "input_ids": new_ids,
             "session_params": {"id": self.name},
             "sampling_params": {
-                "max_new_tokens": n_reply, "temperature": 0, "ignore_eos": True
+                "max_new_tokens": n_response, "temperature": 0, "ignore_eos": True
             },
             "return_logprob": True,
         }  # fmt: skip
@@ -78,28 +78,28 @@ class BoundedSession:
         if not self.ids:
             self.owned = len(new_ids) // self.engine.page * self.engine.page
         self._take([*new_ids])
-        reply = [token_id for _, token_id, _ in meta["output_token_logprobs"]]
+        response = [token_id for _, token_id, _ in meta["output_token_logprobs"]]
         n_prompt = len(self.ids)
         for n, (logprob, token_id, _) in enumerate(meta["output_token_logprobs"]):
             self.said.append((n_prompt + n, logprob))
-            if n == len(reply) - 1:
+            if n == len(response) - 1:
                 self.ids.append(token_id)  # computed with the next request
                 continue
             if len(self.ids) - self.n_dropped > SINK + WINDOW + SLACK + 2 * self.engine.page:
-                self._compact(len(self.ids), n_reply=n)
+                self._compact(len(self.ids), n_response=n)
             self._take([token_id])
-        self._compact(len(self.seen_from), n_reply=0)
+        self._compact(len(self.seen_from), n_response=0)
 
     def _take(self, ids: list[int]) -> None:
         self.ids += ids
         seen_from = self.sink + self.n_dropped if self.n_dropped else 0
         self.seen_from += [seen_from] * (len(self.ids) - len(self.seen_from))
 
-    def _compact(self, n_kv: int, n_reply: int) -> None:
+    def _compact(self, n_kv: int, n_response: int) -> None:
         cut = compaction_of(
             n_tokens=n_kv - self.n_dropped,
             sink_tokens=SINK,
-            window_tokens=max(WINDOW, n_reply),
+            window_tokens=max(WINDOW, n_response),
             page_size=self.engine.page,
             owned_from=self.owned,
             media=(),

@@ -47,15 +47,15 @@ async def turns_equal_one_stateless_run(stages: Stages, reference: Reference, sp
     links.close()
 
 
-def _think_after(reference: Reference, inputs: dict, replies: list[tuple[int, ...]]) -> list[int]:
+def _think_after(reference: Reference, inputs: dict, responses: list[tuple[int, ...]]) -> list[int]:
     import torch
 
     tokenizer = reference.processor.tokenizer
     mark = tokenizer.encode("@@", add_special_tokens=False)
     ids = inputs["input_ids"][0].tolist()
-    for reply in replies:
+    for response in responses:
         at = next(i for i in range(len(ids)) if ids[i : i + len(mark)] == mark)
-        ids[at : at + len(mark)] = reply
+        ids[at : at + len(mark)] = response
     inputs["input_ids"] = torch.tensor([ids])
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     return reference.think(inputs, 16)

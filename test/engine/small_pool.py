@@ -24,9 +24,9 @@ class Pool:
 
     async def post(self, path: str, body: dict, timeout_s: float = 60.0) -> httpx.Response:
         async with native_client(self.spec, timeout_s) as client:
-            answer = await client.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-        return answer
+            response = await client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return response
 
     async def open(self, name: str) -> None:
         body = {"capacity_of_str_len": 1 << 40, "session_id": name, "streaming": True}
@@ -43,8 +43,8 @@ class Pool:
             "sampling_params": {"max_new_tokens": n, "temperature": 0, "ignore_eos": True},
             "return_logprob": True,
         }
-        answer = (await self.post("/generate", body, timeout_s)).json()
-        return [(t, logprob) for logprob, t, _ in answer["meta_info"]["output_token_logprobs"]]
+        response = (await self.post("/generate", body, timeout_s)).json()
+        return [(t, logprob) for logprob, t, _ in response["meta_info"]["output_token_logprobs"]]
 
     @contextlib.asynccontextmanager
     async def saying(self, name: str, ids: list[int], n: int) -> AsyncIterator[None]:
@@ -57,10 +57,10 @@ class Pool:
         }
         async with (
             native_client(self.spec, 180) as client,
-            client.stream("POST", "/generate", json=body) as answer,
+            client.stream("POST", "/generate", json=body) as response,
         ):
-            assert answer.status_code == 200
-            events = answer.aiter_lines()
+            assert response.status_code == 200
+            events = response.aiter_lines()
             assert "error" not in await anext(events)
             yield
             async for _ in events:

@@ -72,8 +72,8 @@ async def abort_of_a_waiting_turn(engine) -> dict:
     for n in range(MAX_RUNNING):
         engine.tokenizer_manager.abort_request(rid=f"other-{n}")
     await asyncio.wait(others)
-    answer = await session.turn(300, 4)
-    return {"aborted": isinstance(waiting.result(), dict), "later_turn": str(answer)}
+    response = await session.turn(300, 4)
+    return {"aborted": isinstance(waiting.result(), dict), "later_turn": str(response)}
 
 
 FAULTS = {"third-turn": third_turn_beside_a_running_one, "abort": abort_of_a_waiting_turn}

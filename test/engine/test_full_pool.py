@@ -69,9 +69,9 @@ async def test_idle_sessions_are_evicted_and_continue_with_equal_tokens(pool, re
         if len(heard[name]) > 200:
             continue
         new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 50))]
-        reply = await pool.say(name, new, rng.randrange(2, 20))
+        response = await pool.say(name, new, rng.randrange(2, 20))
         heard[name] += new
-        for token, logprob in reply:
+        for token, logprob in response:
             said[name].append((len(heard[name]), logprob))
             heard[name].append(token)
     assert sum(map(len, heard.values())) > 2 * POOL_TOKENS
@@ -151,8 +151,8 @@ async def test_sessions_share_the_kv_of_equal_instructions(pool):
 async def plain(pool, ids: list[int]) -> int:
     """Run a request without a session. Returns the number of its cached tokens."""
     body = {"input_ids": ids, "sampling_params": {"max_new_tokens": 2, "temperature": 0}}
-    answer = (await pool.post("/generate", body)).json()
-    return answer["meta_info"]["cached_tokens"]
+    response = (await pool.post("/generate", body)).json()
+    return response["meta_info"]["cached_tokens"]
 
 
 async def test_prompts_and_sessions_are_evicted_in_one_order(pool):

@@ -84,9 +84,9 @@ async def test_sessions_loaded_from_the_host_continue_with_equal_tokens(pool, re
             pool.feed.send(SpeechStart(name))
             await asyncio.sleep(rng.choice((0.0, 0.01, 0.05, 0.2)))
         new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 50))]
-        reply = await pool.say(name, new, rng.randrange(2, 20))
+        response = await pool.say(name, new, rng.randrange(2, 20))
         heard[name] += new
-        for token, logprob in reply:
+        for token, logprob in response:
             said[name].append((len(heard[name]), logprob))
             heard[name].append(token)
     assert await pool.load("policy_tokens_evicted") > POOL_TOKENS
@@ -132,9 +132,9 @@ async def test_many_sessions_share_the_pool_and_the_host(pool, reference):
                 pool.feed.send(SpeechStart(name))
                 await asyncio.sleep(rng.random() / 10)
             new = [rng.randrange(10, 200) for _ in range(rng.randrange(5, 30))]
-            reply = await pool.say(name, new, rng.randrange(2, 12), timeout_s=180)
+            response = await pool.say(name, new, rng.randrange(2, 12), timeout_s=180)
             heard += new
-            for token, logprob in reply:
+            for token, logprob in response:
                 said.append((len(heard), logprob))
                 heard.append(token)
         check(reference, heard, said)
@@ -188,10 +188,10 @@ async def test_a_full_host_costs_only_a_prefill(pool, reference):
         said[name] = [prompt, await pool.say(name, prompt, 4)]
     assert await pool.load("policy_dropped_tokens_lost") > lost
     for name in (*names[:3], *names[-3:]):
-        prompt, reply = said[name]
-        heard = prompt + [token for token, _ in reply]
+        prompt, response = said[name]
+        heard = prompt + [token for token, _ in response]
         more = await pool.say(name, [20, 30, 40], 4)
-        told = [(len(prompt) + i, logprob) for i, (_, logprob) in enumerate(reply)]
+        told = [(len(prompt) + i, logprob) for i, (_, logprob) in enumerate(response)]
         heard += [20, 30, 40]
         told += [(len(heard) + i, logprob) for i, (_, logprob) in enumerate(more)]
         check(reference, heard + [token for token, _ in more], told)

@@ -81,18 +81,18 @@ class Thinker:
             "sampling_params": {**sampling, "ignore_eos": "min_new_tokens" not in sampling},
         }
         async with native_client(self.spec, 60) as client:
-            answer = await client.post("/generate", json=request)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+            response = await client.post("/generate", json=request)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     async def run(self, rids: list[str], prompts: list[list[int]]) -> list[list[int]]:
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(
                 self.generate(rid, prompt, {"max_new_tokens": N_TOKENS, **sampling})
                 for rid, prompt, sampling in zip(rids, prompts, SAMPLING, strict=True)
             )
         )
-        return [answer["output_ids"] for answer in answers]
+        return [response["output_ids"] for response in responses]
 
 
 async def total(stages: Stages, stage: str, name: str) -> float:
@@ -265,7 +265,7 @@ async def test_a_cache_is_not_flushed_under_a_paused_request(live_stages, thinke
     running = asyncio.create_task(thinker.generate(rid, prompt, sampling))
     await until_paused(live_stages, thinker, [rid])
     async with native_client(thinker.spec, 30) as client:
-        answer = await client.post("/flush_cache")
-    assert answer.status_code != 200
+        response = await client.post("/flush_cache")
+    assert response.status_code != 200
     thinker.feed.send(Progress.of([rid], [1000.0], [False], [0.0]))
     assert (await running)["output_ids"] == expected["output_ids"]

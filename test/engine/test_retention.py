@@ -109,11 +109,11 @@ class SpokenSession:
         self.ids: list[int] = []
         self.seen_from: list[int] = []
         self.features: list[dict] = []
-        self.replies: list[tuple[int, list[int]]] = []  # position and ids of each
+        self.responses: list[tuple[int, list[int]]] = []  # position and ids of each
         self.gone: list[str] = []
         self.n_dropped = 0
 
-    async def turn(self, item: HistoryItem, clips: list[np.ndarray], n_reply: int) -> None:
+    async def turn(self, item: HistoryItem, clips: list[np.ndarray], n_response: int) -> None:
         if not self.ids:
             self._prefill_turn(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>", [])
             self.sink = -(-len(self.ids) // self.engine.page) * self.engine.page
@@ -121,14 +121,14 @@ class SpokenSession:
         if not self.history:
             self.base = await self.engine.load("policy_tokens_compacted")
         turn = replace(
-            greedy_turn(*self.history, item, system=SYSTEM, n_tokens=n_reply),
+            greedy_turn(*self.history, item, system=SYSTEM, n_tokens=n_response),
             retention=RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK),
         )
         done = await think(self.links, turn)
         assert not done.rebuilt
         assert done.n_prompt <= self.sink + WINDOW + LONGEST_TURN + 2 * self.engine.page
         self._prefill_turn(f"user\n{content}<|im_end|>\n<|im_start|>assistant\n", clips)
-        self.replies.append((len(self.ids), done.ids))
+        self.responses.append((len(self.ids), done.ids))
         self.ids += done.ids
         self._see(len(self.ids) - 1)
         self.history += [item, reply_of(turn, done)]
@@ -153,7 +153,7 @@ class SpokenSession:
         rows = self.seen_from + [self.seen_from[-1]] * (len(self.ids) - len(self.seen_from))
         inputs = {"input_ids": torch.tensor([self.ids]), "clips": self.features}
         best = self.reference.logprobs(inputs, self.sink, rows).argmax(-1)
-        for begin, ids in self.replies:
+        for begin, ids in self.responses:
             assert best[begin - 1 : begin - 1 + len(ids)].tolist() == ids
 
 
@@ -167,7 +167,7 @@ async def test_a_spoken_session_drops_whole_clips(bounded, reference, speech):
         items.append(user(clip) if n % 3 else user("why", clip) if n % 2 else user("go on"))
         clips = [p.pcm for p in items[-1].parts if isinstance(p, AudioPart)]
         # So short that no compaction falls into a response, where its position is unpredictable.
-        await session.turn(items[-1], clips, n_reply=2)
+        await session.turn(items[-1], clips, n_response=2)
     assert session.n_dropped > 3 * WINDOW
     assert items[0].key in session.gone and items[-1].key not in session.gone
     session.check()

@@ -172,14 +172,14 @@ class Client:
         self.name, self.heard, self.said = f"client-{Client._n_sessions}", [], []
         await self._pool.open(self.name)
 
-    async def ask(self, n: int, n_reply: int, rid: str | None = None) -> dict:
+    async def ask(self, n: int, n_response: int, rid: str | None = None) -> dict:
         """Run a turn. Returns SGLang's meta_info."""
         new = [10 + (7 * n + i) % 180 for i in range(5 + n % 50)]
         body = {
             "rid": rid,
             "input_ids": new,
             "session_params": {"id": self.name},
-            "sampling_params": {"max_new_tokens": n_reply, "temperature": 0, "ignore_eos": True},
+            "sampling_params": {"max_new_tokens": n_response, "temperature": 0, "ignore_eos": True},
             "return_logprob": True,
         }
         meta = (await self._pool.post("/generate", body)).json()["meta_info"]

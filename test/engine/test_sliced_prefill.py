@@ -63,11 +63,11 @@ class Api:
     async def generate(self, rid: str, prompt: list[int], n_tokens: int = N_TOKENS) -> dict:
         sampling = {"max_new_tokens": n_tokens, "temperature": 0, "ignore_eos": True}
         async with native_client(self.spec, 120) as client:
-            answer = await client.post(
+            response = await client.post(
                 "/generate", json={"rid": rid, "input_ids": prompt, "sampling_params": sampling}
             )
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        assert response.status_code == 200, response.text
+        return response.json()
 
     async def post(self, path: str, body: dict | None = None) -> None:
         async with native_client(self.spec, 30) as client:
@@ -97,7 +97,7 @@ async def test_preempted_prompts_get_the_tokens_that_they_get_alone(api, prefix)
         await asyncio.sleep(rng.uniform(0.0, 0.1))
         prompts.append(prompt(rng, rng.randrange(5, 100)))
         asked.append(asyncio.create_task(api.generate(api.rid(THINK_PREFIX), prompts[-1])))
-    got = [(await answer)["output_ids"] for answer in asked]
+    got = [(await response)["output_ids"] for response in asked]
     after = await api.load()
     assert after["policy_prefills_preempted"] > before["policy_prefills_preempted"]
     assert after["requests_running"] == after["requests_waiting"] == 0
@@ -113,7 +113,7 @@ async def test_preempted_turns_get_the_tokens_that_they_get_alone(api, stages, s
     words = " ".join(random.Random(5).choices(("the", "cat", "sat", "on", "a", "mat"), k=500))
     history = user(words, speech, words)
 
-    async def reply(name: str) -> list[int]:
+    async def response(name: str) -> list[int]:
         links = stages.links(name)
         try:
             first = await think(links, greedy_turn(history, system="s", n_tokens=N_TOKENS))
@@ -126,8 +126,8 @@ async def test_preempted_turns_get_the_tokens_that_they_get_alone(api, stages, s
         await think(links, greedy_turn(user(f"and {at}"), system="s", n_tokens=4))
         links.close()
 
-    alone = await reply("alone")
-    beside = asyncio.create_task(reply("beside"))
+    alone = await response("alone")
+    beside = asyncio.create_task(response("beside"))
     at = 0
     while not beside.done():
         await ask(at)
@@ -171,7 +171,7 @@ async def test_responses_that_outgrow_a_small_pool_take_the_memory_of_preempted_
     await asyncio.sleep(0.5)
     prompts.append(prompt(rng, 3000))
     asked.append(asyncio.create_task(api.generate(api.rid("plain-"), prompts[-1], 420)))
-    got = [(await answer)["output_ids"] for answer in asked]
+    got = [(await response)["output_ids"] for response in asked]
     after = await api.load()
     assert after["requests_running"] == after["requests_waiting"] == 0
     if api.is_small:

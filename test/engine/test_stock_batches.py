@@ -17,8 +17,8 @@ async def run(checkpoint, *stage: str) -> tuple[bytes, list]:
         stderr=asyncio.subprocess.PIPE,
     )
     out, log = await asyncio.wait_for(process.communicate(), 180)
-    answers = next(line for line in out.splitlines() if line.startswith(b"[["))
-    return answers, batches((out + log).decode())
+    responses = next(line for line in out.splitlines() if line.startswith(b"[["))
+    return responses, batches((out + log).decode())
 
 
 async def test_batches_equal_those_of_stock_sglang(endless_checkpoint):

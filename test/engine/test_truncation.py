@@ -53,13 +53,13 @@ async def interrupted(links, turn, n_tokens: int) -> ThinkerDone:
     return thought.done
 
 
-def first_tokens(reply: HistoryItem, n: int) -> list[HistoryItem]:
+def first_tokens(response: HistoryItem, n: int) -> list[HistoryItem]:
     """The heard part of a response: nothing, or its first tokens under a new key."""
     if n == 0:
         return []
-    ids = reply.token_ids[:n]
+    ids = response.token_ids[:n]
     part = (TextPart("heard"),)
-    key = f"{reply.key}-cut-{n}"
+    key = f"{response.key}-cut-{n}"
     return [HistoryItem(key=key, role="assistant", parts=part, token_ids=ids)]
 
 

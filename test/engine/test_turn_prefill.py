@@ -81,10 +81,10 @@ async def session(stages: Stages, seed: int, speech: np.ndarray) -> None:
         said = pieces(pcm, [rng.randint(1, 3) for _ in range(rng.randint(1, 3))])
         for n in range(1, len(said) + 1):
             await prefill_turn(links, [*history, *said[:n]])
-        kind = rng.choice(["all of it", "less of it", "no turn", "reply cut"])
+        kind = rng.choice(["all of it", "less of it", "no turn", "response cut"])
         if kind == "less of it":
             said = said[:-1]
-        if kind == "reply cut":
+        if kind == "response cut":
             whole = history[-1]
             cut = whole.token_ids[: rng.randint(1, len(whole.token_ids) - 1)]
             history[-1] = replace(whole, key=f"{whole.key}-{next(_count)}", token_ids=cut)

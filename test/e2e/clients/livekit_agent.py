@@ -96,7 +96,7 @@ async def connected(url: str, key: str = SHORT):
         await model.aclose()
 
 
-async def answer(session, said) -> dict:
+async def next_response(session, said) -> dict:
     _, sound_s = await session.output.audio.played.get()
     return {"text": await said.get(), "sound_s": sound_s}
 
@@ -104,19 +104,19 @@ async def answer(session, said) -> dict:
 async def text(url: str) -> dict:
     async with connected(url) as (session, said):
         session.generate_reply(user_input=QUESTION)
-        return await answer(session, said)
+        return await next_response(session, said)
 
 
 async def speech(url: str) -> dict:
     async with connected(url) as (session, said):
         session.input.audio.source.say()
-        return await answer(session, said)
+        return await next_response(session, said)
 
 
 async def tool(url: str) -> dict:
     async with connected(url) as (session, said):
         session.generate_reply(user_input=QUESTION)
-        heard = await answer(session, said)
+        heard = await next_response(session, said)
         return {"called": called.pop(), **heard}
 
 
@@ -149,7 +149,7 @@ async def reconnect(url: str) -> dict:
         while not session.output.audio.played.empty():
             session.output.audio.played.get_nowait()
         session.generate_reply(user_input=QUESTION)
-        return await answer(session, said)
+        return await next_response(session, said)
 
 
 play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)

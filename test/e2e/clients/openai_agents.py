@@ -41,7 +41,7 @@ async def connected(url: str, key: str = SHORT):
             speaking.cancel()
 
 
-async def answer(session) -> dict:
+async def next_response(session) -> dict:
     """The received part of the conversation until a response with audio is over."""
     text, pcm = "", bytearray()
     async for event in session:
@@ -59,19 +59,19 @@ async def answer(session) -> dict:
 async def text(url: str) -> dict:
     async with connected(url) as (session, _):
         await session.send_message(QUESTION)
-        return await answer(session)
+        return await next_response(session)
 
 
 async def speech(url: str) -> dict:
     async with connected(url) as (session, source):
         source.say()
-        return await answer(session)
+        return await next_response(session)
 
 
 async def tool(url: str) -> dict:
     async with connected(url) as (session, _):
         await session.send_message(QUESTION)
-        heard = await answer(session)
+        heard = await next_response(session)
         return {"called": called.pop(), **heard}
 
 
@@ -99,7 +99,7 @@ async def reconnect(url: str) -> dict:
     try:
         async with connected(url) as (session, _):
             await session.send_message(QUESTION)
-            await answer(session)
+            await next_response(session)
     except Exception as lost:
         heard = await text(url)
         return {"lost": repr(lost), **heard}

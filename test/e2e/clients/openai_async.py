@@ -33,7 +33,7 @@ async def ask(call) -> None:
     await call.response.create()
 
 
-async def answer(call) -> tuple[dict, list]:
+async def next_response(call) -> tuple[dict, list]:
     """The received part of the next response, and its items."""
     text, pcm = "", bytearray()
     async for event in call:
@@ -51,42 +51,42 @@ async def answer(call) -> tuple[dict, list]:
 async def text(url: str) -> dict:
     async with connected(url) as (call, _):
         await ask(call)
-        return (await answer(call))[0]
+        return (await next_response(call))[0]
 
 
 async def speech(url: str) -> dict:
     async with connected(url) as (call, source):
         source.say()
-        return (await answer(call))[0]
+        return (await next_response(call))[0]
 
 
 async def tool(url: str) -> dict:
     async with connected(url) as (call, _):
         await call.session.update(session={"type": "realtime", "tools": [TOOL]})
         await ask(call)
-        _, [item] = await answer(call)
+        _, [item] = await next_response(call)
         arguments = json.loads(item.arguments)
         output = {"type": "function_call_output", "call_id": item.call_id}
         await call.conversation.item.create(item={**output, "output": weather(**arguments)})
         await call.response.create()
-        return {"called": arguments, **(await answer(call))[0]}
+        return {"called": arguments, **(await next_response(call))[0]}
 
 
 async def interruption(url: str) -> dict:
     """Interrupts every response, until one ends incomplete and the next has begun."""
     async with connected(url, LONG) as (call, source):
         await ask(call)
-        answer, cut = Playing(""), False
+        playing, cut = Playing(""), False
         async for event in call:
             if event.type == "response.output_audio.delta" and cut:
                 return {}
             if event.type == "response.output_audio.delta":
-                if event.item_id != answer.item_id:
-                    answer = Playing(event.item_id)
+                if event.item_id != playing.item_id:
+                    playing = Playing(event.item_id)
                     source.say(after_s=1.0)
-                answer.sound_s += seconds(base64.b64decode(event.delta))
-            elif event.type == "input_audio_buffer.speech_started" and answer.sound_s:
-                await call.conversation.item.truncate(**answer.position())
+                playing.sound_s += seconds(base64.b64decode(event.delta))
+            elif event.type == "input_audio_buffer.speech_started" and playing.sound_s:
+                await call.conversation.item.truncate(**playing.position())
             elif event.type == "response.done":
                 cut = event.response.status == "cancelled"
     raise RuntimeError("the call ended")

@@ -24,7 +24,7 @@ def say(call) -> None:
         call.input_audio_buffer.append(audio=base64.b64encode(sound[at : at + FRAME]).decode())
 
 
-def answer(call) -> tuple[dict, list]:
+def next_response(call) -> tuple[dict, list]:
     """The received part of the next response, and its items."""
     text, pcm = "", bytearray()
     for event in call:
@@ -42,44 +42,44 @@ def answer(call) -> tuple[dict, list]:
 def text(url: str) -> dict:
     with connect(url) as call:
         ask(call)
-        return answer(call)[0]
+        return next_response(call)[0]
 
 
 def speech(url: str) -> dict:
     with connect(url) as call:
         say(call)
-        return answer(call)[0]
+        return next_response(call)[0]
 
 
 def tool(url: str) -> dict:
     with connect(url) as call:
         call.session.update(session={"type": "realtime", "tools": [TOOL]})
         ask(call)
-        _, [item] = answer(call)
+        _, [item] = next_response(call)
         arguments = json.loads(item.arguments)
         output = {"type": "function_call_output", "call_id": item.call_id}
         call.conversation.item.create(item={**output, "output": weather(**arguments)})
         call.response.create()
-        return {"called": arguments, **answer(call)[0]}
+        return {"called": arguments, **next_response(call)[0]}
 
 
 def interruption(url: str) -> dict:
     """Interrupts every response, until one ends incomplete and the next has begun."""
     with connect(url, LONG) as call:
         ask(call)
-        answer, spoken_over, cut = Playing(""), False, False
+        playing, spoken_over, cut = Playing(""), False, False
         for event in call:
             if event.type == "response.output_audio.delta" and cut:
                 return {}
             if event.type == "response.output_audio.delta":
-                if event.item_id != answer.item_id:
-                    answer, spoken_over = Playing(event.item_id), False
-                answer.sound_s += seconds(base64.b64decode(event.delta))
-                if not spoken_over and answer.passed_s() > 1:
+                if event.item_id != playing.item_id:
+                    playing, spoken_over = Playing(event.item_id), False
+                playing.sound_s += seconds(base64.b64decode(event.delta))
+                if not spoken_over and playing.passed_s() > 1:
                     spoken_over = True
                     say(call)
-            elif event.type == "input_audio_buffer.speech_started" and answer.sound_s:
-                call.conversation.item.truncate(**answer.position())
+            elif event.type == "input_audio_buffer.speech_started" and playing.sound_s:
+                call.conversation.item.truncate(**playing.position())
             elif event.type == "response.done":
                 cut = event.response.status == "cancelled"
                 if not spoken_over:

@@ -45,7 +45,7 @@ async function say(call, afterS = 0) {
 }
 
 // The received part of the next response, and its items; null if the socket closed before.
-function answer(call) {
+function next_response(call) {
   let text = "";
   let bytes = 0;
   return new Promise((resolve, reject) => {
@@ -61,14 +61,14 @@ const parts = {
   async text(url) {
     const call = await connect(url);
     ask(call);
-    const [heard] = await answer(call);
+    const [heard] = await next_response(call);
     call.close();
     return heard;
   },
   async speech(url) {
     const call = await connect(url);
     say(call);
-    const [heard] = await answer(call);
+    const [heard] = await next_response(call);
     call.close();
     return heard;
   },
@@ -76,13 +76,13 @@ const parts = {
     const call = await connect(url);
     call.send({ type: "session.update", session: { type: "realtime", tools: [tool] } });
     ask(call);
-    const [, [item]] = await answer(call);
+    const [, [item]] = await next_response(call);
     const called = JSON.parse(item.arguments);
     const output = `It rains in ${called.town}.`;
     const result = { type: "function_call_output", call_id: item.call_id, output };
     call.send({ type: "conversation.item.create", item: result });
     call.send({ type: "response.create" });
-    const [heard] = await answer(call);
+    const [heard] = await next_response(call);
     call.close();
     return { called, ...heard };
   },
@@ -118,7 +118,7 @@ const parts = {
   async reconnect(url) {
     const call = await connect(url);
     ask(call);
-    if (await answer(call)) throw new Error("the line did not break");
+    if (await next_response(call)) throw new Error("the line did not break");
     return parts.text(url); // the SDK does not reconnect by itself
   },
 };

@@ -94,7 +94,7 @@ class Call:
         params = PipelineParams(audio_in_sample_rate=RATE_HZ, audio_out_sample_rate=RATE_HZ)
         self.worker = PipelineWorker(Pipeline(parts), params=params)
 
-    async def answer(self) -> dict:
+    async def next_response(self) -> dict:
         """The received part of the conversation until a response with audio is over."""
         text, pcm = "", bytearray()
         while True:
@@ -126,18 +126,18 @@ async def connected(url: str, key: str = SHORT, *, typed: bool = True):
 
 async def text(url: str) -> dict:
     async with connected(url) as call:
-        return await call.answer()
+        return await call.next_response()
 
 
 async def speech(url: str) -> dict:
     async with connected(url, typed=False) as call:
         call.microphone.source.say()
-        return await call.answer()
+        return await call.next_response()
 
 
 async def tool(url: str) -> dict:
     async with connected(url) as call:
-        heard = await call.answer()
+        heard = await call.next_response()
         return {"called": called.pop(), **heard}
 
 
@@ -173,7 +173,7 @@ async def reconnect(url: str) -> dict:
         while not call.loudspeaker.heard.empty():
             call.loudspeaker.heard.get_nowait()
         call.microphone.source.say()
-        return await call.answer()
+        return await call.next_response()
 
 
 play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)
