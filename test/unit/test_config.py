@@ -1,4 +1,4 @@
-"""Argument lists and what becomes of them."""
+"""Settings of the server from argument lists."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def parsed(*argv: str) -> ServerConfig:
     return parse([*DEMO, *argv])
 
 
-def test_without_arguments_it_serves_the_caller_of_this_machine_alone():
+def test_without_arguments_it_serves_only_this_machine():
     config = parsed()
     assert (config.host, config.port) == ("127.0.0.1", 30000)
     assert (config.api_keys, config.allow_anonymous) == ((), False)
@@ -70,19 +70,19 @@ def test_without_arguments_it_serves_the_caller_of_this_machine_alone():
         (["--json-model-override-args="], {"json_model_override_args": ""}, ..., {}),
     ],
 )
-def test_other_arguments_go_to_the_stages_they_name(argv, thinker, talker, vocoder):
+def test_other_arguments_go_to_the_named_stages(argv, thinker, talker, vocoder):
     stages = parsed(*argv).stages
     assert stages["thinker"].args == thinker
     assert stages["talker"].args == (thinker if talker is ... else talker)
     assert stages["vocoder"].args == vocoder
 
 
-def test_a_flag_of_ours_is_never_taken_for_an_abbreviation():
+def test_a_flag_of_the_server_cannot_be_abbreviated():
     with pytest.raises(BadInputError, match=r"--max-session: .* did you mean --max-sessions\?"):
         parsed("--max-session", "3")
 
 
-def test_replicas_and_device_belong_to_the_stage_not_to_its_engine():
+def test_replicas_and_device_are_no_arguments_of_the_engine():
     devices = ["--device", "cuda:1", "--talker.device", "cuda:2"]
     stages = parsed(*devices, "--vocoder.replicas", "3").stages
     assert [stages[name].device for name in stages] == ["cuda:1", "cuda:2", "cuda:0"]
@@ -101,17 +101,17 @@ def test_a_stage_on_other_hosts_has_a_replica_per_address():
     ("path", "name"),
     [("/models/Qwen3-Omni", "Qwen3-Omni"), ("/models/Qwen3-Omni/", "Qwen3-Omni"), ("demo", "demo")],
 )
-def test_a_model_is_called_by_the_last_part_of_its_path(path, name):
+def test_a_models_default_name_is_the_last_part_of_its_path(path, name):
     assert parse(["--model-path", path]).served_model_name == name
 
 
-def test_the_current_directory_has_a_name_too(tmp_path, monkeypatch):
+def test_a_model_in_the_current_directory_has_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert parse(["--model-path", "."]).served_model_name == tmp_path.name
     assert parse(["--model-path", ".", "--served-model-name", "m"]).served_model_name == "m"
 
 
-def test_paths_are_paths(monkeypatch):
+def test_paths_are_read_from_flags_and_environment(monkeypatch):
     monkeypatch.setenv("SGLANG_LIVE_CACHE", "/var/cache/live")
     config = parsed("--log-dir", "/var/log/live", "--timeline-dir", "/var/timelines")
     assert (config.cache_dir, config.log_dir) == (Path("/var/cache/live"), Path("/var/log/live"))
@@ -119,7 +119,7 @@ def test_paths_are_paths(monkeypatch):
     assert parsed("--cache-dir", "/other").cache_dir == Path("/other")
 
 
-# --- who may call ---
+# --- access ---
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
@@ -128,7 +128,7 @@ def test_loopback_needs_no_key(host):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com", "", "127.0.0.1 "])
-def test_any_other_host_needs_a_key_or_a_clear_word(host, monkeypatch):
+def test_any_other_host_needs_a_key_or_allow_anonymous(host, monkeypatch):
     with pytest.raises(BadInputError, match="without an API key"):
         parsed("--host", host)
     parsed("--host", host, "--api-key", "secret")
@@ -137,14 +137,14 @@ def test_any_other_host_needs_a_key_or_a_clear_word(host, monkeypatch):
     parsed("--host", host)
 
 
-def test_keys_come_from_arguments_before_the_environment(monkeypatch):
+def test_keys_in_arguments_take_precedence_over_the_environment(monkeypatch):
     monkeypatch.setenv("SGLANG_LIVE_API_KEYS", " one, two,,\n")
     assert parsed().api_keys == ("one", "two")
     assert parsed("--api-key", "a", "--api-key", "b").api_keys == ("a", "b")
 
 
 @pytest.mark.parametrize("key", ["", " "])
-def test_an_empty_key_is_no_key(key, monkeypatch):
+def test_an_empty_key_is_refused(key, monkeypatch):
     with pytest.raises(BadInputError, match="API key is empty"):
         parsed("--host", "0.0.0.0", "--api-key", key)
 
@@ -173,12 +173,12 @@ def test_a_key_with_spaces_is_refused_before_anything_starts(key, monkeypatch):
         ("fcfs", ("fcfs",)),
     ],
 )
-def test_policies_are_all_none_or_those_named(text, expected):
+def test_policies_are_all_none_or_a_list(text, expected):
     assert parsed("--live-policies", text).policies == Policies.parse(expected)
 
 
 @pytest.mark.parametrize("text", ["urgent", "urgency,none", "OFF", "", ",", "all,pacing"])
-def test_an_unknown_policy_is_refused_with_those_there_are(text):
+def test_an_unknown_policy_is_refused_with_the_known_ones(text):
     with pytest.raises(BadInputError, match=r"unknown policies .*deadline.*pacing.*urgency"):
         parsed("--live-policies", text)
 
@@ -189,13 +189,13 @@ def test_orders_exclude_each_other(text):
         parsed("--live-policies", text)
 
 
-# --- what sessions keep ---
+# --- retention and storage ---
 
 
 HOST_TIER = ("--thinker.enable-hierarchical-cache",)
 
 
-def test_what_the_host_has_no_room_for_goes_where_it_is_told(tmp_path):
+def test_session_storage_has_a_directory_and_a_size(tmp_path):
     assert parsed(*HOST_TIER).session_storage is None
     flags = ["--session-storage", str(tmp_path), "--session-storage-gib", "0.5"]
     storage = parsed(*HOST_TIER, *flags).session_storage
@@ -203,7 +203,7 @@ def test_what_the_host_has_no_room_for_goes_where_it_is_told(tmp_path):
     assert storage.to_env() == f"{1 << 29}:{tmp_path}"
 
 
-def test_a_session_keeps_its_instructions_and_a_window_unless_told_otherwise():
+def test_by_default_a_session_keeps_its_instructions_and_a_window():
     assert parsed().retention == RetentionConfig()
     flags = ["--retention-window", "4096", "--retention-sink", "100", "--retention-slack", "1"]
     assert parsed(*flags).retention == RetentionConfig(
@@ -224,7 +224,7 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
     assert parsed(*argv).retention is None
 
 
-# --- refusals ---
+# --- invalid values ---
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
         (["--talker.connect", "a:1"], "connect takes tcp:// addresses"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(argv, complaint):
+def test_an_invalid_value_is_refused_with_the_reason(argv, complaint):
     with pytest.raises(BadInputError, match=complaint):
         parsed(*argv)
 
@@ -301,7 +301,7 @@ def test_configurations_cannot_change():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sessions", "answers"),
+    ("arguments", "sessions", "responses"),
     [
         ([], None, None),
         (["--api-key", "a"], None, 30 * 64),
@@ -311,9 +311,9 @@ def test_configurations_cannot_change():
         (["--api-key", "a", "--max-responses-per-minute", "5"], None, 5),
     ],
 )
-def test_a_key_has_limits_unless_it_is_the_only_one(arguments, sessions, answers):
+def test_limits_of_a_key_follow_from_the_number_of_keys(arguments, sessions, responses):
     config = parse(["--model-path", "demo", *arguments])
-    assert (config.sessions_per_key, config.responses_per_minute) == (sessions, answers)
+    assert (config.sessions_per_key, config.responses_per_minute) == (sessions, responses)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +326,6 @@ def test_a_key_has_limits_unless_it_is_the_only_one(arguments, sessions, answers
         ["--max-connections-per-address", "0"],
     ],
 )
-def test_limits_that_cannot_be_are_refused(arguments):
+def test_invalid_limits_are_refused(arguments):
     with pytest.raises(BadInputError):
         parse(["--model-path", "demo", *arguments])

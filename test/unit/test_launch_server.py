@@ -1,4 +1,4 @@
-"""Starting the server: what it refuses, and how it says so, before any process starts."""
+"""The start of the server: refusals before any process starts, and the specs of stages."""
 
 import json
 import socket
@@ -19,17 +19,17 @@ from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 
 @pytest.fixture(autouse=True)
 def no_processes(monkeypatch):
-    """A server that would start its stages fails the test instead."""
+    """A server that starts a process fails the test."""
 
     def refuse(*_args, **_kwargs):
-        raise AssertionError("a process would have been started")
+        raise AssertionError("a process was started")
 
     monkeypatch.setattr(launch_server, "Supervisor", refuse)
     monkeypatch.setattr(launch_server.subprocess, "run", refuse)
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["--model-path", "/no/such/model"], "error: cannot read /no/such/model/config.json"),
         (
@@ -57,14 +57,14 @@ def no_processes(monkeypatch):
         "no such directory",
     ],
 )
-def test_it_refuses_in_one_line_and_with_status_1(argv, said, capsys):
+def test_it_refuses_in_one_line_and_with_status_1(argv, message, capsys):
     assert launch_server.main(argv) == 1
     err = capsys.readouterr().err
-    assert err.startswith(said)
+    assert err.startswith(message)
     assert len(err.splitlines()) == 1
 
 
-def test_a_port_that_is_taken_is_known_before_anything_starts(monkeypatch, model, capsys):
+def test_a_port_in_use_is_refused_before_anything_starts(monkeypatch, model, capsys):
     monkeypatch.setattr(launch_server, "load_model", lambda _path, _cache: model)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -86,7 +86,7 @@ def model(monkeypatch) -> Qwen3OmniSpec:
     return Qwen3OmniSpec(**values)
 
 
-def test_a_stage_that_does_not_start_is_said_and_cleaned_up(tmp_path, monkeypatch, model, capsys):
+def test_a_stage_that_does_not_start_is_reported_and_removed(tmp_path, monkeypatch, model, capsys):
     stopped = []
 
     class FailingSupervisor:
@@ -128,12 +128,12 @@ def test_every_replica_gets_a_spec_and_an_address_of_its_own(model):
     ("text", "policies"),
     [("off", ()), ("pacing,truncate", ("pacing", "truncate"))],
 )
-def test_every_stage_is_told_the_policies(model, text, policies):
+def test_every_spec_has_the_policies(model, text, policies):
     by_name = specs(model, "--live-policies", text)
     assert {spec.policies for spec in by_name.values()} == {Policies.parse(policies)}
 
 
-def test_what_a_stage_is_told_survives_the_way_to_its_process(model, monkeypatch):
+def test_a_spec_reaches_its_process_unchanged(model, monkeypatch):
     for spec in specs(model, "--tp-size", "2", "--vocoder.chunk-frames", "8").values():
         monkeypatch.setenv(SPEC_ENV, spec.to_env())
         assert StageSpec.from_env() == spec

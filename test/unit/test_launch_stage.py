@@ -1,4 +1,4 @@
-"""A stage by itself: what its process is told, and what is refused."""
+"""launch_stage: the spec of its process, and refused arguments."""
 
 import json
 from types import SimpleNamespace
@@ -15,13 +15,13 @@ TALKER = ["--stage", "talker", "--model-path", "/models/m", "--bind", "tcp://127
 
 @pytest.fixture
 def launched(monkeypatch, tmp_path):
-    """Runs the command; its exit status, or the spec of the process that takes over."""
+    """A function that runs the command: its exit status, or the spec of the new process."""
 
-    class TakenOver(BaseException):
+    class Executed(BaseException):
         pass
 
     def execve(path, command, environment):
-        raise TakenOver(command, json.loads(environment[SPEC_ENV]))
+        raise Executed(command, json.loads(environment[SPEC_ENV]))
 
     monkeypatch.setattr(launch_stage.os, "execve", execve)
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: SimpleNamespace(path=tmp_path))
@@ -31,8 +31,8 @@ def launched(monkeypatch, tmp_path):
     def launch(*argv: str) -> dict | int:
         try:
             return launch_stage.main(list(argv))
-        except TakenOver as taken_over:
-            command, spec = taken_over.args
+        except Executed as executed:
+            command, spec = executed.args
             assert command[1:] == ["-m", "sglang_live.stages.runtime"]
             return spec
 
@@ -53,7 +53,7 @@ def test_further_arguments_go_to_its_engine(launched):
     assert spec["engine_args"] == {"chunk_frames": 8}
 
 
-def test_its_policies_are_those_it_is_started_with(launched):
+def test_its_policies_are_those_of_its_arguments(launched):
     assert launched(*TALKER)["policies"] == msgspec.to_builtins(Policies.parse(POLICIES))
     assert launched(*TALKER, "--live-policies", "off")["policies"] == msgspec.to_builtins(
         Policies()
@@ -72,7 +72,7 @@ def test_its_policies_are_those_it_is_started_with(launched):
         (["stray"], "unexpected argument 'stray'"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(launched, argv, complaint, capsys):
+def test_invalid_arguments_are_refused_in_one_line(launched, argv, complaint, capsys):
     assert launched(*TALKER, *argv) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ") and complaint in err and len(err.splitlines()) == 1
@@ -85,8 +85,8 @@ def test_an_unknown_stage_or_no_address_ends_with_usage(launched, argv, capsys):
     assert "usage:" in capsys.readouterr().err
 
 
-def test_a_checkpoint_that_is_none_is_known_before_the_stage_starts(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(launch_stage.os, "execve", lambda *_: pytest.fail("it was started"))
+def test_a_missing_checkpoint_is_refused_before_the_stage_starts(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(launch_stage.os, "execve", lambda *_: pytest.fail("the stage was started"))
     argv = ["--stage", "talker", "--model-path", str(tmp_path), "--bind", "tcp://127.0.0.1:7101"]
     assert launch_stage.main(argv) == 1
     err = capsys.readouterr().err

@@ -22,12 +22,35 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry):
         self.registry = registry
+        self._add_clients()
+        self._add_turns()
+        self._add_playback()
+        self._add_frames()
+
+    def _add_clients(self) -> None:
+        """Sessions, connections and requests of clients."""
         self.sessions_open = self._gauge("sessions_open", "Open realtime sessions.")
-        self.responses_active = self._gauge("responses_active", "Responses being produced.")
         self.sessions = self._counter("sessions", "Realtime sessions opened.")
         self.sessions_refused = self._counter(
             "sessions_refused", "Realtime connections refused, by error code.", "code"
         )
+        self.clients_dropped = self._counter(
+            "clients_dropped", "Connections ended by the server, by reason.", "reason"
+        )
+        self.errors = self._counter("errors", "Error events sent, by code.", "code")
+        self.proxied = self._counter(
+            "proxied_requests",
+            "Requests to SGLang's own API, by route and status.",
+            "route",
+            "status",
+        )
+        self.timelines_lost = self._counter(
+            "timelines_lost", "Timelines that could not be written."
+        )
+
+    def _add_turns(self) -> None:
+        """Turns and responses."""
+        self.responses_active = self._gauge("responses_active", "Responses being produced.")
         self.turns = self._counter(
             "turns", "Responses ended, by status and reason.", "status", "reason"
         )
@@ -40,15 +63,16 @@ class GatewayMetrics:
         self.endpoint_verdict_s = self._histogram(
             "endpoint_verdict_seconds", "Time from a pause to its verdict.", _STOP_BUCKETS_S
         )
+        self.speculative_turns = self._counter(
+            "speculative_turns",
+            "Speculative turns, by outcome.",
+            "outcome",
+        )
+        self.vad_events = self._counter("vad_events", "Speech events, by kind.", "kind")
         self.tool_calls = self._counter("tool_calls", "Functions called, by outcome.", "outcome")
         self.speech_truncated = self._counter(
             "speech_truncated", "Read texts whose speech did not end within its bound."
         )
-        self.errors = self._counter("errors", "Error events sent, by code.", "code")
-        self.clients_dropped = self._counter(
-            "clients_dropped", "Connections ended by the server, by reason.", "reason"
-        )
-        self.vad_events = self._counter("vad_events", "Speech events, by kind.", "kind")
         self.items_dropped = self._counter(
             "items_dropped",
             "Items that the server removed from conversations, by reason.",
@@ -60,28 +84,22 @@ class GatewayMetrics:
         self.input_audio_dropped_s = self._counter(
             "input_audio_dropped_seconds", "Uncommitted audio without speech that was dropped."
         )
-        self.timelines_lost = self._counter(
-            "timelines_lost", "Timelines that could not be written."
-        )
-        self.proxied = self._counter(
-            "proxied_requests",
-            "Requests to SGLang's own API, by route and status.",
-            "route",
-            "status",
-        )
         self.ttfp_from_decision_s = self._histogram(
             "ttfp_from_decision_seconds", "End of turn decided to first audio sent."
         )
         self.ttfp_from_speech_end_s = self._histogram(
             "ttfp_from_speech_end_seconds", "End of speech to first audio sent."
         )
-
-        self._add_playback()
-        self.speculative_turns = self._counter(
-            "speculative_turns",
-            "Speculative turns, by outcome.",
-            "outcome",
+        self.turn_marks_s = Histogram(
+            "sglang_live_turn_mark_seconds",
+            "Start of the turn to the mark; see telemetry/trace.py.",
+            ("mark",),
+            registry=self.registry,
+            buckets=_TTFP_BUCKETS_S,
         )
+
+    def _add_frames(self) -> None:
+        """Frame mode."""
         self.frames = self._counter(
             "frames", "Frames of users in frame mode, by outcome.", "outcome"
         )
@@ -90,14 +108,6 @@ class GatewayMetrics:
         )
         self.frame_latency_s = self._histogram(
             "frame_latency_seconds", "Frame complete to its tokens written."
-        )
-
-        self.turn_marks_s = Histogram(
-            "sglang_live_turn_mark_seconds",
-            "Start of the turn to the mark; see telemetry/trace.py.",
-            ("mark",),
-            registry=registry,
-            buckets=_TTFP_BUCKETS_S,
         )
 
     def _add_playback(self) -> None:
