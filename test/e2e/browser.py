@@ -76,7 +76,7 @@ class Visit:
         """Whether the last response was played to its end, and no turn is running."""
         return await self.seconds("buffered") == 0 and await self.text("#status") == "connected"
 
-    async def answered(self, n_before: int) -> None:
+    async def responded(self, n_before: int) -> None:
         """Wait until there is one response more than before."""
 
         async def has_response() -> bool:
@@ -93,7 +93,7 @@ class Visit:
             await self.until(self.is_heard, "a response is heard")
             n_responses = len(await self.lines("model"))
             await self.page.click("#clip")
-            await self.answered(n_responses)
+            await self.responded(n_responses)
             if any("interrupted" in line for line in await self.lines("model")):
                 return
         raise AssertionError("all responses were too short to be interrupted")

@@ -19,15 +19,15 @@ async def test_a_session_of_three_turns_with_an_interruption(server, tmp_path):
     sound = microphone(tmp_path / "said.wav", "sp_librivox_0880.flac")
     async with visit(server.http, sound) as client:
         await client.page.click("#talk")
-        await client.until(client.is_heard, "the microphone's question is answered")
+        await client.until(client.is_heard, "the microphone's question gets a response")
         first_sound = await client.text("#ttfp")
         await client.interrupt()
-        await client.until(client.is_over, "the answer to the interruption is over")
-        n_answers = len(await client.lines("model"))
+        await client.until(client.is_over, "the response to the interruption is over")
+        n_responses = len(await client.lines("model"))
         await client.page.fill("#text", "And a typed question?")
         await client.page.press("#text", "Enter")
-        await client.answered(n_answers)
-        await client.until(client.is_over, "the answer to the typed question is over")
+        await client.responded(n_responses)
+        await client.until(client.is_over, "the response to the typed question is over")
         you, model = await client.lines("you"), await client.lines("model")
         urgency, clients = await client.text("#urgency"), await client.text("#sessions")
         server_lines = await client.lines("server")
@@ -53,13 +53,13 @@ async def test_without_a_microphone_the_recorded_question_is_sent(server):
         await client.page.wait_for_selector("#transcript .note")
         assert "no microphone" in await client.text("#transcript")
         await client.page.click("#clip")
-        await client.until(client.is_heard, "the recording is answered")
+        await client.until(client.is_heard, "the recording gets a response")
         await client.page.keyboard.press("Escape")
 
         async def stopped() -> bool:
             return await client.seconds("discarded") > 0 or await client.is_over()
 
-        await client.until(stopped, "Escape ends the answer")
+        await client.until(stopped, "Escape ends the response")
         assert client.complaints == []
 
 
@@ -72,7 +72,7 @@ async def test_the_page_fits_a_phone(scheme):
         page = client.page
         await page.fill("#text", "Is anyone there?")
         await page.tap("#text-form button")
-        await client.until(client.is_over, "the answer is over")
+        await client.until(client.is_over, "the response is over")
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         for button in await page.locator("button:visible, input:visible").all():
             box = await button.bounding_box()
@@ -111,7 +111,7 @@ async def test_the_page_of_a_server_with_keys_asks_for_one():
         await page.wait_for_selector("#status:text('connected to')")
         await page.fill("#text", "Is anyone there?")
         await page.press("#text", "Enter")
-        await client.until(client.is_heard, "there is an answer")
+        await client.until(client.is_heard, "there is a response")
         # The browser itself reports refusals of the key; there are no other errors.
         assert all("401" in complaint for complaint in client.complaints)
 

@@ -24,7 +24,7 @@ async def test_without_https_the_page_explains_it_and_accepts_text():
             assert "needs https, or localhost" in await client.text("#no-sound")
             assert await page.is_disabled("#talk") and await page.is_disabled("#clip")
             await ask(client, "Is anyone there?")
-            await client.answered(0)
+            await client.responded(0)
             await status(client, "connected")
             await says(client, "In writing.")
             assert not orchestrator.turns[0].wants_audio

@@ -51,7 +51,7 @@ async def test_a_user_who_denies_the_microphone_gets_advice_and_can_type():
         [told] = await client.lines("page")
         assert "does not give this page the microphone: allow it" in told
         await ask(client, "Is anyone there?")
-        await client.until(client.is_heard, "there is an answer")
+        await client.until(client.is_heard, "there is a response")
         assert client.complaints == []
 
 
@@ -65,7 +65,7 @@ async def test_the_recorded_question_can_be_sent_while_muted(tmp_path):
         await client.page.click("#mute")
         assert await client.page.get_attribute("#mute", "aria-pressed") == "true"
         await client.page.click("#clip")
-        await client.until(client.is_heard, "the recording is answered")
+        await client.until(client.is_heard, "the recording gets a response")
         [said] = await client.lines("you")
         assert "spoke for" in said
 
@@ -93,7 +93,7 @@ async def test_no_audio_is_sent_before_the_server_confirms_the_settings():
     async with page_of(app) as client:
         frames = frames_of(client)
         await client.page.click("#clip")
-        await client.until(client.is_heard, "the recording is answered")
+        await client.until(client.is_heard, "the recording gets a response")
         told = [frame["type"] for frame in frames]
         assert told.index(_APPEND) > told.index("session.updated")
         [said] = orchestrator.turns[0].history
@@ -113,7 +113,7 @@ async def test_acks_and_truncations_subtract_the_latency_of_the_device():
         async def is_acked() -> bool:
             return bool(told("playback.ack"))
 
-        await client.until(is_acked, "the page has told what was heard")
+        await client.until(is_acked, "the page has sent an ack")
         assert int((await client.text("#ttfp")).split()[0]) >= 400
         rendered_s = await client.page.evaluate(_RENDERED_AT_CUT)
 
@@ -122,7 +122,7 @@ async def test_acks_and_truncations_subtract_the_latency_of_the_device():
                 bool(told("conversation.item.truncate")) and await client.seconds("discarded") > 4
             )
 
-        await client.until(is_cut, "the rest is discarded, and the server told")
+        await client.until(is_cut, "the rest is discarded, and reported to the server")
         heard_s = await client.seconds("heard")
         assert told("conversation.item.truncate") == [pytest.approx(heard_s, abs=0.06)]
         assert max(told("playback.ack")) <= heard_s + 0.06
@@ -139,7 +139,7 @@ async def test_escape_while_connecting_has_no_effect():
         await page.keyboard.press("Escape")
         assert await client.text("#status") == "connecting"
         await route.continue_()
-        await client.until(client.is_heard, "what was typed is answered")
+        await client.until(client.is_heard, "the typed text gets a response")
         assert client.complaints == []
 
 
@@ -162,7 +162,7 @@ async def test_after_two_typed_questions_at_once_only_the_last_response_is_playe
         async def is_heard_whole() -> bool:
             return await client.seconds("heard") == pytest.approx(0.8, abs=0.05)
 
-        await client.until(is_heard_whole, "one answer is heard, and whole")
+        await client.until(is_heard_whole, "one whole response is heard")
         kinds = [frame["type"] for frame in frames if frame["type"] in _ASKED]
         assert kinds == ["response.create", "response.cancel", "response.create"]
         whole = [frame["response"] for frame in frames if frame["type"] == "response.done"][-1]
@@ -205,7 +205,7 @@ async def test_the_users_transcript_grows_in_deltas_and_is_then_complete():
             return any(": Is it raining" in line for line in await client.lines("you"))
 
         await client.until(is_written, "it is written down")
-        await client.until(client.is_over, "the answer is over")
+        await client.until(client.is_over, "the response is over")
         [said] = await client.lines("you")
         assert said.count("Is it") == 1
 
