@@ -21,7 +21,7 @@ class LiveError(Exception):
 
 
 class BadInputError(LiveError):
-    """The request is invalid; a retry of it fails again."""
+    """The request is invalid; a retry fails too."""
 
     code = "invalid_value"
     http_status = 400

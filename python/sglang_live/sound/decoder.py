@@ -1,8 +1,8 @@
 """Decoder of untrusted sound files: uploads, chats, SGLang's own API, the client's recordings.
 
 In: bytes of wav, aiff, au, caf, w64, flac, mp3, ogg. Out: samples at the requested rate.
-Files are decoded block by block: a length in a header counts for nothing, memory holds the result
-and one block, and decoding stops at the first block beyond the limits. wav.py reads wav files,
+Files are decoded block by block: lengths in headers are not trusted, memory holds the result and
+one block, and decoding stops at the first block beyond the limits. wav.py reads wav files,
 libsndfile the others.
 """
 
@@ -21,7 +21,7 @@ from sglang_live.sound.wav import read_wav
 
 Samples = npt.NDArray[np.float32]
 
-# Default length of one file: 38 MB as float32 at 16 kHz.
+# Default limit of one file: 38 MB as float32 at 16 kHz.
 MAX_CLIP_S = 600.0
 # Frames of one block: 2 MiB with 8 channels.
 _BLOCK_FRAMES = 1 << 16

@@ -71,7 +71,8 @@ class GatewayMetrics:
         self.vad_events = self._counter("vad_events", "Speech events, by kind.", "kind")
         self.tool_calls = self._counter("tool_calls", "Functions called, by outcome.", "outcome")
         self.speech_truncated = self._counter(
-            "speech_truncated", "Read texts whose speech did not end within its bound."
+            "speech_truncated",
+            "Texts for /v1/audio/speech whose speech did not end within its bound.",
         )
         self.items_dropped = self._counter(
             "items_dropped",
@@ -85,10 +86,11 @@ class GatewayMetrics:
             "input_audio_dropped_seconds", "Uncommitted audio without speech that was dropped."
         )
         self.ttfp_from_decision_s = self._histogram(
-            "ttfp_from_decision_seconds", "End of turn decided to first audio sent."
+            "ttfp_from_decision_seconds",
+            "Time from the decided end of a turn to the first sent audio.",
         )
         self.ttfp_from_speech_end_s = self._histogram(
-            "ttfp_from_speech_end_seconds", "End of speech to first audio sent."
+            "ttfp_from_speech_end_seconds", "Time from the end of speech to the first sent audio."
         )
         self.turn_marks_s = Histogram(
             "sglang_live_turn_mark_seconds",
@@ -107,7 +109,7 @@ class GatewayMetrics:
             "frames_missing", "Frame periods in which a user in frame mode sent nothing."
         )
         self.frame_latency_s = self._histogram(
-            "frame_latency_seconds", "Frame complete to its tokens written."
+            "frame_latency_seconds", "Time from a complete frame to its written tokens."
         )
 
     def _add_playback(self) -> None:

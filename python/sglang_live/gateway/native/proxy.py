@@ -39,6 +39,8 @@ _NOT_CONTENT = ("rid", "stream", "stream_options", "user", "model", "cache_salt"
 
 
 class NativeProxy:
+    """Checks each request, sends it to the thinker, and returns or streams the response."""
+
     def __init__(
         self,
         native_url: str,
@@ -77,19 +79,19 @@ class NativeProxy:
         """Check a request and send it on. raw: the body of the request."""
         route = request.scope["path"]  # not request.url: Starlette builds it from the Host header
         owner = self._keys.owner(request.headers)
-        flight: EngineRequest | None = None
+        running: EngineRequest | None = None
         names: list[str] = []
         try:
             self._check.sender(request, route)
             checked = await self._check.body(route, raw, owner)
             names = await self._running.take(checked.names)
             if route in GENERATING:
-                flight = self._suspects.begin(_NATIVE_ENGINE, _content_of(route, checked.body))
+                running = self._suspects.begin(_NATIVE_ENGINE, _content_of(route, checked.body))
             if checked.n_completions > 1:
                 self._rate_limits.take(owner, checked.n_completions - 1)  # app.py counted one
         except LiveError as error:
             self._running.free(names)
-            self._end(flight, broken=False)
+            self._end(running, broken=False)
             return self._refused(route, error)
         upstream = self._upstream.send(request, route, checked.body)
         if route == OPEN_SESSION:
@@ -100,15 +102,15 @@ class NativeProxy:
 
             def on_end(broken: bool, hung_up: bool) -> None:
                 self._running.free(names, hung_up=hung_up)
-                self._end(flight, broken=broken)
+                self._end(running, broken=broken)
 
             return Relay(upstream, route, self._metrics, on_end, checked.streams)
         self._metrics.proxied.labels(route, str(response.status_code)).inc()
         return response
 
-    def _end(self, flight: EngineRequest | None, *, broken: bool) -> None:
-        if flight is not None:
-            self._suspects.end(flight, broken=broken)
+    def _end(self, running: EngineRequest | None, *, broken: bool) -> None:
+        if running is not None:
+            self._suspects.end(running, broken=broken)
 
     def _refused(self, route: str, error: LiveError) -> Response:
         self._metrics.proxied.labels(route, str(error.http_status)).inc()

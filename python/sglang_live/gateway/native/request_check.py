@@ -1,7 +1,7 @@
 """Checks a request to SGLang's own API and rewrites its body.
 
-In: a client's request and its body. Out: CheckedRequest, or an error for the client. Its body holds
-only fields that were checked, and names that belong to this client alone.
+In: a client's request and its body. Out: CheckedRequest, or an error for the client. The new body
+holds only checked fields, and names that belong to this client alone.
 """
 
 from dataclasses import dataclass
