@@ -21,7 +21,7 @@ import soxr
 from benchmark.load.provenance import facts
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.gateway.realtime.turns.endpointing import _EAGERNESS, _PAUSE_MS
-from sglang_live.interaction.endpoint import HEARD_SAMPLES, SmartTurnModel, installed_model_path
+from sglang_live.interaction.endpoint import MODEL_SAMPLES, SmartTurnModel, installed_model_path
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.vad import SpeechDetector, SpeechPaused, SpeechStarted, VadSettings
 
@@ -67,7 +67,7 @@ def pauses_of(path: Path, speech: SileroModel, model: SmartTurnModel) -> list[Pa
             elif isinstance(event, SpeechPaused):
                 end = event.at_ms * _SAMPLES_PER_MS
                 began_s = time.perf_counter()
-                score = model.completeness(pcm[max(begun, end - HEARD_SAMPLES) : end])
+                score = model.completeness(pcm[max(begun, end - MODEL_SAMPLES) : end])
                 found.append((event, score, 1000 * (time.perf_counter() - began_s)))
             else:
                 onsets.append(at // _SAMPLES_PER_MS)

@@ -14,7 +14,7 @@ import numpy as np
 from sglang_live.core import INPUT_RATE_HZ
 
 # It hears the last eight seconds; shorter audio has silence before it.
-HEARD_SAMPLES = 8 * INPUT_RATE_HZ
+MODEL_SAMPLES = 8 * INPUT_RATE_HZ
 
 _FFT, _HOP, _N_MELS = 400, 160, 80
 _FLOOR, _RANGE = 1e-10, 8.0
@@ -52,7 +52,7 @@ class SmartTurnModel:
         )
 
     def completeness(self, pcm: np.ndarray) -> float:
-        features = log_mel(pcm[-HEARD_SAMPLES:])
+        features = log_mel(pcm[-MODEL_SAMPLES:])
         [out] = self._session.run(None, {"input_features": features[None]})
         return float(np.asarray(out).reshape(-1)[0])
 
@@ -71,7 +71,7 @@ def log_mel(pcm: np.ndarray) -> np.ndarray:
 
     The samples are brought to mean 0 and variance 1 first, as the model was trained.
     """
-    wave = np.zeros(HEARD_SAMPLES, np.float32)
+    wave = np.zeros(MODEL_SAMPLES, np.float32)
     if len(pcm):
         wave[-len(pcm) :] = pcm.astype(np.float32) / 32768
     wave = (wave - wave.mean()) / np.sqrt(wave.var() + 1e-7)

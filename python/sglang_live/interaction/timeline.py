@@ -23,7 +23,7 @@ Every event is {"t_s": seconds since the session began, "event": name} with more
     stopped                            the same, because the client cancelled
     truncated                          response, position_s: by the client
     response_done                      response, status
-    learned                            response, n_tokens, n_frames, spoken: what was generated;
+    turn_result                        response, n_tokens, n_frames, spoken: what was generated;
                                        marks: when its turn reached what (telemetry/trace.py)
     stream                             response, stage, buffered_s, what: "u0", "u1", "u2" or
                                        "unknown", the class it is in from now on in that stage,

@@ -15,7 +15,7 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 from .test_monitor import Stages
 
 
-class FakeAnswers:
+class FakeAudio:
     def __init__(self):
         self.audible = True
         self.calls = []
@@ -33,11 +33,11 @@ class FakeAnswers:
 
 class World:
     def __init__(self):
-        self.clock, self.answers = SimClock(10.0), FakeAnswers()
+        self.clock, self.audio = SimClock(10.0), FakeAudio()
         self.metrics = GatewayMetrics(CollectorRegistry())
         self.timeline = Timeline("s", began_s=10.0, began_unix_s=0.0)
         monitor = SessionMonitor(Stages(), self.clock, self.metrics, self.timeline, UserPrior())
-        self.barge_in = BargeIn(self.answers, monitor, self.clock, self.metrics)
+        self.barge_in = BargeIn(self.audio, self.audio.interrupt, monitor, self.clock, self.metrics)
 
     def value(self, name):
         return self.metrics.registry.get_sample_value(f"sglang_live_gateway_{name}")
@@ -58,7 +58,7 @@ async def test_a_suspicion_holds_and_a_dismissal_lets_go_and_counts_a_false_alar
     world.barge_in.suspect(9.9, 250)
     await world.advance(0.3)
     world.barge_in.dismiss()
-    assert world.answers.calls == ["hold", "release"]
+    assert world.audio.calls == ["hold", "release"]
     assert world.value("false_alarms_total") == 1
     assert world.value("barge_ins_total") == 0
     assert world.value("audio_on_hold_seconds_total") == pytest.approx(0.3)
@@ -70,7 +70,7 @@ async def test_a_confirmed_suspicion_interrupts_and_the_stop_counts_from_the_hol
     world.barge_in.suspect(9.9, 250)
     await world.advance(0.15)
     world.barge_in.interrupt(9.9)
-    assert world.answers.calls == ["hold", "interrupt", "release"]
+    assert world.audio.calls == ["hold", "interrupt", "release"]
     assert world.value("barge_ins_total") == 1
     assert world.value("stop_latency_seconds_sum") == pytest.approx(0.1)
     assert world.value("barge_in_latency_seconds_sum") == pytest.approx(0.25)
@@ -78,31 +78,31 @@ async def test_a_confirmed_suspicion_interrupts_and_the_stop_counts_from_the_hol
 
 async def test_without_a_window_the_answer_is_interrupted_at_once(world):
     world.barge_in.interrupt(9.9)
-    assert world.answers.calls == ["interrupt"]
+    assert world.audio.calls == ["interrupt"]
     assert world.value("stop_latency_seconds_sum") == pytest.approx(0.1)
 
 
 async def test_speech_while_nothing_is_audible_is_no_barge_in_but_ends_what_is_being_made(world):
-    world.answers.audible = False
+    world.audio.audible = False
     world.barge_in.interrupt(9.9)
-    assert world.answers.calls == ["interrupt"]
+    assert world.audio.calls == ["interrupt"]
     assert world.value("barge_ins_total") == 0
 
 
 async def test_a_client_that_stops_sending_audio_cannot_hold_an_answer_for_long(world):
     world.barge_in.suspect(10.0, 250)
     await world.advance(1.2)
-    assert world.answers.calls == ["hold"]
+    assert world.audio.calls == ["hold"]
     await world.advance(0.1)
-    assert world.answers.calls == ["hold", "release"]
+    assert world.audio.calls == ["hold", "release"]
     # What comes of the suspicion later is still heard of.
     world.barge_in.interrupt(10.0)
-    assert world.answers.calls[2:] == ["interrupt"]
+    assert world.audio.calls[2:] == ["interrupt"]
 
 
 async def test_a_withdrawn_suspicion_is_no_false_alarm(world):
     world.barge_in.suspect(10.0, 250)
     world.barge_in.withdraw()
     world.barge_in.withdraw()
-    assert world.answers.calls == ["hold", "release"]
+    assert world.audio.calls == ["hold", "release"]
     assert world.value("false_alarms_total") == 0

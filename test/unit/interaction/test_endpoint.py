@@ -8,7 +8,7 @@ import soundfile
 from transformers import WhisperFeatureExtractor
 
 from sglang_live.interaction.endpoint import (
-    HEARD_SAMPLES,
+    MODEL_SAMPLES,
     SmartTurnModel,
     installed_model_path,
     log_mel,
@@ -18,12 +18,12 @@ AUDIO = Path(__file__).parents[2] / "data" / "audio"
 SPEECH = AUDIO / "sp_librivox_0880.flac"
 
 
-@pytest.mark.parametrize("n_samples", [0, 1, 16_000, HEARD_SAMPLES])
+@pytest.mark.parametrize("n_samples", [0, 1, 16_000, MODEL_SAMPLES])
 def test_features_are_those_of_whisper(n_samples):
     pcm, _ = soundfile.read(SPEECH, dtype="int16")
     pcm = np.resize(pcm, n_samples)
-    wave = np.zeros(HEARD_SAMPLES, np.float32)
-    wave[HEARD_SAMPLES - n_samples :] = pcm.astype(np.float32) / 32768
+    wave = np.zeros(MODEL_SAMPLES, np.float32)
+    wave[MODEL_SAMPLES - n_samples :] = pcm.astype(np.float32) / 32768
     extractor = WhisperFeatureExtractor(chunk_length=8)
     theirs = extractor(
         wave, sampling_rate=16_000, return_tensors="np", do_normalize=True

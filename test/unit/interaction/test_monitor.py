@@ -18,13 +18,13 @@ class Stages:
     session_id = "s"
 
     def __init__(self):
-        self.playback = []
+        self.reports = []
         self.underruns = []
         self.n_speech = 0
-        self.outlooks = []
+        self.next_uses = []
 
     def report_playback(self, heard_s, playing, interrupts):
-        self.playback.append((round(heard_s, 3), playing, round(interrupts, 3)))
+        self.reports.append((round(heard_s, 3), playing, round(interrupts, 3)))
 
     def report_underrun(self, silent_s):
         self.underruns.append(round(silent_s, 3))
@@ -36,7 +36,7 @@ class Stages:
         self.n_speech += 1
 
     def report_next_use(self, buffered_s, response_gap_s, observed_gap_s):
-        self.outlooks.append((round(buffered_s, 3), response_gap_s, observed_gap_s))
+        self.next_uses.append((round(buffered_s, 3), response_gap_s, observed_gap_s))
 
 
 class World:
@@ -48,10 +48,10 @@ class World:
             self.stages, self.clock, self.metrics, self.timeline, UserPrior()
         )
 
-    def answer(self, response_id="r1"):
-        reply = self.monitor.response_created(response_id)
-        self.monitor.turn_began(reply)
-        return reply
+    def respond(self, response_id="r1"):
+        playback = self.monitor.response_created(response_id)
+        self.monitor.turn_started(playback)
+        return playback
 
     async def advance(self, seconds):
         for _ in range(3):  # sleepers must have gone to sleep before time moves
@@ -76,66 +76,66 @@ async def world():
 
 
 async def test_the_stages_hear_of_the_start_of_playback_and_of_its_running_dry(world):
-    reply = world.answer()
-    assert world.stages.playback == [(0.0, False, 0.2)]
-    world.monitor.sent(reply, 1.0)
-    assert world.stages.playback[1:] == [(0.0, True, 0.2)]
+    playback = world.respond()
+    assert world.stages.reports == [(0.0, False, 0.2)]
+    world.monitor.audio_sent(playback, 1.0)
+    assert world.stages.reports[1:] == [(0.0, True, 0.2)]
     await world.advance(0.5)
-    world.monitor.sent(reply, 0.5)
+    world.monitor.audio_sent(playback, 0.5)
     await world.advance(0.6)
     # Playing as expected is no news, however much is sent.
-    assert len(world.stages.playback) == 2
+    assert len(world.stages.reports) == 2
     await world.advance(0.5)
-    assert world.stages.playback[2:] == [(1.5, False, 0.2)]
-    world.monitor.sent(reply, 0.5)
-    assert world.stages.playback[3:] == [(1.5, True, 0.2)]
+    assert world.stages.reports[2:] == [(1.5, False, 0.2)]
+    world.monitor.audio_sent(playback, 0.5)
+    assert world.stages.reports[3:] == [(1.5, True, 0.2)]
 
 
 async def test_an_ack_is_news_only_if_the_stages_were_wrong_by_more_than_a_frame(world):
-    reply = world.answer()
-    world.monitor.sent(reply, 5.0)
+    playback = world.respond()
+    world.monitor.audio_sent(playback, 5.0)
     await world.advance(1.0)
-    world.monitor.acked(reply, 0.95)
-    assert len(world.stages.playback) == 2
+    world.monitor.acked(playback, 0.95)
+    assert len(world.stages.reports) == 2
     await world.advance(1.0)
-    world.monitor.acked(reply, 1.7)
-    assert world.stages.playback[2:] == [(1.7, True, 0.2)]
+    world.monitor.acked(playback, 1.7)
+    assert world.stages.reports[2:] == [(1.7, True, 0.2)]
 
 
 async def test_a_paused_client_is_reported_and_so_is_its_unexplained_silence(world):
-    reply = world.answer()
-    world.monitor.sent(reply, 5.0)
+    playback = world.respond()
+    world.monitor.audio_sent(playback, 5.0)
     for _ in range(3):
         await world.advance(0.5)
-        world.monitor.acked(reply, 0.4)
-    assert world.stages.playback[-1] == (0.4, False, 0.2)
+        world.monitor.acked(playback, 0.4)
+    assert world.stages.reports[-1] == (0.4, False, 0.2)
     await world.advance(ACK_TIMEOUT_S + 0.01)
-    assert world.stages.playback[-1][1] is True
+    assert world.stages.reports[-1][1] is True
     assert world.value("playback_ack_timeouts_total") == 1
     assert len(world.events("ack_timeout")) == 1
 
 
 async def test_only_the_running_turn_is_reported(world):
-    first = world.answer("r1")
-    world.monitor.sent(first, 1.0)
+    first = world.respond("r1")
+    world.monitor.audio_sent(first, 1.0)
     world.monitor.turn_ended(first)
-    n_reports = len(world.stages.playback)
+    n_reports = len(world.stages.reports)
     second = world.monitor.response_created("r2")
     await world.advance(1.1)
-    assert len(world.stages.playback) == n_reports
-    world.monitor.turn_began(second)
-    assert world.stages.playback[n_reports:] == [(0.0, False, 0.2)]
+    assert len(world.stages.reports) == n_reports
+    world.monitor.turn_started(second)
+    assert world.stages.reports[n_reports:] == [(0.0, False, 0.2)]
 
 
 async def test_an_answer_behind_another_is_reported_when_its_playback_begins(world):
-    first = world.answer("r1")
-    world.monitor.sent(first, 1.0)
-    world.monitor.all_sent(first)
-    second = world.answer("r2")
-    world.monitor.sent(second, 1.0)
-    assert world.stages.playback[-1] == (0.0, False, 0.2)
+    first = world.respond("r1")
+    world.monitor.audio_sent(first, 1.0)
+    world.monitor.all_audio_sent(first)
+    second = world.respond("r2")
+    world.monitor.audio_sent(second, 1.0)
+    assert world.stages.reports[-1] == (0.0, False, 0.2)
     await world.advance(1.0)
-    assert world.stages.playback[-1] == (0.0, True, pytest.approx(0.14))
+    assert world.stages.reports[-1] == (0.0, True, pytest.approx(0.14))
 
 
 async def test_speech_and_suspicion_are_passed_on(world):
@@ -146,16 +146,16 @@ async def test_speech_and_suspicion_are_passed_on(world):
 
 async def test_habits_follow_interruptions_and_reply_gaps(world):
     user_stats = world.monitor.user_stats
-    reply = world.answer("r1")
-    world.monitor.sent(reply, 1.0)
-    world.monitor.stopped(reply, barge_in=True)
+    playback = world.respond("r1")
+    world.monitor.audio_sent(playback, 1.0)
+    world.monitor.stopped(playback, barge_in=True)
     assert user_stats.interrupts == pytest.approx(0.44)
-    assert world.answer("r2") and world.stages.playback[-1] == (0.0, False, 0.44)
-    world.monitor.stopped(world.monitor.replies[-1], barge_in=False)
+    assert world.respond("r2") and world.stages.reports[-1] == (0.0, False, 0.44)
+    world.monitor.stopped(world.monitor.playbacks[-1], barge_in=False)
     assert user_stats.interrupts == pytest.approx(0.44)  # nothing was audible
-    heard = world.answer("r3")
-    world.monitor.sent(heard, 1.0)
-    world.monitor.all_sent(heard)
+    heard = world.respond("r3")
+    world.monitor.audio_sent(heard, 1.0)
+    world.monitor.all_audio_sent(heard)
     await world.advance(1.0)
     assert user_stats.interrupts == pytest.approx(0.308)
     await world.advance(2.0)
@@ -164,22 +164,22 @@ async def test_habits_follow_interruptions_and_reply_gaps(world):
 
 
 async def test_pace_is_learned_from_complete_replies_only(world):
-    reply = world.answer()
+    playback = world.respond()
     before = world.monitor.user_stats.frames_per_token
-    world.monitor.learned(reply, n_tokens=10, n_frames=20, spoken=False)
-    world.monitor.learned(reply, n_tokens=0, n_frames=20, spoken=True)
-    world.monitor.learned(reply, n_tokens=10, n_frames=0, spoken=True)
+    world.monitor.turn_result(playback, n_tokens=10, n_frames=20, spoken=False)
+    world.monitor.turn_result(playback, n_tokens=0, n_frames=20, spoken=True)
+    world.monitor.turn_result(playback, n_tokens=10, n_frames=0, spoken=True)
     assert world.monitor.user_stats.frames_per_token == before
-    world.monitor.learned(reply, n_tokens=10, n_frames=20, spoken=True)
+    world.monitor.turn_result(playback, n_tokens=10, n_frames=20, spoken=True)
     assert world.monitor.user_stats.frames_per_token == pytest.approx(0.7 * before + 0.3 * 2)
 
 
 async def test_seconds_are_counted_when_nothing_can_change_them_any_more(world):
-    reply = world.answer("r1")
-    world.monitor.sent(reply, 2.0)
+    playback = world.respond("r1")
+    world.monitor.audio_sent(playback, 2.0)
     await world.advance(0.5)
-    world.monitor.stopped(reply, barge_in=True)
-    world.monitor.acked(reply, 0.4)
+    world.monitor.stopped(playback, barge_in=True)
+    world.monitor.acked(playback, 0.4)
     assert world.value("audio_sent_seconds_total") == 2.0
     assert world.value("audio_heard_seconds_total") == 0
     world.monitor.response_created("r2")
@@ -189,10 +189,10 @@ async def test_seconds_are_counted_when_nothing_can_change_them_any_more(world):
 
 
 async def test_a_listener_who_waited_is_counted(world):
-    reply = world.answer()
+    playback = world.respond()
     for _ in range(2):
-        world.monitor.generated(reply, 0.2)
-        world.monitor.sent(reply, 0.2)
+        world.monitor.audio_generated(playback, 0.2)
+        world.monitor.audio_sent(playback, 0.2)
         await world.advance(0.7)
     assert world.value("underruns_total") == 1
     assert world.value("underrun_seconds_total") == pytest.approx(0.5)
@@ -202,38 +202,38 @@ async def test_a_listener_who_waited_is_counted(world):
 
 async def test_of_a_gap_the_stages_hear_what_was_theirs(world):
     """What had come and did not leave was the network's."""
-    reply = world.answer()
-    world.monitor.generated(reply, 0.2)
-    world.monitor.sent(reply, 0.2)
+    playback = world.respond()
+    world.monitor.audio_generated(playback, 0.2)
+    world.monitor.audio_sent(playback, 0.2)
     await world.advance(0.3)
-    world.monitor.generated(reply, 0.2)  # 0.1 s late
+    world.monitor.audio_generated(playback, 0.2)  # 0.1 s late
     await world.advance(0.4)
-    world.monitor.sent(reply, 0.2)
+    world.monitor.audio_sent(playback, 0.2)
     assert world.value("underrun_seconds_total") == pytest.approx(0.5)
     assert world.stages.underruns == [0.1]
 
 
 async def test_a_clients_cut_ends_playback_of_a_finished_answer_but_not_of_a_running_one(world):
-    reply = world.answer("r1")
-    world.monitor.sent(reply, 2.0)
+    playback = world.respond("r1")
+    world.monitor.audio_sent(playback, 2.0)
     await world.advance(1.0)
-    world.monitor.truncated(reply, 0.6)
-    assert world.monitor.audible(reply)
-    world.monitor.all_sent(reply)
-    world.monitor.truncated(reply, 0.6)
-    assert not world.monitor.audible(reply)
-    assert reply.playback.heard_s(200.0) == 0.6
+    world.monitor.truncated(playback, 0.6)
+    assert world.monitor.audible(playback)
+    world.monitor.all_audio_sent(playback)
+    world.monitor.truncated(playback, 0.6)
+    assert not world.monitor.audible(playback)
+    assert playback.clock.heard_s(200.0) == 0.6
 
 
 async def test_the_timeline_tells_the_story_in_seconds_of_the_session(world):
-    reply = world.answer()
+    playback = world.respond()
     for _ in range(3):
-        world.monitor.sent(reply, 0.25)
+        world.monitor.audio_sent(playback, 0.25)
         await world.advance(0.125)  # too soon for another entry
-        world.monitor.sent(reply, 0.25)
+        world.monitor.audio_sent(playback, 0.25)
         await world.advance(0.125)
-    world.monitor.all_sent(reply)
-    world.monitor.response_done(reply, "completed")
+    world.monitor.all_audio_sent(playback)
+    world.monitor.response_done(playback, "completed")
     await world.advance(1.0)
     story = world.timeline.to_json()
     assert (story["session"], story["began_unix_s"], story["dropped"]) == ("s", 1.0, 0)
@@ -272,86 +272,86 @@ def test_a_timeline_that_nobody_reads_keeps_nothing():
 
 async def test_answers_that_are_never_played_do_not_pile_up(world):
     for n in range(100):
-        reply = world.answer(f"r{n}")
-        world.monitor.sent(reply, 60.0)
-        world.monitor.all_sent(reply)
-    assert len(world.monitor.replies) <= 17
+        playback = world.respond(f"r{n}")
+        world.monitor.audio_sent(playback, 60.0)
+        world.monitor.all_audio_sent(playback)
+    assert len(world.monitor.playbacks) <= 17
 
 
 async def test_a_barge_in_is_no_reply_gap(world):
-    first = world.answer("r1")
-    world.monitor.sent(first, 1.0)
-    world.monitor.all_sent(first)
-    second = world.answer("r2")
-    world.monitor.sent(second, 1.0)
+    first = world.respond("r1")
+    world.monitor.audio_sent(first, 1.0)
+    world.monitor.all_audio_sent(first)
+    second = world.respond("r2")
+    world.monitor.audio_sent(second, 1.0)
     await world.advance(1.5)
     world.monitor.speech_started(world.clock.now_s())
     assert world.monitor.user_stats.response_gap_s is None
 
 
 async def test_the_end_of_playback_is_told_when_audio_begins_moves_it_and_is_all_sent(world):
-    reply = world.answer()
-    world.monitor.sent(reply, 0.5)
-    assert world.stages.outlooks == [(0.5, None, None)]
+    playback = world.respond()
+    world.monitor.audio_sent(playback, 0.5)
+    assert world.stages.next_uses == [(0.5, None, None)]
     await world.advance(0.25)
-    world.monitor.sent(reply, 0.25)
-    world.monitor.sent(reply, 0.25)
-    assert len(world.stages.outlooks) == 1, "not by more than the tolerance"
-    world.monitor.sent(reply, 0.25)
-    assert world.stages.outlooks[1:] == [(1.0, None, None)]
-    world.monitor.sent(reply, 0.25)
-    world.monitor.all_sent(reply)
-    assert world.stages.outlooks[2:] == [(1.25, None, None)]
-    world.monitor.all_sent(reply)
+    world.monitor.audio_sent(playback, 0.25)
+    world.monitor.audio_sent(playback, 0.25)
+    assert len(world.stages.next_uses) == 1, "not by more than the tolerance"
+    world.monitor.audio_sent(playback, 0.25)
+    assert world.stages.next_uses[1:] == [(1.0, None, None)]
+    world.monitor.audio_sent(playback, 0.25)
+    world.monitor.all_audio_sent(playback)
+    assert world.stages.next_uses[2:] == [(1.25, None, None)]
+    world.monitor.all_audio_sent(playback)
     await world.advance(2.0)
-    assert len(world.stages.outlooks) == 3, "silence came when it was expected"
+    assert len(world.stages.next_uses) == 3, "silence came when it was expected"
 
 
 async def test_all_answers_in_the_queue_are_still_to_be_heard(world):
-    first = world.answer("r1")
-    world.monitor.sent(first, 2.0)
-    world.monitor.all_sent(first)
+    first = world.respond("r1")
+    world.monitor.audio_sent(first, 2.0)
+    world.monitor.all_audio_sent(first)
     await world.advance(0.5)
-    world.monitor.sent(world.answer("r2"), 1.0)
-    assert world.stages.outlooks == [(2.0, None, None), (2.5, None, None)]
+    world.monitor.audio_sent(world.respond("r2"), 1.0)
+    assert world.stages.next_uses == [(2.0, None, None), (2.5, None, None)]
 
 
 async def test_acks_move_the_end_of_playback(world):
-    reply = world.answer()
-    world.monitor.sent(reply, 5.0)
+    playback = world.respond()
+    world.monitor.audio_sent(playback, 5.0)
     await world.advance(1.0)
-    world.monitor.acked(reply, 0.75)
-    assert world.stages.outlooks == [(5.0, None, None)]
+    world.monitor.acked(playback, 0.75)
+    assert world.stages.next_uses == [(5.0, None, None)]
     await world.advance(1.0)
-    world.monitor.acked(reply, 1.25)
-    assert world.stages.outlooks[1:] == [(3.75, None, None)]
+    world.monitor.acked(playback, 1.25)
+    assert world.stages.next_uses[1:] == [(3.75, None, None)]
 
 
 @pytest.mark.parametrize("barge_in", [True, False])
 async def test_playback_that_is_stopped_is_silence_now(world, barge_in):
-    reply = world.answer()
-    world.monitor.sent(reply, 0.5)
+    playback = world.respond()
+    world.monitor.audio_sent(playback, 0.5)
     await world.advance(0.25)
-    world.monitor.stopped(reply, barge_in=barge_in)
-    assert world.stages.outlooks[1:] == [(0.0, None, None)]
-    world.monitor.stopped(world.answer("never heard"), barge_in=barge_in)
-    assert len(world.stages.outlooks) == 2
+    world.monitor.stopped(playback, barge_in=barge_in)
+    assert world.stages.next_uses[1:] == [(0.0, None, None)]
+    world.monitor.stopped(world.respond("never heard"), barge_in=barge_in)
+    assert len(world.stages.next_uses) == 2
 
 
 async def test_a_clients_cut_is_silence_now(world):
-    reply = world.answer()
-    world.monitor.sent(reply, 0.5)
-    world.monitor.all_sent(reply)
+    playback = world.respond()
+    world.monitor.audio_sent(playback, 0.5)
+    world.monitor.all_audio_sent(playback)
     await world.advance(0.25)
-    world.monitor.truncated(reply, 0.125)
-    assert world.stages.outlooks[1:] == [(0.0, None, None)]
+    world.monitor.truncated(playback, 0.125)
+    assert world.stages.next_uses[1:] == [(0.0, None, None)]
 
 
 async def test_a_reply_gap_is_told_with_the_callers_average(world):
     for n, gap_s in enumerate((2.0, 1.0)):
-        reply = world.answer(f"r{n}")
-        world.monitor.sent(reply, 1.0)
-        world.monitor.all_sent(reply)
+        playback = world.respond(f"r{n}")
+        world.monitor.audio_sent(playback, 1.0)
+        world.monitor.all_audio_sent(playback)
         await world.advance(1.0)
         await world.advance(gap_s)
         world.monitor.speech_started(world.clock.now_s())
@@ -359,13 +359,13 @@ async def test_a_reply_gap_is_told_with_the_callers_average(world):
         (buffered_s, pytest.approx(mean_s), pytest.approx(gap_s))
         for buffered_s, mean_s, gap_s in ((0.0, 2.0, 2.0), (0.0, 1.7, 1.0))
     ]
-    assert [said for said in world.stages.outlooks if said[2] is not None] == told
+    assert [said for said in world.stages.next_uses if said[2] is not None] == told
     world.monitor.speech_started(world.clock.now_s())
-    assert len(world.stages.outlooks) == 4, "begun and answered, twice"
+    assert len(world.stages.next_uses) == 4, "begun and answered, twice"
 
 
 async def test_what_policies_do_is_told_of_the_running_turn(world):
-    world.answer()
+    world.respond()
     world.stages.on_stream_event("talker", "held", 1.25)
     [note] = [e for e in world.events() if e["event"] == "stream"]
     assert (note["stage"], note["what"], note["buffered_s"]) == ("talker", "held", 1.25)

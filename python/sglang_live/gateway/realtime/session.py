@@ -36,8 +36,10 @@ from sglang_live.gateway.realtime.outbox import Outbox
 from sglang_live.gateway.realtime.responses.plan import plan_response
 from sglang_live.gateway.realtime.responses.playout import Playout
 from sglang_live.gateway.realtime.responses.responses import Responses
+from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session_config import first_config, update_config
+from sglang_live.gateway.realtime.turns.frame_mode import FrameMode
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
 from sglang_live.gateway.realtime.turns.turn_taking import TurnTaking
 from sglang_live.interaction.monitor import SessionMonitor
@@ -86,37 +88,56 @@ class RealtimeSession:
             max_bytes=config.max_append_bytes,
         )
 
-        def may_ask() -> RateLimitStatus | None:
+        def admit() -> RateLimitStatus | None:
             services.drain.check()
             return services.rate_limits.take(owner)
 
-        self._responses = Responses(
+        turn_runner = TurnRunner(
             session=session,
             items=self._items,
-            outbox=outbox,
-            playout=self._playout,
             monitor=self._monitor,
             voices=orchestrator.voices,
             clock=services.clock,
             metrics=services.metrics,
+            cache_salt=owner_salt(owner),
+        )
+        self._responses = Responses(
+            items=self._items,
+            outbox=outbox,
+            playout=self._playout,
+            monitor=self._monitor,
+            turn_runner=turn_runner,
+            clock=services.clock,
+            metrics=services.metrics,
             max_out_of_band_responses=config.max_out_of_band_responses,
             out_of_band_slots=services.out_of_band_slots,
-            cache_salt=owner_salt(owner),
-            may_ask=may_ask,
+            admit=admit,
+        )
+        frames = FrameMode(
+            session=session,
+            emit=emit,
+            clock=services.clock,
+            metrics=services.metrics,
+            request=lambda: turn_runner.request(self._config),
+            until_idle=turn_runner.until_idle,
+            admit=admit,
         )
         self._transcripts = InputTranscription(
             session,
             emit,
             services.metrics,
             services.scorer.model,
-            may_work=self._responses.nobody_waits,
-            may_ask=may_ask,
+            past_first_audio=self._responses.past_first_audio,
+            admit=admit,
         )
         self._turns = TurnTaking(
             config=self._config,
             gateway=config,
             items=self._items,
             responses=self._responses,
+            turn_runner=turn_runner,
+            playout=self._playout,
+            frames=frames,
             transcripts=self._transcripts,
             monitor=self._monitor,
             emit=emit,

@@ -46,7 +46,7 @@ def listening(endpoint: FakeEndpoint | None) -> RealtimeServices:
 
 
 def verdicts(shared: RealtimeServices, verdict: str) -> float:
-    name = "sglang_live_gateway_turn_end_verdicts_total"
+    name = "sglang_live_gateway_endpoint_verdicts_total"
     return shared.metrics.registry.get_sample_value(name, {"verdict": verdict}) or 0
 
 
@@ -102,8 +102,9 @@ async def test_eagerness_is_how_complete_it_must_sound(eagerness, ends):
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client, eagerness)
         client.append(tone(600) + PAUSE)
-        while not (verdicts(shared, "complete") or verdicts(shared, "pause")):
-            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            while not (verdicts(shared, "complete") or verdicts(shared, "pause")):
+                await asyncio.sleep(0)
         stopped = "input_audio_buffer.speech_stopped" in types(await client.settle())
         assert stopped == ends
 

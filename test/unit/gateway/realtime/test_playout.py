@@ -251,7 +251,7 @@ async def test_a_session_leaves_its_timeline(tmp_path):
         await client.until("response.done")
     story = json.loads((tmp_path / "t" / f"{world.session.session_id}.json").read_text())
     names = [event["event"] for event in story["events"]]
-    for name in ("first_audio", "sent", "held", "speech_started", "barge_in", "learned"):
+    for name in ("first_audio", "sent", "held", "speech_started", "barge_in", "turn_result"):
         assert name in names
     barge_in = next(e for e in story["events"] if e["event"] == "barge_in")
     assert (barge_in["heard_s"], barge_in["sent_s"]) == (0.8, 1.6)

@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 
 from sglang_live.core import AudioDelta, TranscriptDelta
-from sglang_live.gateway.realtime.responses.turn_runner import Run
+from sglang_live.gateway.realtime.responses.active import ActiveResponse
 from test.unit.gateway.fakes import (
     FakeOrchestrator,
     audio_of,
@@ -335,14 +335,17 @@ async def test_what_comes_behind_a_request_is_not_part_of_it():
         assert places["assistant"] == "item_before"
 
 
-async def test_a_response_that_has_ended_keeps_nothing_of_what_was_said_before_it():
+async def test_a_response_that_has_ended_keeps_none_of_the_items_before_it():
     orchestrator = FakeOrchestrator([spoken("Yes.", 80)])
     async with connected(orchestrator) as client:
         client.say("Hello.", "hello1")
         client.send("response.create")
         await client.until("response.done")
         assert orchestrator.turns[0].history
-        assert not any(run.items for run in gc.get_objects() if isinstance(run, Run))
+        await client.settle()
+        # The items of its turn are held by its task alone.
+        ended = [each for each in gc.get_objects() if isinstance(each, ActiveResponse)]
+        assert ended and not any(response.task for response in ended)
 
 
 async def test_what_was_deleted_behind_a_request_is_not_answered():

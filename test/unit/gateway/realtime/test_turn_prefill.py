@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
-from sglang_live.gateway.realtime.turns.turn_prefill import UtterancePieces
+from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.interaction.input_buffer import InputBuffer
 from test.unit.gateway.fakes import FakeOrchestrator, connected, services, spoken, tone
 
@@ -22,7 +22,7 @@ class Turn:
         self.buffer.append(np.zeros(start, np.int16))
         self.prefilled: list[int] = []
         self.willing = True
-        self.pieces = UtterancePieces(piece_s, self._prefill_turn)
+        self.pieces = TurnPrefill(piece_s, self._prefill_turn)
         self._rng = np.random.default_rng(1)
 
     def _prefill_turn(self, pieces) -> bool:
@@ -38,7 +38,7 @@ class Turn:
     def end(self, left_out_s: float = 0.0) -> tuple[AudioPart, tuple]:
         end = self.buffer.end_sample - round(left_out_s * SECOND)
         audio = AudioPart(self.buffer.peek(self.start, end))
-        return audio, self.pieces.whole(audio)
+        return audio, self.pieces.finish(audio)
 
 
 def joined(pieces) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_pieces_join_to_what_was_said(start):
 def test_a_piece_keeps_its_name_from_when_it_was_taken_in():
     turn = Turn()
     names = []
-    turn.pieces = UtterancePieces(1.0, lambda p: names.append([x.key for x in p]) or True)
+    turn.pieces = TurnPrefill(1.0, lambda p: names.append([x.key for x in p]) or True)
     turn.say(2.5)
     _, pieces = turn.end()
     assert [piece.key for piece in pieces][:2] == names[-1]

@@ -1,58 +1,60 @@
-"""A turn that is begun in a pause, before it is known that the caller is done.
+"""A turn that starts in a pause, before the end of the user's turn is certain.
 
-In: a turn whose last message ends at the pause. Out: its events, kept until somebody wants them; or
-nothing, as if it had never been asked.
-Owner: Turns, one at a time. The stages run it like any other turn.
+In: a request whose last message ends at the pause. Out: its events, kept until the turn is
+confirmed; if it is withdrawn, the session returns to its state before the turn.
+Owner: TurnRunner, one at a time. The stages run it like any other turn.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from sglang_live.core import TurnEvent, TurnRequest
+from sglang_live.core import HistoryItem, TurnEvent, TurnRequest
 from sglang_live.errors import LiveError
-from sglang_live.gateway.realtime.turns.turn_prefill import Pieces
 from sglang_live.orchestrator.session import VoiceSession
 
-# As with an interrupted turn: longer, and something is wrong with it.
+# An interrupted turn ends within a round or two of its stages; after this time it is cancelled.
 _WITHDRAWN_S = 5.0
+
+# The speech of one user turn, in one message or in several that follow one another.
+Utterance = tuple[HistoryItem, ...]
 
 
 class SpeculativeTurn:
     """
     Args:
-        request: the turn; its history ends with `said`.
-        said: what the caller had said by then, as the model's session holds it.
+        request: the turn; its history ends with `utterance`.
+        utterance: the user's speech up to the pause, as the model's session holds it.
     """
 
-    def __init__(self, session: VoiceSession, request: TurnRequest, said: Pieces):
-        self.said = said
+    def __init__(self, session: VoiceSession, request: TurnRequest, utterance: Utterance):
+        self.utterance = utterance
         self._session, self._request = session, request
         self._events: asyncio.Queue[TurnEvent | Exception | None] = asyncio.Queue()
-        self._withdrawing: asyncio.TimerHandle | None = None
-        self.task = asyncio.create_task(self._pump(), name="speculative turn")
+        self._cancel_late: asyncio.TimerHandle | None = None
+        self.task = asyncio.create_task(self._run(), name="speculative turn")
 
     def is_for(self, request: TurnRequest) -> bool:
-        """Whether it is this turn, under another name."""
-        mine, other = (
+        """Whether the request is this turn, apart from its being speculative."""
+        own, other = (
             replace(turn, speculative=False, history=()) for turn in (self._request, request)
         )
-        keys, others = ([i.key for i in turn.history] for turn in (self._request, request))
-        return mine == other and keys == others
+        own_keys, keys = ([i.key for i in turn.history] for turn in (self._request, request))
+        return own == other and own_keys == keys
 
     def withdraw(self) -> None:
-        """It was wrong. Its session forgets it."""
-        if self._withdrawing is not None or self.task.done():
+        """End the turn; the session drops what it added."""
+        if self._cancel_late is not None or self.task.done():
             return
         if self._session.interrupt():
             loop = asyncio.get_running_loop()
-            self._withdrawing = loop.call_later(_WITHDRAWN_S, self.task.cancel)
+            self._cancel_late = loop.call_later(_WITHDRAWN_S, self.task.cancel)
         else:
             self.task.cancel()
 
-    async def events(self) -> AsyncIterator[TurnEvent]:
-        """As VoiceSession.respond would give them, the first ones at once."""
+    async def events(self) -> AsyncGenerator[TurnEvent, None]:
+        """Yield what VoiceSession.respond yields; those that came before, at once."""
         try:
             while (event := await self._events.get()) is not None:
                 if isinstance(event, Exception):
@@ -62,7 +64,7 @@ class SpeculativeTurn:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
 
-    async def _pump(self) -> None:
+    async def _run(self) -> None:
         try:
             async with aclosing(self._session.respond(self._request)) as events:
                 async for event in events:
@@ -70,6 +72,6 @@ class SpeculativeTurn:
         except LiveError as error:
             self._events.put_nowait(error)
         finally:
-            if self._withdrawing is not None:
-                self._withdrawing.cancel()
+            if self._cancel_late is not None:
+                self._cancel_late.cancel()
             self._events.put_nowait(None)

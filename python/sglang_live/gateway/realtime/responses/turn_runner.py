@@ -1,13 +1,13 @@
-"""The turns of one session, as its responses ask for them.
+"""The turns of one session's responses.
 
-In: Run. Out: a task for each, its events in the run's writer.
-Owner: one Turns per connection. Ending a response is immediate for the client; its turn winds
-down here in the background, and the next turn of the conversation waits for that.
+In: ActiveResponse. Out: a task for each turn; its events go to the response's writer.
+Owner: one TurnRunner per connection. For the client a response ends at once; its turn winds down
+here in the background, and the next turn of the conversation waits for that.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 from sglang_live.clock import Clock
@@ -27,12 +27,10 @@ from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.model import voice_of
 from sglang_live.gateway.realtime.conversation.events import ConversationEvents
 from sglang_live.gateway.realtime.conversation.items import Item, MessageItem
+from sglang_live.gateway.realtime.responses.active import ActiveResponse
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
-from sglang_live.gateway.realtime.responses.playout import Answer, Playout
-from sglang_live.gateway.realtime.responses.speculation import SpeculativeTurn
-from sglang_live.gateway.realtime.responses.writer import ResponseWriter
+from sglang_live.gateway.realtime.responses.speculation import SpeculativeTurn, Utterance
 from sglang_live.gateway.realtime.session_config import SessionConfig
-from sglang_live.gateway.realtime.turns.turn_prefill import Pieces
 from sglang_live.gateway.tools import MalformedCallError, read_function_call, tools_of
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.orchestrator.session import VoiceSession
@@ -40,118 +38,61 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-# A client that vanished must be forgotten within 2 s; the session's own close needs some of it.
+# A session must be free within 2 s of its client's end; closing it at the orchestrator takes some
+# of that.
 _WIND_DOWN_S = 1.0
-# An interrupted turn ends within a round or two of its stages, or something is wrong with it.
+# An interrupted turn ends within a round or two of its stages; after this time it is cancelled.
 _INTERRUPT_S = 5.0
-# A cancelled turn that is stuck must fail the next one instead of keeping it waiting for ever.
+# If an ended turn is stuck, the next one fails after this time.
 _PREDECESSOR_S = 10.0
 _BYTES_PER_S = 2 * OUTPUT_RATE_HZ
 
 
-@dataclass(eq=False, slots=True)
-class Run:
-    """One response being made.
-
-    answer: None beside the conversation, where nobody knows whether it is played.
-    task: set by Turns.start. items: what the conversation held then.
-    asked: the session works on its turn.
-    sounded: some of its audio was sent. settled: it is over for the client.
-    """
-
-    plan: ResponsePlan
-    writer: ResponseWriter
-    answer: Answer | None = None
-    task: asyncio.Task[None] | None = None
-    items: tuple[Item, ...] = ()
-    asked: bool = False
-    sounded: bool = False
-    settled: bool = False
-
-
 @dataclass(eq=False)
-class Turns:
+class TurnRunner:
     """
-    voices: names the model knows; the first is the default.
+    voices: names the model has; the first is the default.
     cache_salt: of the owner (gateway/owner.py).
     """
 
     session: VoiceSession
     items: ConversationEvents
-    playout: Playout
     monitor: SessionMonitor
     voices: tuple[str, ...]
     clock: Clock
     metrics: GatewayMetrics
     cache_salt: str
-    settle: Callable[[Run], None]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
-        self._main_tasks: set[asyncio.Task[None]] = set()
-        self._deadlines: dict[Run, asyncio.Task[None]] = {}
+        self._conversation_tasks: set[asyncio.Task[None]] = set()
+        self._deadlines: dict[ActiveResponse, asyncio.Task[None]] = {}
         self._speculative: SpeculativeTurn | None = None
 
-    def start(self, run: Run) -> None:
-        in_conversation = run.plan.in_conversation
-        speculate, predecessors = None, frozenset()
-        if in_conversation:
-            speculate = self._guess_for(run.plan)
-            predecessors = frozenset(self._main_tasks - {speculate.task if speculate else None})
-        # What the client adds from now on, it adds behind this response.
-        run.items = self.items.conversation.items
-        run.writer.place_after(self.items.conversation.last_id)
-        run.task = asyncio.create_task(self._run(run, predecessors, speculate))
-        self._keep(run.task, in_conversation)
+    def start(self, response: ActiveResponse) -> None:
+        plan = response.plan
+        speculative, predecessors = None, frozenset[asyncio.Task[None]]()
+        if plan.in_conversation:
+            speculative = self._take_speculative(plan)
+            own_task = {speculative.task} if speculative else set()
+            predecessors = frozenset(self._conversation_tasks - own_task)
+        # Items that the client adds from now on come after this response.
+        items = self.items.conversation.items
+        response.writer.place_after(self.items.conversation.last_id)
+        response.task = asyncio.create_task(self._run(response, items, predecessors, speculative))
+        self._keep(response.task, plan.in_conversation)
 
-    def _keep(self, task: asyncio.Task[None], in_conversation: bool) -> None:
-        for tasks in (self._tasks, self._main_tasks) if in_conversation else (self._tasks,):
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
-    def speculate(self, config: SessionConfig, said: Pieces) -> bool:
-        """Begin to answer what was said so far, for nobody yet. False: not now."""
-        if self._main_tasks:
-            return False
-        request = self.request(config)
-        history = (*request.history, *said)
-        request = replace(request, history=history, speculative=True)
-        self._speculative = SpeculativeTurn(self.session, request, said)
-        self._keep(self._speculative.task, in_conversation=True)
-        return True
-
-    @property
-    def speculated(self) -> Pieces:
-        """What was said, if an answer to it has begun for nobody yet."""
-        return self._speculative.said if self._speculative else ()
-
-    def withdraw_speculative(self) -> None:
-        speculate, self._speculative = self._speculative, None
-        if speculate is not None:
-            self.metrics.speculative_turns.labels("withdrawn").inc()
-            speculate.withdraw()
-
-    def _guess_for(self, plan: ResponsePlan) -> SpeculativeTurn | None:
-        """The guess, if it is this turn; otherwise there is none any more."""
-        if self._speculative is None:
-            return None
-        if plan.stateless or not self._speculative.is_for(self._request(plan)):
-            self.withdraw_speculative()
-            return None
-        speculate, self._speculative = self._speculative, None
-        self.metrics.speculative_turns.labels("answered").inc()
-        return speculate
-
-    def end(self, run: Run) -> None:
-        """Its response is over. The session keeps what was generated, if it can."""
-        assert run.task is not None
-        if run.asked and not run.plan.stateless and self.session.interrupt():
-            self._deadlines[run] = asyncio.create_task(self._cancel_late(run))
+    def end(self, response: ActiveResponse) -> None:
+        """End the turn of a response that is over. The session keeps what was generated, if the
+        turn can be interrupted."""
+        assert response.task is not None
+        if response.turn_running and not response.plan.stateless and self.session.interrupt():
+            self._deadlines[response] = asyncio.create_task(self._cancel_late(response))
         else:
-            run.task.cancel()
+            response.task.cancel()
 
     async def close(self) -> None:
-        """Cancel everything and wait until the orchestrator has let go, within bounds."""
+        """Cancel all turns and wait, within bounds, until they have ended."""
         self._speculative = None
         for task in self._tasks:
             task.cancel()
@@ -164,134 +105,189 @@ class Turns:
         if self._tasks:
             log.error("turns_stuck session=%s n=%d", self.session.session_id, len(self._tasks))
 
-    async def _cancel_late(self, run: Run) -> None:
+    async def until_idle(self) -> None:
+        """Return when no turn of the conversation runs."""
+        while self._conversation_tasks:
+            await asyncio.wait(self._conversation_tasks)
+
+    def request(self, config: SessionConfig) -> TurnRequest:
+        """The request of a turn over the conversation as it is now."""
+        return self._request(ResponsePlan(config=config, decided_at_s=self.clock.now_s()))
+
+    # --- before the end of the user's turn ---
+
+    def prefill_turn(self, config: SessionConfig, utterance: Utterance) -> bool:
+        """Prefill an utterance while the user still speaks. Returns False if a turn of the
+        conversation runs, or the session refuses."""
+        if self._conversation_tasks:
+            return False
+        request = self.request(config)
+        history = (*request.history, *utterance)
+        return self.session.prefill_turn(replace(request, history=history, prefill_only=True))
+
+    def speculate(self, config: SessionConfig, utterance: Utterance) -> None:
+        """Start a speculative turn after what the user has said so far, unless a turn of the
+        conversation runs."""
+        if self._conversation_tasks:
+            return
+        request = self.request(config)
+        history = (*request.history, *utterance)
+        request = replace(request, history=history, speculative=True)
+        self._speculative = SpeculativeTurn(self.session, request, utterance)
+        self._keep(self._speculative.task, in_conversation=True)
+
+    @property
+    def speculated(self) -> Utterance:
+        """The utterance of the speculative turn; () without one."""
+        return self._speculative.utterance if self._speculative else ()
+
+    def withdraw_speculative(self) -> None:
+        """End the speculative turn, if there is one: the user's turn is not over."""
+        speculative, self._speculative = self._speculative, None
+        if speculative is not None:
+            self.metrics.speculative_turns.labels("withdrawn").inc()
+            speculative.withdraw()
+
+    def _take_speculative(self, plan: ResponsePlan) -> SpeculativeTurn | None:
+        """The speculative turn if it is the turn of this plan; otherwise it is withdrawn."""
+        if self._speculative is None:
+            return None
+        if plan.stateless or not self._speculative.is_for(self._request(plan)):
+            self.withdraw_speculative()
+            return None
+        speculative, self._speculative = self._speculative, None
+        self.metrics.speculative_turns.labels("answered").inc()
+        return speculative
+
+    # --- one turn ---
+
+    def _keep(self, task: asyncio.Task[None], in_conversation: bool) -> None:
+        for tasks in (self._tasks, self._conversation_tasks) if in_conversation else (self._tasks,):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def _cancel_late(self, response: ActiveResponse) -> None:
         await self.clock.sleep(_INTERRUPT_S)
-        log.warning("turn_not_interrupted response=%s", run.plan.response_id)
-        assert run.task is not None
-        run.task.cancel()
+        log.warning("turn_not_interrupted response=%s", response.id)
+        assert response.task is not None
+        response.task.cancel()
 
     async def _run(
         self,
-        run: Run,
+        response: ActiveResponse,
+        items: tuple[Item, ...],
         predecessors: frozenset[asyncio.Task[None]],
-        speculate: SpeculativeTurn | None,
+        speculative: SpeculativeTurn | None,
     ) -> None:
         try:
             if predecessors:
                 # The session takes one turn at a time; an ended one may still be winding down.
                 await self._until_ended(predecessors)
-            await self._produce(run, speculate)
+            await self._run_turn(response, items, speculative)
         except LiveError as error:
-            log.warning("turn_failed response=%s code=%s", run.plan.response_id, error.code)
-            run.writer.fail(error)
+            log.warning("turn_failed response=%s code=%s", response.id, error.code)
+            response.writer.fail(error)
         except Exception:
-            log.exception("turn_crashed response=%s", run.plan.response_id)
-            run.writer.fail(internal_error())
+            log.exception("turn_crashed response=%s", response.id)
+            response.writer.fail(internal_error())
         finally:
-            run.asked = False
-            if deadline := self._deadlines.pop(run, None):
+            response.turn_running = False
+            if deadline := self._deadlines.pop(response, None):
                 deadline.cancel()
             try:
-                # After our own cancel this changes nothing; otherwise the server is going down.
-                run.writer.cancel("client_cancelled")
+                # Without effect after a cancellation of ours; otherwise the server shuts down.
+                response.writer.cancel("client_cancelled")
             finally:
-                self.settle(run)
+                response.settle()
+                response.task = None  # with it go the items: Playout keeps the response for longer
 
     async def _until_ended(self, turns: frozenset[asyncio.Task[None]]) -> None:
         _, stuck = await asyncio.wait(turns, timeout=_PREDECESSOR_S)
         if stuck:
             raise DeadlineError("The turn before this one does not end.")
 
-    async def _produce(self, run: Run, speculate: SpeculativeTurn | None) -> None:
-        # Not kept: what is forgotten later would stay for as long as somebody knows of this run.
-        items, run.items = run.items, ()
-        await _judge(run.plan.context or items)
-        if _is_answer_to_silence(run.plan, items):
-            if speculate is not None:
-                speculate.withdraw()
-            return self._finish(run, _nothing_to_say())
-        if speculate is not None:
-            events = speculate.events()
+    async def _run_turn(
+        self,
+        response: ActiveResponse,
+        items: tuple[Item, ...],
+        speculative: SpeculativeTurn | None,
+    ) -> None:
+        plan = response.plan
+        await _judge(plan.context or items)
+        if _follows_silence(plan, items):
+            if speculative is not None:
+                speculative.withdraw()
+            return self._finish(response, _empty_result())
+        events: AsyncGenerator[TurnEvent, None]
+        if speculative is not None:
+            events = speculative.events()
         else:
-            # Now that earlier turns have ended, the history knows what they generated.
-            events = self.session.respond(self._request(run.plan, items))
-        run.asked = True
-        if run.answer and not run.plan.stateless:
-            self.monitor.turn_began(run.answer.reply)
+            # Only now: the turns before this one have ended, so their items are complete.
+            events = self.session.respond(self._request(plan, items))
+        response.turn_running = True
+        if not plan.stateless:
+            self.monitor.turn_started(response.playback)
         ended = False
         try:
             async for event in events:
-                self._take(run, event)
+                self._handle(response, event)
                 ended = ended or isinstance(event, TurnDone)
         finally:
-            run.asked = False
-            if run.answer:
-                self.monitor.turn_ended(run.answer.reply)
-            close = getattr(events, "aclose", None)
-            if close:
-                await close()
+            response.turn_running = False
+            self.monitor.turn_ended(response.playback)
+            await events.aclose()
         if not ended:
             raise StageFailedError("The turn ended without a result.")
 
-    def _take(self, run: Run, event: TurnEvent) -> None:
+    def _handle(self, response: ActiveResponse, event: TurnEvent) -> None:
         match event:
             case AudioDelta():
-                if run.answer and not run.writer.done:
-                    self.monitor.generated(run.answer.reply, len(event.pcm) / _BYTES_PER_S)
-                run.writer.add_audio(event.pcm)
+                if response.in_conversation and not response.writer.done:
+                    self.monitor.audio_generated(response.playback, len(event.pcm) / _BYTES_PER_S)
+                response.writer.add_audio(event.pcm)
             case TranscriptDelta():
-                run.writer.add_transcript(event.text, event.n_tokens)
+                response.writer.add_transcript(event.text, event.n_tokens)
             case TurnDone():
-                self._finish(run, event)
+                self._finish(response, event)
 
-    def _finish(self, run: Run, end: TurnDone) -> None:
-        if run.answer:
-            self.playout.learn(run.answer, end)
-        if run.writer.done:
-            run.writer.learn(end)
+    def _finish(self, response: ActiveResponse, end: TurnDone) -> None:
+        if response.in_conversation:
+            self.monitor.turn_result(
+                response.playback,
+                n_tokens=len(end.item.token_ids or ()),
+                n_frames=end.n_frames,
+                spoken=end.spoken,
+                marks=end.trace,
+            )
+        if response.writer.done:
+            response.writer.set_end(end)
         else:
             for mark, at_s in end.trace.items():
                 self.metrics.turn_marks_s.labels(mark).observe(at_s)
-            self._complete(run, end)
-        if not run.plan.stateless:
-            self.items.drop_compacted(end.gone, response_id=run.plan.response_id)
-        self.settle(run)
+            self._complete(response, end)
+        if not response.plan.stateless:
+            self.items.drop_compacted(end.gone, response_id=response.id)
+        response.settle()
 
-    def _complete(self, run: Run, end: TurnDone) -> None:
+    def _complete(self, response: ActiveResponse, end: TurnDone) -> None:
+        config, writer = response.plan.config, response.writer
         calls, fault = [], None
         for text in end.function_calls:
             try:
-                calls.append(read_function_call(text, run.plan.config.tools))
+                calls.append(read_function_call(text, config.tools))
             except MalformedCallError as error:
-                log.warning("tool_call_malformed response=%s: %r", run.plan.response_id, str(error))
+                log.warning("tool_call_malformed response=%s: %r", response.id, str(error))
                 fault = error
-        n_wrong = len(end.function_calls) - len(calls)
-        n_made = len(calls) if run.plan.config.parallel_tool_calls else min(1, len(calls))
+        n_malformed = len(end.function_calls) - len(calls)
+        n_made = len(calls) if config.parallel_tool_calls else min(1, len(calls))
         self.metrics.tool_calls.labels("made").inc(n_made)
-        self.metrics.tool_calls.labels("malformed").inc(n_wrong)
+        self.metrics.tool_calls.labels("malformed").inc(n_malformed)
         self.metrics.tool_calls.labels("surplus").inc(len(calls) - n_made)
-        if fault and not calls and run.writer.item is None:
-            # Nothing was said and nothing is called: silence would be no answer.
-            run.writer.fail(fault)
+        if fault and not calls and writer.item is None:
+            # A completed response with neither text nor function call would hide the fault.
+            writer.fail(fault)
         else:
-            run.writer.complete(end, calls[:n_made])
-
-    def prefill_turn(self, config: SessionConfig, pieces: Pieces) -> bool:
-        """What is being said goes where the next turn will need it. False: not now."""
-        if self._main_tasks:
-            return False
-        request = self.request(config)
-        history = (*request.history, *pieces)
-        return self.session.prefill_turn(replace(request, history=history, prefill_only=True))
-
-    async def until_idle(self) -> None:
-        """No turn of the conversation runs any more."""
-        while self._main_tasks:
-            await asyncio.wait(self._main_tasks)
-
-    def request(self, config: SessionConfig) -> TurnRequest:
-        """A turn of the conversation as it is."""
-        return self._request(ResponsePlan(config=config, decided_at_s=self.clock.now_s()))
+            writer.complete(end, calls[:n_made])
 
     def _request(self, plan: ResponsePlan, items: tuple[Item, ...] | None = None) -> TurnRequest:
         """items: of the conversation; None: those it has now."""
@@ -322,13 +318,13 @@ async def _judge(items: tuple[Item, ...]) -> None:
             await asyncio.to_thread(item.judge)
 
 
-def _is_answer_to_silence(plan: ResponsePlan, items: tuple[Item, ...]) -> bool:
-    """The newest item holds no speech, and nothing else asks for this response."""
+def _follows_silence(plan: ResponsePlan, items: tuple[Item, ...]) -> bool:
+    """Whether there is no speech in the newest item, and no other reason for a response."""
     newest = next((item for item in reversed(items) if not item.has_left), None)
     silent = isinstance(newest, MessageItem) and newest.is_silent
     return silent and plan.context is None and not plan.instructed
 
 
-def _nothing_to_say() -> TurnDone:
-    reply = HistoryItem(key=new_id("key"), role="assistant", parts=())
-    return TurnDone(status="completed", reason=None, item=reply, usage=Usage())
+def _empty_result() -> TurnDone:
+    item = HistoryItem(key=new_id("key"), role="assistant", parts=())
+    return TurnDone(status="completed", reason=None, item=item, usage=Usage())

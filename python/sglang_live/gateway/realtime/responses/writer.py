@@ -1,8 +1,8 @@
 """The event sequence of one response, from response.created to response.done.
 
-In: what the model produces. Out: server events; the reply item, kept up to date.
-Owner: one ResponseWriter per response. Synchronous: when cancel() returns, response.done is
-out and nothing about this response can follow it.
+In: text, audio and result of the turn. Out: server events; the assistant item, kept up to date.
+Owner: one ResponseWriter per response. Synchronous: when cancel() returns, response.done has been
+emitted, and no later event is about this response.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,8 @@ from sglang_live.interaction.audio_alignment import PRIOR_FRAMES_PER_TOKEN
 
 class ResponseWriter:
     """
-    item: the reply, once there is anything of it.
+    item: the assistant item; None before the first text or audio.
+    status: of the response, as response.done names it. reason: of that status, if it has one.
     """
 
     def __init__(
@@ -37,15 +38,15 @@ class ResponseWriter:
         *,
         on_audio_sent: Callable[[float], None] = lambda duration_s: None,
         frames_per_token: float = PRIOR_FRAMES_PER_TOKEN,
-    ):
+    ) -> None:
         """
         Args:
-            on_audio_sent: told the duration of every audio frame that the network took.
-            frames_per_token: pace to expect of the reply.
+            on_audio_sent: called with the duration of every audio frame that the network took.
+            frames_per_token: expected codec frames per token.
         """
         self._plan = plan
         self._conversation = conversation
-        # All events of a response keep their order when its audio is held back.
+        # In one lane the events of a response keep their order while its audio is held.
         self._emit = partial(emit, lane=plan.response_id)
         self._on_audio_sent = on_audio_sent
         self._frames_per_token = frames_per_token
@@ -62,7 +63,7 @@ class ResponseWriter:
 
     @property
     def made_audio_s(self) -> float:
-        """Audio on its way or sent."""
+        """Seconds of audio emitted, sent or not."""
         return self.item.made_ms / 1000 if self.item else 0.0
 
     @property
@@ -73,11 +74,14 @@ class ResponseWriter:
         self._emit("response.created", response=self._response())
 
     def place_after(self, item_id: str | None) -> None:
-        """The reply answers the items up to here, whatever is added while the model thinks."""
+        """Insert the item behind item_id, whatever the client adds while the turn runs.
+
+        item_id: None: at the beginning of the conversation.
+        """
         self._after_id = item_id or ROOT
 
     def add_transcript(self, text: str, n_tokens: int = 0) -> None:
-        """n_tokens: tokens that the text so far stands for, this piece included; 0: unknown."""
+        """n_tokens: tokens of all text so far, this delta included; 0: unknown."""
         if self.done or not text:
             return
         item = self._open_item()
@@ -91,12 +95,12 @@ class ResponseWriter:
             self._send_frames(self._encoder.push(pcm))
 
     def complete(self, end: TurnDone, calls: Sequence[FunctionCall] = ()) -> None:
-        """calls: that the model made behind what it said."""
+        """calls: function calls that the model wrote after its text."""
         if self.done:
             return
-        assert end.status != "interrupted"  # whoever interrupts a turn ends its response first
+        assert end.status != "interrupted"  # a response ends before its turn is interrupted
         if not calls and (end.item.parts or end.item.token_ids):
-            # Also when nothing was sent: the model's session holds this reply.
+            # Also if nothing was sent: the model's session holds this output.
             self._open_item()
         if self.item and self.item.modality == "audio":
             self._send_frames(self._encoder.finish())
@@ -105,8 +109,8 @@ class ResponseWriter:
             details = {"type": "incomplete", "reason": end.reason}
         self._finish(end.status, end.reason, details, end, calls)
 
-    def learn(self, end: TurnDone) -> None:
-        """A response that was ended early: what its turn generated."""
+    def set_end(self, end: TurnDone) -> None:
+        """Give the item of a response that ended early what its turn generated."""
         if self.item:
             self.item.set_end(end)
 
@@ -128,13 +132,13 @@ class ResponseWriter:
             duration_s = item.audio_format.duration_ms(len(frame)) / 1000
             self._emit(
                 "response.output_audio.delta",
-                on_sent=partial(self._audio_left, frame, duration_s),
+                on_sent=partial(self._audio_sent, frame, duration_s),
                 audio_s=duration_s,
                 delta=encode_base64(frame),
                 **self._part_address(item),
             )
 
-    def _audio_left(self, frame: bytes, duration_s: float) -> None:
+    def _audio_sent(self, frame: bytes, duration_s: float) -> None:
         assert self.item is not None
         self.item.audio_sent(frame)
         self._on_audio_sent(duration_s)
@@ -170,26 +174,27 @@ class ResponseWriter:
             if self.item:
                 self._close_item(self.item, status, end)
             for call in calls:
-                self._call(call, end)
-        finally:  # a client waits for it, and nothing else can begin before it
+                assert end is not None  # function calls come with the result of the turn
+                self._add_call(call, end)
+        finally:  # the client waits for response.done before it creates another response
             self.status, self.reason = status, reason
             self._emit("response.done", response=self._response(details, end))
 
-    def _call(self, call: FunctionCall, end: TurnDone) -> None:
+    def _add_call(self, call: FunctionCall, end: TurnDone) -> None:
         carrier = self.item or (self._calls[0] if self._calls else None)
         item = FunctionCallItem(call, end.item, carrier)
         address = self._item_address(index=len(self._output()))
         before_id = self._calls[-1].id if self._calls else self.item and self.item.id
         self._calls.append(item)
-        self._conversation.remember_call(item.call_id)  # also of one outside the conversation
+        self._conversation.remember_call(item.call_id)  # an output may refer to it even out of band
         self._emit("response.output_item.added", item=item.to_json(), **address)
         if self._plan.in_conversation:
             before = self._conversation.insert(item, before_id or self._after_id)
             self._emit("conversation.item.added", previous_item_id=before, item=item.to_json())
-        told = {**address, "item_id": item.id, "call_id": item.call_id}
+        call_address = {**address, "item_id": item.id, "call_id": item.call_id}
         kind = "response.function_call_arguments"
-        self._emit(f"{kind}.delta", delta=call.arguments, **told)
-        self._emit(f"{kind}.done", arguments=call.arguments, name=call.name, **told)
+        self._emit(f"{kind}.delta", delta=call.arguments, **call_address)
+        self._emit(f"{kind}.done", arguments=call.arguments, name=call.name, **call_address)
         item.status = "completed"
         self._emit("response.output_item.done", item=item.to_json(), **address)
         if self._plan.in_conversation:
@@ -212,7 +217,7 @@ class ResponseWriter:
             self._emit("response.output_audio_transcript.done", transcript=item.text, **address)
         self._emit("response.content_part.done", part=item.part(), **address)
         self._emit("response.output_item.done", item=item.to_json(), **self._item_address())
-        # Not by its id, which a client may have given to another item since.
+        # By the item, not by its id: the client may have deleted it and created another of that id.
         if self._plan.in_conversation and not item.has_left:
             before = self._conversation.id_before(item)
             self._emit("conversation.item.done", previous_item_id=before, item=item.to_json())

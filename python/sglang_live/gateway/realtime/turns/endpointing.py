@@ -1,8 +1,8 @@
-"""Ends of turns by meaning: a pause is shown to a model, which may say that the turn is over.
+"""End of a turn by meaning: a model judges in a pause whether the turn is complete.
 
-In: the audio of a turn up to a pause. Out: a call of `end`, from the event loop.
-Owner: one Endpointing per process. The model works in one thread of its own, one pause at a time: a
-caller who goes on speaking is not waited for.
+In: the audio of a turn up to a pause. Out: a call of `end_turn`, in the event loop.
+Owner: one Endpointing per process. The model runs in a thread of its own, for one pause at a time;
+the verdict on a pause in which the user has spoken again is dropped.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-# Long enough to be no stop consonant; the model was trained on pauses like that.
+# Longer than the closure of a stop consonant; the model was trained on pauses of this length.
 _PAUSE_MS = 200
-# How complete a turn must sound, and after which silence it is over all the same.
+# By eagerness: the least score of a complete turn, and the silence that ends a turn in any case.
 _EAGERNESS = {"low": (0.7, 8000), "medium": (0.5, 4000), "auto": (0.5, 4000), "high": (0.35, 2000)}
 
 
-def settings_of(detection: TurnDetection) -> VadSettings:
-    """Detection of speech for a session whose turns a model ends."""
-    _, most_ms = _EAGERNESS[detection.eagerness]
-    return replace(detection.vad, silence_duration_ms=most_ms, pause_ms=_PAUSE_MS)
+def vad_settings(detection: TurnDetection) -> VadSettings:
+    """Settings of speech detection for a session whose turns the model ends."""
+    _, max_silence_ms = _EAGERNESS[detection.eagerness]
+    return replace(detection.vad, silence_duration_ms=max_silence_ms, pause_ms=_PAUSE_MS)
 
 
 @dataclass(eq=False)
@@ -41,53 +41,54 @@ class Endpointing:
     _thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="endpoint")
     )
-    _asking: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def ask(
+    def judge(
         self,
         audio: np.ndarray,
         detection: TurnDetection,
         still_paused: Callable[[], bool],
-        end: Callable[[], None],
+        end_turn: Callable[[], None],
     ) -> None:
-        """
+        """Start to judge a pause.
+
         Args:
             audio: [n] int16 of the turn so far.
-            still_paused: asked again when it is this pause's turn, from the model's thread.
-            end: called if the turn sounds complete.
+            still_paused: called in the model's thread right before the model runs.
+            end_turn: called if the turn sounds complete.
         """
-        task = asyncio.create_task(self._ask(audio, detection, still_paused, end))
-        self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        task = asyncio.create_task(self._judge(audio, detection, still_paused, end_turn))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _ask(
+    async def _judge(
         self,
         audio: np.ndarray,
         detection: TurnDetection,
         still_paused: Callable[[], bool],
-        end: Callable[[], None],
+        end_turn: Callable[[], None],
     ) -> None:
-        asked_s = self.clock.now_s()
+        began_s = self.clock.now_s()
 
-        def judge() -> float | None:
+        def completeness() -> float | None:
             return self.model.completeness(audio) if still_paused() else None
 
         try:
-            score = await asyncio.get_running_loop().run_in_executor(self._thread, judge)
+            score = await asyncio.get_running_loop().run_in_executor(self._thread, completeness)
         except Exception:
-            # The silence that ends every turn still does.
+            # Without a verdict the turn ends by silence.
             log.exception("endpoint_model_failed")
             self.metrics.endpoint_verdicts.labels("failed").inc()
             return
         if score is None:
             self.metrics.endpoint_verdicts.labels("overtaken").inc()
             return
-        self.metrics.endpoint_verdict_s.observe(self.clock.now_s() - asked_s)
-        enough, _ = _EAGERNESS[detection.eagerness]
-        complete = score >= enough
+        self.metrics.endpoint_verdict_s.observe(self.clock.now_s() - began_s)
+        min_score, _ = _EAGERNESS[detection.eagerness]
+        complete = score >= min_score
         self.metrics.endpoint_verdicts.labels("complete" if complete else "pause").inc()
         if complete:
-            end()
+            end_turn()

@@ -1,8 +1,8 @@
-"""The caller's words in writing, for clients that asked for them.
+"""Transcripts of the user's speech, for clients that enabled them.
 
-In: committed items, and when the answer can be heard. Out: input_audio_transcription events.
-Owner: one InputTranscription per connection; one task works, on one item at a time. It lets the
-answer go first: a transcript can wait, the caller does not.
+In: committed items. Out: input_audio_transcription events.
+Owner: one InputTranscription per connection; one task transcribes one item at a time. It waits
+while a response has not sent any audio yet: the first audio is urgent, a transcript is not.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from sglang_live.core import AudioPart
 from sglang_live.errors import LiveError
@@ -24,13 +25,15 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 
 _EVENT = "conversation.item.input_audio_transcription."
-# A caller whose turns come faster than they are written down: the oldest are given up.
-_MOST_WAITING = 8
+# If turns come faster than they are transcribed, the oldest ones fail.
+_MAX_WAITING = 8
 _WIND_DOWN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Wish:
+class _Order:
+    """One transcript to be made. language, hint: None if the client named none."""
+
     item: MessageItem
     audio: AudioPart
     language: str | None
@@ -40,26 +43,26 @@ class _Wish:
 @dataclass(eq=False)
 class InputTranscription:
     """
-    speech_model: what it finds no speech in has an empty transcript.
-    may_work: set while no answer waits for its first sound.
-    may_ask: counts one more turn of the model; raises RateLimitError.
+    speech_model: finds the speech; audio without any has an empty transcript.
+    past_first_audio: cleared while a response has not sent any audio yet.
+    admit: counts one more response; raises RateLimitError or DrainingError.
     """
 
     session: VoiceSession
     emit: Emit
     metrics: GatewayMetrics
     speech_model: SpeechModel
-    may_work: asyncio.Event
-    may_ask: Callable[[], object]
-    _waiting: deque[_Wish] = field(default_factory=deque)
+    past_first_audio: asyncio.Event
+    admit: Callable[[], object]
+    _waiting: deque[_Order] = field(default_factory=deque)
     _worker: asyncio.Task[None] | None = None
 
-    def ask(self, item: MessageItem, audio: AudioPart, wish: dict[str, str | None]) -> None:
-        """wish: the session's settings of transcription."""
-        self._waiting.append(_Wish(item, audio, wish.get("language"), wish.get("prompt")))
-        if len(self._waiting) > _MOST_WAITING:
-            given_up = self._waiting.popleft()
-            self._fail(given_up, LiveError("Turns came faster than they could be written down."))
+    def add(self, item: MessageItem, audio: AudioPart, settings: dict[str, str | None]) -> None:
+        """settings: of transcription, as in the session's config."""
+        self._waiting.append(_Order(item, audio, settings.get("language"), settings.get("prompt")))
+        if len(self._waiting) > _MAX_WAITING:
+            oldest = self._waiting.popleft()
+            self._fail(oldest, LiveError("Turns came faster than they could be transcribed."))
         if self._worker is None:
             self._worker = asyncio.create_task(self._work(), name="user transcripts")
 
@@ -71,41 +74,41 @@ class InputTranscription:
 
     async def _work(self) -> None:
         while self._waiting:
-            await self.may_work.wait()
-            wish = self._waiting.popleft()
+            await self.past_first_audio.wait()
+            order = self._waiting.popleft()
             try:
-                await self._write_down(wish)
+                await self._transcribe(order)
             except LiveError as error:
-                log.warning("transcript_failed item=%s code=%s", wish.item.id, error.code)
-                self._fail(wish, error)
+                log.warning("transcript_failed item=%s code=%s", order.item.id, error.code)
+                self._fail(order, error)
             except Exception:
-                log.exception("transcript_crashed item=%s", wish.item.id)
-                self._fail(wish, internal_error())
+                log.exception("transcript_crashed item=%s", order.item.id)
+                self._fail(order, internal_error())
         self._worker = None
 
-    async def _write_down(self, wish: _Wish) -> None:
-        self.may_ask()
-        pieces: list[str] = []
-        made = transcribe(
+    async def _transcribe(self, order: _Order) -> None:
+        self.admit()
+        deltas: list[str] = []
+        output = transcribe(
             self.session,
-            wish.audio,
+            order.audio,
             self.speech_model,
-            language=wish.language,
-            hint=wish.hint,
+            language=order.language,
+            hint=order.hint,
         )
-        async for piece in made:
-            if isinstance(piece, str):
-                pieces.append(piece)
-                self._tell(wish, "delta", delta=piece)
-        text = "".join(pieces).strip()
-        wish.item.transcribed(text)
-        usage = {"type": "duration", "seconds": round(wish.audio.duration_s, 3)}
-        self._tell(wish, "completed", transcript=text, usage=usage)
+        async for delta in output:
+            if isinstance(delta, str):
+                deltas.append(delta)
+                self._emit(order, "delta", delta=delta)
+        text = "".join(deltas).strip()
+        order.item.transcribed(text)
+        usage = {"type": "duration", "seconds": round(order.audio.duration_s, 3)}
+        self._emit(order, "completed", transcript=text, usage=usage)
         self.metrics.transcripts.labels("completed").inc()
 
-    def _fail(self, wish: _Wish, error: LiveError) -> None:
-        self._tell(wish, "failed", error=error_body(error))
+    def _fail(self, order: _Order, error: LiveError) -> None:
+        self._emit(order, "failed", error=error_body(error))
         self.metrics.transcripts.labels("failed").inc()
 
-    def _tell(self, wish: _Wish, what: str, **fields) -> None:
-        self.emit(_EVENT + what, item_id=wish.item.id, content_index=0, **fields)
+    def _emit(self, order: _Order, kind: str, **fields: Any) -> None:
+        self.emit(_EVENT + kind, item_id=order.item.id, content_index=0, **fields)

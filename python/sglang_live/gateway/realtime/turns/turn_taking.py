@@ -1,6 +1,6 @@
-"""The caller's side of turn taking: audio in, turns out.
+"""Turn taking: from the user's audio to turns.
 
-In: input_audio_buffer.* events. Out: committed items, answers asked for, answers interrupted.
+In: input_audio_buffer.* events. Out: committed items, responses created and interrupted.
 Owner: one TurnTaking per connection. Time is audio received (see interaction/vad.py).
 """
 
@@ -24,14 +24,21 @@ from sglang_live.gateway.realtime.conversation.items import AudioContent, Messag
 from sglang_live.gateway.realtime.events import AudioAppend
 from sglang_live.gateway.realtime.outbox import Emit
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
+from sglang_live.gateway.realtime.responses.playout import Playout
 from sglang_live.gateway.realtime.responses.responses import Responses
+from sglang_live.gateway.realtime.responses.speculation import Utterance
+from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
-from sglang_live.gateway.realtime.turns.endpointing import Endpointing, settings_of
+from sglang_live.gateway.realtime.turns.endpointing import Endpointing
+from sglang_live.gateway.realtime.turns.endpointing import (
+    vad_settings as endpointing_vad_settings,
+)
+from sglang_live.gateway.realtime.turns.frame_mode import FrameMode
 from sglang_live.gateway.realtime.turns.input_transcription import InputTranscription
-from sglang_live.gateway.realtime.turns.turn_prefill import Pieces, UtterancePieces
+from sglang_live.gateway.realtime.turns.turn_prefill import TurnPrefill
 from sglang_live.interaction.barge_in import BargeIn
-from sglang_live.interaction.endpoint import HEARD_SAMPLES
+from sglang_live.interaction.endpoint import MODEL_SAMPLES
 from sglang_live.interaction.input_buffer import InputBuffer
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.presence import has_speech
@@ -52,22 +59,25 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-_USUAL_THRESHOLD = VadSettings().threshold
-# A long append is worked off in pieces, so that other callers and the own answer go on.
-_PIECE_MS = 1000
+_DEFAULT_THRESHOLD = VadSettings().threshold
+# A long append is decoded in slices, between which the event loop serves other work.
+_SLICE_MS = 1000
 
 
 @dataclass(eq=False)
 class TurnTaking:
     """
     config: the session's settings; replaced by configure().
-    endpointing: for semantic_vad; None: silence alone ends turns.
+    endpointing: for semantic_vad; None: only silence ends turns.
     """
 
     config: SessionConfig
     gateway: GatewayConfig
     items: ConversationEvents
     responses: Responses
+    turn_runner: TurnRunner
+    playout: Playout
+    frames: FrameMode
     transcripts: InputTranscription
     monitor: SessionMonitor
     emit: Emit
@@ -76,40 +86,41 @@ class TurnTaking:
     clock: Clock
     metrics: GatewayMetrics
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._buffer = InputBuffer(self.gateway.max_input_audio_s)
         self._decoder = WireDecoder(self.config.input_format)
         self._detector: SpeechDetector | None = None
         self._next_item()
         self._turn_start_ms = 0
-        self._pieces = UtterancePieces(self.gateway.turn_prefill_s, self._prefill_turn)
-        self._frames = self.responses.frame_turns(self.emit, lambda: self.config)
+        self._turn_prefill = TurnPrefill(self.gateway.turn_prefill_s, self._prefill)
         self._idle = IdleTimer(self.clock, self._on_idle)
-        self._barge_in = BargeIn(self.responses, self.monitor, self.clock, self.metrics)
+        self._barge_in = BargeIn(
+            self.playout, self.responses.interrupt, self.monitor, self.clock, self.metrics
+        )
         self.responses.on_done = self._on_response_done
         self.configure(self.config)
 
     def configure(self, config: SessionConfig) -> None:
-        """Follow the session's settings, from the next sample on."""
+        """Apply the session's settings from the next sample on."""
         if config.input_format != self._decoder.form:
             self._take(self._decoder.finish())
             self._decoder = WireDecoder(config.input_format)
         if config != self.config:
-            self.responses.withdraw_speculative()
+            self.turn_runner.withdraw_speculative()
         self.config = config
-        if config.frames is not None and not self._frames.on:
+        if config.frames is not None and not self.frames.on:
             self._buffer.clear()
-        self._frames.configure(config.frames, self._buffer.end_sample)
+        self.frames.configure(config.frames, self._buffer.end_sample)
         if config.turn_detection is None:
-            self._pieces.forget()
-            self._hear_no_more()
+            self._turn_prefill.reset()
+            self._stop_speech()
             self._detector = None
             self._next_item()
             self._idle.disarm()
             self._barge_in.withdraw()
         elif self._detector is None:
             settings = self._vad_settings(config.turn_detection)
-            # What waits in the buffer is judged with the next append: it may hold a turn's start.
+            # Buffered audio may hold the start of a turn; it is scored with the next append.
             start, end = self._buffer.start_sample, self._buffer.end_sample
             self._detector = SpeechDetector(self.scorer.model, settings, start_sample=start)
             self._detector.take(self._buffer.peek(start, end))
@@ -118,75 +129,79 @@ class TurnTaking:
 
     def _vad_settings(self, detection: TurnDetection) -> VadSettings:
         if detection.kind == "semantic_vad" and self.endpointing is not None:
-            return settings_of(detection)
+            return endpointing_vad_settings(detection)
         speculative_turns = detection.kind == "server_vad" and detection.create_response
         return replace(
             detection.vad, pause_ms=self.gateway.speculate_ms if speculative_turns else None
         )
 
     async def append(self, event: AudioAppend) -> None:
-        """Raises ClientEventError, or BufferFullError when nothing else would free the buffer."""
+        """
+        Raises:
+            ClientEventError: the audio is malformed or too long.
+            BufferFullError: the buffer is full, and only the client can empty it.
+        """
         form = self.config.input_format
         max_bytes = self.gateway.max_append_bytes
         raw = decode_base64(event.audio, form, max_bytes=max_bytes, param="audio")
-        if self._detector is None and not self._frames.on:
+        if self._detector is None and not self.frames.on:
             self._buffer.check_room(int(form.duration_ms(len(raw)) * SAMPLES_PER_MS))
-        piece_bytes = form.n_bytes(_PIECE_MS)
-        for start in range(0, len(raw), piece_bytes):
+        slice_bytes = form.n_bytes(_SLICE_MS)
+        for start in range(0, len(raw), slice_bytes):
             if start:
                 await asyncio.sleep(0)
-            self._take(self._decoder.push(raw[start : start + piece_bytes]))
+            self._take(self._decoder.push(raw[start : start + slice_bytes]))
             await self._listen()
 
     def commit(self) -> None:
-        """End the turn because the client says so; the answer is the client's to ask for.
+        """End the turn at the client's request; the client creates the response, too.
 
         Raises:
             EmptyCommitError: less than 100 ms were sent since the last turn.
             ClientEventError: there are no turns in frame mode.
         """
-        if self._frames.on:
+        if self.frames.on:
             raise ClientEventError(
-                "There are no turns in frame mode: every frame is taken in by itself.",
+                "There are no turns in frame mode: every frame is prefilled by itself.",
                 code="frame_mode",
                 param="type",
             )
         self._buffer.check_commit(self._decoder.owed_samples)
         self._buffer.append(self._decoder.finish())
-        self._pieces.forget()  # this turn has all that was sent, not only what is speech
-        self.responses.withdraw_speculative()
+        self._turn_prefill.reset()  # its chunks begin with the speech, this turn with all the audio
+        self.turn_runner.withdraw_speculative()
         if self._detector:
-            self._hear_no_more()
+            self._stop_speech()
             self._reset(self._detector)
         audio = self._buffer.take(self._buffer.start_sample, self._buffer.end_sample)
         self._commit(audio, is_speech=partial(has_speech, audio.pcm, self.scorer.model))
 
     def clear(self) -> None:
-        self._buffer.append(self._decoder.finish())  # the cleared audio still counts as time
+        self._buffer.append(self._decoder.finish())  # cleared audio still counts as time
         self._buffer.clear()
-        self._frames.clear(self._buffer.end_sample)
-        self.responses.withdraw_speculative()
-        self._pieces.forget()
+        self.frames.clear(self._buffer.end_sample)
+        self.turn_runner.withdraw_speculative()
+        self._turn_prefill.reset()
         if self._detector:
-            self._hear_no_more()
+            self._stop_speech()
             self._reset(self._detector)
             self._next_item()
         self.emit("input_audio_buffer.cleared")
 
     async def close(self) -> None:
-        self._detector = None  # a pause that is still being judged ends no turn any more
-        # Answers that end because the call does must not arm it again.
-        self.responses.on_done = lambda playout_left_s: None
+        self._detector = None  # a pause that is still being judged must not end a turn
+        # Responses that end with the session must not arm the idle timer again.
+        self.responses.on_done = lambda unheard_s: None
         self._idle.disarm()
         self._barge_in.withdraw()
-        await self._frames.close()
+        await self.frames.close()
 
     def _next_item(self) -> None:
-        """Of the turn that comes next; clients hear of its id when it begins to be spoken."""
+        """Choose the item id of the next turn; speech_started names it before the item exists."""
         self._item_id = self.items.conversation.promised_id = new_id("item")
 
-    def _hear_no_more(self) -> None:
-        """The client heard of a start; without a stop it would wait for one for ever."""
+    def _stop_speech(self) -> None:
+        """Emit speech_stopped if speech_started was emitted: a client waits for it."""
         if self._detector and self._detector.speaking:
             self._emit_stopped(self._detector.force_stop())
 
@@ -196,36 +211,36 @@ class TurnTaking:
 
     def _take(self, pcm: np.ndarray) -> None:
         self._buffer.append(pcm)
-        if self._frames.on:
-            self._frames.grow(self._buffer)
+        if self.frames.on:
+            self.frames.grow(self._buffer)
         elif self._detector is not None:
             self._detector.take(pcm)
 
     async def _listen(self) -> None:
-        """What the audio that was taken says. Audio and all that it brings about keep their order:
-        the connection reads on when this is done."""
+        """Score the new audio and handle its events. The connection reads on after this returns,
+        so that events keep the order of the audio."""
         while (detector := self._detector) is not None:
             detection = self.config.turn_detection
             assert detection is not None
-            detector.confirming = detection.interrupt_response and self.responses.audible
+            detector.confirming = detection.interrupt_response and self.playout.audible
             if (due := detector.due()) is None:
                 break
             scored = await self.scorer.score(*due)
             if detector is not self._detector:
-                return  # the call has ended
+                return  # the session has ended
             for event in detector.scored(*scored):
                 self._on_speech(event)
         if detector is None:
             return
         if detector.speaking:
-            self._pieces.grow(self._buffer, self._turn_start_ms * SAMPLES_PER_MS)
+            self._turn_prefill.grow(self._buffer, self._turn_start_ms * SAMPLES_PER_MS)
         if self._buffer.excess_samples:
-            self._shed()
+            self._drop_excess()
 
-    def _prefill_turn(self, pieces: Pieces) -> bool:
-        return self.responses.prefill_turn(self.config, pieces)
+    def _prefill(self, utterance: Utterance) -> bool:
+        return self.turn_runner.prefill_turn(self.config, utterance)
 
-    def _shed(self) -> None:
+    def _drop_excess(self) -> None:
         assert self._detector is not None
         if self._detector.speaking:
             log.warning("turn_too_long max_s=%g", self.gateway.max_input_audio_s)
@@ -247,19 +262,19 @@ class TurnTaking:
             case SpeechPaused():
                 self._on_paused(event)
             case SpeechResumed():
-                self.responses.withdraw_speculative()
+                self.turn_runner.withdraw_speculative()
             case SpeechStopped():
                 self._on_stopped(event)
 
     def _at_s(self, audio_ms: float) -> float:
-        """When the caller's audio was at this position, on the gateway's clock."""
+        """When this position of the user's audio arrived, on the gateway's clock."""
         since_ms = self._buffer.end_sample / SAMPLES_PER_MS - audio_ms
         return self.clock.now_s() - since_ms / 1000
 
     def _on_started(self, event: SpeechStarted) -> None:
         assert self.config.turn_detection is not None
         self._idle.disarm()
-        self._pieces.forget()
+        self._turn_prefill.reset()
         self._turn_start_ms = event.at_ms
         onset_s = self._at_s(event.onset_ms)
         self.monitor.speech_started(onset_s)
@@ -278,36 +293,36 @@ class TurnTaking:
         detector, detection = self._detector, self.config.turn_detection
         assert detector is not None and detection is not None
         if detection.kind == "server_vad":
-            self._speculative(pause)
+            self._speculate(pause)
             return
         assert self.endpointing is not None
-        until = pause.at_ms * SAMPLES_PER_MS
-        begun = max(self._turn_start_ms * SAMPLES_PER_MS, until - HEARD_SAMPLES)
-        said = self._buffer.peek(begun, until)
+        end = pause.at_ms * SAMPLES_PER_MS
+        start = max(self._turn_start_ms * SAMPLES_PER_MS, end - MODEL_SAMPLES)
+        audio = self._buffer.peek(start, end)
 
-        def end() -> None:
+        def end_turn() -> None:
             if self._detector is detector and (stopped := detector.stop_at(pause)):
                 self._on_stopped(stopped)
 
-        self.endpointing.ask(said, detection, lambda: detector.is_in(pause), end)
+        self.endpointing.judge(audio, detection, lambda: detector.is_in(pause), end_turn)
 
-    def _speculative(self, pause: SpeechPaused) -> None:
-        """An answer to what was said so far is begun; if the silence lasts, it is half done."""
+    def _speculate(self, pause: SpeechPaused) -> None:
+        """Start a turn now; if the silence lasts, its first audio is ready earlier."""
         start, end = self._turn_start_ms * SAMPLES_PER_MS, pause.at_ms * SAMPLES_PER_MS
-        said = self._pieces.so_far(AudioPart(self._buffer.peek(start, end)))
-        self.responses.speculate(self.config, said)
+        utterance = self._turn_prefill.so_far(AudioPart(self._buffer.peek(start, end)))
+        self.turn_runner.speculate(self.config, utterance)
 
     def _on_stopped(self, event: SpeechStopped) -> None:
         assert self.config.turn_detection is not None
         self._emit_stopped(event)
         start, end = self._turn_start_ms * SAMPLES_PER_MS, event.at_ms * SAMPLES_PER_MS
         audio, is_speech = self._buffer.take(start, end), None
-        # Below the usual threshold the detector takes noise for speech.
-        if self.config.turn_detection.vad.threshold < _USUAL_THRESHOLD:
+        # Below the default threshold the detector takes noise for speech.
+        if self.config.turn_detection.vad.threshold < _DEFAULT_THRESHOLD:
             is_speech = partial(has_speech, audio.pcm, self.scorer.model)
         self._commit(audio, is_speech)
         if self.config.turn_detection.create_response:
-            self._answer(event.speech_end_ms)
+            self._respond(event.speech_end_ms)
 
     def _emit_stopped(self, event: SpeechStopped) -> None:
         self.metrics.vad_events.labels("stopped").inc()
@@ -317,22 +332,22 @@ class TurnTaking:
         )
 
     def _commit(self, audio: AudioPart, is_speech: Callable[[], bool] | None = None) -> None:
-        """is_speech: to be asked before it is answered; None: no question."""
+        """is_speech: judged before a response to the turn; None: the turn counts as speech."""
         self._idle.disarm()
         self.monitor.turn_committed()
         content = [AudioContent(audio.pcm)]
-        # What an answer was begun to is what the model has heard: all but the last silence.
-        pieces = self.responses.speculated or self._pieces.whole(audio)
-        self._pieces.forget()
-        item = MessageItem(self._item_id, "user", content, pieces, is_speech)
+        # A speculative turn has prefilled the utterance without the silence at its end.
+        utterance = self.turn_runner.speculated or self._turn_prefill.finish(audio)
+        self._turn_prefill.reset()
+        item = MessageItem(self._item_id, "user", content, utterance, is_speech)
         self._next_item()
         previous = self.items.conversation.last_id
         self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)
         self.items.add(item)
         if self.config.transcription is not None:
-            self.transcripts.ask(item, audio, self.config.transcription)
+            self.transcripts.add(item, audio, self.config.transcription)
 
-    def _answer(self, speech_end_ms: int | None = None) -> None:
+    def _respond(self, speech_end_ms: int | None = None) -> None:
         plan = ResponsePlan(
             config=self.config,
             decided_at_s=self.clock.now_s(),
@@ -340,10 +355,10 @@ class TurnTaking:
         )
         self.responses.create_when_idle(plan)
 
-    def _on_response_done(self, playout_left_s: float) -> None:
+    def _on_response_done(self, unheard_s: float) -> None:
         detection = self.config.turn_detection
         if detection and detection.idle_timeout_ms is not None:
-            self._idle.arm(playout_left_s + detection.idle_timeout_ms / 1000)
+            self._idle.arm(unheard_s + detection.idle_timeout_ms / 1000)
 
     def _on_idle(self) -> None:
         detection = self.config.turn_detection
@@ -360,4 +375,4 @@ class TurnTaking:
             item_id=self._item_id,
         )
         self._commit(self._buffer.take(start, end))
-        self._answer()
+        self._respond()
