@@ -131,6 +131,8 @@ async def speech_over_response(socket: Socket) -> tuple[dict, dict]:
     if started["type"] == DONE:
         raise UnsuitableResponse
     done = await socket.until(DONE)
+    if done["response"]["status"] == "completed":
+        raise UnsuitableResponse
     check_cancelled(done, "turn_detected")
     return started, done
 

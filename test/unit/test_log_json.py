@@ -4,14 +4,16 @@ import asyncio
 import io
 import json
 import logging
+import logging.config
+import os
 import sys
 
 import pytest
 
 from sglang_live.stages.stage_logs import StageLogs
 from sglang_live.telemetry.log_context import log_ids, set_log_ids
-from sglang_live.telemetry.log_json import JsonFormatter, as_json_line, json_logging, text_lines
-from sglang_live.telemetry.log_lines import LineFormatter, LineRecord, log_in_lines
+from sglang_live.telemetry.log_json import JsonFormatter, as_json_line, text_lines
+from sglang_live.telemetry.log_lines import LineFormatter, LineRecord, engine_logging, log_in_lines
 
 
 def record(template: str, *args, error: bool = False) -> logging.LogRecord:
@@ -97,8 +99,6 @@ def test_what_is_printed_without_the_logger_becomes_an_object(line, message):
 
 
 def test_stage_logs_hold_objects_only_and_tell_the_last_lines_as_text(tmp_path):
-    import os
-
     logs = StageLogs(tmp_path, as_json=True)
     fd = logs.open("thinker/0")
     os.write(fd, b'{"message": "ready"}\nRuntimeError: broken\n')
@@ -134,14 +134,16 @@ def test_the_format_of_a_process_can_be_chosen_again(root, monkeypatch, as_json)
         assert line.endswith("talker/0 INFO sglang_live.x: frames_late n=2")
 
 
-def test_the_engines_processes_write_the_same_objects(root, monkeypatch):
-    import logging.config
-
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_engines_processes_write_lines_of_the_same_form(root, monkeypatch, as_json):
     out = io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
-    logging.config.dictConfig(json_logging("thinker/0 engine"))
+    logging.config.dictConfig(json.loads(json.dumps(engine_logging("thinker/0", as_json))))
     logging.getLogger("sglang.srt").info("not shown")
-    logging.getLogger("sglang_live.bridge").info("interrupted rid=%s", "think-1")
-    [line] = out.getvalue().splitlines()
-    assert json.loads(line)["rid"] == "think-1"
+    logging.getLogger("sglang_live.bridge").info("request_queued rid=%s", "think-1")
     logging.getLogger("sglang_live").setLevel(logging.NOTSET)
+    [line] = out.getvalue().splitlines()
+    if as_json:
+        assert json.loads(line)["rid"] == "think-1"
+    else:
+        assert line.endswith("thinker/0 INFO sglang_live.bridge: request_queued rid=think-1")

@@ -1,6 +1,5 @@
 """Entry point of group `sglang.srt.plugins`; SGLang calls it in every process that it starts."""
 
-import logging
 import os
 
 from sglang_live.bridge import seams
@@ -10,7 +9,5 @@ from sglang_live.telemetry.log_lines import log_in_lines
 
 def register() -> None:
     log_in_lines()
-    # SGLang sets the root logger to warnings in the engine's processes.
-    logging.getLogger("sglang_live").setLevel(logging.INFO)
     forgo_progress_lock()
     seams.install_or_exit(os.environ.get(seams.STAGE_ENV))

@@ -7,6 +7,7 @@ own wakes at the moments at which playback starts or runs out.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,22 @@ from sglang_live.interaction.user_stats import UserPrior, UserStats
 from sglang_live.orchestrator.session import VoiceSession
 from sglang_live.telemetry.metrics import GatewayMetrics
 
+log = logging.getLogger(__name__)
+
+# Steps of a turn; what comes many times in one is in the timeline alone.
+_LOGGED = frozenset(
+    {
+        "speech_started",
+        "speech_stopped",
+        "turn_committed",
+        "response_created",
+        "first_audio",
+        "response_done",
+        "barge_in",
+        "stopped",
+        "truncated",
+    }
+)
 # A stage step begins anywhere within a codec frame, so a finer report would change no decision.
 REPORT_TOLERANCE_S = 0.08
 # The onset of the user's next speech cannot be predicted more closely than this.
@@ -370,3 +387,11 @@ class SessionMonitor:
         if playback:
             facts = {"response": playback.response_id, **facts}
         self.timeline.add(event, self._clock.now_s(), **facts)
+        if event in _LOGGED:
+            log.info(event + "".join(map(_field, facts.items())), *facts.values())
+
+
+def _field(fact: tuple[str, Any]) -> str:
+    """Its part of a log line's template."""
+    name, value = fact
+    return f" {name}=%.3f" if isinstance(value, float) else f" {name}=%s"

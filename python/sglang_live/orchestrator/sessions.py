@@ -177,9 +177,11 @@ class LiveSession:
         self._on_stream_event = on_stream_event
 
     def interrupt(self) -> bool:
-        if self._control is None or not self._control.interrupt():
+        if self._control is None or not self._control.can_interrupt:
             return False
-        log.info("turn_interrupted turn=%s", self._turn_id)
+        if not self._control.interrupted:
+            log.info("turn_interrupted turn=%s", self._turn_id)
+            self._control.interrupt()
         self._deadline.withdrawn()
         return True
 

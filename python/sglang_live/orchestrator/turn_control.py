@@ -42,21 +42,22 @@ class TurnControl:
         if self._on_stream_event is not None:
             thinker.on_stream_event = talker.on_stream_event = self._on_stream_event
 
-    def interrupt(self) -> bool:
-        """End the response where it is. Returns False if the turn can only be cancelled.
+    @property
+    def can_interrupt(self) -> bool:
+        return self._jobs is not None and self._policies.truncate
+
+    def interrupt(self) -> None:
+        """End the response where it is, while can_interrupt.
 
         The thinker ends its request by itself, so that its KV is kept; talker and vocoder are
         cancelled, because their audio is not heard.
         """
-        if self._jobs is None or not self._policies.truncate:
-            return False
-        if not self.interrupted:
-            self.interrupted = True
-            thinker, talker, vocoder = self._jobs
-            thinker.interrupt()
-            talker.cancel()
-            vocoder.cancel()
-        return True
+        assert self._jobs is not None
+        self.interrupted = True
+        thinker, talker, vocoder = self._jobs
+        thinker.interrupt()
+        talker.cancel()
+        vocoder.cancel()
 
     def heard(self, heard_s: float, playing: bool, interrupts: float) -> None:
         """Report playback to thinker and talker (see VoiceSession.report_playback)."""

@@ -29,8 +29,7 @@ from sglang_live.messages import Ready, SessionHint
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob, StageServer
 from sglang_live.stages.transport.wire import fallbacks, shm_names
-from sglang_live.telemetry.log_json import json_logging
-from sglang_live.telemetry.log_lines import log_in_lines
+from sglang_live.telemetry.log_lines import engine_logging, log_in_lines
 
 log = logging.getLogger(__name__)
 
@@ -129,13 +128,12 @@ def use_temporary_folder(spec: StageSpec) -> None:
 
 
 def set_up_logs(spec: StageSpec) -> None:
-    """Of this process and, through a file that SGLang reads, of the engine's own processes."""
+    """Of this process and, through a file that SGLang reads, of the engine's processes."""
     as_json = spec.log_format == "json"
     log_in_lines(spec.name, as_json=as_json)
-    if as_json:
-        path = spec.file_path("logging.json")
-        path.write_text(json.dumps(json_logging(f"{spec.name} engine")))
-        os.environ["SGLANG_LOGGING_CONFIG_PATH"] = str(path)
+    path = spec.file_path("logging.json")
+    path.write_text(json.dumps(engine_logging(spec.name, as_json)))
+    os.environ["SGLANG_LOGGING_CONFIG_PATH"] = str(path)
 
 
 def die_with_parent() -> None:

@@ -40,18 +40,6 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def json_logging(process: str) -> dict[str, Any]:
-    """Settings for logging.config.dictConfig: warnings of libraries, all lines of sglang_live."""
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"json": {"()": f"{__name__}.JsonFormatter", "process": process}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
-        "root": {"level": "WARNING", "handlers": ["stderr"]},
-        "loggers": {"sglang_live": {"level": "INFO"}},
-    }
-
-
 def event_fields(record: logging.LogRecord) -> dict[str, Any]:
     """The event of a record and its named values; empty if its template is not of that form."""
     template = str(record.msg)

@@ -5,6 +5,7 @@ In: log records of this process and its libraries. Out: the same with control ch
 
 import logging
 import unicodedata
+from multiprocessing import parent_process
 from typing import Any
 
 from sglang_live.telemetry.log_context import log_ids
@@ -61,20 +62,47 @@ class LineFormatter(logging.Formatter):
         return "\n".join(f"  | {one_line(line)}" for line in lines)
 
 
+def formatter(process: str, as_json: bool) -> logging.Formatter:
+    """Of the lines of a process and of those that it spawns.
+
+    Args:
+        process: a name such as "thinker/0". Empty: the server.
+    """
+    if process and parent_process() is not None:
+        process = f"{process} engine"
+    if as_json:
+        return JsonFormatter(process or "gateway")
+    name = f"{process} " if process else ""
+    return LineFormatter(f"%(asctime)s {name}%(levelname)s %(name)s: %(message)s")
+
+
 def log_in_lines(process: str | None = None, *, as_json: bool = False) -> None:
     """One line per record, for all loggers of this process and its libraries.
 
     Args:
-        process: set up the root logger on stderr, with lines that name this process ("": the
-            server). None: the root logger is set up elsewhere.
+        process: set up the root logger on stderr, see formatter. None: it is set up elsewhere.
         as_json: JSON objects instead of text.
     """
     logging.setLogRecordFactory(LineRecord)
     if process is None:
         return
     handler = logging.StreamHandler()
-    name = f"{process} " if process else ""
-    text = LineFormatter(f"%(asctime)s {name}%(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter(process or "gateway") if as_json else text)
+    handler.setFormatter(formatter(process, as_json))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(as_json)
+
+
+def engine_logging(process: str, as_json: bool) -> dict[str, Any]:
+    """Settings for logging.config.dictConfig, which SGLang applies in an engine's processes.
+
+    Libraries write warnings, this package everything.
+    """
+    line = {"()": f"{__name__}.formatter", "process": process, "as_json": as_json}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": line},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+        "root": {"level": "WARNING", "handlers": ["stderr"]},
+        "loggers": {"sglang_live": {"level": "INFO"}},
+    }

@@ -295,6 +295,7 @@ class LiveScheduler(MemoryScheduler):
         super()._add_request_to_queue(req, is_retracted)
 
     def _release_aborted_request(self, req: Req) -> None:
+        self.request_log.aborted_in_queue(req)
         if self.rounds is not None:
             self.rounds.table.remove(req.rid)
         super()._release_aborted_request(req)

@@ -25,6 +25,7 @@ from sglang_live.gateway.realtime.outbox import Outbox
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.gateway.realtime.session import RealtimeSession
 from sglang_live.orchestrator.session import VoiceSession
+from sglang_live.telemetry.log_context import set_log_ids
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class RealtimeConnection:
 
     async def run(self) -> None:
         """Serve until the client leaves. Faults of a client or stage raise nothing."""
+        set_log_ids(session=self.session_id)
         sender = asyncio.create_task(self._outbox.drain())
         try:
             voice_session = await self._services.orchestrator.open_session(self.session_id)

@@ -6,15 +6,11 @@ Owner: one Playout per connection. For the protocol a response is over when it i
 user when its audio has been played.
 """
 
-import logging
-
 from sglang_live.gateway.realtime.conversation.conversation import Conversation
 from sglang_live.gateway.realtime.outbox import Outbox
 from sglang_live.gateway.realtime.responses.active import ActiveResponse
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.telemetry.metrics import GatewayMetrics
-
-log = logging.getLogger(__name__)
 
 
 class Playout:
@@ -74,7 +70,6 @@ class Playout:
             if not self._monitor.over(response.playback):
                 self.discard(response.id)
                 heard_s = self._monitor.stopped(response.playback, barge_in=True)
-                log.info("barge_in response=%s heard_ms=%d", response.id, heard_s * 1000)
                 self._truncate(response, heard_s, emit=True)
 
     def cancel(self, response: ActiveResponse) -> None:
