@@ -1,20 +1,29 @@
 """The start of the server: refusals before any process starts, and the specs of stages."""
 
 import json
+import logging
 import socket
 import tempfile
 from pathlib import Path
 
+import httpx
 import pytest
 
 from sglang_live import launch_server
 from sglang_live.arguments import parse
+from sglang_live.capacity.control import CapacityControl
+from sglang_live.clock import SimClock
 from sglang_live.errors import StageUnavailableError
+from sglang_live.gateway.config import MAX_FRAME_BYTES
+from sglang_live.gateway.draining import Drain
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.policy.policies import Policies
 from sglang_live.stage_specs import stage_specs
 from sglang_live.stages.ports import free_port
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
+from sglang_live.stages.supervisor import Supervisor
+from sglang_live.telemetry.log_writing import LogDrops
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +35,16 @@ def no_processes(monkeypatch):
 
     monkeypatch.setattr(launch_server, "Supervisor", refuse)
     monkeypatch.setattr(launch_server.subprocess, "run", refuse)
+
+
+@pytest.fixture(autouse=True)
+def log_handlers():
+    """main() sets up the root logger; later tests get the former handlers back."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +101,10 @@ def test_another_model_is_refused_by_its_architecture(tmp_path, capsys):
 
 @pytest.fixture
 def model(monkeypatch) -> Qwen3OmniSpec:
-    values = dict.fromkeys(Qwen3OmniSpec.__slots__, 0) | {"path": "/models/m", "speakers": {"a": 1}}
+    values = dict.fromkeys(Qwen3OmniSpec.__slots__, 0) | {
+        "path": Path("/models/m"),
+        "speakers": {"a": 1},
+    }
     return Qwen3OmniSpec(**values)
 
 
@@ -144,3 +166,31 @@ def test_stages_on_other_hosts_are_reached_by_tcp_without_shared_memory(model):
     by_name = specs(model, "--talker.connect", "tcp://far:1", "--allow-keyless-stages")
     assert by_name["talker/0"].address == "tcp://far:1"
     assert not by_name["talker/0"].same_host and by_name["thinker/0"].same_host
+
+
+async def test_the_application_has_the_settings_of_the_server(model):
+    config = parse(["--model-path", "/models/m", "--api-key", "k", "--turn-prefill-s", "4"])
+    clock, drops = SimClock(), LogDrops()
+    supervisor = Supervisor(stage_specs(config, model, Path("/tmp/run"), native_key="key"))
+    orchestrator = LiveOrchestrator(
+        supervisor,
+        model_name=config.served_model_name,
+        voices=model.voices,
+        capacity=CapacityControl(launch_server._capacity(config), clock, dict),
+        policies=config.policies,
+        clock=clock,
+    )
+    metrics = launch_server._metrics(supervisor, orchestrator, drops)
+    app = launch_server._application(config, model, supervisor, orchestrator, metrics, Drain())
+    http = launch_server._http(config, app, metrics)
+    assert http.ws_max_size == MAX_FRAME_BYTES
+    thinker = supervisor.replicas[0].spec
+    gateway = launch_server._gateway_config(config, thinker)
+    assert (gateway.api_keys, gateway.turn_prefill_s) == (("k",), 4.0)
+    assert (gateway.native_api_key, gateway.native_socket) == ("key", thinker.native_socket)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        assert (await client.get("/health")).status_code == 503, "no stage is up"
+        assert (await client.get("/v1/models")).status_code == 401
+        series = await client.get("/metrics", headers={"Authorization": "Bearer k"})
+    assert "\nsglang_live_capacity_session_limit " in series.text

@@ -85,7 +85,6 @@ PENDING = (
     "test/unit/orchestrator/",
     "test/unit/policy/",
     "test/unit/stages/",
-    "test/unit/test_config.py",
 )
 
 
