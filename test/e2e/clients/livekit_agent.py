@@ -24,8 +24,8 @@ async def weather(town: str) -> str:
 class Microphone(io.AudioInput):
     def __init__(self) -> None:
         super().__init__(label="microphone")
-        self.source = SpeechSource()
-        self._frames = self.source.frames()
+        self.speech = SpeechSource()
+        self._frames = self.speech.frames()
 
     async def __anext__(self) -> rtc.AudioFrame:
         frame = await anext(self._frames)
@@ -109,7 +109,7 @@ async def text(url: str) -> dict:
 
 async def speech(url: str) -> dict:
     async with connected(url) as (session, said):
-        session.input.audio.source.say()
+        session.input.audio.speech.say()
         return await next_response(session, said)
 
 
@@ -133,7 +133,7 @@ async def interruption(url: str) -> dict:
         session.generate_reply(user_input=QUESTION)
         await loudspeaker.began.wait()
         while not cut.is_set():
-            session.input.audio.source.say(after_s=1.0)
+            session.input.audio.speech.say(after_s=1.0)
             await loudspeaker.played.get()
             loudspeaker.began.clear()
             await loudspeaker.began.wait()

@@ -47,7 +47,7 @@ async def weather(params, town: str):
 class Microphone(FrameProcessor):
     def __init__(self) -> None:
         super().__init__()
-        self.source, self._speaking = SpeechSource(), None
+        self.speech, self._speaking = SpeechSource(), None
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
@@ -60,7 +60,7 @@ class Microphone(FrameProcessor):
         self._speaking.cancel()
 
     async def _speak(self) -> None:
-        async for frame in self.source.frames():
+        async for frame in self.speech.frames():
             await self.push_frame(InputAudioRawFrame(frame, RATE_HZ, 1))
 
 
@@ -131,7 +131,7 @@ async def text(url: str) -> dict:
 
 async def speech(url: str) -> dict:
     async with connected(url, typed=False) as call:
-        call.microphone.source.say()
+        call.microphone.speech.say()
         return await call.next_response()
 
 
@@ -153,7 +153,7 @@ async def interruption(url: str) -> dict:
 
         await call.until(TTSAudioRawFrame)
         while not cut.is_set():
-            call.microphone.source.say(after_s=1.0)
+            call.microphone.speech.say(after_s=1.0)
             await call.until(InterruptionFrame)
             await call.until(LLMFullResponseStartFrame)
             await call.until(TTSAudioRawFrame)
@@ -172,7 +172,7 @@ async def reconnect(url: str) -> dict:
         await call.llm.reset_conversation()
         while not call.loudspeaker.heard.empty():
             call.loudspeaker.heard.get_nowait()
-        call.microphone.source.say()
+        call.microphone.speech.say()
         return await call.next_response()
 
 
