@@ -110,6 +110,19 @@ def build_app(
         app.add_middleware(SameMachine, refused=metrics.errors)
     app.add_middleware(DrainGate, drain=drain)
     add_error_forms(app)
+    _add_realtime(app, keys, services)
+    _add_generating(app, keys, services, proxy)
+    _add_models(app, keys, orchestrator)
+    _add_capacity(app, keys, orchestrator)
+    _add_description(app, keys)
+    _add_operations(app, keys, health, metrics, drain)
+    add_page(app)
+    if proxy:
+        _add_native(app, keys, services.rate_limits, proxy)
+    return app
+
+
+def _add_realtime(app: FastAPI, keys: Keys, services: RealtimeServices) -> None:
     secrets = ClientSecrets()
     realtime = RealtimeRoute(services, keys, secrets)
     app.router.routes.append(WebSocketRoute("/v1/realtime", realtime.__call__))
@@ -118,33 +131,37 @@ def build_app(
         _guarded(keys, ClientSecretsRoute(services, keys, secrets).__call__),
         methods=["POST"],
     )
-    generating = {
-        "/v1/audio/speech": SpeechRoute(orchestrator, metrics),
-        "/v1/audio/transcriptions": TranscriptionRoute(orchestrator, config, services.speech_model),
-        "/v1/chat/completions": ChatRoute(
-            orchestrator,
-            config,
-            metrics,
-            text_only=proxy.pass_on if proxy else None,
-            owner=keys.owner,
-        ),
+
+
+def _add_generating(
+    app: FastAPI, keys: Keys, services: RealtimeServices, proxy: NativeProxy | None
+) -> None:
+    orchestrator, config, metrics = services.orchestrator, services.config, services.metrics
+    chat = ChatRoute(
+        orchestrator,
+        config,
+        metrics,
+        text_only=proxy.pass_on if proxy else None,
+        owner=keys.owner,
+    )
+    transcribe = TranscriptionRoute(orchestrator, config, services.speech_model)
+    routes: dict[str, Endpoint] = {
+        "/v1/audio/speech": SpeechRoute(orchestrator, metrics).__call__,
+        "/v1/audio/transcriptions": transcribe.__call__,
+        "/v1/chat/completions": chat.__call__,
     }
-    for path, route in generating.items():
-        endpoint = _limited(keys, services.rate_limits, route.__call__)
+    for path, route in routes.items():
+        endpoint = _limited(keys, services.rate_limits, route)
         app.add_route(path, _guarded(keys, endpoint), methods=["POST"])
-    _add_models(app, keys, orchestrator)
-    _add_capacity(app, keys, orchestrator)
-    _add_description(app, keys)
-    _add_operations(app, keys, health, metrics, drain)
-    add_page(app)
-    if proxy:
-        limited = _limited(keys, services.rate_limits, proxy.__call__)
-        for path, methods in ROUTES.items():
-            endpoint = limited if path in LIMITED else proxy.__call__
-            if path != FLUSH:  # the proxy checks the operator's key
-                endpoint = _guarded(keys, endpoint)
-            app.add_route(path, endpoint, methods=list(methods))
-    return app
+
+
+def _add_native(app: FastAPI, keys: Keys, limits: RateLimits, proxy: NativeProxy) -> None:
+    limited = _limited(keys, limits, proxy.__call__)
+    for path, methods in ROUTES.items():
+        endpoint = limited if path in LIMITED else proxy.__call__
+        if path != FLUSH:  # the proxy checks the operator's key
+            endpoint = _guarded(keys, endpoint)
+        app.add_route(path, endpoint, methods=list(methods))
 
 
 def _add_models(app: FastAPI, keys: Keys, orchestrator: Orchestrator) -> None:

@@ -59,6 +59,7 @@ class ConnectionGuard:
         if not config.loaded:
             config.load()
         config.http_protocol_class = _guarded_http(config.http_protocol_class, self)
+        assert config.ws_protocol_class is not None, "uvicorn has no WebSocket library"
         config.ws_protocol_class = _guarded_socket(config.ws_protocol_class, self)
 
     def opened(self, connection: Any) -> None:
@@ -152,7 +153,7 @@ class InvalidRequestError(LiveError):
 
 
 def _guarded_http(base: type, guard: ConnectionGuard) -> type:
-    class GuardedHttp(base):
+    class GuardedHttp(base):  # type: ignore[misc]  # uvicorn chooses the base at run time
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             guard.opened(self)
@@ -183,7 +184,7 @@ def _guarded_http(base: type, guard: ConnectionGuard) -> type:
 
 
 def _guarded_socket(base: type, guard: ConnectionGuard) -> type:
-    class GuardedSocket(base):
+    class GuardedSocket(base):  # type: ignore[misc]  # uvicorn chooses the base at run time
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             guard.opened(self)

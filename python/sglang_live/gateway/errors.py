@@ -113,7 +113,8 @@ async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
     await response(scope, receive, send)
 
 
-async def _refused(request: Request, error: HTTPException) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
     shown = LiveError(f"{error.detail}: {request.method} {cut(request.scope['path'])}.")
     shown.code = _CODES.get(error.status_code, "invalid_request")
     shown.http_status = error.status_code
@@ -122,7 +123,7 @@ async def _refused(request: Request, error: HTTPException) -> Response:
     return response
 
 
-async def _client_left(_request: Request, _error: ClientDisconnect) -> Response:
+async def _client_left(_request: Request, _error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 

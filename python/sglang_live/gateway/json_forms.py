@@ -49,8 +49,13 @@ def read_form(data: str | bytes, decoder: msgspec.json.Decoder[Form]) -> Form:
         raise broken_json(data, error) from None
 
 
-@cache
 def decoder_of(form: type[Form]) -> msgspec.json.Decoder[Form]:
+    key: Any = form  # to mypy, a type of unknown metaclass may not be hashable
+    return _decoder_of(key)
+
+
+@cache
+def _decoder_of(form: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(form)
 
 

@@ -88,10 +88,10 @@ def _keywords(root: dict[str, Any]) -> dict[str, Keyword]:
 
         return check_in_time
 
-    def reference(validator, pointer, instance, _schema):
+    def reference(validator: Validator, pointer: Any, instance: Any, _schema: Any) -> Any:
         return validator.descend(instance, target_of(root, pointer))
 
-    ours = {name: reference for name in _POINTERS}
+    ours: dict[str, Keyword] = {name: reference for name in _POINTERS}
     ours |= {"uniqueItems": _unique_items, "additionalProperties": _additional_properties}
     known = {k: v for k, v in Draft202012Validator.VALIDATORS.items() if k not in _IGNORED}
     return {name: counted(name, check) for name, check in {**known, **ours}.items()}
@@ -103,7 +103,9 @@ def _cost(name: str, value: Any) -> int:
     return 1 + len(value) if isinstance(value, list | dict) else 1
 
 
-def _unique_items(validator: Validator, wanted: bool, instance: Any, _schema):
+def _unique_items(
+    validator: Validator, wanted: bool, instance: Any, _schema: Any
+) -> Iterator[ValidationError]:
     # The library compares every pair of items that cannot be sorted.
     if wanted and isinstance(instance, list):
         seen = {orjson.dumps(item, option=orjson.OPT_SORT_KEYS) for item in instance}
@@ -111,7 +113,9 @@ def _unique_items(validator: Validator, wanted: bool, instance: Any, _schema):
             yield ValidationError("not unique")
 
 
-def _additional_properties(validator: Validator, value: Any, instance: Any, schema):
+def _additional_properties(
+    validator: Validator, value: Any, instance: Any, schema: dict[str, Any]
+) -> Iterator[ValidationError]:
     # With patternProperties, additional properties cannot be found without matching the patterns.
     if "patternProperties" not in schema:
         check = Draft202012Validator.VALIDATORS["additionalProperties"]
@@ -126,7 +130,7 @@ def _cleaned(schema: Any) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise SchemaFaultError("Not a JSON schema: no object.")
     try:
-        root = orjson.loads(orjson.dumps(schema))
+        root: dict[str, Any] = orjson.loads(orjson.dumps(schema))
     except orjson.JSONEncodeError as error:  # nested too deep, or a number beyond 64 bits
         raise SchemaFaultError(f"Not a JSON schema: {error}.") from None
     pending: list[tuple[str, Any]] = [("#", root)]
@@ -146,7 +150,7 @@ def _cleaned(schema: Any) -> dict[str, Any]:
     return root
 
 
-def _schemas_in(root: dict, keyword: str, value: Any, at: str) -> list[tuple[str, Any]]:
+def _schemas_in(root: dict[str, Any], keyword: str, value: Any, at: str) -> list[tuple[str, Any]]:
     """The schemas in one keyword's value, with their places; none for unknown keywords."""
     if keyword in _POINTERS:
         return [(value, target_of(root, value))]

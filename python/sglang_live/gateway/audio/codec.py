@@ -46,7 +46,7 @@ class WireFormat:
 PCM = WireFormat("audio/pcm", OUTPUT_RATE_HZ, 2)
 PCMU = WireFormat("audio/pcmu", 8_000, 1)
 PCMA = WireFormat("audio/pcma", 8_000, 1)
-FORMATS = {form.kind: form for form in (PCM, PCMU, PCMA)}
+FORMATS: dict[str, WireFormat] = {form.kind: form for form in (PCM, PCMU, PCMA)}
 
 
 def decode_base64(text: str, form: WireFormat, *, max_bytes: int, param: str) -> bytes:

@@ -23,6 +23,8 @@ _PERIODS = (4, 1)
 
 
 class StreamResampler:
+    _input: np.ndarray
+
     def __init__(self, rate_in_hz: int, rate_out_hz: int):
         divisor = gcd(rate_in_hz, rate_out_hz)
         self._up, self._down = rate_out_hz // divisor, rate_in_hz // divisor
@@ -76,7 +78,7 @@ class StreamResampler:
         windows = np.ndarray((n_blocks, n_taps), np.float64, self._input, 0, strides)
         # Copied, because BLAS accepts no overlapping rows and numpy's own product is slow. Double
         # precision, because BLAS adds in an order that depends on the number of rows.
-        out = np.ascontiguousarray(windows) @ taps
+        out: np.ndarray = np.ascontiguousarray(windows) @ taps
         self._input = self._input[n_blocks * block_in :]
         return out.ravel()
 
@@ -91,7 +93,7 @@ def resample(pcm: np.ndarray, rate_in_hz: int, rate_out_hz: int) -> np.ndarray:
 
 def to_int16(samples: np.ndarray) -> np.ndarray:
     """Round and clip float samples on the int16 scale."""
-    rounded = np.rint(samples)
+    rounded: np.ndarray = np.rint(samples)
     np.maximum(rounded, -32768, out=rounded)
     np.minimum(rounded, 32767, out=rounded)
     return rounded.astype(np.int16)

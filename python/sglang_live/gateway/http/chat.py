@@ -216,7 +216,8 @@ class ChatRoute:
         Raises:
             MalformedCallError: the completion consists of malformed function calls only.
         """
-        calls, tools, fault = [], completion.form.functions_of(), None
+        calls: list[dict[str, Any]] = []
+        tools, fault = completion.form.functions_of(), None
         for text in completion.end.function_calls:
             try:
                 call = read_function_call(text, tools)

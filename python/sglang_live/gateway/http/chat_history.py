@@ -34,12 +34,14 @@ def history_of(
             a function call, or no message.
     """
     reading = _Reading(transcripts, max_audio_s)
-    instructions, items = [], []
+    instructions: list[str] = []
+    items: list[HistoryItem] = []
     for n, message in enumerate(messages):
         at = f"messages[{n}]"
         _check_role(message, at)
         if message.role in ("system", "developer"):
-            instructions += [part.text for part in reading.parts(message, at)]
+            parts = reading.parts(message, at)  # refuses audio in these roles
+            instructions += [part.text for part in parts if isinstance(part, TextPart)]
         else:
             items += reading.items(message, at)
     if not items:
@@ -63,6 +65,7 @@ class _Reading:
         self._call_ids: set[str] = set()
 
     def items(self, message: Message, at: str) -> list[HistoryItem]:
+        assert message.role != "system" and message.role != "developer"
         if message.role == "tool":
             self._check_output(message, at)
         parts = self.parts(message, at)

@@ -14,6 +14,8 @@ from sglang_live.gateway.json_forms import Strict
 from sglang_live.gateway.realtime.events import Ignored, Name, VoiceRef, voice_name
 from sglang_live.gateway.tools import check_choice, check_name, check_tools
 
+Modality = Literal["text", "audio"]
+_TEXT_ONLY: tuple[Modality, ...] = ("text",)
 MAX_TOKENS = 4096
 # Seeds become 64-bit numbers in a stage.
 _MAX_SEED = (1 << 63) - 1
@@ -137,7 +139,7 @@ class ChatForm(Strict):
     """
 
     messages: Annotated[list[Message], Meta(min_length=1)]
-    modalities: list[Literal["text", "audio"]] | None = field(default_factory=lambda: ["text"])
+    modalities: list[Modality] | None = field(default_factory=lambda: list(_TEXT_ONLY))
     model: str | None = None
     audio: AudioOptions | None = None
     stream: bool | None = None

@@ -299,7 +299,8 @@ def parse_client_event(frame: str) -> AnyClientEvent:
             unknown; `param` is the path of that field.
     """
     try:
-        return read_form(frame, _decoder)
+        event: AnyClientEvent = read_form(frame, _decoder)
+        return event
     except ClientEventError as error:
         if error.param != "type":
             raise

@@ -5,6 +5,7 @@ Only keys with an effect are kept and echoed: strict clients check the types of 
 value of a client is echoed unchecked.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -188,7 +189,7 @@ def with_choice(config: SessionConfig, form: Any, *, path: str) -> SessionConfig
 
 def common_changes(form: Any, defaults: SessionConfig, *, path: str) -> dict[str, Any]:
     """Changes of a SessionConfig by the keys that session.update and response.create share."""
-    checks = {
+    checks: dict[str, Callable[[Any, str], Any]] = {
         "output_modalities": _modalities,
         "instructions": _instructions,
         "tools": read_tools,

@@ -49,7 +49,7 @@ def choose_truncation(
             param=_PATH,
         )
     wire: dict[str, Any] = {"type": "retention_ratio", "retention_ratio": form.retention_ratio}
-    limit_tokens = form.token_limits and form.token_limits.post_instructions
+    limit_tokens = form.token_limits.post_instructions if form.token_limits else None
     if limit_tokens is None:
         limit_tokens = server.window_tokens + server.slack_tokens
     else:

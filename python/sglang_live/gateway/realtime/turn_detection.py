@@ -14,6 +14,9 @@ from sglang_live.gateway.realtime.frame_settings import KIND as FRAMES
 from sglang_live.gateway.realtime.frame_settings import FrameSettings
 from sglang_live.interaction.vad import VadSettings
 
+Kind = Literal["server_vad", "semantic_vad"]
+_KINDS: dict[str, Kind] = {"server_vad": "server_vad", "semantic_vad": "semantic_vad"}
+
 # semantic_vad has an eagerness in place of a duration. Without a model that judges whether a turn
 # is complete (gateway/realtime/turns/endpointing.py), these silences end turns.
 _SILENCE_MS_BY_EAGERNESS = {"low": 1200, "medium": 700, "auto": 700, "high": 400}
@@ -36,7 +39,7 @@ class TurnDetection:
     shows_confirm: confirm_ms is echoed, because the client has set it.
     """
 
-    kind: Literal["server_vad", "semantic_vad"] = "server_vad"
+    kind: Kind = "server_vad"
     vad: VadSettings
     eagerness: str = "auto"
     idle_timeout_ms: int | None = None
@@ -94,15 +97,16 @@ def merge_turn_detection(
     return replace(base, vad=_vad_settings(form, base, default, changes["eagerness"]), **changes)
 
 
-def _kind(form: TurnDetectionForm, current: TurnDetection | None) -> str:
+def _kind(form: TurnDetectionForm, current: TurnDetection | None) -> Kind:
     if form.type is UNSET or form.type is None:
         return current.kind if current else "server_vad"
-    if form.type not in ("server_vad", "semantic_vad"):
+    kind = _KINDS.get(form.type)
+    if kind is None:
         raise ClientEventError(
             f"Unknown turn detection {form.type!r}: server_vad, semantic_vad, frames or null.",
             param=f"{_PATH}.type",
         )
-    return form.type
+    return kind
 
 
 def _vad_settings(
