@@ -5,7 +5,7 @@ the model; it is asked for the words of a clip in a turn that leaves no trace.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from sglang_live.core import (
@@ -38,7 +38,7 @@ async def transcribe(
     language: str | None = None,
     hint: str | None = None,
     temperature: float = 0.0,
-) -> AsyncIterator[str | Usage]:
+) -> AsyncGenerator[str | Usage, None]:
     """Yield the text in pieces, then what it cost.
 
     Args:

@@ -63,11 +63,11 @@ def tone(duration_ms: float, rate_hz: int = OUTPUT_RATE_HZ) -> bytes:
 
 
 def done(text: str = "", **fields: Any) -> TurnDone:
-    reply = HistoryItem(
+    item = HistoryItem(
         key="reply:" + text, role="assistant", parts=(TextPart(text),), token_ids=(1, 2, 3)
     )
     usage = Usage(input_text_tokens=5, input_audio_tokens=7, output_text_tokens=3, cached_tokens=2)
-    defaults = {"status": "completed", "reason": None, "item": reply, "usage": usage}
+    defaults = {"status": "completed", "reason": None, "item": item, "usage": usage}
     return TurnDone(**{**defaults, **fields})
 
 
@@ -88,10 +88,10 @@ def paced(text: str, n_frames: int, end: Step | None = None) -> list[Step]:
     words = [word + " " for word in text.split(" ")[:-1]] + text.split(" ")[-1:]
     steps: list[Step] = [TranscriptDelta(word, n + 1) for n, word in enumerate(words)]
     steps += [AudioDelta(tone(80)) for _ in range(n_frames)]
-    return [*steps, end or done(item=reply_of(text), n_frames=n_frames)]
+    return [*steps, end or done(item=history_item_of(text), n_frames=n_frames)]
 
 
-def reply_of(text: str) -> HistoryItem:
+def history_item_of(text: str) -> HistoryItem:
     ids = tuple(range(1, 1 + len(text.split(" "))))
     return HistoryItem(
         key="reply:" + text, role="assistant", parts=(TextPart(text),), token_ids=ids

@@ -3,7 +3,14 @@
 from contextlib import asynccontextmanager
 
 from sglang_live.clock import SimClock
-from test.unit.gateway.fakes import FakeOrchestrator, connected, done, reply_of, services, tone
+from test.unit.gateway.fakes import (
+    FakeOrchestrator,
+    connected,
+    done,
+    history_item_of,
+    services,
+    tone,
+)
 
 WORDS = "one two three four five six seven eight nine ten"
 DELTA = "response.output_audio.delta"
@@ -18,7 +25,7 @@ SILENCE_1S = bytes(48_000)
 
 def interrupted_end(words: str = WORDS, **fields):
     fields = {"n_frames": 20, "spoken": False, **fields}
-    return done(status="interrupted", item=reply_of(words), **fields)
+    return done(status="interrupted", item=history_item_of(words), **fields)
 
 
 class World:

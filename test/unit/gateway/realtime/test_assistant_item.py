@@ -8,13 +8,13 @@ from sglang_live.core import TextPart
 from sglang_live.gateway.audio.codec import PCM
 from sglang_live.gateway.realtime.conversation import assistant_item
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem, truncate_at_word
-from test.unit.gateway.fakes import done, reply_of
+from test.unit.gateway.fakes import done, history_item_of
 
 WORDS = "one two three four five six seven eight nine ten"
 FRAME_BYTES = PCM.n_bytes(80)
 
 
-def reply(n_frames=40, *, words=WORDS, n_sent=None, marked=True) -> AssistantItem:
+def item_of(n_frames=40, *, words=WORDS, n_sent=None, marked=True) -> AssistantItem:
     """An item of one token per word and n_frames of audio."""
     item = AssistantItem("item", "audio", frames_per_token=4.0)
     for n, word in enumerate(words.split(" ")):
@@ -25,14 +25,14 @@ def reply(n_frames=40, *, words=WORDS, n_sent=None, marked=True) -> AssistantIte
 
 
 def completed(n_frames=40, **fields) -> AssistantItem:
-    item = reply(n_frames, **fields)
-    item.set_end(done(item=reply_of(WORDS), n_frames=n_frames))
+    item = item_of(n_frames, **fields)
+    item.set_end(done(item=history_item_of(WORDS), n_frames=n_frames))
     item.close("completed")
     return item
 
 
 def interrupted(heard_ms, *, n_frames=20, end=None, **fields) -> AssistantItem:
-    item = reply(n_frames, **fields)
+    item = item_of(n_frames, **fields)
     item.close("incomplete", stopped=True)
     if heard_ms is not None:
         item.end_playback(heard_ms)
@@ -43,7 +43,7 @@ def interrupted(heard_ms, *, n_frames=20, end=None, **fields) -> AssistantItem:
 
 def end_of(words=WORDS, **fields):
     fields = {"n_frames": 25, "spoken": False, **fields}
-    return done(status="interrupted", item=reply_of(words), **fields)
+    return done(status="interrupted", item=history_item_of(words), **fields)
 
 
 def test_a_complete_item_is_the_sessions_own_history_item():
@@ -145,7 +145,7 @@ def test_sent_text_of_a_cancelled_text_item_counts():
 def test_without_tokens_the_text_is_truncated_in_proportion_at_a_word():
     item = interrupted(800.0)
     assert item.history().parts == (TextPart("one two three four five"),)
-    failed = reply()
+    failed = item_of()
     failed.close("incomplete")
     assert failed.history().parts == (TextPart(WORDS),)
     unmarked = completed(marked=False)
@@ -160,7 +160,7 @@ def test_text_ends_with_the_last_whole_character_of_the_tokens():
     item.add_text("é", 3)  # two tokens
     item.made_bytes = 10 * FRAME_BYTES
     item.audio_sent(bytes(10 * FRAME_BYTES))
-    item.set_end(done(item=reply_of("x y z"), n_frames=10))
+    item.set_end(done(item=history_item_of("x y z"), n_frames=10))
     item.close("completed")
     item.truncate(560)
     assert item.history().token_ids == (1, 2)
@@ -168,9 +168,9 @@ def test_text_ends_with_the_last_whole_character_of_the_tokens():
 
 
 def test_tokens_without_text_are_kept():
-    item = reply(10, words="one")
+    item = item_of(10, words="one")
     item._marks = [(3, 3)]
-    item.set_end(done(item=reply_of("x y z"), n_frames=10))
+    item.set_end(done(item=history_item_of("x y z"), n_frames=10))
     item.close("completed")
     item.truncate(300)
     assert (item.history().parts, item.history().token_ids) == ((), (1,))

@@ -8,14 +8,21 @@ import pytest
 from sglang_live.clock import SimClock
 from sglang_live.core import TranscriptDelta
 from sglang_live.errors import StageFailedError
-from test.unit.gateway.fakes import FakeOrchestrator, connected, done, reply_of, services, tone
+from test.unit.gateway.fakes import (
+    FakeOrchestrator,
+    connected,
+    done,
+    history_item_of,
+    services,
+    tone,
+)
 
 FRAMES = {"type": "frames", "frame_ms": 160, "max_tokens": 3}
 FRAME = tone(160)
 
 
 def wrote(text: str, gone: tuple[str, ...] = ()):
-    reply = replace(reply_of(text), key=f"reply:{text}")
+    reply = replace(history_item_of(text), key=f"reply:{text}")
     return [TranscriptDelta(text, 1), done(item=reply, gone=gone)]
 
 

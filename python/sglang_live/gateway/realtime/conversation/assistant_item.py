@@ -183,15 +183,15 @@ class AssistantItem(Item):
         if self.status == "in_progress":
             return
         text, tokens = self.visible_text, self._tokens_kept()
-        reply = self._end.item if self._end else None
-        ids = reply.token_ids if reply else None
+        whole = self._end.item if self._end else None
+        ids = whole.token_ids if whole else None
         if tokens is None or ids is None:
-            if reply and text == self.text and not self.stopped:
-                self._history = reply
+            if whole and text == self.text and not self.stopped:
+                self._history = whole
             else:
                 self._set_history(text, None)
         elif tokens >= len(ids):
-            self._history = reply
+            self._history = whole
         else:
             self._set_history(text, ids[:tokens])
 

@@ -22,14 +22,14 @@ from sglang_live.gateway.tools import FunctionCall
 class FunctionCallItem(Item):
     """
     Args:
-        reply: history item of the whole turn.
+        turn_item: history item of the whole turn.
         carrier: item that represents it; None: this one.
     """
 
-    def __init__(self, call: FunctionCall, reply: HistoryItem, carrier: Item | None):
+    def __init__(self, call: FunctionCall, turn_item: HistoryItem, carrier: Item | None):
         self.id, self.call_id, self.call = new_id("item"), new_id("call"), call
         self.status: Status = "in_progress"
-        self._reply, self._carrier = reply, carrier
+        self._turn_item, self._carrier = turn_item, carrier
         self._in_words = call_in_words(call.name, call.arguments)
 
     def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
@@ -39,9 +39,9 @@ class FunctionCallItem(Item):
 
     def history(self) -> HistoryItem | None:
         if self._carrier is None:
-            return self._reply
+            return self._turn_item
         carried = None if self._carrier.has_left else self._carrier.history()
-        is_whole = carried is not None and carried.token_ids == self._reply.token_ids
+        is_whole = carried is not None and carried.token_ids == self._turn_item.token_ids
         return None if is_whole else self._in_words
 
     @property
