@@ -14,7 +14,7 @@ from sglang_live.gateway.http.uploads import read_audio
 from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.json_forms import missing_parameter
 from sglang_live.gateway.realtime.conversation.item_schema import check_arguments
-from sglang_live.gateway.realtime.conversation.items import call_in_words
+from sglang_live.gateway.realtime.conversation.items import call_as_text
 from sglang_live.gateway.tools import check_name
 
 # Fields that only one role can have.
@@ -120,7 +120,7 @@ class _Reading:
         check_name(function.name, f"{at}.function.name")
         check_arguments(function.arguments, f"{at}.function.arguments")
         self._call_ids.add(call.id)
-        return call_in_words(function.name, function.arguments)
+        return call_as_text(function.name, function.arguments)
 
     def _check_output(self, message: Message, at: str) -> None:
         at = f"{at}.tool_call_id"

@@ -158,8 +158,8 @@ async def test_an_answer_can_be_referred_to_by_its_id():
 
         first = await say(HELLO)
         audio = first.choices[0].message.audio
-        reply = {"role": "assistant", "audio": {"id": audio.id}}
-        await say(HELLO, reply, {"role": "user", "content": "Who?"})
+        earlier = {"role": "assistant", "audio": {"id": audio.id}}
+        await say(HELLO, earlier, {"role": "user", "content": "Who?"})
     history = orchestrator.turns[0].history
     assert [part.text for item in history for part in item.parts] == ["Hello.", "I am Ada.", "Who?"]
     assert orchestrator.turns[0].voice == "ada", "a voice of others is the model's first"
@@ -214,8 +214,8 @@ async def test_a_call_is_checked_and_not_spoken():
     assert choice["finish_reason"] == "tool_calls"
     [call] = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"town":"Rome"}'}
-    asked = {"voice": "bob", "format": "pcm16"}
-    response = await ask(orchestrator, tools=[WEATHER], stream=True, audio=asked)
+    audio = {"voice": "bob", "format": "pcm16"}
+    response = await ask(orchestrator, tools=[WEATHER], stream=True, audio=audio)
     calls = [c["choices"][0]["delta"].get("tool_calls") for c in chunks_of(response)]
     [[call]] = [c for c in calls if c]
     assert (call["index"], call["function"]["name"]) == (0, "weather")
@@ -317,11 +317,11 @@ async def test_a_client_that_leaves_ends_its_turn():
 
 
 async def test_the_audio_of_all_messages_together_is_bounded():
-    said = {"type": "input_audio", "input_audio": {"data": clip(250), "format": "wav"}}
-    heard = {"role": "user", "content": [said]}
+    audio = {"type": "input_audio", "input_audio": {"data": clip(250), "format": "wav"}}
+    message = {"role": "user", "content": [audio]}
     orchestrator = FakeOrchestrator([spoken("Long.", 80)])
-    assert (await ask(orchestrator, heard, heard)).status_code == 200
-    response = await ask(FakeOrchestrator(), heard, heard, heard)
+    assert (await ask(orchestrator, message, message)).status_code == 200
+    response = await ask(FakeOrchestrator(), message, message, message)
     assert response.status_code == 400
     assert "longer than" in response.json()["error"]["message"]
 

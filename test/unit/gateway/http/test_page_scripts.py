@@ -13,10 +13,10 @@ WEB = Path(sglang_live.__file__).parent / "gateway" / "web"
 # The globals of an audio thread, and a player on it. render(n) runs it for n blocks.
 _AUDIO_THREAD = """
 globalThis.currentTime = 0;
-globalThis.AudioWorkletProcessor = class { port = { postMessage: (said) => told.push(said) } };
+globalThis.AudioWorkletProcessor = class { port = { postMessage: (sent) => messages.push(sent) } };
 const made = {};
 globalThis.registerProcessor = (name, kind) => (made[name] = kind);
-const told = [];
+const messages = [];
 await import("./worklets.js");
 const player = new made.player();
 const give = (data) => player.port.onmessage({ data });
@@ -36,15 +36,15 @@ function render(n) {
 
 @pytest.fixture
 def node(tmp_path):
-    """Runs a script that imports the page's. Returns what it passes to `answer`."""
+    """Runs a script that imports the page's. Returns what it passes to `output`."""
     shutil.copytree(WEB, tmp_path, dirs_exist_ok=True)
     (tmp_path / "package.json").write_text('{"type": "module"}')
 
     def run(script: str):
-        answer = "const answer = (value) => console.log(JSON.stringify(value));\n"
-        (tmp_path / "asked.js").write_text(answer + script)
+        output = "const output = (value) => console.log(JSON.stringify(value));\n"
+        (tmp_path / "script.js").write_text(output + script)
         found = subprocess.run(
-            ["node", "asked.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            ["node", "script.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60
         )
         assert found.returncode == 0, found.stderr
         return json.loads(found.stdout)
@@ -68,7 +68,7 @@ def test_the_kv_of_sessions_between_turns_counts_as_on_the_device(node):
             load("talker", "policy_u1_s", 2.5),
         ]
     )
-    found = node(f'import {{ parse }} from "./gauges.js"; answer(parse({json.dumps(text)}));')
+    found = node(f'import {{ parse }} from "./gauges.js"; output(parse({json.dumps(text)}));')
     assert found == {"sessions": 3, "kv": [350, 40, 7], "seconds": {"u0": 0, "u1": 2.5, "u2": 0}}
 
 
@@ -85,7 +85,7 @@ def test_audio_in_the_devices_buffer_does_not_count_as_heard(node):
           heard.push(reply.heardAt(ms) / 24);
         }
         const later = [1100, 9000].map((ms) => reply.heardAt(ms) / 24);
-        answer([heard[0], heard[12], heard[49], ...later]);
+        output([heard[0], heard[12], heard[49], ...later]);
         """
     )
     assert heard == [0, 10, 750, 850, 1000]
@@ -98,10 +98,10 @@ def test_heard_audio_stays_heard_after_a_gap(node):
         const reply = new Reply("item");
         reply.take(new Float32Array(24000));
         reply.render(2400, 0.2, 100);
-        const before = reply.heardAt(500); // all of it, and silence since
+        const before = reply.heardAt(500); // all samples were heard, then silence
         reply.render(2880, 0.2, 520);
         reply.cut(520);
-        answer([before, reply.cutAt]);
+        output([before, reply.cutAt]);
         """
     )
     assert heard == [2400, 2400]
@@ -117,7 +117,7 @@ def test_after_a_truncation_the_next_response_is_played_from_its_first_sample(no
         give("cut");
         give({ name: "new", samples: ramp(480) });
         const out = render(20);
-        answer([out[0], out.filter((value) => !(value >= 0 && value < 1000)).length]);
+        output([out[0], out.filter((value) => !(value >= 0 && value < 1000)).length]);
         """
     )
     assert (first, silent) == (1, 0)
@@ -125,16 +125,16 @@ def test_after_a_truncation_the_next_response_is_played_from_its_first_sample(no
 
 @pytest.mark.parametrize("rate_hz", [8000, 16000, 24000, 44100, 48000])
 def test_a_whole_response_is_reported_when_the_next_one_follows_at_once(node, rate_hz):
-    told, odd = node(
+    messages, odd = node(
         f"globalThis.sampleRate = {rate_hz};{_AUDIO_THREAD}"
         """
         for (const n of [1, 2, 480, 1]) give({ name: "one", samples: ramp(n) });
         give({ name: "two", samples: ramp(960) });
         const out = render(40);
-        const last = (name) => told.filter((said) => said.name === name).at(-1).samples;
-        answer([[last("one"), last("two")], out.filter((value) => !Number.isFinite(value)).length]);
+        const last = (name) => messages.filter((message) => message.name === name).at(-1).samples;
+        output([[last("one"), last("two")], out.filter((value) => !Number.isFinite(value)).length]);
         """
     )
     step = max(1, 24000 / rate_hz)
-    assert told == [pytest.approx(484, abs=step), pytest.approx(960, abs=step)]
+    assert messages == [pytest.approx(484, abs=step), pytest.approx(960, abs=step)]
     assert odd == 0

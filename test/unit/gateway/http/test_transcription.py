@@ -201,10 +201,10 @@ async def test_silence_has_an_empty_text_in_every_format_and_no_turn():
 
 async def test_the_model_gets_only_the_speech():
     t = np.arange(INPUT_RATE_HZ) / INPUT_RATE_HZ
-    said = 0.3 * np.sin(2 * np.pi * 300 * t)
+    speech = 0.3 * np.sin(2 * np.pi * 300 * t)
     silence = np.zeros(10 * INPUT_RATE_HZ)
     file = io.BytesIO()
-    sf.write(file, np.concatenate((silence, said, silence)), INPUT_RATE_HZ, format="WAV")
+    sf.write(file, np.concatenate((silence, speech, silence)), INPUT_RATE_HZ, format="WAV")
     orchestrator = writes("A tone.")
     assert (await ask(orchestrator, file.getvalue())).json()["text"] == "A tone."
     assert 1.0 <= orchestrator.turns[0].history[0].parts[0].duration_s <= 2.0

@@ -13,7 +13,7 @@ from sglang_live.gateway.ids import new_id
 from sglang_live.gateway.realtime.conversation.items import (
     Item,
     Status,
-    call_in_words,
+    call_as_text,
     item_to_wire,
 )
 from sglang_live.gateway.tools import FunctionCall
@@ -30,7 +30,7 @@ class FunctionCallItem(Item):
         self.id, self.call_id, self.call = new_id("item"), new_id("call"), call
         self.status: Status = "in_progress"
         self._turn_item, self._carrier = turn_item, carrier
-        self._in_words = call_in_words(call.name, call.arguments)
+        self._as_text = call_as_text(call.name, call.arguments)
 
     def to_json(self, audio_format: WireFormat | None = None) -> dict[str, Any]:
         arguments = self.call.arguments if self.status == "completed" else ""
@@ -42,7 +42,7 @@ class FunctionCallItem(Item):
             return self._turn_item
         carried = None if self._carrier.has_left else self._carrier.history()
         is_whole = carried is not None and carried.token_ids == self._turn_item.token_ids
-        return None if is_whole else self._in_words
+        return None if is_whole else self._as_text
 
     @property
     def carried_by(self) -> Item | None:

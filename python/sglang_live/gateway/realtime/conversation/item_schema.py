@@ -22,7 +22,7 @@ from sglang_live.gateway.realtime.conversation.items import (
     MessageRole,
     TextContent,
     TextKind,
-    call_in_words,
+    call_as_text,
 )
 from sglang_live.gateway.realtime.events import (
     ContentForm,
@@ -149,7 +149,7 @@ def _function_call(item_id: str, form: FunctionCallForm) -> FunctionItem:
         "call_id": form.call_id or new_id("call"),
         "arguments": form.arguments,
     }
-    history = call_in_words(form.name, form.arguments)
+    history = call_as_text(form.name, form.arguments)
     return FunctionItem(item_id, "function_call", fields, history)
 
 

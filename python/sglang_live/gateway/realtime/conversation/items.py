@@ -146,7 +146,7 @@ class MessageItem(Item):
         return sum(part.size_bytes for part in self.content)
 
 
-def call_in_words(name: str, arguments: str) -> HistoryItem:
+def call_as_text(name: str, arguments: str) -> HistoryItem:
     """A function call as text, in the form that models of the Hermes family (Qwen) write, so that
     it looks like their own."""
     written = "{}" if arguments in ("", "null") else arguments
