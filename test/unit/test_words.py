@@ -42,7 +42,6 @@ IDENTIFIERS = """
 """
 EXCEPTIONS = {
     ("CHANGELOG.md", ""): "names what was renamed",
-    ("docs/security.md", "guessed"): "of a key that an attacker tries to find",
     ("docs/glossary.md", ""): "its right column names the words",
     ("test/unit/test_words.py", ""): "lists the words",
     ("test/e2e/test_tenants.py", "caller"): "a prompt, whose number of tokens is part of the test",
