@@ -55,9 +55,13 @@ def parameters_of(function: Callable[..., Any]) -> str:
         if parameter.kind is parameter.KEYWORD_ONLY and not star:
             shown.append("*")
             star = True
-        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        prefix = ""
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            prefix = "*"
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            prefix = "**"
         default = "" if parameter.default is parameter.empty else "="
-        shown.append(f"{prefix.get(parameter.kind, '')}{parameter.name}{default}")
+        shown.append(f"{prefix}{parameter.name}{default}")
     return ", ".join(shown)
 
 

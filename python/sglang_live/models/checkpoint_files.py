@@ -1,7 +1,7 @@
-"""Whether the files of a checkpoint are whole: their headers and lengths, without their weights.
+"""Integrity check of a checkpoint's files, by headers and lengths, without reading the weights.
 
-The layout is that of safetensors: eight bytes with the length of a JSON header, the header with the
-place of every tensor, then the tensors.
+The layout is that of safetensors: eight bytes with the length of a JSON header, the header with
+the offsets of every tensor, then the tensors.
 """
 
 import json
@@ -9,14 +9,14 @@ from pathlib import Path
 
 from sglang_live.errors import BadInputError
 
-# A header says a few hundred bytes of each tensor; safetensors itself reads none above this.
+# A header has a few hundred bytes per tensor; safetensors itself rejects larger ones.
 _MAX_HEADER_BYTES = 100_000_000
 
 
 def check_checkpoint(path: Path) -> None:
     """
     Raises:
-        BadInputError: naming the file that is missing, cut short or no such file at all.
+        BadInputError: names the file that is missing, truncated or malformed.
     """
     if not path.is_dir():
         raise BadInputError(f"--model-path: there is no directory {path}")

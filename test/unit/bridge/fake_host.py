@@ -1,4 +1,4 @@
-"""SGLang's two tiers, as far as HostCopies calls them: transfers end as late as they can."""
+"""Fakes of SGLang's two tiers, as HostCopies uses them; transfers end as late as possible."""
 
 from types import SimpleNamespace
 
@@ -43,7 +43,7 @@ class FakePool:
         self.values[slots] = FREED
         self._free_pages += pages
 
-    # As SGLang's pools in host memory give pages to storage, and take them.
+    # The storage interface of SGLang's pools in host memory.
 
     def get_data_page(self, slot: int, flat: bool) -> torch.Tensor:
         return self.values[slot : slot + self.page].clone()
@@ -53,7 +53,7 @@ class FakePool:
 
 
 class FakeStream:
-    """Its work is done in order, when somebody waits for it."""
+    """Runs its work in order, when a reader waits for it."""
 
     def __init__(self):
         self._work: list[tuple[FakeEvent, object]] = []
@@ -170,7 +170,7 @@ class FakeController:
 
 
 class FakeCache:
-    """of_tree: host slots that the radix tree would give up."""
+    """of_tree: host slots that the radix tree can evict."""
 
     _pad_retraction_indices = staticmethod(UnifiedRadixCache._pad_retraction_indices)
 

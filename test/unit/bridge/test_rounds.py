@@ -1,4 +1,4 @@
-"""The policies' side of an engine: what a decision does to streams, and what is said of it."""
+"""Decisions of a round: their effects on requests, and their events."""
 
 from types import SimpleNamespace
 
@@ -47,7 +47,7 @@ class Engine:
         return [] if notes is None else list(zip(notes.rids, notes.what, strict=True))
 
 
-def test_a_stream_is_told_of_when_its_class_changes_and_when_it_sits_out():
+def test_a_request_has_events_when_its_class_changes_and_when_it_pauses():
     engine = Engine("urgency", "pacing")
     engine.add("a")
     engine.run(3)
@@ -61,7 +61,7 @@ def test_a_stream_is_told_of_when_its_class_changes_and_when_it_sits_out():
     assert engine.notes() == []
 
 
-def test_a_request_that_is_not_ours_is_not_told_of():
+def test_a_request_of_sglangs_own_api_has_no_events():
     engine = Engine("urgency", "pacing")
     engine.add("plain", managed=False)
     engine.run(60)
@@ -69,7 +69,7 @@ def test_a_request_that_is_not_ours_is_not_told_of():
     assert engine.rounds.report()["u2_s"] == 0.0
 
 
-def test_residence_is_the_time_that_replies_spent_in_each_class():
+def test_residence_is_the_time_that_requests_spent_in_each_class():
     engine = Engine("urgency")
     engine.add("a")
     engine.add("b")
@@ -99,7 +99,7 @@ def test_requests_that_came_after_a_decision_are_tried_last_and_none_is_lost():
     assert later == []
 
 
-def test_nothing_is_decided_while_there_is_nobody():
+def test_nothing_is_decided_without_requests():
     engine = Engine("urgency")
     engine.run(2)
     assert engine.rounds.report()["rounds"] == 0
@@ -107,7 +107,7 @@ def test_nothing_is_decided_while_there_is_nobody():
     assert engine.rounds.prefill_budget() is None
 
 
-def test_a_decision_stands_while_nothing_happens_and_not_for_long():
+def test_a_decision_is_reused_while_no_fact_changes_for_a_short_time():
     engine = Engine("urgency", "pacing")
     engine.add("a")
     engine.run(1)
@@ -120,7 +120,7 @@ def test_a_decision_stands_while_nothing_happens_and_not_for_long():
     assert engine.rounds.decide(POOL, prefill_running=False) is not second
 
 
-def test_requests_that_nobody_announced_stay_in_the_queue_all_of_them():
+def test_unknown_requests_all_stay_in_the_queue():
     engine = Engine("urgency")
     engine.add("a")
     engine.run(1)

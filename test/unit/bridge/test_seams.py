@@ -1,4 +1,4 @@
-"""Seams: each is described, fits the SGLang that is installed, and is noticed when it is not in."""
+"""Seams: each is described, fits the installed SGLang, and is detected when it is not in place."""
 
 import inspect
 import re
@@ -37,7 +37,7 @@ def registry(monkeypatch):
 
 
 @each_seam
-def test_a_seam_says_what_why_and_until_when(seam):
+def test_a_seam_declares_target_reason_and_removal_condition(seam):
     assert seam.target.startswith("sglang.")
     assert seam.kind in ("replace", "around", "after", "define", "item")
     assert (seam.signature is None) == (seam.kind in ("define", "item"))
@@ -47,7 +47,7 @@ def test_a_seam_says_what_why_and_until_when(seam):
 
 
 @each_seam
-def test_a_seams_file_is_a_seam_and_no_logic(seam):
+def test_a_seams_file_has_no_logic(seam):
     text = (PATCHES / f"{seam.name}.py").read_text()
     assert re.match(r'"""[^\n]+\."""\n', text), "one sentence says what it does"
     assert len(text.splitlines()) <= 40
@@ -128,7 +128,7 @@ def test_a_process_needs_the_seams_of_its_stage_and_platform(
     assert seam_of(stages=stages, cpu_only=cpu_only).needed(stage, on_cpu) == needed
 
 
-def test_outside_a_stage_of_ours_only_the_platforms_shims_apply(monkeypatch):
+def test_outside_a_stage_only_the_platforms_shims_apply(monkeypatch):
     monkeypatch.setattr(cpu, "is_active", lambda: True)
     shims = {seam.name for seam in SEAMS if seam.cpu_only and "*" in seam.stages}
     assert {seam.name for seam in seams.needed_seams(None)} == shims
@@ -198,7 +198,7 @@ def in_effect(kind: str, upstream: ModuleType) -> bool:
 
 
 @pytest.mark.parametrize("kind", GOOD)
-def test_a_seam_of_any_kind_takes_effect_and_is_seen_to(kind, install, upstream):
+def test_a_seam_of_any_kind_takes_effect_and_is_verified(kind, install, upstream):
     assert not in_effect(kind, upstream)
     assert [seam.name for seam in install(GOOD[kind])] == ["one"]
     assert in_effect(kind, upstream)
@@ -213,7 +213,7 @@ def test_a_seam_that_is_not_in_place_is_detected_by_name(kind, upstream, monkeyp
 
 
 @pytest.mark.parametrize("kind", ["replace", "around", "after", "class"])
-def test_a_hook_that_sglang_swallowed_is_an_error(kind, install, monkeypatch):
+def test_a_hook_whose_failure_sglang_only_logs_is_an_error(kind, install, monkeypatch):
     monkeypatch.setattr(HookRegistry, "apply_hooks", lambda: None)  # as when it only logs
     with pytest.raises(SeamError, match=r"seam one: .* did not land"):
         install(GOOD[kind])
@@ -246,7 +246,7 @@ def test_a_real_seam_with_another_signature_stops_the_stage_before_anything_is_h
     assert not HookRegistry._hooks
 
 
-def test_a_process_whose_seams_do_not_fit_exits_and_says_why(install, monkeypatch, capsys):
+def test_a_process_whose_seams_do_not_fit_exits_with_the_reason(install, monkeypatch, capsys):
     class Exited(BaseException):
         pass
 

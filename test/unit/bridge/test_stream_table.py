@@ -1,4 +1,4 @@
-"""Facts per request: what is counted, what is extrapolated, what is forgotten."""
+"""Facts per request: counts, extrapolation and removal."""
 
 import math
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ def view_of(table: StreamTable, now_s: float = 10.0) -> StageView:
     )
 
 
-def test_a_stream_is_ahead_by_what_was_made_and_not_taken():
+def test_a_requests_buffer_is_produced_minus_consumed_speech():
     table = table_of("a", "b", "c")
     steps(table, 10, "a", "c")
     table.progress(Progress.of(["a"], [0.5], [False], [0.25]), 10.0)
@@ -49,7 +49,7 @@ def test_a_stream_is_ahead_by_what_was_made_and_not_taken():
     assert view.kv_tokens.tolist() == [40, 30, 40]
 
 
-def test_a_consumer_that_goes_on_takes_a_second_per_second_and_never_more_than_was_made():
+def test_an_advancing_consumer_takes_a_second_per_second_and_at_most_what_exists():
     table = table_of("a")
     steps(table, 25, "a")
     table.progress(Progress.of(["a"], [0.5], [True], [0.0]), 10.0)
@@ -71,7 +71,7 @@ def test_progress_of_a_request_that_is_gone_changes_nothing():
     assert len(table) == 0
 
 
-def test_a_consumer_nobody_reports_on_is_unknown_once_much_was_made():
+def test_a_buffer_without_progress_becomes_unknown():
     table = table_of("a")
     steps(table, int(SILENT_CONSUMER_S / UNIT_S) - 1, "a")
     assert not math.isnan(view_of(table).buffered_s[0])
@@ -81,7 +81,7 @@ def test_a_consumer_nobody_reports_on_is_unknown_once_much_was_made():
     assert view.started[0]
 
 
-def test_a_free_slot_looks_like_a_stream_that_wants_nothing():
+def test_a_free_slot_has_the_values_of_a_request_that_needs_nothing():
     table = table_of("a", "b")
     table.remove("a")
     view = view_of(table)
@@ -92,7 +92,7 @@ def test_a_free_slot_looks_like_a_stream_that_wants_nothing():
     assert view.kv_tokens[0] == 0
 
 
-def test_a_slot_is_used_again_without_what_was_known_of_the_one_before():
+def test_a_reused_slot_has_no_values_of_the_request_before():
     table = table_of("a")
     steps(table, 9, "a")
     table.progress(Progress.of(["a"], [0.1], [True], [1.0]), 10.0)
@@ -105,7 +105,7 @@ def test_a_slot_is_used_again_without_what_was_known_of_the_one_before():
     assert (view.buffered_s[0], view.interrupts[0], view.arrived_s[0]) == (0.0, 0.2, 12.0)
 
 
-def test_a_retracted_request_keeps_what_it_made():
+def test_a_retracted_request_keeps_its_produced_speech():
     table = table_of("a")
     steps(table, 9, "a")
     table.pause("a", 11.0)
@@ -117,7 +117,7 @@ def test_a_retracted_request_keeps_what_it_made():
     assert view.arrived_s[0] == 10.0
 
 
-def test_steps_count_for_the_batch_as_it_is_even_when_requests_come_and_go():
+def test_steps_count_for_the_present_batch_when_requests_come_and_go():
     table = table_of("a", "b")
     batch = [SimpleNamespace(rid="a"), SimpleNamespace(rid="b")]
     table.step(batch)
@@ -128,7 +128,7 @@ def test_steps_count_for_the_batch_as_it_is_even_when_requests_come_and_go():
     assert table.buffered_s("c", 10.0) == 0.0
 
 
-def test_the_table_grows_with_its_streams():
+def test_the_table_grows_with_its_requests():
     table = table_of(*(f"r{i}" for i in range(300)))
     steps(table, 2, *(f"r{i}" for i in range(0, 300, 2)))
     ahead = view_of(table).buffered_s
@@ -136,7 +136,7 @@ def test_the_table_grows_with_its_streams():
     assert np.allclose(ahead[1::2], 0.0)
 
 
-def test_requests_that_cannot_step_are_marked():
+def test_blocked_requests_are_marked():
     table = table_of("a", "b")
     view = table.view(
         now_s=10.0,

@@ -1,4 +1,4 @@
-"""Facts into a scheduler and products out of it, over real sockets."""
+"""Feed messages to a scheduler and reports from it, over real sockets."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def received(socket: zmq.Socket) -> Report:
     return msgpack.decode(socket.recv(), type=Report)
 
 
-def test_an_inbox_gives_all_that_came_in_order_and_never_waits(address, peer):
+def test_an_inbox_returns_all_messages_in_order_and_never_blocks(address, peer):
     inbox, stage = Inbox(address), peer(zmq.PUSH)
     assert inbox.drain() == []
     feeds = [
@@ -89,7 +89,7 @@ def test_a_scheduler_that_reads_nothing_ends_its_stage(address, monkeypatch, cap
     feed._socket.close(linger=0)
 
 
-def test_a_stage_that_reads_nothing_holds_its_scheduler_up(address, monkeypatch):
+def test_a_stage_that_reads_nothing_blocks_its_scheduler(address, monkeypatch):
     monkeypatch.setattr(inbox_module, "QUEUE_MESSAGES", 5)
     outbox, frames = Outbox(address), Frames(["r"], [3], [[1, 2]])
     outbox._socket.setsockopt(zmq.SNDTIMEO, 50)  # a test cannot wait for ever
@@ -112,13 +112,13 @@ def test_hidden_rows_arrive_as_float32_whatever_the_model_computes_in(address, p
         assert np.frombuffer(report.rows, np.float32).tolist() == [0.5, -2.0, 1.5, 3.0]
 
 
-def test_an_engine_that_no_stage_started_says_so(monkeypatch):
+def test_an_engine_outside_a_stage_is_an_error_with_the_variables_name(monkeypatch):
     monkeypatch.delenv(INBOX_ENV, raising=False)
     with pytest.raises(RuntimeError, match=f"{INBOX_ENV} is not set"):
         address_from_env(INBOX_ENV)
 
 
-def test_an_announced_prompt_becomes_a_stream_with_its_audio_rows():
+def test_an_announced_prompt_becomes_a_record_with_its_audio_rows():
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
     stream = stream_of(
         TalkerPrompt(

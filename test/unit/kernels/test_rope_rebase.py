@@ -1,4 +1,4 @@
-"""Keys moved to earlier positions: exact for any RoPE layout, and nothing else changes."""
+"""Keys moved to earlier positions: exact for any RoPE layout, without other changes."""
 
 from itertools import pairwise
 
@@ -74,13 +74,13 @@ def check(case: Case, device: str, call=rebase_keys) -> None:
 
 
 @pytest.mark.parametrize("case", GRID, ids=str)
-def test_listed_rows_are_turned_and_others_keep_every_bit(case):
+def test_listed_rows_are_rotated_and_others_keep_every_bit(case):
     check(case, "cpu")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", GRID, ids=str)
-def test_the_kernel_does_what_the_reference_says(case):
+def test_the_kernel_equals_the_reference(case):
     check(case, "cuda")
 
 
@@ -90,7 +90,7 @@ def test_the_kernel_does_what_the_reference_says(case):
     [case for case in GRID if case.dtype in (torch.float32, torch.float16) and case.n_rows],
     ids=str,
 )
-def test_the_kernel_interpreted_does_what_the_reference_says(case, interpreted):
+def test_the_interpreted_kernel_equals_the_reference(case, interpreted):
     def launch(keys, rows, delta, freq, *, neox, rotary_dim):
         kernel._launch(keys, rows, *reference.rotation(delta, freq), neox=neox)
 
@@ -101,7 +101,7 @@ def test_the_kernel_interpreted_does_what_the_reference_says(case, interpreted):
     ("dtype", "neox"),
     [("fp32", True), ("bf16", True), ("bf16", False), ("fp8e4nv", True), ("fp8e5", True)],
 )
-def test_the_kernel_compiles_for_a_gpu_that_is_not_here(dtype, neox, monkeypatch, tmp_path):
+def test_the_kernel_compiles_for_an_absent_gpu(dtype, neox, monkeypatch, tmp_path):
     triton = pytest.importorskip("triton")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -150,7 +150,7 @@ def test_under_mrope_all_axes_move_together(interleaved):
     torch.testing.assert_close(now, earlier, rtol=0, atol=2 * ANGLE_ERROR)
 
 
-def test_attention_between_rebased_keys_and_queries_stays_what_it_was():
+def test_attention_between_rebased_keys_and_queries_is_unchanged():
     case = Case(dtype=torch.float32, delta=12_345)
     keys, queries = random_keys(N_SLOTS, 4, 128), random_keys(N_SLOTS, 4, 128)
     moved_keys, moved_queries = exact(keys, case), exact(queries, case)
@@ -159,7 +159,7 @@ def test_attention_between_rebased_keys_and_queries_stays_what_it_was():
     torch.testing.assert_close(moved_scores, scores, rtol=0, atol=5e-5)
 
 
-def test_there_and_back_is_where_it_was():
+def test_rebasing_back_restores_the_keys():
     keys, rows = random_keys(N_SLOTS, 4, 128), torch.arange(N_SLOTS)
     before = keys.clone()
     for delta in (5000, -5000):
@@ -189,7 +189,7 @@ def test_errors_of_repeated_rebases_grow_slower_than_their_number():
     assert errors[0] < 1e-3
 
 
-def test_fp8_keys_at_the_end_of_their_range_stay_numbers():
+def test_fp8_keys_at_the_end_of_their_range_stay_finite():
     keys = torch.full((1, 1, 2), 448.0).to(torch.float8_e4m3fn)
     eighth_turn = torch.tensor([torch.pi / 4])
     rebase_keys(keys, torch.tensor([0]), 1, eighth_turn, neox=True, rotary_dim=2)

@@ -144,7 +144,7 @@ def test_other_configs_stream_as_exactly(overrides):
     assert error(streamed_wave(decoder, codes, [1, 3]), whole_wave(module, codes)) < TOLERANCE
 
 
-def test_a_decode_that_forgot_any_of_its_state_would_be_heard(decoder, long_codes, long_wave):
+def test_a_decode_without_any_part_of_its_state_differs(decoder, long_codes, long_wave):
     def forget_attention(stream: Code2WavStream) -> None:
         stream.kv = stream.kv[:, :, :0]
 
@@ -211,7 +211,7 @@ def test_new_streams_share_a_batch(module, decoder):
         assert error(wave, whole_wave(module, its_codes)) < TOLERANCE
 
 
-def test_a_stream_holds_no_memory_of_its_batch(decoder):
+def test_a_stream_references_no_memory_of_its_batch(decoder):
     streams = [decoder.new_stream() for _ in range(4)]
     decoder.decode(streams, torch.stack([random_codes(3)] * 4))
     for tensor in (streams[0].kv, streams[0].columns):
@@ -247,7 +247,7 @@ def test_bad_codes_are_refused_and_change_nothing(decoder, codes):
     assert torch.equal(stream.columns, columns)
 
 
-def test_batches_that_make_no_sense_are_refused(decoder):
+def test_inconsistent_batches_are_refused(decoder):
     new, old = decoder.new_stream(), decoder.new_stream()
     decoder.decode([old], random_codes(1)[None])
     two = torch.stack([random_codes(1)] * 2)

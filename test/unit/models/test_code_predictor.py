@@ -68,7 +68,7 @@ def draws_for(n: int, n_steps: int = N_STEPS) -> torch.Tensor:
     return draws_of(torch.arange(n), torch.zeros(n, dtype=torch.int64), n_steps)
 
 
-def test_an_unknown_weight_is_given_back_by_a_name_no_parameter_has(ours):
+def test_an_unknown_weight_returns_a_name_no_parameter_has(ours):
     params = {f"code_predictor.{name}": weight for name, weight in ours.named_parameters()}
     for name in ("code_predictor.model.layers.9.mlp.up_proj.weight", "code_predictor.extra"):
         assert load_predictor_weight(ours, params, name, torch.zeros(1)) not in params
@@ -98,7 +98,7 @@ def test_the_sum_of_embeddings_is_that_of_transformers(ours, upstream):
 
 @torch.no_grad()
 @pytest.mark.parametrize("is_greedy", [True, False], ids=["greedy", "sampled"])
-def test_a_batch_gives_the_codes_of_its_streams_one_by_one(ours, is_greedy):
+def test_a_batch_gives_the_same_codes_as_single_streams(ours, is_greedy):
     past_hidden, first_embed = inputs(9)
     draws = None if is_greedy else draws_for(9)
     greedy = None if is_greedy else torch.zeros(9, dtype=torch.bool)
@@ -141,7 +141,7 @@ def test_sampled_codes_never_leave_top_k_and_top_p(ours, vocab, spread):
     assert len(codes.unique()) <= n_kept
 
 
-def test_sampled_codes_follow_the_probabilities_that_are_left(ours):
+def test_sampled_codes_follow_the_truncated_probabilities(ours):
     n = 40_000
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])  # the nucleus is the first two
     codes = ours.choose(probabilities.log().expand(n, -1), None, draws_for(n, 1)[:, 0])
@@ -163,7 +163,7 @@ def test_a_code_is_drawn_again_though_the_candidates_change_ranks(ours):
 
 @torch.no_grad()
 @pytest.mark.parametrize("n", [1, 2, 7])
-def test_a_traced_one_gives_the_same_codes_for_any_number_of_streams(ours, run, n):
+def test_a_traced_predictor_gives_the_same_codes_for_any_number_of_streams(ours, run, n):
     past_hidden, first_embed = inputs(n, seed=n)
     mixed = torch.arange(n) % 2 == 0
     for greedy, draws in ((None, None), (mixed, draws_for(n)), (mixed & ~mixed, draws_for(n))):

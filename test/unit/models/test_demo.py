@@ -1,4 +1,4 @@
-"""The demo checkpoint: the same every time, and in the published layout."""
+"""The demo checkpoint: deterministic, and in the published layout."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -49,7 +49,7 @@ def test_the_chat_template_has_a_place_for_every_clip(demo_checkpoint):
     )
 
 
-def test_the_tokenizer_is_the_same_every_time_and_loses_nothing():
+def test_the_tokenizer_is_deterministic_and_lossless():
     first, second = build_tokenizer(1024), build_tokenizer(1024)
     assert first.get_vocab() == second.get_vocab()
     assert len(first) <= 1024
@@ -81,7 +81,7 @@ def test_the_cached_model_is_built_once_and_found_by_its_recipe(builds, tmp_path
     assert {p.name for p in tmp_path.iterdir()} == {path.name, other.name}
 
 
-def test_racing_processes_end_with_one_model_and_no_leftovers(builds, tmp_path):
+def test_concurrent_builds_end_with_one_model_and_no_leftovers(builds, tmp_path):
     with ThreadPoolExecutor(8) as racers:
         paths = set(racers.map(lambda _: demo.ensure_built(), range(16)))
     assert paths == {default_directory()}

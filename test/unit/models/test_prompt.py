@@ -94,7 +94,7 @@ def test_tokenising_piece_by_piece_equals_tokenising_the_whole(instructions, his
         st.tuples(st.lists(items, max_size=2), texts, st.booleans()), min_size=1, max_size=3
     )
 )
-def test_a_session_that_grows_turn_by_turn_holds_the_whole_conversation(turns):
+def test_a_session_that_grows_turn_by_turn_has_the_whole_conversation(turns):
     held = ids_of(PROMPT.appends(PROMPT.header("Be brief.")))
     expected = encode("<|im_start|>system\nBe brief.<|im_end|>\n")
     tail: list[Piece] = []
@@ -108,8 +108,8 @@ def test_a_session_that_grows_turn_by_turn_holds_the_whole_conversation(turns):
     assert held == expected + encode("<|im_start|>")
 
 
-def test_a_reply_is_held_as_the_tokens_that_were_generated():
-    odd_ids = tuple(encode("th") + encode("e"))  # nobody would tokenise "the" like this
+def test_an_assistant_item_keeps_the_generated_tokens():
+    odd_ids = tuple(encode("th") + encode("e"))  # a tokenizer would not split "the" like this
     reply = HistoryItem(key="r", role="assistant", parts=(TextPart("the"),), token_ids=odd_ids)
     [append] = PROMPT.appends(PROMPT.item(reply))
     assert append.token_ids == (
@@ -121,7 +121,7 @@ def test_a_reply_is_held_as_the_tokens_that_were_generated():
 
 @settings(max_examples=80)
 @given(text=hostile, instructions=hostile)
-def test_what_users_write_never_becomes_a_special_token(text, instructions):
+def test_text_of_users_never_becomes_a_special_token(text, instructions):
     plain = ids_of(PROMPT.appends([*PROMPT.header("x"), *question([message("x")])]))
     header = PROMPT.header(f"x{instructions}")
     ids = ids_of(PROMPT.appends([*header, *question([message(text)])]))
@@ -159,7 +159,7 @@ def test_text_around_a_clip_stays_out_of_the_markup_of_its_request():
 
 @settings(max_examples=80)
 @given(st.data())
-def test_the_talker_reads_a_user_message_as_the_thinker_does(data):
+def test_talker_and_thinker_read_a_user_message_alike(data):
     item = data.draw(items.filter(lambda item: item.role == "user"))
     n_clips = sum(isinstance(part, AudioPart) for part in item.parts)
     n_places = data.draw(st.lists(st.integers(1, 9), min_size=n_clips, max_size=n_clips))
@@ -191,7 +191,7 @@ def test_a_message_in_pieces_is_one_span_of_audio_for_thinker_and_talker(n_place
     assert n_tokens == len(encode(f"{span}<|im_start|>"))
 
 
-def test_only_a_stretch_of_audio_can_be_a_piece_of_a_message():
+def test_only_audio_can_be_a_part_of_a_split_message():
     with pytest.raises(ValueError, match="one stretch of audio"):
         HistoryItem(key="k", role="user", parts=(TextPart("x"),), closes=False)
 

@@ -1,4 +1,4 @@
-"""Noise of one stream: distributed as it must be, related to nothing."""
+"""Sampling noise: its distribution and independence."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def gumbel() -> GumbelTable:
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(seeds, st.integers(0, 4095)), min_size=1, max_size=6))
-def test_draws_of_a_stream_do_not_depend_on_who_shares_its_batch(streams):
+def test_draws_do_not_depend_on_the_other_requests_of_the_batch(streams):
     seed, frame = (torch.tensor(values) for values in zip(*streams, strict=True))
     together = draws_of(seed, frame, 3)
     for n in range(len(streams)):
@@ -28,7 +28,7 @@ def test_draws_of_a_stream_do_not_depend_on_who_shares_its_batch(streams):
     assert int(together.max()) < TABLE_SIZE
 
 
-def test_noise_belongs_to_the_id_wherever_it_stands(gumbel):
+def test_noise_belongs_to_the_id_at_any_rank(gumbel):
     draw = draws_of(torch.arange(3), torch.arange(3), 1)[:, 0]
     ids = torch.randint(0, 2048, (3, N_IDS), generator=torch.Generator().manual_seed(0))
     noise = gumbel(draw, ids)
@@ -54,7 +54,7 @@ def test_noise_is_distributed_as_gumbel(gumbel, seed):
     torch.testing.assert_close(share, torch.full((10,), 0.1), atol=0.003, rtol=0)
 
 
-def test_neighbouring_frames_seeds_steps_and_ids_are_unrelated(gumbel):
+def test_adjacent_frames_seeds_steps_and_ids_are_independent(gumbel):
     noise = many(gumbel)
     pairs = [
         (noise[1:], noise[:-1]),
@@ -67,7 +67,7 @@ def test_neighbouring_frames_seeds_steps_and_ids_are_unrelated(gumbel):
         assert abs(together[0, 1].item()) < 0.01
 
 
-def test_no_two_frames_of_a_long_reply_share_their_noise():
+def test_no_two_frames_of_a_long_request_share_their_noise():
     frame = torch.arange(4096)
     draws = draws_of(torch.full_like(frame, 5), frame, 15)
     assert len(draws.unique(dim=0)) == 4096

@@ -1,4 +1,4 @@
-"""What a checkpoint directory says about itself, and what is wrong with it."""
+"""Ids and sizes of a checkpoint directory, and errors of malformed ones."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def edit(path: Path, **changes) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_the_demo_models_spec_is_what_its_tokenizer_says(demo_spec, demo_checkpoint):
+def test_the_demo_models_spec_matches_its_tokenizer(demo_spec, demo_checkpoint):
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(demo_checkpoint)
@@ -42,19 +42,19 @@ def test_the_demo_models_spec_is_what_its_tokenizer_says(demo_spec, demo_checkpo
 @pytest.mark.parametrize(
     ("end", "expected"), [([7, 9], (7, 9)), (7, (7,))], ids=["several ends", "one end"]
 )
-def test_a_reply_may_have_several_ends(directory, end, expected):
+def test_a_response_may_have_several_end_tokens(directory, end, expected):
     edit(directory / "generation_config.json", eos_token_id=end)
     assert Qwen3OmniSpec.load(directory).end_of_turn_ids == expected
 
 
-def test_without_a_generation_config_a_reply_ends_as_a_message_does(directory):
+def test_without_a_generation_config_a_response_ends_like_a_message(directory):
     (directory / "generation_config.json").unlink()
     spec = Qwen3OmniSpec.load(directory)
     assert spec.end_of_turn_ids == (spec.im_end_id,)
     assert dict(spec.sampling) == {}
 
 
-def test_sampling_is_what_the_checkpoint_recommends(directory):
+def test_sampling_follows_the_checkpoints_generation_config(directory):
     path = directory / "generation_config.json"
     path.write_text(json.dumps({"do_sample": True, "temperature": 0.7, "top_p": None, "top_k": 20}))
     assert dict(Qwen3OmniSpec.load(directory).sampling) == {"temperature": 0.7, "top_k": 20}
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_cannot_speak_is_refused_with_the_reason(directory, ch
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '"text"'])
-def test_a_config_that_is_no_json_object_is_refused_by_its_path(tmp_path, text):
+def test_a_config_that_is_not_a_json_object_is_refused_with_its_path(tmp_path, text):
     if text is not None:
         (tmp_path / "config.json").write_text(text)
     with pytest.raises(BadInputError, match=str(tmp_path / "config.json")):

@@ -75,7 +75,7 @@ def test_the_config_is_one_of_the_talker_that_transformers_reads(checkpoint, cac
     assert "text_config" not in talker
 
 
-def test_a_view_is_made_once(checkpoint, cache):
+def test_a_view_is_built_once(checkpoint, cache):
     view = talker_view(checkpoint, cache)
     made_ns = (view / "config.json").stat().st_mtime_ns
     assert talker_view(checkpoint, cache) == view
@@ -97,7 +97,7 @@ def test_another_config_gets_another_view(checkpoint, cache):
     assert talker_view(checkpoint, cache) != before
 
 
-def test_racing_builders_agree_and_leave_nothing_behind(checkpoint, cache):
+def test_concurrent_builders_make_one_view_and_leave_nothing_behind(checkpoint, cache):
     with ThreadPoolExecutor(8) as builders:
         views = list(builders.map(lambda _: talker_view(checkpoint, cache), range(16)))
     assert len(set(views)) == 1
@@ -105,7 +105,7 @@ def test_racing_builders_agree_and_leave_nothing_behind(checkpoint, cache):
     assert index_of(views[0]) == OF_TALKER
 
 
-def test_a_view_that_cannot_be_made_leaves_nothing_behind(checkpoint, cache):
+def test_a_failed_view_leaves_nothing_behind(checkpoint, cache):
     (checkpoint / "config.json").write_text("{}")
     with pytest.raises(KeyError):
         talker_view(checkpoint, cache)

@@ -1,4 +1,4 @@
-"""The talker's prompt as ids: every id says what stands at its position, and nothing else."""
+"""The talker's prompt as ids: an id determines the embedding at its position."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def audio_keys(states: np.ndarray, ids: TalkerIds = IDS) -> list[int]:
 
 @settings(max_examples=60)
 @given(rows)
-def test_audio_keys_are_the_same_for_the_same_sound_and_unlike_any_other_id(states):
+def test_audio_keys_are_equal_for_equal_audio_and_differ_from_any_other_id(states):
     keys = audio_keys(states)
     assert keys == audio_keys(np.asfortranarray(states.copy()))
     assert len(set(keys)) == len(states)
@@ -55,7 +55,7 @@ def test_a_clip_that_differs_anywhere_has_other_keys_everywhere(states, data):
     assert not set(audio_keys(states)) & set(audio_keys(changed))
 
 
-def test_keys_stay_in_their_range_when_the_count_runs_over_its_end():
+def test_keys_stay_in_their_range_when_the_count_overflows():
     ids = TalkerIds(codec_vocab=2**30 - 7, text_vocab=1)
     space = INT32_MAX - ids.audio
     assert 0 < space < 16
@@ -81,7 +81,7 @@ def test_a_segment_without_audio_needs_no_states():
     assert IDS.user_segment([1, 2], PAD, None) == [IDS.text + 1, IDS.text + 2]
 
 
-def test_a_reply_begins_with_role_controls_speaker_and_first_word(demo_spec):
+def test_a_response_begins_with_role_controls_speaker_and_first_word(demo_spec):
     ids = TalkerIds.of(demo_spec)
     assert ids.response_prefix(demo_spec, speaker_id=2302, newline_id=211, first=77) == [
         ids.text + demo_spec.im_start_id,

@@ -1,4 +1,4 @@
-"""What the talker keeps per stream while its row changes hands, and the noise it samples with."""
+"""The talker's state per request across changes of its row."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def padded(*ids: int) -> list[int]:
     return [*ids, *[PAD] * (MAX_FRAMES - len(ids))]
 
 
-def test_a_bound_row_holds_the_facts_of_its_stream(rows):
+def test_a_bound_row_has_the_values_of_its_request(rows):
     one = stream(text_ids=(1, 2))
     rows.bind(one, 3)
     assert one.row == 3
@@ -54,7 +54,7 @@ def test_a_bound_row_holds_the_facts_of_its_stream(rows):
     assert text_of(rows, 3) == padded(1, 2)
 
 
-def test_a_row_shows_nothing_of_its_tenant_before(rows):
+def test_a_row_has_no_values_of_its_previous_request(rows):
     rows.bind(stream("before", text_ids=(1, 2, 3)), 2)
     rows.seen[2, 5] = True
     rows.bind(stream("after", text_ids=(4,)), 2)
@@ -62,7 +62,7 @@ def test_a_row_shows_nothing_of_its_tenant_before(rows):
     assert not rows.seen[2].any()
 
 
-def test_binding_one_row_leaves_the_others_alone(rows):
+def test_binding_one_row_does_not_change_the_others(rows):
     rows.bind(stream("a", text_ids=(1,)), 1)
     rows.seen[1, 5] = True
     rows.bind(stream("b", text_ids=(2,)), 2)
@@ -80,7 +80,7 @@ def test_text_is_written_once_as_it_comes(rows):
     assert text_of(rows, 1) == padded(7, 2, 3)
 
 
-def test_text_that_comes_while_a_stream_has_no_row_waits_for_it(rows):
+def test_text_for_a_request_without_a_row_is_written_later(rows):
     one = stream()
     one.text_ids += [1]
     rows.write_text(one)
@@ -89,7 +89,7 @@ def test_text_that_comes_while_a_stream_has_no_row_waits_for_it(rows):
     assert text_of(rows, 2) == padded(1)
 
 
-def test_a_stream_comes_back_in_another_row_with_codes_hidden_state_and_text(rows):
+def test_a_request_resumes_in_another_row_with_codes_hidden_state_and_text(rows):
     one = stream(text_ids=(1, 2, 3))
     rows.bind(one, 1)
     codes = torch.arange(2 * N_RESIDUAL, dtype=torch.int16).view(2, N_RESIDUAL)
@@ -118,14 +118,14 @@ def test_unbinding_twice_keeps_what_the_first_one_saved(rows):
     assert rows.past_hidden[2].tolist() == [2.0] * HIDDEN
 
 
-def test_a_frame_has_text_until_the_words_run_out_and_always_after_the_end():
+def test_a_frame_has_text_until_the_known_text_ends_and_always_after_its_end():
     one = stream(text_ids=(1, 2))
     assert [one.has_text_for(frame) for frame in range(4)] == [True, True, False, False]
     one.text_done = True
     assert all(one.has_text_for(frame) for frame in range(4))
 
 
-def test_frames_are_counted_on_behind_what_a_long_reply_has_dropped(rows):
+def test_frame_numbers_include_dropped_frames(rows):
     one = stream()
     rows.bind(one, 1)
     assert [one.frame_at(place) for place in (12, 15, 16, 40)] == [0, 3, 4, 28]
@@ -138,7 +138,7 @@ def test_frames_are_counted_on_behind_what_a_long_reply_has_dropped(rows):
     assert rows.n_dropped.tolist() == [0, 28, 0, 0]
 
 
-def test_a_stream_comes_back_knowing_what_it_dropped_and_said_before(rows):
+def test_a_request_resumes_with_its_dropped_and_seen_codes(rows):
     one = stream()
     rows.bind(one, 1)
     rows.seen[1, 5] = True

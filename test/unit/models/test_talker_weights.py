@@ -1,4 +1,4 @@
-"""Loading is strict: every weight has a place and every place gets its weight."""
+"""Loading is strict: every weight has a parameter, and every parameter its weight."""
 
 from types import SimpleNamespace
 
@@ -72,7 +72,7 @@ def test_a_complete_checkpoint_fills_every_parameter():
     assert torch.equal(model.code_predictor.layers[0].qkv_proj.weight, torch.cat(rows))
 
 
-def test_weights_of_other_parts_are_passed_over():
+def test_weights_of_other_parts_are_skipped():
     weights = published() | {"thinker.lm_head.weight": EMBEDDING, "code2wav.x": EMBEDDING}
     load_talker_weights(SmallTalker(), weights.items())
 
@@ -80,7 +80,7 @@ def test_weights_of_other_parts_are_passed_over():
 @pytest.mark.parametrize(
     "name", ["talker.codec_head.bias", "talker.code_predictor.model.layers.7.mlp.up_proj.weight"]
 )
-def test_a_weight_without_a_place_is_an_error_that_names_it(name):
+def test_an_unknown_weight_is_an_error_that_names_it(name):
     weights = published() | {name: torch.zeros(1)}
     with pytest.raises(ValueError, match=f"unknown talker weight {name}"):
         load_talker_weights(SmallTalker(), weights.items())
@@ -94,7 +94,7 @@ def test_a_weight_without_a_place_is_an_error_that_names_it(name):
         (THINKER_EMBEDDING, THINKER_EMBEDDING),
     ],
 )
-def test_a_place_without_its_weight_is_an_error_that_names_it(absent, named):
+def test_a_missing_weight_is_an_error_that_names_it(absent, named):
     weights = published()
     del weights[absent]
     with pytest.raises(ValueError, match=f"lacks talker weights: .*{named}"):
@@ -109,7 +109,7 @@ def test_a_place_without_its_weight_is_an_error_that_names_it(absent, named):
         "talker.code_predictor.lm_head.1.weight",
     ],
 )
-def test_a_part_of_a_stacked_weight_that_is_missing_is_noticed(absent):
+def test_a_missing_part_of_a_stacked_weight_is_an_error(absent):
     weights = published()
     del weights[absent]
     with pytest.raises(ValueError, match="lacks talker weights"):

@@ -1,4 +1,4 @@
-"""How a Qwen model is told of functions, and what of its reply is speech."""
+"""Functions in Qwen's prompts, and the speech in a response with calls."""
 
 import json
 
@@ -12,7 +12,7 @@ WEATHER = json.dumps({"name": "weather", "parameters": {"type": "object"}})
 
 
 class FakeTokenizer:
-    """knows: whether its chat template has a place for functions."""
+    """knows: whether its chat template supports functions."""
 
     def __init__(self, knows: bool):
         self.knows = knows
@@ -25,13 +25,13 @@ class FakeTokenizer:
         return f"<|im_start|>system\n{text}<|im_end|>\n<|im_start|>user\n"
 
 
-def test_the_checkpoint_says_how_it_is_told():
+def test_the_checkpoints_template_describes_functions():
     text = instructions_with(FakeTokenizer(True), "Be brief.", [WEATHER])
     assert text.startswith("Be brief. You may use <tool_call>")
     assert '"weather"' in text and "<|im" not in text
 
 
-def test_a_template_without_a_place_for_functions_gets_them_in_words_of_ours():
+def test_a_template_without_functions_gets_our_own_description():
     text = instructions_with(FakeTokenizer(False), "Be brief.", [WEATHER])
     assert text.startswith("Be brief.\n\n")
     assert WEATHER in text and "<tool_call>" in text
@@ -42,7 +42,7 @@ def test_without_functions_instructions_stay_as_they_are():
     assert instructions_with(FakeTokenizer(True), "Be brief.", []) == "Be brief."
 
 
-def test_a_call_that_must_be_is_begun_for_the_model():
+def test_a_required_call_has_a_forced_beginning():
     assert opening_of("weather") == '<tool_call>\n{"name": "weather", "arguments": '
     assert opening_of("") == '<tool_call>\n{"name": '
 
@@ -51,7 +51,7 @@ REPLY = 'One moment. <tool_call>\n{"name": "weather"}\n</tool_call><tool_call>{"
 
 
 @pytest.mark.parametrize("begin_id", [60, None], ids=["one token", "several"])
-def test_what_stands_before_the_first_call_is_spoken_and_nothing_else(begin_id):
+def test_only_text_before_the_first_call_is_spoken(begin_id):
     """A token a character; of the tag, if it is one token, one."""
     parts, text, ids = ResponseParts(begin_id), "", []
     at = REPLY.index("<tool_call>")
@@ -70,7 +70,7 @@ def test_what_stands_before_the_first_call_is_spoken_and_nothing_else(begin_id):
     assert parts.calls() == ['{"name": "weather"}', '{"name": "time"}']
 
 
-def test_what_only_looked_like_a_call_is_spoken_in_the_end():
+def test_an_unfinished_beginning_of_a_call_is_spoken_at_the_end():
     parts = ResponseParts(None)
     parts.take([1, 2], "a <")
     assert (parts.n_spoken, parts.spoken) == (0, "")
@@ -83,7 +83,7 @@ def test_what_only_looked_like_a_call_is_spoken_in_the_end():
 
 
 @given(st.text(alphabet="<tolcal_>/ x", max_size=60))
-def test_speech_grows_and_never_holds_the_tag(text):
+def test_speech_grows_and_never_contains_the_tag(text):
     parts, before = ResponseParts(None), ""
     for n in range(1, len(text) + 1):
         parts.take(list(range(n)), text[:n])

@@ -91,7 +91,7 @@ class SessionCompaction:
     def compact_running(self, req: Req, config: RetentionConfig) -> Compaction | None:
         """As compact(), while the request decodes: its own output stays, whatever its length.
 
-        The caller must shorten() the request's batch.
+        The request's batch must then be passed to shorten().
         """
         slot = self._sessions.slots.get(req.session.session_id)
         if slot is None or req.kv is not slot.kv:

@@ -1,11 +1,12 @@
 """The demo model's configuration: exactly Qwen3-Omni's architecture, in other sizes."""
 
+from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen3_omni_moe import Qwen3OmniMoeConfig
 
 from sglang_live.models.demo.location import DemoSize
 
 
-def config_of(tokenizer, size: DemoSize) -> Qwen3OmniMoeConfig:
+def config_of(tokenizer: PreTrainedTokenizerFast, size: DemoSize) -> Qwen3OmniMoeConfig:
     """The configuration of a whole model; special tokens are those of `tokenizer`."""
     token_id = tokenizer.convert_tokens_to_ids
     head_dim, codes = size.head_dim, size.codebook_size

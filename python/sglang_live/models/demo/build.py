@@ -2,10 +2,10 @@
 
     python -m sglang_live.models.demo.build --out DIR
 
-Two things are not left to chance, because a server is tested with turns that end: the thinker
-ends its reply, and the talker its speech, with a fixed probability per step once it may. Both are
-done inside the weights (one residual channel carries a constant, one marks `tts_pad`), so the
-engines run the checkpoint like any other.
+The ends of outputs are not random, because server tests need turns that end: thinker and talker
+each end with a fixed probability per step after a minimum. Both are encoded in the weights (one
+residual channel carries a constant, one marks `tts_pad`), so the engines run the checkpoint like
+any other.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from sglang_live.models.demo.tokenizer import (
 
 
 def ensure_built(size: DemoSize | None = None) -> Path:
-    """The random demo model's directory, built when absent. Safe when several processes race."""
+    """The random demo model's directory, built if absent. Concurrent calls are safe."""
     directory = default_directory(size)
     if not (directory / "config.json").exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def build(directory: Path, size: DemoSize) -> None:
     model.save_pretrained(directory)
     save_processor(tokenizer, directory)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    # The end is a matter of chance here; a reply should not end before it has begun.
+    # The end is random per step; this keeps outputs from ending at once.
     sampling = {"temperature": 0.9, "top_k": 50, "min_new_tokens": 8}
     GenerationConfig(eos_token_id=end, do_sample=True, **sampling).save_pretrained(directory)
 
@@ -82,7 +82,7 @@ def _random_model(config, size: DemoSize) -> Qwen3OmniMoeForConditionalGeneratio
 
 @torch.no_grad()
 def _speak_words_only(model: Qwen3OmniMoeForConditionalGeneration, tokenizer) -> None:
-    """Every token but whole words gets logit 0, which practically never wins."""
+    """Give every token except whole words logit 0, so that it is practically never sampled."""
     n_tokens = model.config.thinker_config.text_config.vocab_size
     words = [
         token_id

@@ -1,4 +1,4 @@
-"""Where the demo models lie; cheap to import, unlike the code that builds one."""
+"""Locations of the demo models; cheap to import, unlike the code that builds one."""
 
 import hashlib
 import json
@@ -6,11 +6,11 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# Bump when the recipe changes, so that caches are rebuilt.
+# Increase it when the recipe changes, so that caches are rebuilt.
 RECIPE = 3
 CACHE_ENV = "SGLANG_LIVE_CACHE"
 
-# Names for --model-path: the model that talks, and one with random weights, for tests and loads.
+# Names for --model-path: the trained model, and one with random weights, for tests and load tests.
 DEMO, DEMO_RANDOM = "demo", "demo-random"
 TRAINED = Path(__file__).with_name("trained")
 
@@ -40,7 +40,7 @@ class DemoSize:
 
 
 def default_directory(size: DemoSize | None = None, cache: Path | None = None) -> Path:
-    """Of a random demo model: in `cache`, $SGLANG_LIVE_CACHE or ~/.cache/sglang_live."""
-    cache = cache or os.environ.get(CACHE_ENV) or Path.home() / ".cache" / "sglang_live"
+    """Directory of a random demo model in `cache`, $SGLANG_LIVE_CACHE or ~/.cache/sglang_live."""
+    parent = cache or os.environ.get(CACHE_ENV) or Path.home() / ".cache" / "sglang_live"
     text = json.dumps([RECIPE, asdict(size or DemoSize())], sort_keys=True)
-    return Path(cache) / f"demo-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    return Path(parent) / f"demo-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

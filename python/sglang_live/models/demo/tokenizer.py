@@ -27,7 +27,7 @@ SPECIAL_TOKENS = [
     "<tts_text_bos>",
     "<tts_text_eod>",
 ]
-# ChatML with an audio placeholder for every audio part, whatever the request calls it.
+# ChatML with an audio placeholder for each audio part of any accepted type.
 CHAT_TEMPLATE = """\
 {%- for m in messages -%}
 <|im_start|>{{ m.role }}

@@ -1,1 +1,1 @@
-"""Qwen3-Omni: thinker (hears and thinks), talker (speaks codec frames), Code2Wav (vocoder)."""
+"""Qwen3-Omni: thinker (audio and text to text), talker (codec frames), Code2Wav (vocoder)."""

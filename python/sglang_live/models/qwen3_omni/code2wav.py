@@ -1,7 +1,7 @@
 """Codec frames to samples, chunk by chunk, with the left context carried as state.
 
-In: 16 codes per 80 ms frame, from the talker. Out: 24 kHz samples that never change again.
-Owner: VocoderEngine holds one Code2WavStream per answer and batches them through one
+In: 16 codes per 80 ms frame, from the talker. Out: final 24 kHz samples.
+Owner: VocoderEngine holds one Code2WavStream per request and batches them through one
 StreamingCode2Wav. Every sample is computed once; re-decoding 25 frames of left context for a
 4-frame chunk computes seven times as many.
 """
@@ -29,9 +29,12 @@ from sglang_live.models.qwen3_omni.code2wav_layers import (
 _SAMPLE_RATE_HZ = 24_000  # the checkpoint's config does not carry it
 
 
+_Layer = CausalConv | CausalUpsample | ConvNeXt | ResidualUnit
+
+
 @dataclass(slots=True, eq=False)
 class Code2WavStream:
-    """What one stream remembers. Dropping it frees everything; nothing else refers to it.
+    """The state of one stream. Dropping it frees everything; nothing else refers to it.
 
     Attributes:
         kv: [n_layers, 2 * n_kv_heads, n_past, head_dim], unrotated keys before values,
@@ -62,12 +65,12 @@ class StreamingCode2Wav:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ):
-        """Copy the weights of module, which is left alone and may be dropped.
+        """Copy the weights of module, which is not modified and may be dropped.
 
         Raises:
             ValueError: if module is not float32 (weights are folded before they are rounded to
-                dtype), its rope_type is not default, or its strides are such that the first
-                frame of a stream would emit no sample.
+                dtype), its rope_type is not default, or the first frame of a stream emits no
+                sample with its strides.
         """
         if module.code_embedding.weight.dtype != torch.float32:
             raise ValueError(f"need a float32 module, got {module.code_embedding.weight.dtype}")
@@ -97,7 +100,7 @@ class StreamingCode2Wav:
         self._code_offset = torch.arange(self.n_quantizers, device=self._device)
         self._code_offset *= self.codebook_size
         self._transformer = WindowTransformer(module.pre_transformer, place)
-        self._layers = []
+        self._layers: list[_Layer] = []
         for upsample, convnext in module.upsample:
             self._layers += [CausalUpsample(upsample, place), ConvNeXt(convnext, place)]
         first, *blocks, last_act, last = module.decoder
@@ -126,7 +129,7 @@ class StreamingCode2Wav:
         )
 
     def check_codes(self, codes: Tensor) -> None:
-        """Refuse codes the codebook does not have; on a GPU this waits for the codes.
+        """Refuse codes that are not in the codebook; on a GPU this waits for the codes.
 
         Args:
             codes: [..., n_quantizers] int64.
@@ -192,7 +195,7 @@ class StreamingCode2Wav:
         return past, ages
 
     def _commit(self, streams: list[Code2WavStream], fresh_kv: Tensor, columns: Tensor) -> None:
-        """Write the new states. Each gets its own memory: a view would keep the batch alive."""
+        """Write the new states, each to its own memory: a view would keep the batch alive."""
         n_fresh = fresh_kv.shape[3]
         n_keep = self._transformer.n_window_frames - 1
         for i, stream in enumerate(streams):

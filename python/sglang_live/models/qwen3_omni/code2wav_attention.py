@@ -15,7 +15,7 @@ from sglang_live.models.qwen3_omni.code2wav_layers import Place
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """What every layer of one call shares.
+    """Inputs that all layers share for one chunk.
 
     Attributes:
         mask: [n_streams or 1, 1, n_new, n_past + n_new] bool, or None when all is visible.
@@ -32,7 +32,7 @@ class WindowTransformer:
 
     Keys are kept unrotated, and positions are counted from the start of the window. Attention
     sees only differences of positions, so this equals positions counted from the start of the
-    stream, without their float32 rounding in calls that last for hours, and one table serves
+    stream, without their float32 rounding in sessions that last for hours, and one table serves
     streams of all ages.
     """
 
@@ -141,7 +141,7 @@ class _Layer:
 
 
 def _normed(x: Tensor, eps: float) -> Tensor:
-    """RMS-normalise the last dimension; the norm's weight lives in the next matrix."""
+    """RMS-normalise the last dimension; the norm's weight is folded into the next matrix."""
     return F.rms_norm(x, x.shape[-1:], eps=eps)
 
 

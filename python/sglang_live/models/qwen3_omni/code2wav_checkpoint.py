@@ -1,4 +1,4 @@
-"""Read the vocoder, and only the vocoder, out of a Qwen3-Omni checkpoint directory."""
+"""Loading of the vocoder alone from a Qwen3-Omni checkpoint directory."""
 
 import json
 from collections import defaultdict
@@ -27,7 +27,7 @@ def load_code2wav(path: str | Path) -> Qwen3OmniMoeCode2Wav:
         path: directory with config.json and one or several .safetensors files.
     Raises:
         ValueError: if config.json has no code2wav_config, or the `code2wav.` tensors are not
-            exactly the ones this config asks for, name by name and shape by shape.
+            exactly those of this config, by name and shape.
     """
     path = Path(path)
     config = json.loads((path / "config.json").read_text())
@@ -53,7 +53,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _files(path: Path) -> dict[str, list[str] | None]:
-    """Map each file to open to the names it holds; None: ask the file."""
+    """The files to open, and the names of each; None: the names are read from the file."""
     if not (path / _INDEX).exists():
         return {_SINGLE: None}
     files = defaultdict(list)
@@ -72,4 +72,4 @@ def _check(wanted: dict[str, tuple], found: dict[str, tuple], path: Path) -> Non
         )
     for name, shape in wanted.items():
         if found[name] != shape:
-            raise ValueError(f"{path}: code2wav.{name} is {found[name]}, config asks for {shape}")
+            raise ValueError(f"{path}: code2wav.{name} is {found[name]}, config has {shape}")

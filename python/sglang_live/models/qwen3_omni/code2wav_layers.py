@@ -1,6 +1,6 @@
-"""The vocoder's convolutions, cut at chunk boundaries without a seam.
+"""The vocoder's convolutions over chunks, with results equal to those over the whole input.
 
-In: activations of one chunk and the columns before it. Out: columns that never change again.
+In: activations of one chunk and the columns before it. Out: final columns.
 Owner: StreamingCode2Wav. Weights are copies, folded where two linear steps follow each other.
 Source: Qwen3OmniMoeCode2Wav of transformers 5.12, whose modules are read here, never called.
 """
@@ -32,7 +32,7 @@ class ColumnTape:
         self._offset = 0
 
     def extend(self, x: Tensor, n_columns: int, act: "Snake | None" = None) -> Tensor:
-        """Return act(x) preceded by the n_columns columns before it, and remember its last ones.
+        """Return act(x) preceded by the n_columns columns before it, and store its last columns.
 
         Args:
             x: [n_streams, n_channels, n_new].
@@ -67,13 +67,13 @@ class Snake:
         self._inverse_beta = place(inverse_beta[:, None])
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x: [n_streams, n_channels, n]; x itself is left alone."""
+        """x: [n_streams, n_channels, n]; not modified."""
         ripple = (x * self._alpha).sin_().square_()
         return torch.addcmul(x, ripple, self._inverse_beta, out=out)
 
 
 class CausalConv:
-    """A stride-1 convolution that looks only back, (kernel - 1) * dilation columns."""
+    """A stride-1 convolution over the current and the (kernel - 1) * dilation earlier columns."""
 
     def __init__(self, module: nn.Module, place: Place, act: Snake | None = None):
         conv = module.conv
@@ -92,12 +92,12 @@ class CausalConv:
 
 
 class CausalUpsample:
-    """A transposed convolution with kernel = stride, or kernel = 2 * stride and both ends cut.
+    """A transposed convolution with kernel = stride, or kernel = 2 * stride and trimmed ends.
 
-    With kernel = 2 * stride, input columns i-1 and i together make output columns
-    [i * stride, (i + 1) * stride) final. So the column before the chunk is all the overlap there
-    is to carry, and the very first column, having no neighbour, emits nothing: the cut of
-    kernel - stride samples on both sides in transformers leaves out exactly those.
+    With kernel = 2 * stride, input columns i-1 and i together determine output columns
+    [i * stride, (i + 1) * stride). So one column before the chunk is the whole overlap, and the
+    first column of a stream emits nothing: transformers trims kernel - stride samples on both
+    sides, which are exactly those.
     """
 
     def __init__(self, module: nn.Module, place: Place, act: Snake | None = None):
@@ -133,7 +133,7 @@ class ConvNeXt:
         self._depthwise = CausalConv(module.dwconv, place)
         self.n_values = self._depthwise.n_values
         norm, first, second = module.norm, module.pwconv1, module.pwconv2
-        # The norm's affine part and the layer's gamma are linear next to a Linear: fold them.
+        # The norm's affine part and the layer's gamma are linear, and fold into the Linear layers.
         self._up = place(first.weight * norm.weight)
         self._up_bias = place(first.bias + first.weight @ norm.bias)
         self._down = place(module.gamma[:, None] * second.weight)

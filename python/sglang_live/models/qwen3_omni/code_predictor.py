@@ -45,10 +45,10 @@ class CodePredictor(nn.Module):
 
     @torch.no_grad()
     def prepare(self) -> None:
-        """Make ready what forward() uses, once the weights are loaded and where they stay.
+        """Prepare forward(), after the weights are loaded and on their final device.
 
-        The weights of norms move into the matrices that follow them: few and large operations
-        are what a frame of so many small steps wants, on every device.
+        The weights of norms are folded into the matrices that follow them: a frame has many small
+        steps, whose cost is the number of operations, on every device.
         """
         self.lm_head.mul_(self.norm.weight)
         self.norm.weight.fill_(1)
@@ -114,9 +114,9 @@ class CodePredictor(nn.Module):
 def traced(predictor: CodePredictor) -> Callable[..., tuple[Tensor, Tensor]]:
     """`predictor` as a function of the same arguments that runs without Python.
 
-    On a CPU a frame of a thousand small operations costs more in Python than in arithmetic; there
-    this is what a captured graph is on a GPU. What is changed in the predictor later, it does not
-    see. Takes about a second.
+    On a CPU a frame of a thousand small operations costs more in Python than in arithmetic; this
+    has the role of a captured graph on a GPU. Later changes of the predictor have no effect on
+    it. Takes about a second.
     """
     like = predictor.lm_head
     hidden = like.new_zeros(2, like.shape[-1])
@@ -147,11 +147,11 @@ class _Greedy(nn.Module):
 
 def _frozen(module: nn.Module, example: tuple[Tensor, ...]) -> torch.jit.ScriptModule:
     with warnings.catch_warnings():
-        # The size of the vocabulary becomes a constant, which it is.
+        # The tracer warns that the size of the vocabulary becomes a constant, which is intended.
         warnings.simplefilter("ignore", torch.jit.TracerWarning)
         made = torch.jit.freeze(torch.jit.trace(module.eval(), example, check_trace=False))
     for _ in range(2):
-        made(*example)  # its first calls optimise it
+        made(*example)  # the first calls optimise it
     return made
 
 
@@ -177,7 +177,7 @@ class _Layer(nn.Module):
         self.register_buffer("sin", torch.empty(0), persistent=False)
 
     def prepare(self, cos: Tensor, sin: Tensor) -> None:
-        """cos, sin: [positions, head_dim] float32. Tables get the heads' norms, too."""
+        """Fold norms into matrices and tables. cos, sin: [positions, head_dim] float32."""
         for norm, follower in (
             (self.input_layernorm, self.qkv_proj),
             (self.post_attention_layernorm, self.gate_up_proj),
@@ -188,7 +188,7 @@ class _Layer(nn.Module):
         scale = torch.stack(norms).float()
         low, high = scale.chunk(2, dim=-1)
         dtype = self.qkv_proj.weight.dtype
-        # A half of the head is turned against the other: sin has the sign and the other's weight.
+        # RoPE mixes the halves of a head: sin carries the sign, and the other half's norm weight.
         self.cos = (cos.unsqueeze(1) * scale).to(dtype)
         self.sin = (sin.unsqueeze(1) * torch.cat((-high, low), dim=-1)).to(dtype)
 

@@ -1,7 +1,7 @@
-"""ChatML as Qwen3-Omni speaks it: the thinker's prompt in pieces that can be appended.
+"""Qwen3-Omni's ChatML: the thinker's prompt in pieces that can be appended.
 
-A piece ends where a special token stands, so tokenising piece by piece gives the same ids as
-tokenising the whole. Text that users wrote never becomes special tokens.
+A piece ends at a special token, so tokenising piece by piece gives the same ids as tokenising the
+whole. Text of users never becomes special tokens.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
-from sglang_live.core import AudioPart, HistoryItem
+from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.models.qwen3_omni.tool_prompt import (
     CALL_BEGIN,
@@ -24,21 +24,26 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """ChatML written by us; may hold special tokens."""
+    """ChatML of this module; may have special tokens."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Token ids of users' text or of a reply; never special tokens of ours."""
+    """Token ids of users' text or of an assistant item; never special tokens of Markup."""
 
     token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip:
-    """One clip of audio, with its placeholder. begins, ends: whether its span does with it."""
+    """One clip of audio, with its placeholder.
+
+    Attributes:
+        begins: whether the audio span begins with this clip.
+        ends: whether the audio span ends with this clip.
+    """
 
     audio: AudioPart
     begins: bool = True
@@ -55,7 +60,7 @@ Piece = Markup | Words | Clip
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The first tokens of a reply that the model does not choose."""
+    """The first tokens of a response, which the model does not choose."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
@@ -66,7 +71,7 @@ NO_OPENING = Opening()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Append:
-    """One request's worth of prompt: ids, or markup around one clip (the processor makes ids)."""
+    """The prompt of one request: ids, or markup around one clip (the processor makes the ids)."""
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
@@ -80,7 +85,9 @@ class ChatPrompt:
         self.newline_id = self.markup_ids("\n")[0]
 
     def header(self, instructions: str) -> list[Piece]:
-        """What sessions with the same instructions share, and keep as their attention sink."""
+        """The beginning of a session, which sessions with the same instructions share, and which
+        is their attention sink.
+        """
         if not instructions:
             # An empty prefill is impossible, and every history begins with this token.
             return [Markup("<|im_start|>")]
@@ -91,31 +98,35 @@ class ChatPrompt:
         ]
 
     def item(self, item: HistoryItem) -> list[Piece]:
-        """One message. Its leading `<|im_start|>` ends whatever came before."""
+        """One message. Its leading `<|im_start|>` is the end of the pieces before."""
         return [*self._body(item), *([Markup("<|im_end|>\n<|im_start|>")] if item.closes else [])]
 
     def open_response(self) -> list[Piece]:
-        """Opens the reply."""
+        """The beginning of the assistant's message."""
         return [Markup("assistant\n")]
 
     def with_functions(self, instructions: str, functions: list[str]) -> str:
-        """Instructions that also tell of functions, JSON text each."""
+        """Instructions with a description of functions, each as JSON text."""
         return instructions_with(self._tokenizer, instructions, functions)
 
     def opening(self, must_call: str | None) -> Opening:
-        """What the reply begins with before the model goes on. must_call: see Tools."""
+        """The forced beginning of a response.
+
+        Args:
+            must_call: see Tools.
+        """
         if must_call is None:
             return NO_OPENING
         text = opening_of(must_call)
         return Opening(tuple(self.markup_ids(text)), text)
 
     def call_begin_id(self) -> int | None:
-        """The token that begins a call; None: it takes several."""
+        """The token that begins a function call; None if it is several tokens."""
         ids = self.markup_ids(CALL_BEGIN)
         return ids[0] if len(ids) == 1 else None
 
     def close_response(self, *, model_wrote_end: bool) -> list[Piece]:
-        """What stands between a reply and the next item."""
+        """The pieces between a response and the next item."""
         return [Markup("\n<|im_start|>" if model_wrote_end else "<|im_end|>\n<|im_start|>")]
 
     def appends(self, pieces: list[Piece]) -> list[Append]:
@@ -151,7 +162,11 @@ class ChatPrompt:
         return out
 
     def n_tokens(self, pieces: list[Piece], n_places: Iterator[int]) -> int:
-        """Tokens that `pieces` add to a session. n_places: of each clip, in order."""
+        """Tokens that `pieces` add to a session.
+
+        Args:
+            n_places: placeholders of each clip, in order.
+        """
         n = 0
         for piece in pieces:
             match piece:
@@ -164,7 +179,7 @@ class ChatPrompt:
         return n
 
     def n_places(self, append: Append, n_new: int) -> int:
-        """Placeholders of an append with a clip that added n_new tokens: one became so many."""
+        """Placeholders of an append with a clip that added n_new tokens in all."""
         return n_new - (len(self.markup_ids(append.text)) - 1)
 
     def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:
@@ -189,16 +204,19 @@ class ChatPrompt:
         """Role and content of a message, or of a piece of one."""
         if not (item.opens and item.closes):
             [audio] = item.parts
-            role = [Markup(f"{item.role}\n")] if item.opens else []
-            return [*role, Clip(audio, begins=item.opens, ends=item.closes)]
+            assert isinstance(audio, AudioPart)  # only speech is split into several items
+            clip = Clip(audio, begins=item.opens, ends=item.closes)
+            return [Markup(f"{item.role}\n"), clip] if item.opens else [clip]
         role = Markup(f"{'user' if item.role == 'tool' else item.role}\n")
         if item.token_ids is not None:
             return [role, Words(item.token_ids)]
         pieces: list[Piece] = [role]
-        for kind, parts in groupby(item.parts, key=type):
-            if kind is AudioPart:
-                pieces += [Clip(part) for part in parts]
-            elif text := "".join(part.text for part in parts):
+        for _, group in groupby(item.parts, key=type):
+            parts = list(group)
+            clips = [Clip(part) for part in parts if isinstance(part, AudioPart)]
+            text = "".join(part.text for part in parts if isinstance(part, TextPart))
+            pieces += clips
+            if text:
                 # A token may span two texts, or the role's newline and the text after it.
                 if pieces == [role]:
                     pieces = [self._words(role.text + text)]
@@ -207,7 +225,7 @@ class ChatPrompt:
         return pieces
 
     def words(self, text: str) -> list[int]:
-        """Token ids of users' text: never special tokens of ours."""
+        """Token ids of users' text; never special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def _words(self, text: str) -> Words:

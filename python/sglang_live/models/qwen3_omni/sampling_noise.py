@@ -1,19 +1,19 @@
-"""Gumbel noise by stream, frame, step and id: what a stream draws is its own affair.
+"""Gumbel noise by seed, frame, step and id, independent of the other requests of a batch.
 
-It does not depend on who shares the batch, and it belongs to an id, not to the id's rank among the
-candidates: where KV is computed anew, two candidates that are all but equal change ranks.
+The noise belongs to an id, not to the id's rank among the candidates: when KV is computed again,
+two nearly equal candidates can change ranks.
 """
 
 import torch
 from torch import Tensor, nn
 
-# Entries of the table. A draw reads as many neighbours as there are ids; of two draws whose starts
-# are equal, one in so many is.
+# Entries of the table. A draw reads consecutive entries, one per id. Two draws have the same start
+# with a probability of 1 / TABLE_SIZE.
 TABLE_SIZE = 1 << 20
 
 
 def draws_of(seed: Tensor, frame: Tensor, n_steps: int) -> Tensor:
-    """Where in the table the steps of a frame begin to read.
+    """Start indices in the table of a frame's steps.
 
     Args:
         seed: [n] int64 per stream.
@@ -27,9 +27,9 @@ def draws_of(seed: Tensor, frame: Tensor, n_steps: int) -> Tensor:
 
 
 class GumbelTable(nn.Module):
-    """4 MiB of noise, the same everywhere."""
+    """4 MiB of noise, the same in every process."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         uniform = ((_mixed(torch.arange(TABLE_SIZE)) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
         gumbel = -torch.log(-torch.log(uniform.clamp(1e-15, 1 - 1e-15)))

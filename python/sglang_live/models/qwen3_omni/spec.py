@@ -1,4 +1,4 @@
-"""What a Qwen3-Omni checkpoint directory says about itself, read once at start-up."""
+"""Ids and sizes of a Qwen3-Omni checkpoint directory, read once at start-up."""
 
 import json
 from dataclasses import dataclass
@@ -17,7 +17,9 @@ class Qwen3OmniSpec:
     """Ids and sizes that stages and orchestrator must agree on.
 
     Ids of text tokens are in the thinker's vocabulary, codec ids in the talker's.
-    sampling: the thinker's own defaults (generation_config.json), as SGLang names them.
+
+    Attributes:
+        sampling: the thinker's defaults (generation_config.json), by SGLang's names.
     """
 
     path: Path
@@ -49,7 +51,7 @@ class Qwen3OmniSpec:
 
     @staticmethod
     def load(path: str | Path) -> "Qwen3OmniSpec":
-        """Raises BadInputError when the directory is no Qwen3-Omni checkpoint with a talker."""
+        """Raises BadInputError if the directory is not a Qwen3-Omni checkpoint with a talker."""
         path = Path(path)
         try:
             return Qwen3OmniSpec._of(path, _read_json(path / "config.json"))
@@ -119,5 +121,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadInputError(f"cannot read {path}: {error}") from error
     if not isinstance(document, dict):
-        raise BadInputError(f"{path} is no JSON object")
+        raise BadInputError(f"{path} is not a JSON object")
     return document

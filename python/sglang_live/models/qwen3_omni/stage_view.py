@@ -1,7 +1,7 @@
 """A directory in which SGLang sees only the talker of a Qwen3-Omni checkpoint.
 
-SGLang sizes its KV pool and picks the model class from config.json, and a Qwen3-Omni config means
-the thinker to it. The view holds a config of the talker alone and links to the shards it needs.
+SGLang sizes its KV pool and chooses the model class by config.json, and takes a Qwen3-Omni config
+for the thinker's. The view has a config of the talker alone and links to its shards.
 """
 
 import hashlib

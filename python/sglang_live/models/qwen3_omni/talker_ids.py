@@ -1,8 +1,8 @@
 """The talker's prompt as token ids.
 
-transformers feeds the talker a prompt of summed embeddings. Here every prompt position is one id
-that determines its embedding, so that SGLang's radix tree, which compares ids, is right by
-construction. With V codec ids and T text ids the id space is
+transformers gives the talker a prompt of summed embeddings. Here every prompt position is one id
+that determines its embedding, so that SGLang's radix tree can compare ids. With V codec ids and T
+text ids the id space is
 
     [0, V)            codec id                     (what the talker generates)
     TEXT  + t         text t                       TEXT  = V
@@ -65,15 +65,17 @@ class TalkerIds:
         n_rows = 0 if audio_rows is None else len(audio_rows)
         if n_rows != n_places:
             raise ValueError(f"{n_places} audio positions, {n_rows} hidden states")
-        keys = iter(self._audio_keys(audio_rows) if n_rows else ())
+        keys = iter(self._audio_keys(audio_rows) if audio_rows is not None and n_rows else ())
         return [next(keys) if t == audio_pad_id else self.text + t for t in token_ids]
 
-    def response_prefix(self, spec: Qwen3OmniSpec, speaker_id: int, newline_id: int, first: int):
-        """The nine prompt positions before the first codec frame of a reply.
+    def response_prefix(
+        self, spec: Qwen3OmniSpec, speaker_id: int, newline_id: int, first: int
+    ) -> list[int]:
+        """The nine prompt positions before the first codec frame of a response.
 
         Args:
             newline_id: the text token after `<|im_start|>assistant`.
-            first: the reply's first text token.
+            first: the response's first text token.
         """
         return [
             self.text + spec.im_start_id,

@@ -1,7 +1,7 @@
-"""Per-stream tensors of the talker, indexed by SGLang's request row.
+"""Per-request tensors of the talker, indexed by SGLang's request row.
 
-A row outlives neither its request nor a retraction. Everything a stream needs to come back in
-another row is kept on the host in `TalkerStream`.
+A request loses its row at its end and at a retraction. What it needs to be resumed in another row
+is kept in its `TalkerStream`.
 """
 
 from dataclasses import dataclass, field
@@ -13,18 +13,21 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class TalkerStream:
-    """Host-side facts of one reply. Written by the scheduler, read by the model.
+    """Host-side record of one talker request. Written by the scheduler, read by the model.
 
-    prompt_len: positions before the first codec frame.
-    audio_rows: [n_audio, thinker_hidden] float32 thinker hidden states, in prompt order.
-    audio_at: [n_audio] int64 prompt positions of audio_rows, ascending.
-    text_ids: what the decode steps add to their frames, one id per frame.
-    text_done: no more text will come; later frames get tts_pad.
-    mid_prefill: the running batch holds a chunk of its prefill that is not the last.
-    n_frames: frames whose residual codes a launched step has computed.
-    sink, n_dropped: of a long reply n_dropped frames behind the first `sink` places have left its
-        KV; the token at place p >= sink has position p + n_dropped.
-    saved: what a row holds of it, while the stream has none.
+    Attributes:
+        prompt_len: positions before the first codec frame.
+        audio_rows: [n_audio, thinker_hidden] float32 thinker hidden states, in prompt order; None
+            without audio.
+        audio_at: [n_audio] int64 prompt positions of audio_rows, ascending.
+        text_ids: text that decode steps add to their frames, one id per frame.
+        text_done: whether the text is complete; later frames get tts_pad.
+        mid_prefill: whether the running batch has a chunk of its prefill that is not the last.
+        n_frames: frames whose residual codes a launched step has computed.
+        sink: tokens before the frames that compaction dropped.
+        n_dropped: dropped frames; the token at index i >= sink has position i + n_dropped.
+        saved: contents of its row, while a retracted request has none.
+        row: its row; None before the first prefill, and after a retraction.
     """
 
     rid: str
@@ -50,7 +53,7 @@ class TalkerStream:
         return self.text_done or frame < len(self.text_ids)
 
     def frame_at(self, place: int) -> int:
-        """The frame whose KV lies there, or will."""
+        """The frame whose KV belongs at token index `place`."""
         return place - self.prompt_len + self.dropped_before(place)
 
     def dropped_before(self, place: int) -> int:
@@ -62,7 +65,7 @@ class TalkerStream:
 
 @dataclass(frozen=True, slots=True)
 class SavedRow:
-    """codes: [n_frames, n_residual]; past_hidden: [hidden]; seen: [codec_vocab]."""
+    """Contents of a row: codes [n_frames, n_residual], past_hidden [hidden], seen [codec_vocab]."""
 
     codes: Tensor
     past_hidden: Tensor
@@ -74,7 +77,7 @@ class TalkerRows:
 
     past_hidden: [n_rows, hidden], normalised hidden state that chose the latest code 0.
     prompt_len:  [n_rows] int64.
-    n_dropped:   [n_rows] int64, frames that have left the KV of a long reply.
+    n_dropped:   [n_rows] int64, frames that compaction has dropped.
     text_ids:    [n_rows, max_frames] int32, tts_pad where no text has come.
     codes:       [n_rows, max_frames, n_residual] int16.
     seen:        [n_rows, codec_vocab] bool, codes 0 generated so far.
@@ -109,7 +112,7 @@ class TalkerRows:
         self.codes = torch.zeros(*shape, n_residual, device=device, dtype=torch.int16)
 
     def bind(self, stream: TalkerStream, row: int) -> None:
-        """Give a stream its row: at first prefill, and again after a retraction."""
+        """Assign a row at the first prefill, and again after a retraction."""
         self.prompt_len[row] = stream.prompt_len
         self.n_dropped[row] = stream.n_dropped_written = stream.n_dropped
         self.seed[row] = stream.seed
@@ -126,7 +129,7 @@ class TalkerRows:
         self.write_text(stream)
 
     def refresh(self, stream: TalkerStream) -> None:
-        """Take over what has changed since the last step."""
+        """Write the changes since the last step."""
         self.write_text(stream)
         if stream.n_dropped != stream.n_dropped_written:
             self.n_dropped[stream.row] = stream.n_dropped_written = stream.n_dropped
@@ -137,13 +140,13 @@ class TalkerRows:
         if stream.row is None or not new:
             return
         table = self.text_ids
-        # From pinned memory: any other copy would wait for what the device is doing.
+        # From pinned memory: a copy from pageable memory would wait for the device.
         ids = torch.tensor(new, dtype=torch.int32, pin_memory=table.is_cuda)
         table[stream.row, known : known + len(new)] = ids.to(table.device, non_blocking=True)
         stream.n_text_written = len(stream.text_ids)
 
     def unbind(self, stream: TalkerStream) -> None:
-        """The row is about to be lost: keep what cannot be recomputed."""
+        """Save what cannot be recomputed, before a retraction takes the row."""
         if stream.row is not None:
             codes = self.codes[stream.row, : stream.n_frames]
             hidden, seen = self.past_hidden[stream.row], self.seen[stream.row]

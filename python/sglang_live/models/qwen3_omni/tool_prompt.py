@@ -1,16 +1,17 @@
-"""How Qwen is told of functions, and how it calls them: JSON between two tags.
+"""Qwen's form of functions in prompts, and of function calls: JSON between two tags.
 
-The checkpoint's own chat template says how it was trained to be told. Where it knows nothing of
-functions, they are named in words of ours, and called in the same form.
+The checkpoint's own chat template has the form of its training. If it does not support functions,
+this module's own text describes them, with the same form of calls.
 """
 
 import json
+from typing import Any
 
 CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
 _SYSTEM, _END = "<|im_start|>system\n", "<|im_end|>"
 
 
-def instructions_with(tokenizer, instructions: str, functions: list[str]) -> str:
+def instructions_with(tokenizer: Any, instructions: str, functions: list[str]) -> str:
     """The content of the system message.
 
     Args:
@@ -25,10 +26,10 @@ def instructions_with(tokenizer, instructions: str, functions: list[str]) -> str
     content, _, _ = content.partition(_END)
     if all(tool["function"]["name"] in content for tool in tools) and CALL_BEGIN in content:
         return content
-    return f"{instructions}\n\n{_in_our_words(functions)}".lstrip()
+    return f"{instructions}\n\n{_description_of(functions)}".lstrip()
 
 
-def _in_our_words(functions: list[str]) -> str:
+def _description_of(functions: list[str]) -> str:
     lines = "\n".join(functions)
     form = '{"name": NAME, "arguments": OBJECT}'
     return (
@@ -38,7 +39,11 @@ def _in_our_words(functions: list[str]) -> str:
 
 
 def opening_of(must_call: str) -> str:
-    """With what a reply begins that is a call. must_call: the function's name; "": any."""
+    """The beginning of a response that is a function call.
+
+    Args:
+        must_call: the function's name; empty: any function.
+    """
     if not must_call:
         return f'{CALL_BEGIN}\n{{"name": '
     name = json.dumps(must_call, ensure_ascii=False)
@@ -46,20 +51,21 @@ def opening_of(must_call: str) -> str:
 
 
 class ResponseParts:
-    """What of a growing reply is speech, and what is calls. After the first call all is calls.
+    """Splits a growing response into speech and function calls. All text after the first call
+    belongs to calls.
 
     Attributes:
-        n_spoken: tokens of the reply, from its first, that are to be spoken.
+        n_spoken: the response's leading tokens that are to be spoken.
         spoken: their text.
     """
 
     def __init__(self, begin_id: int | None):
-        """begin_id: the token that CALL_BEGIN is; None: it is several."""
+        """begin_id: the token of CALL_BEGIN; None if it is several tokens."""
         self._begin_id = begin_id
         self.n_spoken, self.spoken, self._calls = 0, "", ""
 
     def take(self, ids: list[int], text: str) -> None:
-        """All of the reply so far."""
+        """Take the whole response so far."""
         at = text.find(CALL_BEGIN)
         if at >= 0:
             self.spoken, self._calls = text[:at].rstrip(), text[at:]
@@ -69,7 +75,7 @@ class ResponseParts:
             self.n_spoken, self.spoken = len(ids), text
 
     def end(self, ids: list[int], text: str) -> None:
-        """No more will come: what might have begun a call was speech."""
+        """Take the complete response: an unfinished beginning of a call is speech."""
         if CALL_BEGIN not in text:
             self.n_spoken, self.spoken = len(ids), text
 

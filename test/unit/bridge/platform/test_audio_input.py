@@ -1,4 +1,4 @@
-"""Decoding request audio, and that none of it is dropped in silence."""
+"""Decoding of request audio; none of it is dropped without an error."""
 
 import asyncio
 import base64
@@ -74,7 +74,7 @@ def test_any_rate_becomes_16_khz_at_the_same_pitch_and_length(rate_hz):
     assert np.abs(audio).max() == pytest.approx(0.5, abs=0.05)
 
 
-def test_another_rate_may_be_asked_for():
+def test_another_rate_can_be_requested():
     assert len(load_audio(file_bytes(tone()), sr=24_000)) == 12_000
 
 
@@ -87,7 +87,7 @@ def test_stereo_is_mixed_unless_both_channels_are_wanted():
 
 
 @pytest.mark.parametrize("form", ["bytes", "data uri", "path", "file url", "http url"])
-def test_a_clip_may_come_in_any_form(form, tmp_path, monkeypatch):
+def test_a_clip_may_have_any_accepted_form(form, tmp_path, monkeypatch):
     data = file_bytes(tone())
     path = tmp_path / "a clip.wav"
     path.write_bytes(data)
@@ -138,7 +138,7 @@ def test_a_clip_may_come_in_any_form(form, tmp_path, monkeypatch):
         "a number",
     ],
 )
-def test_what_is_no_audio_is_a_value_error(source):
+def test_bytes_that_are_not_audio_are_a_value_error(source):
     with pytest.raises(ValueError, match=r"Could not decode audio|Invalid audio"):
         load_audio(source)
 
@@ -158,7 +158,7 @@ def spans_one_by_one(ids: list[int]) -> list[tuple[int, int]]:
 
 
 @given(st.lists(st.sampled_from([PAD, PAD, 1, 2]), max_size=12))
-def test_placeholder_spans_are_the_runs_one_sees_going_through(ids):
+def test_placeholder_spans_are_the_runs_of_a_linear_scan(ids):
     assert placeholder_spans(torch.tensor(ids, dtype=torch.int64), PAD) == spans_one_by_one(ids)
 
 
@@ -211,7 +211,7 @@ def check(result, n_clips: int | None):
     ],
     ids=["one item of two clips", "two items", "beside an image", "images alone", "no media"],
 )
-def test_a_request_whose_clips_all_landed_passes_unchanged(items, n_clips):
+def test_a_request_with_a_placeholder_for_each_clip_passes_unchanged(items, n_clips):
     result = SimpleNamespace(mm_items=items)
     assert check(result, n_clips) is result
 
@@ -228,14 +228,12 @@ def test_a_request_whose_clips_all_landed_passes_unchanged(items, n_clips):
     ],
     ids=["no result", "no items", "no offsets", "one of two", "only an image", "too many"],
 )
-def test_a_clip_without_a_place_in_the_prompt_is_an_error_with_the_counts(
-    result, n_landed, n_clips
-):
+def test_a_clip_without_a_placeholder_is_an_error_with_the_counts(result, n_landed, n_clips):
     with pytest.raises(ValueError, match=f"a place for {n_landed} of {n_clips} audio clips"):
         check(result, n_clips)
 
 
-def test_clips_that_are_long_together_are_refused_before_they_are_held():
+def test_clips_that_are_too_long_together_are_refused_before_decoding():
     silence = file_bytes(np.zeros(250 * RATE_HZ, np.int16), format="FLAC")
     assert len(silence) < 100_000
     request = SimpleNamespace(audio_data=[silence] * 3)
@@ -255,7 +253,7 @@ def test_several_clips_are_fetched_once_and_passed_on(tmp_path):
     assert request.audio_data == [file_bytes(tone())] * 2 + [{"format": "features"}]
 
 
-def test_an_error_of_the_processor_itself_passes():
+def test_an_error_of_the_processor_itself_is_passed_on():
     async def processor(*_args):
         raise KeyError("own")
 

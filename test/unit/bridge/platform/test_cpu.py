@@ -16,13 +16,13 @@ def test_engines_that_compute_together_share_the_cores(monkeypatch, n_cores, n_t
     assert os.environ["OMP_NUM_THREADS"] == n_threads
 
 
-def test_what_the_user_says_stays(monkeypatch):
+def test_a_users_omp_num_threads_is_kept(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     share_cores(3)
     assert os.environ["OMP_NUM_THREADS"] == "5"
 
 
-def test_where_a_model_runs_denormals_are_zeros_and_messages_go_first():
+def test_threads_that_compute_flush_denormals_and_have_lower_priority():
     """In a process of its own: the rest of the tests is an elsewhere."""
     program = """
 import os, torch, sglang.srt.model_executor.model_runner

@@ -43,14 +43,14 @@ def batch(lengths: list[tuple[int, int]], n_heads: int, n_kv_heads: int, seed: i
     [[(0, 1)], [(7, 1)], [(0, 40)], [(300, 37)], [(128, 64), (0, 5), (513, 2)], [(900, 512)]],
     ids=str,
 )
-def test_a_chunk_attends_as_upstream_has_it(upstream, lengths, heads):
+def test_the_attention_of_a_chunk_equals_upstreams(upstream, lengths, heads):
     call = batch(lengths, *heads, seed=1)
     expected = upstream(None, **{**call, "output": call["output"].clone()})
     got = own_rows(upstream, None, **call)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
 
 
-def test_what_is_not_plain_causal_attention_is_upstreams():
+def test_other_than_plain_causal_attention_is_upstreams():
     call = batch([(10, 4)], 4, 2, seed=2)
     asked = []
     for other in ({"causal": False}, {"sliding_window_size": 8}, {"is_cross_attn": True}):

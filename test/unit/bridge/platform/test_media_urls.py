@@ -1,4 +1,4 @@
-"""Where the engine fetches media: every hop of a download is asked about."""
+"""Media downloads of the engine: every hop is checked."""
 
 import io
 import socket
@@ -42,7 +42,7 @@ class Answer:
 
 
 class Web:
-    """What answers at which URL, and who was asked."""
+    """Responses by URL, and the requested URLs."""
 
     def __init__(self):
         self.asked: list[str] = []
@@ -78,7 +78,7 @@ def web(monkeypatch) -> Web:
 @pytest.mark.parametrize(
     "target", ["http://127.0.0.1/admin", "http://169.254.169.254/x", "http://half.example/x"]
 )
-def test_a_public_host_cannot_send_the_engine_to_a_private_one(web, target):
+def test_a_public_host_cannot_redirect_the_engine_to_a_private_one(web, target):
     first = "http://media.example/a.wav"
     web.redirect(first, target)
     with pytest.raises(ValueError, match="not a public address"):
@@ -87,7 +87,7 @@ def test_a_public_host_cannot_send_the_engine_to_a_private_one(web, target):
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.7/a.wav", "http://unknown.example/a.wav"])
-def test_what_the_engine_is_told_itself_is_asked_about_too(web, url):
+def test_a_requests_own_url_is_checked_too(web, url):
     with pytest.raises(ValueError, match="media host"):
         common.download_remote_media(url, timeout=5)
     assert web.asked == []
@@ -102,7 +102,7 @@ def test_public_hosts_may_redirect_to_public_ones(web):
     assert len(load_audio("http://media.example/a.wav")) == 1600
 
 
-def test_the_operator_can_allow_hosts_of_the_own_network(web, monkeypatch):
+def test_the_operator_can_allow_hosts_of_the_private_network(web, monkeypatch):
     monkeypatch.setenv(PRIVATE_MEDIA_ENV, "1")
     url = "http://10.0.0.7/a.wav"
     web.pages[url] = Answer(url, body=b"sound")
@@ -114,7 +114,7 @@ def test_the_operator_can_allow_hosts_of_the_own_network(web, monkeypatch):
     ["::1", "fe80::1%eth0", "::ffff:10.0.0.1", "2002:a00:1::", "64:ff9b::a00:1", "::10.0.0.1",
      "::ffff:0:10.0.0.1", "100.64.0.1", "224.0.0.1", "0.0.0.0"],
 )  # fmt: skip
-def test_a_private_address_in_any_dress_is_private(address):
+def test_a_private_address_in_any_notation_is_private(address):
     assert not is_public(address)
     assert is_public("93.184.216.34") and is_public("2606:2800:220:1::1")
     assert is_public("64:ff9b::5db8:d822")
@@ -146,7 +146,7 @@ def admin():
 
 
 def resolving_to(monkeypatch, *answers: str) -> None:
-    """A name server that gives another address each time; the last one from then on."""
+    """A name server that returns the next address each time, and the last one from then on."""
     left, real = list(answers), socket.getaddrinfo
 
     def resolve(host, port, *args, **how):
@@ -175,7 +175,7 @@ def test_a_name_that_moves_to_a_private_address_is_not_followed(admin, monkeypat
     assert asked == []
 
 
-def test_a_connection_goes_to_the_address_checked_under_the_name_asked_for(admin, monkeypatch):
+def test_a_connection_uses_the_checked_address_and_the_requested_name(admin, monkeypatch):
     port, asked = admin
     monkeypatch.delenv(PRIVATE_MEDIA_ENV, raising=False)
     monkeypatch.setattr("sglang_live.bridge.platform.media_urls.is_public", lambda address: True)
@@ -186,7 +186,7 @@ def test_a_connection_goes_to_the_address_checked_under_the_name_asked_for(admin
     assert asked == [f"rebinding.example:{port}/a"]
 
 
-def test_the_operators_own_network_is_reached_through_such_a_session(admin, monkeypatch):
+def test_an_allowed_private_host_is_reached_through_a_public_session(admin, monkeypatch):
     port, asked = admin
     monkeypatch.setenv(PRIVATE_MEDIA_ENV, "1")
     session = with_public_connections(requests.Session())

@@ -1,4 +1,4 @@
-"""The shim acts on a whole process, so each claim gets one of its own."""
+"""The shim acts on a whole process, so each test starts its own."""
 
 import subprocess
 import sys
@@ -15,17 +15,17 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_arming_imports_neither_torch_nor_torchvision():
+def test_installing_imports_neither_torch_nor_torchvision():
     # It happens in every Python process of the environment, pip included.
     assert run("shim.install(); print('torch' in sys.modules)") == "False"
 
 
-def test_arming_twice_installs_one_finder():
+def test_installing_twice_adds_one_finder():
     count = "print(sum(isinstance(f, shim.TorchvisionFinder) for f in sys.meta_path))"
     assert run(f"shim.install(); shim.install(); {count}") == "1"
 
 
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
-def test_torchvision_imports_beside_this_pytorch_whatever_it_was_built_for():
+def test_torchvision_imports_with_this_pytorch_whatever_it_was_built_for():
     code = "shim.install(); import torchvision, torch; print(torch.ops.torchvision.nms)"
     assert run(code) == "torchvision.nms"

@@ -1,4 +1,4 @@
-"""Pictures and videos that are too large are refused before they are decoded."""
+"""Images and videos that are too large are refused before they are decoded."""
 
 import io
 import struct
@@ -28,7 +28,7 @@ def picture(width: int = 8, height: int = 4) -> bytes:
     return file.getvalue()
 
 
-def test_a_picture_is_decoded_by_sglang():
+def test_an_image_is_decoded_by_sglang():
     seen = []
     load_image(lambda **how: seen.append(how), image_bytes=picture(), gpu_image_decode=False)
     assert seen == [{"image_bytes": picture(), "gpu_image_decode": False}]
@@ -37,7 +37,7 @@ def test_a_picture_is_decoded_by_sglang():
 @pytest.mark.parametrize(
     ("width", "height"), [(10_000, 5_001), (100_000, 100_000), (60_000_000, 1)]
 )
-def test_a_picture_of_too_many_pixels_never_reaches_the_decoder(width, height):
+def test_an_image_of_too_many_pixels_never_reaches_the_decoder(width, height):
     def decode(**_how):
         raise AssertionError("decoded")
 
@@ -47,7 +47,7 @@ def test_a_picture_of_too_many_pixels_never_reaches_the_decoder(width, height):
 
 
 @pytest.mark.parametrize("data", [b"", b"no picture", picture()[:20]])
-def test_what_is_no_picture_is_a_value_error(data):
+def test_bytes_that_are_not_an_image_are_a_value_error(data):
     with pytest.raises(ValueError, match="Could not decode image"):
         load_image(lambda **_how: None, image_bytes=data)
 

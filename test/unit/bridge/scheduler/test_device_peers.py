@@ -1,4 +1,4 @@
-"""Engines of one device are told when somebody is urgent nearer to the ear."""
+"""Engines of one device see the urgency of later stages."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def engine(tmp_path, monkeypatch):
     return start
 
 
-def test_an_engine_hears_of_later_stages_on_its_device_and_of_no_others(engine):
+def test_an_engine_sees_the_urgency_of_later_stages_on_its_device_only(engine):
     thinker, other, talker = engine("thinker"), engine("thinker", 1), engine("talker", 2)
     elsewhere = engine("talker", device="cuda:1")
     talker.publish(True, 100.0)
@@ -35,25 +35,25 @@ def test_an_engine_hears_of_later_stages_on_its_device_and_of_no_others(engine):
     assert not any(here.urgent(100.03) for here in (thinker, other, talker, elsewhere))
 
 
-def test_what_an_engine_said_before_it_fell_silent_holds_for_a_moment(engine):
+def test_the_urgency_of_a_silent_engine_expires(engine):
     thinker, talker = engine("thinker"), engine("talker")
     talker.publish(True, 100.0)
     assert thinker.urgent(100.0 + 0.9 * VALID_S)
     assert not thinker.urgent(100.0 + 1.1 * VALID_S)
 
 
-def test_an_engine_that_starts_again_finds_its_place(engine):
+def test_a_restarted_engine_uses_the_same_place(engine):
     thinker = engine("thinker")
     engine("talker").publish(True, 100.0)
     engine("talker").publish(False, 100.01)
     assert not thinker.urgent(100.02)
 
 
-def test_without_neighbours_there_are_none(monkeypatch):
+def test_without_the_variable_there_are_no_device_peers(monkeypatch):
     monkeypatch.delenv(DEVICE_PEERS_ENV, raising=False)
     assert DevicePeers.from_env() is None
 
 
-def test_a_replica_takes_no_place_of_another_stage():
+def test_a_replica_number_beyond_the_stages_places_is_refused():
     with pytest.raises(ValueError, match="at most"):
         device_peers_env("run", "cuda:0", "thinker", 5000)

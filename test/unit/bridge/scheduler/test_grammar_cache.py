@@ -1,4 +1,4 @@
-"""However many grammars callers bring, what is kept of them is bounded."""
+"""Caches of compiled grammars are bounded, however many grammars clients send."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_sglang_keeps_the_latest_grammars():
     assert list(backend.cache) == [("json", str(n)) for n in range(1000 - MOST_GRAMMARS, 1000)]
 
 
-def test_the_compiler_keeps_so_many_bytes(monkeypatch):
+def test_the_compilers_cache_is_bounded_in_bytes(monkeypatch):
     monkeypatch.setattr(grammar_cache, "MOST_BYTES", 100_000)
     compiler = BoundedCompiler(tokenizer_info=VOCABULARY)
     for n in range(100):

@@ -1,4 +1,4 @@
-"""What goes into a round beside those who decode; the rest of the scheduler needs an engine."""
+"""The prompts of a round's prefill; the rest of the scheduler needs an engine."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ SPOKEN, WRITTEN = (
         ([], 0),
     ],
 )
-def test_of_prompts_with_audio_one_goes_and_as_many_as_fit(queue, n_first):
+def test_one_prompt_with_audio_is_admitted_and_others_as_far_as_they_fit(queue, n_first):
     first, rest = audio_within(150, queue, [100] * len(queue))
     assert first + rest == queue and len(first) == n_first
     assert audio_within(100 * len(queue), queue, [100] * len(queue)) == (queue, [])

@@ -25,7 +25,7 @@ def test_no_seam_of_the_thinker_is_in_the_scheduling_loop():
     assert targets(("urgency",)) & loop
 
 
-def test_the_talkers_scheduler_takes_no_part_in_policies_that_are_off(monkeypatch):
+def test_with_policies_off_the_talkers_scheduler_takes_no_decisions(monkeypatch):
     monkeypatch.delenv(POLICIES_ENV, raising=False)
     assert not decides_rounds(policies_from_env())
     assert not decides_rounds(Policies(truncate=True))

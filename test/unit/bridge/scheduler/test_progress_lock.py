@@ -1,4 +1,4 @@
-"""What tqdm leaves in shared memory when a process is killed."""
+"""tqdm leaves nothing in shared memory when a process is killed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Names of requests in SGLang's tokenizer manager: a refused batch leaves nothing behind."""
+"""Request ids in SGLang's tokenizer manager: a refused batch leaves no state."""
 
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ def batch(*names: str) -> GenerateReqInput:
     return request
 
 
-def test_upstream_keeps_what_it_made_before_it_refuses():
+def test_upstream_keeps_the_states_it_created_before_it_refuses():
     """When this fails, the seam can go."""
     paused = manager("b")
     with pytest.raises(ValueError, match="Duplicate"):
@@ -36,21 +36,21 @@ def test_upstream_keeps_what_it_made_before_it_refuses():
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b",), ("a", "c", "b")])
-def test_a_batch_with_a_name_that_runs_makes_no_state(names):
+def test_a_batch_with_an_id_in_use_creates_no_state(names):
     paused = manager("b")
     with pytest.raises(ValueError, match="Duplicate request ID detected: b"):
         all_or_none(UPSTREAM, paused, batch(*names))
     assert set(paused.rid_to_state) == {"b"}
 
 
-def test_a_name_that_stands_twice_makes_no_state():
+def test_an_id_that_occurs_twice_creates_no_state():
     paused = manager()
     with pytest.raises(ValueError, match="Duplicate"):
         all_or_none(UPSTREAM, paused, SimpleNamespace(rid=["a", "b", "a"]))
     assert not paused.rid_to_state
 
 
-def test_names_of_its_own_are_all_made():
+def test_a_batch_of_unused_ids_creates_all_states():
     paused = manager("c")
     all_or_none(UPSTREAM, paused, batch("a", "b"))
     assert set(paused.rid_to_state) == {"a", "b", "c"}

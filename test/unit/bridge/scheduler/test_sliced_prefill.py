@@ -1,4 +1,4 @@
-"""Who prefills in a round, of requests and a scheduler that only stand for SGLang's."""
+"""The prompts that prefill in a round, with fakes of SGLang's requests and scheduler."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -84,12 +84,12 @@ def test_without_long_prompts_rounds_are_sglangs_own(sliced_prefill):
     assert sliced_prefill.choose(queue, []) == (queue, [], None)
 
 
-def test_a_long_prompt_is_begun_with_a_slice(sliced_prefill):
+def test_a_long_prompt_begins_with_a_slice(sliced_prefill):
     queue = [FakeReq("long", 20_000)]
     assert sliced_prefill.choose(queue, []) == (queue, [], 100)
 
 
-def test_a_shorter_prompt_takes_the_place_and_gives_it_back(scheduler, sliced_prefill):
+def test_a_shorter_prompt_preempts_and_the_long_one_resumes(scheduler, sliced_prefill):
     long, short = begun(scheduler, sliced_prefill), FakeReq("short", 60)
     assert sliced_prefill.choose([short], []) == ([short], [], None)
     assert scheduler.chunked_req is None
@@ -100,13 +100,13 @@ def test_a_shorter_prompt_takes_the_place_and_gives_it_back(scheduler, sliced_pr
     assert sliced_prefill.totals["prefills_preempted"] == 1
 
 
-def test_those_who_do_not_pass_stay_in_the_queue(scheduler, sliced_prefill):
+def test_prompts_that_do_not_preempt_stay_in_the_queue(scheduler, sliced_prefill):
     begun(scheduler, sliced_prefill)
     short, other = FakeReq("short", 60), FakeReq("other", 18_000)
     assert sliced_prefill.choose([other, short], []) == ([short], [other], None)
 
 
-def test_nobody_passes_into_what_the_long_prompt_needs_still(scheduler, sliced_prefill):
+def test_no_prompt_takes_the_memory_that_the_long_one_still_needs(scheduler, sliced_prefill):
     long = begun(scheduler, sliced_prefill)
     scheduler.free = 19_900 + 20 + 1 + 81
     short = FakeReq("short", 60)
@@ -114,14 +114,14 @@ def test_nobody_passes_into_what_the_long_prompt_needs_still(scheduler, sliced_p
     assert scheduler.chunked_req is not long
 
 
-def test_and_if_it_does_not_fit_the_long_one_goes_on(scheduler, sliced_prefill):
+def test_a_preempting_prompt_that_does_not_fit_lets_the_long_one_resume(scheduler, sliced_prefill):
     long = begun(scheduler, sliced_prefill)
     scheduler.free = 19_900 + 20 + 1 + 80
     assert sliced_prefill.choose([FakeReq("short", 60)], [])[2] == 100
     assert scheduler.chunked_req is long
 
 
-def test_answers_that_begin_have_their_rounds_for_a_quarter_of_a_second(scheduler, sliced_prefill):
+def test_new_requests_decode_for_a_quarter_of_a_second_before_a_slice(scheduler, sliced_prefill):
     begun(scheduler, sliced_prefill)
     answer = FakeReq("short", 60, 60, output_ids=[1, 2])
     assert sliced_prefill.choose([], [answer]) is None
@@ -129,7 +129,7 @@ def test_answers_that_begin_have_their_rounds_for_a_quarter_of_a_second(schedule
     assert sliced_prefill.choose([], [answer]) == ([], [], 100)
 
 
-def test_decodes_have_a_round_between_two_slices(scheduler, sliced_prefill):
+def test_decoding_has_a_round_between_two_slices(scheduler, sliced_prefill):
     long = begun(scheduler, sliced_prefill)
     answer = FakeReq("other", 60, 60, max_new_tokens=200, output_ids=[1] * 40)
     sliced_prefill.launched([long])
@@ -140,7 +140,7 @@ def test_decodes_have_a_round_between_two_slices(scheduler, sliced_prefill):
     assert sliced_prefill.choose([], [answer]) == ([], [], 100)
 
 
-def test_without_room_for_a_slice_answers_run_until_there_is(scheduler, sliced_prefill):
+def test_without_memory_for_a_slice_running_requests_continue(scheduler, sliced_prefill):
     begun(scheduler, sliced_prefill)
     scheduler.free = 50
     answer = FakeReq("other", 60, 60, max_new_tokens=200, output_ids=[1] * 40)
@@ -148,7 +148,7 @@ def test_without_room_for_a_slice_answers_run_until_there_is(scheduler, sliced_p
     assert sliced_prefill.choose([], []) == ([], [], 100)  # as upstream has it
 
 
-def test_of_two_the_one_with_less_left_goes_on_and_nobody_is_admitted_beside(
+def test_of_two_long_prompts_the_shorter_rest_resumes_and_no_other_is_admitted(
     scheduler, sliced_prefill
 ):
     long = begun(scheduler, sliced_prefill)
@@ -163,7 +163,7 @@ def test_of_two_the_one_with_less_left_goes_on_and_nobody_is_admitted_beside(
     assert list(sliced_prefill.preempted.values()) == [long]
 
 
-def test_an_abort_finds_it_where_it_waits(scheduler, sliced_prefill):
+def test_an_abort_finds_a_preempted_prompt(scheduler, sliced_prefill):
     long = begun(scheduler, sliced_prefill)
     sliced_prefill.choose([short := FakeReq("short", 60)], [])
     scheduler.chunked_req = short
@@ -172,7 +172,7 @@ def test_an_abort_finds_it_where_it_waits(scheduler, sliced_prefill):
     assert scheduler.chunked_req is short and not short.aborted
 
 
-def test_what_gives_its_kv_back_is_half_way_no_more(scheduler, sliced_prefill):
+def test_a_retracted_prompt_is_no_longer_half_prefilled(scheduler, sliced_prefill):
     long = begun(scheduler, sliced_prefill)
     sliced_prefill.retract(long)
     assert scheduler.chunked_req is None and not sliced_prefill.partial_prefills()

@@ -1,4 +1,4 @@
-"""The gate's decisions, without an engine: fakes stand for the scheduler's neighbours."""
+"""Blocked requests of the talker, without an engine: fakes replace the rest of the scheduler."""
 
 from types import SimpleNamespace
 
@@ -39,32 +39,32 @@ def gate(*reqs: FakeReq, text: int = 0, done: bool = False) -> TalkerScheduler:
     return scheduler
 
 
-def test_a_stream_sits_out_exactly_while_its_next_frame_has_no_text():
+def test_a_request_is_blocked_exactly_while_its_next_frame_has_no_text():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
     assert gate(req, text=2)._must_pause(req)
     assert not gate(req, text=3)._must_pause(req)
     assert not gate(req, text=2, done=True)._must_pause(req)
 
 
-def test_a_stream_that_is_being_aborted_is_let_through_to_its_end():
+def test_a_request_that_is_being_aborted_is_not_paused():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
     req.to_finish = object()
     assert not gate(req)._must_pause(req)
 
 
-def test_a_request_that_is_not_a_reply_is_never_held():
+def test_a_request_of_sglangs_own_api_is_never_paused():
     req = FakeReq("HEALTH_CHECK", n_prompt=1, n_launched=0, n_output=1)
     assert not gate()._must_pause(req)
     assert not gate()._is_unannounced(req)
 
 
-def test_a_reply_waits_in_the_queue_until_it_is_announced():
+def test_a_request_waits_in_the_queue_until_it_is_announced():
     req = FakeReq(f"{SPEAK_PREFIX}a", n_prompt=9, n_launched=0, n_output=0)
     assert gate()._is_unannounced(req)
     assert not gate(req)._is_unannounced(req)
 
 
-def test_a_held_stream_that_ended_in_flight_is_not_kept():
+def test_a_paused_request_that_ended_in_flight_is_not_kept():
     req = FakeReq("speak-a", n_prompt=9, n_launched=2, n_output=3)
     req.is_finished = True
     req.kv.kv_committed_len = 0  # its KV is gone
@@ -74,7 +74,7 @@ def test_a_held_stream_that_ended_in_flight_is_not_kept():
     assert not scheduler.paused
 
 
-def test_a_held_stream_whose_last_step_is_in_flight_waits_for_it():
+def test_a_paused_request_resumes_only_after_its_step_in_flight():
     req = FakeReq("speak-a", n_prompt=9, n_launched=3, n_output=3)
     scheduler = gate(req, text=9)
     running = SimpleNamespace()

@@ -1,4 +1,4 @@
-"""Who gives way first among sessions that wait for their callers."""
+"""The order of eviction among idle sessions."""
 
 import pytest
 
@@ -20,14 +20,14 @@ def next_use(session: str, buffered_s: float, gap_s: float | None = 0.5) -> Next
     return NextUseHint(session, buffered_s, gap_s, None)
 
 
-def test_who_listens_longest_gives_way_first(idle):
+def test_the_session_with_the_longest_playback_is_evicted_first(idle):
     for session, buffered_s in (("soon", 1.0), ("late", 20.0), ("later", 30.0)):
         idle.put(session, 64)
         idle.expect(next_use(session, buffered_s))
     assert idle.pick_victims(100) == [("later", 64), ("late", 48)]
 
 
-def test_an_outlook_may_come_before_the_session_is_idle(idle):
+def test_a_hint_may_come_before_the_session_is_idle(idle):
     idle.expect(next_use("late", 20.0))
     idle.put("late", 64)
     idle.put("soon", 64)
@@ -35,7 +35,7 @@ def test_an_outlook_may_come_before_the_session_is_idle(idle):
     assert idle.pick_victims(64) == [("late", 64)]
 
 
-def test_an_outlook_after_a_part_was_given_back_brings_nothing_back(idle):
+def test_a_hint_after_a_partial_eviction_adds_no_tokens(idle):
     idle.put("a", 64)
     assert idle.pick_victims(16) == [("a", 16)]
     idle.expect(next_use("a", 5.0))
@@ -45,7 +45,7 @@ def test_an_outlook_after_a_part_was_given_back_brings_nothing_back(idle):
     assert idle.tokens == 0 and "a" not in idle
 
 
-def test_without_outlooks_the_least_recently_used_gives_way(idle):
+def test_without_hints_the_least_recently_used_session_is_evicted(idle):
     idle.put("old", 64)
     idle.tick(101.0)
     idle.put("new", 64)
@@ -53,7 +53,7 @@ def test_without_outlooks_the_least_recently_used_gives_way(idle):
     assert idle.report()["victims_by_lru"] == 1
 
 
-def test_a_workloads_gaps_stand_in_for_a_callers_own(idle):
+def test_the_average_gap_of_all_users_replaces_an_unknown_one(idle):
     for _ in range(300):
         idle.expect(NextUseHint("other", 0.0, None, 25.0))
     for session in ("unknown", "quick"):
@@ -63,7 +63,7 @@ def test_a_workloads_gaps_stand_in_for_a_callers_own(idle):
     assert idle.pick_victims(64) == [("unknown", 64)]
 
 
-def test_who_speaks_gives_way_last_until_answered(idle):
+def test_a_speaking_users_session_is_evicted_last_until_its_request_ends(idle):
     idle.put("speaks", 64)
     idle.expect(next_use("speaks", 30.0))
     idle.speech_started("speaks")
@@ -79,7 +79,7 @@ def test_who_speaks_gives_way_last_until_answered(idle):
     assert idle.pick_victims(80) == [("speaks", 80)]
 
 
-def test_nobody_waits_for_those_who_speak(idle):
+def test_protected_sessions_are_evicted_when_a_request_needs_their_memory(idle):
     for session in ("one", "two"):
         idle.put(session, 64)
         idle.speech_started(session)
@@ -92,7 +92,7 @@ def test_nobody_waits_for_those_who_speak(idle):
     assert idle.report()["protected_evicted"] == 2
 
 
-def test_speech_that_leads_to_nothing_protects_for_a_while_only(idle):
+def test_protection_by_speech_expires(idle):
     idle.put("coughed", 64)
     idle.speech_started("coughed")
     assert idle.next_victim() is None

@@ -1,4 +1,4 @@
-"""Sessions with audio and images that lose tokens: all that stays is where SGLang looks for it."""
+"""Sessions with audio and images that lose tokens: what remains stays consistent for SGLang."""
 
 from array import array
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ AUDIO_TOKENS, IMAGE_TOKENS = 13, 24
 IMAGE_GRID = (1, 8, 12)  # patches; 2 x 2 of them are a token
 N_REPLY = 6
 
-# What callers say, and what it is as tokens: a system prompt, then turns.
+# Contents of turns, as tokens: a system prompt, then turns.
 WORDS = [TEXT] * 7
 CLIP = [TEXT, TEXT, AUDIO_BEGIN, *[AUDIO] * AUDIO_TOKENS, AUDIO_END, TEXT, TEXT]
 PICTURE = [TEXT, IMAGE_BEGIN, *[IMAGE] * IMAGE_TOKENS, IMAGE_END, TEXT, TEXT]
@@ -223,7 +223,7 @@ def item(*runs: tuple[int, int]) -> MultimodalDataItem:
     "before", [WORDS, CLIP, PICTURE, BOTH], ids=["words", "clip", "pic", "both"]
 )
 @pytest.mark.parametrize("said", [CLIP, PICTURE, BOTH], ids=["clip", "picture", "both"])
-def test_what_is_forgotten_leaves_neither_places_nor_positions(before, said):
+def test_dropped_tokens_leave_neither_offsets_nor_positions(before, said):
     talk, other = twins(WORDS, before)
     n_tokens = talk.n_tokens
     talk.begin(*said)
@@ -255,7 +255,7 @@ HISTORIES = {
 
 @pytest.mark.parametrize("history", HISTORIES.values(), ids=HISTORIES)
 @pytest.mark.parametrize("then", [WORDS, CLIP, PICTURE, BOTH], ids=["words", "clip", "pic", "both"])
-def test_tokens_after_a_cut_get_the_positions_they_would_have_had(history, then):
+def test_tokens_after_a_compaction_get_the_positions_they_would_have_had(history, then):
     uncut, talk = twins(*history)
     sink, second = (len(prompt) + N_REPLY for prompt in history[:2])
     talk.cut(sink, sink + second)
@@ -266,7 +266,7 @@ def test_tokens_after_a_cut_get_the_positions_they_would_have_had(history, then)
     assert torch.equal(talk.positions, uncut.positions)
 
 
-def test_the_table_holds_the_positions_that_kept_keys_were_computed_with():
+def test_the_table_has_the_positions_that_kept_keys_were_computed_with():
     talk = Talk()
     for prompt in (CLIP, PICTURE, WORDS):
         talk.turn(*prompt)
@@ -275,7 +275,7 @@ def test_the_table_holds_the_positions_that_kept_keys_were_computed_with():
     assert torch.equal(talk.mm_inputs.mrope_positions.long(), kept)
 
 
-def test_a_second_cut_goes_on_from_the_first():
+def test_a_second_compaction_continues_from_the_first():
     uncut, talk = twins(WORDS, CLIP, PICTURE, CLIP)
     clip, picture = len(CLIP) + N_REPLY, len(PICTURE) + N_REPLY
     talk.cut(SINK, SINK + clip)
@@ -292,7 +292,7 @@ def test_a_second_cut_goes_on_from_the_first():
     assert torch.equal(table, kept[:, : table.shape[1]])
 
 
-def test_text_alone_needs_a_table_once_it_has_been_cut():
+def test_text_alone_needs_a_table_after_a_compaction():
     talk = Talk()
     talk.turn(*WORDS)
     assert talk.mm_inputs is None
@@ -301,7 +301,7 @@ def test_text_alone_needs_a_table_once_it_has_been_cut():
     assert talk.mm_inputs.mrope_positions[0].tolist() == [0, 1, *range(5, 13)]
 
 
-def test_a_table_that_a_retraction_made_too_long_is_cut_to_the_session():
+def test_a_table_that_a_retraction_made_too_long_is_truncated_to_the_session():
     uncut, talk = twins(WORDS, CLIP)
     table = talk.mm_inputs.mrope_positions
     talk.mm_inputs.mrope_positions = extend_mrope_positions_for_retracted_request(table, 50)
@@ -313,7 +313,7 @@ def test_a_table_that_a_retraction_made_too_long_is_cut_to_the_session():
     assert torch.equal(talk.positions, uncut.positions)
 
 
-def test_a_turn_that_is_aborted_after_a_cut_leaves_no_trace():
+def test_a_turn_aborted_after_a_compaction_leaves_no_trace():
     uncut, talk = twins(WORDS, CLIP, CLIP)
     talk.cut(SINK, SINK + len(CLIP) + N_REPLY)
     finished, positions = talk.req, talk.positions
@@ -362,7 +362,7 @@ def test_sglang_embeds_the_new_clip_only():
     assert _count_mm_tokens_in_extend([n_cached], [len(CLIP)], [runs]) == AUDIO_TOKENS
 
 
-def test_what_leaves_gives_its_features_back_and_what_stays_keeps_them():
+def test_dropped_items_release_their_features_and_others_keep_them():
     before, inside, behind = item((0, 4)), item((5, 9), (12, 14)), item((15, 19), (22, 24))
     mm_inputs = MultimodalInputs(mm_items=[before, inside, behind])
     after = compact_media(mm_inputs, Compaction(5, 15), 30)
@@ -387,12 +387,12 @@ def test_spans_reach_around_all_runs_of_an_item_and_end_behind_the_last():
     assert media_spans(None) == []
 
 
-def test_items_between_each_others_runs_leave_together():
+def test_interleaved_items_are_dropped_together():
     mm_inputs = MultimodalInputs(mm_items=[item((2, 4), (10, 12)), item((6, 8), (14, 16))])
     assert media_spans(mm_inputs) == [(2, 17)]
 
 
-def test_a_model_whose_media_count_tokens_elsewhere_is_refused():
+def test_a_model_with_other_token_indexed_fields_is_refused():
     mm_inputs = MultimodalInputs(mm_items=[], token_modalities=[0] * 30)
     with pytest.raises(AssertionError, match="token_modalities"):
         compact_media(mm_inputs, Compaction(5, 10), 30)
@@ -404,7 +404,7 @@ def test_a_model_whose_media_count_tokens_elsewhere_is_refused():
 @pytest.mark.parametrize(
     "history", [[WORDS, CLIP, CLIP], [WORDS, PICTURE, CLIP]], ids=["clip", "pic"]
 )
-def test_a_rebase_moves_all_that_is_and_will_be_behind_the_sink(history):
+def test_a_rebase_moves_all_present_and_later_positions_behind_the_sink(history):
     unmoved, talk = twins(*history)
     end = SINK + len(history[1]) + N_REPLY
     for one in (unmoved, talk):

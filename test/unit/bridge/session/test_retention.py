@@ -1,4 +1,4 @@
-"""Which sessions of an engine are bounded, and for how long."""
+"""The sessions of an engine that are bounded, and the lifetime of their bounds."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""A session as the session cache treats it, from its first turn to its end."""
+"""A fake session as the session cache treats it, from its first turn to its end."""
 
 import torch
 from sglang.srt.managers.cache_controller import HiCacheAck

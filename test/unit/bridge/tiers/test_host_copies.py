@@ -1,4 +1,4 @@
-"""What the host holds of a session, whenever transfers end and whatever becomes of the session."""
+"""Host copies of a session, for any end of transfers and any changes of the session."""
 
 import pytest
 import torch
@@ -110,7 +110,7 @@ STEP = st.tuples(st.sampled_from(World.STEPS), st.integers(0, 1), st.floats(0, 1
 
 @settings(max_examples=60)
 @given(st.sampled_from((1, 4)), st.sampled_from((32, 256)), st.lists(STEP, min_size=40))
-def test_the_host_holds_what_it_says_and_nothing_else(page, host_tokens, steps):
+def test_the_host_has_exactly_the_tokens_it_reports(page, host_tokens, steps):
     world = World(page, host_tokens)
     for step, talk, share in steps:
         getattr(world, step)(world.talks[talk], share)
@@ -143,7 +143,7 @@ def talk(cache, copies):
     return talk
 
 
-def test_a_turn_costs_the_link_its_own_tokens_and_the_page_that_was_not_full(cache, copies, talk):
+def test_a_turn_transfers_its_own_tokens_and_the_page_that_was_not_full(cache, copies, talk):
     assert talk.write()
     acknowledge(cache, copies)
     talk.turn(7)
@@ -155,20 +155,20 @@ def test_a_turn_costs_the_link_its_own_tokens_and_the_page_that_was_not_full(cac
     assert talk.on_host() == talk.values
 
 
-def test_what_the_host_has_is_not_written_again(cache, talk):
+def test_tokens_on_the_host_are_not_written_again(cache, talk):
     talk.write()
     assert talk.write()
     assert len(cache.cache_controller.ack_write_queue) == 1
 
 
-def test_what_the_tree_holds_for_a_session_is_not_copied(cache, copies, talk):
+def test_a_sessions_prefix_in_the_tree_is_not_copied(cache, copies, talk):
     talk.hand_to_tree(4)
     talk.write()
     acknowledge(cache, copies)
     assert talk.on_host() == talk.values[4:]
 
 
-def test_a_cut_that_reaches_into_the_trees_part_keeps_the_copy(cache, copies, talk):
+def test_a_compaction_that_reaches_into_the_trees_part_keeps_the_copy(cache, copies, talk):
     talk.turn(10, first=11)
     talk.hand_to_tree(8)
     talk.write()
@@ -178,7 +178,7 @@ def test_a_cut_that_reaches_into_the_trees_part_keeps_the_copy(cache, copies, ta
     assert talk.on_host() == talk.values[4:] == list(range(13, 21))
 
 
-def test_a_cut_before_all_that_was_copied_leaves_no_copy(cache, copies, talk):
+def test_a_compaction_before_the_copy_drops_the_copy(cache, copies, talk):
     talk.turn(10, first=11)
     talk.hand_to_tree(12)
     talk.write()
@@ -189,7 +189,7 @@ def test_a_cut_before_all_that_was_copied_leaves_no_copy(cache, copies, talk):
     assert cache.host_pool_group.available_size() == 48
 
 
-def test_a_copy_that_begins_too_late_is_made_anew(cache, copies, talk):
+def test_a_copy_that_begins_too_late_is_replaced(cache, copies, talk):
     talk.hand_to_tree(8)
     talk.write()
     acknowledge(cache, copies)
@@ -200,7 +200,7 @@ def test_a_copy_that_begins_too_late_is_made_anew(cache, copies, talk):
     assert cache.host_pool_group.available_size() == 48 - 12
 
 
-def test_what_comes_back_waits_for_the_write_that_it_reads(cache, copies, talk):
+def test_a_load_waits_for_the_write_that_it_reads(cache, copies, talk):
     talk.write()
     device = copies.load(copies.of("a"), 0, 10)
     cache.cache_controller.start_loading().wait()
@@ -212,8 +212,8 @@ def test_what_comes_back_waits_for_the_write_that_it_reads(cache, copies, talk):
     assert cache.device_pool.values[device].tolist() == talk.values
 
 
-def test_a_step_that_still_runs_is_waited_for_in_both_directions(cache, copies, talk):
-    """The last one of a request that was retracted, and of whoever had the slots before."""
+def test_transfers_in_both_directions_wait_for_a_running_step(cache, copies, talk):
+    """The last step of a retracted request, and of the slots' previous owner."""
     slots, forward = talk.row[:10].long(), cache.cache_controller.load_fence_stream
     late = torch.arange(50, 60)
     forward.submit(lambda: cache.device_pool.values.index_put_((slots,), late))
@@ -245,7 +245,7 @@ def test_a_copy_is_being_written_until_its_last_write_is_acknowledged(cache, cop
     assert copies.of("a").written is None
 
 
-def test_on_a_full_host_the_trees_copies_make_room(cache, talk):
+def test_on_a_full_host_the_trees_copies_are_evicted(cache, talk):
     cache.of_tree = cache.host_pool_group.alloc(44)
     assert talk.write()
     assert len(cache.of_tree) == 36
@@ -263,7 +263,7 @@ def test_a_full_host_refuses_and_changes_nothing(cache, copies, talk):
     assert talk.write()  # within the page it has
 
 
-def test_copies_ride_on_writes_that_the_tree_has_queued(cache, copies, talk):
+def test_copies_are_merged_with_writes_that_the_tree_has_queued(cache, copies, talk):
     host, device = cache.host_pool_group.alloc(4), cache.device_pool.alloc(4)
     cache.cache_controller.write_queue.append(CacheOperation(host, device, node_id=7))
     talk.write()
@@ -273,7 +273,7 @@ def test_copies_ride_on_writes_that_the_tree_has_queued(cache, copies, talk):
     assert talk.on_host() == talk.values
 
 
-def test_writes_tell_the_rate_until_a_load_was_measured(cache, copies, talk):
+def test_writes_give_the_rate_until_a_load_was_measured(cache, copies, talk):
     assert copies.rate().bytes_per_s is None
     talk.evict(0)
     acknowledge(cache, copies)

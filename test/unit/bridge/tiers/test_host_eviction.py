@@ -1,4 +1,4 @@
-"""Whose copies leave a host that is short of room."""
+"""The copies that are evicted from a host under memory pressure."""
 
 from types import SimpleNamespace
 
@@ -57,7 +57,7 @@ def host():
     return Host(None)
 
 
-def test_who_is_expected_last_drops_the_end_of_its_copy(host):
+def test_the_session_expected_last_loses_the_end_of_its_copy(host):
     host.holds("late", 24, needed_in_s=60.0)
     host.holds("soon", 16, needed_in_s=1.0)
     host.holds("new", 16, needed_in_s=20.0)
@@ -66,7 +66,7 @@ def test_who_is_expected_last_drops_the_end_of_its_copy(host):
     assert host.talks["late"].on_host() == host.talks["late"].values[:16]
 
 
-def test_who_is_expected_later_than_all_gets_no_room(host):
+def test_a_session_expected_later_than_all_others_evicts_none(host):
     host.holds("soon", 24, needed_in_s=1.0)
     host.holds("sooner", 16, needed_in_s=0.5)
     host.holds("late", 16, needed_in_s=60.0)
@@ -75,7 +75,7 @@ def test_who_is_expected_later_than_all_gets_no_room(host):
     assert host.room.counts["tokens_dropped_on_host"] == 0
 
 
-def test_what_is_on_the_device_as_well_is_dropped_and_not_lost(host):
+def test_dropped_tokens_that_are_also_on_the_device_are_not_lost(host):
     host.holds("late", 24, needed_in_s=60.0, on_device=True)
     host.holds("soon", 32, needed_in_s=1.0)
     assert host.length("late") == 16
@@ -90,7 +90,7 @@ def test_a_copy_in_transfer_is_not_dropped(host):
     assert host.length("soon") == 0
 
 
-def test_of_those_who_are_not_expected_the_longest_unused_goes(host):
+def test_without_hints_the_least_recently_used_copy_is_evicted(host):
     for name in ("old", "newer"):
         talk = host.talks[name] = Talk(host.cache, host.copies, name, len(host.talks))
         host._slots[name] = SimpleNamespace(kv=talk.kv)
@@ -99,7 +99,7 @@ def test_of_those_who_are_not_expected_the_longest_unused_goes(host):
         acknowledge(host.cache, host.copies)
         host.room.used(name)
         host.idle.tick(host.idle.now_s + 5.0)
-    host.room.changed("old")  # as when it was put off: nobody used it
+    host.room.changed("old")  # as after a deferral: it was not used
     host.holds("new", 20, needed_in_s=1.0)
     assert (host.length("old"), host.length("newer")) == (12, 16)
 
@@ -134,7 +134,7 @@ def test_tails_go_to_storage_before_the_host_is_full(roomy):
     assert roomy.room.counts["tokens_dropped_on_host"] == 0
 
 
-def test_a_tail_that_lost_what_was_before_it_goes_as_well(roomy):
+def test_a_tail_without_the_tokens_before_it_is_dropped_too(roomy):
     roomy.holds("late", 44, needed_in_s=60.0)
     roomy.room.store_if_short()
     settle(roomy.stored)

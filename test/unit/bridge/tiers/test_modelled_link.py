@@ -1,4 +1,4 @@
-"""A link that takes its time, on a clock that the test turns."""
+"""The simulated link, on a clock that the test controls."""
 
 from types import SimpleNamespace
 
@@ -75,7 +75,7 @@ def seconds(completion) -> float:
     return completion.start_event.elapsed_time(completion.finish_event) / 1000
 
 
-def test_it_takes_latency_and_bytes_over_bandwidth(link, pool, clock):
+def test_a_transfer_takes_latency_and_bytes_over_bandwidth(link, pool, clock):
     done = preload(link, pool)
     assert done.timing_enabled and seconds(done) == TAKES_S
     clock.sleep(TAKES_S - 0.01)
@@ -84,7 +84,7 @@ def test_it_takes_latency_and_bytes_over_bandwidth(link, pool, clock):
     assert done.finish_event.query()
 
 
-def test_data_is_there_when_the_end_was_seen_and_not_before(link, pool, clock):
+def test_data_is_there_when_the_end_was_observed_and_not_before(link, pool, clock):
     done = preload(link, pool)
     assert not done.finish_event.query() and pool.loaded == []
     clock.sleep(TAKES_S)
@@ -92,7 +92,7 @@ def test_data_is_there_when_the_end_was_seen_and_not_before(link, pool, clock):
     assert done.finish_event.query() and pool.loaded == [0, 1]
 
 
-def test_it_is_copied_once_however_often_one_looks(link, pool):
+def test_data_is_copied_once_however_often_the_end_is_observed(link, pool):
     done = preload(link, pool)
     done.finish_event.synchronize()
     done.finish_event.wait()
@@ -100,7 +100,7 @@ def test_it_is_copied_once_however_often_one_looks(link, pool):
 
 
 @pytest.mark.parametrize("wait", ["synchronize", "wait"])
-def test_who_waits_waits_to_the_end(link, pool, clock, wait):
+def test_waiting_for_a_transfer_lasts_to_its_end(link, pool, clock, wait):
     done = preload(link, pool)
     getattr(done.finish_event, wait)()
     assert clock.now_s == 100.0 + TAKES_S and pool.loaded == [0, 1]
@@ -148,14 +148,14 @@ def test_a_prefill_that_needs_its_layers_waits_for_all_before_it(link, pool, clo
     assert ahead.finish_event.query() and pool.loaded == [0, 1, 0, 1]
 
 
-def test_nobody_asked_for_one(monkeypatch):
+def test_without_the_variable_there_is_no_simulated_link(monkeypatch):
     monkeypatch.delenv(LINK_ENV, raising=False)
     assert link_from_env("direct") is None
     monkeypatch.setenv(LINK_ENV, "")
     assert link_from_env("direct") is None
 
 
-def test_it_is_read_in_gigabytes_and_microseconds(monkeypatch, clock, pool):
+def test_the_variable_is_read_in_gigabytes_and_microseconds(monkeypatch, clock, pool):
     monkeypatch.setenv(LINK_ENV, "0.000001:2000")
     done = preload(link_from_env("direct"), pool)
     assert seconds(done) == pytest.approx(1.002)
@@ -165,7 +165,7 @@ def test_it_is_read_in_gigabytes_and_microseconds(monkeypatch, clock, pool):
     "text",
     ["fast", "10", "10:", ":5", "10:5:1", "0:5", "-1:5", "inf:5", "nan:5", "10:-1", "10:inf"],
 )
-def test_a_link_that_cannot_be_read_is_refused_by_name(monkeypatch, text):
+def test_a_malformed_link_is_refused_by_name(monkeypatch, text):
     monkeypatch.setenv(LINK_ENV, text)
     with pytest.raises(ValueError, match=LINK_ENV):
         link_from_env("direct")

@@ -1,4 +1,4 @@
-"""Whose KV comes back before it is asked for, and when."""
+"""The sessions whose KV is preloaded, and when."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from sglang_live.engine_channel.messages import NextUseHint
 from sglang_live.kv.preload import PROTECTED_S, REMAINING_SPEECH_S, PreloadConfig
 
 START_S = 100.0
-# Of them at most 200 are preloaded and unused, 110 before anybody speaks, and 50 are kept free.
+# At most 200 of them are preloaded and unused, 110 before speech, and 50 are kept free.
 POOL_TOKENS = 1000
 BYTES_PER_TOKEN = 1000
 FAST = LinkRate(1e9, 0.0)
@@ -147,14 +147,14 @@ def sessions():
     return FakeSessions()
 
 
-# --- who speaks ---
+# --- speaking users ---
 
 
-def test_who_speaks_gets_its_kv_back_and_keeps_it_until_used(sessions):
+def test_a_speaking_users_kv_is_preloaded_and_protected_until_used(sessions):
     sessions.on_host("a", 100)
     sessions.speaks("a")
     assert sessions.tier.brought == ["a"]
-    sessions.idle.request_ended("a")  # who spoke is not protected for that any more
+    sessions.idle.request_ended("a")  # ends the protection by speech
     sessions.run(PROTECTED_S - 0.1)
     assert sessions.idle.next_victim() is None
     sessions.run(0.2)
@@ -179,7 +179,7 @@ def test_speech_protects_longer_than_a_preload(sessions):
         (100, LinkRate(1e9, 2.0), "too_late"),
     ],
 )
-def test_what_would_not_help_is_left_to_the_prefill_and_counted(sessions, n_tokens, rate, reason):
+def test_a_preload_without_benefit_is_skipped_and_counted(sessions, n_tokens, rate, reason):
     sessions.on_host("a", n_tokens)
     sessions.tick(START_S, rate)
     sessions.speaks("a")
@@ -199,7 +199,7 @@ def test_a_link_may_be_measured_at_any_time(sessions):
 # --- memory ---
 
 
-def test_room_comes_from_prompts_and_then_from_who_is_needed_later(sessions):
+def test_memory_comes_from_the_tree_and_then_from_sessions_needed_later(sessions):
     sessions.replied("soon", 400)
     sessions.replied("late", 500)
     sessions.plays("soon", 0.0)
@@ -213,7 +213,7 @@ def test_room_comes_from_prompts_and_then_from_who_is_needed_later(sessions):
     assert (sessions.on_device["soon"], sessions.on_device["late"]) == (400, 450)
 
 
-def test_nobody_gives_way_who_is_needed_before(sessions):
+def test_a_session_needed_earlier_is_not_evicted(sessions):
     sessions.replied("soon", 1000)
     sessions.plays("soon", 0.0)
     sessions.on_host("a", 100)
@@ -222,7 +222,7 @@ def test_nobody_gives_way_who_is_needed_before(sessions):
     assert sessions.on_device["soon"] == 1000 and sessions.tier.brought == []
 
 
-def test_where_all_memory_is_in_use_the_prefill_loads(sessions):
+def test_with_all_memory_in_use_the_prefill_loads(sessions):
     sessions.on_host("a", 100)
     sessions.token_to_kv_pool_allocator.n_free = 0
     sessions.speaks("a")
@@ -243,7 +243,7 @@ def test_memory_that_comes_in_time_is_used(sessions):
     assert sessions.tier.brought == ["a"]
 
 
-def test_live_work_keeps_a_reserve(sessions):
+def test_running_requests_keep_a_reserve(sessions):
     sessions.on_host("a", 100)
     sessions.token_to_kv_pool_allocator.n_free = 149
     sessions.speaks("a")
@@ -263,7 +263,7 @@ def test_a_request_ends_the_wait(sessions):
     assert sessions.skipped == {"preloads_overtaken_memory": 1}
 
 
-def test_who_may_speak_is_not_in_the_way_of_who_does(sessions):
+def test_preloads_of_silent_users_leave_memory_for_speaking_ones(sessions):
     for name in ("may-a", "may-b", "does"):
         sessions.on_host(name, 80)
     sessions.plays("may-a", 0.0)
@@ -274,7 +274,7 @@ def test_who_may_speak_is_not_in_the_way_of_who_does(sessions):
     assert sessions.tier.brought == ["may-a", "does"]
 
 
-def test_without_a_row_nothing_comes_back(sessions):
+def test_without_a_free_row_nothing_is_preloaded(sessions):
     sessions.on_host("a", 100)
     sessions.tier.has_rows = False
     sessions.speaks("a")
@@ -283,7 +283,7 @@ def test_without_a_row_nothing_comes_back(sessions):
 
 
 @pytest.mark.parametrize("ends", ["used", "in vain"])
-def test_only_so_much_is_preloaded_and_not_used_yet(sessions, ends):
+def test_the_preloaded_and_unused_tokens_are_bounded(sessions, ends):
     for name in "ab":
         sessions.on_host(name, 150)
     sessions.speaks("a")
@@ -298,10 +298,10 @@ def test_only_so_much_is_preloaded_and_not_used_yet(sessions, ends):
     assert sessions.tier.brought == ["a", "b"]
 
 
-# --- who will speak ---
+# --- expected speech ---
 
 
-def test_who_listens_gets_its_kv_back_shortly_before_its_turn(sessions):
+def test_a_listening_users_kv_is_preloaded_shortly_before_its_use(sessions):
     sessions.on_host("a", 100)
     sessions.plays("a", 20.0)
     sessions.run(20.9)
@@ -310,7 +310,7 @@ def test_who_listens_gets_its_kv_back_shortly_before_its_turn(sessions):
     assert sessions.tier.brought == ["a"]
 
 
-def test_a_slow_link_is_asked_earlier(sessions):
+def test_a_preload_over_a_slow_link_begins_earlier(sessions):
     sessions.tick(START_S, LinkRate(5e4, 0.0))
     sessions.on_host("a", 100)
     sessions.plays("a", 20.0)
@@ -322,7 +322,7 @@ def test_a_slow_link_is_asked_earlier(sessions):
     assert sessions.tier.brought == ["a"]
 
 
-def test_an_outlook_that_changes_replaces_the_one_before(sessions):
+def test_a_new_hint_replaces_the_one_before(sessions):
     sessions.on_host("a", 100)
     sessions.plays("a", 5.0)
     sessions.run(1)
@@ -333,7 +333,7 @@ def test_an_outlook_that_changes_replaces_the_one_before(sessions):
     assert sessions.tier.brought == ["a"]
 
 
-def test_speech_goes_before_an_outlook(sessions):
+def test_speech_precedes_a_hint(sessions):
     sessions.on_host("a", 100)
     sessions.plays("a", 20.0)
     sessions.speaks("a")
@@ -342,7 +342,7 @@ def test_speech_goes_before_an_outlook(sessions):
     assert sessions.tier.brought == ["a"] and sessions.skipped == {}
 
 
-def test_an_outlook_does_not_call_off_a_wait_of_who_speaks(sessions):
+def test_a_hint_does_not_cancel_a_speaking_users_wait(sessions):
     sessions.on_host("a", 100)
     sessions.token_to_kv_pool_allocator.n_free = 0
     sessions.speaks("a")
@@ -353,7 +353,7 @@ def test_an_outlook_does_not_call_off_a_wait_of_who_speaks(sessions):
     assert sessions.tier.brought == ["a"]
 
 
-def test_who_gave_way_comes_back_for_its_turn(sessions):
+def test_an_evicted_session_is_preloaded_before_its_use(sessions):
     sessions.replied("a", 100)
     sessions.plays("a", 5.0)
     sessions.evict_idle(100)
@@ -363,14 +363,14 @@ def test_who_gave_way_comes_back_for_its_turn(sessions):
     assert sessions.tier.brought == ["a"]
 
 
-def test_of_whom_nothing_is_known_nothing_comes_back(sessions):
+def test_a_session_without_a_hint_is_not_preloaded(sessions):
     sessions.replied("a", 100)
     sessions.evict_idle(100)
     sessions.run(60)
     assert sessions.tier.brought == [] and sessions.skipped == {}
 
 
-def test_a_closed_session_is_not_looked_at(sessions):
+def test_a_closed_session_is_not_reviewed(sessions):
     sessions.on_host("a", 100)
     sessions.plays("a", 5.0)
     sessions.asks("a")

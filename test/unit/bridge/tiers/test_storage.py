@@ -1,4 +1,4 @@
-"""What storage holds of a session, whenever its file is done and whatever happens meanwhile."""
+"""Stored tails of a session, for any completion of file operations and any changes meanwhile."""
 
 import os
 from concurrent.futures import wait
@@ -153,7 +153,7 @@ STEP = st.tuples(st.sampled_from(World.STEPS), st.integers(0, 1), st.floats(0, 1
 
 @settings(max_examples=80)
 @given(st.sampled_from((1, 4)), st.lists(STEP, min_size=40))
-def test_storage_holds_what_it_says_and_nothing_else(page, steps):
+def test_storage_has_exactly_the_tokens_it_reports(page, steps):
     world = World(page)
     for step, talk, share in steps:
         getattr(world, step)(world.talks[talk], share)
@@ -217,7 +217,7 @@ def test_tails_grow_towards_the_beginning(stored, talk):
     assert stored.counts["tokens_stored"] == 10
 
 
-def test_it_comes_back_behind_what_stayed(cache, stored, file, talk):
+def test_a_fetched_tail_follows_the_remaining_copy(cache, stored, file, talk):
     stored.store("a", 2)
     settle(stored)
     stored.fetch("a", now_s=5.0)
@@ -237,7 +237,7 @@ def test_a_full_file_takes_nothing(stored, file, talk):
     assert talk.on_host() == talk.values
 
 
-def test_from_a_damaged_page_on_nothing_comes_back(cache, stored, file, talk):
+def test_nothing_is_fetched_from_a_damaged_page_on(cache, stored, file, talk):
     stored.store("a", 3)
     settle(stored)
     place = stored._tails["a"].places[1]
@@ -249,7 +249,7 @@ def test_from_a_damaged_page_on_nothing_comes_back(cache, stored, file, talk):
     assert (file.n_free, cache.host_pool_group.available_size()) == (4, 44)
 
 
-def test_a_disk_that_fails_costs_nothing_but_the_room(cache, stored, file, talk, monkeypatch):
+def test_a_failing_disk_loses_only_its_capacity(cache, stored, file, talk, monkeypatch):
     def full(place, page):
         raise OSError("no space left on device")
 
@@ -261,7 +261,7 @@ def test_a_disk_that_fails_costs_nothing_but_the_room(cache, stored, file, talk,
     assert stored.counts["storage_writes_failed"] == 1
 
 
-def test_without_room_on_the_host_it_stays_where_it_is(cache, stored, talk):
+def test_without_host_memory_a_tail_stays_in_storage(cache, stored, talk):
     stored.store("a", 2)
     settle(stored)
     cache.host_pool_group.alloc(cache.host_pool_group.available_size())
@@ -271,7 +271,7 @@ def test_without_room_on_the_host_it_stays_where_it_is(cache, stored, talk):
     assert talk.in_storage() == talk.values[4:]
 
 
-def test_who_goes_on_without_waiting_does_not_get_an_old_tail(cache, stored, file, talk):
+def test_a_session_that_continues_without_waiting_gets_no_stale_tail(cache, stored, file, talk):
     stored.store("a", 2)
     settle(stored)
     stored.fetch("a", now_s=0.0)
@@ -284,7 +284,7 @@ def test_who_goes_on_without_waiting_does_not_get_an_old_tail(cache, stored, fil
     assert (stored.tokens, file.n_free) == (0, 4)
 
 
-def test_what_is_loaded_while_it_is_stored_stays(cache, stored, file, talk):
+def test_tokens_loaded_while_they_are_stored_stay(cache, stored, file, talk):
     stored.store("a", 2)
     talk.load(10)
     settle(stored)
@@ -302,7 +302,7 @@ def test_when_sglang_empties_the_host_nothing_is_left(cache, stored, file, talk)
     assert settle(stored) == []
 
 
-def test_ranks_take_note_of_what_all_have_done(cache, file, talk, stored):
+def test_a_completion_counts_when_all_ranks_have_it(cache, file, talk, stored):
     slower = StoredTails(stored._copies, file, lambda numbers: [0] * len(numbers))
     slower.store("a", 2)
     assert settle(slower) == []

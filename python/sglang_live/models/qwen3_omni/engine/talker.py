@@ -1,8 +1,8 @@
 """The Qwen3-Omni talker as an SGLang model: one codec frame of 16 codes per decode step.
 
-The frame that step k samples is only its code 0; step k+1 begins by predicting its 15 residual
-codes, sums the 16 embeddings and the next text token, and runs the backbone. No frame is lost:
-the end token is sampled in the step that completed the last frame.
+Step k samples code 0 of a frame; step k+1 first predicts the frame's 15 residual codes, sums the
+16 embeddings and the next text token, and runs the backbone. No frame is lost: the end token is
+sampled in the step that completes the last frame.
 """
 
 from collections.abc import Iterable
@@ -32,9 +32,9 @@ from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
 from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream
 from sglang_live.telemetry.forward_log import ForwardLog
 
-# Codec ids from here to the end of the vocabulary are controls; only the end may be sampled.
+# The last ids of the codec vocabulary are controls; of these only the end may be sampled.
 N_CONTROL_IDS = 1024
-# Keeps the noise of code 0 apart from that of the residual codes.
+# Separates the noise of code 0 from that of the residual codes.
 CODE0_SALT = 0x5DEECE66D
 
 
@@ -49,7 +49,7 @@ def _chunks(forward_batch):
 
 
 class _SharedExpertMoe(nn.Module):
-    """Routed experts plus one expert that every token visits, through a sigmoid gate."""
+    """Routed experts plus one expert of all tokens, weighted by a sigmoid gate."""
 
     def __init__(self, layer_id: int, config, quant_config=None, prefix: str = ""):
         super().__init__()
@@ -116,6 +116,8 @@ class _Projection(nn.Module):
 
 
 class Qwen3OmniTalker(nn.Module):
+    rows: TalkerRows  # allocated when the weights are loaded
+
     def __init__(self, config, quant_config=None, prefix: str = ""):
         super().__init__()
         talker = config.talker
@@ -141,7 +143,6 @@ class Qwen3OmniTalker(nn.Module):
         self.allowed[talker["codec_eos_token_id"]] = 0.0
         self.logits_processor = LogitsProcessor(config)
         self.streams: dict[str, TalkerStream] = {}
-        self.rows: TalkerRows | None = None
         self._log = ForwardLog.from_env("talker")
         # [n, num_code_groups] codes of the frames that the last step completed.
         self.frame_codes: Tensor | None = None
@@ -187,7 +188,7 @@ class Qwen3OmniTalker(nn.Module):
         return output
 
     def _logical_positions(self, positions: Tensor, forward_batch) -> Tensor:
-        """Of a prefill: long replies that were retracted have dropped some before."""
+        """Positions of a prefill, with the offset of frames that a retracted request dropped."""
         if not forward_batch.forward_mode.is_extend():
             return positions
         at = 0
@@ -201,7 +202,9 @@ class Qwen3OmniTalker(nn.Module):
         return positions
 
     def _keep_last_hidden(self, hidden: Tensor, forward_batch) -> None:
-        """After a prefill. A retracted stream still needs its old state until the last chunk."""
+        """Store the last hidden states of a prefill. A retracted request needs its old state
+        until its last chunk.
+        """
         end = 0
         for rid, _, n in _chunks(forward_batch):
             end += n
@@ -210,9 +213,10 @@ class Qwen3OmniTalker(nn.Module):
                 self.rows.past_hidden[stream.row] = hidden[end - 1]
 
     def _penalise(self, logits: Tensor, rows: Tensor) -> None:
-        """Repetition penalty over the reply's codes 0, then the forbidden ids; in place.
+        """Apply the repetition penalty over the request's codes 0, and exclude controls; in place.
 
-        Not SGLang's: with overlap its history lags one step behind and begins with a prompt id.
+        SGLang's own penalty does not fit: with overlap its history lags by one step, and it begins
+        with a prompt id.
         """
         penalty = self.rows.penalty[rows].unsqueeze(1).to(logits.dtype)
         scaled = torch.where(logits < 0, logits * penalty, logits / penalty)
@@ -220,10 +224,10 @@ class Qwen3OmniTalker(nn.Module):
         logits.add_(self.allowed)
 
     def _sample(self, logits: Tensor, rows: Tensor, seq_lens: Tensor) -> None:
-        """Choose code 0 of the frame that begins, by leaving only that id possible; in place.
+        """Sample code 0 of the next frame, and set all other logits to -inf; in place.
 
-        From seed and frame alone: a stream says the same whoever shares its batch, and however
-        often it sat out. SGLang then takes the argmax.
+        The noise depends on seed and frame alone, so a request's output does not depend on the
+        other requests of its batch or on pauses. SGLang then takes the argmax.
         """
         state = self.rows
         greedy = state.greedy[rows]
@@ -260,7 +264,7 @@ class Qwen3OmniTalker(nn.Module):
         return greedy.device.type == "cpu" and bool(greedy.all())
 
     def _embed_extend(self, input_ids: Tensor, forward_batch) -> Tensor:
-        """Embeddings [n_tokens, hidden] of a prefill: prompts, and frames after a retraction."""
+        """Embeddings [n_tokens, hidden] of a prefill: prompts, and frames of retracted requests."""
         embeds = self._embed_prompt(input_ids)
         if not forward_batch.forward_mode.is_extend():
             return embeds
@@ -308,15 +312,16 @@ class Qwen3OmniTalker(nn.Module):
         out[at] = self.hidden_projection(rows)
 
     def _place_frames(self, out: Tensor, ids: Tensor, stream: TalkerStream, prefix: int) -> None:
-        """Rebuild frame embeddings when a retracted stream is prefilled with its frames."""
+        """Rebuild frame embeddings when a retracted request is prefilled with its frames."""
         first = max(stream.prompt_len - prefix, 0)
         if first >= len(out):
             return
         state, row = self.rows, stream.row
-        frame = [stream.frame_at(prefix + i) for i in range(first, len(out))]
-        frame = torch.tensor(frame, device=out.device)
+        assert row is not None  # the scheduler binds it before the forward pass
+        places = range(prefix + first, prefix + len(out))
+        frame = torch.tensor([stream.frame_at(place) for place in places], device=out.device)
         if int(frame[-1]) >= stream.n_frames:
-            # The newest frame had only its code 0 when the stream was retracted.
+            # The newest frame had only its code 0 when the request was retracted.
             draws = None
             if not stream.greedy:
                 seed = torch.tensor([stream.seed], device=out.device)
@@ -332,7 +337,7 @@ class Qwen3OmniTalker(nn.Module):
         out[first:] = self.model.embed_tokens(ids[first:]) + residual + text
 
     def _frames_of_extend(self, input_ids: Tensor, forward_batch) -> Tensor:
-        """[n_requests, num_code_groups] newest frame of re-prefilled streams, -1 for prompts."""
+        """[n_requests, num_code_groups] newest frame of retracted requests, -1 for prompts."""
         n_groups = self.code_predictor.n_steps + 1
         codes = torch.full((len(forward_batch.rids), n_groups), -1, dtype=torch.int64)
         codes = codes.to(input_ids.device)
@@ -355,7 +360,7 @@ class Qwen3OmniTalker(nn.Module):
         self.code_predictor.prepare()
         if weight.device.type == "cpu":
             self._predict_codes = traced(self.code_predictor)
-        # Before CUDA graphs are captured: they must see the tensors that steps will use.
+        # Before CUDA graphs are captured: they refer to these tensors.
         self._allocate_rows(self.config.live_rows, self.config.live_max_frames)
 
 

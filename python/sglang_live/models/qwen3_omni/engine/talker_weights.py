@@ -1,4 +1,4 @@
-"""Names of the published checkpoint -> parameters of the talker model. Strict: all or an error."""
+"""Loads the published checkpoint's weights into the talker model; every name must match."""
 
 import re
 from collections import Counter
@@ -33,7 +33,7 @@ def load_talker_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]])
     Returns:
         the thinker's embedding table [thinker_vocab, thinker_hidden].
     Raises:
-        ValueError: naming weights that are unknown or missing.
+        ValueError: names the weights that are unknown or missing.
     """
     params = dict(model.named_parameters())
     experts = FusedMoE.make_expert_params_mapping(
@@ -42,7 +42,8 @@ def load_talker_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]])
         ckpt_up_proj_name="up_proj",
         num_experts=model.config.num_experts,
     )
-    n_loaded, embedding = Counter(), None
+    n_loaded: Counter[str] = Counter()
+    embedding = None
     for full_name, tensor in weights:
         if full_name == THINKER_EMBEDDING:
             embedding = tensor
@@ -74,7 +75,7 @@ def _n_parts(model: nn.Module, name: str) -> int:
 
 
 def _load(model, params: dict, experts: list, name: str, tensor: Tensor) -> str:
-    """Copy one tensor where it belongs; the name of the parameter that received it."""
+    """Copy one tensor into its parameter. Returns the parameter's name."""
     if name.startswith("code_predictor."):
         return load_predictor_weight(model.code_predictor, params, name, tensor)
     for found, stacked, shard in _STACKED:

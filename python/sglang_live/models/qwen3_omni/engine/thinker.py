@@ -1,8 +1,7 @@
-"""SGLang's Qwen3-Omni thinker, plus a tap: hidden states that the talker needs at audio positions.
+"""SGLang's Qwen3-Omni thinker, with an output of hidden states at audio positions, for the talker.
 
-It also hears clips of different lengths in one prefill batch, which ends the upstream engine.
-
-The class keeps the upstream name, because SGLang finds models and processors by it.
+It also accepts clips of different lengths in one prefill batch, which crash the upstream engine.
+The class keeps the upstream name, by which SGLang finds models and processors.
 """
 
 import os
@@ -31,7 +30,7 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
         # The input of this layer is hidden_states[accept_hidden_layer] of the reference.
         self.thinker.model.layers_to_capture = [config.talker_config.accept_hidden_layer]
         self.thinker.model.register_forward_hook(self._tap, with_kwargs=True)
-        self.forward = self._forward_tapped  # upstream, too, sets it per instance
+        self.forward = self._forward_tapped  # upstream also sets it per instance
 
     def _audio_features(self, items) -> torch.Tensor:
         """Encode clips [n_clips of (1, n_mels, n_frames), masks] -> [n_placeholders, hidden].
@@ -42,8 +41,8 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
         weight = next(tower.parameters())
         clips = []
         for item in items:
-            heard = item.feature_attention_mask.bool().to(item.feature.device)
-            clips.append(item.feature.permute(0, 2, 1)[heard].permute(1, 0))
+            is_audio = item.feature_attention_mask.bool().to(item.feature.device)
+            clips.append(item.feature.permute(0, 2, 1)[is_audio].permute(1, 0))
         frames = torch.cat(clips, dim=1).to(weight.device, weight.dtype)
         lengths = [n for item in items for n in item.feature_attention_mask.sum(1).tolist()]
         n_frames = torch.tensor(lengths, device=weight.device)
@@ -68,6 +67,7 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
 
     def _send_rows(self, batch, states: torch.Tensor) -> None:
         """states: [n_tokens, hidden], flat over the requests of one prefill batch."""
+        assert self._audio_at is not None
         begin = 0
         for rid, prefix, n in zip(
             batch.rids, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=True
