@@ -18,107 +18,107 @@ const tool = {
 
 function connect(url, apiKey = short) {
   const client = new OpenAI({ baseURL: `${url}/v1`, apiKey });
-  const call = new OpenAIRealtimeWS({ model: "demo" }, client);
+  const connection = new OpenAIRealtimeWS({ model: "demo" }, client);
   return new Promise((resolve, reject) => {
-    call.on("error", reject);
-    call.on("session.created", () => resolve(call));
+    connection.on("error", reject);
+    connection.on("session.created", () => resolve(connection));
   });
 }
 
-function ask(call) {
+function ask(connection) {
   const content = [{ type: "input_text", text: question }];
-  call.send({ type: "conversation.item.create", item: { type: "message", role: "user", content } });
-  call.send({ type: "response.create" });
+  connection.send({ type: "conversation.item.create", item: { type: "message", role: "user", content } });
+  connection.send({ type: "response.create" });
 }
 
 // A microphone: silence follows the recording, until the socket closes.
-async function say(call, afterS = 0) {
+async function say(connection, afterS = 0) {
   const began = performance.now();
-  call.said = began; // ends the loop of an earlier recording
+  connection.said = began; // ends the loop of an earlier recording
   const sound = Buffer.concat([Buffer.alloc(Math.round(afterS * 50) * frame), said]);
-  for (let n = 0; call.socket.readyState === 1 && call.said === began; n++) {
+  for (let n = 0; connection.socket.readyState === 1 && connection.said === began; n++) {
     const piece = Buffer.alloc(frame);
     sound.subarray(n * frame, (n + 1) * frame).copy(piece);
-    call.send({ type: "input_audio_buffer.append", audio: piece.toString("base64") });
+    connection.send({ type: "input_audio_buffer.append", audio: piece.toString("base64") });
     await sleep(Math.max(0, began + (n + 1) * 20 - performance.now()));
   }
 }
 
 // The received part of the next response, and its items; null if the socket closed before.
-function next_response(call) {
+function nextResponse(connection) {
   let text = "";
   let bytes = 0;
   return new Promise((resolve, reject) => {
-    call.on("error", reject);
-    call.on("response.output_audio_transcript.delta", ({ delta }) => (text += delta));
-    call.on("response.output_audio.delta", ({ delta }) => (bytes += Buffer.from(delta, "base64").length));
-    call.on("response.done", ({ response }) => resolve([{ text, sound_s: bytes / 48000 }, response.output]));
-    call.socket.on("close", () => resolve(null));
+    connection.on("error", reject);
+    connection.on("response.output_audio_transcript.delta", ({ delta }) => (text += delta));
+    connection.on("response.output_audio.delta", ({ delta }) => (bytes += Buffer.from(delta, "base64").length));
+    connection.on("response.done", ({ response }) => resolve([{ text, sound_s: bytes / 48000 }, response.output]));
+    connection.socket.on("close", () => resolve(null));
   });
 }
 
 const parts = {
   async text(url) {
-    const call = await connect(url);
-    ask(call);
-    const [heard] = await next_response(call);
-    call.close();
+    const connection = await connect(url);
+    ask(connection);
+    const [heard] = await nextResponse(connection);
+    connection.close();
     return heard;
   },
   async speech(url) {
-    const call = await connect(url);
-    say(call);
-    const [heard] = await next_response(call);
-    call.close();
+    const connection = await connect(url);
+    say(connection);
+    const [heard] = await nextResponse(connection);
+    connection.close();
     return heard;
   },
   async tool(url) {
-    const call = await connect(url);
-    call.send({ type: "session.update", session: { type: "realtime", tools: [tool] } });
-    ask(call);
-    const [, [item]] = await next_response(call);
+    const connection = await connect(url);
+    connection.send({ type: "session.update", session: { type: "realtime", tools: [tool] } });
+    ask(connection);
+    const [, [item]] = await nextResponse(connection);
     const called = JSON.parse(item.arguments);
     const output = `It rains in ${called.town}.`;
     const result = { type: "function_call_output", call_id: item.call_id, output };
-    call.send({ type: "conversation.item.create", item: result });
-    call.send({ type: "response.create" });
-    const [heard] = await next_response(call);
-    call.close();
+    connection.send({ type: "conversation.item.create", item: result });
+    connection.send({ type: "response.create" });
+    const [heard] = await nextResponse(connection);
+    connection.close();
     return { called, ...heard };
   },
   // Interrupts every response, until one ends incomplete and the next has begun.
   async interruption(url) {
-    const call = await connect(url, long);
-    ask(call);
+    const connection = await connect(url, long);
+    ask(connection);
     let cut = false;
     let item_id = null;
     let bytes = 0;
     let from = 0;
-    call.on("input_audio_buffer.speech_started", () => {
+    connection.on("input_audio_buffer.speech_started", () => {
       if (!bytes) return;
       // The simulated playback position.
       const played = Math.max(1, Math.floor(Math.min(bytes / 48, performance.now() - from) / 2));
       const position = { item_id, content_index: 0, audio_end_ms: played };
-      call.send({ type: "conversation.item.truncate", ...position });
+      connection.send({ type: "conversation.item.truncate", ...position });
     });
-    call.on("response.done", ({ response }) => (cut = response.status === "cancelled"));
+    connection.on("response.done", ({ response }) => (cut = response.status === "cancelled"));
     await new Promise((resolve) =>
-      call.on("response.output_audio.delta", (event) => {
+      connection.on("response.output_audio.delta", (event) => {
         if (cut) return resolve();
         if (event.item_id !== item_id) {
           [item_id, bytes, from] = [event.item_id, 0, performance.now()];
-          say(call, 1.0);
+          say(connection, 1.0);
         }
         bytes += Buffer.from(event.delta, "base64").length;
       }),
     );
-    call.close();
+    connection.close();
     return {};
   },
   async reconnect(url) {
-    const call = await connect(url);
-    ask(call);
-    if (await next_response(call)) throw new Error("the line did not break");
+    const connection = await connect(url);
+    ask(connection);
+    if (await nextResponse(connection)) throw new Error("the line did not break");
     return parts.text(url); // the SDK does not reconnect by itself
   },
 };

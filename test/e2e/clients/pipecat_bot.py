@@ -77,7 +77,7 @@ class Loudspeaker(FrameProcessor):
         await self.push_frame(frame, direction)
 
 
-class Call:
+class Conversation:
     def __init__(self, url: str, key: str, *, typed: bool):
         detection = TurnDetection(silence_duration_ms=500)
         audio = AudioConfiguration(input=AudioInput(turn_detection=detection))
@@ -113,67 +113,69 @@ class Call:
 
 @asynccontextmanager
 async def connected(url: str, key: str = SHORT, *, typed: bool = True):
-    call = Call(url, key, typed=typed)
-    running = asyncio.create_task(WorkerRunner(handle_sigint=False).run(call.worker))
+    conversation = Conversation(url, key, typed=typed)
+    running = asyncio.create_task(WorkerRunner(handle_sigint=False).run(conversation.worker))
     if typed:
-        await call.worker.queue_frame(LLMRunFrame())
+        await conversation.worker.queue_frame(LLMRunFrame())
     try:
-        yield call
+        yield conversation
     finally:
-        await call.worker.cancel()
+        await conversation.worker.cancel()
         await running
 
 
 async def text(url: str) -> dict:
-    async with connected(url) as call:
-        return await call.next_response()
+    async with connected(url) as conversation:
+        return await conversation.next_response()
 
 
 async def speech(url: str) -> dict:
-    async with connected(url, typed=False) as call:
-        call.microphone.speech.say()
-        return await call.next_response()
+    async with connected(url, typed=False) as conversation:
+        conversation.microphone.speech.say()
+        return await conversation.next_response()
 
 
 async def tool(url: str) -> dict:
-    async with connected(url) as call:
-        heard = await call.next_response()
+    async with connected(url) as conversation:
+        heard = await conversation.next_response()
         return {"called": called.pop(), **heard}
 
 
 async def interruption(url: str) -> dict:
     """Interrupts every response, until one ends incomplete and the next has begun."""
-    async with connected(url, LONG) as call:
+    async with connected(url, LONG) as conversation:
         cut = asyncio.Event()
 
-        @call.llm.event_handler("on_conversation_item_updated")
+        @conversation.llm.event_handler("on_conversation_item_updated")
         async def note(service, item_id, item) -> None:
             if item and item.status == "incomplete":
                 cut.set()
 
-        await call.until(TTSAudioRawFrame)
+        await conversation.until(TTSAudioRawFrame)
         while not cut.is_set():
-            call.microphone.speech.say(after_s=1.0)
-            await call.until(InterruptionFrame)
-            await call.until(LLMFullResponseStartFrame)
-            await call.until(TTSAudioRawFrame)
+            conversation.microphone.speech.say(after_s=1.0)
+            await conversation.until(InterruptionFrame)
+            await conversation.until(LLMFullResponseStartFrame)
+            await conversation.until(TTSAudioRawFrame)
     return {}
 
 
 async def reconnect(url: str) -> dict:
     """The service reports the loss; the program starts a new conversation."""
-    async with connected(url) as call:
+    async with connected(url) as conversation:
         lost = asyncio.Event()
-        call.worker.add_event_handler("on_pipeline_error", lambda worker, frame: lost.set())
+        conversation.worker.add_event_handler("on_pipeline_error", lambda worker, frame: lost.set())
         await lost.wait()
         # A transport reports the end of playback; until then the service would truncate an item
         # that the new conversation does not have.
-        await call.loudspeaker.push_frame(BotStoppedSpeakingFrame(), FrameDirection.UPSTREAM)
-        await call.llm.reset_conversation()
-        while not call.loudspeaker.heard.empty():
-            call.loudspeaker.heard.get_nowait()
-        call.microphone.speech.say()
-        return await call.next_response()
+        await conversation.loudspeaker.push_frame(
+            BotStoppedSpeakingFrame(), FrameDirection.UPSTREAM
+        )
+        await conversation.llm.reset_conversation()
+        while not conversation.loudspeaker.heard.empty():
+            conversation.loudspeaker.heard.get_nowait()
+        conversation.microphone.speech.say()
+        return await conversation.next_response()
 
 
 play(text=text, speech=speech, tool=tool, interruption=interruption, reconnect=reconnect)
