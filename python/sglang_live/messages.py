@@ -424,8 +424,11 @@ AnyMessage = (
     | VocoderDone
 )
 
-# Messages that open a job: those with a time limit for it.
-OPENERS = tuple(kind for kind in get_args(AnyMessage) if "timeout_s" in kind.__struct_fields__)
+# Messages that open a job, with a time limit for it.
+Opener = (
+    ThinkerRequest | ScriptRequest | RetainNative | MeasurePrompt | TalkerRequest | VocoderRequest
+)
+OPENERS = get_args(Opener)
 
 # Messages that count against a job's window. Others are never delayed by a full window.
 STREAMED = (TextTokens, CodecFrames, Pcm, TalkerInput, VocoderFrames)

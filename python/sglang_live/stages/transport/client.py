@@ -18,14 +18,15 @@ log = logging.getLogger(__name__)
 class StageClient:
     """
     Args:
-        name: for messages, e.g. "talker/0".
-        address: ZMQ endpoint the stage binds.
-        same_host: large tensors may go through shared memory.
-        key_file: secret shared with a stage on another host; empty: none.
-        run: of the server, as sessions know their owner: new_run(). None: of this client alone.
-        shm_run: of the server, in the names of its files in shared memory (run_dir.run_of).
-        counts: of what met a limit, beyond the life of this client.
-        patience_s: how long a message waits for a stage that does not read.
+        name: of the replica, e.g. "talker/0".
+        address: ZMQ endpoint that the stage binds.
+        same_host: whether large tensors may go through shared memory.
+        key_file: secret shared with a stage on another host. "": none.
+        run: name of the server's run, which owns its sessions (new_run). None: one for this client
+            alone.
+        shm_run: name of the server's run in its files in shared memory (run_dir.run_of).
+        counts: of limits that were met; they outlive this client.
+        patience_s: seconds that a message waits for a stage that does not read.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class StageClient:
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         queues.bound(self._socket)
         self._socket.setsockopt(zmq.LINGER, 0)
-        # The stage knows this caller again when the connection broke and is there again.
+        # By this id the stage recognises the server when a broken connection is back.
         self._socket.setsockopt(zmq.ROUTING_ID, connection_name(run or new_run()))
         if not same_host:
             wire.harden(self._socket)
@@ -55,7 +56,7 @@ class StageClient:
         self._socket.connect(address)
         self._jobs: dict[str, Job] = {}
         self._ready: asyncio.Future[Ready] | None = None
-        self._down: Exception | None = None
+        self._down: StageUnavailableError | None = None
         self._reader = asyncio.create_task(self._read(), name=f"read {name}")
 
     def open(self, job_id: str) -> Job:
@@ -79,36 +80,37 @@ class StageClient:
 
     @property
     def is_down(self) -> bool:
-        """It takes no jobs any more; a new client is needed."""
+        """Whether it refuses jobs for good; a new client is needed then."""
         return self._down is not None
 
     def tensors(self) -> wire.TensorFrames:
         return wire.TensorFrames(self.same_host, self._shm_run)
 
     async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
-        """Raises StageUnavailableError: the stage is down, or reads nothing."""
+        """Raises StageUnavailableError if the stage is down, or reads nothing."""
         if self._down is not None:
             raise self._down
         parts = wire.encode(message, tensors)
         if not await queues.send_in_time(self._socket, parts, self._patience_s):
-            raise self._does_not_read()
+            raise self._fail_unread()
 
     def send_later(self, message: AnyMessage) -> None:
-        """For callers that must not wait; nothing to tell a stage that is down."""
+        """As send, without waiting. Does nothing if the stage is down."""
         if self._down is None and not queues.try_send(self._socket, wire.encode(message)):
             # Without its Cancel or CloseSession the stage would keep the job's place.
-            self._does_not_read()
+            self._fail_unread()
 
-    def _does_not_read(self) -> StageUnavailableError:
-        """All of the stage's jobs fail; its supervisor puts it down."""
+    def _fail_unread(self) -> StageUnavailableError:
+        """Fail all jobs of a stage that does not read; its supervisor then ends the stage."""
         self.counts.full += 1
         if self._down is None:
             log.error("stage_does_not_read %s messages=%d", self.name, queues.QUEUE_MESSAGES)
             self.fail_all("does not read what is sent to it")
+        assert self._down is not None
         return self._down
 
     async def ping(self, timeout_s: float) -> Ready | None:
-        """None when no answer came in time."""
+        """The stage's answer. None: it did not come in time."""
         if self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
         if not queues.try_send(self._socket, wire.encode(Ping(""))):
@@ -120,7 +122,7 @@ class StageClient:
             return None
 
     def fail_all(self, reason: str) -> None:
-        """The stage is gone: end every job now, and refuse new ones."""
+        """End every job now and refuse new ones, because the stage has ended."""
         self._down = StageUnavailableError(f"{self.name}: {reason}", retry_after_s=10)
         self._fail_jobs(self._down)
 
@@ -146,9 +148,9 @@ class StageClient:
                 parts = await self._socket.recv_multipart()
                 message, frames = wire.decode(parts, self.same_host, self._shm_run)
             except wire.MalformedError as error:
-                # Whose answer it was is not known: no job may wait for it.
-                log.error("bad_answer stage=%s: %.200r", self.name, str(error))
-                self._fail_jobs(StageFailedError(f"{self.name}: unreadable answer"))
+                # Its job is not known, so that every job has to fail.
+                log.error("message_malformed stage=%s: %.200r", self.name, str(error))
+                self._fail_jobs(StageFailedError(f"{self.name}: unreadable message"))
                 continue
             if isinstance(message, Ready):
                 if self._ready is not None and not self._ready.done():

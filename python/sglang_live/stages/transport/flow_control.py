@@ -1,15 +1,15 @@
-"""Back-pressure: how many streamed messages of a job may be under way at once."""
+"""Flow control: how many streamed messages of a job may be in flight at once."""
 
 import asyncio
 import math
 
-# Messages in flight per job and direction, and how many are taken before the sender is told.
+# Messages in flight per job and direction, and messages per credit.
 WINDOW = 64
 CREDIT_EVERY = 16
 
 
 class SendWindow:
-    """Sender's side: `take` waits while the receiver is WINDOW messages behind."""
+    """The sender's side: `take` waits while the receiver is WINDOW messages behind."""
 
     def __init__(self, size: int = WINDOW):
         self._left: float = size
@@ -22,23 +22,23 @@ class SendWindow:
             await self._open.wait()
         self._left -= 1
 
-    def give(self, n: float) -> None:
+    def add(self, n: float) -> None:
         self._left += n
         self._open.set()
 
     def lift(self) -> None:
-        """The receiver takes no more messages: nobody shall wait for it."""
-        self.give(math.inf)
+        """Let every sender go on, because the receiver takes no more messages."""
+        self.add(math.inf)
 
 
 class ReceiveCount:
-    """Receiver's side: says when a credit is due."""
+    """The receiver's side: counts until a credit is due."""
 
     def __init__(self, every: int = CREDIT_EVERY):
         self._every, self._taken = every, 0
 
     def took_one(self) -> int:
-        """Credit to send now; 0 for none."""
+        """Returns the credit to send now; 0: none."""
         self._taken += 1
         if self._taken < self._every:
             return 0

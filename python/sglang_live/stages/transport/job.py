@@ -1,7 +1,7 @@
-"""One job as the orchestrator sees it: what it sends, and the events that come of it."""
+"""The orchestrator's end of one job: the messages that it sends and receives."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from sglang_live.errors import DeadlineError, StageFailedError
@@ -14,7 +14,7 @@ _CANCELLED = object()
 
 
 class Sender(Protocol):
-    """The client that a job belongs to."""
+    """The StageClient that a job belongs to."""
 
     name: str
 
@@ -28,7 +28,7 @@ class Sender(Protocol):
 
 
 class Job:
-    """One job as the orchestrator sees it. Use as a context manager: leaving it cancels."""
+    """One job. An asynchronous context manager: leaving it cancels the job in its stage."""
 
     def __init__(self, client: Sender, job_id: str):
         self.job_id = job_id
@@ -43,7 +43,7 @@ class Job:
         return self._begun and not self._over
 
     async def begin(self, opener: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
-        """Open the job in the stage, or open it anew after it Failed. Not once it was cancelled.
+        """Open the job in the stage, or open it again after it Failed. Does nothing once cancelled.
 
         Raises:
             StageUnavailableError: the stage died.
@@ -55,7 +55,7 @@ class Job:
         await self._client.send(opener, tensors)
 
     async def send(self, message: AnyMessage) -> None:
-        """More input; dropped once the stage has said its last word.
+        """Send more input. It is dropped once the stage has ended the job.
 
         Raises:
             StageUnavailableError: the stage died.
@@ -66,12 +66,12 @@ class Job:
             await self._client.send(message)
 
     def post(self, message: AnyMessage) -> None:
-        """As send, for a message that needs no window, without waiting; dropped before `begin`."""
+        """As send, without waiting, for a message that is not streamed. Dropped before `begin`."""
         if self._begun and not self._over:
             self._client.send_later(message)
 
     def cancel(self) -> None:
-        """Stop the job in its stage now. Its events end; what is sent from here on is dropped."""
+        """Stop the job in its stage now. Its events end, and later input is dropped."""
         if self.cancelled:
             return
         self._stop_stage()
@@ -81,13 +81,12 @@ class Job:
 
     async def events(
         self, *until: type, silence_limit_s: float | None = None
-    ) -> AsyncIterator[tuple[AnyMessage, list[bytes]]]:
-        """Messages of the job with their tensor frames, up to and with one of type `until`.
-
-        They end early when the job is cancelled.
+    ) -> AsyncGenerator[tuple[AnyMessage, list[bytes]], None]:
+        """Yield the job's messages with their tensor frames, up to and including one of type
+        `until`; fewer if the job is cancelled.
 
         Raises:
-            StageFailedError, StageUnavailableError: the job will send nothing more.
+            StageFailedError, StageUnavailableError: the job has failed.
             DeadlineError: nothing came for silence_limit_s.
         """
         while True:
@@ -117,14 +116,14 @@ class Job:
                 return
 
     def tensors(self) -> wire.TensorFrames:
-        """For one message of this job; what is not taken is removed when the job is left."""
+        """Tensors for one message. Leaving the job removes those that the stage did not read."""
         self._tensors.append(self._client.tensors())
         return self._tensors[-1]
 
     def receive(self, message: AnyMessage, frames: list[bytes]) -> bool:
-        """Returns False if the stage sends more than it may: the job has failed then."""
+        """Returns False if the stage sent more than its window, which fails the job."""
         if isinstance(message, Credit):
-            self._window.give(message.n)
+            self._window.add(message.n)
         elif self.cancelled or self._broken:
             wire.discard(message)
         elif not self._unread.put(message, frames):
@@ -136,15 +135,15 @@ class Job:
         return True
 
     def fail(self, error: Exception) -> None:
-        """The job will get nothing more; its events end with the error."""
+        """End the job's events with an error."""
         self._broken = True
         self._unread.end(error)
-        self._window.lift()  # wake a sender; its send then fails
+        self._window.lift()  # its waiting senders then fail
 
     async def __aenter__(self) -> "Job":
         return self
 
-    async def __aexit__(self, *_) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._client.forget(self.job_id)
         self._stop_stage()
         for tensors in self._tensors:

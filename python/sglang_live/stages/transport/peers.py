@@ -1,7 +1,8 @@
-"""Callers of a stage and the sessions that each of them owns.
+"""Peers of a stage, which are servers, and the sessions that each of them owns.
 
-A caller on the same host takes its stages along when it dies. One on another host only falls
-silent: servers ping their stages every other second (stages/supervisor.py), so silence tells.
+In: what was heard of each peer. Out: peers that are lost. Stages end with a server on their host;
+from one on another host nothing comes any more, though servers ping their stages every two seconds
+(stages/supervisor.py). Owner: one Peers per StageServer.
 """
 
 import uuid
@@ -10,10 +11,10 @@ from collections import Counter
 from sglang_live.errors import BadInputError, CapacityError
 
 TICK_S = 3.0
-# Silence is counted in ticks of the stage's own event loop, not by a clock: where the loop itself
-# was late, what callers said meanwhile has not been read yet.
+# Silence is counted in ticks of the stage's event loop, not by a clock: while the loop is late,
+# messages of its peers wait unread.
 LOST_AFTER_TICKS = 5
-# Of one server at one stage. Each is a conversation.
+# Sessions of one server at one stage.
 MAX_SESSIONS = 16_384
 _RUN_BYTES = 32
 
@@ -25,7 +26,7 @@ class ForeignSessionError(BadInputError):
 
 
 def new_run() -> str:
-    """A name for one run of a server; random, so that no other peer can take it."""
+    """A name for one run of a server. Random, so that no other peer can choose it."""
     return uuid.uuid4().hex
 
 
@@ -40,7 +41,7 @@ def _run_of(peer: bytes) -> bytes:
 
 
 class Peers:
-    """Callers by their ZMQ routing id. A session belongs to a server's run, on any connection."""
+    """Peers by their ZMQ routing id. A session belongs to a server's run, on any connection."""
 
     def __init__(self) -> None:
         self._silent_ticks: dict[bytes, int] = {}
@@ -53,8 +54,8 @@ class Peers:
     def opens(self, peer: bytes, session_id: str) -> None:
         """
         Raises:
-            ForeignSessionError: another server has opened it and not closed it.
-            CapacityError: this one has too many.
+            ForeignSessionError: another server has opened the session and not closed it.
+            CapacityError: this server has too many sessions.
         """
         if not session_id:
             return
@@ -69,7 +70,7 @@ class Peers:
             raise ForeignSessionError("the session is another peer's")
 
     def may_touch(self, peer: bytes, session_id: str) -> bool:
-        """Whether the session is the caller's, or has no owner yet."""
+        """Whether the session belongs to the peer's server, or to none yet."""
         run = _run_of(peer)
         return self._owners.get(session_id, run) == run
 
@@ -80,13 +81,13 @@ class Peers:
                 del self._n_sessions[run]
 
     def tick(self) -> list[tuple[bytes, list[str]]]:
-        """Callers that are lost as of now, and the sessions of each; they are forgotten.
+        """Remove and return the peers that are lost by now, with the sessions of each.
 
         Sessions of a run that has another connection stay.
         """
         for peer in self._silent_ticks:
             self._silent_ticks[peer] += 1
-        lost = [c for c, n in self._silent_ticks.items() if n >= LOST_AFTER_TICKS]
+        lost = [peer for peer, n in self._silent_ticks.items() if n >= LOST_AFTER_TICKS]
         for peer in lost:
             del self._silent_ticks[peer]
         return [(peer, self._closed_with(peer)) for peer in lost]

@@ -1,4 +1,4 @@
-"""How much may wait between the two ends of a stage's socket, and the counts of what was too much.
+"""Limits of the queues between the two ends of a stage's socket, and how often they were met.
 
 A full queue never drops a message silently: its sender waits, or the job fails, or the stage is
 started anew.
@@ -18,15 +18,15 @@ from sglang_live.messages import STREAMED
 from sglang_live.stages.transport.flow_control import WINDOW
 
 # Messages that wait for one peer, in each direction and at each end. Streamed messages have their
-# windows: a server of 250 calls fills it only when its peer reads nothing.
+# windows: a server of 250 sessions fills the queue only when its peer reads nothing.
 QUEUE_MESSAGES = 16_384
-# Messages of one job that have come and were not taken, beside the streamed ones.
+# Unread messages of one job, without the streamed ones.
 UNREAD_MESSAGES = 4_096
-# How long a sender waits for a peer that does not read.
+# Seconds that a sender waits for a peer that does not read.
 PATIENCE_S = 10.0
-_LOOK_AGAIN_S = 0.02
-# A socket that always has a message would keep the event loop from everything else. Fewer than a
-# window: a job runs its first line before it can have more than its window.
+_RETRY_S = 0.02
+# After this many messages other tasks run, because a socket may always have another message. Fewer
+# than a window: a job's task starts before the job can have more messages than its window.
 READ_AT_ONCE = WINDOW // 2
 
 
@@ -45,7 +45,10 @@ class FloodedError(LiveError):
 
 @dataclass(slots=True, eq=False)
 class QueueCounts:
-    """full: messages for which there was no room in time. flooded: jobs with too many messages."""
+    """
+    full: messages for which there was no room in time.
+    flooded: jobs whose peer sent more than its window.
+    """
 
     full: int = 0
     flooded: int = 0
@@ -59,16 +62,17 @@ class QueueCounts:
         yield family
 
 
-def bound(socket: zmq.Socket) -> None:
-    """Before it binds or connects."""
+def bound(socket: zmq.Socket[Any]) -> None:
+    """Bound the queues of a socket that has not been bound or connected yet."""
     socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
 
 
-def try_send(socket: zmq.asyncio.Socket, parts: list) -> bool:
+def try_send(socket: zmq.asyncio.Socket, parts: list[Any]) -> bool:
     """Returns False if the queue is full. Raises ZMQError if there is no such peer."""
     sent = socket.send_multipart(parts, flags=zmq.NOBLOCK)
-    error = sent.exception()  # it is done: a send that may not block never waits
+    assert isinstance(sent, asyncio.Future)
+    error = sent.exception()  # it is done: a send with NOBLOCK never waits
     if isinstance(error, zmq.Again):
         return False
     if error is not None:
@@ -76,24 +80,24 @@ def try_send(socket: zmq.asyncio.Socket, parts: list) -> bool:
     return True
 
 
-async def send_in_time(socket: zmq.asyncio.Socket, parts: list, patience_s: float) -> bool:
-    """As try_send, but wait for room. A ROUTER cannot tell for which peer it has room: ask."""
-    for _ in range(max(1, round(patience_s / _LOOK_AGAIN_S))):
+async def send_in_time(socket: zmq.asyncio.Socket, parts: list[Any], patience_s: float) -> bool:
+    """As try_send, but again until there is room. A ROUTER cannot tell for which peer it has room."""
+    for _ in range(max(1, round(patience_s / _RETRY_S))):
         if try_send(socket, parts):
             return True
-        await asyncio.sleep(_LOOK_AGAIN_S)
+        await asyncio.sleep(_RETRY_S)
     return False
 
 
 class Unread:
-    """Messages of one job that have come and wait for their reader."""
+    """Messages of one job that were received and not read."""
 
     def __init__(self) -> None:
         self._items: asyncio.Queue[tuple[Any, list[bytes]]] = asyncio.Queue()
         self._n_streamed = 0
 
     def put(self, message: Any, frames: list[bytes]) -> bool:
-        """Returns False, and does not keep the message, if its sender sends more than it may."""
+        """Returns False, without keeping the message, if the peer sent more than its limit."""
         is_streamed = isinstance(message, STREAMED)
         n_others = self._items.qsize() - self._n_streamed
         if self._n_streamed >= WINDOW if is_streamed else n_others >= UNREAD_MESSAGES:
@@ -103,7 +107,7 @@ class Unread:
         return True
 
     def end(self, last: Any) -> None:
-        """The reader finds this behind all that has come."""
+        """Put `last` behind all messages that have come."""
         self._items.put_nowait((last, []))
 
     async def take(self) -> tuple[Any, list[bytes]]:
@@ -112,7 +116,7 @@ class Unread:
         return message, frames
 
     def drain(self) -> list[Any]:
-        """All that was not taken."""
+        """Remove and return all messages that were not read."""
         messages = []
         while not self._items.empty():
             messages.append(self._items.get_nowait()[0])

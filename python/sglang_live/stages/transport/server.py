@@ -1,10 +1,11 @@
-"""A stage's end: a ROUTER socket, one task per job, every failure reported to its caller."""
+"""A stage's end of its jobs: a ROUTER socket, one task per job, failures reported to the server."""
 
 import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -12,13 +13,13 @@ import zmq.asyncio
 from sglang_live.engine_channel.messages import FRAME_MARK
 from sglang_live.errors import CapacityError, DeadlineError, LiveError
 from sglang_live.messages import (
-    OPENERS,
     STREAMED,
     AnyMessage,
     Cancel,
     CloseSession,
     Credit,
     Failed,
+    Opener,
     Ping,
     Ready,
     RetainNative,
@@ -33,43 +34,47 @@ from sglang_live.telemetry.log_context import set_log_ids
 
 log = logging.getLogger(__name__)
 
-# Of one caller at once. A call has a few at each stage.
+# Jobs of one peer at once. A session has a few at each stage.
 MAX_JOBS = 16_384
 
 
 class ServedJob:
-    """One job as the stage sees it."""
+    """The stage's end of one job."""
 
-    def __init__(self, server: "StageServer", peer: bytes, opener: AnyMessage, frames: list):
+    def __init__(self, server: "StageServer", peer: bytes, opener: Opener, frames: list[bytes]):
         self.job_id, self.opener, self.frames = opener.job_id, opener, frames
         self.key = peer, opener.job_id
         self._server, self._peer = server, peer
         self._unread = queues.Unread()
         self._window, self._count = SendWindow(), ReceiveCount()
-        self.task: asyncio.Task | None = None
+        self.task: asyncio.Task[None] | None = None
         self.error: LiveError | None = None
 
     async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
-        """Raises QueueFullError: the caller does not read."""
+        """Raises QueueFullError if the peer does not read."""
         if isinstance(message, STREAMED):
             await self._window.take()
         await self._server.send(self._peer, message, tensors)
 
     def post(self, message: AnyMessage) -> None:
-        """As send, for a message that needs no window, without waiting."""
+        """As send, without waiting, for a message that is not streamed."""
         if not self._server.post(self._peer, message):
-            self.fail(queues.QueueFullError("the caller does not read"))
+            self.fail(queues.QueueFullError("the peer does not read"))
 
     def fail(self, error: LiveError) -> None:
         """End the job by an error of its connection."""
         self.error = error
-        self.task.cancel()
+        self.cancel()
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
     def tensors(self) -> wire.TensorFrames:
         return wire.TensorFrames(self._server.same_host, self._server.shm_run)
 
-    async def inputs(self) -> AsyncIterator[AnyMessage]:
-        """What the orchestrator sends after opening the job; never ends by itself."""
+    async def inputs(self) -> AsyncGenerator[AnyMessage, None]:
+        """Yield what the orchestrator sends after opening the job. Never ends by itself."""
         while True:
             message, _ = await self._unread.take()
             if isinstance(message, STREAMED) and (n := self._count.took_one()):
@@ -78,25 +83,25 @@ class ServedJob:
 
     def receive(self, message: AnyMessage) -> None:
         if isinstance(message, Credit):
-            self._window.give(message.n)
+            self._window.add(message.n)
         elif self.error is None and not self._unread.put(message, []):
-            self.fail(queues.FloodedError("the caller sent more than its window"))
+            self.fail(queues.FloodedError("the peer sent more than its window"))
 
 
 class StageServer:
     """
     Args:
         address: endpoint to bind.
-        same_host: large tensors may go through shared memory, and a caller that is silent is
-            busy; on another host it is lost after a while, with its jobs and sessions.
-        shm_run: of the server, in the names of its files in shared memory (run_dir.run_of).
-        key_file: secret shared with callers on other hosts; empty: none.
-        run: the coroutine of one job; returning ends it, LiveError becomes Failed.
+        same_host: whether large tensors may go through shared memory. A silent peer on another
+            host is lost after a while, with its jobs and sessions; one on this host is not.
+        shm_run: name of the server's run in its files in shared memory (run_dir.run_of).
+        key_file: secret shared with servers on other hosts. "": none.
+        run: the coroutine of one job. Its return ends the job; a LiveError becomes Failed.
         close_session: called for CloseSession.
-        on_hint: called for UserSpeaking and NextUseHint. None: they mean nothing to this stage.
-        ready: what to answer a Ping with.
-        tick_s: how often to look for callers that are lost.
-        patience_s: how long a message waits for a caller that does not read.
+        on_hint: called for UserSpeaking and NextUseHint. None: the stage ignores them.
+        ready: the answer to a Ping.
+        tick_s: seconds between two searches for lost peers.
+        patience_s: seconds that a message waits for a peer that does not read.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class StageServer:
         *,
         same_host: bool,
         run: Callable[[ServedJob], Awaitable[None]],
-        close_session: Callable[[str], Awaitable[None]],
+        close_session: Callable[[str], Coroutine[Any, Any, None]],
         ready: Callable[[], Ready],
         on_hint: Callable[[SessionHint], None] | None = None,
         shm_run: str = wire.NO_RUN,
@@ -117,18 +122,18 @@ class StageServer:
         self.same_host, self._tick_s, self._patience_s = same_host, tick_s, patience_s
         self._run, self._close_session, self._ready = run, close_session, ready
         self._on_hint = on_hint
-        # By caller and job id: callers name their jobs without asking each other.
+        # By peer and job id: two servers may give their jobs the same id.
         self._jobs: dict[tuple[bytes, str], ServedJob] = {}
         self._n_jobs: Counter[bytes] = Counter()
         self.n_malformed = self.n_refused = 0
         self.counts = queues.QueueCounts()
-        self._chores: set[asyncio.Task] = set()
-        self._callers = Peers()
+        self._chores: set[asyncio.Task[None]] = set()
+        self._peers = Peers()
         self._socket = zmq.asyncio.Context.instance().socket(zmq.ROUTER)
         queues.bound(self._socket)
-        # A caller that went away is an error to notice, not messages to drop.
+        # A message to a peer that is gone is an error, instead of being dropped.
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        # A caller whose connection broke goes on under its own name.
+        # A peer whose connection broke continues under its own id.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if not same_host:
             wire.harden(self._socket)
@@ -142,7 +147,7 @@ class StageServer:
 
     async def serve(self) -> None:
         """Serve until cancelled; that ends every job and frees the address."""
-        watch = None if self.same_host else asyncio.create_task(self._watch_callers())
+        watch = None if self.same_host else asyncio.create_task(self._watch_peers())
         n_read = 0
         try:
             while True:
@@ -151,7 +156,7 @@ class StageServer:
                     await asyncio.sleep(0)
                 peer, *parts = await self._socket.recv_multipart()
                 if watch is not None:
-                    self._callers.heard(peer)
+                    self._peers.heard(peer)
                 try:
                     message, frames = wire.decode(parts, self.same_host, self.shm_run)
                     self._receive(peer, message, frames)
@@ -159,24 +164,24 @@ class StageServer:
                     self.n_malformed += 1
                     log.warning("bad_message peer=%s: %.200r", peer.hex(), str(error))
                 except Exception:
-                    # One message must not end all callers' jobs.
+                    # One message must not end the jobs of all peers.
                     self.n_malformed += 1
                     log.exception("message_failed peer=%s", peer.hex())
         finally:
             if watch is not None:
                 watch.cancel()
             for job in self._jobs.values():
-                job.task.cancel()
+                job.cancel()
             self._socket.close(linger=0)
 
-    async def _watch_callers(self) -> None:
+    async def _watch_peers(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
-            for peer, sessions in self._callers.tick():
+            for peer, sessions in self._peers.tick():
                 jobs = [job for job in self._jobs.values() if job.key[0] == peer]
-                log.error("caller_lost jobs=%d sessions=%d", len(jobs), len(sessions))
+                log.error("peer_lost jobs=%d sessions=%d", len(jobs), len(sessions))
                 for job in jobs:
-                    job.task.cancel()
+                    job.cancel()
                 for session_id in sessions:
                     self._begin_closing(session_id)
 
@@ -184,8 +189,8 @@ class StageServer:
         job = self._jobs.get((peer, message.job_id))
         if isinstance(message, Ping):
             self.post(peer, self._ready())
-        elif isinstance(message, OPENERS):
-            # The event loop keeps its timers in order by comparing them: NaN would break that.
+        elif isinstance(message, Opener):
+            # The event loop orders its timers by comparing them, which fails with NaN.
             if not 0 < message.timeout_s < math.inf:
                 raise wire.MalformedError(f"timeout_s is {message.timeout_s}")
             try:
@@ -195,34 +200,34 @@ class StageServer:
                 log.warning("job_refused job=%.80r code=%s", message.job_id, error.code)
                 self.post(peer, Failed(message.job_id, error.code, str(error)))
                 return
-            if job is not None and job.task is not None:
-                job.task.cancel()  # opened anew: nothing would end the earlier one
+            if job is not None:
+                job.cancel()  # opened again: nothing else would end the earlier one
             self._begin(ServedJob(self, peer, message, frames))
         elif isinstance(message, CloseSession | SessionHint) and not (
-            self._callers.may_touch(peer, message.session_id)
+            self._peers.may_touch(peer, message.session_id)
         ):
             raise wire.MalformedError("the session is another peer's")
         elif isinstance(message, CloseSession):
-            self._callers.closes(message.session_id)
+            self._peers.closes(message.session_id)
             self._begin_closing(message.session_id)
         elif isinstance(message, SessionHint):
             if self._on_hint is not None:
                 self._on_hint(message)
         elif job is None:
-            pass  # over already; its caller has not heard yet
+            pass  # the job is over; its peer sent this before it received the end
         elif isinstance(message, Cancel):
-            job.task.cancel()
+            job.cancel()
         else:
             job.receive(message)
 
-    def _admit(self, peer: bytes, opener: AnyMessage) -> None:
-        """Raises LiveError: the session is another server's, or the caller has too much open."""
+    def _admit(self, peer: bytes, opener: Opener) -> None:
+        """Raises LiveError if the session is another server's, or the peer has too much open."""
         if self._n_jobs[peer] >= MAX_JOBS:
-            raise CapacityError(f"{MAX_JOBS} jobs of one caller are open")
+            raise CapacityError(f"{MAX_JOBS} jobs of one peer are open")
         if isinstance(opener, ThinkerRequest | TalkerRequest):
-            self._callers.opens(peer, opener.session_id)
+            self._peers.opens(peer, opener.session_id)
         elif isinstance(opener, RetainNative) and not (
-            self._callers.may_touch(peer, opener.session_id)
+            self._peers.may_touch(peer, opener.session_id)
         ):
             raise ForeignSessionError("the session is another peer's")
 
@@ -230,13 +235,13 @@ class StageServer:
         self._jobs[job.key] = job
         self._n_jobs[job.key[0]] += 1
         job.task = asyncio.create_task(self._serve_job(job), name=job.job_id)
-        # Not in the task itself: one that is cancelled at once never runs a line.
+        # Not in the task itself: a task that is cancelled at once never runs.
         job.task.add_done_callback(lambda _: self._forget(job))
 
     async def send(
         self, peer: bytes, message: AnyMessage, tensors: wire.TensorFrames | None = None
     ) -> None:
-        """Raises QueueFullError: the caller does not read."""
+        """Raises QueueFullError if the peer does not read."""
         parts = [peer, *wire.encode(message, tensors)]
         try:
             in_time = await queues.send_in_time(self._socket, parts, self._patience_s)
@@ -245,10 +250,10 @@ class StageServer:
             return
         if not in_time:
             self.counts.full += 1
-            raise queues.QueueFullError("the caller does not read")
+            raise queues.QueueFullError("the peer does not read")
 
     def post(self, peer: bytes, message: AnyMessage) -> bool:
-        """As send, without waiting. Returns False, and counts it, if the caller does not read."""
+        """As send, without waiting. Returns False, and counts it, if the peer does not read."""
         try:
             has_room = queues.try_send(self._socket, [peer, *wire.encode(message)])
         except zmq.ZMQError as error:
@@ -258,9 +263,9 @@ class StageServer:
         return has_room
 
     def _gone(self, peer: bytes, message: AnyMessage, error: zmq.ZMQError) -> None:
-        log.warning("caller_gone job=%s: %s", message.job_id, error)
+        log.warning("peer_gone job=%s: %s", message.job_id, error)
         if (job := self._jobs.get((peer, message.job_id))) is not None:
-            job.task.cancel()
+            job.cancel()
 
     async def _serve_job(self, job: ServedJob) -> None:
         timeout_s = job.opener.timeout_s
@@ -297,7 +302,7 @@ class StageServer:
         self._n_jobs[job.key[0]] -= 1
         if not self._n_jobs[job.key[0]]:
             del self._n_jobs[job.key[0]]
-        # Its caller may have opened the same job anew by now.
+        # The peer may have opened the same job again by now.
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
 
@@ -306,4 +311,4 @@ class StageServer:
         try:
             await job.send(Failed(job.job_id, code, text))
         except queues.QueueFullError:
-            log.error("failure_not_told job=%s", job.job_id)  # send has counted it
+            log.error("failure_not_sent job=%s", job.job_id)  # send has counted it

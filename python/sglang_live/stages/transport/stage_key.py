@@ -1,12 +1,14 @@
 """The secret that a server shares with its stages on other hosts: CURVE, from one key file.
 
-The stage's key pair is derived from the file. Only who knows the stage's public key can talk to
-it (ZMTP 3.1 CURVE, RFC 26), and that is nowhere but in the file: it identifies both ends, and the
+The stage's key pair is derived from the file. A connection to it needs its public key (ZMTP 3.1
+CURVE, RFC 26), which is derived from the file too: so the file identifies both ends, and the
 connection is encrypted.
 """
 
+import argparse
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import zmq
 from zmq.utils import z85
@@ -19,9 +21,9 @@ MIN_BYTES = 32
 def read_key(path: str | Path) -> bytes:
     """
     Returns:
-        the stage's secret key, Z85.
+        The stage's secret key, Z85.
     Raises:
-        BadInputError: the file cannot be read, is short, or is for others than its owner.
+        BadInputError: the file cannot be read, is too short, or is readable by other users.
     """
     try:
         secret = Path(path).read_bytes().strip()
@@ -35,16 +37,16 @@ def read_key(path: str | Path) -> bytes:
     return z85.encode(hashlib.sha256(b"sglang_live stage key" + secret).digest())
 
 
-def guard(socket: zmq.Socket, path: str) -> None:
-    """The stage's end, before it binds."""
+def guard(socket: zmq.Socket[Any], path: str) -> None:
+    """Require the key of a stage's socket that has not been bound yet."""
     secret = read_key(path)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
     socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(secret))
 
 
-def unlock(socket: zmq.Socket, path: str) -> None:
-    """The server's end, before it connects."""
+def unlock(socket: zmq.Socket[Any], path: str) -> None:
+    """Use the key for a server's socket that has not been connected yet."""
     public, secret = zmq.curve_keypair()
     socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
     socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
@@ -54,9 +56,10 @@ def unlock(socket: zmq.Socket, path: str) -> None:
 def check_exposed(addresses: tuple[str, ...], key_file: str, allowed: bool) -> None:
     """
     Args:
-        addresses: tcp:// addresses of stages. allowed: --allow-keyless-stages.
+        addresses: tcp:// addresses of stages.
+        allowed: --allow-keyless-stages.
     Raises:
-        BadInputError: one can be reached by other machines, and no key guards it.
+        BadInputError: other machines can reach one of them, and there is no key.
     """
     if key_file:
         read_key(key_file)
@@ -70,7 +73,7 @@ def check_exposed(addresses: tuple[str, ...], key_file: str, allowed: bool) -> N
             )
 
 
-def add_key_arguments(parser) -> None:
+def add_key_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stage-key-file",
         default="",

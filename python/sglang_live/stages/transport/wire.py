@@ -1,8 +1,8 @@
 """Messages as ZMQ multipart: one msgpack frame, then raw tensor frames.
 
-On one host a large tensor goes through shared memory instead; its reader removes it. What is
-never read goes with the job (TensorFrames.release, discard) or, when a process or a server died,
-by the run and the pid in its name (sweep_shared_memory).
+On one host a large tensor goes through shared memory instead; its reader removes the file. Files
+that are never read are removed with the job (TensorFrames.release, discard) or, after the death of
+a process or a server, by the run and the pid in their names (sweep_shared_memory).
 """
 
 import logging
@@ -12,6 +12,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,32 +32,35 @@ log = logging.getLogger(__name__)
 
 SHM_DIR = Path("/dev/shm")
 SHM_PREFIX = "sglang_live-"
-# Of tensors that belong to no server: those of tests and benchmarks.
+# Run of tensors that belong to no server: those of tests and benchmarks.
 NO_RUN = "none"
 # Below this a copy through the socket costs less than opening a file.
 SHM_MIN_BYTES = 256 * 1024
 HEARTBEAT_MS = 2000
-# A connection that has not proved its key by then is closed. Until then it can fill one frame.
+# A connection that has not proved its key by then is closed; before that it can fill one frame.
 HANDSHAKE_MS = 10_000
-# Of a peer on another host: a conversation's hidden states, with room to spare.
+# From a peer on another host: more than a conversation's hidden states.
 MAX_FRAME_BYTES = 256 << 20
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
-# Of samples, codec frames and hidden states. Never of objects: those would be unpickled.
+# Of samples, codec frames and hidden states. Never objects, which numpy would unpickle.
 _DTYPES = frozenset(
     ("<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "|u1", "|i1", "|b1", "<u2", "<u4", "<u8")
 )
 
 
 class MalformedError(ValueError):
-    """What a peer sent is no message of ours."""
+    """What a peer sent is no message of this protocol."""
 
 
 class Fallbacks:
-    """Tensors of this process that shared memory had no room for; n: how many."""
+    """Counts tensors of this process for which shared memory had no room.
 
-    def __init__(self):
+    n: how many.
+    """
+
+    def __init__(self) -> None:
         self.n = 0
 
     def note(self, error: OSError) -> None:
@@ -74,20 +78,21 @@ fallbacks = Fallbacks()
 
 
 def shm_names(run: str, pid: int | None = None) -> str:
-    """Begin of the names of all files in shared memory of a run, or of one process of it.
+    """Prefix of the names of files in shared memory of a run, or of one of its processes.
 
     Args:
-        run: of a server, see run_dir.run_of. Two servers never have the same at a time; their
+        run: of a server (run_dir.run_of). No two servers have the same one at a time; their
             processes may have the same pids, in containers that share the memory.
     """
     return f"{SHM_PREFIX}{run}-" if pid is None else f"{SHM_PREFIX}{run}-{pid}-"
 
 
 class TensorFrames:
-    """Raw frames that go with one message.
+    """The tensors of one message: raw frames, and files in shared memory.
 
     Args:
-        run: of the server, in the names of files in shared memory.
+        same_host: whether the receiver shares this machine's memory.
+        run: of the server, for the names of files in shared memory.
     """
 
     def __init__(self, same_host: bool, run: str = NO_RUN):
@@ -100,43 +105,43 @@ class TensorFrames:
         array = np.ascontiguousarray(array)
         dtype, shape = array.dtype.str, list(array.shape)
         if self._same_host and array.nbytes >= SHM_MIN_BYTES:
-            # Random: a name that can be guessed could be taken before us.
+            # Random: another user could create a file with a predictable name first.
             name = f"{self._names}{secrets.token_hex(16)}"
             self._shared.append(SHM_DIR / name)
             try:
                 _write(array, SHM_DIR / name)
                 return TensorRef(dtype, shape, shm=name)
             except OSError as error:
-                # No room: the socket carries it, more slowly.
+                # There is no room: the socket carries it, more slowly.
                 path = self._shared.pop()
-                if not isinstance(error, FileExistsError):  # then it is somebody else's
+                if not isinstance(error, FileExistsError):  # then it is another process's
                     path.unlink(missing_ok=True)
                 fallbacks.note(error)
         # As bytes by numpy: a memoryview refuses to cast an empty array.
-        self.frames.append(memoryview(array.reshape(-1).view(np.uint8)))
+        self.frames.append(array.reshape(-1).view(np.uint8).data)
         return TensorRef(dtype, shape, frame=len(self.frames) - 1)
 
     def release(self) -> None:
-        """Remove what nobody took from shared memory."""
+        """Remove the files in shared memory that were not read."""
         for path in self._shared:
             path.unlink(missing_ok=True)
 
 
 def _write(array: np.ndarray, path: Path) -> None:
-    """Raises OSError: there is no room, or somebody else has made the file."""
+    """Raises OSError if there is no room, or the file exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "wb", buffering=0) as file:
-        left = memoryview(array.reshape(-1).view(np.uint8))
+        left = array.reshape(-1).view(np.uint8).data
         while len(left):
             left = left[file.write(left) :]
 
 
 def take(ref: TensorRef, frames: list[bytes]) -> np.ndarray:
-    """The tensor a ref points to. A shared one can be taken once.
+    """The tensor that a ref points to. One in shared memory can be taken once.
 
     Raises:
-        MalformedError: the ref does not describe a tensor that came with it.
-        FileNotFoundError: it was taken, or its sender took it back.
+        MalformedError: no such tensor came with the message.
+        FileNotFoundError: the tensor was taken already, or its sender has removed it.
     """
     if ref.dtype not in _DTYPES or any(n < 0 for n in ref.shape):
         raise MalformedError(f"bad tensor {ref.dtype[:16]!r} {ref.shape[:8]}")
@@ -164,13 +169,13 @@ def _take_shared(path: Path) -> bytes:
 
 
 def discard(message: AnyMessage) -> None:
-    """Free what a message that nobody will read holds in shared memory."""
+    """Remove the files in shared memory of a message that is not read."""
     for ref in _refs(message):
         if ref.shm:
             _shared_path(ref).unlink(missing_ok=True)
 
 
-def encode(message: AnyMessage, tensors: TensorFrames | None = None) -> list:
+def encode(message: AnyMessage, tensors: TensorFrames | None = None) -> list[bytes | memoryview]:
     return [_encoder.encode(message), *(tensors.frames if tensors else ())]
 
 
@@ -179,10 +184,10 @@ def decode(
 ) -> tuple[AnyMessage, list[bytes]]:
     """
     Args:
-        same_host: whether the sender may refer to this machine's shared memory.
-        run: and to files of which server; "": of any.
+        same_host: whether the message may refer to this machine's shared memory.
+        run: of the server to whose files it may refer. "": of any server.
     Raises:
-        MalformedError: it is no message.
+        MalformedError: the parts are no message, or refer to other memory.
     """
     try:
         message = _decoder.decode(parts[0])
@@ -196,7 +201,7 @@ def decode(
 
 
 def _refs(message: AnyMessage) -> Iterator[TensorRef]:
-    """All that a message refers to."""
+    """All tensors of a message."""
     if isinstance(message, UserSegment) and message.states is not None:
         yield message.states
     elif isinstance(message, ThinkerRequest):
@@ -206,16 +211,16 @@ def _refs(message: AnyMessage) -> Iterator[TensorRef]:
         yield from (s.states for s in message.segments if s.states is not None)
 
 
-def harden(socket: zmq.Socket) -> None:
-    """For a peer on another host: bound its frames, and notice when it is gone without a word."""
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)  # holds from the first byte on
+def harden(socket: zmq.Socket[Any]) -> None:
+    """For peers on other hosts: bound their frames, and detect broken connections."""
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)  # applies before the handshake, too
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS)
 
 
 def sweep_shared_memory(run: str, pid: int | None = None) -> int:
-    """Remove what a dead process, or a dead server's run, left; the number of files."""
+    """Remove the files of a dead process, or of a dead server's run. Returns their number."""
     n_removed, names = 0, shm_names(run, pid)
     for path in list(SHM_DIR.iterdir()) if SHM_DIR.is_dir() else ():
         if not path.name.startswith(names):
@@ -229,7 +234,7 @@ def sweep_shared_memory(run: str, pid: int | None = None) -> int:
         except FileNotFoundError:
             pass
         except OSError as error:
-            # A directory, or one that may not be removed: not a tensor of ours.
+            # A directory, or a file that may not be removed: no tensor.
             log.warning("leftover_not_removed path=%s error=%s", path, error)
     return n_removed
 

@@ -31,10 +31,10 @@ async def test_a_sender_stops_at_the_window_and_goes_on_with_credit():
     sender = Sender(window, WINDOW + 10)
     await settled()
     assert sender.n_sent == WINDOW
-    window.give(3)
+    window.add(3)
     await settled()
     assert sender.n_sent == WINDOW + 3
-    window.give(7)
+    window.add(7)
     await sender.task
 
 
@@ -55,7 +55,7 @@ def test_several_senders_together_never_exceed_what_was_given(size, gifts):
         allowed = size
         for gift in [0, *gifts]:
             if gift:
-                window.give(gift)
+                window.add(gift)
             allowed += gift
             await settled()
             assert sum(sender.n_sent for sender in senders) == allowed

@@ -140,7 +140,7 @@ async def test_a_failure_that_its_caller_never_reads_still_ends_the_job(serve, r
 
     stage = serve(run, patience_s=0.1)
     await raw.send(read())
-    while "failure_not_told" not in caplog.text:
+    while "failure_not_sent" not in caplog.text:
         await asyncio.sleep(0.01)
     while stage.server.n_jobs:
         await asyncio.sleep(0.01)
