@@ -81,7 +81,7 @@ def try_send(socket: zmq.asyncio.Socket, parts: list[Any]) -> bool:
 
 
 async def send_in_time(socket: zmq.asyncio.Socket, parts: list[Any], patience_s: float) -> bool:
-    """As try_send, but again until there is room. A ROUTER cannot tell for which peer it has room."""
+    """As try_send, but tries until there is room: a ROUTER cannot say for which peer it has."""
     for _ in range(max(1, round(patience_s / _RETRY_S))):
         if try_send(socket, parts):
             return True
