@@ -5,7 +5,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-# Exit statuses of stage processes, beside aio.EXIT_BROKEN.
+# Exit statuses of stage processes, in addition to aio.EXIT_BROKEN.
 EXIT_ENGINE_DIED = 71  # a process of its engine has ended
 EXIT_STUCK = 72  # its scheduler made no progress
 _FROM_OUTSIDE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -16,7 +16,7 @@ _ERROR_LINE = re.compile(
     r"(?:^|: )((?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)?: .+)$"
 )
 _NAMED_ERROR = re.compile(r"(?:^|[\s:])(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)\b")
-# What Python and SGLang say after the reason.
+# Lines that Python and SGLang print after the reason.
 _NOISE = re.compile(
     r"^\s*[\^~\s]*$|^\s+|^Traceback |^During handling|^The above exception"
     r"|received sigquit|SIGQUIT received|kill_process_tree|usually means"
@@ -28,24 +28,25 @@ _NOISE = re.compile(
 
 
 def telling_line(lines: Sequence[str]) -> str:
-    """The one of the last lines that gives the reason; "" if none does.
+    """The line that gives the reason. "": none does.
 
-    The last error that has a name, otherwise the last line that is neither a traceback's frame nor
-    what is printed when an engine is taken down.
+    The last error that has a name; otherwise the last line that is neither a traceback's frame nor
+    printed whenever an engine ends.
     """
-    worth = [line.strip() for line in lines if line.strip() and not _NOISE.search(line)]
-    named = [line for line in worth if _NAMED_ERROR.search(line)]
-    chosen = (named or worth or [""])[-1]
+    candidates = [line.strip() for line in lines if line.strip() and not _NOISE.search(line)]
+    named = [line for line in candidates if _NAMED_ERROR.search(line)]
+    chosen = (named or candidates or [""])[-1]
     match = _ERROR_LINE.search(chosen)
     return match[1] if match else chosen
 
 
 def cause_of(status: int | None, lines: Sequence[str], out_of_memory: bool) -> str:
-    """Why a process ended that should not have; "" if nothing tells.
+    """Why a process ended unexpectedly. "": not known.
 
     Args:
-        status: exit status; negative: the signal. None: it never began.
-        lines: that it printed last. out_of_memory: see was_work.
+        status: exit status; negative: the signal. None: it never started.
+        lines: that it printed last.
+        out_of_memory: see was_work.
     """
     said = telling_line(lines)
     if status == -signal.SIGKILL and out_of_memory and not _NAMED_ERROR.search(said):
@@ -56,19 +57,19 @@ def cause_of(status: int | None, lines: Sequence[str], out_of_memory: bool) -> s
 
 
 def was_work(status: int, out_of_memory: bool) -> bool:
-    """Whether what the stage worked on may have ended it.
+    """Whether one of the stage's jobs may have ended it.
 
     Args:
-        out_of_memory: the kernel has killed something for want of memory about then.
+        out_of_memory: whether the kernel may have killed a process for lack of memory just then.
     """
-    number = -status if status < 0 else status - 128  # as a shell tells of a signal
+    number = -status if status < 0 else status - 128  # a shell's encoding of a signal
     if status == 0 or number in _FROM_OUTSIDE:
         return False
     return number != signal.SIGKILL or out_of_memory
 
 
 def oom_kills() -> int | None:
-    """How often the kernel has killed for want of memory since it started; None: unknown."""
+    """Processes that the kernel has killed for lack of memory since it started. None: unknown."""
     try:
         for line in _VMSTAT.read_text().splitlines():
             if line.startswith("oom_kill "):

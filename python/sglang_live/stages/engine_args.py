@@ -1,8 +1,8 @@
 """SGLang's server arguments, checked by name and type before any engine starts.
 
 In: flags that are not the server's own, as text. Out: arguments as `ServerArgs` takes them.
-They are read from SGLang's source: importing it takes eight seconds and torch, which the server's
-own process does without.
+They are read from SGLang's source, because importing it takes eight seconds and torch, which the
+server's own process does not need.
 """
 
 import ast
@@ -24,7 +24,7 @@ _IEC = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _WITH_SUFFIX = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)")
 # Functions and classes, which no command line can name.
 _UNTYPABLE = re.compile(r"Callable|\btype\b")
-# What a stage decides itself; a value that is given would be overwritten without a word.
+# Set by the server itself: a value from a flag would be overwritten silently.
 RESERVED = {
     "host": "SGLang's own API is reached through the server: see --host",
     "port": "ports between the processes are chosen by the server: see --port",
@@ -39,7 +39,7 @@ class EngineArgument:
     """
     name: field of ServerArgs.
     kind: its annotation, without Optional.
-    choices: values that there are; None: not bounded, or only known at runtime.
+    choices: valid values. None: all, or known at runtime only.
     aliases: further spellings of SGLang's command line, in the form of `name`.
     """
 
@@ -51,7 +51,7 @@ class EngineArgument:
     def read(self, text: str | None) -> Any:
         """
         Args:
-            text: as typed; None: the flag stood alone.
+            text: as typed. None: the flag has no value.
         Raises:
             ValueError: with what is expected instead.
         """
@@ -89,36 +89,38 @@ def engine_arguments() -> dict[str, EngineArgument]:
     return found
 
 
-def _arguments_of(path: Path, lists: dict[str, tuple]) -> list[EngineArgument]:
+def _arguments_of(path: Path, lists: dict[str, tuple[Any, ...]]) -> list[EngineArgument]:
     classes = [node for node in _tree(path).body if isinstance(node, ast.ClassDef)]
     fields = [
-        line
+        (line.target.id, line.annotation)
         for node in classes
         for line in node.body
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     ]
     arguments = [
-        _argument(line.target.id, line.annotation, lists)
-        for line in fields
-        if not line.target.id.startswith("_")  # what SGLang notes for itself
+        _argument(name, annotation, lists)
+        for name, annotation in fields
+        if not name.startswith("_")  # SGLang's own notes
     ]
     return [found for found in arguments if not _UNTYPABLE.search(found.kind)]
 
 
-def _argument(name: str, annotation: ast.expr, lists: dict[str, tuple]) -> EngineArgument:
+def _argument(name: str, annotation: ast.expr, lists: dict[str, tuple[Any, ...]]) -> EngineArgument:
     details: dict[str, ast.expr] = {}
     kind = annotation
     if isinstance(kind, ast.Subscript) and ast.unparse(kind.value) == "A":
+        assert isinstance(kind.slice, ast.Tuple)
         kind, *notes = kind.slice.elts
         for note in notes:
             if isinstance(note, ast.Call):
-                details |= {word.arg: word.value for word in note.keywords}
+                details |= {word.arg: word.value for word in note.keywords if word.arg is not None}
     text = ast.unparse(kind)
     if text.startswith("Optional["):
         text = text.removeprefix("Optional[").removesuffix("]")
     choices = _constant(details.get("choices"), lists)
     if text.startswith("Literal["):
         choices = choices or _constant(ast.parse(text.removeprefix("Literal"), mode="eval").body)
+        assert choices is not None
         text = type(next(c for c in choices if c is not None)).__name__
     parser = ast.unparse(details["type_parser"]) if "type_parser" in details else ""
     if parser == "human_readable_int":
@@ -132,8 +134,10 @@ def _argument(name: str, annotation: ast.expr, lists: dict[str, tuple]) -> Engin
     return EngineArgument(name, text, tuple(choices) if choices else None, aliases)
 
 
-def _constant(node: ast.expr | None, lists: dict[str, tuple] | None = None) -> tuple | None:
-    """A list that is written out, or one of `lists`; None: neither."""
+def _constant(
+    node: ast.expr | None, lists: dict[str, tuple[Any, ...]] | None = None
+) -> tuple[Any, ...] | None:
+    """The values of a literal list, or of one of `lists`. None: it is neither."""
     if node is None:
         return None
     if isinstance(node, ast.Name):
@@ -147,8 +151,8 @@ def _constant(node: ast.expr | None, lists: dict[str, tuple] | None = None) -> t
         return None
 
 
-def _named_lists(path: Path) -> dict[str, tuple]:
-    lists: dict[str, tuple] = {}
+def _named_lists(path: Path) -> dict[str, tuple[Any, ...]]:
+    lists: dict[str, tuple[Any, ...]] = {}
     for node in _tree(path).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             values = _constant(node.value, lists)
@@ -223,10 +227,11 @@ def read_engine_argument(typed: str, name: str, text: str | None) -> tuple[str, 
     """One argument of an engine: its field of ServerArgs, and its value.
 
     Args:
-        typed: the flag as it was typed, for messages. name: it without prefix, with underscores.
+        typed: the flag as it was typed, for error messages.
+        name: the flag without prefix, with underscores.
     Raises:
         KeyError: SGLang has no such argument.
-        BadInputError: it is the server's to give, or the value is of another type.
+        BadInputError: the server sets it, or the value has another type.
     """
     known = engine_arguments()
     argument = known.get(name)

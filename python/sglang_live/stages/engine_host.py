@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,14 @@ _COMPILERS = ("ninja", "nvcc", "cicc", "ptxas", "cc1plus", "c++", "g++", "clang"
 
 
 def default_engine_args(device: str) -> dict[str, Any]:
-    """Arguments that every engine of ours gets unless its user says otherwise."""
+    """Arguments of every engine, unless flags override them."""
     args: dict[str, Any] = {
         "log_level": "warning",
-        # An idle stage must not burn a core: others share the machine.
+        # An idle scheduler must not use a core: stages share the machine.
         "sleep_on_idle": True,
-        # SGLang would take one that the system may give away before the scheduler listens on it.
+        # SGLang's own choice may be taken by another process before the scheduler listens on it.
         "nccl_port": free_port(),
-        # Not served; two engines on one machine must not meet on ports that SGLang derives from it.
+        # Not served. SGLang derives ports from it, which must differ between engines.
         "port": free_port(),
     }
     if cpu.is_active():
@@ -65,7 +65,7 @@ def default_engine_args(device: str) -> dict[str, Any]:
         args |= {
             "device": kind,
             "base_gpu_id": int(index or 0),
-            # The models look at their requests while they prefill; a captured graph cannot.
+            # The models read their requests while they prefill, which a captured graph cannot.
             "disable_prefill_cuda_graph": True,
         }
     return args
@@ -81,22 +81,22 @@ class EngineHost:
 
     def __init__(self, spec: StageSpec, args: dict[str, Any]):
         self._stuck_after_s, self._cell = spec.stuck_after_s, None
-        if spec.policies or spec.stage == "talker":  # otherwise it is SGLang's own scheduler
+        if spec.policies or spec.stage == "talker":  # others have SGLang's own scheduler
             path = spec.file_path("progress")
             os.environ[PROGRESS_ENV] = str(path)
             self._cell = ProgressCell(path)
         if args.get("nnodes", 1) == 1 and not args.get("dist_init_addr"):
-            # torch's TCP store listens on all interfaces, to everyone, even for a single rank.
+            # torch's TCP store listens on all interfaces, even for a single rank.
             meeting = spec.file_path(f"ranks-{os.getpid()}")
             meeting.unlink(missing_ok=True)
             os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{meeting}"
         self.engine = sgl.Engine(**{**default_engine_args(spec.device), **args})
-        # SGLang only logs a plugin that fails: make sure ours did its work here as well.
+        # SGLang only logs a plugin that fails.
         seams.check_landed(spec.stage)
         self.loop: asyncio.AbstractEventLoop = self.engine.loop
 
-    async def stream(self, rid: str, **request: Any) -> AsyncIterator[dict]:
-        """Run one request; cumulative outputs. Leaving early aborts it in the scheduler.
+    async def stream(self, rid: str, **request: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """Run one request and yield its cumulative outputs. Closing early aborts the request.
 
         Raises:
             StageFailedError: the engine refused or aborted the request.
@@ -111,39 +111,39 @@ class EngineHost:
                     raise StageFailedError(f"engine aborted: {reason.get('message')}")
                 yield chunk
         except ValueError as error:
-            # SGLang's word for a request that it refuses or has aborted.
+            # SGLang raises it for a request that it refuses or has aborted.
             finished = True
             raise StageFailedError(str(error)) from error
         finally:
             if not finished:
                 self.engine.tokenizer_manager.abort_request(rid=rid)
 
-    async def run(self, rid: str, **request: Any) -> dict:
+    async def run(self, rid: str, **request: Any) -> dict[str, Any]:
         """The last output of a request."""
-        last: dict = {}
+        last: dict[str, Any] = {}
         async for chunk in self.stream(rid, **request):
             last = chunk
         return last
 
     async def freeze(self) -> None:
-        """Take what was loaded out of Python's garbage collection, in all the engine's processes.
+        """Exclude what is loaded from Python's garbage collection, in all processes of the engine.
 
-        A full collection looks at some 600,000 objects of imported modules, for 0.4 s on a CPU
-        core, and nobody hears a new sound meanwhile. Call it after a warm-up.
+        A full collection visits some 600,000 objects of imported modules, which takes 0.4 s on a
+        CPU core and stops all audio. Call it after a warm-up.
         """
         await self.engine.tokenizer_manager.freeze_gc()
 
     def watch_over(self) -> None:
-        """End this process, to be started anew, when its engine dies or makes no progress.
+        """Exit, to be started anew, when the engine dies or makes no progress.
 
-        Call it after a warm-up: only then SGLang's own handlers are in place to be replaced, which
-        leave with SIGKILL, as if somebody else had ended the stage.
+        Call it after a warm-up, when SGLang has installed its own handlers, which this replaces:
+        they end the process with SIGKILL, as if it had been killed from outside.
         """
         self.loop.add_signal_handler(signal.SIGQUIT, self._engine_died)
         self._watching = vital(self._watch_progress(), "watch progress")
 
     def _engine_died(self) -> None:
-        # SGLang notices the end of its processes, and sends this signal.
+        # SGLang watches its processes and sends this signal when one ends.
         watchdog = self.engine.tokenizer_manager._subprocess_watchdog
         codes = [process.exitcode for process in watchdog._processes] if watchdog else []
         signals = [-code for code in codes if code in (-signal.SIGTERM, -signal.SIGKILL)]
@@ -162,7 +162,7 @@ class EngineHost:
                 now_s, has_work=bool(states), n_steps=n_steps, round_tokens=round_tokens
             ):
                 continue
-            if compiler := _compiler_below_us():
+            if compiler := _running_compiler():
                 log.warning("scheduler_compiles with=%s", compiler)
                 watch.forgive(now_s)
                 continue
@@ -180,7 +180,7 @@ class EngineHost:
         return (load.timestamp if load is not None else 0.0), 0
 
     def load(self) -> dict[str, float]:
-        """Gauges of the engine; what the scheduler published last (at once when it is idle)."""
+        """Gauges of the engine, as the scheduler published them last."""
         load = self.engine.tokenizer_manager.load_snapshot_reader.read(0)
         if load is None:
             return {}
@@ -193,13 +193,13 @@ class EngineHost:
 
     @property
     def context_tokens(self) -> int:
-        """Of a prompt and its answer together."""
+        """Limit of a prompt and its response together."""
         return self.engine.tokenizer_manager.context_len
 
     def prefill_tokens(self) -> tuple[int, int]:
         """Tokens of prompts computed so far, and left to compute, as of the latest prefill batch.
 
-        SGLang does not count batches of more than 2 s in the first; the second tells of these.
+        SGLang does not count batches of more than 2 s in the first; the second includes them.
         """
         load = self.engine.tokenizer_manager.load_snapshot_reader.read(0)
         if load is None:
@@ -207,7 +207,7 @@ class EngineHost:
         return load.total_prefill_uncached_tokens, load.num_waiting_uncached_tokens
 
     async def serve_http(self, path: str, key: str) -> None:
-        """Serve NATIVE_ROUTES of SGLang's HTTP API on a Unix socket, to holders of the key."""
+        """Serve NATIVE_ROUTES of SGLang's HTTP API on a Unix socket, to requests with the key."""
         import uvicorn
         from sglang.srt.entrypoints import http_server
 
@@ -240,8 +240,9 @@ class EngineHost:
             await asyncio.sleep(0.01)
 
 
-def _compiler_below_us() -> str:
-    """Name of a compiler that runs for us: kernels are built when they are first needed."""
+def _running_compiler() -> str:
+    """Name of a compiler among this process's descendants, which builds a kernel for its first
+    use. "": none."""
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.name() in _COMPILERS:
@@ -253,12 +254,12 @@ def _mark_up(engine: sgl.Engine) -> bool:
     from sglang.srt.managers.tokenizer_manager import ServerStatus
 
     engine.tokenizer_manager.server_status = ServerStatus.Up
-    # Otherwise SGLang posts to its own /freeze_gc, at a TCP port that any other process may hold.
+    # Otherwise SGLang posts to its own /freeze_gc, at a TCP port that another process may hold.
     return False
 
 
 class Reports:
-    """PULL end of what a scheduler's process pushes to its stage."""
+    """Receives what a scheduler's process reports to its stage (PULL)."""
 
     def __init__(self, address: str):
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)
@@ -272,16 +273,16 @@ class Reports:
 
 
 class FeedSocket:
-    """PUSH end towards a scheduler's Inbox."""
+    """Sends to a scheduler's Inbox (PUSH)."""
 
     def __init__(self, address: str):
-        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, feed: Feed) -> None:
-        """A scheduler that reads nothing ends the stage, to be started anew."""
+        """Send without waiting. Exits if the scheduler reads nothing, to be started anew."""
         try:
             self._socket.send(self._encoder.encode(feed), zmq.NOBLOCK)
         except zmq.Again:

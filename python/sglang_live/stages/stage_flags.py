@@ -1,7 +1,7 @@
-"""Flags that belong to stages: which stage, which setting of it, and of what type.
+"""Flags of the stages: for which stage, which setting, and of what type.
 
-In: what the server's own parser left over, and the names of its flags. Out: settings and engine
-arguments by stage. A name that does not exist is refused with the nearest that does.
+In: arguments that the server's own parser does not know, and the names of its flags. Out: settings
+and engine arguments by stage. An unknown name is refused with the nearest known one.
 """
 
 import difflib
@@ -28,8 +28,8 @@ def split_arguments(
     """`--a.b-c 1` -> ({"a": {"b_c": 1}}, shared). A flag without a value is True.
 
     Args:
-        own_flags: of the program itself, with underscores; one of them may have been meant.
-        unprefixed: stage to which flags without a prefix belong; "": thinker and talker.
+        own_flags: of the program itself, with underscores, to suggest one of them.
+        unprefixed: stage of flags without a prefix. "": thinker and talker.
     Raises:
         BadInputError: naming the flag.
     """
@@ -61,7 +61,7 @@ def split_arguments(
 def _argument(
     stage: str, typed: str, name: str, text: str | None, own_flags: tuple[str, ...]
 ) -> tuple[str, Any]:
-    """Its proper name, and its value. stage: "" for thinker and talker."""
+    """The argument's field, and its value. stage: "": thinker and talker."""
     if name in STAGE_SETTINGS:
         return name, _setting(typed, name, text)
     if stage == "vocoder":
@@ -74,7 +74,7 @@ def _argument(
 
 
 def check_engine(stage: str, args: dict[str, Any], policies: Policies) -> None:
-    """Raises BadInputError for what its scheduler would refuse minutes later, or its settings."""
+    """Raises BadInputError for arguments that the stage would refuse minutes later."""
     if stage == "vocoder":
         try:
             VocoderConfig(**args)

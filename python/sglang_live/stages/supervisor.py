@@ -1,4 +1,4 @@
-"""Starts every stage replica, watches it, and starts it again when it dies."""
+"""Starts every stage replica, watches it, and starts it again when it ends."""
 
 import asyncio
 import logging
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sglang_live.clock import Clock, MonotonicClock
 from sglang_live.errors import StageUnavailableError
@@ -28,21 +29,25 @@ log = logging.getLogger(__name__)
 PING_EVERY_S = 2.0
 # A stage whose event loop does not answer this long is hung, and is killed.
 HUNG_AFTER_S = 60.0
-# A stage on another host that is silent this long counts as gone; it may come back.
+# A stage on another host that is silent this long counts as down; it may come back.
 REMOTE_LOST_AFTER_S = 6.0
-# Waits before a start, by how many starts in a row have failed.
+# Seconds before a start, by the number of starts in a row that have failed.
 RESTART_DELAY_S = (0.0, 1.0, 5.0, 15.0, 30.0)
-# Its last lines are on their way when it has ended.
+# When a process has ended, its last lines may still be in the pipe.
 _LAST_LINES_S = 1.0
 STAGE_COMMAND = (sys.executable, "-m", "sglang_live.stages.runtime")
 
 
 @dataclass(slots=True)
 class Replica:
-    """One stage process. client is None while it is down.
+    """One stage process, and those that replace it.
 
-    status: with which its last process ended; negative: the signal. None: it has not ended.
-    oom_kills: of the whole machine, as of the last sign of life; None: unknown.
+    client: None while it is down.
+    ready: its latest answer to a ping. None while it is down.
+    process: None while none runs, and for a stage on another host.
+    sessions: ids of the sessions that stay with it.
+    status: exit status of its last process; negative: the signal. None: none has ended.
+    oom_kills: of the whole machine at its last answer (endings.oom_kills). None: not known.
     """
 
     spec: StageSpec
@@ -67,14 +72,14 @@ class Supervisor:
     """
     Args:
         specs: one per replica.
-        log_dir: where stages' logs go; None: to this process's stderr.
-        on_change: called when a replica comes up or goes down; may fail.
-        command: what a stage process runs; it finds its spec in the environment.
-        clock: times the waits between starts.
-        zygote: forks stages that need no environment of their own; None: each begins anew.
+        log_dir: folder of the stages' logs. None: they go to this process's stderr.
+        on_change: called when a replica comes up or goes down. It may raise.
+        command: of a stage process, which finds its spec in the environment.
+        clock: for the waits between starts.
+        zygote: forks stages that need no environment of their own. None: each starts by command.
         drops: counts lines for which no log had room.
-        on_death: told, before they fail, of the jobs that a replica had when it died of what it
-            worked on, as far as can be told. Not of those that were ended from outside.
+        on_death: called with the jobs that a replica had when it died, before they fail, if one of
+            them may be the cause. Not called when the replica was ended from outside.
 
     Attributes:
         queue_counts: of all replicas, since the start.
@@ -96,9 +101,10 @@ class Supervisor:
         self._run, self.queue_counts = new_run(), QueueCounts()
         self.replicas = [Replica(spec) for spec in specs]
         self._log_dir, self._on_change = log_dir, on_change
-        self._drops, self._logs, self._on_death = drops, None, on_death
+        self._drops, self._on_death = drops, on_death
+        self._logs: StageLogs | None = None
         self._command, self._clock = command, clock or MonotonicClock()
-        self._watchers: list[asyncio.Task] = []
+        self._watchers: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Start all replicas and wait until each has been ready once.
@@ -125,33 +131,34 @@ class Supervisor:
             await asyncio.to_thread(self._logs.close)
 
     def log_of(self, name: str) -> str:
-        """What a replica has logged so far; only with a log_dir."""
-        return self._logs.path_of(name).read_text(errors="replace")
+        """What a replica has logged so far. Only with a log_dir."""
+        path = self._logs.path_of(name) if self._logs is not None else None
+        assert path is not None
+        return path.read_text(errors="replace")
 
     async def _cause(self, replica: Replica) -> str:
-        """Why it did not start, as far as its last lines tell; "" or a text behind a colon."""
+        """Why it did not start, from its last lines: a text behind a colon, or ""."""
         if replica.spec.remote or self._logs is None:
             return ""
-        # Without a process of its own it is the forking one that failed.
+        # If it had no process, the zygote has failed.
         name = replica.spec.name if replica.status is not None else "zygote"
         lines = await asyncio.to_thread(self._logs.last_lines, name, _LAST_LINES_S)
         cause = cause_of(replica.status, lines, self._out_of_memory(replica))
         return f": {cause}" if cause else ""
 
     def _out_of_memory(self, replica: Replica) -> bool:
-        """Whether the kernel killed for want of memory since its last sign of life."""
+        """Whether the kernel may have killed for lack of memory since the last answer."""
         now = oom_kills()
-        # Where that cannot be told, it must be assumed.
         return now is None or replica.oom_kills is None or now > replica.oom_kills
 
     def _announce(self, replica: Replica, what: str) -> None:
         try:
             self._on_change(replica, what)
         except Exception:
-            # Telling of it is not what a stage lives by.
+            # An error of the callback must not end the stage.
             log.exception("announcing_failed %s %s", replica.spec.name, what)
 
-    async def _watch(self, replica: Replica, first_up: asyncio.Future) -> None:
+    async def _watch(self, replica: Replica, first_up: asyncio.Future[None]) -> None:
         failures = 0
         while True:
             delay_s = RESTART_DELAY_S[min(failures, len(RESTART_DELAY_S) - 1)]
@@ -160,7 +167,7 @@ class Supervisor:
             try:
                 came_up, end = await run_once(replica, first_up)
             except Exception as error:
-                # Whatever it is, the stage must come back.
+                # After any error the stage has to start again.
                 log.exception("watching_failed %s", replica.spec.name)
                 came_up, end = False, repr(error)
                 try:
@@ -175,12 +182,13 @@ class Supervisor:
                 return
             failures = 0 if came_up else failures + 1
 
-    async def _run_once(self, replica: Replica, first_up: asyncio.Future) -> tuple[bool, str]:
-        """One process from start to end: whether it was ever ready, and how it ended."""
+    async def _run_once(self, replica: Replica, first_up: asyncio.Future[None]) -> tuple[bool, str]:
+        """Run one process from start to end. Returns whether it was ready, and how it ended."""
         try:
             await self._spawn(replica)
         except OSError as error:
             return False, str(error)
+        assert replica.process is not None and replica.client is not None
         ended = asyncio.create_task(replica.process.wait())
         came_up = await self._until_ready(replica, ended)
         if came_up:
@@ -191,10 +199,12 @@ class Supervisor:
         code = await self._put_down(replica, "process ended")
         return came_up, f"exit {code}"
 
-    async def _visit_once(self, replica: Replica, first_up: asyncio.Future) -> tuple[bool, str]:
-        """A stage that another host runs, from its first answer until it falls silent."""
+    async def _visit_once(
+        self, replica: Replica, first_up: asyncio.Future[None]
+    ) -> tuple[bool, str]:
+        """Follow a stage on another host, from its first answer until it is silent."""
         spec = replica.spec
-        replica.client = self._client(spec)
+        client = replica.client = self._client(spec)
         replica.n_starts += 1
         never = asyncio.get_running_loop().create_future()
         log.info("stage_awaited %s address=%s", spec.name, spec.address)
@@ -204,12 +214,12 @@ class Supervisor:
             await self._while_alive(replica, never, REMOTE_LOST_AFTER_S)
         finally:
             never.cancel()
-            replica.ready, client, replica.client = None, replica.client, None
+            replica.ready = replica.client = None
             client.fail_all("no answer")
             await client.close()
         return True, "no answer"
 
-    def _came_up(self, replica: Replica, first_up: asyncio.Future) -> None:
+    def _came_up(self, replica: Replica, first_up: asyncio.Future[None]) -> None:
         if not first_up.done():
             first_up.set_result(None)
         self._announce(replica, "up")
@@ -219,6 +229,7 @@ class Supervisor:
         replica.status, replica.oom_kills = None, oom_kills()
         _remove_stale_socket(spec.address)
         environment = {**os.environ, **spec.environment, SPEC_ENV: spec.to_env()}
+        assert self._logs is not None
         out = self._logs.open(spec.name)
         try:
             replica.process = await self._begin(spec, environment, out)
@@ -242,14 +253,15 @@ class Supervisor:
     async def _begin(
         self, spec: StageSpec, environment: dict[str, str], out: int
     ) -> asyncio.subprocess.Process | Forked:
-        """In a process group of its own, so that SGLang's children can be ended with it.
+        """Start the process in a process group of its own, so that SGLang's children end with it.
 
-        Not in a session: Linux may schedule each session as a unit that gets its even share of the
-        cores (sched(7), "The autogroup feature"). Whatever their nice values, stages then keep
-        the gateway and one another waiting, for up to half a second at a time.
+        Not in a session of its own: Linux may give each session an equal share of the cores
+        (sched(7), "The autogroup feature"). Stages then delay the gateway and one another by up to
+        half a second, whatever their nice values.
         """
-        if self._zygote is not None and not spec.environment:
-            return await self._zygote.fork(environment, out, lambda: self._logs.open("zygote"))
+        logs = self._logs
+        if self._zygote is not None and not spec.environment and logs is not None:
+            return await self._zygote.fork(environment, out, lambda: logs.open("zygote"))
         try:
             return await asyncio.create_subprocess_exec(
                 *self._command,
@@ -261,12 +273,14 @@ class Supervisor:
                 preexec_fn=os.setpgrp,
             )
         except OSError as error:
-            error.filename = self._command[0]  # uvloop's names none
+            error.filename = self._command[0]  # uvloop does not set it
             raise
 
-    async def _until_ready(self, replica: Replica, ended: asyncio.Future) -> bool:
+    async def _until_ready(self, replica: Replica, ended: asyncio.Future[Any]) -> bool:
+        client = replica.client
+        assert client is not None
         while not ended.done():
-            ready = await _answer(replica.client, ended, 0.25)
+            ready = await _answer(client, ended, 0.25)
             if ready is not None:
                 replica.ready = ready
                 return True
@@ -276,16 +290,18 @@ class Supervisor:
         self, replica: Replica, ended: asyncio.Future, lost_after_s: float
     ) -> None:
         silent_s = 0.0
+        client, first = replica.client, replica.ready
+        assert client is not None and first is not None
         while not ended.done():
             await asyncio.wait({ended}, timeout=PING_EVERY_S)
-            ready = await _answer(replica.client, ended, PING_EVERY_S)
-            if replica.client.is_down:  # it has said why
+            ready = await _answer(client, ended, PING_EVERY_S)
+            if client.is_down:  # it has logged why
                 return
             if ready is not None:
-                if not _same_process(ready, replica.ready):
+                if not _same_process(ready, first):
                     log.error("stage_replaced %s", replica.spec.name)
-                    # Of what it died on another host is not known: it must be assumed.
-                    self._on_death(replica.spec.name, replica.client.unfinished())
+                    # How it ended on another host is not known: its jobs may be the cause.
+                    self._on_death(replica.spec.name, client.unfinished())
                     return
                 replica.ready, silent_s, replica.oom_kills = ready, 0.0, oom_kills()
                 continue
@@ -300,6 +316,7 @@ class Supervisor:
         process, client = replica.process, replica.client
         if process is None:
             return None
+        assert client is not None
         client.fail_all(reason)
         _kill_group(process.pid)
         replica.status = await process.wait()
@@ -308,13 +325,15 @@ class Supervisor:
             sweep_shared_memory(replica.spec.run, process.pid)
         except OSError as error:
             log.error("not_swept %s error=%s", replica.spec.name, error)
-        # Only now: stop() may have interrupted the watcher anywhere above.
+        # Only now, because stop() may cancel the watcher anywhere above.
         replica.process = replica.client = None
         return replica.status
 
 
-async def _answer(client: StageClient, ended: asyncio.Task, timeout_s: float) -> Ready | None:
-    """A ping's answer; None when it does not come in time or the process ends before."""
+async def _answer(
+    client: StageClient, ended: asyncio.Future[Any], timeout_s: float
+) -> Ready | None:
+    """The answer to a ping. None: it did not come in time, or the process ended first."""
     ping = asyncio.create_task(client.ping(timeout_s))
     try:
         await asyncio.wait({ping, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -324,7 +343,7 @@ async def _answer(client: StageClient, ended: asyncio.Task, timeout_s: float) ->
 
 
 def _same_process(one: Ready, other: Ready) -> bool:
-    # A pid alone says little about another host, where it may well be that of every container.
+    # On another host a pid is not enough: each container may have the same one.
     return (one.pid, one.startup_s) == (other.pid, other.startup_s)
 
 
@@ -333,8 +352,8 @@ def loopback_address(run_dir: Path, stage: str, replica: int) -> str:
 
 
 def _kill_group(leader_pid: int) -> None:
-    """SIGKILL every process of a stage's group; its children are members also without it."""
-    with suppress(ProcessLookupError):  # they have all ended by themselves
+    """SIGKILL every process of a stage's group, also when its leader has ended."""
+    with suppress(ProcessLookupError):  # all have ended
         os.killpg(leader_pid, signal.SIGKILL)
 
 

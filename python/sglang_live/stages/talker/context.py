@@ -1,18 +1,19 @@
-"""Which of the user's messages a talker reads, when its context is too short for all."""
+"""The user messages that a talker's prompt contains, when its context is too short for all."""
 
-# Of a prompt's greatest length an eighth is left, for speech.
+# An eighth of the context is for speech.
 _SPEECH_SHARE = 8
 
 
 def n_left_out(lengths: list[int], prefix_tokens: int, most_tokens: int) -> int:
-    """How many messages, from the oldest, are left out of the prompt.
+    """Number of oldest messages that the prompt leaves out.
 
-    All are, if the newest is too long. The reply is spoken in any case: what it says is in its own
-    text, and the messages give it its tone.
+    All of them, if the newest does not fit. The response is spoken in any case: its words come from
+    its own text, and the messages only influence its tone.
 
     Args:
-        lengths: tokens of each message, the oldest first. prefix_tokens: with which speech begins.
-        most_tokens: that a request to the engine may have.
+        lengths: tokens of each message, the oldest first.
+        prefix_tokens: of the markup behind the messages, with which speech begins.
+        most_tokens: limit of a request to the engine.
     """
     room = most_tokens - most_tokens // _SPEECH_SHARE - prefix_tokens
     kept = 0

@@ -1,17 +1,17 @@
-"""Codec frames of one reply between the scheduler that reports them and the job that sends them."""
+"""Codec frames of one response, between the scheduler's reports and the job that sends them."""
 
 import asyncio
 
 from sglang_live.errors import StageFailedError
 
-# Frames leave the scheduler before the reply's end does, but on another socket.
+# Frames leave the scheduler before the response's end does, but through another socket.
 FRAMES_TIMEOUT_S = 5.0
-# In one message: a vocoder takes so many at once, and no more than it can buffer of a reply.
+# Frames per message: a vocoder takes this many at once; its buffer for a response is larger.
 MOST_AT_ONCE = 256
 
 
 class FrameQueue:
-    """Frames of one reply in order. Sends what has come, so slow takers get larger pieces."""
+    """Frames of one response in order. A slow reader gets more of them at once."""
 
     def __init__(self) -> None:
         self._ready: list[list[int]] = []
@@ -23,32 +23,32 @@ class FrameQueue:
 
     def put(self, index: int, codes: list[int]) -> None:
         if index != self._next:
-            # A frame is reported once and in order; anything else would be heard.
+            # A frame is reported once and in order; any error would be audible.
             raise AssertionError(f"frame {index} came, {self._next} was next")
         self._next += 1
         self._ready.append(codes)
-        self._note()
+        self._notify()
 
     async def expect(self, n_frames: int) -> None:
-        """Say how many there are, and wait until they have come.
+        """Set how many frames there are, and wait until they have come.
 
         Raises:
-            StageFailedError: some did not.
+            StageFailedError: some did not come.
         """
         self._expected = n_frames
-        self._note()
+        self._notify()
         try:
             await asyncio.wait_for(self._all_in.wait(), FRAMES_TIMEOUT_S)
         except TimeoutError as error:
             raise StageFailedError(f"{self._next} of {n_frames} codec frames came") from error
 
-    def _note(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         if self._expected is not None and self._next >= self._expected:
             self._all_in.set()
 
     async def next(self) -> list[list[int]]:
-        """The codes of frames that wait, MOST_AT_ONCE of them; none after the last."""
+        """The codes of the frames that wait, at most MOST_AT_ONCE. Empty after the last frame."""
         while not self._ready:
             if self._expected is not None and self.n_sent >= self._expected:
                 return []

@@ -1,4 +1,4 @@
-"""The talker stage: speaks. One request of its engine is one reply, fed with text as it comes."""
+"""The talker stage. One request of its engine speaks one response, and gets text as it comes."""
 
 import asyncio
 import json
@@ -17,6 +17,7 @@ from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV
 from sglang_live.engine_channel.messages import (
     SPEAK_PREFIX,
     Frames,
+    PolicyReport,
     StreamEvents,
     TalkerForget,
     TalkerPrompt,
@@ -51,14 +52,17 @@ log = logging.getLogger(__name__)
 # Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
 TEMPERATURE = 0.9
 REPETITION_PENALTY = 1.05
-# Four frames a token are usual, and replies have 4096 tokens at most: 22 minutes.
+# Four frames per token are usual, and a response has at most 4096 tokens: 22 minutes.
 MAX_FRAMES = 16_384
 MAX_RUNNING = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A user message in talker ids, with the audio states that some of them stand for."""
+    """A user message in the talker's token ids.
+
+    states: the thinker's hidden states at its audio positions. None: it has none.
+    """
 
     ids: list[int]
     states: np.ndarray | None
@@ -108,7 +112,7 @@ class TalkerStage:
         self.host.watch_over()
 
     async def _warm_up(self) -> None:
-        """A few frames for nobody: the first request loads what is lazy."""
+        """Speak a few frames: the first request loads what is loaded lazily."""
         model, rid = self.model, self._warm_up_rid
         speaker = next(iter(model.speakers.values()))
         prompt = self.ids.response_prefix(model, speaker, self._newline_id, self._newline_id)
@@ -119,7 +123,8 @@ class TalkerStage:
         self._feed.send(TalkerForget(rid))
 
     async def run(self, job: ServedJob) -> None:
-        request: TalkerRequest = job.opener
+        request = job.opener
+        assert isinstance(request, TalkerRequest)
         prompt, states_at, states = self._prompt(request, job.frames)
         rid = ids.new_rid(SPEAK_PREFIX, job.job_id)
         frames = self._frames[rid] = FrameQueue()
@@ -139,13 +144,13 @@ class TalkerStage:
             )
         )
         bound = SpeechBound(MAX_FRAMES)
-        feeding = asyncio.create_task(self._listen(job, rid, bound))
+        feeding = asyncio.create_task(self._receive(job, rid, bound))
         sending = asyncio.create_task(self._send_frames(job, frames))
         try:
             generating = self._generate(rid, prompt, bound)
             last = await result_with(generating, feeding, sending)
-            # Token n completes frame n-1; the end token, or the last one allowed, has none.
-            # All that were streamed: the engine's own count leaves out what a long reply dropped.
+            # Token n completes frame n-1; the end token, or the last one allowed, has none. The
+            # engine's own count lacks the frames whose KV a long response has dropped.
             await frames.expect(len(last["output_ids"]) - 1)
             await sending
         finally:
@@ -157,7 +162,7 @@ class TalkerStage:
             if self._progress is not None:
                 self._progress.forget(rid)
             self._feed.send(TalkerForget(rid))
-        # Without a reason it was ended here, by its bound.
+        # Without a reason it was aborted here, by its bound.
         reason = last["meta_info"]["finish_reason"]
         finish = "length" if reason is None else reason["type"]
         if finish == "length":
@@ -166,8 +171,8 @@ class TalkerStage:
         await job.send(TalkerDone(job.job_id, finish=finish, n_frames=frames.n_sent))
 
     async def _generate(self, rid: str, prompt: list[int], bound: SpeechBound) -> dict:
-        # The model has sampled already, from the reply's seed; SGLang takes what it chose.
-        # Behind a long prompt there is less room; without any, the engine says so.
+        # The model samples by itself, with the response's seed; at temperature 0 SGLang takes its
+        # choice. Behind a long prompt there is less room; without any, the engine refuses.
         room = max(1, self.host.context_tokens - len(prompt) - 1)
         sampling = {"max_new_tokens": min(MAX_FRAMES, room), "temperature": 0.0}
         last: dict = {}
@@ -193,7 +198,7 @@ class TalkerStage:
         return {**self.host.load(), **self._totals.load(), **own}
 
     def _prompt(
-        self, request: TalkerRequest, frames: list
+        self, request: TalkerRequest, frames: list[bytes]
     ) -> tuple[list[int], list[int], np.ndarray | None]:
         """Prompt ids, the positions of audio states in it, and the states."""
         speaker = self.model.speakers.get(request.voice.lower())
@@ -201,9 +206,9 @@ class TalkerStage:
             raise BadInputError(f"voice {request.voice!r} is not one of {self.model.voices}")
         known = self._segments[request.session_id] if request.session_id else {}
         for segment in request.segments:
-            states = None if segment.states is None else wire.take(segment.states, frames)
-            ids = self.ids.user_segment(segment.token_ids, self.model.audio_pad_id, states)
-            known[segment.key] = Segment(ids, states)
+            rows = None if segment.states is None else wire.take(segment.states, frames)
+            segment_ids = self.ids.user_segment(segment.token_ids, self.model.audio_pad_id, rows)
+            known[segment.key] = Segment(segment_ids, rows)
         missing = [key for key in request.segment_keys if key not in known]
         if missing:
             raise ItemsMissingError(f"{len(missing)} user segments unknown")
@@ -222,17 +227,17 @@ class TalkerStage:
         states_at: list[int] = []
         states: list[np.ndarray] = []
         for key in request.segment_keys[first_read:]:
-            segment = known[key]
+            message = known[key]
             first = len(prompt)
-            states_at += [first + i for i, t in enumerate(segment.ids) if t >= self.ids.audio]
-            if segment.states is not None:
-                states.append(segment.states)
-            prompt += segment.ids
+            states_at += [first + i for i, t in enumerate(message.ids) if t >= self.ids.audio]
+            if message.states is not None:
+                states.append(message.states)
+            prompt += message.ids
         prompt += prefix
         return prompt, states_at, np.concatenate(states) if states else None
 
-    async def _listen(self, job: ServedJob, rid: str, bound: SpeechBound) -> None:
-        """Text tokens and the listener's progress from the orchestrator, on to the scheduler."""
+    async def _receive(self, job: ServedJob, rid: str, bound: SpeechBound) -> None:
+        """Pass text tokens and playback from the orchestrator on to the scheduler."""
         async for message in job.inputs():
             if isinstance(message, Progress) and self._progress is not None:
                 self._progress.put(rid, message)
@@ -244,7 +249,7 @@ class TalkerStage:
             bound.n_ids += len(ids)
             bound.is_complete = message.done
             if bound.n_ids > MAX_FRAMES:
-                raise StageFailedError(f"reply text is longer than {MAX_FRAMES} tokens")
+                raise StageFailedError(f"the response is longer than {MAX_FRAMES} tokens")
             self._feed.send(TalkerText(rid, ids, message.done))
 
     async def _send_frames(self, job: ServedJob, frames: FrameQueue) -> None:
@@ -258,12 +263,12 @@ class TalkerStage:
                 self._take_frames(report)
             elif isinstance(report, StreamEvents):
                 self._stream_events.pass_on(report)
-            else:
+            elif isinstance(report, PolicyReport):
                 self._totals.take(report)
 
     def _take_frames(self, report: Frames) -> None:
         for rid, index, codes in zip(report.rids, report.index, report.codes, strict=True):
-            # Also those of replies that nobody waits for any more.
+            # Also the frames of cancelled jobs.
             self._n_frames += rid != self._warm_up_rid
             if (queue := self._frames.get(rid)) is not None:
                 queue.put(index, codes)

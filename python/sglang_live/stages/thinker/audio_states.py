@@ -1,4 +1,4 @@
-"""Thinker states at audio positions, collected from the scheduler's process."""
+"""The thinker's hidden states at audio positions, collected from the scheduler's process."""
 
 import asyncio
 import time
@@ -8,28 +8,28 @@ import numpy as np
 from sglang_live.engine_channel.messages import HiddenRows
 from sglang_live.errors import StageFailedError
 
-# States leave the scheduler before the first token does, but on another socket.
+# States leave the scheduler before the first token does, but through another socket.
 ARRIVAL_TIMEOUT_S = 5.0
-# States nobody asked for (requests of the native API, aborted prefills) are dropped after this.
+# States of requests of SGLang's own API, and of aborted prefills, are dropped after this.
 KEEP_S = 60.0
 
 
 class AudioStates:
     def __init__(self) -> None:
         self._chunks: dict[str, tuple[float, list[HiddenRows]]] = {}
-        self._came = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     async def of(self, rid: str, n_rows: int, begin: int) -> np.ndarray:
         """[n_rows, thinker_hidden] float32 of one request, in prompt order.
 
         Args:
-            begin: where its new tokens begin. Older ones may have been computed anew with it.
+            begin: position of the request's first new token. It may compute older ones again.
         Raises:
-            StageFailedError: they did not come; the talker cannot hear this clip.
+            StageFailedError: the states did not come.
         """
         try:
-            async with asyncio.timeout(ARRIVAL_TIMEOUT_S), self._came:
-                await self._came.wait_for(lambda: len(self._positions(rid, begin)) >= n_rows)
+            async with asyncio.timeout(ARRIVAL_TIMEOUT_S), self._changed:
+                await self._changed.wait_for(lambda: len(self._positions(rid, begin)) >= n_rows)
         except TimeoutError as error:
             got = len(self._positions(rid, begin))
             raise StageFailedError(f"{got} of {n_rows} audio states arrived") from error
@@ -48,8 +48,8 @@ class AudioStates:
 
     async def add(self, report: HiddenRows) -> None:
         now_s = time.monotonic()
-        async with self._came:
+        async with self._changed:
             for rid in [r for r, (t, _) in self._chunks.items() if now_s - t > KEEP_S]:
                 del self._chunks[rid]
             self._chunks.setdefault(report.rid, (now_s, []))[1].append(report)
-            self._came.notify_all()
+            self._changed.notify_all()

@@ -1,6 +1,6 @@
 """The newest part of a history that fits into the model's context.
 
-In: a history and the tokens it may have. Out: its newest messages, whole ones only.
+In: a history and its limit in tokens. Out: its newest messages, none of them in part.
 """
 
 from math import ceil
@@ -12,24 +12,25 @@ from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 
 # 12.5 tokens a second, rounded up once per started second.
 AUDIO_TOKENS_PER_S = 13
-# Of the context an eighth is left to the reply. Instructions may fill three quarters of the rest.
-_REPLY_SHARE, _HEADER_SHARE = 8, 0.75
-_ASK_TOKENS = 8  # the markup that asks for a reply, and a margin
-# After a cut a quarter is free, so that the next turns need no other: each one prefills anew.
+# An eighth of the context is for the response. Instructions may fill three quarters of the rest.
+_RESPONSE_SHARE, _HEADER_SHARE = 8, 0.75
+_MARKUP_TOKENS = 8  # the markup that opens a response, and a margin
+# After dropping items a quarter is free, because each dropping prefills the conversation anew.
 _KEEP_SHARE = 0.75
 
 
 def room_for_prompt(max_tokens: int, opening_tokens: int = 0) -> int:
-    """Tokens that instructions and messages may have together.
+    """The most tokens of instructions and messages together.
 
     Args:
-        max_tokens: that a request may have. opening_tokens: of the reply, see Opening.
+        max_tokens: limit of a request.
+        opening_tokens: of the response's opening (see Opening).
     """
-    return max_tokens - max_tokens // _REPLY_SHARE - opening_tokens - _ASK_TOKENS
+    return max_tokens - max_tokens // _RESPONSE_SHARE - opening_tokens - _MARKUP_TOKENS
 
 
 def room_for_header(room_tokens: int) -> int:
-    """Of them, those of the instructions and functions."""
+    """The most of them for instructions and functions."""
     return int(room_tokens * _HEADER_SHARE)
 
 
@@ -52,7 +53,7 @@ def most_tokens_of(prompt: ChatPrompt, item: HistoryItem) -> int:
 def newest_that_fit(
     prompt: ChatPrompt, history: list[HistoryItem], limit_tokens: int, drops_oldest: bool
 ) -> list[HistoryItem]:
-    """The history without the oldest messages, so that it fits with room to spare.
+    """The history without its oldest messages, so that it fits and leaves room for more.
 
     Raises:
         ContextLengthError: the newest message alone does not fit, or nothing may be dropped.
@@ -82,17 +83,17 @@ def newest_that_fit(
 def newest_that_are_kept(
     prompt: ChatPrompt, history: list[HistoryItem], retention: RetentionConfig
 ) -> list[HistoryItem]:
-    """The history without the oldest of what was answered already and exceeds the window.
+    """The history without its oldest items that exceed the window.
 
-    All that follows the last reply stays, however long: the model has not seen it yet.
+    All items behind the last assistant item stay, however long: the model has not seen them yet.
     """
-    answered = max((i for i, item in enumerate(history) if item.role == "assistant"), default=-1)
+    last = max((i for i, item in enumerate(history) if item.role == "assistant"), default=-1)
     sizes = [most_tokens_of(prompt, item) for item in history]
     total = sum(sizes)
     if total <= retention.window_tokens + retention.slack_tokens:
         return history
     kept = 0
-    while kept <= answered and (total > retention.window_tokens or not history[kept].opens):
+    while kept <= last and (total > retention.window_tokens or not history[kept].opens):
         total -= sizes[kept]
         kept += 1
     return history[kept:]

@@ -1,4 +1,4 @@
-"""A thinker's reply on its way out: what is spoken goes to the talker, calls of functions wait."""
+"""Sends a thinker's response as it grows: text at once, function calls at the end."""
 
 from collections.abc import Callable
 
@@ -8,17 +8,19 @@ from sglang_live.policy.view import FIRST_INTERRUPTS, FRAME_S
 from sglang_live.stages.thinker.turn import Generated
 from sglang_live.stages.transport.server import ServedJob
 
-# How many tokens nobody hears are written before a sign of life; silence would look like a fault.
-_SIGN_EVERY = 16
+# Unspoken tokens per FunctionCallProgress: the orchestrator takes a silent thinker for stuck.
+_PROGRESS_EVERY = 16
 
 
-class Reply:
-    """The reply so far, sent on as it grows. The end-of-turn token is no part of it.
+class ResponseOutput:
+    """The response so far, without the end-of-turn token.
 
     Args:
-        tell_engine: told how far the consumer of the reply is.
+        report_progress: called with the progress of the response's consumer.
 
-    finish: "" until it came to an end. n_audio: tokens of audio that it was asked with.
+    Attributes:
+        finish: "" until the response ends.
+        n_audio: tokens of new audio in the prompt.
     """
 
     def __init__(
@@ -26,13 +28,13 @@ class Reply:
         job: ServedJob,
         end_ids: tuple[int, ...],
         call_begin_id: int | None,
-        tell_engine: Callable[[Progress], None],
+        report_progress: Callable[[Progress], None],
     ):
-        self._job, self._end_ids, self._tell_engine = job, end_ids, tell_engine
+        self._job, self._end_ids, self._report_progress = job, end_ids, report_progress
         self.ids: list[int] = []
         self.parts = ResponseParts(call_begin_id)
         self.finish, self.n_audio = "", 0
-        self._n_sent, self._sent, self._n_unsigned = 0, "", 0
+        self._n_sent, self._sent, self._n_unreported = 0, "", 0
         self._consumed = Progress(job.job_id, 0.0, False, FIRST_INTERRUPTS)
 
     async def take(self, event: Generated) -> None:
@@ -49,31 +51,31 @@ class Reply:
             self._n_sent, self._sent = max(self._n_sent, parts.n_spoken), self._sent + new_text
             await self._job.send(TextTokens(self._job.job_id, new_ids, new_text))
         elif n_new:
-            await self._unheard(n_new)
+            await self._note_unspoken(n_new)
 
     def consumed(self, progress: Progress) -> None:
-        """How far the talker is; whoever acts on a call takes it as it is written."""
+        """Report the consumer's progress. Function calls count as consumed once generated."""
         self._consumed = progress
-        n_unheard = len(self.ids) - self.parts.n_spoken
-        if n_unheard:
-            consumed_s = progress.consumed_s + n_unheard * FRAME_S
+        n_unspoken = len(self.ids) - self.parts.n_spoken
+        if n_unspoken:
+            consumed_s = progress.consumed_s + n_unspoken * FRAME_S
             progress = Progress(
                 progress.job_id, consumed_s, progress.advancing, progress.interrupts
             )
-        self._tell_engine(progress)
+        self._report_progress(progress)
 
-    async def _unheard(self, n_new: int) -> None:
+    async def _note_unspoken(self, n_new: int) -> None:
         self.consumed(self._consumed)
-        self._n_unsigned += n_new
-        if self._n_unsigned >= _SIGN_EVERY:
-            self._n_unsigned = 0
+        self._n_unreported += n_new
+        if self._n_unreported >= _PROGRESS_EVERY:
+            self._n_unreported = 0
             await self._job.send(FunctionCallProgress(self._job.job_id))
 
 
 def _whole_characters(text: str) -> str:
-    """The text without a last character whose bytes are not all there.
+    """The text without an incomplete last character.
 
-    A token may hold a part of a character. SGLang shows the part as U+FFFD when a reply ends at
-    its token limit or is interrupted.
+    A token may hold a part of a character. SGLang decodes the part to U+FFFD when a response ends
+    at its token limit or is interrupted.
     """
     return text.rstrip("\ufffd")

@@ -1,8 +1,8 @@
-"""Signs of life of a turn whose prompt is prefilled, or waits behind others that are.
+"""Reports that a turn's prompt is being prefilled, or waits behind other prefills.
 
-In: the engine's count of prefilled tokens, which SGLang publishes with every prefill batch,
-whatever the policies. Out: PrefillStarted messages. A turn behind a full pool, where nothing is
-prefilled, gives no sign and fails by the orchestrator's limit.
+In: the engine's count of prefilled tokens, which SGLang publishes with every prefill batch, with or
+without policies. Out: PrefillStarted messages. Behind a full KV pool nothing is prefilled, and no
+message is sent: the turn fails by the orchestrator's limit.
 """
 
 import asyncio
@@ -12,14 +12,19 @@ from sglang_live.messages import PrefillStarted
 from sglang_live.stages.transport.server import ServedJob
 
 SIGN_EVERY_S = 5.0
-# Others may be prefilled past a turn that is stuck: longer than this no turn waits for its own.
+# Other prompts may be prefilled before a turn that is stuck: no turn's prefill takes longer.
 LONGEST_PREFILL_S = 600.0
 
 
 async def show_prefill(
     job: ServedJob, prefill_tokens: Callable[[], tuple[int, int]], writes: Callable[[], bool]
 ) -> None:
-    """Until cancelled, or the reply is written. prefill_tokens: computed so far, and left."""
+    """Send PrefillStarted until cancelled, or until the response has begun.
+
+    Args:
+        prefill_tokens: tokens of prompts computed so far, and left to compute.
+        writes: whether the response has begun.
+    """
     computed, left = prefill_tokens()
     for _ in range(round(LONGEST_PREFILL_S / SIGN_EVERY_S)):
         await asyncio.sleep(SIGN_EVERY_S)

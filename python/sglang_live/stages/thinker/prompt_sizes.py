@@ -1,10 +1,11 @@
-"""How many tokens a prompt would need, found out beside the thinker's event loop.
+"""Counts the tokens of a prompt, outside of the thinker's event loop.
 
-In: Measure. Out: PromptMeasured.
+In: MeasurePrompt. Out: PromptMeasured.
 """
 
 import asyncio
 from copy import deepcopy
+from typing import Any
 
 from sglang_live.messages import MeasurePrompt, PromptMeasured
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
@@ -16,19 +17,22 @@ from sglang_live.stages.thinker.fitting_history import (
 
 
 class PromptSizes:
-    """Owner: one per thinker. Counts lower bounds: the markup around messages is left out."""
+    """Counts lower bounds, without the markup around messages. One per thinker.
 
-    def __init__(self, prompt: ChatPrompt, tokenizer):
-        """tokenizer: of the prompt, a fast one of transformers."""
+    Args:
+        tokenizer: of the prompt, a fast one of transformers.
+    """
+
+    def __init__(self, prompt: ChatPrompt, tokenizer: Any):
         self._prompt = prompt
-        # A copy. Whether control tokens are text is a setting of a tokenizer, which the event
-        # loop changes back and forth; that must not happen while another thread counts.
+        # A copy: whether control tokens are text is a setting of the tokenizer, and the event loop
+        # changes it while another thread counts.
         self._tokenizer = deepcopy(tokenizer.backend_tokenizer)
         self._tokenizer.encode_special_tokens = True
         self._one_at_a_time = asyncio.Lock()  # a megabyte takes a core for a second
 
     async def of(self, request: MeasurePrompt, max_tokens: int) -> PromptMeasured:
-        """max_tokens: that a request to the engine may have."""
+        """max_tokens: limit of a request to the engine."""
         header = self._prompt.with_functions(request.instructions, request.functions)
         async with self._one_at_a_time:
             n_header, *n_texts = await asyncio.to_thread(self._count, [header, *request.texts])
@@ -43,7 +47,7 @@ class PromptSizes:
         )
 
     def _count(self, texts: list[str]) -> list[int]:
-        # encode_batch releases the interpreter's lock, encode does not. With several texts it
-        # would take several cores.
+        # encode_batch releases the interpreter's lock, encode does not. One text at a time, because
+        # a batch of several would use several cores.
         encode = self._tokenizer.encode_batch
         return [len(encode([text], add_special_tokens=False)[0]) for text in texts]

@@ -1,19 +1,21 @@
-"""The thinker stage: hears and thinks. SGLang's own Qwen3-Omni model in streaming sessions."""
+"""The thinker stage: SGLang's own Qwen3-Omni model, in streaming sessions."""
 
 import asyncio
 import os
 from collections import defaultdict
 from contextlib import aclosing
+from typing import Any, cast
 
 import numpy as np
 
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.clock import MonotonicClock
-from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
+from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, Role, TextPart
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, RADIX_BACKEND
 from sglang_live.engine_channel.messages import (
     HiddenRows,
+    PolicyReport,
     Retained,
     RetainSession,
     StreamEvents,
@@ -48,7 +50,7 @@ from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.stream_events import StreamEventRoutes
 from sglang_live.stages.thinker.audio_states import AudioStates
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
-from sglang_live.stages.thinker.output import Reply
+from sglang_live.stages.thinker.output import ResponseOutput
 from sglang_live.stages.thinker.prefill_signs import show_prefill
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes
 from sglang_live.stages.thinker.session import ThinkerSession
@@ -56,7 +58,7 @@ from sglang_live.stages.thinker.turn import Generated, Prefilled, Started, TurnS
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.server import ServedJob
 
-MAX_REPLY_TOKENS = 1024
+MAX_RESPONSE_TOKENS = 1024
 _CPU_ARGS = {"mm_attention_backend": "sdpa", "disable_fast_image_processor": True}
 
 
@@ -95,9 +97,8 @@ class ThinkerStage:
         self._outbox, self._states, self._totals = outbox, AudioStates(), PolicyTotals()
         self._stream_events = StreamEventRoutes()
         self._feed = ThinkerFeed(FeedSocket(inbox), MonotonicClock()) if spec.policies else None
-        self._counts = dict.fromkeys(
-            ("sessions_rebuilt", "sessions_truncated", "truncations_refused"), 0.0
-        )
+        names = ("sessions_rebuilt", "sessions_truncated", "truncations_refused")
+        self._counts = dict.fromkeys(names, 0.0)
 
     async def start(self) -> None:
         self._reader = vital(self._read_reports(), "read reports")
@@ -108,13 +109,13 @@ class ThinkerStage:
             await self.host.serve_http(self.spec.native_socket, self.spec.native_key)
 
     async def _warm_up(self) -> None:
-        """One second of silence, heard and answered: the first request loads what is lazy."""
+        """Respond to one second of silence: the first request loads what is loaded lazily."""
         silence = AudioPart(np.zeros(INPUT_RATE_HZ, np.int16))
-        heard = HistoryItem(key="warm-up", role="user", parts=(silence,))
+        item = HistoryItem(key="warm-up", role="user", parts=(silence,))
         session = ThinkerSession(self.host, self.prompt, "warm-up")
         turn = session.think(
             instructions="",
-            history=[heard],
+            history=[item],
             item_key="warm-up reply",
             sampling={"max_new_tokens": 4},
             end_ids=self.model.end_of_turn_ids,
@@ -130,8 +131,9 @@ class ThinkerStage:
         if isinstance(job.opener, MeasurePrompt):
             return await job.send(await self._sizes.of(job.opener, self._max_tokens))
         if isinstance(job.opener, ScriptRequest):
-            return await self._recite(job, job.opener)
-        request: ThinkerRequest = job.opener
+            return await self._recite_script(job, job.opener)
+        request = job.opener
+        assert isinstance(request, ThinkerRequest)
         session_id = request.session_id or f"once-{request.job_id}"
         try:
             async with self._busy[session_id]:
@@ -162,7 +164,7 @@ class ThinkerStage:
 
     @property
     def _max_tokens(self) -> int:
-        """Of one prompt: the context, or the KV pool if that is smaller."""
+        """Limit of one prompt: the context, or the KV pool if that is smaller."""
         return self.engine.tokenizer_manager.max_req_input_len
 
     def load(self) -> dict[str, float]:
@@ -171,7 +173,7 @@ class ThinkerStage:
         return {**self.host.load(), **self._totals.load(), **own}
 
     async def _bound_native(self, job: ServedJob, request: RetainNative) -> None:
-        assert self._bounds, "without the policy no gateway asks for it"
+        assert self._bounds and self._feed is not None, "the gateway checks the policy"
         order = RetainSession(
             request.session_id, request.sink_tokens, request.window_tokens, request.slack_tokens
         )
@@ -179,33 +181,32 @@ class ThinkerStage:
             raise DeadlineError("the engine has not confirmed the bound")
         await job.send(NativeRetained(job.job_id))
 
-    async def _recite(self, job: ServedJob, read: ScriptRequest) -> None:
-        heard = HistoryItem(key=read.key, role="user", parts=(TextPart(read.text),))
-        segment = self.prompt.segment_ids(heard, [])
-        await job.send(UserSegment(job.job_id, read.key, segment))
-        ids = self.prompt.words(read.text)
-        await job.send(TextTokens(job.job_id, ids, read.text))
-        done = ThinkerDone(
-            job.job_id,
-            finish="stop",
-            ids=ids,
-            text=read.text,
-            n_prompt=0,
-            n_audio=0,
-            n_cached=0,
-            rebuilt=False,
+    async def _recite_script(self, job: ServedJob, script: ScriptRequest) -> None:
+        item = HistoryItem(key=script.key, role="user", parts=(TextPart(script.text),))
+        segment = self.prompt.segment_ids(item, [])
+        await job.send(UserSegment(job.job_id, script.key, segment))
+        ids = self.prompt.words(script.text)
+        await job.send(TextTokens(job.job_id, ids, script.text))
+        await job.send(
+            ThinkerDone(
+                job.job_id,
+                finish="stop",
+                ids=ids,
+                text=script.text,
+                n_prompt=0,
+                n_audio=0,
+                n_cached=0,
+                rebuilt=False,
+            )
         )
-        await job.send(done)
 
     def _engine_session(self, session_id: str) -> str | None:
         session = self._sessions.get(session_id)
         return None if session is None else session.engine_session
 
     def _new_session(self, session_id: str) -> ThinkerSession:
-        truncates = self.spec.policies.truncate
-        return ThinkerSession(
-            self.host, self.prompt, session_id, feed=self._feed, truncates=truncates
-        )
+        truncates, feed = self.spec.policies.truncate, self._feed
+        return ThinkerSession(self.host, self.prompt, session_id, feed=feed, truncates=truncates)
 
     async def _read_reports(self) -> None:
         async for report in Reports(self._outbox):
@@ -213,10 +214,11 @@ class ThinkerStage:
                 case HiddenRows():
                     await self._states.add(report)
                 case Truncated() | Retained():
-                    self._feed.answered(report)
+                    if self._feed is not None:
+                        self._feed.answered(report)
                 case StreamEvents():
                     self._stream_events.pass_on(report)
-                case _:
+                case PolicyReport():
                     self._totals.take(report)
 
     async def _think(self, job: ServedJob, request: ThinkerRequest, session_id: str) -> None:
@@ -229,60 +231,60 @@ class ThinkerStage:
             timely=request.timely,
         )
         state.on_generating = lambda rid: self._stream_events.add(rid, job)
-        reply = self._reply(job, state)
-        listening = asyncio.create_task(self._listen(job, session, state, reply))
+        output = self._output(job, state)
+        receiving = asyncio.create_task(self._receive(job, session, state, output))
         signs = asyncio.create_task(
-            show_prefill(job, self.host.prefill_tokens, lambda: bool(reply.ids))
+            show_prefill(job, self.host.prefill_tokens, lambda: bool(output.ids))
         )
         try:
-            writing = self._write(job, request, session, history, state, reply)
-            await result_with(writing, listening)
+            writing = self._write(job, request, session, history, state, output)
+            await result_with(writing, receiving)
         finally:
-            listening.cancel()
+            receiving.cancel()
             signs.cancel()
-            await asyncio.gather(listening, signs, return_exceptions=True)
+            await asyncio.gather(receiving, signs, return_exceptions=True)
             self._stream_events.remove(state.rid)
             self._counts["sessions_rebuilt"] += state.rebuilt
             self._counts["sessions_truncated"] += state.truncated
             self._counts["truncations_refused"] += state.refused
         if not request.prefill_only:
             self._items[session_id][request.item_key] = HistoryItem(
-                key=request.item_key, role="assistant", parts=(), token_ids=tuple(reply.ids)
+                key=request.item_key, role="assistant", parts=(), token_ids=tuple(output.ids)
             )
-        # Not while the caller speaks, or may: what was taken in counts on what is before it.
+        # Not while the user speaks, or may: positions of the utterance count on what is before it.
         keeps = request.prefill_only or request.speculative
         gone = [] if keeps else await session.drop_old()
         await job.send(
             ThinkerDone(
                 job.job_id,
-                finish="interrupted" if state.ending and reply.finish != "stop" else reply.finish,
-                ids=reply.ids,
-                text=reply.parts.spoken,
+                finish="interrupted" if state.ending and output.finish != "stop" else output.finish,
+                ids=output.ids,
+                text=output.parts.spoken,
                 n_prompt=state.n_prompt,
-                n_audio=reply.n_audio,
+                n_audio=output.n_audio,
                 n_cached=state.n_cached,
                 rebuilt=state.rebuilt,
                 gone=[*state.dropped, *gone],
-                function_calls=reply.parts.calls(),
+                function_calls=output.parts.calls(),
             )
         )
 
-    def _reply(self, job: ServedJob, state: TurnState) -> Reply:
-        def tell_engine(progress: Progress) -> None:
+    def _output(self, job: ServedJob, state: TurnState) -> ResponseOutput:
+        def report_progress(progress: Progress) -> None:
             if self._feed is not None and state.generating is not None:
                 self._feed.progress.put(state.generating, progress)
 
         end_ids, call_begin_id = self.model.end_of_turn_ids, self.prompt.call_begin_id()
-        return Reply(job, end_ids, call_begin_id, tell_engine)
+        return ResponseOutput(job, end_ids, call_begin_id, report_progress)
 
-    async def _listen(
-        self, job: ServedJob, session: ThinkerSession, state: TurnState, reply: Reply
+    async def _receive(
+        self, job: ServedJob, session: ThinkerSession, state: TurnState, output: ResponseOutput
     ) -> None:
-        """What the orchestrator says while the turn runs."""
+        """Act on the messages that the orchestrator sends while the turn runs."""
         async for message in job.inputs():
             match message:
                 case Progress():
-                    reply.consumed(message)
+                    output.consumed(message)
                 case Interrupt():
                     session.interrupt(state)
 
@@ -293,7 +295,7 @@ class ThinkerStage:
         session: ThinkerSession,
         history: list[HistoryItem],
         state: TurnState,
-        reply: Reply,
+        output: ResponseOutput,
     ) -> None:
         turn = session.think(
             instructions=self.prompt.with_functions(request.instructions, request.functions),
@@ -319,24 +321,27 @@ class ThinkerStage:
                     case Prefilled():
                         if event.append.clip is not None:
                             clips.append(await self._clip_states(event))
-                            reply.n_audio += len(clips[-1])
+                            output.n_audio += len(clips[-1])
                     case Generated():
                         if prefilled:
                             await self._send_segments(job, prefilled, clips)
                             prefilled = []
-                        await reply.take(event)
+                        await output.take(event)
         if prefilled:
-            # Ended before a reply began. The session holds them now: nobody will send them later.
+            # Interrupted before a response began. The session holds the items now, so that no later
+            # turn sends their segments.
             await self._send_segments(job, prefilled, clips)
 
-    def _history(self, session_id: str, request: ThinkerRequest, frames: list) -> list[HistoryItem]:
+    def _history(
+        self, session_id: str, request: ThinkerRequest, frames: list[bytes]
+    ) -> list[HistoryItem]:
         known = self._items[session_id]
         for item in request.items:
             parts = tuple(_part(part, frames) for part in item.parts)
-            ids = tuple(item.token_ids) if item.token_ids is not None else None
+            ids = None if item.token_ids is None else tuple(item.token_ids)
             known[item.key] = HistoryItem(
                 key=item.key,
-                role=item.role,
+                role=cast(Role, item.role),
                 parts=parts,
                 token_ids=ids,
                 opens=item.opens,
@@ -348,8 +353,8 @@ class ThinkerStage:
         self._items[session_id] = {key: known[key] for key in request.keys}
         return [known[key] for key in request.keys]
 
-    def _sampling(self, request: ThinkerRequest) -> dict:
-        n_max = MAX_REPLY_TOKENS if request.max_tokens is None else request.max_tokens
+    def _sampling(self, request: ThinkerRequest) -> dict[str, Any]:
+        n_max = MAX_RESPONSE_TOKENS if request.max_tokens is None else request.max_tokens
         own = {} if request.temperature is None else {"temperature": request.temperature}
         sampling = {**self.model.sampling, **own}
         if "min_new_tokens" in sampling:

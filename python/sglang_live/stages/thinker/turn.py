@@ -1,4 +1,4 @@
-"""A turn in a thinker's session: what it reports, and what is known of it."""
+"""A turn in a thinker's session: its events and its state."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,16 +10,17 @@ from sglang_live.models.qwen3_omni.prompt import Append
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The turn begins; `items` are those the session lacked and now takes in."""
+    """The turn begins. items: those that the engine session lacks, and now prefills."""
 
     items: list[HistoryItem]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """One request of a turn was prefilled.
+    """One request of the turn was prefilled.
 
-    n_new: tokens it added to the session. begin: behind how many that the engine holds.
+    n_new: tokens that it added to the engine session.
+    begin: position of the first of them, in what the engine holds now.
     """
 
     rid: str
@@ -30,7 +31,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Reply so far, cumulative. finish: None while it goes on."""
+    """The response so far. finish: why it ended. None: it goes on."""
 
     ids: list[int]
     text: str
@@ -39,15 +40,21 @@ class Generated:
 
 @dataclass(slots=True)
 class TurnState:
-    """One turn in the session, which fills it in; only the stage sets `ending`.
+    """State of one turn. The session writes it; the stage writes `ending` only.
 
-    job_id: names its requests.
-    generating: the request that writes the reply, while it does. rid: the same, also afterwards.
-    on_generating: told that request before it is sent.
-    ending: nobody wants more of the reply.
-    ahead: what is said is taken in while the caller still speaks; nobody waits for it.
-    timely: somebody hears every delay.
-    prefilling: the request that is taken in, while it is.
+    job_id: of the turn's job.
+    n_prompt: tokens of the prompt.
+    n_cached: those of them whose KV was not computed anew.
+    rebuilt: whether the engine session was built anew.
+    truncated: whether the engine session was truncated.
+    refused: whether the engine refused to truncate it.
+    generating: id of the request that generates the response. None: there is none now.
+    rid: the same, kept after the request. "": there was none yet.
+    on_generating: called with that id before the request is sent.
+    ending: whether the response is to end where it is.
+    prefill_only: whether the user still speaks, so that nothing waits for the turn.
+    timely: whether the response is heard, so that every delay counts.
+    prefilling: id of the request that prefills, in a turn prefill. None: there is none now.
     dropped: keys of the oldest items, which did not fit.
     """
 

@@ -1,4 +1,4 @@
-"""Many answers share one vocoder: which chunk is decoded next, and with whom.
+"""Chooses which chunks of many jobs the vocoder decodes next, together.
 
 In: codec frames per job, as the talker makes them. Out: PCM chunks.
 Owner: one VocoderEngine per vocoder worker; not thread-safe, never sleeps, reads no clock.
@@ -56,7 +56,7 @@ class _Job:
     Attributes:
         stream: the decoder's state.
         pending: [n, n_quantizers] int64 on the CPU, frames not yet decoded, oldest first.
-        ready_since: arrival number at which the next chunk became ready, or None: not ready.
+        ready_since: arrival number at which the next chunk became ready. None: it is not ready.
     """
 
     job_id: str
@@ -95,13 +95,13 @@ class VocoderEngine:
         self._decoder = decoder
         self._config = config
         self._jobs: dict[str, _Job] = {}
-        self._n_arrivals = 0  # order is all that urgency needs, so a counter replaces a clock
+        self._n_arrivals = 0  # a counter replaces a clock: urgency needs the order only
 
     def warm_up(self) -> None:
-        """Decode for nobody, in every shape that will be common.
+        """Decode once in every common shape.
 
         The kernels of a shape are chosen and compiled when it first comes: on a CPU that took up
-        to half a second, in which callers heard nothing.
+        to half a second, a gap in all users' audio.
         """
         config = self._config
         full = {config.first_chunk_frames, config.chunk_frames}
@@ -125,7 +125,7 @@ class VocoderEngine:
         self._jobs[job_id] = _Job(job_id, self._decoder.new_stream(), no_frames)
 
     def feed(self, job_id: str, codes: Tensor) -> None:
-        """Append frames to a job. On any error nothing has changed.
+        """Append frames to a job. An error changes nothing.
 
         Args:
             codes: [n, n_quantizers] int64, n >= 0, on any device; copied.
@@ -147,20 +147,20 @@ class VocoderEngine:
         self._note_readiness(job)
 
     def finish(self, job_id: str) -> None:
-        """Say that no more frames will come; step flushes what is left. Idempotent."""
+        """No more frames will come; `step` flushes the rest. Idempotent."""
         job = self._job(job_id)
         job.is_finished = True
         self._note_readiness(job)
 
     def cancel(self, job_id: str) -> None:
-        """Drop a job and all it holds. Idempotent: a barge-in may race with the last chunk."""
+        """Drop a job. Idempotent: an interruption may race with the last chunk."""
         self._jobs.pop(job_id, None)
 
     def has_ready(self) -> bool:
         return any(job.ready_since is not None for job in self._jobs.values())
 
     def step(self) -> list[VocoderChunk]:
-        """Decode one batch around the most urgent chunk; an empty list if nothing is ready.
+        """Decode one batch around the most urgent chunk. Empty if no chunk is ready.
 
         If the decoder raises, no job has changed.
         """
@@ -170,7 +170,7 @@ class VocoderEngine:
     def begin(self) -> "VocoderBatch | None":
         """Choose the next batch. Its `decode` may run in another thread; then call `end`.
 
-        Meanwhile jobs may be opened, fed, finished and cancelled, but no second batch begun.
+        Meanwhile jobs may be opened, fed, finished and cancelled, but no second batch may begin.
         """
         jobs = self._pick_batch()
         if not jobs:
@@ -210,7 +210,7 @@ class VocoderEngine:
     def _pick_batch(self) -> list[_Job]:
         """Return the most urgent job and those whose chunks have its shape, by urgency."""
         ready = [job for job in self._jobs.values() if job.ready_since is not None]
-        # A listener who has heard nothing waits for us; one who has heard much has a buffer.
+        # A user who has heard nothing waits; one who has heard much has audio buffered.
         urgent_until = self._config.n_first_chunks
         ready.sort(key=lambda job: (min(job.n_emitted, urgent_until), job.ready_since))
         if not ready:
@@ -227,5 +227,5 @@ class VocoderEngine:
         if is_last:
             del self._jobs[job.job_id]
         else:
-            self._note_readiness(job)  # behind everyone who is ready already
+            self._note_readiness(job)  # behind all jobs that are ready
         return VocoderChunk(job.job_id, pcm, n_frames, is_last)

@@ -9,12 +9,12 @@ class VocoderConfig:
 
     Attributes:
         max_streams: jobs open at once.
-        first_chunk_frames: frames of a job's first chunks; small, because a listener waits.
-        n_first_chunks: how many of them. With one, the next chunk of normal size would have to
-            be made while a small one plays.
-        chunk_frames: frames of every later chunk; larger, because each call has a fixed cost.
+        first_chunk_frames: frames of a job's first chunks; few, because the user waits.
+        n_first_chunks: number of first chunks. With one, a chunk of normal size would have to be
+            decoded while a small one plays.
+        chunk_frames: frames of every later chunk; more, because each decode has a fixed cost.
         max_batch: chunks per decode.
-        max_buffered_frames: frames one job may have waiting; 750 are a minute of speech.
+        max_buffered_frames: frames of one job that may wait; 750 are a minute of speech.
     """
 
     max_streams: int = 64
@@ -24,7 +24,7 @@ class VocoderConfig:
     max_batch: int = 16
     max_buffered_frames: int = 750
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if value < 1:

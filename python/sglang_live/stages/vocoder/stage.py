@@ -1,4 +1,4 @@
-"""The vocoder stage: codec frames of many replies to PCM, batched, in one worker thread."""
+"""The vocoder stage: decodes codec frames of many jobs to PCM, in batches, in a worker thread."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from sglang_live.telemetry.forward_log import ForwardLog
 
 log = logging.getLogger(__name__)
 
-# Without a GPU a chunk costs little less in company, and who comes next waits for the whole batch.
+# Without a GPU a batch takes almost as long as its chunks one by one, and delays the next ones.
 CPU_MAX_BATCH = 4
 
 
@@ -50,7 +50,7 @@ class VocoderStage:
         self._stepping = vital(self._step_forever(), "vocoder steps")
 
     async def run(self, job: ServedJob) -> None:
-        self._engine.open(job.job_id)  # may refuse
+        self._engine.open(job.job_id)  # raises if it is full
         outputs = self._outputs[job.job_id] = asyncio.Queue()
         feeding = asyncio.create_task(self._feed(job))
         try:
@@ -67,7 +67,7 @@ class VocoderStage:
         await job.send(VocoderDone(job.job_id))
 
     async def close_session(self, session_id: str) -> None:
-        """A vocoder keeps nothing between replies."""
+        """A vocoder keeps nothing between jobs."""
 
     def load(self) -> dict[str, float]:
         return {"streams": float(len(self._outputs))}
@@ -84,7 +84,7 @@ class VocoderStage:
             self._fed.set()
 
     async def _feed_when_room(self, job_id: str, codes: torch.Tensor) -> None:
-        # Not taking more messages meanwhile is what slows the sender down.
+        # Until there is room no message is read, which slows the sender down.
         while True:
             try:
                 return self._engine.feed(job_id, codes)
@@ -103,6 +103,7 @@ class VocoderStage:
                 self._fed.clear()
                 await self._fed.wait()
             batch = self._engine.begin()
+            assert batch is not None
             pcm = await loop.run_in_executor(self._worker, self._decode, batch)
             for chunk in self._engine.end(batch, pcm):
                 if (outputs := self._outputs.get(chunk.job_id)) is not None:

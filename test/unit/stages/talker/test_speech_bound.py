@@ -61,7 +61,7 @@ class FakeJob:
 def talker(ends_at: int) -> TalkerStage:
     stage = object.__new__(TalkerStage)
     stage._frames, stage._progress, stage._bounds, stage._n_dropped = {}, None, False, 0
-    stage._notes = SimpleNamespace(add=lambda *a: None, remove=lambda *a: None)
+    stage._stream_events = SimpleNamespace(add=lambda *a: None, remove=lambda *a: None)
     stage._feed = SimpleNamespace(send=lambda message: None)
     stage._prompt = lambda request, frames: ([1, 2], [], None)
     stage.model = SimpleNamespace(tts_eos_id=9)

@@ -5,7 +5,7 @@ import pytest
 from sglang_live.messages import FunctionCallProgress, Progress, TextTokens
 from sglang_live.models.qwen3_omni.tool_prompt import CALL_BEGIN, CALL_END
 from sglang_live.policy.view import FRAME_S
-from sglang_live.stages.thinker.output import Reply
+from sglang_live.stages.thinker.output import ResponseOutput
 from sglang_live.stages.thinker.turn import Generated
 
 END, CALL = 0, 9
@@ -26,7 +26,7 @@ class Written:
 
     def __init__(self):
         self.job, self.told = FakeJob(), []
-        self.reply = Reply(self.job, (END,), CALL, self.told.append)
+        self.reply = ResponseOutput(self.job, (END,), CALL, self.told.append)
         self._ids, self._text = [], ""
 
     async def write(self, token_id: int, text: str, finish: str | None = None) -> None:
