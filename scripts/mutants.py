@@ -6,8 +6,8 @@
 A room is a folder of python/sglang_live; its tests are the folder of that name under test/unit. A
 mutant is one changed comparison, arithmetic or boolean operator, min or max, dropped `not` or `~`,
 or number (by one, or by 5 %). The seed draws --n of them. Each one is written into a copy of the
-tree, never into the tree itself, and is caught if a test fails or runs out of time. Exit status 1
-if a mutant lived, 2 if the tests fail without one.
+tree, never into the tree itself, and is caught if a test fails or runs out of CPU time. Exit
+status 1 if a mutant lived, 2 if the tests fail without one.
 
 A mutant that lives is a test that is missing, unless it is equivalent: no input tells it from the
 original, as with `<` for `<=` where the two sides being equal gives the same result either way.
@@ -18,26 +18,33 @@ import ast
 import difflib
 import json
 import math
+import multiprocessing
 import os
 import random
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from queue import SimpleQueue
+
+import hypothesis  # noqa: F401, see _FORK
+import numpy  # noqa: F401
+import pytest
+import uvloop  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
 N_WORKERS = 2
 NICE = 5
-# Of the time that the room's tests take unchanged; and at least so long, for a busy machine.
-TIMEOUT_FACTOR, LEAST_TIMEOUT_S = 5.0, 60.0
+MOST_CPU_S = 600.0
+# Workers inherit the modules that are imported here: importing them takes longer than most tests.
+_FORK = multiprocessing.get_context("fork")
+_trial: "Trial"
 
 SWAPS: dict[type[ast.AST], tuple[str, tuple[str, ...]]] = {
     ast.Lt: ("<", ("<=", ">=")),
@@ -205,97 +212,124 @@ def copy_tree(root: Path, to: Path) -> None:
             shutil.copy2(root / name, to / name)
 
 
-def passes(tests: list[str], copy: Path, timeout_s: float | None = None) -> bool:
-    """Whether the tests, paths in the copy, pass and in time."""
-    command = ["nice", "-n", str(NICE), sys.executable, "-m", "pytest"]
-    command += ["-x", "-q", "-p", "no:cacheprovider", *tests]
+def tested(tests: list[str], copy: Path, limit_s: float = MOST_CPU_S) -> tuple[bool, float]:
+    """Runs tests, paths in the copy, in a fork of this process, which has imported pytest.
+
+    Returns:
+        Whether they passed before they had used limit_s of CPU time, and how much they used.
+    """
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            _run_tests(tests, copy, limit_s)
+            status = 0
+        finally:
+            os._exit(status)
+    _, status, used = os.wait4(child, 0)
+    return status == 0, used.ru_utime + used.ru_stime
+
+
+def _run_tests(tests: list[str], copy: Path, limit_s: float) -> None:
+    """Raises AssertionError unless they pass."""
+    # Of CPU time, because how busy the machine is must not decide.
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit_s), math.ceil(limit_s)))
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    os.chdir(copy)
+    sys.path[:0] = [str(copy / "python"), str(copy)]
+    # The installed package is imported at every start of Python, for its shim of torchvision.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sglang_live"]:
+        del sys.modules[name]
     # Sources of equal size that change within one second would be taken from the byte code.
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy / "python")}
-    process = subprocess.Popen(
-        command,
-        cwd=copy,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        return process.wait(timeout_s) == 0
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        process.kill()
-        process.wait()
+    sys.dont_write_bytecode = True
+    assert pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]) == pytest.ExitCode.OK
 
 
 class Trial:
-    """Tests mutants in copies of the tree, one copy per worker."""
+    """Tests mutants of a tree. Lives in one worker process, with a copy of its own."""
 
     def __init__(self, root: Path, place: Path):
-        self._copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(N_WORKERS):
-            copy_tree(root, place / str(number))
-            self._copies.put(place / str(number))
-        self._root = root
-        self._tests: dict[str, list[str]] = {}
-        self._timeouts_s: dict[str, float] = {}
+        os.nice(NICE)
+        self._copy = place / str(os.getpid())
+        copy_tree(root, self._copy)
 
-    def start(self, rooms: list[str]) -> list[str]:
-        """Run the tests unchanged, file by file. Returns the files that fail.
+    def timed(self, test: str) -> tuple[bool, float]:
+        """Whether a file of tests passes without a mutant, and the CPU time it takes."""
+        return tested([test], self._copy)
 
-        The quickest file goes first from then on: most mutants are caught in it.
-        """
-        failing, took_s = [], {}
-        copy = self._copies.get()
-        for room in rooms:
-            folder = self._root / "test" / "unit" / room
-            names = sorted(str(p.relative_to(self._root)) for p in folder.rglob("test_*.py"))
-            for name in names:
-                began_s = time.monotonic()
-                if not passes([name], copy):
-                    failing.append(name)
-                took_s[name] = time.monotonic() - began_s
-            self._tests[room] = sorted(names, key=took_s.__getitem__)
-            total_s = sum(took_s[name] for name in names)
-            self._timeouts_s[room] = max(LEAST_TIMEOUT_S, TIMEOUT_FACTOR * total_s)
-        self._copies.put(copy)
-        return failing
-
-    def lives(self, mutant: Mutant) -> bool:
-        copy = self._copies.get()
-        path = copy / mutant.file
+    def lives(self, mutant: Mutant, tests: list[str], limit_s: float) -> bool:
+        path = self._copy / mutant.file
         source = path.read_text()
         try:
             path.write_text(mutant.applied(source))
-            return passes(self._tests[mutant.room], copy, self._timeouts_s[mutant.room])
+            return tested(tests, self._copy, limit_s)[0]
         finally:
             path.write_text(source)
-            self._copies.put(copy)
 
 
-def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
+def _make_trial(root: Path, place: Path) -> None:
+    global _trial
+    _trial = Trial(root, place)
+
+
+def _timed(test: str) -> tuple[bool, float]:
+    return _trial.timed(test)
+
+
+def _lives(mutant: Mutant, tests: list[str], limit_s: float) -> bool:
+    return _trial.lives(mutant, tests, limit_s)
+
+
+def survivors(rooms: list[str], mutants: list[Mutant], root: Path = ROOT) -> list[Mutant]:
+    """Those that no test of their room catches.
+
+    Raises:
+        SystemExit: with status 2, if tests fail without a mutant.
+    """
+    lived = []
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as place,
+        ProcessPoolExecutor(N_WORKERS, _FORK, _make_trial, (root, Path(place))) as pool,
+    ):
+        tests = {
+            room: [str(path.relative_to(root)) for path in _tests_of(room, root)] for room in rooms
+        }
+        took = {test: pool.submit(_timed, test) for room in rooms for test in tests[room]}
+        if failing := [test for test, future in took.items() if not future.result()[0]]:
+            print(f"these fail without a mutant: {', '.join(failing)}", file=sys.stderr)
+            raise SystemExit(2)
+        used_s = {test: future.result()[1] for test, future in took.items()}
+        # The quickest file goes first: most mutants are caught in it.
+        ordered = {room: sorted(tests[room], key=used_s.__getitem__) for room in rooms}
+        limits_s = {room: 1 + 3 * sum(used_s[test] for test in tests[room]) for room in rooms}
+        lives = {
+            pool.submit(_lives, mutant, ordered[mutant.room], limits_s[mutant.room]): mutant
+            for mutant in mutants
+        }
+        for n_done, future in enumerate(as_completed(lives), 1):
+            if future.result():
+                mutant = lives[future]
+                lived.append(mutant)
+                print(f"lived: {mutant.file}:{mutant.line}\n{mutant.diff}", flush=True)
+            if n_done % 10 == 0:
+                print(f"{n_done} of {len(mutants)} tried, {len(lived)} lived", flush=True)
+    return sorted(lived, key=lambda mutant: (mutant.file, mutant.start, mutant.text))
+
+
+def _tests_of(room: str, root: Path) -> list[Path]:
+    return sorted((root / "test" / "unit" / room).rglob("test_*.py"))
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rooms", nargs="+")
     parser.add_argument("--n", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
-    args = parser.parse_args(argv)
-    mutants = draw(args.rooms, args.n, args.seed, root)
-    lived = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as place:
-        trial = Trial(root, Path(place))
-        if failing := trial.start(args.rooms):
-            print(f"these fail without a mutant: {', '.join(failing)}", file=sys.stderr)
-            return 2
-        with ThreadPoolExecutor(N_WORKERS) as pool:
-            lives = {pool.submit(trial.lives, mutant): mutant for mutant in mutants}
-            for n_done, future in enumerate(as_completed(lives), 1):
-                if future.result():
-                    mutant = lives[future]
-                    lived.append(mutant)
-                    print(f"lived: {mutant.file}:{mutant.line}\n{mutant.diff}", flush=True)
-                if n_done % 10 == 0:
-                    print(f"{n_done} of {len(mutants)} tried, {len(lived)} lived", flush=True)
-    lived.sort(key=lambda mutant: (mutant.file, mutant.start, mutant.text))
+    args = parser.parse_args()
+    mutants = draw(args.rooms, args.n, args.seed)
+    lived = survivors(args.rooms, mutants)
     n_caught = len(mutants) - len(lived)
     print(f"{n_caught} of {len(mutants)} caught")
     if args.json:

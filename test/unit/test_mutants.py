@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,8 @@ def tree(tmp_path):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts" / "mutants.py", tmp_path / "scripts")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     return tmp_path
 
@@ -114,33 +117,39 @@ def test_a_seed_draws_the_same_mutants_again(script):
     assert len(set(first)) == 20
 
 
-def test_boundaries_that_no_test_sees_are_reported(script, tree, capsys):
-    out = tree / "mutants.json"
-    assert script.main(["toy", "--n", "9", "--json", str(out)], tree) == 1
-    result = json.loads(out.read_text())
+def run(tree: Path, *args: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "scripts/mutants.py", "toy", *args]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=100)
+
+
+def test_boundaries_that_no_test_sees_are_reported(tree):
+    done = run(tree, "--n", "9", "--json", "out.json")
+    assert (done.returncode, done.stderr) == (1, "")
+    result = json.loads((tree / "out.json").read_text())
     assert (result["n"], result["n_caught"]) == (4, 2)
     assert {(m["file"], m["line"], m["diff"].splitlines()[1].strip()) for m in result["lived"]} == {
         ("python/sglang_live/toy/adult.py", 2, "+    return age > 18"),
         ("python/sglang_live/toy/adult.py", 2, "+    return age >= 19"),
     }
-    assert "2 of 4 caught" in capsys.readouterr().out
+    assert "2 of 4 caught" in done.stdout
     assert "age >= 18" in (tree / "python/sglang_live/toy/adult.py").read_text()
 
 
-def test_tests_that_fail_without_a_mutant_are_an_error(script, tree, capsys):
+def test_tests_that_fail_without_a_mutant_are_an_error(tree):
     (tree / "test/unit/toy/test_adult.py").write_text("def test_it():\n    assert False\n")
-    assert script.main(["toy"], tree) == 2
-    assert "toy" in capsys.readouterr().err
+    done = run(tree)
+    assert done.returncode == 2
+    assert "test/unit/toy/test_adult.py" in done.stderr
 
 
-def test_a_mutant_that_hangs_is_caught(script, tree):
+def test_a_mutant_that_never_ends_is_caught(tree):
     (tree / "python/sglang_live/toy/adult.py").write_text(
-        "def is_adult(age):\n    while age < 18:\n        age = age + 1\n    return age > 17\n"
+        "def is_adult(age):\n    while age < 18:\n        age = age + 1\n    return age\n"
     )
     (tree / "test/unit/toy/test_adult.py").write_text(
-        "from sglang_live.toy.adult import is_adult\n\n\ndef test_it():\n    is_adult(7)\n"
+        "from sglang_live.toy.adult import is_adult\n\n\n"
+        "def test_it():\n    assert is_adult(7) == 18\n    assert is_adult(18.5) == 18.5\n"
     )
-    source = (tree / "python/sglang_live/toy/adult.py").read_text()
-    (hangs,) = [m for m in script.mutants_of("toy", tree) if "age - 1" in m.applied(source)]
-    (tree / "python/sglang_live/toy/adult.py").write_text(hangs.applied(source))
-    assert not script.passes(["test/unit/toy"], tree, timeout_s=3.0)
+    done = run(tree)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "7 of 7 caught" in done.stdout

@@ -8,7 +8,7 @@ import numpy as np
 
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.urgency import overdue
-from sglang_live.policy.view import U1, Classes, Ints, StageView
+from sglang_live.policy.view import U1, Bools, Classes, Ints, StageView
 
 
 def order(view: StageView, urgency: Classes, config: PolicyConfig) -> Ints:
@@ -22,10 +22,11 @@ def order(view: StageView, urgency: Classes, config: PolicyConfig) -> Ints:
     rank = np.abs(urgency[waiting]) != U1
     rank &= ~overdue(view, waiting, config.max_wait_s)
     key = np.where(rank, view.buffered_s[waiting], view.arrived_s[waiting])
-    ordered: Ints = waiting[np.lexsort((key, rank))]
+    ordered = waiting[np.lexsort((key, rank))]
     starts = (urgency[ordered] == U1) & view.managed[ordered]
     may_start = np.cumsum(starts) <= config.n_startup_max - n_in_startup(view, urgency, config)
-    return ordered[may_start | ~starts]
+    kept: Bools = may_start | ~starts
+    return ordered[kept]
 
 
 def n_in_startup(view: StageView, urgency: Classes, config: PolicyConfig) -> int:
