@@ -108,7 +108,7 @@ class Round:
         pause: bool [n], streams with KV that do not decode in this round.
         admit: int64, indices of waiting streams, in the order in which they are tried. The other
             waiting streams stay in the queue.
-        prefill_budget: tokens that prefill may take in this round; 0: no prefill (while
+        prefill_budget: tokens that prefill may compute in this round; 0: no prefill (while
             prefill_running only with PolicyConfig.may_pause_prefill); None: the engine's own chunk.
         urgency: int8 [n], U0, U1 or U2; -1 where telemetry is missing.
         urgent: a stream of U0 or U1 can step in this round, or begin.

@@ -1,4 +1,4 @@
-"""The limit rises while there is slack, falls when there is none, and rests where it ends."""
+"""The limit rises while there is slack, falls without, and settles in between."""
 
 import math
 import random
@@ -44,19 +44,19 @@ def test_it_falls_below_the_sessions_that_were_too_many():
     aimd = Aimd(AimdConfig(first=40))
     aimd.window(took(1.1), n_sessions=30)
     assert aimd.limit == 27
-    aimd.window(took(3.0), n_sessions=29)  # they are still there
+    aimd.window(took(3.0), n_sessions=29)  # they have not closed
     assert aimd.limit == 27
     aimd.window(took(1.1), n_sessions=27)
     assert aimd.limit == 24
 
 
-def test_one_caller_who_is_served_late_says_nothing_of_the_others():
+def test_one_late_session_does_not_lower_the_limit():
     aimd = Aimd(AimdConfig(first=40))
     aimd.window(took(9.0, n_late_sessions=1), n_sessions=30)
     assert aimd.limit == 40
 
 
-def test_what_passes_says_nothing_of_how_many_were_in_time_before():
+def test_a_short_disturbance_does_not_lower_the_limit():
     aimd = Aimd(AimdConfig(first=40, passing=3))
     aimd.window(took(0.5), n_sessions=38)
     for _ in range(2):
@@ -70,8 +70,8 @@ def test_what_passes_says_nothing_of_how_many_were_in_time_before():
     assert aimd.limit == 9
 
 
-def test_where_a_quiet_server_is_late_more_than_that_is_late():
-    """On a slow machine, or with prompts that are long for all."""
+def test_on_a_server_that_is_late_with_few_sessions_the_target_is_higher():
+    """On a slow machine, or where all prompts are long."""
     aimd = Aimd(AimdConfig(first=4, slack=1.5))
     aimd.window(took(2.0, n_late_sessions=1), n_sessions=1)
     for n_sessions in range(2, 5):
@@ -81,14 +81,14 @@ def test_where_a_quiet_server_is_late_more_than_that_is_late():
     assert aimd.limit == 4
 
 
-def test_a_caller_whose_turns_fail_makes_nobody_else_look_in_time():
+def test_failed_turns_of_one_session_do_not_raise_the_target():
     aimd = Aimd(AimdConfig(first=8))
     aimd.window(took(math.inf, n_late_sessions=1), n_sessions=1)
     aimd.window(took(1.1), n_sessions=8)
     assert aimd.limit == 7
 
 
-def test_a_server_that_was_once_quiet_may_be_late_later():
+def test_a_server_that_was_quiet_can_be_late_later():
     aimd = Aimd(AimdConfig(first=8))
     for share in (0.0, 0.9):
         aimd.window(took(share), n_sessions=4)
@@ -96,7 +96,7 @@ def test_a_server_that_was_once_quiet_may_be_late_later():
     assert aimd.limit == 7
 
 
-def test_there_may_always_be_a_few():
+def test_the_limit_never_falls_below_the_least():
     aimd = Aimd(AimdConfig(first=3, least=2))
     aimd.window(took(0.5), n_sessions=1)
     for _ in range(10):
@@ -104,7 +104,7 @@ def test_there_may_always_be_a_few():
     assert aimd.limit == 2
 
 
-def test_once_slack_ran_out_it_rises_one_by_one_and_after_a_while_as_at_first():
+def test_once_slack_has_run_out_it_rises_by_one_and_later_in_large_steps_again():
     aimd = Aimd(AimdConfig(first=40, forgets=10))
     aimd.window(took(0.1), n_sessions=20)
     aimd.window(took(1.1), n_sessions=40)
@@ -116,7 +116,7 @@ def test_once_slack_ran_out_it_rises_one_by_one_and_after_a_while_as_at_first():
     assert limits[10] == 46 + int(46 * 0.9 / 2)
 
 
-def test_where_there_are_few_one_more_is_tried_seldom():
+def test_with_few_sessions_the_limit_rises_rarely():
     aimd = Aimd(AimdConfig(first=4, probe=20))
     aimd.window(took(1.1), n_sessions=4)
     limits = []
@@ -130,7 +130,7 @@ VERDICTS = st.just(NOTHING) | st.builds(Verdict, st.floats(0, 50), st.integers(0
 
 
 @given(st.lists(st.tuples(VERDICTS, st.integers(0, 100))))
-def test_somebody_may_always_come(windows):
+def test_the_limit_is_at_least_two_after_any_windows(windows):
     aimd = Aimd()
     for verdict, n_sessions in windows:
         aimd.window(verdict, n_sessions)
@@ -139,8 +139,8 @@ def test_somebody_may_always_come(windows):
 
 @pytest.mark.parametrize("most", [6, 25, 60, 200])
 @pytest.mark.parametrize("curve", ["straight", "queue"])
-def test_a_ramp_comes_to_rest_near_the_most_that_can_be_served(most, curve):
-    """512 callers at 8 a second, as in Metronome; each stays for two minutes on average."""
+def test_a_ramp_settles_near_the_capacity(most, curve):
+    """512 sessions at 8 a second, as in Metronome; each lasts for two minutes on average."""
     rng, aimd, ends = random.Random(1), Aimd(AimdConfig(first=4)), []
     peak, late = 0, []
     for window in range(400):

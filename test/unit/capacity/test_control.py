@@ -1,4 +1,4 @@
-"""Who is let in, who is not, and what is said about it."""
+"""Which sessions are admitted, which are refused, and what the report says."""
 
 import math
 
@@ -18,12 +18,12 @@ class Server:
             CapacityConfig(**settings), self.clock, lambda: dict(self.pools)
         )
 
-    def let_in(self, n: int) -> None:
+    def admit(self, n: int) -> None:
         for _ in range(n):
             self.control.admit()
 
     def turns(self, seconds: float, n: int = 10) -> None:
-        """A window of so many, each of which takes so long to its first packet."""
+        """A window of n turns, each of which takes this long to its first packet."""
         due = [self.control.first_packet_due(f"s{number}") for number in range(n)]
         self.clock.advance(seconds)
         for deadline in due:
@@ -39,8 +39,8 @@ def server() -> Server:
     return server
 
 
-def test_so_many_are_let_in_and_the_next_is_told_when_to_try_again(server):
-    server.let_in(4)
+def test_sessions_beyond_the_limit_are_refused_with_a_time_to_retry(server):
+    server.admit(4)
     with pytest.raises(CapacityError, match="4 sessions, and 4 can be served in time") as caught:
         server.control.admit()
     assert caught.value.retry_after_s > 0
@@ -49,32 +49,32 @@ def test_so_many_are_let_in_and_the_next_is_told_when_to_try_again(server):
     assert server.control.report().n_sessions == 4
 
 
-def test_turns_in_time_make_room(server):
-    server.let_in(4)
+def test_turns_in_time_raise_the_limit(server):
+    server.admit(4)
     server.turns(0.1)
     now = server.control.report()
     assert (now.limit, now.n_more, now.why) == (5, 1, "")
     assert now.share == pytest.approx(0.2)
 
 
-def test_late_turns_take_it(server):
-    server.let_in(3)
+def test_late_turns_lower_the_limit(server):
+    server.admit(3)
     server.turns(0.6)
     assert server.control.report().limit == 2
     assert server.control.report().n_more == 0
 
 
 @pytest.mark.parametrize(("gap_s", "limit"), [(0.15, 2), (0.05, 4)])
-def test_gaps_in_answers_count_as_late_if_people_notice(server, gap_s, limit):
-    server.let_in(3)
+def test_audible_gaps_in_responses_count_as_late(server, gap_s, limit):
+    server.admit(3)
     for n in range(10):
         server.control.flowed(f"s{n}", gap_s)
     server.turns(0.1)
     assert server.control.report().limit == limit
 
 
-def test_turns_that_fail_are_as_late_as_can_be(server):
-    server.let_in(3)
+def test_failed_turns_are_infinitely_late(server):
+    server.admit(3)
     for n in range(10):
         server.control.failed(server.control.first_packet_due(f"s{n}"))
     server.clock.advance(5.0)
@@ -82,8 +82,8 @@ def test_turns_that_fail_are_as_late_as_can_be(server):
     assert server.control.report().share == math.inf
 
 
-def test_who_hung_up_meanwhile_counts_among_those_who_were_too_many(server):
-    server.let_in(4)
+def test_sessions_closed_within_the_window_count_in_it(server):
+    server.admit(4)
     due = [server.control.first_packet_due(f"s{n}") for n in range(10)]
     server.clock.advance(0.6)
     for deadline in due:
@@ -94,41 +94,41 @@ def test_who_hung_up_meanwhile_counts_among_those_who_were_too_many(server):
     assert server.control.report().limit == 3
 
 
-def test_a_server_that_answers_nobody_lets_nobody_in(server):
-    server.let_in(4)
+def test_a_server_without_responses_lowers_the_limit(server):
+    server.admit(4)
     for n in range(10):
         server.control.first_packet_due(f"s{n}")
     server.clock.advance(5.0)
     assert server.control.report().limit == 3
 
 
-def test_turns_that_were_given_up_are_not_late(server):
-    server.let_in(4)
+def test_dropped_deadlines_are_not_late(server):
+    server.admit(4)
     for deadline in [server.control.first_packet_due("s") for _ in range(10)]:
         server.control.gone(deadline)
     server.clock.advance(5.0)
     assert server.control.report().limit == 5
 
 
-def test_there_are_never_more_than_the_most():
+def test_the_limit_is_bounded_by_max_sessions():
     server = Server(max_sessions=4)
-    server.let_in(4)
+    server.admit(4)
     server.turns(0.1)
     with pytest.raises(CapacityError, match="4 of 4 sessions"):
         server.control.admit()
 
 
-def test_without_the_policy_the_most_is_all():
+def test_without_the_policy_max_sessions_is_the_limit():
     server = Server(adapts=False)
     server.pools["thinker"] = 1.0
-    server.let_in(3)
+    server.admit(3)
     server.turns(30.0)
-    server.let_in(5)
+    server.admit(5)
     with pytest.raises(CapacityError, match="8 of 8 sessions"):
         server.control.admit()
 
 
-def test_a_full_pool_has_room_for_nobody(server):
+def test_a_full_pool_refuses_every_session(server):
     server.pools["talker"] = 0.96
     server.clock.advance(2.0)
     with pytest.raises(CapacityError, match="talker's KV pool is 96 % full"):
@@ -138,8 +138,8 @@ def test_a_full_pool_has_room_for_nobody(server):
     server.control.admit()
 
 
-def test_nor_has_one_that_will_be(server):
-    server.let_in(1)
+def test_a_session_that_would_fill_a_pool_soon_is_refused(server):
+    server.admit(1)
     for n in range(30):
         server.pools["thinker"] = 0.1 + 0.02 * n
         server.clock.advance(2.0)
@@ -151,22 +151,22 @@ def test_nor_has_one_that_will_be(server):
     assert now.pools["thinker"][0] == pytest.approx(server.pools["thinker"])
 
 
-def test_no_more_are_let_in_than_a_pool_that_fills_has_room_for(server):
-    server.let_in(1)
+def test_a_pool_that_fills_bounds_the_sessions_that_are_admitted(server):
+    server.admit(1)
     for n in range(10):
         server.pools["talker"] = 0.005 * n
         server.clock.advance(2.0)
         now = server.control.report()
     # 0.0025 of it a second and session: with 12.7 it would be full in half a minute.
     assert now.n_more == 3
-    server.let_in(3)
+    server.admit(3)
     with pytest.raises(CapacityError, match="can be served in time"):
         server.control.admit()
 
 
-def test_what_is_known_of_pools_is_told(server):
+def test_the_report_contains_the_pools(server):
     server.pools["thinker"] = 0.25
-    assert server.control.report().pools == {}  # looked at every two seconds
+    assert server.control.report().pools == {}  # the first sample comes after 2 s
     server.clock.advance(2.0)
     assert server.control.report().pools == {"thinker": (0.25, math.inf)}
 
@@ -208,7 +208,7 @@ def test_a_frame_may_take_half_of_the_time_until_the_next(server):
 
 
 def test_a_response_without_sound_is_not_late(server):
-    server.let_in(4)
+    server.admit(4)
     for n in range(10):
         server.control.first_packet_due(f"s{n}", must_come=False)
     server.clock.advance(5.0)
@@ -222,7 +222,7 @@ def test_a_server_without_deadlines_keeps_the_share_it_had(server):
 
 
 def test_sessions_beyond_the_limit_leave_no_room(server):
-    server.let_in(4)
+    server.admit(4)
     server.turns(0.6)
     now = server.control.report()
     assert (now.n_sessions, now.limit, now.n_more) == (4, 3, 0)
@@ -234,7 +234,7 @@ def test_sessions_beyond_the_limit_leave_no_room(server):
 
 def test_the_bound_itself_is_named_where_the_limit_is_as_high():
     server = Server(max_sessions=4)
-    server.let_in(4)
+    server.admit(4)
     assert server.control.report().why == "4 of 4 sessions"
 
 

@@ -1,4 +1,4 @@
-"""How late the server is, by what came and by what did not."""
+"""Lateness of the server, by deadlines that came and by overdue ones."""
 
 import math
 
@@ -31,13 +31,13 @@ def test_the_slowest_tenth_may_be_slower(deadlines):
     assert deadlines.verdict(5.0) == Verdict(0.2, 10)
 
 
-def test_it_says_how_many_sessions_were_that_slow(deadlines):
+def test_the_verdict_counts_the_sessions_that_were_that_slow(deadlines):
     for n in range(20):
         deadlines.count(f"s{n % 4}", 2.0 if n % 4 < 2 else 0.1)
     assert deadlines.verdict(5.0) == Verdict(2.0, 2)
 
 
-def test_a_beat_is_timed_from_when_it_began(deadlines):
+def test_a_deadline_is_timed_from_its_beginning(deadlines):
     numbers = [deadlines.begin("a", 1.0, budget_s=0.5) for _ in range(4)]
     for number, now_s in zip(numbers, (1.1, 1.2, 1.3, 1.4), strict=True):
         deadlines.came(number, now_s)
@@ -46,14 +46,14 @@ def test_a_beat_is_timed_from_when_it_began(deadlines):
     assert (verdict.share, verdict.n_late_sessions) == (pytest.approx(0.8), 1)
 
 
-def test_few_beats_make_no_verdict_before_patience_ends(deadlines):
+def test_few_deadlines_extend_the_window_up_to_its_longest_duration(deadlines):
     deadlines.count("a", 3.0)
     assert deadlines.verdict(5.0) is None
     assert deadlines.verdict(19.9) is None
     assert deadlines.verdict(20.0) == Verdict(3.0, 1)
 
 
-def test_what_does_not_come_counts_by_its_age(deadlines):
+def test_an_overdue_deadline_counts_by_its_age(deadlines):
     """A stalled engine has nothing that could be timed."""
     for n in range(4):
         deadlines.begin(f"s{n}", 1.0, budget_s=0.5)
@@ -61,8 +61,8 @@ def test_what_does_not_come_counts_by_its_age(deadlines):
     assert deadlines.verdict(10.0) == Verdict(18.0, 4)
 
 
-def test_what_need_not_come_counts_when_it_comes(deadlines):
-    """A reply may turn out to be a call of a function."""
+def test_a_deadline_that_need_not_come_counts_if_it_comes(deadlines):
+    """A response may turn out to be a function call."""
     numbers = [deadlines.begin("a", 1.0, budget_s=0.5, must_come=False) for _ in range(4)]
     assert deadlines.verdict(5.0) == Verdict(None)
     for number in numbers:
@@ -70,12 +70,12 @@ def test_what_need_not_come_counts_when_it_comes(deadlines):
     assert deadlines.verdict(10.0) == Verdict(10.0, 1)
 
 
-def test_what_is_not_late_yet_does_not_count(deadlines):
+def test_a_deadline_that_is_not_due_does_not_count(deadlines):
     deadlines.begin("a", 4.8, budget_s=0.5)
     assert deadlines.verdict(5.0) == Verdict(None)
 
 
-def test_what_nobody_waits_for_does_not_count(deadlines):
+def test_a_dropped_deadline_does_not_count(deadlines):
     number = deadlines.begin("a", 1.0, budget_s=0.5)
     deadlines.gone(number)
     deadlines.came(number, 3.0)
@@ -83,7 +83,7 @@ def test_what_nobody_waits_for_does_not_count(deadlines):
     assert deadlines.verdict(5.0) == Verdict(None)
 
 
-def test_an_empty_beat_is_as_late_as_can_be(deadlines):
+def test_an_empty_deadline_is_infinitely_late(deadlines):
     for n in range(4):
         deadlines.empty(deadlines.begin(f"s{n}", 1.0, budget_s=0.5))
     assert deadlines.verdict(5.0) == Verdict(math.inf, 4)

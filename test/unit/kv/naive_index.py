@@ -1,4 +1,4 @@
-"""The victim index as one would write it down: sort everything at every decision."""
+"""A reference for the victim index, which sorts all keys at every decision."""
 
 import math
 from collections.abc import Hashable

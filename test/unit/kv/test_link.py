@@ -12,7 +12,7 @@ def test_nothing_is_known_before_the_first_transfer():
     assert (link.bytes_per_s, link.latency_s) == (None, 0.0)
 
 
-def test_small_transfers_tell_the_fixed_cost_and_large_ones_the_bandwidth():
+def test_small_transfers_measure_the_fixed_cost_and_large_ones_the_bandwidth():
     link = Link(LinkConfig(min_bytes=MB))
     link.finished(MB - 1, 0.001)
     assert (link.bytes_per_s, link.latency_s) == (None, 0.001)
@@ -21,7 +21,7 @@ def test_small_transfers_tell_the_fixed_cost_and_large_ones_the_bandwidth():
     assert link.latency_s == 0.001
 
 
-def test_it_follows_what_the_link_does_now():
+def test_it_follows_the_present_bandwidth():
     link = Link()
     link.finished(100 * MB, 0.01)
     for _ in range(30):
@@ -38,7 +38,7 @@ def test_one_slow_transfer_counts_more_than_one_fast_one():
 
 
 @pytest.mark.parametrize(("n_bytes", "seconds"), [(0, 1.0), (MB, 0.0), (MB, -1.0)])
-def test_what_tells_nothing_is_ignored(n_bytes, seconds):
+def test_transfers_without_bytes_or_time_are_ignored(n_bytes, seconds):
     link = Link()
     link.finished(n_bytes, seconds)
     assert (link.bytes_per_s, link.latency_s) == (None, 0.0)

@@ -13,7 +13,7 @@ def test_it_is_the_end_of_playback_and_then_gap_and_utterance():
     assert uses.expected("s") == 50.0 + 1.0 + 2.0
 
 
-def test_a_callers_own_gap_goes_before_that_of_the_workload():
+def test_a_users_own_gap_has_priority_over_that_of_the_workload():
     uses = NextUse(CONFIG)
     for session in ("slow", "new"):
         uses.plays_until(session, 50.0)
@@ -24,7 +24,7 @@ def test_a_callers_own_gap_goes_before_that_of_the_workload():
     assert uses.expected("slow") == 53.0
 
 
-def test_the_gap_of_the_workload_is_learned():
+def test_the_gap_of_the_workload_is_a_moving_average():
     uses = NextUse(CONFIG)
     uses.plays_until("s", 50.0)
     uses.observe_gap(3.0)
@@ -32,7 +32,7 @@ def test_the_gap_of_the_workload_is_learned():
     assert uses.expected("s") == 54.0
 
 
-def test_one_who_went_for_coffee_counts_little_and_an_overlap_as_no_gap():
+def test_a_long_absence_counts_as_the_maximum_and_an_overlap_as_no_gap():
     uses = NextUse(CONFIG)
     uses.observe_gap(3600.0)
     assert uses.workload_gap_s == 5.5
@@ -42,7 +42,7 @@ def test_one_who_went_for_coffee_counts_little_and_an_overlap_as_no_gap():
 
 def test_without_playback_nothing_is_known():
     uses = NextUse(CONFIG)
-    assert uses.expected("nobody") is None
+    assert uses.expected("unknown") is None
     uses.set_user_gap("s", 1.0)
     assert uses.expected("s") is None
     uses.plays_until("s", 50.0)
@@ -50,7 +50,7 @@ def test_without_playback_nothing_is_known():
     assert uses.expected("s") is None
 
 
-def test_a_session_that_ended_leaves_nothing():
+def test_a_forgotten_session_has_no_estimate():
     uses = NextUse(CONFIG)
     uses.plays_until("s", 50.0)
     uses.forget("s")

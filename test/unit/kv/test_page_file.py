@@ -1,4 +1,4 @@
-"""What is read is what was written, or it is said that it is not."""
+"""A read returns what was written, or reports that it does not."""
 
 import os
 
@@ -35,7 +35,7 @@ def test_it_has_no_name_in_its_folder(file, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_there_are_so_many_places_and_no_more(file):
+def test_no_more_places_are_taken_than_there_are(file):
     assert file.n_free == N_PLACES
     assert file.take(N_PLACES + 1) is None
     places = file.take(N_PLACES)
@@ -46,7 +46,7 @@ def test_there_are_so_many_places_and_no_more(file):
 
 
 @pytest.mark.parametrize("damage", ["a bit", "cut short"])
-def test_damage_is_seen(file, damage):
+def test_damage_is_detected(file, damage):
     places = file.take(2)
     for place in places:
         file.write(place, page(7))
@@ -59,7 +59,7 @@ def test_damage_is_seen(file, damage):
     assert read(file, places[1]) is None
 
 
-def test_room_for_nothing_is_refused(tmp_path):
+def test_a_file_smaller_than_a_page_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no room"):
         PageFile(tmp_path, PAGE, PAGE - 1)
     with pytest.raises(OSError):
@@ -94,7 +94,7 @@ class Places(RuleBasedStateMachine):
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
-    def give_back(self, data):
+    def free(self, data):
         place = data.draw(st.sampled_from(sorted(self.taken)))
         self.file.free([place])
         self.taken.discard(place)

@@ -1,4 +1,4 @@
-"""Whether KV is brought back while its caller speaks."""
+"""Whether KV is loaded while its user speaks."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def judged(**changes):
     return judge(replace(EASY, **changes), CONFIG)
 
 
-def test_with_room_and_time_it_is_admitted_and_evicts_nobody():
+def test_with_room_and_time_it_is_admitted_without_eviction():
     assert judged() == Admit(0, 100.1)
     assert judged(queued_bytes=2 * 10**9, latency_s=0.5) == Admit(0, 100.8)
 
@@ -44,12 +44,12 @@ def test_it_must_fit_before_its_need_with_room_for_error(left_s, verdict):
     assert isinstance(judged(needed_at_s=100.0 + left_s), verdict)
 
 
-def test_a_link_that_was_never_measured_promises_nothing():
+def test_without_a_measured_link_it_is_skipped():
     assert judged(bytes_per_s=None) == Skip("link_unmeasured")
 
 
 @pytest.mark.parametrize("empty", [{"n_tokens": 0}, {"n_bytes": 0}])
-def test_nothing_to_bring_back_is_no_preload(empty):
+def test_an_empty_preload_is_skipped(empty):
     assert judged(**empty) == Skip("nothing")
 
 
@@ -68,7 +68,7 @@ def test_pressure_is_waited_out_as_long_as_it_could_still_be_in_time(pressure, r
     assert judged(**pressure, now_s=last_s - 0.04) == Skip(reason)
 
 
-def test_a_session_that_is_longer_than_the_cap_comes_back_alone():
+def test_a_session_longer_than_the_cap_is_admitted_alone():
     long = {"n_tokens": 4001, "free_tokens": 4001}
     assert judged(**long) == Admit(0, 100.1)
     assert judged(**long, protected_tokens=1) == Wait(100.05, "cap")
@@ -112,7 +112,7 @@ def test_what_is_admitted_is_in_time_under_the_cap_and_has_room(view):
 
 @settings(max_examples=200)
 @given(view=views())
-def test_who_waits_can_still_make_it_afterwards(view):
+def test_a_preload_that_waits_can_be_in_time_afterwards(view):
     verdict = judge(view, CONFIG)
     if isinstance(verdict, Wait):
         assert view.now_s < verdict.until_s

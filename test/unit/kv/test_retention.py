@@ -1,4 +1,4 @@
-"""What a session drops between its sink and its window."""
+"""Which tokens a session drops between its sink and its window."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def test_short_sessions_stay_whole():
     assert cut(132 + PAGE) == Compaction(32, 48)
 
 
-def test_little_is_not_worth_a_cut():
+def test_a_compaction_drops_at_least_the_slack():
     assert cut(32 + 96 + 100, slack_tokens=97) is None
     assert cut(32 + 96 + 100, slack_tokens=96) == Compaction(32, 128)
 
@@ -62,7 +62,7 @@ def test_media_without_a_page_boundary_between_them_are_one():
     assert cut(400, media=[(20, 290)]) is None
 
 
-def test_the_tree_must_be_left_behind_first():
+def test_the_windows_begin_must_be_behind_the_trees_part():
     assert cut(400, owned_from=289) is None
     assert cut(400, owned_from=288) == Compaction(32, 288)
     assert cut(400, owned_from=288, media=[(280, 300)]) is None
@@ -95,7 +95,7 @@ def sessions(draw) -> dict:
 
 @settings(max_examples=150)
 @given(session=sessions())
-def test_a_cut_is_of_whole_pages_and_whole_media_outside_sink_and_window(session):
+def test_a_compaction_drops_whole_pages_and_whole_media_outside_sink_and_window(session):
     found = compaction_of(**session)
     if found is None:
         return
@@ -121,7 +121,7 @@ def test_what_stays_is_bounded(session):
 
 @settings(max_examples=150)
 @given(session=sessions())
-def test_there_is_nothing_to_cut_right_after_a_cut(session):
+def test_a_second_compaction_at_once_drops_nothing(session):
     found = compaction_of(**session)
     if found is None:
         return

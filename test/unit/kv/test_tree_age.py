@@ -1,4 +1,4 @@
-"""What was certainly not used since, against a tree whose leaves are known."""
+"""The bound on unused tokens, against a tree whose leaves are known."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from sglang_live.kv.tree_age import TreeAge
 STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 50), st.floats(0.0, 3.0)), max_size=60)
 
 
-def test_a_tree_nobody_used_is_old():
+def test_an_unused_tree_is_old():
     assert TreeAge().unused_since(100.0, 80) == 80
 
 
@@ -22,7 +22,7 @@ def test_what_was_used_since_is_not():
 
 
 @given(STEPS, st.floats(0.0, 100.0))
-def test_no_leaf_is_called_unused_that_was_used(steps, at_s):
+def test_the_bound_never_exceeds_the_unused_tokens(steps, at_s):
     """Leaves of any size, used again and again; each use counts, so fewer may be found."""
     age, leaves, now_s = TreeAge(), {}, 0.0
     for leaf, n_tokens, pause_s in steps:
@@ -36,7 +36,7 @@ def test_no_leaf_is_called_unused_that_was_used(steps, at_s):
 
 
 @given(st.integers(5000, 9000))
-def test_memory_is_bounded_and_the_answer_stays_on_the_safe_side(n):
+def test_memory_is_bounded_and_the_bound_stays_valid(n):
     age = TreeAge()
     for second in range(n):
         age.used(1, float(second))

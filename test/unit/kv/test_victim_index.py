@@ -1,4 +1,4 @@
-"""Who gives way first: known futures, overdue ones, and LRU for the rest."""
+"""The order of eviction: known futures, overdue ones, and LRU for the rest."""
 
 import math
 
@@ -56,7 +56,7 @@ def order(index: VictimIndex, now_s: float = NOW_S) -> list:
 
 
 def apply(index, operations) -> list:
-    """What was answered, and what was to be read after each step. Time goes forward."""
+    """Results of all operations, and both totals after each. Time goes forward."""
     answers, now_s, sizes = [], 0.0, {}
     for name, *rest in operations:
         if name == "wait":
@@ -117,11 +117,11 @@ def test_long_overdue_is_unlikely_to_come_soon():
     assert order(index) == ["overdue", "later", "just_late", "due"]
 
 
-def test_the_same_key_is_kept_near_its_use_and_given_up_long_after():
-    index = index_of(caller=10.0, other=30.0)
+def test_a_key_ranks_low_near_its_use_and_high_long_after_it():
+    index = index_of(user=10.0, other=30.0)
     assert index.peek(9.0).key == "other"
     assert index.peek(19.0).key == "other"
-    assert index.peek(21.0).key == "caller"
+    assert index.peek(21.0).key == "user"
 
 
 def test_unknown_ones_stand_among_the_known_by_their_age():
@@ -139,7 +139,7 @@ def test_equals_go_in_order_of_their_coming():
     assert order(index) == ["b", "c", "leaf", "a"]
 
 
-def test_a_key_is_eaten_from_its_tail_page_by_page():
+def test_a_key_is_evicted_from_its_tail_page_by_page():
     index = index_of(far=NOW_S + 9, near=NOW_S + 1)
     assert index.victims(1, NOW_S) == [Victim("far", PAGE)]
     assert index.victims(PAGE + 1, NOW_S) == [Victim("far", PAGE), Victim("near", PAGE)]
@@ -168,7 +168,7 @@ def test_it_returns_less_when_there_is_no_more():
     assert VictimIndex(PAGE).peek(NOW_S) is None
 
 
-def test_protected_keys_are_nobodys_victims():
+def test_protected_keys_are_not_evicted():
     index = index_of(speaks=NOW_S + 9, other=NOW_S + 1)
     index.protect("speaks", math.inf)
     assert (index.evictable_tokens, index.protected_tokens) == (2 * PAGE, 2 * PAGE)
@@ -187,24 +187,24 @@ def test_protection_that_has_run_out_counts_until_the_next_decision():
     assert index.protected_tokens == 0
 
 
-def test_the_last_word_on_protection_counts():
-    index = index_of(caller=NOW_S + 9)
-    index.protect("caller", math.inf)
-    index.protect("caller", NOW_S + 1)
-    assert order(index, NOW_S + 1) == ["caller"]
+def test_the_latest_protection_counts():
+    index = index_of(user=NOW_S + 9)
+    index.protect("user", math.inf)
+    index.protect("user", NOW_S + 1)
+    assert order(index, NOW_S + 1) == ["user"]
 
 
 def test_protection_outlasts_a_new_rank_but_not_removal():
-    index = index_of(caller=NOW_S + 9)
-    index.protect("caller", math.inf)
-    index.put("caller", n_tokens=PAGE, last_use_s=0.0, next_use_s=NOW_S + 50)
+    index = index_of(user=NOW_S + 9)
+    index.protect("user", math.inf)
+    index.put("user", n_tokens=PAGE, last_use_s=0.0, next_use_s=NOW_S + 50)
     assert index.protected_tokens == PAGE
-    index.remove("caller")
-    index.put("caller", n_tokens=PAGE, last_use_s=0.0)
-    assert order(index) == ["caller"]
+    index.remove("user")
+    index.put("user", n_tokens=PAGE, last_use_s=0.0)
+    assert order(index) == ["user"]
 
 
-def test_only_kv_that_is_used_later_may_give_way():
+def test_only_kv_that_is_used_later_is_taken():
     index = index_of(later=NOW_S + 9, sooner=NOW_S + 2)
     index.put("old leaf", n_tokens=PAGE, last_use_s=NOW_S - 20)
     assert index.later_tokens(NOW_S, NOW_S + 3, 10**6) == 3 * PAGE
@@ -214,14 +214,14 @@ def test_only_kv_that_is_used_later_may_give_way():
     assert [victim.key for victim in taken] == ["old leaf", "later"]
 
 
-def test_what_left_by_itself_may_be_removed_again():
+def test_a_key_that_was_evicted_can_be_removed_again():
     index = index_of(gone=NOW_S)
     index.victims(10**6, NOW_S)
     index.remove("gone")
     index.unprotect("gone")
 
 
-def test_calls_that_make_no_sense_are_refused():
+def test_invalid_arguments_are_refused():
     index = index_of(key=NOW_S)
     for n_tokens, next_use_s in ((-1, 0.0), (1, math.nan), (1, math.inf)):
         with pytest.raises(ValueError):
@@ -232,16 +232,16 @@ def test_calls_that_make_no_sense_are_refused():
     with pytest.raises(ValueError):
         index.protect("key", math.nan)
     with pytest.raises(KeyError):
-        index.protect("nobody", 1.0)
+        index.protect("unknown", 1.0)
     with pytest.raises(ValueError):
         VictimIndex(0)
     assert index.evictable_tokens == 2 * PAGE
 
 
 def test_stale_entries_do_not_pile_up():
-    index = index_of(caller=NOW_S, other=NOW_S)
+    index = index_of(user=NOW_S, other=NOW_S)
     for i in range(5000):
-        index.put("caller", n_tokens=1, last_use_s=0.0, next_use_s=NOW_S + i % 7)
+        index.put("user", n_tokens=1, last_use_s=0.0, next_use_s=NOW_S + i % 7)
         index.protect("other", NOW_S + i)
     heaps = (index._latest, index._earliest, index._unused, index._protected)
     assert max(len(heap._entries) for heap in heaps) < 100

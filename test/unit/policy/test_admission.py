@@ -1,4 +1,4 @@
-"""Budgets of KV tokens and rows: who passes whom, and for how long."""
+"""Budgets of KV tokens and rows: which streams pass others, and for how long."""
 
 from hypothesis import given
 
@@ -12,12 +12,12 @@ def admitted(*streams, **other) -> list[int]:
     return POLICIES.decide(view_of(*streams, **other)).admit.tolist()
 
 
-def test_one_that_does_not_fit_is_passed_by_smaller_ones():
+def test_smaller_streams_pass_one_that_does_not_fit():
     queue = waiting(100, age_s=3.0), waiting(900, age_s=2.0), waiting(300, age_s=1.0)
     assert admitted(*queue, free_tokens=500) == [0, 2]
 
 
-def test_it_is_passed_no_longer_than_the_bound():
+def test_a_stream_is_passed_no_longer_than_the_bound():
     too_long = MAX_BYPASS_S + 0.1
     queue = (
         waiting(100, age_s=3.0),
@@ -27,13 +27,13 @@ def test_it_is_passed_no_longer_than_the_bound():
     assert admitted(*queue, free_tokens=500) == [0]
 
 
-def test_who_comes_before_it_in_order_is_still_admitted():
+def test_a_stream_before_it_in_order_is_still_admitted():
     big = waiting(900, for_s=MAX_BYPASS_S + 0.1, age_s=9.0)
     falling_silent = waiting(300, started=True, buffered_s=0.1)
     assert admitted(big, falling_silent, free_tokens=500) == [1]
 
 
-def test_one_that_fitted_until_others_took_the_room_blocks_as_well():
+def test_a_stream_that_fitted_before_others_were_admitted_blocks_as_well():
     queue = (
         waiting(600, age_s=9.0),  # never fits
         waiting(300, age_s=8.0),
@@ -55,8 +55,8 @@ def test_long_waiting_streams_with_time_count_as_first_sounds():
 
 @few_examples
 @given(view=views())
-def test_what_is_passed_over_would_not_have_fitted(view):
-    """Unless it stands behind one that waited for too long."""
+def test_refused_streams_do_not_fit(view):
+    """Unless one before them has waited for too long."""
     round_ = POLICIES.decide(view)
     left = view.free_tokens - view.prefill_tokens[round_.admit].sum()
     rows = view.free_rows - len(round_.admit)
@@ -66,7 +66,7 @@ def test_what_is_passed_over_would_not_have_fitted(view):
         assert (view.prefill_tokens[refused] > left).all()
 
 
-def test_memory_pressure_lets_streams_that_hold_much_of_it_get_ahead_and_end():
+def test_under_memory_pressure_streams_that_hold_much_kv_get_further_ahead():
     pacing = policy_of(("urgency", "pacing"))
     big, small = playing(3.0, kv_tokens=4000), playing(3.0, kv_tokens=50)
     full = {"occupancy": 0.97, "free_tokens": 10}
@@ -78,7 +78,7 @@ def test_memory_pressure_lets_streams_that_hold_much_of_it_get_ahead_and_end():
     assert pacing.decide(view_of(big, small)).pause.all()
 
 
-def test_pacing_ceases_when_somebody_waits_too_long_for_memory():
+def test_pacing_ceases_when_a_stream_waits_too_long_for_memory():
     pacing = policy_of(("fcfs", "pacing"))
 
     def pause(waited_s: float) -> bool:

@@ -23,7 +23,7 @@ def test_few_start_at_a_time_the_oldest_first():
     assert admitted(starting(), starting(), waiting()) == []
 
 
-def test_a_stream_that_does_not_come_to_its_first_sound_blocks_no_others():
+def test_a_stream_without_a_first_sound_in_time_blocks_no_others():
     assert admitted(starting(for_s=6.0), starting(for_s=7.0), waiting()) == [2]
 
 

@@ -83,7 +83,7 @@ def test_budgets_of_tokens_and_rows_are_never_exceeded(policies, view):
 @any_set
 @few_examples
 @given(view=views())
-def test_only_streams_with_time_and_known_telemetry_sit_out(policies, view):
+def test_only_streams_with_time_and_telemetry_are_paused(policies, view):
     decided = policies.decide(view)
     out = decided.pause
     assert (decided.urgency[out] == U2).all()
@@ -96,7 +96,7 @@ def test_only_streams_with_time_and_known_telemetry_sit_out(policies, view):
 @any_set
 @few_examples
 @given(view=views())
-def test_nobody_is_held_beyond_the_bound(policies, view):
+def test_no_stream_is_paused_beyond_the_bound(policies, view):
     out = policies.decide(view).pause
     held_for_s = NOW_S - view.since_s[out & view.paused]
     assert (held_for_s < policies.config.max_pause_s).all()
@@ -105,7 +105,7 @@ def test_nobody_is_held_beyond_the_bound(policies, view):
 @any_set
 @few_examples
 @given(view=views())
-def test_the_next_change_is_known_as_long_as_somebody_sits_out(policies, view):
+def test_the_next_change_is_known_while_a_stream_is_paused(policies, view):
     decided = policies.decide(view)
     assert decided.next_change_s >= NOW_S
     if decided.pause.any():
@@ -115,7 +115,7 @@ def test_the_next_change_is_known_as_long_as_somebody_sits_out(policies, view):
 @any_set
 @few_examples
 @given(view=views())
-def test_a_prefill_that_runs_is_never_refused(policies, view):
+def test_a_running_prefill_is_never_refused(policies, view):
     budget = policies.decide(view).prefill_budget
     assert budget is None or budget >= 0
     if view.prefill_running:
@@ -130,13 +130,13 @@ def test_an_empty_stage_has_nothing_to_decide(policies):
 
 
 @any_set
-def test_streams_of_a_kind_are_admitted_as_they_came(policies):
+def test_streams_of_one_class_are_admitted_by_arrival(policies):
     view = view_of(waiting(age_s=1.0), waiting(age_s=3.0), waiting(age_s=2.0))
     assert policies.decide(view).admit.tolist() == [1, 2, 0]
 
 
 @any_set
-def test_without_telemetry_streams_are_served_as_they_came_and_counted(policies):
+def test_streams_without_telemetry_are_served_by_arrival_and_counted(policies):
     lost = {"buffered_s": np.nan}
     view = view_of(
         waiting(age_s=1.0, started=True, **lost),
@@ -153,7 +153,7 @@ def test_without_telemetry_streams_are_served_as_they_came_and_counted(policies)
 
 
 @any_set
-def test_streams_without_a_listener_never_sit_out(policies):
+def test_streams_without_a_listener_are_never_paused(policies):
     view = view_of(playing(9.0, managed=False), waiting(), playing(0.1))
     decided = policies.decide(view)
     assert not decided.pause[0]

@@ -1,4 +1,4 @@
-"""Marks, and who sits out between them."""
+"""Marks, and which streams are paused between them."""
 
 from dataclasses import replace
 
@@ -46,10 +46,10 @@ def test_slower_rounds_never_lower_a_mark(round_s, more_s):
 
 
 @given(interrupts=st.floats(0, 1), more=st.floats(0, 1), round_s=st.floats(0.001, 0.5))
-def test_who_interrupts_more_gets_no_more_ahead(interrupts, more, round_s):
+def test_a_user_who_interrupts_more_has_no_higher_mark(interrupts, more, round_s):
     less, most = marks(round_s, interrupts), marks(round_s, min(interrupts + more, 1.0))
     assert most.high_s[0] <= less.high_s[0]
-    assert most.low_s == less.low_s  # nobody falls silent for having interrupted
+    assert most.low_s == less.low_s  # interruptions raise no risk of silence
 
 
 def test_marks_are_far_enough_apart_that_flips_stay_rare():
@@ -61,7 +61,7 @@ def test_marks_are_far_enough_apart_that_flips_stay_rare():
 
 
 @given(round_s=st.floats(0.001, 0.5))
-def test_a_stream_back_at_its_mark_has_more_than_its_next_sound_takes(round_s):
+def test_the_low_mark_covers_the_time_to_the_next_sound(round_s):
     whole_chunk_s = CONFIG.chunk_steps * round_s + CONFIG.pipeline_s
     view = view_of(playing(1.0), rates=StageRates(round_s=round_s))
     assert yield_marks(view, SAFE_S, CONFIG).low_s >= whole_chunk_s
@@ -70,7 +70,7 @@ def test_a_stream_back_at_its_mark_has_more_than_its_next_sound_takes(round_s):
     )
 
 
-def test_a_stream_leaves_above_the_high_mark_and_returns_at_the_low_one():
+def test_a_stream_pauses_above_the_high_mark_and_resumes_at_the_low_one():
     low_s, high_s = marks().low_s, marks().high_s[0]
     between_s = (low_s + high_s) / 2
     assert POLICIES.decide(view_of(playing(high_s + 0.01))).pause.all()
@@ -79,34 +79,34 @@ def test_a_stream_leaves_above_the_high_mark_and_returns_at_the_low_one():
     assert not POLICIES.decide(view).pause.any()
 
 
-def test_streams_with_room_for_a_chunk_come_along_when_a_round_runs_anyway():
+def test_streams_with_room_for_a_chunk_resume_when_a_round_runs_anyway():
     low_s, high_s = marks().low_s, marks().high_s[0]
     chunk_s = CONFIG.chunk_steps * CONFIG.step_s
     streams = playing(low_s), paused(high_s - chunk_s - 0.01), paused(high_s - chunk_s + 0.01)
     assert POLICIES.decide(view_of(*streams)).pause.tolist() == [False, False, True]
 
 
-def test_they_stay_away_where_each_stream_costs_a_round_of_its_own():
+def test_streams_stay_paused_where_each_costs_a_round_of_its_own():
     low_s = marks().low_s
     rates = StageRates(round_s=0.015, round_s_per_stream=0.9 * 0.015)
     view = view_of(playing(low_s + 0.1), paused(low_s + 0.01), rates=rates)
     assert POLICIES.decide(view).pause.tolist() == [False, True]
 
 
-def test_who_has_not_begun_to_listen_is_not_paced():
+def test_a_stream_whose_consumer_has_not_begun_is_not_paced():
     assert not POLICIES.decide(
         view_of(starting(buffered_s=9.0), waiting(buffered_s=9.0))
     ).pause.any()
 
 
-def test_a_held_stream_runs_for_a_round_after_the_bound():
+def test_a_paused_stream_runs_for_a_round_after_the_bound():
     assert POLICIES.decide(view_of(paused(9.0, for_s=9.9))).pause[0]
     assert not POLICIES.decide(view_of(paused(9.0, for_s=10.1))).pause[0]
 
 
 @few_examples
 @given(buffered_s=st.lists(st.floats(0.7, 12), min_size=1, max_size=8), for_s=st.floats(0, 9.9))
-def test_the_first_returns_at_the_next_change_and_nobody_before_it(buffered_s, for_s):
+def test_the_first_stream_resumes_at_the_next_change_and_none_before_it(buffered_s, for_s):
     next_change_s = POLICIES.decide(
         view_of(*[paused(a, for_s=for_s) for a in buffered_s])
     ).next_change_s
@@ -124,7 +124,7 @@ def test_the_next_change_is_no_later_than_the_bound():
     assert round_.next_change_s == pytest.approx(NOW_S + 1.0)
 
 
-def test_a_missing_interrupt_history_paces_nobody():
+def test_without_an_interrupt_history_no_stream_is_paced():
     assert not POLICIES.decide(view_of(playing(9.0, interrupts=np.nan))).pause.any()
 
 
@@ -141,12 +141,12 @@ def test_a_missing_interrupt_history_paces_nobody():
     ],
     ids=str,
 )
-def test_constants_that_make_no_sense_are_refused(wrong):
+def test_invalid_constants_are_refused(wrong):
     with pytest.raises(ValueError):
         PolicyConfig(**wrong)
 
 
-def test_who_does_not_interrupt_gets_far_ahead_until_somebody_is_urgent():
+def test_streams_of_a_user_who_does_not_interrupt_get_far_ahead_until_one_is_urgent():
     patient = playing(6.0, interrupts=0.02)
     urgency_too = policy_of(("urgency", "pacing"))
     assert not urgency_too.decide(view_of(patient)).pause.any()

@@ -50,6 +50,6 @@ def test_policies_are_false_if_none_is_on(name):
         (("turn-prefill",), "turn-prefill needs truncate"),
     ],
 )
-def test_names_that_make_no_sense_are_refused(names, said):
+def test_invalid_names_are_refused(names, said):
     with pytest.raises(BadInputError, match=said):
         Policies.parse(names)

@@ -1,4 +1,4 @@
-"""How long a prefill may silence those who decode."""
+"""How long a prefill may delay decoding streams."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.pacing import latency_s
 from sglang_live.policy.view import StageRates
 
-from .views import NOW_S, nobody, paused, playing, policy_of, starting, view_of, waiting
+from .views import NOW_S, free_index, paused, playing, policy_of, starting, view_of, waiting
 
 POLICIES = policy_of(("urgency",))
 CONFIG = POLICIES.config
@@ -26,36 +26,36 @@ def test_a_prefill_ends_before_the_shortest_buffer_does():
     assert found == pytest.approx((0.5 - 0.02 - 0.05) / 1e-3, abs=1)
 
 
-def test_with_nobody_to_silence_there_is_no_budget():
+def test_without_a_stream_that_can_fall_silent_there_is_no_budget():
     assert budget(waiting()) is None
     assert budget(starting(), waiting()) is None
-    assert budget(playing(0.1, managed=False), nobody(), waiting()) is None
+    assert budget(playing(0.1, managed=False), free_index(), waiting()) is None
     assert budget(playing(np.nan), waiting()) is None
     assert budget(playing(0.1, blocked=True), waiting()) is None
 
 
-def test_slices_grow_with_the_wait_of_who_will_be_heard():
+def test_slices_grow_with_the_wait_of_a_listener():
     nearly_dry, for_s = playing(0.1), 2.0
     assert budget(nearly_dry, waiting(for_s=for_s)) == 1000 * CONFIG.min_prefill_share * for_s
     assert budget(nearly_dry, waiting(for_s=for_s, managed=False)) == CONFIG.min_chunk_tokens
 
 
-def test_who_is_about_to_begin_goes_before_what_nobody_will_hear():
+def test_a_stream_about_to_sound_goes_before_a_prompt_without_a_listener():
     read = waiting(managed=False)
     assert budget(starting(), read) == 0
     assert budget(starting(buffered_s=LATENCY_S + 0.5), read) == pytest.approx(430, abs=1)
-    assert budget(starting(), waiting(), read) is None  # somebody's first sound is first in line
+    assert budget(starting(), waiting(), read) is None  # a first sound is next
 
 
 def test_buffers_longer_than_a_chunk_of_the_engine_set_no_budget():
     assert budget(playing(LATENCY_S + 2.2), waiting()) is None
 
 
-def test_who_sits_out_is_protected_too():
+def test_a_paused_stream_is_protected_as_well():
     assert budget(paused(LATENCY_S + 0.5), waiting()) is not None
 
 
-def test_a_prefill_not_worth_a_round_waits_but_not_for_long():
+def test_a_small_budget_defers_the_prefill_for_a_limited_time():
     nearly_dry = playing(0.1)
     late = waiting(for_s=CONFIG.max_defer_s + 0.01, managed=False)
     assert budget(nearly_dry, waiting()) == 0
@@ -65,39 +65,39 @@ def test_a_prefill_not_worth_a_round_waits_but_not_for_long():
     assert budget(nearly_dry, late, rates=fast) == 500  # a fifth of a quarter of a second
 
 
-def test_a_prefill_that_takes_about_a_decode_round_is_not_put_off():
+def test_a_prefill_that_takes_about_a_decode_round_is_not_deferred():
     slow = StageRates(round_s=0.06, prefill_s_per_token=5e-4)
     nearly_dry, short, long = playing(0.1), waiting(100), waiting(300)
     assert budget(nearly_dry, short, rates=slow) == 180  # one and a half rounds
     assert budget(nearly_dry, long, rates=slow) == 0
     assert budget(nearly_dry, waiting(100, managed=False), rates=slow) == 0
-    # Decodes have their turn in between.
+    # Decodes run in between.
     assert budget(nearly_dry, short, rates=slow, last_prefill_s=NOW_S - 0.02) == 0
     assert budget(nearly_dry, short, rates=slow, last_prefill_s=NOW_S - 0.05) == 180
 
 
-def test_after_a_slice_of_prefill_decodes_have_their_turn_again():
+def test_after_a_slice_of_prefill_decodes_run_again():
     nearly_dry, late = playing(0.1), waiting(for_s=3.0, managed=False)
     assert budget(nearly_dry, late, last_prefill_s=NOW_S - 0.1) == 0
     assert budget(nearly_dry, late, last_prefill_s=NOW_S - 0.3) == CONFIG.min_chunk_tokens
 
 
-def test_a_prefill_half_way_is_cut_only_where_decodes_can_go_between():
+def test_a_half_done_prefill_is_deferred_only_where_decodes_can_run_in_between():
     parks = policy_of(("urgency",), PolicyConfig(may_pause_prefill=True))
-    partial_prefills = {"prefill_running": True, "rates": RATES, "last_prefill_s": NOW_S - 0.02}
-    view = view_of(playing(0.1), **partial_prefills)
+    partial_prefill = {"prefill_running": True, "rates": RATES, "last_prefill_s": NOW_S - 0.02}
+    view = view_of(playing(0.1), **partial_prefill)
     assert parks.decide(view).prefill_budget == 0
     assert POLICIES.decide(view).prefill_budget is None
 
 
-def test_a_prefill_that_nobody_decodes_beside_does_not_wait():
+def test_a_prefill_without_decodes_beside_it_does_not_wait():
     pacing = policy_of(("urgency", "pacing"))
-    alone = view_of(paused(0.75), nobody(), waiting(), rates=RATES)
+    alone = view_of(paused(0.75), free_index(), waiting(), rates=RATES)
     assert pacing.decide(alone).pause[0]
     assert pacing.decide(alone).prefill_budget >= CONFIG.min_chunk_tokens
 
 
-def test_stock_order_protects_nobody():
+def test_stock_order_protects_no_stream():
     view = view_of(playing(0.1), waiting(), rates=RATES)
     assert policy_of(("fcfs",)).decide(view).prefill_budget is None
 

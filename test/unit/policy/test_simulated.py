@@ -1,6 +1,6 @@
-"""Claims about many rounds in a row: nobody starves, and no policy makes a listener's sound break.
+"""Claims about many rounds in a row: no stream starves, and no policy causes gaps.
 
-Time passes on paper only.
+Time is simulated.
 """
 
 import pytest
@@ -33,7 +33,7 @@ def gaps_s(toy: ToyStage) -> list[float]:
 @pytest.mark.parametrize("together", [True, False], ids=["together", "one by one"])
 @pytest.mark.parametrize("order", ["fcfs", "urgency"])
 @pytest.mark.parametrize(("n", "load", "fixed"), LOADS)
-def test_pacing_breaks_nobodys_sound_while_capacity_suffices(n, load, fixed, order, together):
+def test_pacing_adds_no_gaps_while_capacity_suffices(n, load, fixed, order, together):
     stage = {
         "round_s": load * STEP_S * fixed,
         "per_stream_s": load * STEP_S * (1 - fixed) / n,
@@ -84,24 +84,24 @@ def in_a_storm(
 
 @pytest.mark.parametrize("order", ["fcfs", "urgency", "deadline"])
 @pytest.mark.parametrize("storm", STORMS, ids=str)
-def test_long_prompts_of_others_break_no_sound_though_buffers_are_short(storm, order):
+def test_long_prompts_of_others_cause_no_gaps_though_buffers_are_short(storm, order):
     toy = in_a_storm((order, "pacing"), *storm)
     assert gaps_s(toy) == []
-    # Nor do the others wait for much longer than their prompts take.
+    # The others wait for little longer than their prompts take.
     s_per_token, _, n_tokens = storm
     for prompt in toy.replies[10:]:
         sound_s = prompt.plays_until_s - prompt.sounded_s - prompt.arrives_s
         assert sound_s < 2.0 * s_per_token * n_tokens + 1.0
 
 
-def test_a_prompt_that_has_to_be_computed_in_one_go_breaks_sound():
+def test_a_long_prompt_that_is_computed_in_one_go_causes_gaps():
     assert sum(gaps_s(in_a_storm(("urgency", "pacing"), *STORMS[0], parks=False))) > 0.5
     assert gaps_s(in_a_storm(("urgency", "pacing"), *STORMS[0])) == []
 
 
 @pytest.mark.parametrize("policies", BUDGETED.values(), ids=BUDGETED)
-def test_a_long_prompt_is_not_passed_for_ever(policies):
-    """Small ones come as fast as memory is freed, and would always take it."""
+def test_a_long_prompt_is_passed_for_a_limited_time(policies):
+    """Small prompts arrive as fast as memory is freed, and would always take it."""
     small = [Reply(arrives_s=0.05 * i, prompt_tokens=50, steps=50) for i in range(400)]
     big = Reply(arrives_s=0.5, prompt_tokens=700, steps=100)
     toy = simulated(policies, [*small, big], until_s=30.0, capacity_tokens=1000)
@@ -127,9 +127,7 @@ def test_a_long_prompt_is_not_passed_for_ever(policies):
     ),
     capacity_tokens=st.integers(700, 3000),
 )
-def test_everybody_is_admitted_and_whoever_is_heard_comes_to_an_end(
-    policies, replies, capacity_tokens
-):
+def test_every_stream_is_admitted_and_every_heard_one_ends(policies, replies, capacity_tokens):
     # Drawn replies are shared between runs of one example: start from untouched ones.
     fresh = [
         Reply(
@@ -153,4 +151,4 @@ def test_a_stream_whose_listener_stands_still_runs_again_within_the_bound(polici
     assert all(reply.state == "done" for reply in toy.replies)
     longest_s = max(reply.longest_hold_s for reply in still)
     assert longest_s <= policies.config.max_pause_s + 0.1
-    assert (longest_s > 9.0) == policies.pacing  # or else nobody was held, and nothing is shown
+    assert (longest_s > 9.0) == policies.pacing  # otherwise none was paused, and nothing is shown

@@ -1,4 +1,4 @@
-"""Long prompts in slices: shorter ones pass, and none starves."""
+"""Long prompts in slices: shorter ones pass, and no prompt starves."""
 
 from dataclasses import dataclass, field
 
@@ -38,7 +38,7 @@ def test_a_prompt_that_is_nearly_done_goes_on():
     assert passed(50, [30]) == []
 
 
-def test_nobody_passes_into_memory_that_is_reserved():
+def test_no_prompt_passes_into_reserved_memory():
     assert passed(10_000, [30, 20], free=39) == [1]
 
 
@@ -50,7 +50,7 @@ def test_slices_follow_the_measured_cost(per_token_s, tokens):
     assert is_long(4 * tokens + 1, rates, CONFIG)
 
 
-def test_of_several_the_one_with_least_left_goes_on_until_age_tells():
+def test_the_prompt_with_least_left_goes_on_until_age_outweighs_it():
     def rank(since_s: float, left: int) -> float:
         return rank_s(since_s, left, RATES, CONFIG)
 
@@ -66,7 +66,7 @@ def test_of_several_the_one_with_least_left_goes_on_until_age_tells():
     idle_s=st.floats(0.0, 2.0),
     free=st.integers(-10, 60_000),
 )
-def test_who_passes_is_shorter_and_fits_beside_what_is_reserved(left, waiting, idle_s, free):
+def test_prompts_that_pass_are_shorter_and_fit_beside_reserved_memory(left, waiting, idle_s, free):
     found = passed(left, waiting, idle_s=idle_s, free=free)
     assert found == sorted(set(found))
     assert all(2 * waiting[i] <= left for i in found)
@@ -85,7 +85,7 @@ class Prompt:
 
 @dataclass
 class Engine:
-    """One that only prefills, as bridge/scheduler/sliced_prefill.py goes by the policy.
+    """An engine that only prefills, as bridge/scheduler/sliced_prefill.py does by the policy.
 
     half_sliced_s: when a half-prefilled prompt had its latest slice; it may be complete by then.
     """
@@ -139,7 +139,7 @@ class Engine:
 
 
 class ArrivalsAndAborts(RuleBasedStateMachine):
-    """Whatever comes and goes, half-prefilled prompts go on, and the pool is never overdrawn."""
+    """Under any arrivals and aborts half-prefilled prompts go on, and the pool suffices."""
 
     def __init__(self):
         super().__init__()
@@ -170,7 +170,7 @@ class ArrivalsAndAborts(RuleBasedStateMachine):
     @invariant()
     def some_half_prefilled_prompt_had_a_slice_lately(self):
         if self.engine.half:
-            # What passes may itself be long: then its own slices are the latest.
+            # A prompt that passes may itself be long: then its own slices are the latest.
             idle_s = self.engine.now_s - self.engine.half_sliced_s
             assert idle_s <= CONFIG.max_preempt_s + 2 * CONFIG.slice_s
 
@@ -187,8 +187,8 @@ TestArrivalsAndAborts.settings = settings(max_examples=60, stateful_step_count=4
 
 
 @pytest.mark.parametrize("others", [60, 3_000], ids=["short", "middling"])
-def test_a_long_prompt_is_done_however_many_come(others):
-    """More of them than the engine can compute, for as long as it takes."""
+def test_a_long_prompt_is_completed_under_any_load(others):
+    """More of them than the engine can compute arrive until it is complete."""
     engine = Engine(pool=10**9)
     long = Prompt(20_000, 0.0)
     engine.queue.append(long)
@@ -198,7 +198,7 @@ def test_a_long_prompt_is_done_however_many_come(others):
             engine.queue.append(Prompt(others, engine.now_s))
         engine.step()
     alone_s = 20_000 * RATES.prefill_s_per_token
-    # At its share; behind those only that came before age told.
+    # At its share, behind those only that came before age outweighed their length.
     assert engine.now_s <= 2.1 * alone_s / SHARE
 
 

@@ -1,4 +1,4 @@
-"""Who is urgent, in which order the waiting come, and who makes room."""
+"""Which streams are urgent, the order of waiting streams, and which streams yield."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from sglang_live.policy.view import U0, U1, U2, StageRates
 
 from .views import (
     few_examples,
-    nobody,
+    free_index,
     paused,
     playing,
     policy_of,
@@ -32,14 +32,14 @@ def test_a_low_buffer_is_urgent_a_missing_first_sound_next():
     assert POLICIES.decide(view).urgency.tolist() == [U0, U2, U1, U1]
 
 
-def test_utility_is_kv_that_will_be_freed_less_speech_that_may_be_wasted():
+def test_utility_is_kv_that_is_freed_minus_speech_that_may_be_wasted():
     config = PolicyConfig(alpha=2.0, beta=0.001, p_safe_s=0.5)
     view = view_of(playing(2.0, kv_tokens=1000), playing(0.1, kv_tokens=400), occupancy=0.5)
     found = utility(view, np.array([0, 1]), config)
     assert found.tolist() == [0.001 * 1000 * 0.5 - 2.0 * 3.0, 0.001 * 400 * 0.5]
 
 
-def test_the_waiting_come_in_the_order_of_algorithm_1():
+def test_waiting_streams_are_ordered_as_in_algorithm_1():
     view = view_of(
         waiting(started=True, buffered_s=3.0),  # U2, much to waste
         waiting(age_s=1.0),
@@ -66,22 +66,22 @@ def test_classes_are_never_mixed_in_the_order(view):
     assert ranks == sorted(ranks)
 
 
-def test_streams_well_ahead_make_room_for_one_that_waits_for_its_first_sound():
+def test_streams_well_ahead_yield_to_one_that_waits_for_its_first_sound():
     view = view_of(playing(5.0), playing(0.7), starting())
     assert POLICIES.decide(view).pause.tolist() == [True, False, False]
 
 
-def test_streams_well_ahead_make_room_for_one_that_is_about_to_fall_silent():
+def test_streams_well_ahead_yield_to_one_that_is_about_to_fall_silent():
     view = view_of(playing(5.0), playing(0.1))
     assert POLICIES.decide(view).pause.tolist() == [True, False]
 
 
-def test_with_nobody_urgent_everybody_returns_at_once():
-    view = view_of(paused(5.0), playing(0.7), nobody())
+def test_without_an_urgent_stream_all_resume_at_once():
+    view = view_of(paused(5.0), playing(0.7), free_index())
     assert not POLICIES.decide(view).pause.any()
 
 
-def test_who_made_room_returns_in_time_and_after_two_seconds_for_a_round():
+def test_a_stream_that_yields_resumes_in_time_and_after_two_seconds_for_a_round():
     urgent = playing(0.1)
     assert not POLICIES.decide(view_of(urgent, paused(0.55))).pause.any()
     assert POLICIES.decide(view_of(urgent, paused(0.65))).pause[1]
@@ -89,12 +89,12 @@ def test_who_made_room_returns_in_time_and_after_two_seconds_for_a_round():
 
 
 @pytest.mark.parametrize("round_s", [0.005, 0.02, 0.08, 0.3])
-def test_room_is_made_also_in_slow_rounds(round_s):
+def test_streams_yield_in_slow_rounds_as_well(round_s):
     view = view_of(playing(5.0), playing(0.1), rates=StageRates(round_s=round_s))
     assert POLICIES.decide(view).pause.tolist() == [True, False]
 
 
-def test_no_room_is_made_for_who_cannot_use_it():
+def test_streams_do_not_yield_to_one_that_cannot_step():
     no_memory = {"free_tokens": 10}
     assert not POLICIES.decide(view_of(playing(5.0), waiting(100), **no_memory)).pause.any()
     no_input = playing(0.1, blocked=True)
@@ -103,14 +103,14 @@ def test_no_room_is_made_for_who_cannot_use_it():
     assert not POLICIES.decide(view_of(playing(5.0), no_listener)).pause.any()
 
 
-def test_no_room_is_made_where_a_stream_more_costs_less_than_its_flips():
+def test_streams_do_not_yield_where_one_more_costs_less_than_its_flips():
     cheap = StageRates(round_s=0.015, round_s_per_stream=1e-6)
     dear = StageRates(round_s=0.015, round_s_per_stream=1e-3)
     assert not POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=cheap)).pause.any()
     assert POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=dear)).pause[0]
 
 
-def test_a_stage_without_time_to_spare_makes_room_for_first_sounds_alone():
+def test_a_stage_without_time_to_spare_yields_only_to_first_sounds():
     dear = StageRates(round_s=0.015, round_s_per_stream=1e-3)
     for busy, yields in ((CONFIG.saturated - 0.1, True), (CONFIG.saturated + 0.05, False)):
         rates = replace(dear, busy=busy)
@@ -122,7 +122,7 @@ def test_a_stage_without_time_to_spare_makes_room_for_first_sounds_alone():
 # --- engines that share a device ---
 
 
-def test_streams_with_time_to_spare_leave_the_device_to_an_engine_where_somebody_is_urgent():
+def test_streams_with_time_yield_the_device_to_an_engine_with_an_urgent_stream():
     streams = (playing(5.0), playing(1.1), playing(0.7))
     alone = POLICIES.decide(view_of(*streams))
     beside = POLICIES.decide(view_of(*streams, peer_urgent=True))
@@ -138,29 +138,29 @@ def test_beside_an_urgent_engine_streams_run_together_so_that_whole_rounds_are_l
     near, half, far = playing(0.7), paused(0.8), paused(1.2)
     view = view_of(near, half, far, rates=rates, peer_urgent=True)
     assert POLICIES.decide(view).pause.tolist() == [False, False, True]
-    nobody_runs = view_of(half, far, rates=rates, peer_urgent=True)
-    assert POLICIES.decide(nobody_runs).pause.all()
+    none_runs = view_of(half, far, rates=rates, peer_urgent=True)
+    assert POLICIES.decide(none_runs).pause.all()
 
 
-def test_an_engine_is_urgent_to_others_while_it_could_help_somebody():
+def test_an_engine_is_urgent_to_others_while_an_urgent_stream_can_step():
     for streams, urgent in (
         ((playing(0.1),), True),
         ((starting(),), True),
         ((playing(2.0), waiting()), True),
         ((playing(2.0), waiting(managed=False)), False),
         ((playing(0.1, blocked=True),), False),
-        ((playing(np.nan), nobody()), False),
+        ((playing(np.nan), free_index()), False),
     ):
         assert POLICIES.decide(view_of(*streams)).urgent == urgent
     assert not POLICIES.decide(view_of(playing(2.0), waiting(100), free_tokens=10)).urgent
     assert policy_of(("pacing",)).decide(view_of(starting())).urgent
 
 
-# --- what nobody listens to ---
+# --- streams without a listener ---
 
 
-def test_who_reads_waits_behind_those_who_listen_but_not_for_ever():
-    """All but the third and the last would be equal to the paper: they have not begun."""
+def test_a_stream_without_a_listener_waits_behind_first_sounds_for_a_limited_time():
+    """In the paper all but the third and the last have the same class: they have not begun."""
     reads = waiting(managed=False, age_s=1.0, for_s=1.0)
     long = waiting(managed=False, age_s=11.0, for_s=CONFIG.max_wait_s + 0.1)
     has_time = waiting(buffered_s=5.0, started=True, kv_tokens=100)
@@ -168,7 +168,7 @@ def test_who_reads_waits_behind_those_who_listen_but_not_for_ever():
     assert POLICIES.decide(view).admit.tolist() == [2, 1, 3, 0, 4]
 
 
-# --- what nobody waits for ---
+# --- background work ---
 
 SPEAKING = waiting(managed=False, background=True, started=True)
 
@@ -177,12 +177,12 @@ SPEAKING = waiting(managed=False, background=True, started=True)
 @pytest.mark.parametrize(
     "other", [waiting(), waiting(managed=False, started=True), starting(), playing(P_SAFE_S / 2)]
 )
-def test_what_is_taken_in_ahead_waits_while_anybody_is_in_need(policies, other):
+def test_background_work_waits_while_a_stream_is_in_need(policies, other):
     assert 0 not in policies.decide(view_of(SPEAKING, other)).admit
-    assert 0 in policies.decide(view_of(SPEAKING, playing(3.0), nobody())).admit
+    assert 0 in policies.decide(view_of(SPEAKING, playing(3.0), free_index())).admit
 
 
-def test_it_does_not_wait_for_ever_nor_crowd_anybody_out():
+def test_background_work_waits_for_a_limited_time_and_displaces_no_stream():
     patient = waiting(managed=False, background=True, started=True, for_s=CONFIG.max_wait_s + 1)
     assert 0 in POLICIES.decide(view_of(patient, waiting())).admit
     crowded = view_of(SPEAKING, waiting(tokens=100), free_tokens=150)
@@ -204,12 +204,12 @@ def test_two_and_three_waiting_streams_are_ordered():
     assert POLICIES.decide(view_of(waiting(age_s=1.0), waiting(age_s=2.0))).admit.tolist() == [1, 0]
 
 
-def test_an_engine_that_is_busy_up_to_the_bound_makes_room_for_all_that_are_urgent():
+def test_an_engine_that_is_busy_up_to_the_bound_yields_to_all_urgent_streams():
     rates = StageRates(round_s=0.015, round_s_per_stream=1e-3, busy=CONFIG.saturated)
     assert POLICIES.decide(view_of(playing(5.0), playing(0.1), rates=rates)).pause[0]
 
 
-def test_room_is_made_where_shorter_rounds_save_as_much_as_two_flips():
+def test_streams_yield_where_shorter_rounds_save_as_much_as_two_flips():
     policy = policy_of(("urgency",), PolicyConfig(flip_s=2**-10, yield_rounds=16.0))
     for per_stream_s, yields in ((2**-13, True), (2**-13 * 0.98, False)):
         rates = StageRates(round_s=0.015, round_s_per_stream=per_stream_s)

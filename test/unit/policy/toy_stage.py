@@ -1,4 +1,4 @@
-"""A stage, its pipeline and its listeners on paper: rounds, chunks, sound, gaps.
+"""A simulated stage with its pipeline and its listeners: rounds, chunks, sound, gaps.
 
 A decode round takes round_s + per_stream_s for each stream in it. Prefill goes first, as in SGLang,
 one chunk of one prompt a round. A full chunk of sound is heard pipeline_s later. Time is the sum
@@ -27,7 +27,7 @@ class Reply:
     prompt_tokens: int = 20
     steps: int = 100
     stands_still: bool = False
-    # What has become of it.
+    # State.
     computed: int = 0
     produced: int = 0
     state: str = "to come"
@@ -88,7 +88,7 @@ class ToyStage:
     capacity_tokens: int = 1_000_000
     now_s: float = 0.0
     flips: int = 0
-    partial_prefills: Reply | None = None
+    partial_prefill: Reply | None = None
     last_prefill_s: float = float("-inf")
     mean_round_s: float = 0.0
 
@@ -107,7 +107,7 @@ class ToyStage:
             reply.listen(float("inf"))
 
     def _sleep(self, next_change_s: float) -> None:
-        """Till somebody arrives, hears something, or is known to come back."""
+        """Until a request arrives, a chunk is heard, or a stream resumes."""
         arrivals = [r.arrives_s for r in self.replies if r.state == "to come"]
         sounds = [r.under_way[0][0] for r in self.replies if r.under_way]
         self.now_s = max(min(arrivals + sounds + [next_change_s]), self.now_s + IDLE_S)
@@ -116,7 +116,7 @@ class ToyStage:
         budget = PREFILL_CHUNK if decided.prefill_budget is None else decided.prefill_budget
         if budget == 0:
             return False
-        reply = self.partial_prefills
+        reply = self.partial_prefill
         if reply is None:
             if not len(decided.admit):
                 return False
@@ -127,7 +127,7 @@ class ToyStage:
             reply.enter("running", self.now_s)
         tokens = min(reply.prompt_tokens - reply.computed, budget, PREFILL_CHUNK)
         reply.computed += tokens
-        self.partial_prefills = reply if reply.computed < reply.prompt_tokens else None
+        self.partial_prefill = reply if reply.computed < reply.prompt_tokens else None
         self.now_s += self.prefill_s_fixed + tokens * self.prefill_s_per_token
         self.last_prefill_s = self.now_s
         return True
@@ -135,7 +135,7 @@ class ToyStage:
     def _decode(self, live: list[Reply], decided: Round) -> bool:
         batch = []
         for reply, pause in zip(live, decided.pause, strict=True):
-            if reply.state == "waiting" or reply is self.partial_prefills:
+            if reply.state == "waiting" or reply is self.partial_prefill:
                 continue
             state = "paused" if pause else "running"
             self.flips += state != reply.state
@@ -164,7 +164,7 @@ class ToyStage:
             now_s=self.now_s,
             occupancy=1.0 - free / self.capacity_tokens,
             free_tokens=free,
-            prefill_running=self.partial_prefills is not None,
+            prefill_running=self.partial_prefill is not None,
             last_prefill_s=self.last_prefill_s,
             rates=StageRates(
                 round_s=self.mean_round_s,

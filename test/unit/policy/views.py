@@ -1,4 +1,4 @@
-"""Rounds to decide on: written down stream by stream, or drawn."""
+"""Views of rounds: written out stream by stream, or drawn."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
@@ -37,7 +37,7 @@ BUDGETED = {name: policies for name, policies in SETS.items() if policies.order 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One column of a view; by default somebody who plays, well ahead. for_s: since_s ago."""
+    """One column of a view; by default a stream that plays, well ahead. for_s: since_s ago."""
 
     waiting: bool = False
     paused: bool = False
@@ -70,8 +70,8 @@ def waiting(tokens: int = 100, **other) -> Stream:
     return Stream(waiting=True, prefill_tokens=tokens, **{**row, **other})
 
 
-def nobody() -> Stream:
-    """A free index."""
+def free_index() -> Stream:
+    """An index without a stream."""
     return Stream(buffered_s=np.inf, kv_tokens=0, managed=False)
 
 
@@ -118,7 +118,7 @@ _TYPES = {
 
 
 def seconds(most: float) -> st.SearchStrategy[float]:
-    """Any, and often enough a round number, so that ties and marks are met."""
+    """Any number, and often a round one, so that ties and marks occur."""
     return st.floats(0, most) | st.integers(0, int(most) * 10).map(lambda tenths: tenths / 10)
 
 
@@ -141,7 +141,7 @@ def streams() -> st.SearchStrategy[Stream]:
         **common,
     )
     out = st.builds(paused, seconds(5), for_s=seconds(15), kv_tokens=st.integers(1, 9000))
-    return with_kv | in_queue | out | st.builds(nobody)
+    return with_kv | in_queue | out | st.builds(free_index)
 
 
 def rates() -> st.SearchStrategy[StageRates]:
