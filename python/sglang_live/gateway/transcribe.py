@@ -1,7 +1,6 @@
-"""What was said, in writing: the model that answers also writes down, beside the conversation.
+"""Transcription by the model of the conversation, in a stateless turn.
 
-In: audio. Out: text as it comes; no text for audio without speech. There is no recogniser beside
-the model; it is asked for the words of a clip in a turn that leaves no trace.
+In: audio. Out: text as it comes; no text for audio without speech.
 """
 
 import asyncio
@@ -23,11 +22,11 @@ from sglang_live.interaction.presence import speech_only
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.session import VoiceSession
 
-# As Qwen3-Omni was taught to be asked.
-_ASK = "Transcribe the audio into text."
-# A minute of fast speech has some 250 words.
+# The instruction that Qwen3-Omni was trained with.
+_INSTRUCTION = "Transcribe the audio into text."
+# A minute of fast speech has about 250 words.
 _TOKENS_PER_S = 10
-_LEAST_TOKENS = 64
+_MIN_TOKENS = 64
 
 
 async def transcribe(
@@ -39,32 +38,34 @@ async def transcribe(
     hint: str | None = None,
     temperature: float = 0.0,
 ) -> AsyncGenerator[str | Usage, None]:
-    """Yield the text in pieces, then what it cost.
+    """Yield the deltas of the text, then the usage.
 
     Args:
-        speech_model: finds the speech in it; the rest is not shown to a model that would make
-            words of it.
+        speech_model: finds the speech; long silences are removed, because the model invents words
+            for them.
         language: of the speech, by name or code. hint: words that may occur in it.
     Raises:
         LiveError: the turn failed.
     """
-    said = await asyncio.to_thread(speech_only, audio.pcm, speech_model)
-    if not len(said):
+    speech = await asyncio.to_thread(speech_only, audio.pcm, speech_model)
+    if not len(speech):
         yield Usage()
         return
-    audio = audio if said is audio.pcm else AudioPart(said)
-    asked = [_ASK]
+    audio = audio if speech is audio.pcm else AudioPart(speech)
+    instruction = [_INSTRUCTION]
     if language:
-        asked.append(f"The language is {language}.")
+        instruction.append(f"The language is {language}.")
     if hint:
-        asked.append(f"These words may occur: {hint}")
-    item = HistoryItem(key=new_id("key"), role="user", parts=(audio, TextPart(" ".join(asked))))
+        instruction.append(f"These words may occur: {hint}")
+    item = HistoryItem(
+        key=new_id("key"), role="user", parts=(audio, TextPart(" ".join(instruction)))
+    )
     turn = TurnRequest(
         instructions="",
         history=(item,),
         voice="",
         wants_audio=False,
-        max_output_tokens=max(_LEAST_TOKENS, round(audio.duration_s * _TOKENS_PER_S)),
+        max_output_tokens=max(_MIN_TOKENS, round(audio.duration_s * _TOKENS_PER_S)),
         temperature=temperature,
         stateless=True,
     )

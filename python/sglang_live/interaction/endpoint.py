@@ -1,7 +1,7 @@
-"""Whether a caller has finished, or only stops to think: a model that listens to the voice.
+"""Smart Turn: the probability, from the voice alone, that the user has finished a turn.
 
-In: the last seconds of a turn, up to a pause. Out: the probability that the turn is complete.
-Owner: one SmartTurnModel per process, shared by all callers; it keeps nothing of them.
+In: the last seconds of a turn, up to a pause. Out: a probability.
+Owner: one SmartTurnModel per process, stateless, shared by all sessions.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ import numpy as np
 
 from sglang_live.core import INPUT_RATE_HZ
 
-# It hears the last eight seconds; shorter audio has silence before it.
+# Input of the model: the last eight seconds, with silence before shorter audio.
 MODEL_SAMPLES = 8 * INPUT_RATE_HZ
 
 _FFT, _HOP, _N_MELS = 400, 160, 80
@@ -26,7 +26,7 @@ class EndpointModel(Protocol):
         Args:
             pcm: [n] int16 at INPUT_RATE_HZ, from the turn's beginning to a pause.
         Returns:
-            0 to 1; blocks for some tens of ms; may be called from any thread.
+            0 to 1, after some tens of ms. May be called from any thread.
         """
         ...
 
@@ -34,11 +34,11 @@ class EndpointModel(Protocol):
 class SmartTurnModel:
     """Pipecat's Smart Turn v3 through onnxruntime on one thread.
 
-    A Whisper encoder with a classifier on top, trained on people who stop and people who pause,
-    in 23 languages. BSD-2-Clause; github.com/pipecat-ai/smart-turn.
+    A Whisper encoder with a classifier, trained on ends of turns and pauses in 23 languages.
+    BSD-2-Clause; github.com/pipecat-ai/smart-turn.
     """
 
-    def __init__(self, model_path: Path):
+    def __init__(self, model_path: Path) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
@@ -58,7 +58,7 @@ class SmartTurnModel:
 
 
 def installed_model_path() -> Path | None:
-    """The network that the pipecat-ai package carries, which is not imported; None without it."""
+    """Find the network in the pipecat-ai package, which is not imported; None if not installed."""
     spec = importlib.util.find_spec("pipecat")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -67,9 +67,9 @@ def installed_model_path() -> Path | None:
 
 
 def log_mel(pcm: np.ndarray) -> np.ndarray:
-    """Whisper's features of the last eight seconds: [80, 800] float32.
+    """Compute Whisper's features of the last eight seconds: [80, 800] float32.
 
-    The samples are brought to mean 0 and variance 1 first, as the model was trained.
+    The samples are normalised to mean 0 and variance 1 first, as in the model's training.
     """
     wave = np.zeros(MODEL_SAMPLES, np.float32)
     if len(pcm):
@@ -81,7 +81,8 @@ def log_mel(pcm: np.ndarray) -> np.ndarray:
     power = np.abs(np.fft.rfft(frames * window)) ** 2
     mel = np.log10(np.maximum(_mel_filters() @ power.T, _FLOOR))
     mel = np.maximum(mel, mel.max() - _RANGE)
-    return ((mel + 4) / 4).astype(np.float32)
+    features: np.ndarray = ((mel + 4) / 4).astype(np.float32)
+    return features
 
 
 @cache
@@ -91,17 +92,18 @@ def _mel_filters() -> np.ndarray:
     hz = np.linspace(0, INPUT_RATE_HZ / 2, _FFT // 2 + 1)
     below, centre, above = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     slopes = np.minimum((hz - below) / (centre - below), (above - hz) / (above - centre))
-    return np.maximum(slopes, 0) * 2 / (above - below)
+    filters: np.ndarray = np.maximum(slopes, 0) * 2 / (above - below)
+    return filters
 
 
-# Slaney's scale: even up to 1 kHz, then by equal factors.
-_LINEAR_HZ, _KNEE_HZ, _KNEE_MEL, _STEP = 200 / 3, 1000.0, 15.0, np.log(6.4) / 27
+# Slaney's scale: linear up to 1 kHz, logarithmic above.
+_LINEAR_HZ, _KNEE_HZ, _KNEE_MEL, _STEP = 200 / 3, 1000.0, 15.0, float(np.log(6.4)) / 27
 
 
 def _slaney_mel(hz: float) -> float:
     if hz < _KNEE_HZ:
         return hz / _LINEAR_HZ
-    return _KNEE_MEL + np.log(hz / _KNEE_HZ) / _STEP
+    return _KNEE_MEL + float(np.log(hz / _KNEE_HZ)) / _STEP
 
 
 def _slaney_hz(mel: np.ndarray) -> np.ndarray:

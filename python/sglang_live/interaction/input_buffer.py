@@ -1,8 +1,8 @@
-"""The audio one caller has sent and that no turn has taken yet.
+"""The user's audio that is not part of a turn yet.
 
-In: 16 kHz int16 audio. Out: AudioPart, cut by absolute position.
-Owner: one InputBuffer per caller. Positions count all audio ever written in the session, so
-they stay valid while old audio leaves.
+In: 16 kHz int16 audio. Out: AudioPart, by absolute position.
+Owner: one InputBuffer per session. Positions count all audio of the session, so they stay valid
+when old audio is discarded.
 """
 
 import numpy as np
@@ -24,9 +24,9 @@ class BufferFullError(BadInputError):
 
 
 class InputBuffer:
-    def __init__(self, max_audio_s: float):
+    def __init__(self, max_audio_s: float) -> None:
         self._max_samples = int(max_audio_s * INPUT_RATE_HZ)
-        self._pcm = bytearray()  # a bytearray frees its front in constant time
+        self._pcm = bytearray()  # removes bytes at its front in constant time
         self._start = 0
 
     @property
@@ -45,11 +45,11 @@ class InputBuffer:
 
     @property
     def excess_samples(self) -> int:
-        """How far the held audio is over the bound."""
+        """Held samples beyond the bound."""
         return max(0, self.held_samples - self._max_samples)
 
     def check_room(self, n_samples: int) -> None:
-        """Raises BufferFullError if n_samples more would pass the bound."""
+        """Raises BufferFullError if n_samples more would exceed the bound."""
         if self.held_samples + n_samples > self._max_samples:
             max_s = self._max_samples / INPUT_RATE_HZ
             raise BufferFullError(
@@ -60,7 +60,7 @@ class InputBuffer:
         self._pcm += pcm.astype("<i2", copy=False).tobytes()
 
     def take(self, start_sample: int, end_sample: int) -> AudioPart:
-        """Cut [start_sample, end_sample) out; audio before it leaves too, it is too old."""
+        """Remove [start_sample, end_sample) and all audio before it; return what is held of it."""
         first = max(start_sample, self._start) - self._start
         last = min(max(end_sample, self._start), self.end_sample) - self._start
         cut = bytes(self._pcm[first * _BYTES_PER_SAMPLE : last * _BYTES_PER_SAMPLE])
@@ -68,16 +68,16 @@ class InputBuffer:
         return AudioPart(np.frombuffer(cut, np.int16))
 
     def peek(self, start_sample: int, end_sample: int) -> np.ndarray:
-        """[n] int16 of what is held of [start_sample, end_sample); it stays."""
+        """Return a copy of what is held of [start_sample, end_sample): [n] int16."""
         first = max(start_sample - self._start, 0) * _BYTES_PER_SAMPLE
         last = max(end_sample - self._start, 0) * _BYTES_PER_SAMPLE
         return np.frombuffer(bytes(self._pcm[first:last]), np.int16)
 
     def check_commit(self, pending_samples: int = 0) -> None:
-        """Check that a commit of everything would be long enough.
+        """Check that all held audio is long enough for a commit.
 
         Args:
-            pending_samples: audio that was received but is still inside the resampler.
+            pending_samples: audio that was received and is still in the resampler.
         Raises:
             EmptyCommitError: if less than MIN_COMMIT_MS would be committed.
         """

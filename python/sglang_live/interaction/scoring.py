@@ -1,8 +1,8 @@
-"""Speech is scored beside the event loop, which goes on while the network computes.
+"""Speech is scored in a thread beside the event loop, in batches over all sessions.
 
-In: windows of any caller's audio and the state before them. Out: probabilities, the state after.
-Owner: one SpeechScorer per process, with a thread of its own. A caller waits for his own windows;
-what was scored while the loop was busy comes with one wake-up of it.
+In: windows of a user's audio and the state before them. Out: probabilities, the state after.
+Owner: one SpeechScorer per process. Results that are ready while the loop is busy are delivered
+by one wake-up of the loop.
 """
 
 import asyncio
@@ -13,101 +13,101 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from sglang_live.interaction.silero import Asked, Scored, SpeechModel, SpeechState
+from sglang_live.interaction.silero import SpeechModel, SpeechScores, SpeechState, SpeechWindows
 
-# Of one call of the model: more windows are hardly cheaper each, and all wait for the last one.
-_WINDOWS_TOGETHER = 64
+# In one call of the model. Beyond this a window costs hardly less, and all wait for the last one.
+_MAX_WINDOWS_PER_CALL = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Ask:
-    what: Asked
+class _Job:
+    windows: SpeechWindows
     loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Scored]
+    future: asyncio.Future[SpeechScores]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Answer:
-    to: _Ask
-    scored: Scored | None
-    error: Exception | None = None
+class _Result:
+    job: _Job
+    scores: SpeechScores | Exception
 
-    def give(self) -> None:
-        if self.to.answer.done():
-            return  # the caller has left
-        if self.error is not None:
-            self.to.answer.set_exception(self.error)
+    def deliver(self) -> None:
+        if self.job.future.done():
+            return  # cancelled
+        if isinstance(self.scores, Exception):
+            self.job.future.set_exception(self.scores)
         else:
-            self.to.answer.set_result(self.scored)
+            self.job.future.set_result(self.scores)
 
 
 class SpeechScorer:
-    """For callers of one event loop."""
+    """For the sessions of one event loop."""
 
-    def __init__(self, model: SpeechModel):
+    def __init__(self, model: SpeechModel) -> None:
         self.model = model
-        self._asked: SimpleQueue[_Ask | None] = SimpleQueue()  # None: close
-        self._answered: deque[_Answer] = deque()
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()  # None: close
+        self._results: deque[_Result] = deque()
         self._lock = threading.Lock()
-        self._wakes = False  # the loop has been told, and has not looked yet
+        self._wakes = False  # the loop has been woken and has not delivered yet
         self._thread = threading.Thread(target=self._work, name="speech", daemon=True)
 
-    async def score(self, windows: np.ndarray, state: SpeechState) -> Scored:
-        """As SpeechModel.score, of one. Callers are served in the order in which they ask.
+    async def score(self, windows: np.ndarray, state: SpeechState) -> SpeechScores:
+        """Score as SpeechModel.score does, in the order of the calls.
 
         Raises:
-            RuntimeError: it was closed.
+            RuntimeError: the scorer was closed.
         """
         if not self._thread.is_alive():
             self._thread.start()
         loop = asyncio.get_running_loop()
-        ask = _Ask((windows, state), loop, loop.create_future())
-        self._asked.put(ask)
-        return await ask.answer
+        job = _Job((windows, state), loop, loop.create_future())
+        self._jobs.put(job)
+        return await job.future
 
     def close(self) -> None:
-        self._asked.put(None)
+        self._jobs.put(None)
 
     def _work(self) -> None:
-        while (ask := self._asked.get()) is not None:
-            if asks := self._with_others(ask):
-                self._tell(self._answers(asks))
+        while (job := self._jobs.get()) is not None:
+            if batch := self._batch_from(job):
+                self._add_results(self._score(batch))
 
-    def _with_others(self, ask: _Ask | None) -> list[_Ask]:
-        """Those that are scored together: who comes first, and who fits in with them."""
-        asks, n_windows = [], 0
-        while ask is not None:
-            if not ask.answer.cancelled():
-                asks.append(ask)
-                n_windows += len(ask.what[0])
-            if n_windows >= _WINDOWS_TOGETHER:
-                return asks
+    def _batch_from(self, job: _Job | None) -> list[_Job]:
+        """The job and those queued behind it, up to the bound of windows."""
+        batch: list[_Job] = []
+        n_windows = 0
+        while job is not None:
+            if not job.future.cancelled():
+                batch.append(job)
+                n_windows += len(job.windows[0])
+            if n_windows >= _MAX_WINDOWS_PER_CALL:
+                return batch
             try:
-                ask = self._asked.get_nowait()
+                job = self._jobs.get_nowait()
             except Empty:
-                return asks
-        self._asked.put(None)  # for the thread, which closes after these
-        return asks
+                return batch
+        self._jobs.put(None)  # ends the thread after this batch
+        return batch
 
-    def _answers(self, asks: list[_Ask]) -> list[_Answer]:
+    def _score(self, batch: list[_Job]) -> list[_Result]:
         try:
-            scored = self.model.score([ask.what for ask in asks])
-        except Exception as error:  # the caller's to deal with, not this thread's
-            if len(asks) == 1:
-                return [_Answer(asks[0], None, error)]
-            return [answer for ask in asks for answer in self._answers([ask])]
-        return [_Answer(ask, one) for ask, one in zip(asks, scored, strict=True)]
+            scores = self.model.score([job.windows for job in batch])
+        except Exception as error:  # raised by score() of the job that caused it
+            if len(batch) == 1:
+                return [_Result(batch[0], error)]
+            return [result for job in batch for result in self._score([job])]
+        return [_Result(job, each) for job, each in zip(batch, scores, strict=True)]
 
-    def _tell(self, answers: list[_Answer]) -> None:
+    def _add_results(self, results: list[_Result]) -> None:
         with self._lock:
-            self._answered.extend(answers)
+            self._results.extend(results)
             wakes, self._wakes = not self._wakes, True
         if wakes:
-            answers[0].to.loop.call_soon_threadsafe(self._give)
+            results[0].job.loop.call_soon_threadsafe(self._deliver)
 
-    def _give(self) -> None:
+    def _deliver(self) -> None:
         with self._lock:
-            answered, self._answered = self._answered, deque()
+            results, self._results = self._results, deque()
             self._wakes = False
-        for each in answered:
-            each.give()
+        for result in results:
+            result.deliver()

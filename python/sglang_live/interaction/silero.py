@@ -1,8 +1,8 @@
 """The Silero VAD network: windows of audio in, probability of speech out.
 
-In: overlapping 16 kHz windows of any number of callers. Out: one probability per window, and each
-caller's next state.
-Owner: one SileroModel per process, shared by all callers; the recurrent state is the caller's.
+In: overlapping 16 kHz windows of any number of users. Out: one probability per window, and each
+user's next state.
+Owner: one SileroModel per process, shared by all sessions; a detector keeps its recurrent state.
 """
 
 import importlib.util
@@ -28,25 +28,25 @@ class SpeechState:
     c: np.ndarray
 
 
-# Consecutive windows of one caller, [n, CONTEXT_SAMPLES + WINDOW_SAMPLES] float32 in [-1, 1], each
+# Consecutive windows of one user, [n, CONTEXT_SAMPLES + WINDOW_SAMPLES] float32 in [-1, 1], each
 # beginning with the last CONTEXT_SAMPLES of the one before; and the state before them.
-Asked = tuple[np.ndarray, SpeechState]
+SpeechWindows = tuple[np.ndarray, SpeechState]
 # [n] float32 probabilities of speech, and the state after the last window.
-Scored = tuple[np.ndarray, SpeechState]
+SpeechScores = tuple[np.ndarray, SpeechState]
 
 
 class SpeechModel(Protocol):
     def initial_state(self) -> SpeechState: ...
 
-    def score(self, asked: Sequence[Asked]) -> list[Scored]:
-        """Windows of several callers at once, at least one of each."""
+    def score(self, batch: Sequence[SpeechWindows]) -> list[SpeechScores]:
+        """Score windows of several users at once, at least one of each."""
         ...
 
 
 class SileroModel:
-    """Silero v6 through onnxruntime on one thread: there is too little to share out."""
+    """Silero v6 through onnxruntime on one thread: the work is too small for more."""
 
-    def __init__(self, model_path: Path | None = None):
+    def __init__(self, model_path: Path | None = None) -> None:
         import onnxruntime
 
         from sglang_live.interaction.silero_graph import for_many_users
@@ -64,24 +64,24 @@ class SileroModel:
         zeros = np.zeros(_WIDTH, np.float32)
         return SpeechState(zeros, zeros)
 
-    def score(self, asked: Sequence[Asked]) -> list[Scored]:
-        lengths = np.array([len(windows) for windows, _ in asked], np.int32)
+    def score(self, batch: Sequence[SpeechWindows]) -> list[SpeechScores]:
+        lengths = np.array([len(windows) for windows, _ in batch], np.int32)
         steps = np.arange(lengths.max())[:, None]
         inputs = {
-            "windows": np.concatenate([windows for windows, _ in asked]),
+            "windows": np.concatenate([windows for windows, _ in batch]),
             "at": np.where(steps < lengths, lengths.cumsum() - lengths + steps, 0),
             "lengths": lengths,
-            "h": np.stack([state.h for _, state in asked])[None],
-            "c": np.stack([state.c for _, state in asked])[None],
+            "h": np.stack([state.h for _, state in batch])[None],
+            "c": np.stack([state.c for _, state in batch])[None],
         }
         speech, h, c = self._session.run(("speech", "hn", "cn"), inputs)
-        # Copies: a caller's state must not keep those of all the others.
-        states = [SpeechState(h[0, i].copy(), c[0, i].copy()) for i in range(len(asked))]
+        # Copies: a view would keep the states of all users in memory.
+        states = [SpeechState(h[0, i].copy(), c[0, i].copy()) for i in range(len(batch))]
         return [(speech[:n, i], states[i]) for i, n in enumerate(lengths)]
 
 
 def bundled_model_path() -> Path:
-    """Find the network that the silero-vad package carries.
+    """Find the network in the silero-vad package.
 
     The package is not imported: its __init__ needs torchaudio, the network file does not.
 

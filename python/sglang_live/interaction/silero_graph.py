@@ -1,14 +1,16 @@
-"""The published Silero network, arranged anew for windows of many callers at once.
+"""The published Silero network as a graph over windows of many users at once.
 
 In: the ONNX file of the silero-vad package. Out: an ONNX model with the same weights.
 
-As published, each convolution of a window is a product with a matrix of four columns at most, so
-that a megabyte of weights goes through the caches for every window. Here the windows of all
-callers are rows of one product, and the recurrent layer takes a step of all callers at a time: in
-half the time (`python -m benchmark.speech_scoring`).
+As published, each convolution of a window multiplies by a matrix of at most four columns, so that
+a megabyte of weights passes the caches for every window. Here the windows of all users are rows of
+one product, and the recurrent layer does one step of all users at a time. That takes half the time
+(`python -m benchmark.speech_scoring`).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,21 +21,22 @@ _FFT, _HOP = 256, 128
 _N_BINS = _FFT // 2 + 1
 _STRIDES = (1, 2, 2, 1)  # of the four convolutions over its frames
 _WIDTH = 128
-_OPSET, _IR_VERSION = 17, 8  # as old as serves: any onnxruntime reads them
+_OPSET, _IR_VERSION = 17, 8  # old enough for every onnxruntime
 
 
 def for_many_users(path: Path, window_samples: int, context_samples: int) -> bytes:
-    """
-    Inputs of the model: `windows` [n, context_samples + window_samples]; `at` [steps, users],
-    which of them is a user's at each step, anything where there is none; `lengths` [users]
-    int32, how many there are; `h` and `c` [1, users, 128].
+    """Build the model.
+
+    Inputs: `windows` [n, context_samples + window_samples]; `at` [steps, users], the index of a
+    user's window at each step, arbitrary beyond the user's last; `lengths` [users] int32, number
+    of windows of each user; `h` and `c` [1, users, 128].
     Outputs: `speech` [steps, users], `hn` and `cn` as h and c.
     """
     weights = _weights(path)
     graph = _Graph()
     n_frames = window_samples // _HOP
-    x = graph.add("Pad", "windows", np.int64([0, 0, 0, context_samples]), mode="reflect")
-    x = graph.add("Reshape", x, np.int64([-1, n_frames + 1, _HOP]))
+    x = graph.add("Pad", "windows", _ints([0, 0, 0, context_samples]), mode="reflect")
+    x = graph.add("Reshape", x, _ints([-1, n_frames + 1, _HOP]))
     x = graph.add("Concat", *_shifted(graph, x, n_frames, _FFT // _HOP), axis=2)
     x = graph.add("MatMul", x, weights["stft.forward_basis_buffer"][:, 0].T)
     x = graph.add("Mul", x, x)
@@ -41,18 +44,18 @@ def for_many_users(path: Path, window_samples: int, context_samples: int) -> byt
     x = graph.add("Sqrt", graph.add("Add", *parts))
     for i, stride in enumerate(_STRIDES):
         weight, bias = weights[f"encoder.{i}.weight"], weights[f"encoder.{i}.bias"]
-        x = graph.add("Pad", x, np.int64([0, 1, 0, 0, 1, 0]))
+        x = graph.add("Pad", x, _ints([0, 1, 0, 0, 1, 0]))
         x = graph.add("Concat", *_shifted(graph, x, n_frames, weight.shape[2], stride), axis=2)
         x = graph.add("MatMul", x, weight.transpose(2, 1, 0).reshape(-1, len(bias)))
         x = graph.add("Relu", graph.add("Add", x, bias))
         n_frames = -(-n_frames // stride)
-    x = graph.add("Gather", graph.add("Reshape", x, np.int64([-1, _WIDTH])), "at")
+    x = graph.add("Gather", graph.add("Reshape", x, _ints([-1, _WIDTH])), "at")
     lstm = [weights[f"lstm.{name}"] for name in "wrb"]
     x = graph.add("LSTM", x, *lstm, "lengths", "h", "c", more=("hn", "cn"), hidden_size=_WIDTH)
-    x = graph.add("Relu", graph.add("Squeeze", x, np.int64([1])))
+    x = graph.add("Relu", graph.add("Squeeze", x, _ints([1])))
     x = graph.add("MatMul", x, weights["output.weight"][0])
     x = graph.add("Sigmoid", graph.add("Add", x, weights["output.bias"]))
-    graph.add("Squeeze", x, np.int64([2]), name="speech")
+    graph.add("Squeeze", x, _ints([2]), name="speech")
     return graph.model(
         inputs={
             "windows": (TensorProto.FLOAT, ("n", context_samples + window_samples)),
@@ -69,32 +72,55 @@ def for_many_users(path: Path, window_samples: int, context_samples: int) -> byt
     )
 
 
+# Element type and shape of an input or output; a named dimension is variable.
+_Form = tuple[int, tuple[int | str, ...]]
+
+
+def _ints(values: list[int]) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
 class _Graph:
     """Nodes in order, each with the constants it needs."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._nodes: list[onnx.NodeProto] = []
         self._constants: list[TensorProto] = []
 
-    def add(self, op: str, *inputs: str | np.ndarray, name: str = "", more=(), **attributes) -> str:
-        """Returns the name of the first output."""
+    def add(
+        self,
+        op: str,
+        *inputs: str | np.ndarray,
+        name: str = "",
+        more: Sequence[str] = (),
+        **attributes: Any,
+    ) -> str:
+        """Add a node.
+
+        Args:
+            inputs: names of outputs, or constants.
+            name: of the first output; "": chosen here. more: names of its other outputs.
+        Returns:
+            The name of the first output.
+        """
         name = name or f"{op}_{len(self._nodes)}"
         named = [self._named(each) for each in inputs]
         self._nodes.append(helper.make_node(op, named, [name, *more], **attributes))
         return name
 
     def part(self, x: str, *, axis: int, begin: int, end: int, step: int = 1) -> str:
-        return self.add("Slice", x, *(np.int64([n]) for n in (begin, end, axis, step)))
+        return self.add("Slice", x, *(_ints([n]) for n in (begin, end, axis, step)))
 
-    def model(self, inputs: dict, outputs: dict) -> bytes:
-        told = [
+    def model(self, inputs: dict[str, _Form], outputs: dict[str, _Form]) -> bytes:
+        infos = [
             [helper.make_tensor_value_info(name, *form) for name, form in forms.items()]
             for forms in (inputs, outputs)
         ]
-        graph = helper.make_graph(self._nodes, "silero", *told, self._constants)
+        graph = helper.make_graph(self._nodes, "silero", *infos, self._constants)
         opset = [helper.make_opsetid("", _OPSET)]
         model = helper.make_model(graph, opset_imports=opset, ir_version=_IR_VERSION)
-        return model.SerializeToString()
+        serialized: bytes = model.SerializeToString()
+        return serialized
 
     def _named(self, each: str | np.ndarray) -> str:
         if isinstance(each, str):
@@ -105,12 +131,12 @@ class _Graph:
 
 
 def _shifted(graph: _Graph, x: str, n: int, times: int, step: int = 1) -> list[str]:
-    """n frames from the first on, from the second on, and so on; of those every step-th."""
+    """Slices of every step-th of n frames; slice i starts at frame i."""
     return [graph.part(x, axis=1, begin=i, end=i + n, step=step) for i in range(times)]
 
 
 def _weights(path: Path) -> dict[str, np.ndarray]:
-    """By their names in the file, but for the recurrent layer's, which has none worth the name."""
+    """Weights by their names in the file; of the recurrent layer as lstm.w, lstm.r, lstm.b."""
     graph = onnx.load(str(path)).graph
     named = {each.name: numpy_helper.to_array(each) for each in graph.initializer}
     (lstm,) = (node for node in graph.node if node.op_type == "LSTM")

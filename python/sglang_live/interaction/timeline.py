@@ -1,33 +1,33 @@
-"""What happened in one session, in order, for pictures and post-mortems.
+"""The events of one session, in order, for figures and post-mortems.
 
-In: events with their time. Out: one JSON document per session.
-Owner: one Timeline per session, filled by its monitor. Bounded: the first events are kept, the
-rest is counted. Format of the document:
+In: events with their times. Out: one JSON document per session.
+Owner: one Timeline per session, filled by its monitor. Bounded: the first events are kept,
+the others counted. Format of the document:
 
     {"session": id, "began_unix_s": wall clock at t_s 0, "events": [...], "dropped": n}
 
 Every event is {"t_s": seconds since the session began, "event": name} with more keys:
 
-    speech_suspected, speech_started   onset_t_s: when the voice began, on the same axis
+    speech_suspected, speech_started   onset_t_s: onset of the voice, on the same axis
     speech_dismissed, speech_stopped, turn_committed
     response_created                   response
     first_audio                        response
     sent                               response, sent_s, heard_s, generated_s: totals of its audio;
                                        at most one in 200 ms, and one when everything was sent
-    underrun                           response, silent_s: ended now, after so long
-    playing, dry                       response, heard_s: the listener hears something, or nothing
+    underrun                           response, silent_s: length of the gap that ends now
+    playing, dry                       response, heard_s: playback goes on, or has no audio left
     ack                                response, position_s, outcome, heard_s
     ack_timeout                        response: the client stopped sending acks
-    held, released                     the answer's audio is kept back, and goes on
+    held, released                     audio is kept in the gateway, and sent again
     barge_in                           response, heard_s, sent_s, generated_s
-    stopped                            the same, because the client cancelled
-    truncated                          response, position_s: by the client
+    stopped                            the same keys: the client cancelled the response
+    truncated                          response, position_s: the client truncated its item
     response_done                      response, status
-    turn_result                        response, n_tokens, n_frames, spoken: what was generated;
-                                       marks: when its turn reached what (telemetry/trace.py)
+    turn_result                        response, n_tokens, n_frames, spoken: output of its turn;
+                                       marks: times within the turn (telemetry/trace.py)
     stream                             response, stage, buffered_s, what: "u0", "u1", "u2" or
-                                       "unknown", the class it is in from now on in that stage,
-                                       or "held", "resumed"
+                                       "unknown", its new class in that stage, or "held",
+                                       "resumed"
 """
 
 import json
@@ -38,8 +38,10 @@ MAX_EVENTS = 5000
 
 
 class Timeline:
-    def __init__(self, session_id: str, *, began_s: float, began_unix_s: float, keeps: bool = True):
-        """keeps: False for a timeline that nobody will read."""
+    def __init__(
+        self, session_id: str, *, began_s: float, began_unix_s: float, keeps: bool = True
+    ) -> None:
+        """keeps: False: no event is kept, because the timeline will not be written."""
         self._session_id = session_id
         self._began_s, self._began_unix_s = began_s, began_unix_s
         self._keeps = keeps
@@ -73,6 +75,6 @@ class Timeline:
         try:
             path.write_text(json.dumps(self.to_json()) + "\n")
         except OSError:
-            path.unlink(missing_ok=True)  # half of one is of no use
+            path.unlink(missing_ok=True)  # a partial document cannot be read
             raise
         return path

@@ -1,11 +1,9 @@
-"""Where speech starts and stops in one caller's audio, as OpenAI's server_vad defines it.
+"""Starts and stops of speech in the user's audio, as OpenAI's server_vad defines them.
 
-In: 16 kHz int16 audio in pieces of any length. Out: SpeechStarted, SpeechStopped; while an
-answer is audible, SpeechSuspected before them, and SpeechDismissed when it came to nothing;
-SpeechPaused where the turn may be over, and SpeechResumed where it was not.
-Owner: one SpeechDetector per caller. The network may be asked elsewhere: what is `due` is scored,
-and `scored` says what it means.
-Time is audio received, never wall clock: a client may send faster or slower than real time.
+In: 16 kHz int16 audio of any length. Out: SpeechEvent.
+Owner: one SpeechDetector per session. Its owner has the `due` windows scored and passes the
+scores to `scored`. Time is audio received, never wall clock: a client may send faster or slower
+than real time.
 """
 
 from dataclasses import dataclass
@@ -16,35 +14,35 @@ from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.interaction.silero import (
     CONTEXT_SAMPLES,
     WINDOW_SAMPLES,
-    Asked,
-    Scored,
     SpeechModel,
+    SpeechScores,
     SpeechState,
+    SpeechWindows,
 )
 
 SAMPLES_PER_MS = INPUT_RATE_HZ // 1000
-# Speech goes on until the probability falls this far below the threshold: without the band a
+# Speech goes on until the probability falls this far below the threshold: without hysteresis a
 # single soft syllable would end the turn.
 HYSTERESIS = 0.15
-# A threshold of 0 would call digital silence speech.
+# With a threshold of 0 digital silence would be speech.
 MIN_THRESHOLD = 0.05
-# A consonant may dip below the threshold; more than two windows of that is a new onset.
+# A consonant may fall below the threshold; after more than two windows the onset is a new one.
 _MAX_ONSET_GAP_SAMPLES = 2 * WINDOW_SAMPLES
-# A suspicion ends when the voice has ceased for this long: longer than the pause in a word.
+# A suspicion ends after this much silence, which is longer than any pause within a word.
 DISMISS_SILENCE_MS = 200
-# One model call scores at most about 2 s, so that a long append cannot hold the event loop.
+# One model call scores at most about 2 s, so that a long append cannot delay other sessions.
 _MAX_WINDOWS_PER_CALL = 64
-# Several windows in one call cost little more than one. More would be left for the moment at which
-# a turn ends.
+# Several windows in one call cost little more than one. With more than this, too many would be
+# left to score when the turn ends.
 _MAX_WINDOWS_LEFT = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VadSettings:
     """
-    min_speech_ms: voiced time before a turn starts, so that clicks and coughs do not.
-    confirm_ms: the same while an answer is audible, where a cough costs more: an answer.
-    pause_ms: of silence after which SpeechPaused is told; None: never.
+    min_speech_ms: voiced time before a turn starts, so that clicks and coughs start none.
+    confirm_ms: the same while a response is audible, where a false start ends the response.
+    pause_ms: silence before SpeechPaused; None: there is no such event.
     """
 
     threshold: float = 0.5
@@ -54,7 +52,7 @@ class VadSettings:
     confirm_ms: int = 250
     pause_ms: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold must be within 0..1, got {self.threshold}")
         for name in ("prefix_padding_ms", "silence_duration_ms", "min_speech_ms", "confirm_ms"):
@@ -64,14 +62,17 @@ class VadSettings:
 
 @dataclass(frozen=True, slots=True)
 class SpeechSuspected:
-    """A voice, but not yet for confirm_ms. SpeechStarted or SpeechDismissed follows."""
+    """There is a voice, shorter than confirm_ms so far; only while a response is audible.
+
+    SpeechStarted or SpeechDismissed follows.
+    """
 
     onset_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechDismissed:
-    """The voice ceased at speech_end_ms, too early to be a turn."""
+    """The suspected voice ended at speech_end_ms, too early to be a turn."""
 
     onset_ms: int
     speech_end_ms: int
@@ -79,7 +80,7 @@ class SpeechDismissed:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """at_ms: the onset less the padding. onset_ms: the first voiced window."""
+    """A turn starts. at_ms: the onset less the padding. onset_ms: the first voiced window."""
 
     at_ms: int
     onset_ms: int
@@ -87,7 +88,7 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """at_ms: end of the turn's audio, silence included. speech_end_ms: last voiced sound."""
+    """The turn ends. at_ms: end of its audio with silence. speech_end_ms: last voiced sound."""
 
     at_ms: int
     speech_end_ms: int
@@ -95,7 +96,7 @@ class SpeechStopped:
 
 @dataclass(frozen=True, slots=True)
 class SpeechPaused:
-    """The caller has been silent for pause_ms; once for each silence."""
+    """The turn may be over: the user has been silent for pause_ms. Once per silence."""
 
     at_ms: int
     speech_end_ms: int
@@ -103,7 +104,7 @@ class SpeechPaused:
 
 @dataclass(frozen=True, slots=True)
 class SpeechResumed:
-    """The caller goes on after a SpeechPaused."""
+    """The user speaks on after a SpeechPaused: the turn is not over."""
 
 
 SpeechEvent = (
@@ -113,18 +114,23 @@ SpeechEvent = (
 
 class SpeechDetector:
     """
-    settings: may be replaced at any time.
-    confirming: an answer is audible, so that a turn needs confirm_ms of voice.
+    settings: replaceable at any time.
+    confirming: a response is audible, so that a turn needs confirm_ms of voice.
     """
 
-    def __init__(self, model: SpeechModel, settings: VadSettings, *, start_sample: int = 0):
+    def __init__(self, model: SpeechModel, settings: VadSettings, *, start_sample: int = 0) -> None:
         self._model = model
         self.settings = settings
         self.confirming = False
+        self._speaking = self._suspected = False
+        self._in_silence = self._paused = False
+        self._onset: int | None = None
+        self._voiced_samples = 0
+        self._speech_end = start_sample
         self.reset(start_sample)
 
     def reset(self, start_sample: int) -> None:
-        """Forget everything; the next audio begins at start_sample of the caller's stream."""
+        """Clear all state; the next audio begins at start_sample of the session's audio."""
         self._state = self._model.initial_state()
         self._context = np.zeros(CONTEXT_SAMPLES, np.float32)
         self._pending = np.zeros(0, np.int16)
@@ -137,7 +143,7 @@ class SpeechDetector:
         return self._speaking
 
     def feed(self, pcm: np.ndarray) -> list[SpeechEvent]:
-        """All events of the audio so far; pcm: [n] int16, 16 kHz."""
+        """Take audio, score it here, and return its events. pcm: [n] int16, 16 kHz."""
         self.take(pcm)
         events = []
         while (due := self.due()) is not None:
@@ -145,13 +151,14 @@ class SpeechDetector:
         return events
 
     def take(self, pcm: np.ndarray) -> None:
-        """Audio to be scored when something is `due`; pcm: [n] int16, 16 kHz."""
+        """Add audio, to be scored when it is `due`. pcm: [n] int16, 16 kHz."""
         self._pending = np.concatenate((self._pending, pcm))
 
-    def due(self) -> Asked | None:
-        """What the network is to be asked next, once and before anything else is done here.
+    def due(self) -> SpeechWindows | None:
+        """Remove the windows to be scored next; their scores must come before any other call.
 
-        Windows are left until they could bring an event: so nothing is told later for it.
+        Returns:
+            None while the windows are too few for an event, so that leaving them delays none.
         """
         n_windows = len(self._pending) // WINDOW_SAMPLES
         if n_windows < self._windows_to_event():
@@ -159,33 +166,33 @@ class SpeechDetector:
         return self._cut(min(n_windows, _MAX_WINDOWS_PER_CALL)), self._state
 
     def scored(self, probabilities: np.ndarray, state: SpeechState) -> list[SpeechEvent]:
-        """What the network says to what was due."""
+        """Return the events of the scores of the windows that were due."""
         self._state = state
         steps = (self._step(float(probability)) for probability in probabilities)
         return [event for event in steps if event is not None]
 
     def force_stop(self) -> SpeechStopped:
-        """End the turn here, whatever the caller does."""
+        """End the turn at the end of the audio so far."""
         assert self._speaking
         n_windows = len(self._pending) // WINDOW_SAMPLES
         if n_windows:
             probabilities, self._state = self._score(self._cut(n_windows), self._state)
             for probability in probabilities:
                 event = self._step(float(probability))
-                if isinstance(event, SpeechStopped):  # by settings that were replaced meanwhile
+                if isinstance(event, SpeechStopped):  # under settings that were replaced meanwhile
                     return event
         return self._stop(self._position)
 
     def stop_at(self, pause: SpeechPaused) -> SpeechStopped | None:
-        """End the turn in this pause; None if the caller has gone on, or the turn is over."""
+        """End the turn in this pause. Returns None if the user spoke on or the turn is over."""
         return self._stop(self._position) if self.is_in(pause) else None
 
     def is_in(self, pause: SpeechPaused) -> bool:
-        """The caller has said nothing since; may be asked from another thread."""
+        """Whether the user has been silent since. Safe to call from another thread."""
         last_ms = self._speech_end // SAMPLES_PER_MS
         return self._speaking and self._paused and last_ms == pause.speech_end_ms
 
-    def _score(self, windows: np.ndarray, state: SpeechState) -> Scored:
+    def _score(self, windows: np.ndarray, state: SpeechState) -> SpeechScores:
         (scored,) = self._model.score([(windows, state)])
         return scored
 
@@ -196,12 +203,12 @@ class SpeechDetector:
         self._pending = self._pending[taken:]
         with_context = np.concatenate((self._context, audio))
         self._context = with_context[-CONTEXT_SAMPLES:]
-        # As sliding_window_view, whose checks cost a fifth of the network.
+        # The same as sliding_window_view, whose checks take a fifth of the time of the network.
         shape, strides = (n_windows, CONTEXT_SAMPLES + WINDOW_SAMPLES), (4 * WINDOW_SAMPLES, 4)
         return np.ascontiguousarray(np.ndarray(shape, np.float32, with_context, 0, strides))
 
     def _windows_to_event(self) -> int:
-        """With fewer than these scored there is no event, whatever is in them."""
+        """The least number of windows that can bring an event, at most _MAX_WINDOWS_LEFT."""
         settings, left = self.settings, []
         if not self._speaking:
             needed_ms = settings.min_speech_ms
@@ -210,10 +217,10 @@ class SpeechDetector:
                 left.append(self._speech_end + DISMISS_SILENCE_MS * SAMPLES_PER_MS - self._position)
             left.append(needed_ms * SAMPLES_PER_MS - self._voiced_samples)
         elif self._paused:
-            return 1  # the caller may go on
+            return 1  # each may hold the SpeechResumed
         else:
-            silence_began = self._speech_end if self._in_silence else self._position
-            in_silence = self._position - silence_began
+            silence_start = self._speech_end if self._in_silence else self._position
+            in_silence = self._position - silence_start
             left.append(settings.silence_duration_ms * SAMPLES_PER_MS - in_silence)
             if settings.pause_ms is not None:
                 left.append(settings.pause_ms * SAMPLES_PER_MS - in_silence)
@@ -308,6 +315,6 @@ class SpeechDetector:
         self._speaking = False
         self._suspected = False
         self._in_silence = self._paused = False
-        self._onset: int | None = None
+        self._onset = None
         self._voiced_samples = 0
         self._speech_end = self._position

@@ -39,10 +39,10 @@ from sglang_live.gateway.realtime.connection import RealtimeConnection
 from sglang_live.gateway.realtime.services import RealtimeServices
 from sglang_live.interaction.silero import (
     CONTEXT_SAMPLES,
-    Asked,
-    Scored,
     SpeechModel,
+    SpeechScores,
     SpeechState,
+    SpeechWindows,
 )
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.orchestrator.suspects import Suspects
@@ -281,7 +281,7 @@ class LoudnessModel:
     def initial_state(self) -> SpeechState:
         return SpeechState(np.zeros(1), np.zeros(1))
 
-    def score(self, asked: Sequence[Asked]) -> list[Scored]:
+    def score(self, asked: Sequence[SpeechWindows]) -> list[SpeechScores]:
         return [(self._probabilities(windows), state) for windows, state in asked]
 
     def _probabilities(self, windows: np.ndarray) -> np.ndarray:

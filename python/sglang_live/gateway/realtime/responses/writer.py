@@ -149,7 +149,7 @@ class ResponseWriter:
         config = self._plan.config
         item = AssistantItem(
             new_id("item"),
-            config.output_modalities[0],
+            "audio" if config.output_modalities == ("audio",) else "text",
             config.output_format,
             self._frames_per_token,
         )
@@ -186,6 +186,7 @@ class ResponseWriter:
         address = self._item_address(index=len(self._output()))
         before_id = self._calls[-1].id if self._calls else self.item and self.item.id
         self._calls.append(item)
+        assert item.call_id is not None
         self._conversation.remember_call(item.call_id)  # an output may refer to it even out of band
         self._emit("response.output_item.added", item=item.to_json(), **address)
         if self._plan.in_conversation:
