@@ -140,8 +140,8 @@ class Rounds:
         self._ran: tuple[str, int] | None = None
         self._last: Round | None = None
         self._managed = np.zeros(0, bool)  # of the latest decision
-        self._buffered = np.zeros(0)
-        self._notes: list[tuple[str, str, float]] = []
+        self._buffered_s = np.zeros(0)
+        self._events: list[tuple[str, str, float]] = []
         self._slope = _Slope()
         self._busy = 0.0
         self._last_prefill_s = self._decided_s = 0.0
@@ -203,10 +203,10 @@ class Rounds:
         )
         self._last = decision = self._policy.decide(view)
         self._managed = view.managed.copy()
-        self._buffered = view.buffered_s
+        self._buffered_s = view.buffered_s
         for slot in self.table.record_urgency(decision.urgency).tolist():
             for rid in self.table.rids([slot]):
-                self._note(rid, _CLASSES[decision.urgency[slot]], slot)
+                self._record(rid, _CLASSES[decision.urgency[slot]], slot)
         self.totals["unknown"] += decision.n_unknown
         self.totals["decide_s"] += time.thread_time() - began_s
         return decision
@@ -272,27 +272,27 @@ class Rounds:
 
     def paused(self, rid: str) -> None:
         self.table.pause(rid, self.now_s)
-        self._note(rid, "paused")
+        self._record(rid, "paused")
         self.totals["pauses"] += 1
 
     def resumed(self, rid: str) -> None:
         if self.table.is_paused(rid):
             self.table.resume(rid, self.now_s)
-            self._note(rid, "resumed")
+            self._record(rid, "resumed")
             self.totals["resumes"] += 1
 
-    def take_notes(self) -> StreamEvents | None:
+    def take_events(self) -> StreamEvents | None:
         """Events of single requests since the last call; None if there were none."""
-        if not self._notes:
+        if not self._events:
             return None
-        rids, what, buffered_s = map(list, zip(*self._notes, strict=True))
-        self._notes = []
+        rids, what, buffered_s = map(list, zip(*self._events, strict=True))
+        self._events = []
         return StreamEvents(rids, what, buffered_s)
 
-    def _note(self, rid: str, what: str, slot: int | None = None) -> None:
+    def _record(self, rid: str, what: str, slot: int | None = None) -> None:
         slot = self.table.slot(rid) if slot is None else slot
-        known = slot is not None and slot < len(self._buffered)
-        self._notes.append((rid, what, float(self._buffered[slot]) if known else 0.0))
+        known = slot is not None and slot < len(self._buffered_s)
+        self._events.append((rid, what, float(self._buffered_s[slot]) if known else 0.0))
 
     def report(self) -> dict[str, float]:
         names = ("unknown_s", "u0_s", "u1_s", "u2_s")

@@ -195,7 +195,7 @@ class StreamTable:
     def buffered_s(self, rid: str, now_s: float) -> float:
         """Seconds of speech that one request has buffered, for reports; nan if unknown."""
         slot = self._slot.get(rid)
-        return float("nan") if slot is None else float(self._buffered(now_s)[slot])
+        return float("nan") if slot is None else float(self._buffered_s(now_s)[slot])
 
     def view(
         self,
@@ -216,7 +216,7 @@ class StreamTable:
             blocked: requests that cannot step in this round.
         """
         n, columns = len(self._rids), self._columns
-        buffered_s = self._buffered(now_s)
+        buffered_s = self._buffered_s(now_s)
         produced = columns["produced"][:n]
         silent = ~columns["reported"][:n] & (produced * self._unit_s > SILENT_CONSUMER_S)
         # A free slot has produced infinitely much and has no consumer.
@@ -255,7 +255,7 @@ class StreamTable:
         mask[slots] = True
         return mask
 
-    def _buffered(self, now_s: float) -> np.ndarray:
+    def _buffered_s(self, now_s: float) -> np.ndarray:
         n, columns = len(self._rids), self._columns
         produced_s = columns["produced"][:n] * self._unit_s
         taken_s = columns["consumed_s"][:n] + columns["advancing"][:n] * (

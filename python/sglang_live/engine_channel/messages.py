@@ -112,7 +112,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
         }
 
 
-class Interrupt(msgspec.Struct, frozen=True, tag="end"):
+class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):
     """Finish a request at its current length. Its session keeps the KV. Delivered reliably."""
 
     rid: str
@@ -237,7 +237,7 @@ class PolicyReport(msgspec.Struct, frozen=True, tag="policy"):
     totals: dict[str, float]
 
 
-class StreamEvents(msgspec.Struct, frozen=True, tag="notes"):
+class StreamEvents(msgspec.Struct, frozen=True, tag="events"):
     """Events of requests in one round; parallel lists.
 
     Attributes:

@@ -43,7 +43,7 @@ class Engine:
             self.rounds.ran_decode([req for req in self.batch if not self.rounds.pause(req.rid)])
 
     def notes(self) -> list[tuple[str, str]]:
-        notes = self.rounds.take_notes()
+        notes = self.rounds.take_events()
         return [] if notes is None else list(zip(notes.rids, notes.what, strict=True))
 
 

@@ -133,8 +133,8 @@ class LiveScheduler(MemoryScheduler):
         if self.paused:
             running_batch = self._resume(running_batch)
         plan = super().get_next_batch_to_run(running_batch, last_batch)
-        if self.rounds is not None and (notes := self.rounds.take_notes()) and self.outbox:
-            self.outbox.send(notes)
+        if self.rounds is not None and (events := self.rounds.take_events()) and self.outbox:
+            self.outbox.send(events)
         if plan.batch_to_run is None and self.paused and last_batch is None:
             self._wait_for_input()
         return plan

@@ -18,7 +18,7 @@ SPOKEN, WRITTEN = (
         ([SPOKEN], 1),
         ([SPOKEN, SPOKEN, SPOKEN], 1),
         ([WRITTEN, SPOKEN, WRITTEN, SPOKEN], 3),
-        ([WRITTEN, WRITTEN, WRITTEN], 3),  # upstream cuts text by itself
+        ([WRITTEN, WRITTEN, WRITTEN], 3),  # upstream slices text itself
         ([], 0),
     ],
 )

@@ -87,9 +87,9 @@ class Talk:
             self.req.output_ids.append(TEXT)
             self._decode()
 
-    def cut(self, begin: int, end: int) -> None:
+    def compact(self, begin: int, end: int) -> None:
         """Drop tokens where the session keeps them, then in its media."""
-        n_tokens, req, cut = self.n_tokens, self.req, Compaction(begin, end)
+        n_tokens, req, compaction = self.n_tokens, self.req, Compaction(begin, end)
         req.origin_input_ids = req.origin_input_ids + req.output_ids
         del req.origin_input_ids[begin:end]
         req.output_ids = array("q")
@@ -98,7 +98,7 @@ class Talk:
         self.session.committed_origin_len = len(req.origin_input_ids)
         self.session.committed_unpadded_len = len(req.origin_input_ids)
         self.session.committed_fill_len = 0
-        req.multimodal_inputs = compact_media(req.multimodal_inputs, cut, n_tokens)
+        req.multimodal_inputs = compact_media(req.multimodal_inputs, compaction, n_tokens)
 
     def back_to(self, n_tokens: int) -> None:
         """Forget what came after so many tokens, all of it input, as if it had never been said."""
@@ -242,12 +242,12 @@ def test_dropped_tokens_leave_neither_offsets_nor_positions(before, said):
 
 # --- positions ---
 
-# Of each history the second turn is cut.
+# Of each history the second turn is dropped.
 HISTORIES = {
     "words": [WORDS, WORDS, WORDS],
     "clips": [WORDS, CLIP, CLIP],
     "clip kept": [CLIP, WORDS, WORDS],
-    "picture cut": [WORDS, PICTURE, CLIP],
+    "image compacted": [WORDS, PICTURE, CLIP],
     "picture kept": [PICTURE, CLIP, PICTURE],
     "both": [BOTH, BOTH, WORDS],
 }
@@ -258,7 +258,7 @@ HISTORIES = {
 def test_tokens_after_a_compaction_get_the_positions_they_would_have_had(history, then):
     uncut, talk = twins(*history)
     sink, second = (len(prompt) + N_REPLY for prompt in history[:2])
-    talk.cut(sink, sink + second)
+    talk.compact(sink, sink + second)
     for one in (uncut, talk):
         one.turn(*WORDS)
         one.turn(*then)
@@ -270,7 +270,7 @@ def test_the_table_has_the_positions_that_kept_keys_were_computed_with():
     talk = Talk()
     for prompt in (CLIP, PICTURE, WORDS):
         talk.turn(*prompt)
-    talk.cut(20, 20 + 40)
+    talk.compact(20, 20 + 40)
     kept = torch.cat([talk.positions[:, :20], talk.positions[:, 60:]], dim=1)
     assert torch.equal(talk.mm_inputs.mrope_positions.long(), kept)
 
@@ -278,10 +278,10 @@ def test_the_table_has_the_positions_that_kept_keys_were_computed_with():
 def test_a_second_compaction_continues_from_the_first():
     uncut, talk = twins(WORDS, CLIP, PICTURE, CLIP)
     clip, picture = len(CLIP) + N_REPLY, len(PICTURE) + N_REPLY
-    talk.cut(SINK, SINK + clip)
+    talk.compact(SINK, SINK + clip)
     for one in (uncut, talk):
         one.turn(*CLIP)
-    talk.cut(SINK, SINK + picture)
+    talk.compact(SINK, SINK + picture)
     for one in (uncut, talk):
         one.turn(*WORDS)
         one.turn(*PICTURE)
@@ -296,7 +296,7 @@ def test_text_alone_needs_a_table_after_a_compaction():
     talk = Talk()
     talk.turn(*WORDS)
     assert talk.mm_inputs is None
-    talk.cut(2, 5)
+    talk.compact(2, 5)
     assert talk.mm_inputs.mm_items == []
     assert talk.mm_inputs.mrope_positions[0].tolist() == [0, 1, *range(5, 13)]
 
@@ -305,7 +305,7 @@ def test_a_table_that_a_retraction_made_too_long_is_truncated_to_the_session():
     uncut, talk = twins(WORDS, CLIP)
     table = talk.mm_inputs.mrope_positions
     talk.mm_inputs.mrope_positions = extend_mrope_positions_for_retracted_request(table, 50)
-    talk.cut(SINK, SINK + len(CLIP))
+    talk.compact(SINK, SINK + len(CLIP))
     assert talk.mm_inputs.mrope_positions.shape[1] == talk.n_tokens
     for one in (uncut, talk):
         one.turn(*WORDS)
@@ -315,7 +315,7 @@ def test_a_table_that_a_retraction_made_too_long_is_truncated_to_the_session():
 
 def test_a_turn_aborted_after_a_compaction_leaves_no_trace():
     uncut, talk = twins(WORDS, CLIP, CLIP)
-    talk.cut(SINK, SINK + len(CLIP) + N_REPLY)
+    talk.compact(SINK, SINK + len(CLIP) + N_REPLY)
     finished, positions = talk.req, talk.positions
     runs = talk.runs()
     talk.begin(*BOTH)
@@ -343,7 +343,7 @@ def test_items_are_where_their_tokens_are():
     for prompt in (CLIP, PICTURE, BOTH):
         talk.turn(*prompt)
     first = len(CLIP) + N_REPLY
-    talk.cut(first, first + len(PICTURE) + N_REPLY)
+    talk.compact(first, first + len(PICTURE) + N_REPLY)
     talk.turn(*CLIP)
     pads = [found.pad_value for found in talk.mm_inputs.mm_items]
     sizes = [AUDIO_TOKENS, AUDIO_TOKENS, IMAGE_TOKENS, AUDIO_TOKENS]
@@ -355,7 +355,7 @@ def test_sglang_embeds_the_new_clip_only():
     talk = Talk()
     for prompt in (WORDS, CLIP, CLIP):
         talk.turn(*prompt)
-    talk.cut(SINK, SINK + len(CLIP) + N_REPLY)
+    talk.compact(SINK, SINK + len(CLIP) + N_REPLY)
     n_cached = talk.n_tokens
     talk.begin(*CLIP)
     runs = [run for found in talk.mm_inputs.mm_items for run in found.offsets]
@@ -374,11 +374,13 @@ def test_dropped_items_release_their_features_and_others_keep_them():
 
 
 @pytest.mark.parametrize(
-    "cut", [Compaction(5, 10), Compaction(11, 20), Compaction(12, 13), Compaction(5, 16)], ids=str
+    "compaction",
+    [Compaction(5, 10), Compaction(11, 20), Compaction(12, 13), Compaction(5, 16)],
+    ids=str,
 )
-def test_an_item_is_never_split(cut):
+def test_an_item_is_never_split(compaction):
     with pytest.raises(AssertionError):
-        compact_media(MultimodalInputs(mm_items=[item((8, 11), (14, 16))]), cut, 30)
+        compact_media(MultimodalInputs(mm_items=[item((8, 11), (14, 16))]), compaction, 30)
 
 
 def test_spans_reach_around_all_runs_of_an_item_and_end_behind_the_last():
@@ -408,7 +410,7 @@ def test_a_rebase_moves_all_present_and_later_positions_behind_the_sink(history)
     unmoved, talk = twins(*history)
     end = SINK + len(history[1]) + N_REPLY
     for one in (unmoved, talk):
-        one.cut(SINK, end)
+        one.compact(SINK, end)
         one.turn(*WORDS)
     n_shifted = talk.positions.shape[1]
     delta = position_gap(talk.mm_inputs, SINK)
@@ -430,7 +432,7 @@ def test_an_image_leaves_a_smaller_gap_than_it_had_tokens():
     for prompt in (WORDS, PICTURE, CLIP):
         talk.turn(*prompt)
     n_gone = len(PICTURE) + N_REPLY
-    talk.cut(SINK, SINK + n_gone)
+    talk.compact(SINK, SINK + n_gone)
     widest = max(IMAGE_GRID) // 2
     assert position_gap(talk.mm_inputs, SINK) == n_gone - IMAGE_TOKENS + widest
     with pytest.raises(AssertionError):

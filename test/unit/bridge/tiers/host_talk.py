@@ -107,17 +107,19 @@ class Talk:
         self._free_from(n_kept)
         del self.values[n_kept:]
 
-    def compact(self, cut: Compaction) -> None:
-        own_from = max(self.kv.cache_protected_len, cut.begin)
-        self.kv.cache_protected_len = min(self.kv.cache_protected_len, cut.begin)
+    def compact(self, compaction: Compaction) -> None:
+        own_from = max(self.kv.cache_protected_len, compaction.begin)
+        self.kv.cache_protected_len = min(self.kv.cache_protected_len, compaction.begin)
         self.before_device_change()
-        self.copies.compact(self.name, cut)
-        self.cache.device_pool.free(self.row[own_from : cut.end].long())
+        self.copies.compact(self.name, compaction)
+        self.cache.device_pool.free(self.row[own_from : compaction.end].long())
         end = self.up(self.kv.kv_allocated_len)
-        self.row[cut.begin : cut.begin + end - cut.end] = self.row[cut.end : end].clone()
-        self.kv.kv_committed_len -= cut.n_tokens
-        self.kv.kv_allocated_len -= cut.n_tokens
-        del self.values[cut.begin : cut.end]
+        self.row[compaction.begin : compaction.begin + end - compaction.end] = self.row[
+            compaction.end : end
+        ].clone()
+        self.kv.kv_committed_len -= compaction.n_tokens
+        self.kv.kv_allocated_len -= compaction.n_tokens
+        del self.values[compaction.begin : compaction.end]
 
     def close(self) -> None:
         self.before_device_change()

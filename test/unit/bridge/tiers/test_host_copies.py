@@ -20,7 +20,15 @@ class World:
 
     STEPS = (
         *("turn", "turn_and_write", "turn_and_write", "give_back", "bring_back", "bring_back"),
-        *("truncate", "cut", "cut", "close", "begin_in_tree", "acknowledge", "wait_for_writes"),
+        *(
+            "truncate",
+            "compact",
+            "compact",
+            "close",
+            "begin_in_tree",
+            "acknowledge",
+            "wait_for_writes",
+        ),
     )
 
     def __init__(self, page: int, host_tokens: int):
@@ -66,7 +74,7 @@ class World:
         first = talk.kv.cache_protected_len
         talk.truncate(first + int((1 - share**2) * (len(talk.values) - first)))
 
-    def cut(self, talk: Talk, share: float) -> None:
+    def compact(self, talk: Talk, share: float) -> None:
         n_pages, owned = len(talk.values) // talk.page, talk.kv.cache_protected_len // talk.page
         begin = int(share * n_pages)
         behind = max(begin + 1 + int(7 * share) % 3, owned)

@@ -37,9 +37,9 @@ class StoredTalk(Talk):
         self.stored.truncated(self.name, n_kept)
         self.stored.forget_unless_contiguous(self.name)
 
-    def compact(self, cut: Compaction) -> None:
-        super().compact(cut)
-        self.stored.compact(self.name, cut)
+    def compact(self, compaction: Compaction) -> None:
+        super().compact(compaction)
+        self.stored.compact(self.name, compaction)
         self.stored.forget_unless_contiguous(self.name)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class World:
 
     STEPS = (
         *("turn_and_write", "turn_and_write", "give_back", "bring_back", "store", "store"),
-        *("fetch", "fetch", "settle", "settle", "truncate", "cut", "close", "acknowledge"),
+        *("fetch", "fetch", "settle", "settle", "truncate", "compact", "close", "acknowledge"),
     )
 
     def __init__(self, page: int):
@@ -112,7 +112,7 @@ class World:
     def truncate(self, talk: StoredTalk, share: float) -> None:
         talk.truncate(int((1 - share**2) * len(talk.values)))
 
-    def cut(self, talk: StoredTalk, share: float) -> None:
+    def compact(self, talk: StoredTalk, share: float) -> None:
         n_pages = len(talk.values) // talk.page
         begin = int(share * n_pages)
         behind = begin + 1 + int(7 * share) % 3
