@@ -37,12 +37,17 @@ engine *ARGS:
 e2e *ARGS:
     {{ python }} -m pytest test/e2e "$@"
 
-# Run the checks that need no engine: what a commit should pass.
-fast: lint types unit
+# Set up, then run the checks that need no engine: what a commit should pass.
+fast *ARGS:
+    scripts/test.sh --fast "$@"
 
-# Set up, then run every check and test, as continuous integration does.
-all *ARGS:
+# Set up, then run checks and tests as continuous integration does.
+ci *ARGS:
     scripts/test.sh "$@"
+
+# The same with the nightly variants.
+all *ARGS:
+    scripts/test.sh --all "$@"
 
 # Start the server with the demo model and have one conversation; --serve keeps it running.
 demo *ARGS:

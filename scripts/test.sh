@@ -1,6 +1,29 @@
 #!/usr/bin/env bash
-# Set up, then check formatting and run all tests. Extra arguments go to pytest.
+# Set up, then check formatting and types and run the tests.
 set -euo pipefail
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/test.sh [--fast | --all] [PYTEST ARGUMENT...]
+
+  --fast   format, types and the unit tests, without engines (about 4 minutes on two cores)
+  --all    also the tests marked `nightly`: more variants of what the others show once
+
+Without either: format, types, unit tests, and engine and end-to-end tests.
+TEXT
+}
+
+extent=default
+case ${1:-} in
+--fast | --all)
+    extent=${1#--}
+    shift
+    ;;
+-h | --help)
+    usage
+    exit 0
+    ;;
+esac
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$ROOT"
@@ -9,42 +32,35 @@ bash scripts/setup.sh --test </dev/null
 python=$ROOT/.venv/bin/python
 failed=()
 n_pytest_args=$#
+# The time of set-up depends on the network, that of the tests on this repository.
+SECONDS=0
 
 check() {
     local name=$1
     shift
     echo "=== $name"
-    local status=0
+    local status=0 from=$SECONDS
     # All checks run, so that one run shows all failures.
     "$@" </dev/null || status=$?
     # 5 is pytest's "no tests collected": -k may select tests of the other phase only.
     if ((status == 5 && n_pytest_args)); then status=0; fi
     if ((status)); then failed+=("$name"); fi
+    echo "--- $name: $((SECONDS - from)) s"
 }
 
-has_tests() {
-    [[ -d $1 && -n $(find "$1" -name 'test_*.py' -print -quit) ]]
-}
-
-run_tests() {
-    local name=$1
-    shift
-    local folders=()
-    while (($#)) && [[ $1 != -- ]]; do
-        if has_tests "$1"; then folders+=("$1"); fi
-        shift
-    done
-    shift
-    if ((${#folders[@]})); then
-        check "$name" "$python" -m pytest "${folders[@]}" "$@"
-    fi
-}
+marks=(-m "not nightly")
+if [[ $extent == all ]]; then marks=(); fi
 
 check "ruff check" "$python" -m ruff check .
 check "ruff format" "$python" -m ruff format --check .
-# Unit tests first: they fail in seconds, the engines take minutes.
-run_tests "unit tests" test/unit -- "$@"
-run_tests "engine and end-to-end tests" test/engine test/e2e -- "$@"
+check "mypy" "$python" -m mypy
+# Unit tests first: they fail in seconds, the engines take minutes. Those of one file run in one
+# process, because they share fixtures; engines of several processes would slow each other.
+check "unit tests" "$python" -m pytest test/unit --numprocesses auto --dist loadfile \
+    "${marks[@]}" "$@"
+if [[ $extent != fast ]]; then
+    check "engine and end-to-end tests" "$python" -m pytest test/engine test/e2e "${marks[@]}" "$@"
+fi
 
 if ((${#failed[@]})); then
     printf -v names '%s, ' "${failed[@]}"
