@@ -327,7 +327,7 @@ def test_a_checkpoint_loads_with_one_file_or_several(tmp_path, module, long_wave
     [
         ({"code2wav.decoder.0.conv.bias": None}, "1 code2wav tensors missing"),
         ({"code2wav.decoder.0.conv.extra": torch.zeros(1)}, "1 unexpected"),
-        ({"code2wav.decoder.0.conv.bias": torch.zeros(3)}, r"config asks for \(32,\)"),
+        ({"code2wav.decoder.0.conv.bias": torch.zeros(3)}, r"config has \(32,\)"),
     ],
     ids=["missing", "unexpected", "misshapen"],
 )
