@@ -27,7 +27,7 @@ def test_complete_audio_spreads_its_tokens_evenly():
     assert [heard(frames * FRAME_S) for frames in (3, 4, 8, 20, 39)] == [0, 1, 2, 5, 9]
 
 
-def test_all_of_complete_audio_is_all_of_the_text_however_much_that_is():
+def test_complete_audio_heard_in_full_is_all_of_the_text():
     assert heard(40 * FRAME_S) == 10
     assert heard(100.0) == 10
     # More tokens than steps could have taken in: only the end says that all were meant.
@@ -39,7 +39,7 @@ def test_a_last_frame_that_is_missing_costs_at_least_a_token():
     assert heard(39.9 * FRAME_S) == 9
 
 
-def test_incomplete_audio_goes_by_the_callers_pace():
+def test_incomplete_audio_is_counted_by_the_users_pace():
     assert heard(20 * FRAME_S, spoken=False, frames_per_token=5.0) == 4
     assert heard(1000 * FRAME_S, spoken=False) == 10
 
@@ -55,7 +55,7 @@ def test_nothing_heard_is_no_token():
     assert heard(FRAME_S) == 0
 
 
-def test_complete_audio_of_unknown_length_goes_by_the_pace():
+def test_complete_audio_of_unknown_length_is_counted_by_the_pace():
     assert heard(8 * FRAME_S, n_frames=0) == 2
 
 
@@ -66,7 +66,7 @@ def test_complete_audio_of_unknown_length_goes_by_the_pace():
     st.booleans(),
     st.floats(0.1, 20.0),
 )
-def test_it_grows_with_what_was_heard_and_stays_within_its_bounds(
+def test_the_count_grows_with_the_audio_heard_and_stays_within_its_bounds(
     times_s, n_tokens, n_frames, spoken, pace
 ):
     counts = [heard(t, n_tokens, n_frames, spoken, pace) for t in times_s]

@@ -1,4 +1,4 @@
-"""A voice over an answer: held, interrupted, or let go."""
+"""A voice over a response: audio is held, released, or the response interrupted."""
 
 import asyncio
 
@@ -54,7 +54,7 @@ async def world():
     return World()
 
 
-async def test_a_suspicion_holds_and_a_dismissal_lets_go_and_counts_a_false_alarm(world):
+async def test_a_suspicion_holds_and_a_dismissal_releases_and_counts_a_false_alarm(world):
     world.barge_in.suspect(9.9, 250)
     await world.advance(0.3)
     world.barge_in.dismiss()
@@ -76,26 +76,26 @@ async def test_a_confirmed_suspicion_interrupts_and_the_stop_counts_from_the_hol
     assert world.value("barge_in_latency_seconds_sum") == pytest.approx(0.25)
 
 
-async def test_without_a_window_the_answer_is_interrupted_at_once(world):
+async def test_without_a_suspicion_the_response_is_interrupted_at_once(world):
     world.barge_in.interrupt(9.9)
     assert world.audio.calls == ["interrupt"]
     assert world.value("stop_latency_seconds_sum") == pytest.approx(0.1)
 
 
-async def test_speech_while_nothing_is_audible_is_no_barge_in_but_ends_what_is_being_made(world):
+async def test_speech_while_nothing_is_audible_is_no_barge_in_but_ends_the_response(world):
     world.audio.audible = False
     world.barge_in.interrupt(9.9)
     assert world.audio.calls == ["interrupt"]
     assert world.value("barge_ins_total") == 0
 
 
-async def test_a_client_that_stops_sending_audio_cannot_hold_an_answer_for_long(world):
+async def test_a_client_that_stops_sending_audio_cannot_hold_a_response_for_long(world):
     world.barge_in.suspect(10.0, 250)
     await world.advance(1.2)
     assert world.audio.calls == ["hold"]
     await world.advance(0.1)
     assert world.audio.calls == ["hold", "release"]
-    # What comes of the suspicion later is still heard of.
+    # Events of that voice still count.
     world.barge_in.interrupt(10.0)
     assert world.audio.calls[2:] == ["interrupt"]
 

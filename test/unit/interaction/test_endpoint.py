@@ -1,4 +1,4 @@
-"""What the endpoint model is given is what it was trained on."""
+"""The features of the endpoint model are those of its training."""
 
 from pathlib import Path
 

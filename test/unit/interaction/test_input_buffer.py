@@ -1,4 +1,4 @@
-"""Audio that waits for a turn: absolute positions, bounds, cuts."""
+"""Audio that waits for a turn: absolute positions and bounds."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def ramp(start: int, n: int) -> np.ndarray:
     return (np.arange(start, start + n) % 30_000).astype(np.int16)
 
 
-def test_a_cut_takes_its_range_and_drops_what_is_older():
+def test_take_returns_its_range_and_drops_older_audio():
     buffer = InputBuffer(1.0)
     buffer.append(ramp(0, 1000))
     part = buffer.take(200, 500)
@@ -22,7 +22,7 @@ def test_a_cut_takes_its_range_and_drops_what_is_older():
     assert np.array_equal(buffer.take(0, 700).pcm, ramp(500, 200))
 
 
-def test_a_cut_beyond_the_end_takes_what_there_is():
+def test_take_beyond_the_end_returns_the_held_audio():
     buffer = InputBuffer(1.0)
     buffer.append(ramp(0, 100))
     assert len(buffer.take(50, 5000).pcm) == 50

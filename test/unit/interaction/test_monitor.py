@@ -1,4 +1,4 @@
-"""The session's facts: what the stages are told, what is remembered, what is written down."""
+"""The facts of a session: reports to the stages, user stats, the timeline."""
 
 import asyncio
 
@@ -75,7 +75,7 @@ async def world():
     world.monitor.close()
 
 
-async def test_the_stages_hear_of_the_start_of_playback_and_of_its_running_dry(world):
+async def test_the_start_of_playback_and_its_running_dry_are_reported(world):
     playback = world.respond()
     assert world.stages.reports == [(0.0, False, 0.2)]
     world.monitor.audio_sent(playback, 1.0)
@@ -91,7 +91,7 @@ async def test_the_stages_hear_of_the_start_of_playback_and_of_its_running_dry(w
     assert world.stages.reports[3:] == [(1.5, True, 0.2)]
 
 
-async def test_an_ack_is_news_only_if_the_stages_were_wrong_by_more_than_a_frame(world):
+async def test_an_ack_is_reported_only_if_the_estimate_was_off_by_more_than_a_frame(world):
     playback = world.respond()
     world.monitor.audio_sent(playback, 5.0)
     await world.advance(1.0)
@@ -102,7 +102,7 @@ async def test_an_ack_is_news_only_if_the_stages_were_wrong_by_more_than_a_frame
     assert world.stages.reports[2:] == [(1.7, True, 0.2)]
 
 
-async def test_a_paused_client_is_reported_and_so_is_its_unexplained_silence(world):
+async def test_a_paused_client_is_reported_and_so_is_the_end_of_its_acks(world):
     playback = world.respond()
     world.monitor.audio_sent(playback, 5.0)
     for _ in range(3):
@@ -127,7 +127,7 @@ async def test_only_the_running_turn_is_reported(world):
     assert world.stages.reports[n_reports:] == [(0.0, False, 0.2)]
 
 
-async def test_an_answer_behind_another_is_reported_when_its_playback_begins(world):
+async def test_a_response_behind_another_is_reported_when_its_playback_begins(world):
     first = world.respond("r1")
     world.monitor.audio_sent(first, 1.0)
     world.monitor.all_audio_sent(first)
@@ -144,7 +144,7 @@ async def test_speech_and_suspicion_are_passed_on(world):
     assert world.stages.n_speech == 2
 
 
-async def test_habits_follow_interruptions_and_reply_gaps(world):
+async def test_user_stats_follow_interruptions_and_response_gaps(world):
     user_stats = world.monitor.user_stats
     playback = world.respond("r1")
     world.monitor.audio_sent(playback, 1.0)
@@ -163,7 +163,7 @@ async def test_habits_follow_interruptions_and_reply_gaps(world):
     assert user_stats.response_gap_s == pytest.approx(1.9)
 
 
-async def test_pace_is_learned_from_complete_replies_only(world):
+async def test_the_pace_is_measured_on_complete_responses_only(world):
     playback = world.respond()
     before = world.monitor.user_stats.frames_per_token
     world.monitor.turn_result(playback, n_tokens=10, n_frames=20, spoken=False)
@@ -188,7 +188,7 @@ async def test_seconds_are_counted_when_nothing_can_change_them_any_more(world):
     assert world.value("playback_acks_total", outcome="accepted") == 1
 
 
-async def test_a_listener_who_waited_is_counted(world):
+async def test_a_gap_in_playback_is_counted(world):
     playback = world.respond()
     for _ in range(2):
         world.monitor.audio_generated(playback, 0.2)
@@ -200,8 +200,8 @@ async def test_a_listener_who_waited_is_counted(world):
     assert world.events("underrun")[0]["silent_s"] == 0.5
 
 
-async def test_of_a_gap_the_stages_hear_what_was_theirs(world):
-    """What had come and did not leave was the network's."""
+async def test_only_the_part_of_a_gap_that_the_stages_caused_is_reported_to_them(world):
+    """Audio that was generated and not sent is a delay of the network."""
     playback = world.respond()
     world.monitor.audio_generated(playback, 0.2)
     world.monitor.audio_sent(playback, 0.2)
@@ -213,7 +213,7 @@ async def test_of_a_gap_the_stages_hear_what_was_theirs(world):
     assert world.stages.underruns == [0.1]
 
 
-async def test_a_clients_cut_ends_playback_of_a_finished_answer_but_not_of_a_running_one(world):
+async def test_a_truncation_ends_playback_of_a_finished_response_but_not_of_a_running_one(world):
     playback = world.respond("r1")
     world.monitor.audio_sent(playback, 2.0)
     await world.advance(1.0)
@@ -225,7 +225,7 @@ async def test_a_clients_cut_ends_playback_of_a_finished_answer_but_not_of_a_run
     assert playback.clock.heard_s(200.0) == 0.6
 
 
-async def test_the_timeline_tells_the_story_in_seconds_of_the_session(world):
+async def test_the_timeline_has_its_events_in_seconds_of_the_session(world):
     playback = world.respond()
     for _ in range(3):
         world.monitor.audio_sent(playback, 0.25)
@@ -235,10 +235,10 @@ async def test_the_timeline_tells_the_story_in_seconds_of_the_session(world):
     world.monitor.all_audio_sent(playback)
     world.monitor.response_done(playback, "completed")
     await world.advance(1.0)
-    story = world.timeline.to_json()
-    assert (story["session"], story["began_unix_s"], story["dropped"]) == ("s", 1.0, 0)
+    document = world.timeline.to_json()
+    assert (document["session"], document["began_unix_s"], document["dropped"]) == ("s", 1.0, 0)
     names = ["response_created", "first_audio", "sent", "playing", *["sent"] * 3]
-    assert [e["event"] for e in story["events"]] == [*names, "response_done", "dry"]
+    assert [e["event"] for e in document["events"]] == [*names, "response_done", "dry"]
     sent = world.events("sent")
     assert [e["t_s"] for e in sent] == [0.0, 0.25, 0.5, 0.75]
     assert sent[-1] == {
@@ -256,21 +256,21 @@ def test_a_timeline_keeps_its_beginning_and_counts_the_rest(monkeypatch, tmp_pat
     timeline = Timeline("sess_1", began_s=0.0, began_unix_s=5.0)
     for n in range(5):
         timeline.add("ack", n)
-    story = timeline.to_json()
-    assert [event["t_s"] for event in story["events"]] == [0, 1]
-    assert story["dropped"] == 3
+    document = timeline.to_json()
+    assert [event["t_s"] for event in document["events"]] == [0, 1]
+    assert document["dropped"] == 3
     path = timeline.write(tmp_path / "new")
     assert path.name == "sess_1.json"
     assert '"dropped": 3' in path.read_text()
 
 
-def test_a_timeline_that_nobody_reads_keeps_nothing():
+def test_a_timeline_that_is_not_written_keeps_nothing():
     timeline = Timeline("s", began_s=0.0, began_unix_s=0.0, keeps=False)
     timeline.add("ack", 1.0)
     assert timeline.to_json()["events"] == []
 
 
-async def test_answers_that_are_never_played_do_not_pile_up(world):
+async def test_responses_that_are_never_played_do_not_accumulate(world):
     for n in range(100):
         playback = world.respond(f"r{n}")
         world.monitor.audio_sent(playback, 60.0)
@@ -278,7 +278,7 @@ async def test_answers_that_are_never_played_do_not_pile_up(world):
     assert len(world.monitor.playbacks) <= 17
 
 
-async def test_a_barge_in_is_no_reply_gap(world):
+async def test_a_barge_in_is_no_response_gap(world):
     first = world.respond("r1")
     world.monitor.audio_sent(first, 1.0)
     world.monitor.all_audio_sent(first)
@@ -289,7 +289,7 @@ async def test_a_barge_in_is_no_reply_gap(world):
     assert world.monitor.user_stats.response_gap_s is None
 
 
-async def test_the_end_of_playback_is_told_when_audio_begins_moves_it_and_is_all_sent(world):
+async def test_the_end_of_playback_is_reported_when_audio_begins_moves_it_and_is_all_sent(world):
     playback = world.respond()
     world.monitor.audio_sent(playback, 0.5)
     assert world.stages.next_uses == [(0.5, None, None)]
@@ -307,7 +307,7 @@ async def test_the_end_of_playback_is_told_when_audio_begins_moves_it_and_is_all
     assert len(world.stages.next_uses) == 3, "silence came when it was expected"
 
 
-async def test_all_answers_in_the_queue_are_still_to_be_heard(world):
+async def test_the_end_of_playback_counts_all_queued_responses(world):
     first = world.respond("r1")
     world.monitor.audio_sent(first, 2.0)
     world.monitor.all_audio_sent(first)
@@ -328,7 +328,7 @@ async def test_acks_move_the_end_of_playback(world):
 
 
 @pytest.mark.parametrize("barge_in", [True, False])
-async def test_playback_that_is_stopped_is_silence_now(world, barge_in):
+async def test_stopped_playback_is_reported_as_silence_at_once(world, barge_in):
     playback = world.respond()
     world.monitor.audio_sent(playback, 0.5)
     await world.advance(0.25)
@@ -338,7 +338,7 @@ async def test_playback_that_is_stopped_is_silence_now(world, barge_in):
     assert len(world.stages.next_uses) == 2
 
 
-async def test_a_clients_cut_is_silence_now(world):
+async def test_a_truncation_is_reported_as_silence_at_once(world):
     playback = world.respond()
     world.monitor.audio_sent(playback, 0.5)
     world.monitor.all_audio_sent(playback)
@@ -347,7 +347,7 @@ async def test_a_clients_cut_is_silence_now(world):
     assert world.stages.next_uses[1:] == [(0.0, None, None)]
 
 
-async def test_a_reply_gap_is_told_with_the_callers_average(world):
+async def test_a_response_gap_is_reported_with_the_users_average(world):
     for n, gap_s in enumerate((2.0, 1.0)):
         playback = world.respond(f"r{n}")
         world.monitor.audio_sent(playback, 1.0)
@@ -355,16 +355,16 @@ async def test_a_reply_gap_is_told_with_the_callers_average(world):
         await world.advance(1.0)
         await world.advance(gap_s)
         world.monitor.speech_started(world.clock.now_s())
-    told = [
+    expected = [
         (buffered_s, pytest.approx(mean_s), pytest.approx(gap_s))
         for buffered_s, mean_s, gap_s in ((0.0, 2.0, 2.0), (0.0, 1.7, 1.0))
     ]
-    assert [said for said in world.stages.next_uses if said[2] is not None] == told
+    assert [report for report in world.stages.next_uses if report[2] is not None] == expected
     world.monitor.speech_started(world.clock.now_s())
-    assert len(world.stages.next_uses) == 4, "begun and answered, twice"
+    assert len(world.stages.next_uses) == 4, "playback and gap, twice"
 
 
-async def test_what_policies_do_is_told_of_the_running_turn(world):
+async def test_stream_events_are_noted_of_the_running_turn(world):
     world.respond()
     world.stages.on_stream_event("talker", "held", 1.25)
     [note] = [e for e in world.events() if e["event"] == "stream"]

@@ -1,4 +1,4 @@
-"""What a listener has heard: by the clock, by acks, and by clients that are wrong."""
+"""What the user has heard: by the clock, by acks, and with acks that are wrong."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def test_without_acks_it_runs_at_real_time_from_the_first_packet_up_to_what_was_
     assert clock.next_change_s(6.0) == pytest.approx(7.0)
 
 
-def test_a_dry_listener_goes_on_when_more_is_sent_and_the_wait_is_an_underrun():
+def test_dry_playback_goes_on_when_more_is_sent_and_the_gap_is_an_underrun():
     clock = playing(0.5)
     clock.sent(0.5, 0.8)
     assert clock.heard_s(0.8) == 0.5
@@ -45,7 +45,7 @@ def test_a_dry_listener_goes_on_when_more_is_sent_and_the_wait_is_an_underrun():
     assert clock.underrun_s == pytest.approx(0.3)
 
 
-def test_a_wait_shorter_than_a_jitter_buffer_is_no_underrun():
+def test_a_gap_shorter_than_a_jitter_buffer_is_no_underrun():
     clock = playing(0.5)
     clock.sent(0.5, 0.51)
     assert clock.underruns == 0
@@ -75,7 +75,7 @@ def test_it_is_over_when_everything_was_sent_and_heard():
     assert early.over(1.0)
 
 
-def test_an_answer_behind_another_is_not_heard_before_that_has_played_out():
+def test_a_response_behind_another_is_not_heard_before_that_has_played_out():
     clock = PlaybackClock(not_before_s=3.0)
     clock.sent(1.0, 0.0)
     assert clock.heard_s(2.9) == 0.0
@@ -112,14 +112,16 @@ def test_between_acks_it_never_runs_beyond_what_was_sent():
         (10.1, 30.0, "accepted", 10.0),
     ],
 )
-def test_an_ack_of_more_than_can_be_is_clamped_and_counted(position_s, at_s, outcome, heard_s):
+def test_an_ack_beyond_the_audio_sent_or_real_time_is_clamped_and_counted(
+    position_s, at_s, outcome, heard_s
+):
     clock = playing(10.0)
     assert clock.ack(position_s, at_s) == outcome
     assert clock.heard_s(at_s) == pytest.approx(heard_s)
     assert clock.acks == {outcome: 1}
 
 
-def test_an_honest_ack_after_a_lie_is_believed():
+def test_a_correct_ack_after_a_wrong_one_is_accepted():
     clock = playing()
     clock.ack(9.0, 1.0)
     assert clock.ack(0.8, 1.2) == "accepted"
@@ -134,7 +136,7 @@ def test_an_ack_that_goes_backwards_is_counted_and_ignored():
     assert clock.playing(1.2)
 
 
-def test_an_ack_before_any_audio_says_nothing():
+def test_an_ack_before_any_audio_has_no_effect():
     clock = PlaybackClock()
     assert clock.ack(0.0, 1.0) == "early"
     assert clock.heard_s(1.0) == 0.0
@@ -148,7 +150,7 @@ def test_a_duplicate_soon_after_is_only_a_duplicate():
     assert clock.heard_s(1.1) == pytest.approx(1.1)
 
 
-def test_a_client_that_says_it_stands_still_is_paused_until_it_moves():
+def test_a_client_that_reports_a_standstill_is_paused_until_its_position_moves():
     clock = playing()
     for at_s in (1.0, 1.3, 1.0 + STANDSTILL_S):
         clock.ack(1.0, at_s)
@@ -159,7 +161,7 @@ def test_a_client_that_says_it_stands_still_is_paused_until_it_moves():
     assert clock.heard_s(3.5) == pytest.approx(1.7)
 
 
-def test_a_dry_client_that_repeats_itself_is_not_paused_when_audio_comes():
+def test_a_dry_client_that_repeats_its_ack_is_not_paused_when_audio_comes():
     clock = playing(1.0)
     for at_s in (1.0, 2.0, 3.0):
         clock.ack(1.0, at_s)
@@ -183,7 +185,7 @@ def test_acks_that_stop_coming_leave_the_clock_running_from_the_last_one():
     assert clock.ack_timeouts == 1
 
 
-def test_a_pause_that_nobody_confirms_ends_by_itself_without_a_jump():
+def test_a_pause_without_further_acks_ends_by_itself_without_a_jump():
     clock = playing()
     clock.ack(1.0, 1.0)
     clock.ack(1.0, 2.0)
@@ -195,7 +197,7 @@ def test_a_pause_that_nobody_confirms_ends_by_itself_without_a_jump():
     assert clock.heard_s(4.5) == pytest.approx(1.5)
 
 
-def test_a_client_with_nothing_to_play_may_be_silent():
+def test_a_client_with_nothing_to_play_need_not_send_acks():
     clock = playing(1.0)
     clock.ack(0.9, 1.0)
     clock.sent(1.0, 9.0)
@@ -203,7 +205,7 @@ def test_a_client_with_nothing_to_play_may_be_silent():
     assert clock.ack_timeouts == 0
 
 
-def test_when_stopped_nothing_more_is_heard_but_acks_may_correct_it():
+def test_stopped_playback_hears_no_more_but_acks_may_correct_it():
     clock = playing()
     assert clock.stop(2.0) == pytest.approx(2.0)
     assert clock.heard_s(5.0) == pytest.approx(2.0)
@@ -214,14 +216,14 @@ def test_when_stopped_nothing_more_is_heard_but_acks_may_correct_it():
     assert clock.heard_s(5.0) == pytest.approx(1.6)
 
 
-def test_a_clients_cut_counts_up_to_what_was_sent():
+def test_a_truncation_counts_up_to_the_audio_sent():
     clock = playing(1.0)
     assert clock.correct(0.3, 5.0) == pytest.approx(0.3)
     assert clock.correct(1.4, 5.0) == pytest.approx(1.0)
     assert clock.over(5.0)
 
 
-def test_a_client_that_stands_still_before_the_beginning_has_heard_nothing():
+def test_a_standstill_before_the_beginning_is_no_audio_heard():
     clock = PlaybackClock()
     clock.sent(1.0, now_s=0.0)
     clock.ack(0.0, now_s=0.0)
@@ -241,7 +243,7 @@ steps = st.lists(
 
 @settings(max_examples=300)
 @given(steps, st.floats(0.0, 2.0))
-def test_whatever_happens_heard_stays_within_what_was_sent_and_what_time_allows(steps, buffered_s):
+def test_heard_audio_always_stays_within_the_audio_sent_and_real_time(steps, buffered_s):
     clock = PlaybackClock(not_before_s=buffered_s)
     now_s, began_s = 0.0, None
     for what, wait_s, value in steps:

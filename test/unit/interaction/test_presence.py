@@ -1,4 +1,4 @@
-"""What is speech in a clip, by the network on board and human recordings."""
+"""Speech in a clip, by the bundled network and recordings of people."""
 
 from pathlib import Path
 
@@ -49,13 +49,13 @@ SOUNDLESS = {
 
 
 @pytest.mark.parametrize("name", SOUNDLESS)
-def test_what_is_no_speech_is_not_taken_for_it(name, model):
+def test_noise_is_not_taken_for_speech(name, model):
     pcm = np.clip(SOUNDLESS[name], -32768, 32767).astype(np.int16)
     assert not has_speech(pcm, model)
     assert len(speech_only(pcm, model)) == 0
 
 
-def test_a_whale_does_not_speak(model):
+def test_a_whale_is_not_taken_for_speech(model):
     assert not has_speech(recorded("no_humpback_6s"), model)
 
 
@@ -65,26 +65,26 @@ def test_50_ms_of_speech_hold_no_word(model):
 
 @pytest.mark.parametrize("gain_db", [0, -20, -40, -50])
 @pytest.mark.parametrize("name", SPOKEN)
-def test_people_are_heard_however_quiet(name, gain_db, model):
+def test_quiet_speech_is_found(name, gain_db, model):
     assert has_speech(recorded(name, gain_db), model)
 
 
 @pytest.mark.parametrize("gain_db", [0, -40])
 def test_speech_is_kept_whole_and_the_silence_around_it_is_not(gain_db, model):
-    said = recorded("sp_librivox_0880", gain_db)
+    speech = recorded("sp_librivox_0880", gain_db)
     silence = np.zeros(10 * RATE_HZ, np.int16)
-    kept = speech_only(np.concatenate((silence, said, silence, said, silence)), model)
+    kept = speech_only(np.concatenate((silence, speech, silence, speech, silence)), model)
     # Both times, with at most the padding and the pauses of a recording.
-    assert 2 * (len(said) - RATE_HZ) < len(kept) <= 2 * (len(said) + RATE_HZ)
-    assert kept.astype(float).std() == pytest.approx(said.astype(float).std(), rel=0.15)
+    assert 2 * (len(speech) - RATE_HZ) < len(kept) <= 2 * (len(speech) + RATE_HZ)
+    assert kept.astype(float).std() == pytest.approx(speech.astype(float).std(), rel=0.15)
 
 
 def test_a_clip_without_long_silences_stays_as_it_is(model):
-    said = recorded("sp_jfk")
-    assert speech_only(said, model) is said
+    speech = recorded("sp_jfk")
+    assert speech_only(speech, model) is speech
 
 
-def test_quiet_speech_beside_a_loud_click_is_heard(model):
-    said = recorded("sp_librivox_0880", -40)
-    said[200:220] = 30_000
-    assert has_speech(said, model)
+def test_quiet_speech_beside_a_loud_click_is_found(model):
+    speech = recorded("sp_librivox_0880", -40)
+    speech[200:220] = 30_000
+    assert has_speech(speech, model)

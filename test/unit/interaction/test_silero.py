@@ -1,4 +1,4 @@
-"""The network in NumPy says what the published graph says, for one caller and for many."""
+"""The rearranged network scores as the published graph does, for one user and for many."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def published():
     return onnxruntime.InferenceSession(bundled_model_path(), providers=["CPUExecutionProvider"])
 
 
-def test_it_says_what_the_published_graph_says(network, spoken, published):
+def test_scores_equal_those_of_the_published_graph(network, spoken, published):
     rng = np.random.default_rng(0)
     noise = rng.normal(0, 3000, 16_000).clip(-32768, 32767).astype(np.int16)
     zeros = np.zeros((1, 1, 128), np.float32)
@@ -59,7 +59,7 @@ def test_it_says_what_the_published_graph_says(network, spoken, published):
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_callers_scored_together_get_what_they_would_alone(network, spoken, data):
+def test_users_scored_together_get_the_scores_they_would_get_alone(network, spoken, data):
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=8))
     asked, alone = [], []
     for i, n in enumerate(lengths):
@@ -76,7 +76,7 @@ def test_callers_scored_together_get_what_they_would_alone(network, spoken, data
         np.testing.assert_allclose(state.c, wanted_state.c, atol=CLOSE, rtol=CLOSE)
 
 
-def test_what_was_asked_is_left_as_it_was(network, spoken):
+def test_the_input_is_not_changed(network, spoken):
     state = network.initial_state()
     windows = spoken[0][:5].copy()
     network.score([(windows, state)])

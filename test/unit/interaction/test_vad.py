@@ -28,7 +28,7 @@ RATE_HZ = 16_000
 
 
 class ScriptedModel:
-    """Gives the probabilities it was told to, one per window."""
+    """Returns scripted probabilities, one per window."""
 
     def __init__(self, probabilities):
         self.probabilities_left = list(probabilities)
@@ -44,12 +44,12 @@ class ScriptedModel:
         return [(np.array(taken, np.float32), state)]
 
 
-def run(probabilities, settings=None, pieces=None):
+def run(probabilities, settings=None, sizes=None):
     model = ScriptedModel(probabilities)
     detector = SpeechDetector(model, settings or VadSettings())
     n_samples = len(probabilities) * WINDOW_SAMPLES
     events = []
-    for size in pieces or [n_samples]:
+    for size in sizes or [n_samples]:
         events += detector.feed(np.zeros(size, np.int16))
     return events
 
@@ -94,11 +94,11 @@ def test_half_voiced_noise_does_not_move_the_onset_back():
 
 
 @pytest.mark.parametrize("size", [1, 100, 511, 512, 513, 5000])
-def test_the_size_of_the_pieces_does_not_matter(size):
+def test_the_size_of_the_appends_does_not_matter(size):
     script = [0.0] * 7 + [0.8] * 9 + [0.0] * 30
     total = len(script) * WINDOW_SAMPLES
-    pieces = [size] * (total // size) + [total % size]
-    assert run(script, pieces=pieces) == run(script)
+    sizes = [size] * (total // size) + [total % size]
+    assert run(script, sizes=sizes) == run(script)
 
 
 class EagerDetector(SpeechDetector):
@@ -126,16 +126,16 @@ def test_no_event_comes_later_for_windows_that_were_left(probabilities, confirmi
     script = [probability for probability, n in probabilities for _ in range(n)]
     lazy = SpeechDetector(ScriptedModel(script), settings)
     eager = EagerDetector(ScriptedModel(script), settings)
-    answers = itertools.cycle(confirming)
-    was_confirming = next(answers)
+    confirmations = itertools.cycle(confirming)
+    was_confirming = next(confirmations)
     for begin in range(0, len(script) * WINDOW_SAMPLES, size):
-        piece = np.zeros(min(size, len(script) * WINDOW_SAMPLES - begin), np.int16)
+        chunk = np.zeros(min(size, len(script) * WINDOW_SAMPLES - begin), np.int16)
         lazy.confirming = eager.confirming = was_confirming
-        events = eager.feed(piece)
-        assert lazy.feed(piece) == events
-        # An answer begins or ends to be audible; not while windows are left, whose time it was not.
+        events = eager.feed(chunk)
+        assert lazy.feed(chunk) == events
+        # A response begins or ceases to be audible, but not while windows are left.
         if events:
-            was_confirming = next(answers)
+            was_confirming = next(confirmations)
     assert lazy.speaking == eager.speaking
     if eager.speaking:
         assert lazy.force_stop() == eager.force_stop()
@@ -150,7 +150,7 @@ def test_a_turn_that_new_settings_have_ended_is_stopped_where_they_say():
     assert not detector.speaking
 
 
-def test_windows_are_left_while_nothing_can_come_of_them():
+def test_windows_are_left_while_they_can_bring_no_event():
     model = ScriptedModel([0.0] * 30)
     n_calls = 0
     score = model.score
@@ -171,8 +171,8 @@ def test_windows_carry_the_end_of_the_one_before():
     model = ScriptedModel([0.0] * 4)
     detector = SpeechDetector(model, VadSettings())
     pcm = np.arange(4 * WINDOW_SAMPLES).astype(np.int16)
-    for piece in np.split(pcm, [300, 700, 1500]):
-        detector.feed(piece)
+    for chunk in np.split(pcm, [300, 700, 1500]):
+        detector.feed(chunk)
     with_silence = np.concatenate((np.zeros(CONTEXT_SAMPLES, np.int16), pcm)) / 32768
     for index, window in enumerate(model.windows):
         at = index * WINDOW_SAMPLES
@@ -220,9 +220,9 @@ def onset_sample(pcm):
     return int(np.argmax(loudness > loudness.max() / 5)) * 160
 
 
-def detect(model, pcm, settings=None, piece=320):
+def detect(model, pcm, settings=None, chunk=320):
     detector = SpeechDetector(model, settings or VadSettings())
-    return [e for at in range(0, len(pcm), piece) for e in detector.feed(pcm[at : at + piece])]
+    return [e for at in range(0, len(pcm), chunk) for e in detector.feed(pcm[at : at + chunk])]
 
 
 @pytest.mark.parametrize("name", SPEECH)
@@ -278,7 +278,7 @@ def test_loud_animals_do_not_start_a_turn(silero):
     assert detect(silero, load("no_humpback_6s")) == []
 
 
-def test_callers_that_share_the_model_do_not_hear_each_other(silero):
+def test_detectors_that_share_the_model_do_not_affect_each_other(silero):
     one, other = load("sp_librivox_0880"), load("no_humpback_6s")[: 3 * RATE_HZ]
     alone = detect(silero, one)
     first = SpeechDetector(silero, VadSettings())
@@ -326,12 +326,12 @@ def test_a_pause_within_a_word_does_not_dismiss_and_does_not_count_as_voice():
 
 
 @pytest.mark.parametrize("confirm_ms", [0, 96])
-def test_a_window_no_longer_than_the_minimum_of_speech_is_none(confirm_ms):
+def test_confirm_ms_up_to_the_minimum_of_speech_has_no_effect(confirm_ms):
     events, _ = run_confirming([0.9] * 5, confirm_ms=confirm_ms)
     assert [type(event) for event in events] == [SpeechStarted]
 
 
-def test_a_suspicion_becomes_a_start_when_there_is_nothing_left_to_protect():
+def test_a_suspicion_becomes_a_start_when_no_response_is_audible_any_more():
     events, detector = run_confirming([0.9] * 4)
     assert events == [SpeechSuspected(0)]
     detector.confirming = False
@@ -339,7 +339,7 @@ def test_a_suspicion_becomes_a_start_when_there_is_nothing_left_to_protect():
     assert isinstance(detector.feed(np.zeros(WINDOW_SAMPLES, np.int16))[0], SpeechStarted)
 
 
-def test_a_reset_forgets_a_suspicion():
+def test_a_reset_drops_a_suspicion():
     _, detector = run_confirming([0.9] * 4)
     detector.reset(4 * WINDOW_SAMPLES)
     detector._model.probabilities_left = [0.0] * 10
@@ -347,7 +347,7 @@ def test_a_reset_forgets_a_suspicion():
 
 
 @pytest.mark.parametrize("name", SPEECH)
-def test_real_speech_over_an_answer_is_confirmed_within_half_a_second(silero, name):
+def test_real_speech_over_a_response_is_confirmed_within_half_a_second(silero, name):
     clip = load(name)
     clip = clip[onset_sample(clip) :]
     detector = SpeechDetector(silero, VadSettings())
@@ -360,7 +360,7 @@ def test_real_speech_over_an_answer_is_confirmed_within_half_a_second(silero, na
 # --- pauses ---
 
 
-def test_a_pause_is_told_once_and_the_turn_goes_on():
+def test_a_pause_is_one_event_and_the_turn_goes_on():
     settings = VadSettings(silence_duration_ms=2000, pause_ms=200)
     model = ScriptedModel([0.9] * 10 + [0.0] * 20 + [0.9] * 5 + [0.0] * 20)
     detector = SpeechDetector(model, settings)
@@ -376,5 +376,5 @@ def test_a_pause_is_told_once_and_the_turn_goes_on():
     assert not detector.speaking and detector.stop_at(second) is None
 
 
-def test_without_a_wish_for_pauses_there_are_none():
+def test_without_pause_ms_there_are_no_pauses():
     assert [type(event) for event in run([0.9] * 10 + [0.0] * 12)] == [SpeechStarted]

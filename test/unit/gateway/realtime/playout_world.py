@@ -1,4 +1,4 @@
-"""A call on a clock of its own, with answers whose tokens and frames are known."""
+"""A session on a simulated clock, with responses of known tokens and frames."""
 
 from contextlib import asynccontextmanager
 
@@ -39,7 +39,7 @@ class World:
         return self.orchestrator.session
 
     @asynccontextmanager
-    async def call(self):
+    async def connect(self):
         async with connected(self.orchestrator, self.shared) as client:
             self.session.on_interrupt = [interrupted_end()]
             yield client
@@ -55,7 +55,7 @@ class World:
 
 
 async def start(client) -> str:
-    """Ask for an answer; the id of its item once all of the script so far has been sent."""
+    """Create a response; return its item id when the script has been sent up to its gate."""
     client.send("response.create")
     item_id = (await client.find("response.output_item.added"))["item"]["id"]
     await client.settle()

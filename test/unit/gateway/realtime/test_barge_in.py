@@ -1,4 +1,4 @@
-"""The caller speaks while an answer is running."""
+"""The user speaks while a response is being made."""
 
 import asyncio
 
@@ -8,8 +8,8 @@ from test.unit.gateway.fakes import FakeOrchestrator, connected, spoken, tone, t
 SILENCE_1S = bytes(48_000)
 
 
-def running_answer() -> list:
-    """An answer that never ends by itself."""
+def running_response() -> list:
+    """A response that never ends by itself."""
     return [
         TranscriptDelta("The history of the lighthouse "),
         TranscriptDelta("begins in Egypt"),
@@ -18,16 +18,16 @@ def running_answer() -> list:
     ]
 
 
-async def start_answer(client) -> str:
+async def start_response(client) -> str:
     client.send("response.create")
     events = await client.until("response.output_audio.delta")
     return events[1]["item"]["id"]
 
 
-async def test_speech_ends_the_answer_and_starts_the_next_turn():
-    orchestrator = FakeOrchestrator([running_answer(), spoken("Yes?")])
+async def test_speech_ends_the_response_and_starts_the_next_turn():
+    orchestrator = FakeOrchestrator([running_response(), spoken("Yes?")])
     async with connected(orchestrator) as client:
-        await start_answer(client)
+        await start_response(client)
         await client.settle()
         client.append(tone(500))
         client.append(SILENCE_1S)
@@ -55,7 +55,7 @@ async def test_speech_ends_the_answer_and_starts_the_next_turn():
         assert orchestrator.session.n_cancelled == 1
 
 
-async def test_an_answer_interrupted_before_it_began_leaves_no_item():
+async def test_a_response_interrupted_before_its_first_output_leaves_no_item():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate], spoken("Yes?")])
     async with connected(orchestrator) as client:
@@ -69,8 +69,8 @@ async def test_an_answer_interrupted_before_it_began_leaves_no_item():
         await client.until("response.done")
 
 
-async def test_nothing_of_the_old_answer_follows_its_done():
-    orchestrator = FakeOrchestrator([running_answer(), spoken("Yes?")])
+async def test_no_event_of_a_response_follows_its_done():
+    orchestrator = FakeOrchestrator([running_response(), spoken("Yes?")])
     async with connected(orchestrator) as client:
         client.send("response.create")
         old_id = (await client.expect("response.created"))["response"]["id"]
@@ -81,7 +81,7 @@ async def test_nothing_of_the_old_answer_follows_its_done():
         assert all(event.get("response_id") != old_id for event in after)
 
 
-async def test_with_interrupt_response_off_the_answer_goes_on_and_the_new_turn_waits_for_it():
+async def test_with_interrupt_response_off_the_response_goes_on_and_the_new_turn_waits_for_it():
     gate = asyncio.Event()
     steps = [TranscriptDelta("Long "), AudioDelta(tone(100)), gate, *spoken("story.")]
     orchestrator = FakeOrchestrator([steps, spoken("And to you.")])
@@ -107,9 +107,9 @@ async def test_with_interrupt_response_off_the_answer_goes_on_and_the_new_turn_w
 
 
 async def test_truncate_after_the_interruption_leaves_what_was_heard():
-    orchestrator = FakeOrchestrator([running_answer(), spoken("Yes?")])
+    orchestrator = FakeOrchestrator([running_response(), spoken("Yes?")])
     async with connected(orchestrator) as client:
-        item_id = await start_answer(client)
+        item_id = await start_response(client)
         await client.settle()
         client.append(tone(500))
         await client.until("conversation.item.truncated")
@@ -125,12 +125,12 @@ async def test_truncate_after_the_interruption_leaves_what_was_heard():
         assert heard.token_ids is None
 
 
-async def test_truncate_may_come_while_the_answer_still_runs():
+async def test_truncate_may_come_while_the_response_still_runs():
     gate = asyncio.Event()
     steps = [TranscriptDelta("one two "), AudioDelta(tone(400)), gate, AudioDelta(tone(400))]
     orchestrator = FakeOrchestrator([[*steps, *spoken("three four", 0)], spoken("Next.")])
     async with connected(orchestrator) as client:
-        item_id = await start_answer(client)
+        item_id = await start_response(client)
         await client.settle()
         client.send(
             "conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=400

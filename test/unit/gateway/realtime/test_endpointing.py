@@ -1,4 +1,4 @@
-"""semantic_vad: a model says whether a pause is the end of the turn."""
+"""semantic_vad: a model judges whether a pause is the end of the turn."""
 
 import asyncio
 import threading
@@ -14,19 +14,19 @@ SILENCE_1S = bytes(48_000)
 
 
 class FakeEndpoint:
-    """Says what it is told to, of what it heard; waits where it is told to."""
+    """Returns or raises scripted scores, records the audio, waits while `may_judge` is cleared."""
 
     def __init__(self, *scores: float | Exception):
         self.scores = list(scores)
         self.heard: list[np.ndarray] = []
-        self.may_answer = threading.Event()
-        self.may_answer.set()
-        self.asked = threading.Event()
+        self.may_judge = threading.Event()
+        self.may_judge.set()
+        self.called = threading.Event()
 
     def completeness(self, pcm: np.ndarray) -> float:
         self.heard.append(pcm)
-        self.asked.set()
-        assert self.may_answer.wait(5)
+        self.called.set()
+        assert self.may_judge.wait(5)
         score = self.scores.pop(0)
         if isinstance(score, Exception):
             raise score
@@ -69,13 +69,13 @@ async def test_a_turn_that_sounds_complete_ends_in_its_pause():
         assert verdicts(shared, "complete") == 1
 
 
-async def test_a_pause_to_think_is_no_end():
+async def test_an_incomplete_turn_does_not_end_in_its_pause():
     endpoint = FakeEndpoint(0.1, 0.8)
     shared = listening(endpoint)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
         client.append(tone(600) + PAUSE)
-        await asyncio.to_thread(endpoint.asked.wait, 5)
+        await asyncio.to_thread(endpoint.called.wait, 5)
         assert "input_audio_buffer.speech_stopped" not in types(await client.settle())
         client.append(tone(400) + PAUSE)
         events = await client.until("response.done")
@@ -111,15 +111,15 @@ async def test_eagerness_is_how_complete_it_must_sound(eagerness, ends):
 
 async def test_a_verdict_that_comes_too_late_ends_nothing():
     endpoint = FakeEndpoint(0.9, 0.9)
-    endpoint.may_answer.clear()
+    endpoint.may_judge.clear()
     shared = listening(endpoint)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
         client.append(tone(600) + PAUSE)
-        await asyncio.to_thread(endpoint.asked.wait, 5)
+        await asyncio.to_thread(endpoint.called.wait, 5)
         client.append(tone(400))
         await client.settle()
-        endpoint.may_answer.set()
+        endpoint.may_judge.set()
         while not verdicts(shared, "complete"):
             await asyncio.sleep(0)
         assert "input_audio_buffer.speech_stopped" not in types(await client.settle())
@@ -128,24 +128,24 @@ async def test_a_verdict_that_comes_too_late_ends_nothing():
         assert types(events).count("input_audio_buffer.speech_stopped") == 1
 
 
-async def test_a_caller_who_goes_on_is_not_judged():
+async def test_a_pause_in_which_the_user_speaks_on_is_not_judged():
     endpoint = FakeEndpoint(0.9, 0.9)
-    endpoint.may_answer.clear()
+    endpoint.may_judge.clear()
     shared = listening(endpoint)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
         client.append(tone(600) + PAUSE)
-        await asyncio.to_thread(endpoint.asked.wait, 5)
+        await asyncio.to_thread(endpoint.called.wait, 5)
         # The model is busy with this pause, so the next one waits, and is over before its turn.
         client.append(tone(300) + PAUSE + tone(300))
         await client.settle()
-        endpoint.may_answer.set()
+        endpoint.may_judge.set()
         while not verdicts(shared, "overtaken"):
             await asyncio.sleep(0)
         assert len(endpoint.heard) == 1
 
 
-async def test_a_model_that_fails_leaves_it_to_silence():
+async def test_if_the_model_fails_silence_ends_the_turn():
     shared = listening(FakeEndpoint(ValueError("broken")))
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client, "high")
@@ -154,7 +154,7 @@ async def test_a_model_that_fails_leaves_it_to_silence():
         assert verdicts(shared, "failed") == 1
 
 
-async def test_without_a_model_silence_decides():
+async def test_without_a_model_silence_ends_the_turn():
     shared = listening(None)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client, "high")
@@ -163,7 +163,7 @@ async def test_without_a_model_silence_decides():
         assert stopped["audio_end_ms"] == pytest.approx(1000, abs=64)
 
 
-async def test_server_vad_asks_no_model():
+async def test_server_vad_uses_no_model():
     endpoint = FakeEndpoint()
     shared = listening(endpoint)
     async with connected(shared.orchestrator, shared) as client:
@@ -172,24 +172,24 @@ async def test_server_vad_asks_no_model():
         assert endpoint.heard == []
 
 
-async def test_a_verdict_after_the_caller_has_hung_up_starts_nothing():
-    """Who says goodbye hangs up at once."""
+async def test_a_verdict_after_the_end_of_the_session_starts_nothing():
+    """The client disconnects right after the user's last words."""
     endpoint = FakeEndpoint(0.9)
-    endpoint.may_answer.clear()
+    endpoint.may_judge.clear()
     shared = listening(endpoint)
     async with connected(shared.orchestrator, shared) as client:
         await semantic(client)
         client.append(tone(600) + PAUSE)
-        await asyncio.to_thread(endpoint.asked.wait, 5)
+        await asyncio.to_thread(endpoint.called.wait, 5)
         client.send_raw(None)
         await asyncio.wait_for(shared.orchestrator.session.closed.wait(), 5)
-        endpoint.may_answer.set()
+        endpoint.may_judge.set()
         while not verdicts(shared, "complete"):
             await asyncio.sleep(0)
     assert shared.orchestrator.turns == []
 
 
-async def test_of_a_long_turn_the_model_gets_what_it_hears():
+async def test_of_a_long_turn_the_model_gets_the_last_eight_seconds():
     endpoint = FakeEndpoint(0.9)
     shared = listening(endpoint)
     async with connected(shared.orchestrator, shared) as client:

@@ -1,4 +1,4 @@
-"""A voice over an answer that may be only a cough: held, let go, or interrupted."""
+"""A voice over a response that may be only a cough: hold, release, or interruption."""
 
 import asyncio
 
@@ -10,11 +10,11 @@ from test.unit.gateway.fakes import paced, spoken, tone, types
 from .playout_world import COUGH, DELTA, SILENCE_300MS, STARTED, WORDS, World, start
 
 
-async def test_a_cough_holds_the_audio_back_and_then_lets_it_go_on():
+async def test_a_cough_holds_the_audio_and_then_releases_it():
     gate = asyncio.Event()
     steps = [TranscriptDelta("Well, ", 1), AudioDelta(tone(800)), gate, *paced("then", 5)]
     world = World(steps)
-    async with world.call() as client:
+    async with world.connect() as client:
         await start(client)
         client.append(COUGH)
         assert await client.settle() == []
@@ -35,7 +35,7 @@ async def test_a_voice_that_goes_on_is_a_barge_in_and_the_held_audio_is_dropped(
     gate = asyncio.Event()
     steps = [TranscriptDelta("Well, ", 1), AudioDelta(tone(400)), gate, AudioDelta(tone(400))]
     world = World([*steps, asyncio.Event()], spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         await start(client)
         client.append(COUGH)
         await client.settle()
@@ -52,7 +52,7 @@ async def test_a_voice_that_goes_on_is_a_barge_in_and_the_held_audio_is_dropped(
 
 async def test_with_the_window_off_the_first_onset_interrupts():
     world = World(paced(WORDS, 20, asyncio.Event()))
-    async with world.call() as client:
+    async with world.connect() as client:
         client.turn_detection({"confirm_ms": 0})
         await client.until("session.updated")
         await start(client)
@@ -63,7 +63,7 @@ async def test_with_the_window_off_the_first_onset_interrupts():
 
 async def test_while_nothing_is_audible_there_is_no_window():
     world = World([asyncio.Event()])
-    async with world.call() as client:
+    async with world.connect() as client:
         client.send("response.create")
         await client.expect("response.created")
         client.append(COUGH)
@@ -75,7 +75,7 @@ async def test_with_interrupt_response_off_audio_is_neither_held_nor_stopped():
     gate = asyncio.Event()
     steps = [TranscriptDelta("Long ", 1), AudioDelta(tone(400)), gate, *paced("story", 5)]
     world = World(steps)
-    async with world.call() as client:
+    async with world.connect() as client:
         client.turn_detection({"interrupt_response": False, "create_response": False})
         await client.until("session.updated")
         await start(client)
@@ -86,11 +86,11 @@ async def test_with_interrupt_response_off_audio_is_neither_held_nor_stopped():
 
 
 @pytest.mark.parametrize("end", ["commit", "clear", "off"])
-async def test_a_suspicion_that_nobody_will_settle_lets_the_answer_go_on(end):
+async def test_a_suspicion_that_will_not_be_settled_releases_the_audio(end):
     gate = asyncio.Event()
     steps = [TranscriptDelta("Well, ", 1), AudioDelta(tone(400)), gate, *paced("then", 5)]
     world = World(steps)
-    async with world.call() as client:
+    async with world.connect() as client:
         await start(client)
         client.append(COUGH)
         await client.settle()
@@ -103,11 +103,11 @@ async def test_a_suspicion_that_nobody_will_settle_lets_the_answer_go_on(end):
     assert world.value("false_alarms_total") == 0
 
 
-async def test_a_client_that_falls_silent_in_mid_suspicion_hears_the_answer_all_the_same():
+async def test_a_client_that_stops_sending_during_a_suspicion_still_gets_the_response():
     gate = asyncio.Event()
     steps = [TranscriptDelta("Well, ", 1), AudioDelta(tone(400)), gate, *paced("then", 5)]
     world = World(steps)
-    async with world.call() as client:
+    async with world.connect() as client:
         await start(client)
         client.append(COUGH)
         await client.settle()

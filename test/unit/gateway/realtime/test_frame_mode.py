@@ -1,4 +1,4 @@
-"""A caller who is heard frame by frame: what is asked, what is told, and what may go wrong."""
+"""Frame mode: the turn of each frame, its frame.done, and failures."""
 
 import asyncio
 from dataclasses import replace
@@ -27,7 +27,7 @@ def wrote(text: str, gone: tuple[str, ...] = ()):
 
 
 def asked(orchestrator) -> list[list[str]]:
-    """What each turn was asked with: roles of its history."""
+    """The roles in the history of each turn."""
     return [[item.role for item in turn.history] for turn in orchestrator.turns]
 
 
@@ -39,7 +39,7 @@ async def in_frames(client, mode=FRAMES) -> dict:
     return updated["session"]["audio"]["input"]["turn_detection"]
 
 
-async def test_every_frame_is_taken_in_and_answered():
+async def test_every_frame_is_prefilled_and_ends_with_frame_done():
     orchestrator = FakeOrchestrator(scripts=[wrote("a"), wrote("b"), wrote("c")])
     async with connected(orchestrator) as client:
         assert await in_frames(client) == FRAMES
@@ -81,7 +81,7 @@ async def test_the_conversation_so_far_comes_before_the_frames():
     assert asked(orchestrator) == [["user", "user"]]
 
 
-async def test_what_left_the_window_is_not_told_again():
+async def test_compacted_frames_leave_the_history():
     async with connected(orchestrator := FakeOrchestrator()) as client:
         orchestrator.scripts.append(wrote("a"))
         await in_frames(client)
@@ -95,7 +95,7 @@ async def test_what_left_the_window_is_not_told_again():
     assert [len(turn.history) for turn in orchestrator.turns] == [1, 3, 3]
 
 
-async def test_a_frame_that_fails_is_empty_and_the_next_is_heard():
+async def test_a_frame_that_fails_is_empty_and_the_next_is_prefilled():
     scripts = [[StageFailedError("gone")], [ValueError("bug")], wrote("c")]
     orchestrator = FakeOrchestrator(scripts=scripts)
     async with connected(orchestrator) as client:
@@ -131,7 +131,7 @@ async def test_a_frame_that_comes_after_the_next_is_late_and_old_ones_are_droppe
     assert late[0]["latency_ms"] == pytest.approx(200, abs=1)
 
 
-async def test_silence_of_the_network_is_counted():
+async def test_missing_audio_is_counted():
     clock = SimClock()
     orchestrator = FakeOrchestrator(scripts=[wrote("a"), wrote("b")])
     shared = services(orchestrator, clock=clock)
@@ -165,7 +165,7 @@ async def test_there_are_no_turns_in_frame_mode_and_there_are_after_it():
     assert len(orchestrator.turns) == 1
 
 
-async def test_it_cannot_begin_while_somebody_is_answered():
+async def test_frame_mode_cannot_begin_while_a_response_is_made():
     gate = asyncio.Event()
     async with connected(FakeOrchestrator(scripts=[[gate, done("x")]])) as client:
         client.say("Hello.")
@@ -187,7 +187,7 @@ async def test_it_cannot_begin_while_somebody_is_answered():
         ({"type": "frames", "max_tokens": 0}, "max_tokens"),
     ],
 )
-async def test_settings_that_make_no_sense_are_refused(mode, param):
+async def test_settings_outside_their_range_are_refused(mode, param):
     async with connected(FakeOrchestrator()) as client:
         client.turn_detection(mode)
         assert (await client.expect("error"))["error"]["param"].endswith(param)
@@ -206,7 +206,7 @@ async def test_settings_are_kept_and_changed_one_by_one():
         assert (await in_frames(client, {"type": "server_vad"}))["type"] == "server_vad"
 
 
-async def test_frames_that_the_end_of_the_mode_overtakes_are_told_of():
+async def test_frames_that_wait_at_the_end_of_the_mode_are_reported_as_dropped():
     gate = asyncio.Event()
     async with connected(FakeOrchestrator(scripts=[[gate]])) as client:
         await in_frames(client)

@@ -1,4 +1,4 @@
-"""What the caller said, in writing: after the answer has begun, and never in its way."""
+"""Transcripts of the user's speech, made after the first audio of the response."""
 
 import asyncio
 
@@ -12,8 +12,8 @@ SILENCE_1S = bytes(48_000)
 KIND = "conversation.item.input_audio_transcription."
 
 
-def written(*pieces: str) -> list:
-    return [*(TranscriptDelta(piece) for piece in pieces), done("".join(pieces))]
+def written(*deltas: str) -> list:
+    return [*(TranscriptDelta(delta) for delta in deltas), done("".join(deltas))]
 
 
 def of_kind(events: list[dict], what: str) -> list[dict]:
@@ -25,7 +25,7 @@ def ask(client, **wish) -> None:
     client.update(audio={"input": {"transcription": wish}})
 
 
-async def test_the_words_come_in_pieces_and_then_whole():
+async def test_the_transcript_comes_in_deltas_and_then_whole():
     orchestrator = FakeOrchestrator([spoken("Yes."), written("Is it", " raining?")])
     async with connected(orchestrator) as client:
         ask(client)
@@ -42,31 +42,31 @@ async def test_the_words_come_in_pieces_and_then_whole():
         assert item["content"][0]["transcript"] == "Is it raining?"
 
 
-async def test_the_model_is_asked_beside_the_conversation():
+async def test_a_transcript_is_made_by_a_stateless_turn():
     orchestrator = FakeOrchestrator([spoken("Yes."), written("Ja?")])
     async with connected(orchestrator) as client:
         ask(client, language="de", prompt="Regen")
         client.append(tone(500) + SILENCE_1S)
         await client.until(KIND + "completed")
-        answer, transcript = orchestrator.turns
+        response, transcript = orchestrator.turns
         assert transcript.stateless and not transcript.wants_audio
         assert (transcript.temperature, transcript.instructions) == (0.0, "")
         [item] = transcript.history
         audio, asked = item.parts
         assert isinstance(audio, AudioPart) and isinstance(asked, TextPart)
-        assert audio.pcm is answer.history[0].parts[0].pcm
+        assert audio.pcm is response.history[0].parts[0].pcm
         assert "de" in asked.text and "Regen" in asked.text
-        # The next turn knows nothing of it.
+        # The next turn does not contain it.
         client.append(tone(500) + SILENCE_1S)
         await client.until(KIND + "completed")
-        said = [item for item in orchestrator.turns[2].history if item.role == "user"]
-        assert [len(item.parts) for item in said] == [1, 1]
+        users = [item for item in orchestrator.turns[2].history if item.role == "user"]
+        assert [len(item.parts) for item in users] == [1, 1]
 
 
-async def test_the_answer_goes_first():
+async def test_the_first_audio_of_the_response_goes_first():
     first_sound, rest = asyncio.Event(), asyncio.Event()
-    answer = [first_sound, AudioDelta(tone(80)), rest, done("Yes.")]
-    orchestrator = FakeOrchestrator([answer, written("Hello.")])
+    response = [first_sound, AudioDelta(tone(80)), rest, done("Yes.")]
+    orchestrator = FakeOrchestrator([response, written("Hello.")])
     async with connected(orchestrator) as client:
         ask(client)
         client.append(tone(500) + SILENCE_1S)
@@ -74,14 +74,14 @@ async def test_the_answer_goes_first():
         assert of_kind(await client.settle(), "completed") == []
         assert len(orchestrator.turns) == 1
         first_sound.set()
-        # It need not wait for the end of the answer.
+        # It does not wait for the end of the response.
         events = await client.until(KIND + "completed")
         assert "response.done" not in types(events)
         rest.set()
         await client.until("response.done")
 
 
-async def test_push_to_talk_is_written_down_at_once():
+async def test_push_to_talk_is_transcribed_at_once():
     orchestrator = FakeOrchestrator([written("Hello.")])
     async with connected(orchestrator) as client:
         client.turn_detection(None)
@@ -96,7 +96,7 @@ async def test_push_to_talk_is_written_down_at_once():
     ("fault", "code"),
     [(StageUnavailableError("thinker/0 is down"), "stage_unavailable"), (KeyError("a bug"), None)],
 )
-async def test_what_cannot_be_written_down_is_reported(fault, code):
+async def test_a_failed_transcription_is_reported(fault, code):
     orchestrator = FakeOrchestrator([spoken("Yes."), [fault], spoken("Yes."), written("Hello.")])
     shared = services(orchestrator)
     async with connected(orchestrator, shared) as client:
@@ -113,7 +113,7 @@ async def test_what_cannot_be_written_down_is_reported(fault, code):
     assert count(name, {"outcome": "failed"}) == count(name, {"outcome": "completed"}) == 1
 
 
-async def test_turns_that_come_too_fast_give_up_the_oldest():
+async def test_if_turns_come_too_fast_the_oldest_transcriptions_fail():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *written("first")], *[written("later")] * 9])
     async with connected(orchestrator) as client:
@@ -130,7 +130,7 @@ async def test_turns_that_come_too_fast_give_up_the_oldest():
             assert (await client.find(KIND + "completed"))["item_id"] != failed["item_id"]
 
 
-async def test_a_caller_who_hangs_up_leaves_nothing_running():
+async def test_the_end_of_a_session_leaves_no_transcription_running():
     never = asyncio.Event()
     orchestrator = FakeOrchestrator([[never]])
     async with connected(orchestrator) as client:

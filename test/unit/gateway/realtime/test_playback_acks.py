@@ -1,4 +1,4 @@
-"""playback.ack: the client says what was heard."""
+"""playback.ack: the client reports what was heard."""
 
 import asyncio
 
@@ -14,9 +14,9 @@ def ack(client, item_id, audio_end_ms, **fields):
     client.send("playback.ack", item_id=item_id, audio_end_ms=audio_end_ms, **fields)
 
 
-async def test_acks_decide_where_an_interrupted_answer_is_cut():
+async def test_acks_decide_where_an_interrupted_response_is_truncated():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         item_id = await start(client)
         await world.play(client, 1.0)
         ack(client, item_id, 400)
@@ -29,7 +29,7 @@ async def test_acks_decide_where_an_interrupted_answer_is_cut():
 
 async def test_the_last_ack_may_come_after_the_interruption():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         item_id = await start(client)
         await world.play(client, 0.4)
         client.append(VOICE)
@@ -38,9 +38,9 @@ async def test_the_last_ack_may_come_after_the_interruption():
         assert (await next_history(world, client))[0].token_ids == (1, 2)
 
 
-async def test_a_client_that_acks_and_cancels_is_taken_at_its_word():
+async def test_the_acks_of_a_client_that_cancels_decide_what_was_heard():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         item_id = await start(client)
         await world.play(client, 1.0)
         ack(client, item_id, 400)
@@ -51,9 +51,9 @@ async def test_a_client_that_acks_and_cancels_is_taken_at_its_word():
         assert world.orchestrator.turns[1].history[0].parts == (TextPart("one "),)
 
 
-async def test_a_cut_of_the_client_outweighs_its_acks():
+async def test_a_truncation_outweighs_acks():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         item_id = await start(client)
         await world.play(client, 1.0)
         client.append(VOICE)
@@ -64,9 +64,9 @@ async def test_a_cut_of_the_client_outweighs_its_acks():
         assert (await next_history(world, client))[0].token_ids == (1,)
 
 
-async def test_an_ack_of_an_older_answer_is_ignored_and_counted():
+async def test_an_ack_of_an_older_response_is_ignored_and_counted():
     world = World(paced(WORDS, 10), paced(WORDS, 10, asyncio.Event()))
-    async with world.call() as client:
+    async with world.connect() as client:
         old_id = await start(client)
         await world.play(client, 1.0)
         await start(client)
@@ -75,9 +75,9 @@ async def test_an_ack_of_an_older_answer_is_ignored_and_counted():
     assert world.value("playback_acks_total", outcome="stale") == 1
 
 
-async def test_lies_are_counted_and_do_no_harm():
+async def test_wrong_acks_are_counted_and_have_no_effect():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         item_id = await start(client)
         await world.play(client, 0.4)
         ack(client, item_id, 86_400_000)
@@ -91,7 +91,7 @@ async def test_lies_are_counted_and_do_no_harm():
 
 async def test_a_paused_client_is_reported_to_the_stages():
     world = World(paced(WORDS, 20, asyncio.Event()))
-    async with world.call() as client:
+    async with world.connect() as client:
         item_id = await start(client)
         for _ in range(3):
             await world.play(client, 0.4)
@@ -113,7 +113,7 @@ async def test_a_paused_client_is_reported_to_the_stages():
 )
 async def test_a_bad_ack_is_one_error(fields, code, param):
     world = World(paced(WORDS, 10, asyncio.Event()))
-    async with world.call() as client:
+    async with world.connect() as client:
         event = {"item_id": await start(client), "audio_end_ms": 10, **fields}
         client.send("playback.ack", event_id="a1", **event)
         error = (await client.expect("error"))["error"]
@@ -122,15 +122,15 @@ async def test_a_bad_ack_is_one_error(fields, code, param):
 
 async def test_an_ack_without_a_position_is_an_error():
     world = World()
-    async with world.call() as client:
+    async with world.connect() as client:
         client.send("playback.ack", item_id="x")
         error = (await client.expect("error"))["error"]
         assert error["code"] == "missing_required_parameter"
 
 
-async def test_an_ack_of_a_callers_own_item_says_nothing():
+async def test_an_ack_of_a_user_item_has_no_effect():
     world = World()
-    async with world.call() as client:
+    async with world.connect() as client:
         client.say("hello", "mine")
         await client.until("conversation.item.done")
         ack(client, "mine", 10)

@@ -1,4 +1,4 @@
-"""What the listener hears decides: what is cut, and what the model is told."""
+"""Playback decides what is truncated and what the model sees of a response."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ from .playout_world import (
 
 async def test_an_interruption_keeps_the_tokens_that_were_heard():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         item_id = await start(client)
         await world.play(client, 0.9)
         client.append(VOICE)
@@ -47,7 +47,7 @@ async def test_an_interruption_keeps_the_tokens_that_were_heard():
 async def test_the_next_turn_waits_for_the_tokens_of_the_interrupted_one():
     ending = asyncio.Event()
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         world.session.on_interrupt = [ending, interrupted_end()]
         await start(client)
         await world.play(client, 0.9)
@@ -60,9 +60,9 @@ async def test_the_next_turn_waits_for_the_tokens_of_the_interrupted_one():
         assert world.orchestrator.turns[1].history[0].token_ids == (1, 2, 3)
 
 
-async def test_without_the_policy_the_turn_is_cancelled_and_its_text_cut_in_proportion():
+async def test_without_the_policy_the_turn_is_cancelled_and_its_text_truncated_in_proportion():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         world.session.on_interrupt = None
         await start(client)
         await world.play(client, 0.8)
@@ -74,9 +74,9 @@ async def test_without_the_policy_the_turn_is_cancelled_and_its_text_cut_in_prop
         assert world.session.n_cancelled == 1
 
 
-async def test_audio_that_has_not_left_never_does():
+async def test_audio_that_was_not_sent_is_dropped_by_an_interruption():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         client.wire.audio_left = 5  # the sixth is then in the network's hands
         client.send("response.create")
         for _ in range(5):
@@ -93,9 +93,9 @@ async def test_audio_that_has_not_left_never_does():
     assert world.value("audio_dropped_seconds_total") == pytest.approx(14 * 0.08)
 
 
-async def test_an_answer_that_only_plays_out_can_still_be_interrupted():
+async def test_a_response_that_only_plays_out_can_still_be_interrupted():
     world = World(paced(WORDS, 40), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         client.send("response.create")
         item = (await client.find("response.done"))["response"]["output"][0]
         await world.play(client, 1.6)
@@ -110,9 +110,9 @@ async def test_an_answer_that_only_plays_out_can_still_be_interrupted():
     assert world.value("barge_ins_total") == 1
 
 
-async def test_an_answer_that_was_heard_to_its_end_stays_whole():
+async def test_a_response_that_was_heard_to_its_end_stays_whole():
     world = World(paced(WORDS, 40), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         client.send("response.create")
         await client.until("response.done")
         await world.play(client, 3.3)
@@ -123,9 +123,9 @@ async def test_an_answer_that_was_heard_to_its_end_stays_whole():
     assert world.value("barge_ins_total") == 0
 
 
-async def test_two_answers_in_a_row_are_heard_one_after_the_other():
+async def test_two_responses_in_a_row_are_heard_one_after_the_other():
     world = World(paced(WORDS, 10), paced("later", 10), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         for _ in range(2):
             client.send("response.create")
             await client.until("response.done")
@@ -140,7 +140,7 @@ async def test_two_answers_in_a_row_are_heard_one_after_the_other():
 
 async def test_a_turn_that_does_not_end_when_interrupted_is_cancelled():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         world.session.on_interrupt = [asyncio.Event()]
         await start(client)
         client.append(VOICE + SILENCE_1S)
@@ -156,7 +156,7 @@ async def test_a_turn_that_does_not_end_when_interrupted_is_cancelled():
 async def test_a_turn_that_has_not_begun_is_not_the_one_to_interrupt():
     wind_down = asyncio.Event()
     world = World([asyncio.Event()], spoken("Third."))
-    async with world.call() as client:
+    async with world.connect() as client:
         world.session.on_interrupt = None
         world.session.wind_down = wind_down
         for _ in range(2):
@@ -176,7 +176,7 @@ async def test_a_turn_that_has_not_begun_is_not_the_one_to_interrupt():
 
 async def test_a_turn_over_other_context_is_cancelled_because_the_session_does_not_hold_it():
     world = World(paced(WORDS, 5, asyncio.Event()))
-    async with world.call() as client:
+    async with world.connect() as client:
         client.send("response.create", response={"input": []})
         await client.until(DELTA)
         client.send("response.cancel")
@@ -185,12 +185,12 @@ async def test_a_turn_over_other_context_is_cancelled_because_the_session_does_n
         assert (world.session.n_interrupted, world.session.n_cancelled) == (0, 1)
 
 
-async def test_of_a_cancelled_answer_what_was_sent_counts_until_the_client_truncates():
+async def test_of_a_cancelled_response_all_audio_sent_counts_until_the_client_truncates():
     def script():
         return paced(WORDS, 20, asyncio.Event())
 
     world = World(script(), spoken("A."), spoken("B."))
-    async with world.call() as client:
+    async with world.connect() as client:
         item_id = await start(client)
         client.send("response.cancel")
         assert TRUNCATED not in types(await client.settle())
@@ -204,9 +204,9 @@ async def test_of_a_cancelled_answer_what_was_sent_counts_until_the_client_trunc
         assert world.orchestrator.turns[2].history[0].token_ids == (1,)
 
 
-async def test_what_was_not_heard_at_all_leaves_the_history():
+async def test_a_response_that_was_not_heard_at_all_leaves_the_history():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         await start(client)
         client.append(VOICE)
         assert (await client.find(TRUNCATED))["audio_end_ms"] == 0
@@ -215,7 +215,7 @@ async def test_what_was_not_heard_at_all_leaves_the_history():
 
 async def test_a_failing_turn_after_its_interruption_leaves_the_text_that_was_heard():
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         world.session.on_interrupt = [RuntimeError("stage gone")]
         await start(client)
         await world.play(client, 0.8)
@@ -226,9 +226,9 @@ async def test_a_failing_turn_after_its_interruption_leaves_the_text_that_was_he
         assert heard.parts == (TextPart("one two three four five"),)
 
 
-async def test_the_stages_are_told_what_is_heard_of_the_running_turn():
+async def test_playback_of_the_running_turn_is_reported_to_the_stages():
     world = World(paced(WORDS, 10, asyncio.Event()), spoken("Yes?"))
-    async with world.call() as client:
+    async with world.connect() as client:
         await start(client)
         assert world.session.playback == [(0.0, False, 0.2), (0.0, True, 0.2)]
         await world.play(client, 1.0)
@@ -237,31 +237,31 @@ async def test_the_stages_are_told_what_is_heard_of_the_running_turn():
         client.append(VOICE)
         await client.until("response.done")
         await next_history(world, client)
-        # The next turn begins with what is known of this caller by now.
+        # The next turn begins with the statistics of this user.
         assert (0.0, False, 0.44) in world.session.playback
 
 
 async def test_a_session_leaves_its_timeline(tmp_path):
     world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"), timeline_dir=tmp_path / "t")
-    async with world.call() as client:
+    async with world.connect() as client:
         await start(client)
         await world.play(client, 0.8)
         client.append(VOICE + SILENCE_1S)
         await client.until(TRUNCATED)
         await client.until("response.done")
-    story = json.loads((tmp_path / "t" / f"{world.session.session_id}.json").read_text())
-    names = [event["event"] for event in story["events"]]
+    document = json.loads((tmp_path / "t" / f"{world.session.session_id}.json").read_text())
+    names = [event["event"] for event in document["events"]]
     for name in ("first_audio", "sent", "held", "speech_started", "barge_in", "turn_result"):
         assert name in names
-    barge_in = next(e for e in story["events"] if e["event"] == "barge_in")
+    barge_in = next(e for e in document["events"] if e["event"] == "barge_in")
     assert (barge_in["heard_s"], barge_in["sent_s"]) == (0.8, 1.6)
 
 
-async def test_a_timeline_that_cannot_be_written_costs_nothing_else(tmp_path, caplog):
+async def test_a_timeline_that_cannot_be_written_is_only_logged(tmp_path, caplog):
     blocked = tmp_path / "file"
     blocked.write_text("")
     world = World(timeline_dir=blocked)
-    async with world.call():
+    async with world.connect():
         pass
     assert "timeline_lost" in caplog.text
     assert world.shared.metrics.timelines_lost._value.get() == 1

@@ -96,7 +96,7 @@ async def test_a_turn_that_never_winds_down_fails_the_next_instead_of_hanging_it
         orchestrator.session.wind_down.set()
 
 
-async def test_a_cancelled_reply_leaves_what_was_sent_under_a_new_key():
+async def test_a_cancelled_response_leaves_what_was_sent_under_a_new_key():
     gate = asyncio.Event()
     steps = [TranscriptDelta("Once upon"), AudioDelta(tone(200)), gate]
     orchestrator = FakeOrchestrator([steps, spoken("Sorry.")])
@@ -113,7 +113,7 @@ async def test_a_cancelled_reply_leaves_what_was_sent_under_a_new_key():
 
 
 @pytest.mark.parametrize("sent_before", [[], [TranscriptDelta("I "), AudioDelta(tone(40))]])
-async def test_a_failing_turn_is_a_failed_response_and_the_call_goes_on(sent_before):
+async def test_a_failing_turn_is_a_failed_response_and_the_session_goes_on(sent_before):
     orchestrator = FakeOrchestrator(
         [[*sent_before, StageFailedError("talker: bad batch")], spoken("Fine now.")]
     )
@@ -134,7 +134,7 @@ async def test_a_failing_turn_is_a_failed_response_and_the_call_goes_on(sent_bef
 
 
 @pytest.mark.parametrize("steps", [[RuntimeError("a bug")], [TranscriptDelta("half")]])
-async def test_a_bug_behind_the_gateway_is_a_failed_response_without_its_details(steps, caplog):
+async def test_an_unexpected_error_is_a_failed_response_without_its_details(steps, caplog):
     async with connected(FakeOrchestrator([steps])) as client:
         client.send("response.create")
         response = (await client.find("response.done"))["response"]
@@ -145,7 +145,7 @@ async def test_a_bug_behind_the_gateway_is_a_failed_response_without_its_details
     assert "response=" in caplog.text
 
 
-async def test_a_reply_cut_by_the_token_limit_is_incomplete():
+async def test_a_response_ended_by_the_token_limit_is_incomplete():
     end = done("So then", status="incomplete", reason="max_output_tokens")
     async with connected(FakeOrchestrator([[TranscriptDelta("So then"), end]])) as client:
         client.send("response.create")
@@ -155,7 +155,7 @@ async def test_a_reply_cut_by_the_token_limit_is_incomplete():
         assert response["output"][0]["status"] == "incomplete"
 
 
-async def test_a_reply_without_sound_or_text_still_enters_the_history():
+async def test_a_response_without_audio_or_text_still_enters_the_history():
     reply = HistoryItem(key="silent", role="assistant", parts=(), token_ids=(9,))
     orchestrator = FakeOrchestrator([[done(item=reply)]])
     async with connected(orchestrator) as client:
@@ -167,8 +167,8 @@ async def test_a_reply_without_sound_or_text_still_enters_the_history():
 
 
 @pytest.mark.parametrize("how", ["completes", "cancel", "leave", "interrupt"])
-async def test_a_reply_whose_id_another_item_took_ends_as_any_other(how):
-    """The client deleted it while it was made, and created an item of its own by that name."""
+async def test_a_response_whose_item_id_was_reused_ends_as_any_other(how):
+    """The client deleted the item during its turn, and created another of that id."""
     gate = asyncio.Event()
     steps = [TranscriptDelta("Well, "), AudioDelta(tone(2000)), gate, done("Well, ")]
     orchestrator = FakeOrchestrator([steps])
@@ -194,7 +194,7 @@ async def test_a_reply_whose_id_another_item_took_ends_as_any_other(how):
         assert [seen.parts[0].text for seen in orchestrator.turns[-1].history][:1] == ["Mine."]
 
 
-def test_a_response_that_cannot_be_closed_is_over_all_the_same(monkeypatch):
+def test_a_response_that_fails_to_close_is_over_all_the_same(monkeypatch):
     def crash(self, item):
         raise ValueError("a bug")
 
@@ -211,7 +211,7 @@ def test_a_response_that_cannot_be_closed_is_over_all_the_same(monkeypatch):
     assert writer.done and emitted[-1] == "response.done"
 
 
-def test_what_a_reply_says_is_not_in_its_name():
+def test_the_text_of_an_item_is_not_in_its_repr():
     item = AssistantItem("item_1", "audio", text="A secret.")
     item.set_end(done("A secret."))
     item.close("completed")

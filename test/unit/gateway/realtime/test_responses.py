@@ -1,4 +1,4 @@
-"""One response: the exact order of its events, what it asks the model."""
+"""One response: the exact order of its events, and the request of its turn."""
 
 import asyncio
 import gc
@@ -103,7 +103,7 @@ async def test_all_events_of_a_response_carry_its_ids():
 @pytest.mark.parametrize(
     "metadata", [{"k" * 65: "v"}, {"k": "v" * 513}, {f"k{n}": "" for n in range(17)}]
 )
-async def test_metadata_is_for_a_few_words(metadata):
+async def test_metadata_is_bounded(metadata):
     async with connected(FakeOrchestrator()) as client:
         client.send("response.create", response={"metadata": metadata})
         assert (await client.expect("error"))["error"]["param"] == "response.metadata"
@@ -139,7 +139,7 @@ async def test_settings_of_response_create_hold_for_that_response_only():
         assert (second.wants_audio, second.temperature) == (True, None)
 
 
-async def test_the_next_turn_hands_back_the_reply_the_model_gave():
+async def test_the_next_turn_has_the_item_that_the_model_generated():
     orchestrator = FakeOrchestrator([spoken("First answer."), spoken("Second.")])
     async with connected(orchestrator) as client:
         for text in ("one", "two"):
@@ -155,7 +155,7 @@ async def test_the_next_turn_hands_back_the_reply_the_model_gave():
         assert orchestrator.turns[0].history[0] is orchestrator.turns[1].history[0]
 
 
-async def test_items_added_while_the_model_thinks_come_after_its_reply():
+async def test_items_added_during_a_turn_come_after_its_item():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *spoken("To the first.")]])
     async with connected(orchestrator) as client:
@@ -187,7 +187,7 @@ async def test_a_second_response_is_refused_while_one_is_active():
         assert (await client.find("response.done"))["response"]["status"] == "completed"
 
 
-async def test_a_slow_response_does_not_keep_the_client_from_being_heard():
+async def test_a_slow_response_does_not_delay_events_of_the_client():
     gate = asyncio.Event()
     async with connected(FakeOrchestrator([[gate, *spoken("Slow.")]])) as client:
         client.send("response.create")
@@ -240,7 +240,7 @@ async def test_an_out_of_band_response_without_input_sees_the_conversation():
         assert without.history == ()
 
 
-async def test_side_responses_are_limited_and_can_be_cancelled_by_id():
+async def test_out_of_band_responses_are_limited_and_can_be_cancelled_by_id():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate], [gate]])
     async with connected(orchestrator, max_out_of_band_responses=2) as client:
@@ -255,7 +255,7 @@ async def test_side_responses_are_limited_and_can_be_cancelled_by_id():
         assert (await client.expect("response.done"))["response"]["id"] == first
 
 
-async def test_callers_share_the_room_for_side_responses():
+async def test_all_sessions_share_the_slots_of_out_of_band_responses():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate], [gate], [gate]])
     shared = services(orchestrator, max_out_of_band_responses_in_all=2)
@@ -304,7 +304,7 @@ async def test_telephone_audio_is_sent_in_its_own_format_and_frame_lengths():
         assert min(sizes[:-1]) >= 8 * 20
 
 
-async def test_ttfp_is_measured_when_the_first_audio_has_left():
+async def test_ttfp_is_measured_when_the_first_audio_was_sent():
     orchestrator = FakeOrchestrator()
     shared = services(orchestrator)
     async with connected(orchestrator, shared) as client:
@@ -319,8 +319,8 @@ async def test_ttfp_is_measured_when_the_first_audio_has_left():
     assert registry.get_sample_value("sglang_live_gateway_sessions_open") == 0
 
 
-async def test_what_comes_behind_a_request_is_not_part_of_it():
-    """All of it is sent at once: the answer is to what stood before it."""
+async def test_items_after_response_create_are_not_in_its_turn():
+    """All events are sent at once: the turn has the items before its response.create."""
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         client.say("Before.", "item_before")
@@ -348,7 +348,7 @@ async def test_a_response_that_has_ended_keeps_none_of_the_items_before_it():
         assert ended and not any(response.task for response in ended)
 
 
-async def test_what_was_deleted_behind_a_request_is_not_answered():
+async def test_items_deleted_after_response_create_are_not_in_its_turn():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         client.say("One.", "item_1")
@@ -360,7 +360,7 @@ async def test_what_was_deleted_behind_a_request_is_not_answered():
         assert [item.parts[0].text for item in turn.history] == ["Two."]
 
 
-async def test_no_response_has_another_voice_than_the_caller_knows():
+async def test_no_response_has_another_voice_after_the_first_audio():
     async with connected(FakeOrchestrator()) as client:
         client.send("response.create")
         await client.until("response.done")

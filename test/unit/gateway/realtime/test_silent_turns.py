@@ -1,4 +1,4 @@
-"""A turn in which nobody speaks: the client has its item, the model invents nothing about it."""
+"""A turn without speech: the client gets its item, the model does not see it."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def audio_parts(turn) -> int:
 
 
 @pytest.mark.parametrize("asked", [{}, {"response": {}}, {"response": {"instructions": None}}])
-async def test_a_committed_silence_is_an_item_that_is_not_answered(asked):
+async def test_a_committed_silence_is_an_item_with_an_empty_response(asked):
     orchestrator = FakeOrchestrator([spoken("Close the shirt.")])
     async with connected(orchestrator) as client:
         client.turn_detection(None)
@@ -39,7 +39,7 @@ async def test_its_transcript_is_empty():
         assert orchestrator.turns == []
 
 
-async def test_speech_after_it_is_answered_and_the_silence_stays_out_of_the_model():
+async def test_speech_after_a_silence_gets_a_response_without_the_silence_in_its_prompt():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         client.turn_detection(None)
@@ -65,7 +65,7 @@ async def test_a_response_with_instructions_of_its_own_speaks_all_the_same():
         assert audio_parts(turn) == 0
 
 
-async def test_words_in_writing_behind_it_are_answered():
+async def test_text_after_a_silence_gets_a_response():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         client.turn_detection(None)

@@ -1,4 +1,4 @@
-"""An answer is begun in a pause: right, it is there at once; wrong, nobody learns of it."""
+"""A speculative turn: its events come at once if confirmed; withdrawn, it has no effect."""
 
 import asyncio
 from dataclasses import replace
@@ -17,7 +17,7 @@ def speculating(orchestrator: FakeOrchestrator, **config):
     return replace(base, config=replace(base.config, speculate_ms=150, **config))
 
 
-async def said(client, ms: int = 600) -> None:
+async def pause_after_speech(client, ms: int = 600) -> None:
     client.append(tone(ms) + QUIET)
 
 
@@ -32,11 +32,11 @@ def outcomes(shared) -> dict[str, float]:
     return {s.labels["outcome"]: s.value for s in samples if s.name.endswith("_total")}
 
 
-async def test_a_right_guess_is_the_answer():
+async def test_a_confirmed_speculative_turn_is_the_response():
     orchestrator = FakeOrchestrator([spoken("Yes.")])
     shared = speculating(orchestrator)
     async with connected(orchestrator, shared) as client:
-        await said(client)
+        await pause_after_speech(client)
         await settled(orchestrator, 1)
         assert not [e for e in await client.settle() if e["type"].startswith("response.")]
         client.append(QUIET * 3)
@@ -51,12 +51,12 @@ async def test_a_right_guess_is_the_answer():
     assert outcomes(shared) == {"answered": 1}
 
 
-async def test_a_wrong_guess_is_withdrawn_and_the_whole_turn_is_answered():
+async def test_a_withdrawn_speculative_turn_is_replaced_by_one_over_the_whole_utterance():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *spoken("Too early.")], spoken("Yes.")])
     shared = speculating(orchestrator)
     async with connected(orchestrator, shared) as client:
-        await said(client)
+        await pause_after_speech(client)
         await settled(orchestrator, 1)
         orchestrator.session.on_interrupt = [done("Too", status="interrupted")]
         client.append(tone(600) + QUIET * 4)
@@ -72,11 +72,11 @@ async def test_a_wrong_guess_is_withdrawn_and_the_whole_turn_is_answered():
 
 
 @pytest.mark.parametrize("event", ["input_audio_buffer.clear", "input_audio_buffer.commit"])
-async def test_a_client_that_ends_the_turn_itself_has_no_guess(event):
+async def test_a_commit_by_the_client_withdraws_the_speculative_turn(event):
     orchestrator = FakeOrchestrator([spoken("Yes.")])
     shared = speculating(orchestrator)
     async with connected(orchestrator, shared) as client:
-        await said(client)
+        await pause_after_speech(client)
         await settled(orchestrator, 1)
         client.send(event)
         await client.settle()
@@ -84,11 +84,11 @@ async def test_a_client_that_ends_the_turn_itself_has_no_guess(event):
     assert outcomes(shared) == {"withdrawn": 1}
 
 
-async def test_other_settings_ask_for_another_answer():
+async def test_a_change_of_settings_withdraws_the_speculative_turn():
     orchestrator = FakeOrchestrator([spoken("Yes."), spoken("Oui.")])
     shared = speculating(orchestrator)
     async with connected(orchestrator, shared) as client:
-        await said(client)
+        await pause_after_speech(client)
         await settled(orchestrator, 1)
         client.update(instructions="Speak French.")
         client.append(QUIET * 3)
@@ -97,30 +97,30 @@ async def test_other_settings_ask_for_another_answer():
     assert outcomes(shared) == {"withdrawn": 1}
 
 
-async def test_a_guess_that_fails_fails_the_answer():
+async def test_a_speculative_turn_that_fails_fails_the_response():
     orchestrator = FakeOrchestrator([[StageFailedError("gone")]])
     async with connected(orchestrator, speculating(orchestrator)) as client:
-        await said(client)
+        await pause_after_speech(client)
         client.append(QUIET * 3)
         end = await client.find("response.done")
     assert end["response"]["status"] == "failed"
     assert end["response"]["status_details"]["error"]["code"] == "stage_failed"
 
 
-async def test_a_call_that_ends_in_a_guess_leaves_nothing_behind():
+async def test_a_session_that_ends_in_a_speculative_turn_leaves_nothing_behind():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *spoken("Never.")]])
     async with connected(orchestrator, speculating(orchestrator)) as client:
-        await said(client)
+        await pause_after_speech(client)
         await settled(orchestrator, 1)
     assert orchestrator.session.n_cancelled == 1
 
 
-async def test_nothing_is_guessed_where_the_client_asks_for_answers():
+async def test_without_create_response_there_is_no_speculative_turn():
     orchestrator = FakeOrchestrator([spoken("Yes.")])
     async with connected(orchestrator, speculating(orchestrator)) as client:
         client.turn_detection({**VAD, "create_response": False})
         await client.expect("session.updated")
-        await said(client)
+        await pause_after_speech(client)
         await client.settle()
         assert orchestrator.turns == []

@@ -1,4 +1,4 @@
-"""Functions: what the model is told, what becomes of its calls, and of what is none."""
+"""Functions: how the model gets them, how its function calls are read, and malformed ones."""
 
 import json
 
@@ -36,24 +36,24 @@ WEATHER = {
 CALL = '{"name": "weather", "arguments": {"town": "Rome"}}'
 
 
-# --- what the model is told ---
+# --- tools in the prompt ---
 
 
-def test_tools_are_told_as_the_chat_api_has_them():
+def test_tools_are_passed_in_the_form_of_the_chat_api():
     tools = tools_of((WEATHER,), "auto")
-    [told] = map(json.loads, tools.functions)
-    assert told == {key: WEATHER[key] for key in ("name", "description", "parameters")}
+    [passed] = map(json.loads, tools.functions)
+    assert passed == {key: WEATHER[key] for key in ("name", "description", "parameters")}
     assert tools.must_call is None
 
 
-def test_a_choice_says_what_the_reply_must_be():
+def test_tool_choice_decides_whether_a_function_must_be_called():
     assert tools_of((WEATHER,), "none") == tools_of((), "required") == Tools()
     assert tools_of((WEATHER,), "required").must_call == ""
     choice = {"type": "function", "name": "weather"}
     assert tools_of((WEATHER,), choice).must_call == "weather"
 
 
-def test_what_is_no_schema_and_who_is_not_there_is_refused():
+def test_a_bad_schema_and_an_unknown_function_are_refused():
     bad = {**WEATHER, "parameters": {"type": "objekt"}}
     with pytest.raises(ClientEventError) as refused:
         check_tools((WEATHER, bad), path="session.tools")
@@ -96,7 +96,7 @@ def test_a_schema_may_refer_to_itself():
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/nowhere", "#"])
-def test_a_reference_that_leads_nowhere_makes_no_call(reference):
+def test_a_reference_that_leads_nowhere_makes_the_call_malformed(reference):
     tools = with_parameters(properties={"town": {"$ref": reference, "not": {"$ref": reference}}})
     with pytest.raises(MalformedCallError):
         read_function_call(CALL, tools)
@@ -109,7 +109,7 @@ def test_a_reference_that_leads_nowhere_makes_no_call(reference):
         {"type": "object", "patternProperties": {"^(o+)+$": {}}, "additionalProperties": False},
     ],
 )
-def test_a_pattern_that_would_take_for_ever_is_not_matched(town):
+def test_a_pattern_with_exponential_time_is_not_matched(town):
     tools = with_parameters(properties={"town": town, "pattern": {"type": "string"}})
     check_tools(tools, path="tools")
     long = "o" * 60 + "!"
@@ -120,7 +120,7 @@ def test_a_pattern_that_would_take_for_ever_is_not_matched(town):
         read_function_call('{"name": "weather", "arguments": {"pattern": 5}}', tools)
 
 
-def test_a_call_that_fits_is_read():
+def test_a_function_call_that_fits_its_schema_is_read():
     assert read_function_call(CALL, (WEATHER,)) == FunctionCall("weather", '{"town":"Rome"}')
     as_text = json.dumps({"name": "weather", "arguments": '{"town": "Rome"}'})
     assert read_function_call(as_text, (WEATHER,)).arguments == '{"town":"Rome"}'
@@ -142,12 +142,12 @@ def test_a_call_that_fits_is_read():
         ('{"name": "weather", "arguments": "{"}', "not JSON"),
     ],
 )
-def test_what_is_no_call_is_recognised(text, why):
+def test_a_malformed_function_call_is_recognised(text, why):
     with pytest.raises(MalformedCallError, match=why):
         read_function_call(text, (WEATHER,))
 
 
-def test_a_call_that_no_writer_can_hold_is_none():
+def test_a_function_call_nested_too_deeply_is_malformed():
     text = '{"name": "stop", "arguments": {"x": ' + "[" * 300 + "]" * 300 + "}}"
     with pytest.raises(MalformedCallError, match="too much"):
         read_function_call(text, ({"type": "function", "name": "stop"},))
@@ -156,13 +156,13 @@ def test_a_call_that_no_writer_can_hold_is_none():
 # --- in a session ---
 
 
-def reply_with(text: str) -> HistoryItem:
+def generated(text: str) -> HistoryItem:
     parts = (TextPart(text),)
     return HistoryItem(key="reply", role="assistant", parts=parts, token_ids=(1, 2, 3, 4))
 
 
-async def test_a_call_is_an_item_of_its_own_and_its_output_continues_the_conversation():
-    called = [done(item=reply_with(""), function_calls=(CALL,))]
+async def test_a_function_call_is_an_item_of_its_own_and_its_output_continues_the_conversation():
+    called = [done(item=generated(""), function_calls=(CALL,))]
     orchestrator = FakeOrchestrator([called, spoken("It rains.")])
     async with connected(orchestrator) as client:
         client.update(tools=[WEATHER])
@@ -200,9 +200,9 @@ async def test_a_call_is_an_item_of_its_own_and_its_output_continues_the_convers
         assert json.loads(asked.tools.functions[0])["name"] == "weather"
 
 
-async def test_words_before_a_call_are_a_message_before_it():
+async def test_text_before_a_function_call_is_a_message_before_it():
     words = TranscriptDelta("One moment.", 2)
-    steps = [words, done(item=reply_with("One moment."), function_calls=(CALL, CALL))]
+    steps = [words, done(item=generated("One moment."), function_calls=(CALL, CALL))]
     orchestrator = FakeOrchestrator([steps])
     async with connected(orchestrator) as client:
         client.update(output_modalities=["text"], tools=[WEATHER])
@@ -216,15 +216,15 @@ async def test_words_before_a_call_are_a_message_before_it():
         assert [e["previous_item_id"] for e in follows] == [None, output[0]["id"], output[1]["id"]]
         client.send("response.create")
         await client.until("response.done")
-        # One reply of the model, though three items show it.
+        # One history item, though three conversation items show it.
         assert [seen.token_ids for seen in orchestrator.turns[-1].history] == [(1, 2, 3, 4)]
 
 
-async def test_a_call_outlives_the_words_before_it():
-    """Its caller cut them off, and the model must know what it called."""
+async def test_a_function_call_outlives_the_truncation_of_the_text_before_it():
+    """The user interrupted the text; the model must still see its function call."""
     orchestrator = FakeOrchestrator(
         [[TranscriptDelta("One moment.", 2), AudioDelta(tone(400)),
-          done(item=reply_with("One moment."), function_calls=(CALL,), n_frames=5)]]
+          done(item=generated("One moment."), function_calls=(CALL,), n_frames=5)]]
     )  # fmt: skip
     async with connected(orchestrator) as client:
         client.update(tools=[WEATHER])
@@ -238,10 +238,10 @@ async def test_a_call_outlives_the_words_before_it():
         assert "<tool_call>" in seen.parts[0].text and "Rome" in seen.parts[0].text
 
 
-async def test_a_call_outlives_words_that_are_deleted():
+async def test_a_function_call_outlives_the_deletion_of_the_text_before_it():
     steps = [
         TranscriptDelta("One moment.", 2),
-        done(item=reply_with("One."), function_calls=(CALL, CALL)),
+        done(item=generated("One."), function_calls=(CALL, CALL)),
     ]
     orchestrator = FakeOrchestrator([steps])
     async with connected(orchestrator) as client:
@@ -252,14 +252,14 @@ async def test_a_call_outlives_words_that_are_deleted():
         client.send("conversation.item.delete", item_id=message)
         client.send("response.create")
         await client.until("response.done")
-        told = [seen.parts[0].text for seen in orchestrator.turns[-1].history]
-        assert len(told) == 2 and all("<tool_call>" in text for text in told)
+        texts = [seen.parts[0].text for seen in orchestrator.turns[-1].history]
+        assert len(texts) == 2 and all("<tool_call>" in text for text in texts)
 
 
-async def test_calls_leave_the_window_with_the_words_that_carried_them():
+async def test_function_calls_leave_the_window_with_the_text_before_them():
     words = [
         TranscriptDelta("One moment.", 2),
-        done(item=reply_with("One."), function_calls=(CALL,)),
+        done(item=generated("One."), function_calls=(CALL,)),
     ]
     orchestrator = FakeOrchestrator([words, [done("Well.", gone=("reply",))]])
     async with connected(orchestrator) as client:
@@ -276,8 +276,8 @@ async def test_calls_leave_the_window_with_the_words_that_carried_them():
         assert not any("<tool_call>" in str(seen.parts) for seen in orchestrator.turns[-1].history)
 
 
-async def test_a_malformed_call_is_an_error_and_not_silence():
-    orchestrator = FakeOrchestrator([[done(item=reply_with(""), function_calls=("{",))]])
+async def test_a_malformed_function_call_alone_fails_the_response():
+    orchestrator = FakeOrchestrator([[done(item=generated(""), function_calls=("{",))]])
     shared = services(orchestrator)
     async with connected(orchestrator, shared) as client:
         client.update(tools=[WEATHER])
@@ -291,8 +291,8 @@ async def test_a_malformed_call_is_an_error_and_not_silence():
     assert count == 1
 
 
-async def test_words_are_answer_enough_beside_a_malformed_call():
-    steps = [TranscriptDelta("Hello.", 2), done(item=reply_with("Hello."), function_calls=("{",))]
+async def test_text_beside_a_malformed_function_call_completes_the_response():
+    steps = [TranscriptDelta("Hello.", 2), done(item=generated("Hello."), function_calls=("{",))]
     async with connected(FakeOrchestrator([steps])) as client:
         client.update(output_modalities=["text"], tools=[WEATHER])
         client.send("response.create")
@@ -301,14 +301,14 @@ async def test_words_are_answer_enough_beside_a_malformed_call():
         assert [item["type"] for item in ended["output"]] == ["message"]
 
 
-async def test_more_tools_than_a_model_should_read_are_one_error():
+async def test_too_many_tools_are_one_error():
     async with connected(FakeOrchestrator()) as client:
         client.update(tools=[{**WEATHER, "description": "x" * 70_000}])
         error = (await client.expect("error"))["error"]
         assert (error["code"], error["param"]) == ("tools_too_large", "session.tools")
 
 
-async def test_an_agent_without_functions_takes_over_from_one_that_must_call():
+async def test_without_functions_a_choice_of_one_falls_back_to_auto():
     choice = {"type": "function", "name": "weather"}
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
@@ -351,7 +351,7 @@ async def test_tools_are_checked_when_they_are_given_and_not_again(monkeypatch):
     ],
 )
 @pytest.mark.parametrize("kind", ["session.update", "response.create"])
-async def test_functions_that_cannot_be_are_one_error_that_names_the_place(kind, tools, param):
+async def test_bad_functions_are_one_error_that_names_the_place(kind, tools, param):
     holder = kind.split(".")[0]
     fields = {"type": "realtime"} if holder == "session" else {}
     async with connected(FakeOrchestrator()) as client:
@@ -386,7 +386,7 @@ async def test_arguments_that_are_no_json_object_are_one_error(arguments):
 
 
 @pytest.mark.parametrize("arguments", ["", "null", "{}", '{"town": "Rome"}'])
-async def test_a_call_without_arguments_is_one(arguments):
+async def test_a_function_call_without_arguments_is_valid(arguments):
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         client.send("conversation.item.create", item=call_item(arguments=arguments))
@@ -397,7 +397,7 @@ async def test_a_call_without_arguments_is_one(arguments):
         assert isinstance(json.loads(call)["arguments"], dict)
 
 
-async def test_an_output_needs_a_call_that_came_before_it():
+async def test_an_output_needs_a_function_call_before_it():
     async with connected(FakeOrchestrator()) as client:
         client.send("conversation.item.create", item=output_of("c1"), event_id="e")
         error = (await client.expect("error"))["error"]
@@ -414,7 +414,7 @@ async def test_an_output_needs_a_call_that_came_before_it():
         await client.until("response.done")
 
 
-async def test_a_call_that_has_left_the_conversation_can_still_be_answered():
+async def test_a_function_call_that_has_left_the_conversation_can_still_get_its_output():
     async with connected(FakeOrchestrator()) as client:
         client.send("conversation.item.create", item=call_item(id="call"))
         await client.find("conversation.item.done")
@@ -424,8 +424,8 @@ async def test_a_call_that_has_left_the_conversation_can_still_be_answered():
         await client.find("conversation.item.done")
 
 
-async def test_a_call_of_a_response_outside_the_conversation_can_be_answered_in_it():
-    orchestrator = FakeOrchestrator([[done(item=reply_with(""), function_calls=(CALL,))]])
+async def test_a_function_call_of_an_out_of_band_response_can_get_its_output_in_the_conversation():
+    orchestrator = FakeOrchestrator([[done(item=generated(""), function_calls=(CALL,))]])
     async with connected(orchestrator) as client:
         client.update(tools=[WEATHER])
         client.send("response.create", response={"conversation": "none"})
@@ -435,8 +435,8 @@ async def test_a_call_of_a_response_outside_the_conversation_can_be_answered_in_
 
 
 @pytest.mark.parametrize("at", ["session", "response"])
-async def test_one_call_at_a_time_where_the_client_wants_it_so(at):
-    orchestrator = FakeOrchestrator([[done(item=reply_with(""), function_calls=(CALL, CALL))]])
+async def test_without_parallel_tool_calls_a_response_has_one_function_call(at):
+    orchestrator = FakeOrchestrator([[done(item=generated(""), function_calls=(CALL, CALL))]])
     shared, wish = services(orchestrator), {"parallel_tool_calls": False}
     async with connected(orchestrator, shared) as client:
         client.update(tools=[WEATHER], **(wish if at == "session" else {}))

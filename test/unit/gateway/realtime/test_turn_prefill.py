@@ -1,4 +1,4 @@
-"""A long turn is taken in while it is spoken, and is one message to everybody who looks at it."""
+"""Turn prefill: chunks of a long utterance are prefilled; the item is one message."""
 
 import asyncio
 from dataclasses import replace
@@ -15,46 +15,46 @@ SECOND = INPUT_RATE_HZ
 
 
 class Turn:
-    """Speech that begins at a sample of the buffer, and who is asked to take it in."""
+    """An utterance that begins at a sample of the buffer, and a prefill that may refuse."""
 
-    def __init__(self, piece_s: float = 1.0, start: int = 0):
+    def __init__(self, chunk_s: float = 1.0, start: int = 0):
         self.buffer, self.start = InputBuffer(600.0), start
         self.buffer.append(np.zeros(start, np.int16))
         self.prefilled: list[int] = []
-        self.willing = True
-        self.pieces = TurnPrefill(piece_s, self._prefill_turn)
+        self.accepts = True
+        self.prefill = TurnPrefill(chunk_s, self._prefill_turn)
         self._rng = np.random.default_rng(1)
 
-    def _prefill_turn(self, pieces) -> bool:
-        if self.willing:
-            self.prefilled.append(len(pieces))
-        return self.willing
+    def _prefill_turn(self, chunks) -> bool:
+        if self.accepts:
+            self.prefilled.append(len(chunks))
+        return self.accepts
 
     def say(self, seconds: float) -> None:
         pcm = self._rng.integers(-9999, 9999, round(seconds * SECOND), np.int16)
         self.buffer.append(pcm)
-        self.pieces.grow(self.buffer, self.start)
+        self.prefill.grow(self.buffer, self.start)
 
     def end(self, left_out_s: float = 0.0) -> tuple[AudioPart, tuple]:
         end = self.buffer.end_sample - round(left_out_s * SECOND)
         audio = AudioPart(self.buffer.peek(self.start, end))
-        return audio, self.pieces.finish(audio)
+        return audio, self.prefill.finish(audio)
 
 
-def joined(pieces) -> np.ndarray:
-    return np.concatenate([piece.parts[0].pcm for piece in pieces])
+def joined(chunks) -> np.ndarray:
+    return np.concatenate([chunk.parts[0].pcm for chunk in chunks])
 
 
 @pytest.mark.parametrize("start", [0, 7777])
-def test_pieces_join_to_what_was_said(start):
+def test_chunks_join_to_the_utterance(start):
     turn = Turn(start=start)
     for _ in range(34):
         turn.say(0.1)
     assert turn.prefilled == [1, 2, 3]
-    audio, pieces = turn.end()
-    assert np.array_equal(joined(pieces), audio.pcm)
-    assert [len(piece.parts[0].pcm) for piece in pieces] == [SECOND] * 3 + [round(0.4 * SECOND)]
-    assert [(piece.opens, piece.closes) for piece in pieces] == [
+    audio, chunks = turn.end()
+    assert np.array_equal(joined(chunks), audio.pcm)
+    assert [len(chunk.parts[0].pcm) for chunk in chunks] == [SECOND] * 3 + [round(0.4 * SECOND)]
+    assert [(chunk.opens, chunk.closes) for chunk in chunks] == [
         (True, False),
         (False, False),
         (False, False),
@@ -62,46 +62,46 @@ def test_pieces_join_to_what_was_said(start):
     ]
 
 
-def test_a_piece_keeps_its_name_from_when_it_was_taken_in():
+def test_a_chunk_keeps_the_key_it_was_prefilled_with():
     turn = Turn()
     names = []
-    turn.pieces = TurnPrefill(1.0, lambda p: names.append([x.key for x in p]) or True)
+    turn.prefill = TurnPrefill(1.0, lambda p: names.append([x.key for x in p]) or True)
     turn.say(2.5)
-    _, pieces = turn.end()
-    assert [piece.key for piece in pieces][:2] == names[-1]
+    _, chunks = turn.end()
+    assert [chunk.key for chunk in chunks][:2] == names[-1]
 
 
-def test_a_short_turn_is_in_one_piece():
-    turn = Turn(piece_s=8.0)
+def test_a_short_utterance_is_not_split():
+    turn = Turn(chunk_s=8.0)
     turn.say(8.0)
     assert turn.end()[1] == () and turn.prefilled == []
 
 
-def test_what_nobody_took_in_is_not_cut():
+def test_chunks_that_were_not_prefilled_are_not_split_off():
     turn = Turn()
-    turn.willing = False
+    turn.accepts = False
     turn.say(2.5)
     assert turn.end()[1] == ()
-    turn.willing, turn.start = True, turn.buffer.end_sample
+    turn.accepts, turn.start = True, turn.buffer.end_sample
     turn.say(1.5)
-    assert turn.prefilled == [1], "the next turn begins with its first piece"
+    assert turn.prefilled == [1], "the next turn begins with its first chunk"
 
 
-def test_a_turn_that_ended_before_its_last_piece_leaves_that_out():
+def test_an_utterance_that_ended_before_its_last_chunk_leaves_that_out():
     turn = Turn()
     turn.say(3.3)
-    audio, pieces = turn.end(left_out_s=0.5)
-    assert np.array_equal(joined(pieces), audio.pcm)
-    assert len(pieces) == 3
+    audio, chunks = turn.end(left_out_s=0.5)
+    assert np.array_equal(joined(chunks), audio.pcm)
+    assert len(chunks) == 3
 
 
-def test_without_a_size_nothing_is_taken_in():
-    turn = Turn(piece_s=0.0)
+def test_without_a_chunk_size_nothing_is_prefilled():
+    turn = Turn(chunk_s=0.0)
     turn.say(30.0)
     assert turn.end()[1] == () and turn.prefilled == []
 
 
-# --- in a call ---
+# --- in a session ---
 
 
 def eager(orchestrator: FakeOrchestrator):
@@ -109,7 +109,7 @@ def eager(orchestrator: FakeOrchestrator):
     return replace(base, config=replace(base.config, turn_prefill_s=1.0))
 
 
-async def test_a_call_takes_in_what_is_said_and_asks_with_the_same_pieces():
+async def test_a_session_prefills_the_utterance_and_its_turn_has_the_same_chunks():
     orchestrator = FakeOrchestrator([spoken("Yes.")])
     async with connected(orchestrator, eager(orchestrator)) as client:
         client.append(tone(2600) + bytes(48_000))
@@ -123,7 +123,7 @@ async def test_a_call_takes_in_what_is_said_and_asks_with_the_same_pieces():
     assert len(joined(turn.history)) / SECOND == pytest.approx(3.2, abs=0.4)
 
 
-async def test_while_an_answer_is_made_nothing_is_taken_in():
+async def test_while_a_response_is_made_nothing_is_prefilled():
     gate = asyncio.Event()
     orchestrator = FakeOrchestrator([[gate, *spoken("Yes.")], spoken("And yes.")])
     async with connected(orchestrator, eager(orchestrator)) as client:

@@ -1,4 +1,4 @@
-"""Audio from the caller: spoken turns, push-to-talk, and what is refused."""
+"""Audio of the user: spoken turns, push-to-talk, and refusals."""
 
 import asyncio
 import base64
@@ -10,7 +10,7 @@ from sglang_live.clock import SimClock
 from sglang_live.core import AudioDelta, AudioPart
 from test.unit.gateway.fakes import FakeOrchestrator, connected, services, spoken, tone, types
 
-# What a caller hears between words; LoudnessModel takes it for silence.
+# Background noise between words; LoudnessModel scores it as silence.
 SILENCE_1S = bytes(48_000)
 
 
@@ -57,20 +57,20 @@ async def test_offsets_count_all_audio_of_the_session():
 
 
 async def test_many_small_appends_give_the_same_turn_as_one_long_one():
-    async def turn(pieces: list[bytes]):
+    async def turn(appends: list[bytes]):
         orchestrator = FakeOrchestrator()
         async with connected(orchestrator) as client:
-            for piece in pieces:
-                client.append(piece)
+            for pcm in appends:
+                client.append(pcm)
             events = await client.until("response.done")
         (part,) = orchestrator.turns[0].history[0].parts
         return events[0]["audio_start_ms"], events[1]["audio_end_ms"], part.pcm
 
     audio = SILENCE_1S + tone(700) + SILENCE_1S
     whole = await turn([audio])
-    pieces = await turn([audio[at : at + 482] for at in range(0, len(audio), 482)])
-    assert whole[:2] == pieces[:2]
-    assert np.array_equal(whole[2], pieces[2])
+    small = await turn([audio[at : at + 482] for at in range(0, len(audio), 482)])
+    assert whole[:2] == small[:2]
+    assert np.array_equal(whole[2], small[2])
 
 
 async def test_silence_never_starts_a_turn():
@@ -91,7 +91,7 @@ async def test_a_click_does_not_start_a_turn():
         assert await client.settle() == []
 
 
-async def test_create_response_false_commits_without_answering():
+async def test_create_response_false_commits_without_a_response():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         client.turn_detection({"create_response": False})
@@ -102,7 +102,7 @@ async def test_create_response_false_commits_without_answering():
         assert orchestrator.turns == []
 
 
-async def test_push_to_talk_commits_everything_and_answers_only_when_asked():
+async def test_push_to_talk_commits_everything_and_responds_only_on_response_create():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         client.turn_detection(None)
@@ -138,7 +138,7 @@ async def test_a_commit_below_100_ms_is_the_error_that_clients_ignore(duration_m
         await client.expect("input_audio_buffer.committed")
 
 
-async def test_clear_forgets_the_audio_but_not_the_time():
+async def test_clear_drops_the_audio_but_not_the_time():
     async with connected(FakeOrchestrator()) as client:
         client.turn_detection(None)
         client.append(tone(1000))
@@ -169,7 +169,7 @@ async def test_clear_while_speaking_starts_over():
         await client.until("response.done")
 
 
-async def test_switching_detection_off_while_the_caller_speaks_pairs_start_and_stop():
+async def test_switching_detection_off_during_speech_pairs_start_and_stop():
     async with connected(FakeOrchestrator()) as client:
         client.append(tone(500))
         started = await client.expect("input_audio_buffer.speech_started")
@@ -178,7 +178,7 @@ async def test_switching_detection_off_while_the_caller_speaks_pairs_start_and_s
         assert stopped["item_id"] == started["item_id"]
 
 
-async def test_nobody_else_gets_the_id_of_the_turn_that_is_being_spoken():
+async def test_no_other_item_gets_the_id_of_the_turn_that_is_being_spoken():
     async with connected(FakeOrchestrator()) as client:
         client.append(tone(500))
         started = await client.expect("input_audio_buffer.speech_started")
@@ -192,7 +192,7 @@ async def test_nobody_else_gets_the_id_of_the_turn_that_is_being_spoken():
         await client.until("response.done")
 
 
-async def test_a_commit_while_the_caller_speaks_pairs_start_and_stop():
+async def test_a_commit_during_speech_pairs_start_and_stop():
     async with connected(FakeOrchestrator()) as client:
         client.append(tone(500))
         started = await client.expect("input_audio_buffer.speech_started")
@@ -264,7 +264,7 @@ async def test_with_vad_old_silence_leaves_and_endless_speech_ends_its_turn():
     assert shared.metrics.registry.get_sample_value(name) == pytest.approx(4, abs=1.1)
 
 
-async def test_an_hour_of_conversation_drops_its_oldest_items_and_says_so():
+async def test_an_hour_of_conversation_drops_its_oldest_items_and_reports_it():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator, max_conversation_bytes=100_000) as client:
         client.turn_detection(None)
@@ -293,7 +293,7 @@ async def test_ttfp_from_speech_end_includes_the_silence_that_ended_the_turn():
     assert shared.metrics.registry.get_sample_value(name) == pytest.approx(0.6, abs=0.04)
 
 
-async def test_an_idle_caller_is_spoken_to_after_the_answer_has_played_out():
+async def test_an_idle_user_gets_a_response_after_the_last_one_has_played_out():
     clock = SimClock()
     orchestrator = FakeOrchestrator([spoken("Hello?", 800), spoken("Are you there?")])
     async with connected(orchestrator, services(orchestrator, clock)) as client:
@@ -301,7 +301,7 @@ async def test_an_idle_caller_is_spoken_to_after_the_answer_has_played_out():
         client.send("response.create")
         await client.until("response.done")
         client.append(SILENCE_1S * 6)
-        clock.advance(5.7)  # the answer plays for 0.8 s before the silence counts
+        clock.advance(5.7)  # the response plays for 0.8 s before the silence counts
         assert await client.settle() == []
         clock.advance(0.2)
         events = await client.until("response.done")
@@ -316,7 +316,7 @@ async def test_an_idle_caller_is_spoken_to_after_the_answer_has_played_out():
         assert isinstance(heard, AudioPart)
 
 
-async def test_an_idle_timer_does_not_outlive_its_call():
+async def test_an_idle_timer_does_not_outlive_its_session():
     clock = SimClock()
     orchestrator = FakeOrchestrator([[AudioDelta(tone(100)), asyncio.Event()]])
     async with connected(orchestrator, services(orchestrator, clock)) as client:
@@ -328,7 +328,7 @@ async def test_an_idle_timer_does_not_outlive_its_call():
     assert len(orchestrator.turns) == 1
 
 
-async def test_audio_that_waits_is_judged_when_detection_is_switched_on_in_mid_speech():
+async def test_buffered_audio_is_scored_when_detection_is_switched_on_during_speech():
     orchestrator = FakeOrchestrator()
     async with connected(orchestrator) as client:
         client.turn_detection(None)
