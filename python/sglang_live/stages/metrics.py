@@ -1,4 +1,4 @@
-"""Prometheus series of the stages, read from what each reported last."""
+"""Prometheus series of the stages, from their latest answers to pings."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -10,7 +10,7 @@ _PREFIX = "sglang_live_stage_"
 
 
 class StageCollector:
-    """Registered with a prometheus_client registry; asks for the replicas at each scrape."""
+    """For a prometheus_client registry. replicas: called at each scrape."""
 
     def __init__(self, replicas: Callable[[], Iterable[Replica]]):
         self._replicas = replicas

@@ -1,6 +1,6 @@
-"""Which part of SGLang's own HTTP application a stage serves, and to whom.
+"""The routes of SGLang's own HTTP application that a stage serves, and their key.
 
-SGLang's application also loads weights, writes requests to disk and stops the engine, without a
+SGLang's application can also load weights, write requests to disk and stop the engine, without a
 key and with CORS for every website. Owner: engine_host, once per engine that serves it.
 """
 
@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-# What the gateway's proxy passes on.
+# The routes that the gateway's proxy forwards.
 NATIVE_ROUTES = frozenset(
     (
         "/generate",
@@ -34,7 +34,7 @@ NATIVE_ROUTES = frozenset(
 
 
 def restrict(app: Starlette) -> None:
-    """Leave of SGLang's application the routes of NATIVE_ROUTES, without CORS.
+    """Remove CORS and all routes but NATIVE_ROUTES from SGLang's application.
 
     Raises:
         RuntimeError: SGLang does not have one of the routes.
@@ -48,7 +48,7 @@ def restrict(app: Starlette) -> None:
 
 
 class KeyGuard:
-    """Passes on what carries the key as a bearer token; answers everything else with 401."""
+    """Passes on requests with the key as a bearer token; responds to others with 401."""
 
     def __init__(self, app: ASGIApp, key: str):
         self._app, self._expected = app, f"Bearer {key}".encode()

@@ -1,4 +1,4 @@
-"""What the policies of an engine have done so far, for a stage's load."""
+"""Totals of what an engine's policies have done, for the stage's load."""
 
 from sglang_live.engine_channel.messages import PolicyReport
 
@@ -11,5 +11,5 @@ class PolicyTotals:
         self._totals = report.totals
 
     def load(self) -> dict[str, float]:
-        """Empty as long as no policy has reported."""
+        """Gauges; empty until the policies have reported."""
         return {f"policy_{name}": value for name, value in self._totals.items()}

@@ -6,16 +6,16 @@ from contextlib import suppress
 from pathlib import Path
 
 _LOWEST = 20_000
-# Linux takes the ports of outgoing connections from here on unless it was told otherwise.
+# Linux's default for the first port of outgoing connections.
 _EPHEMERAL_FROM = 32_768
 _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """A port of the loopback where nobody listens, and that the system gives to nobody else.
+    """A free port of the loopback that the system assigns to no other process.
 
-    A port that the system chose would be free as well, but also for the next connection that is
-    opened before its process has come to listen: an engine takes ten seconds for that.
+    A port that the system chooses could be assigned to a connection before its process listens,
+    which an engine does after ten seconds.
 
     Raises:
         OSError: there is none.

@@ -1,6 +1,6 @@
-"""How far the listeners of many replies are, on its way into an engine as few messages.
+"""Passes the progress of many requests' consumers on to an engine, in few messages.
 
-In: Progress of jobs. Out: feed messages, at most one every FLUSH_EVERY_S, and none without news.
+In: Progress of jobs. Out: one message to the engine every FLUSH_EVERY_S at most, none without news.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from sglang_live import messages
 from sglang_live.clock import Clock
 from sglang_live.engine_channel.messages import Progress
 
-# A decode round takes as long on a fast device; news within one cannot be told apart.
+# The duration of a decode round on a fast device; more frequent messages have no effect.
 FLUSH_EVERY_S = 0.02
 
 
@@ -18,16 +18,16 @@ class ProgressFeed:
     def __init__(self, send: Callable[[Progress], None], clock: Clock):
         self._send, self._clock = send, clock
         self._newest: dict[str, messages.Progress] = {}
-        self._flushing: asyncio.Task | None = None
+        self._flushing: asyncio.Task[None] | None = None
 
     def put(self, rid: str, progress: messages.Progress) -> None:
-        """Last write wins: playback only matters as it is now."""
+        """The last value counts."""
         self._newest[rid] = progress
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush(), name="flush progress")
 
     def forget(self, rid: str) -> None:
-        """The reply is over; the engine need not hear of it again."""
+        """The request is over: drop its progress."""
         self._newest.pop(rid, None)
 
     async def _flush(self) -> None:

@@ -1,13 +1,13 @@
 """Whether a scheduler is stuck: it has work, and completes no round of it.
 
-In: what it has done so far, looked at now and then. Out: for how long it has done nothing.
+In: its count of rounds, from time to time. Out: whether it is stuck.
 Owner: one per engine. Pure: no clock, no I/O.
 """
 
 from dataclasses import dataclass
 
-# So many tokens of prompts are one round's usual work; longer ones (without chunks, or with an hour
-# of audio to encode at once) are given the limit as many times over.
+# Tokens of prompts in a usual round. A longer round (without chunks, or with an hour of audio to
+# encode at once) has a proportionally longer limit.
 ROUND_TOKENS = 8192
 
 
@@ -15,7 +15,7 @@ ROUND_TOKENS = 8192
 class ProgressWatch:
     """
     Args:
-        limit_s: without a completed round, from which a scheduler with work is stuck.
+        limit_s: seconds without a completed round after which a scheduler with work is stuck.
     """
 
     limit_s: float
@@ -26,9 +26,9 @@ class ProgressWatch:
         """Returns True if it is stuck.
 
         Args:
-            has_work: requests were given to it and are not answered.
-            n_steps: rounds so far, or anything else that changes with each.
-            round_tokens: length of all prompts in the round that is under way.
+            has_work: whether it has requests that are not done.
+            n_steps: rounds so far, or another number that changes with each.
+            round_tokens: tokens of all prompts in the running round.
         """
         if not has_work or n_steps != self._n_steps:
             self._n_steps, self._since_s = n_steps, now_s
@@ -36,5 +36,5 @@ class ProgressWatch:
         return now_s - self._since_s > self.limit_s * max(1.0, round_tokens / ROUND_TOKENS)
 
     def forgive(self, now_s: float) -> None:
-        """It has a reason; begin anew."""
+        """Restart the limit, because the scheduler has a reason to be slow."""
         self._since_s = now_s

@@ -1,8 +1,8 @@
-"""A server's folder for sockets and temporary files, and what servers left that were killed.
+"""A server's folder for sockets and temporary files, and the removal of killed servers' folders.
 
-The owner holds a lock on a file in it. The kernel lifts that when the process ends, however it
-ends and in whatever container: so a folder whose lock is free belongs to no server any more, and
-goes with all that its processes had in shared memory.
+The server holds a lock on a file in it, which the kernel releases when the process ends, in any way
+and in any container. A folder whose lock is free therefore belongs to no server, and is removed
+with all files that its processes have in shared memory.
 """
 
 import fcntl
@@ -42,7 +42,7 @@ class RunDir:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         lock = os.open(path / "new", flags, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Under its name it is locked already: no other start takes this folder for a dead one's.
+        # Renamed only when locked, so that no other server removes this folder as a dead one's.
         (path / "new").rename(path / _OWNER)
         os.set_inheritable(lock, survives_exec)
         return RunDir(path, lock)
@@ -55,12 +55,12 @@ class RunDir:
 
 
 def run_of(folder: Path) -> str:
-    """The run's name, which its files in shared memory carry as well; drawn by mkdtemp."""
+    """The run's name, which is also in the names of its files in shared memory."""
     return folder.name.removeprefix(PREFIX)
 
 
 def clear_dead() -> int:
-    """Remove what killed servers of this user left; the number of their folders."""
+    """Remove what killed servers of this user have left. Returns the number of their folders."""
     folders = list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
     n_cleared = sum(_clear(folder) for folder in folders)
     if n_cleared:
@@ -70,12 +70,12 @@ def clear_dead() -> int:
 
 def _clear(folder: Path) -> bool:
     try:
-        # Another user's is none of our business, and neither is a link to somewhere else.
+        # Neither another user's folder nor a link is removed.
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return False
         lock = os.open(folder / _OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return False  # without an owner it may just be in the making
+        return False  # without an owner file it may just be created
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Its stages end with it (runtime.die_with_parent): no process uses these files.

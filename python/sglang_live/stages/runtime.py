@@ -35,14 +35,14 @@ log = logging.getLogger(__name__)
 
 # Thinker, talker and vocoder work at the same time, on a machine without a GPU on the same cores.
 N_COMPUTING = 3
-# There the gateway listens and sends on the same cores. It takes little, but must be on time.
+# There the gateway runs on the same cores. It needs little time, but without delay.
 STAGE_NICE = 5
-# Where the talker rests while it is ahead, what is nearer to the listener goes first.
+# With pacing the talker pauses while it is ahead; then stages nearer to the user go first.
 _PACED_NICE = {"thinker": 4, "talker": 3, "vocoder": 1}
 
 
 class Stage(Protocol):
-    """What a stage module provides; it is built before any job and lives as long as the process."""
+    """What a stage implements. There is one per process, built before any job."""
 
     async def start(self) -> None: ...
 
@@ -81,7 +81,7 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
 
 async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
     await stage.start()
-    # Once now instead of in the middle of a call; see EngineHost.freeze.
+    # Now instead of during a session; see EngineHost.freeze.
     gc.collect()
     gc.freeze()
     startup_s = time.monotonic() - began_s
@@ -117,14 +117,14 @@ async def serve(stage: Stage, spec: StageSpec, began_s: float) -> None:
 
 
 def use_temporary_folder(spec: StageSpec) -> None:
-    """What SGLang leaves in the folder for temporary files goes with the server's own."""
+    """Put SGLang's temporary files into the server's folder, with which they are removed."""
     folder = Path(spec.run_dir) / "tmp"
     if not folder.is_dir():
         return
-    # What torch compiles must outlive this run.
+    # Kernels that torch has compiled are kept for later runs.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{spec.cache_dir}/torchinductor")
     os.environ["TMPDIR"] = str(folder)
-    tempfile.tempdir = None  # a process that was forked has looked already
+    tempfile.tempdir = None  # a forked process has read it already
 
 
 def set_up_logs(spec: StageSpec) -> None:
@@ -137,7 +137,7 @@ def set_up_logs(spec: StageSpec) -> None:
 
 
 def die_with_parent() -> None:
-    """A supervisor must not leave its stages behind, not even when it is killed."""
+    """End this process with its parent, also when that is killed."""
     if sys.platform == "linux":
         import ctypes
 
@@ -148,7 +148,7 @@ def die_with_parent() -> None:
 def main() -> None:
     began_s = time.monotonic()
     spec = StageSpec.from_env()
-    os.umask(0o077)  # sockets, copies of speech and logs are for the server's user alone
+    os.umask(0o077)  # only the server's user may read sockets, speech and logs
     setproctitle.setproctitle(f"sglang_live::{spec.name}")
     if spec.same_host:
         die_with_parent()
@@ -176,7 +176,7 @@ def main() -> None:
         sys.exit(f"sglang_live refuses to start: {error}")
     except Exception as error:
         log.exception("stage_failed")
-        # The last line of a start that failed is what its operator reads.
+        # The operator reads the last line of a failed start.
         sys.exit(f"error: {type(error).__name__}: {' '.join(str(error).split())}")
 
 

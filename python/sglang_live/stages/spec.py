@@ -1,4 +1,4 @@
-"""How a stage process is told what to be: one JSON document in its environment."""
+"""Configuration of a stage process: one JSON document in its environment."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from sglang_live.policy.policies import OFF, Policies
 from sglang_live.stages.run_dir import run_of
 
 SPEC_ENV = "SGLANG_LIVE_SPEC"
-# Longer than a kernel takes to compile, and than any caller waits.
+# Longer than a kernel takes to compile, and than any user waits.
 STUCK_AFTER_S = 120.0
 STAGES = ("thinker", "talker", "vocoder")
 
@@ -18,17 +18,18 @@ STAGES = ("thinker", "talker", "vocoder")
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
     stage: thinker, talker or vocoder.
-    address: endpoint to bind; same_host: whether callers share this machine's memory.
+    address: endpoint to bind.
+    same_host: whether the server shares this machine's memory.
     run_dir: directory for sockets, and for what stages of one server share.
-    engine_args: SGLang server arguments (thinker, talker) or VocoderConfig fields.
+    engine_args: SGLang's server arguments (thinker, talker), or fields of VocoderConfig.
     environment: added to the process's own.
     policies: those that are on.
-    session_storage: "<bytes>:<directory>", for KV that a thinker's host memory has no room for.
-    remote: somebody else starts it, on another host; we only connect.
-    key_file: secret shared with a stage on another host (connectors/stage_key.py); empty: none.
-    native_key: serve SGLang's own HTTP API on native_socket, to holders of this key; empty: not.
+    session_storage: "<bytes>:<directory>" for KV that exceeds a thinker's host memory. "": none.
+    remote: whether it is started on another host; the server only connects to it.
+    key_file: secret shared with a stage on another host (transport/stage_key.py). "": none.
+    native_key: key of SGLang's own HTTP API, served on native_socket. "": it is not served.
     log_format: "text" or "json".
-    stuck_after_s: an engine with work that completes no round for so long is started anew.
+    stuck_after_s: seconds without a round after which an engine with work is started anew.
     """
 
     stage: str
@@ -56,7 +57,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def run(self) -> str:
-        """Of the server, or of the stage where that is started by itself."""
+        """The run of the server, or of a stage that is started by itself."""
         return run_of(Path(self.run_dir))
 
     def socket_path(self, what: str) -> str:
@@ -64,7 +65,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def native_socket(self) -> str:
-        """A Unix socket in run_dir, whose mode 0700 keeps other users of the machine out."""
+        """A Unix socket in run_dir, which other users of the machine cannot read (mode 0700)."""
         return str(self.file_path("native"))
 
     def file_path(self, what: str) -> Path:

@@ -1,7 +1,7 @@
-"""What stage processes print, carried to a file each or to the server's own stderr.
+"""Output of stage processes: to a file each, or to the server's own stderr.
 
-A stage writes into a pipe, so it never meets a full disk. In: the reading ends. Out: the files, and
-the last lines of each process, by which a failed start is explained.
+A stage writes into a pipe, so that a full disk does not stop it. In: the reading ends. Out: the
+files, and the last lines of each process, which explain a failed start.
 Owner: one per supervisor, with a thread that reads all pipes.
 """
 
@@ -22,13 +22,19 @@ log = logging.getLogger(__name__)
 _READ_BYTES = 65_536
 _TAIL_LINES = 200
 _STDERR = 2
-# A terminal or pipe behind our stderr may be slow; stages wait for it behind 64 KiB of pipe.
+# A terminal or pipe behind the server's stderr may be slow; a stage waits once 64 KiB are unread.
 _STDERR_WAIT_S = 0.2
 
 
 @dataclass(eq=False)
 class _Output:
-    """One process's output. rest: the line that is not complete yet. fd: of the file, or -1."""
+    """The output of one process.
+
+    path: of its file. None: it goes to stderr.
+    rest: the incomplete last line.
+    fd: of the open file. -1: none.
+    tail: the last lines.
+    """
 
     name: str
     path: Path | None
@@ -75,12 +81,12 @@ class _Output:
             return self.writer.failed(data, error)
         if self.writer.write(self.fd, data):
             return True
-        self._close()  # the file may have been removed, or its folder: begin anew next time
+        self._close()  # the file or its folder may have been removed: open it again next time
         return False
 
     def _close(self) -> None:
         if self.fd >= 0:
-            with suppress(OSError):  # a disk that is full may say so only now
+            with suppress(OSError):  # a full disk may raise only now
                 os.close(self.fd)
             self.fd = -1
 
@@ -88,7 +94,7 @@ class _Output:
 class StageLogs:
     """
     Args:
-        log_dir: for a file per stage; None: everything goes to our stderr.
+        log_dir: folder for a file per stage. None: all goes to the server's stderr.
         drops: counts what could not be written.
         as_json: write what is not a JSON object as one.
     """
@@ -107,7 +113,7 @@ class StageLogs:
         self._thread.start()
 
     def open(self, name: str) -> int:
-        """The writing end for a process that is about to start; the caller closes it.
+        """The writing end for a process that is about to start. Close it once the process has it.
 
         Raises:
             OSError: there is no descriptor left.
@@ -118,7 +124,7 @@ class StageLogs:
         output = _Output(name, path, LogWriter(name, self._drops, wait_s=wait_s), self._as_json)
         with self._lock:
             if name in self._outputs:
-                output.writer = self._outputs[name].writer  # what is missing is said once
+                output.writer = self._outputs[name].writer  # missing lines are reported once
             self._outputs[name] = output
             self._selector.register(read, selectors.EVENT_READ, output)
         os.write(self._wake_write, b"+")
@@ -128,7 +134,7 @@ class StageLogs:
         return None if self._log_dir is None else self._log_dir / f"{name.replace('/', '-')}.log"
 
     def last_lines(self, name: str, wait_s: float = 0.0) -> list[str]:
-        """Of the latest process of that name; waits for its end, for wait_s at most."""
+        """Last lines of the latest process of that name. Waits for its end, for wait_s at most."""
         output = self._outputs.get(name)
         if output is None:
             return []
@@ -136,7 +142,7 @@ class StageLogs:
         return list(output.tail)
 
     def close(self, wait_s: float = 1.0) -> None:
-        """Write what there is left, for wait_s at most: processes may have handed their end on."""
+        """Write what is left, for wait_s at most: a child of a process may keep its pipe open."""
         if not self._thread.is_alive():
             return
         for output in list(self._outputs.values()):

@@ -1,4 +1,4 @@
-"""A streaming session of SGLang's engine, in the three calls it takes."""
+"""A streaming session of SGLang's engine: open it, append to it, close it."""
 
 import io
 
@@ -8,7 +8,7 @@ from sglang_live.core import INPUT_RATE_HZ, AudioPart
 from sglang_live.models.qwen3_omni.prompt import Append
 from sglang_live.stages.engine_host import EngineHost
 
-# SGLang asks for a bound on a session's text; ours is bounded by tokens, elsewhere.
+# SGLang requires a bound on a session's text; here sessions are bounded in tokens.
 _UNBOUNDED_CHARS = 1 << 40
 
 
@@ -29,7 +29,7 @@ async def close_session(host: EngineHost, name: str) -> None:
 
 
 def append_request(name: str, append: Append, sampling: dict) -> dict:
-    """Arguments of the request that adds `append` to the session, and what follows it."""
+    """Arguments of the request that appends to the session and generates behind it."""
     request: dict = {"sampling_params": sampling, "session_params": {"id": name}}
     if append.clip is None:
         return request | {"input_ids": list(append.token_ids)}

@@ -1,13 +1,13 @@
-"""Stages that begin with everything imported: forks of a process that did nothing else.
+"""Forks stages from a process that has imported all their modules.
 
     python -m sglang_live.stages.zygote FD      started by the supervisor
 
 On a machine without a GPU imports are most of a start: eleven seconds of a core for each process of
-an engine, and two engines have six of them. Here one process imports, and stages are its children.
-With a GPU stages are started apart: a device that a process has looked at survives no fork.
+an engine, and two engines have six of them. With a GPU stages are not forked, because a device that
+a process has initialised cannot be used after a fork.
 
-In: over a socket of packets, requests with a number, an environment and the file to log to. Out:
-the number with a pid, and when that process has ended, with how it did.
+In: over a packet socket, a StartRequest and the file to log to. Out: ProcessState, at the start and
+at the end of the process.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ import setproctitle
 
 from sglang_live.telemetry.log_writing import LogDrops, protect_own_output
 
-# Its imports are what every process of an engine needs.
+# Together they import what every process of an engine needs.
 IMPORTS = (
     "sglang.srt.entrypoints.engine",
     "sglang.srt.managers.scheduler",
@@ -43,20 +43,21 @@ _ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD128")
 
 
 def is_useful() -> bool:
-    """Whether this machine has what it takes, and no accelerator."""
+    """Whether this machine can fork stages: Linux with pidfd, without an accelerator."""
     can = hasattr(os, "pidfd_open") and sys.platform == "linux"
     return can and not any(Path(device).exists() for device in _ACCELERATORS)
 
 
-class Wish(msgspec.Struct, frozen=True):
+class StartRequest(msgspec.Struct, frozen=True):
     number: int
     environment: dict[str, str]
 
 
-class News(msgspec.Struct, frozen=True):
-    """exit_code: of the process; negative: the signal that ended it. None: it has begun.
-
-    error: why there is no such process; "" if there is one.
+class ProcessState(msgspec.Struct, frozen=True):
+    """
+    number: of the StartRequest.
+    exit_code: of the process; negative: the signal that ended it. None: it has started.
+    error: why there is no such process. "": there is one.
     """
 
     number: int
@@ -70,7 +71,7 @@ class News(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class Forked:
-    """A stage process, to its supervisor as one of its own."""
+    """A forked stage process, with the interface of asyncio's Process."""
 
     pid: int
     _ended: asyncio.Future[int]
@@ -115,7 +116,7 @@ class Zygote:
         number = self._count
         begun = self._begun[number] = loop.create_future()
         ended = self._ended[number] = loop.create_future()
-        packet = msgspec.json.encode(Wish(number, environment))
+        packet = msgspec.json.encode(StartRequest(number, environment))
         socket.send_fds(self._socket, [packet], [out])
         return Forked(await begun, ended)
 
@@ -163,18 +164,18 @@ class Zygote:
         loop = asyncio.get_running_loop()
         try:
             while packet := await loop.sock_recv(packets, _MAX_PACKET_BYTES):
-                news = msgspec.json.decode(packet, type=News)
-                if news.error:
-                    self._ended.pop(news.number)
-                    self._begun.pop(news.number).set_exception(OSError(news.error))
-                elif news.exit_code is None:
-                    self._begun.pop(news.number).set_result(news.pid)
+                state = msgspec.json.decode(packet, type=ProcessState)
+                if state.error:
+                    self._ended.pop(state.number)
+                    self._begun.pop(state.number).set_exception(OSError(state.error))
+                elif state.exit_code is None:
+                    self._begun.pop(state.number).set_result(state.pid)
                 else:
-                    self._ended.pop(news.number).set_result(news.exit_code)
+                    self._ended.pop(state.number).set_result(state.exit_code)
         except ConnectionError:
-            pass  # it died with packets unread
+            pass  # it ended with packets unread
         finally:
-            # Its children go with it.
+            # Its children end with it.
             gone = OSError("the process that forks stages ended")
             for begun in self._begun.values():
                 begun.set_exception(gone)
@@ -189,15 +190,15 @@ class Zygote:
 def main() -> None:
     protect_own_output(LogDrops())
     packets = socket.socket(fileno=int(sys.argv[1]))
-    # Also finds out where titles are kept, which nobody can who has another environment.
+    # Also finds the memory of the title, which is not possible once the environment has changed.
     setproctitle.setproctitle("sglang_live::zygote")
     _die_with_parent()
-    # A parent that is ended at the keyboard ends us itself.
+    # A parent that is interrupted at the keyboard ends this process itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in IMPORTS:
         __import__(name)
     gc.collect()
-    gc.freeze()  # what is never looked at again stays shared
+    gc.freeze()  # pages that the collector never visits stay shared
     selector = selectors.DefaultSelector()
     selector.register(packets, selectors.EVENT_READ)
     running: dict[int, tuple[int, int]] = {}  # by pidfd: number and pid
@@ -206,36 +207,38 @@ def main() -> None:
             if key.fileobj is packets:
                 packet, fds, _, _ = socket.recv_fds(packets, _MAX_PACKET_BYTES, 1)
                 if not packet:
-                    return  # the server is gone
-                wish = msgspec.json.decode(packet, type=Wish)
+                    return  # the server has ended
+                request = msgspec.json.decode(packet, type=StartRequest)
                 try:
                     pid = os.fork()
                 except OSError as error:
-                    # Too little memory, too many processes: that of one stage, not of all.
-                    packets.send(msgspec.json.encode(News(wish.number, 0, error=f"fork: {error}")))
+                    # Too little memory or too many processes: only this stage fails.
+                    packets.send(
+                        msgspec.json.encode(ProcessState(request.number, 0, error=f"fork: {error}"))
+                    )
                     os.close(fds[0])
                     continue
                 if not pid:
                     selector.close()
                     packets.close()
-                    _become(wish.environment, fds[0])
+                    _become(request.environment, fds[0])
                 os.close(fds[0])
-                os.setpgid(pid, pid)  # as it does itself: whoever is first
+                os.setpgid(pid, pid)  # the child does the same: either may be first
                 pidfd = os.pidfd_open(pid)
-                running[pidfd] = wish.number, pid
+                running[pidfd] = request.number, pid
                 selector.register(pidfd, selectors.EVENT_READ)
-                packets.send(msgspec.json.encode(News(wish.number, pid)))
+                packets.send(msgspec.json.encode(ProcessState(request.number, pid)))
             else:
                 selector.unregister(key.fd)
                 os.close(key.fd)
                 number, pid = running.pop(key.fd)
                 _, status = os.waitpid(pid, 0)
                 code = os.waitstatus_to_exitcode(status)
-                packets.send(msgspec.json.encode(News(number, pid, code)))
+                packets.send(msgspec.json.encode(ProcessState(number, pid, code)))
 
 
 def _become(environment: dict[str, str], log_fd: int) -> None:
-    """The rest of this process's life; it does not return."""
+    """Run a stage in this process. Does not return."""
     code = 1
     try:
         os.setpgid(0, 0)
