@@ -45,7 +45,7 @@ class Retention:
                 self._automatic.add(order.session)
             self._running[order.session] = order.running
         if order.acknowledge or order.every_request:
-            # Without Retained the stage does not learn of a compaction between requests.
+            # Without Retained the stage's count of the session's tokens would miss this compaction.
             self._compact(order.session)
         return self._state(order.session)
 
