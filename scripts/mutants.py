@@ -33,10 +33,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import hypothesis  # noqa: F401, see _FORK
 import numpy  # noqa: F401
 import pytest
 import uvloop  # noqa: F401
+from hypothesis import Phase, settings
 
 ROOT = Path(__file__).resolve().parents[1]
 N_WORKERS = 2
@@ -243,7 +243,17 @@ def _run_tests(tests: list[str], copy: Path, limit_s: float) -> None:
         del sys.modules[name]
     # Sources of equal size that change within one second would be taken from the byte code.
     sys.dont_write_bytecode = True
-    assert pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]) == pytest.ExitCode.OK
+    arguments = ["-x", "-q", "-p", "no:cacheprovider", *tests]
+    assert pytest.main(arguments, [_FirstExample()]) == pytest.ExitCode.OK
+
+
+class _FirstExample:
+    """A plugin with which hypothesis stops at any example that fails: shrinking takes minutes."""
+
+    def pytest_configure(self) -> None:
+        phases = Phase.explicit, Phase.generate
+        settings.register_profile("mutants", settings(), phases=phases, database=None)
+        settings.load_profile("mutants")
 
 
 class Trial:
