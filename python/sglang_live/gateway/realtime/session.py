@@ -66,7 +66,7 @@ class RealtimeSession:
         orchestrator, config = services.orchestrator, services.config
         self._defaults = first_config(orchestrator, config, None)
         self._config = first_config(orchestrator, config, preset)
-        self._session_id = session.session_id
+        self._session_id, self._owner = session.session_id, owner
         self._emit = emit = outbox.emit
         self._services = services
         self._conversation = Conversation(config.max_conversation_bytes, services.item_budget)
@@ -88,10 +88,6 @@ class RealtimeSession:
             max_bytes=config.max_append_bytes,
         )
 
-        def admit() -> RateLimitStatus | None:
-            services.drain.check()
-            return services.rate_limits.take(owner)
-
         turn_runner = TurnRunner(
             session=session,
             items=self._items,
@@ -111,16 +107,7 @@ class RealtimeSession:
             metrics=services.metrics,
             max_out_of_band_responses=config.max_out_of_band_responses,
             out_of_band_slots=services.out_of_band_slots,
-            admit=admit,
-        )
-        frames = FrameMode(
-            session=session,
-            emit=emit,
-            clock=services.clock,
-            metrics=services.metrics,
-            request=lambda: turn_runner.request(self._config),
-            until_idle=turn_runner.until_idle,
-            admit=admit,
+            admit=self._admit,
         )
         self._transcripts = InputTranscription(
             session,
@@ -128,11 +115,24 @@ class RealtimeSession:
             services.metrics,
             services.scorer.model,
             past_first_audio=self._responses.past_first_audio,
-            admit=admit,
+            admit=self._admit,
         )
-        self._turns = TurnTaking(
+        self._turns = self._turn_taking(session, turn_runner)
+
+    def _turn_taking(self, session: VoiceSession, turn_runner: TurnRunner) -> TurnTaking:
+        services = self._services
+        frames = FrameMode(
+            session=session,
+            emit=self._emit,
+            clock=services.clock,
+            metrics=services.metrics,
+            request=lambda: turn_runner.request(self._config),
+            until_idle=turn_runner.until_idle,
+            admit=self._admit,
+        )
+        return TurnTaking(
             config=self._config,
-            gateway=config,
+            gateway=services.config,
             items=self._items,
             responses=self._responses,
             turn_runner=turn_runner,
@@ -140,12 +140,17 @@ class RealtimeSession:
             frames=frames,
             transcripts=self._transcripts,
             monitor=self._monitor,
-            emit=emit,
+            emit=self._emit,
             scorer=services.scorer,
             endpointing=services.endpointing,
             clock=services.clock,
             metrics=services.metrics,
         )
+
+    def _admit(self) -> RateLimitStatus | None:
+        """Count one more response. Raises DrainingError or RateLimitError."""
+        self._services.drain.check()
+        return self._services.rate_limits.take(self._owner)
 
     @property
     def at_work(self) -> bool:

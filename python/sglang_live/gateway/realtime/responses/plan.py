@@ -78,17 +78,7 @@ def plan_response(
             f"Unknown conversation {form.conversation!r}: auto or none.",
             param="response.conversation",
         )
-    metadata = form.metadata or {}
-    if len(metadata) > _MAX_METADATA_KEYS:
-        raise ClientEventError(
-            f"At most {_MAX_METADATA_KEYS} metadata keys.", param="response.metadata"
-        )
-    if any(len(k) > _MAX_METADATA_KEY or len(v) > _MAX_METADATA_VALUE for k, v in metadata.items()):
-        raise ClientEventError(
-            f"Metadata keys have at most {_MAX_METADATA_KEY} characters, values "
-            f"{_MAX_METADATA_VALUE}.",
-            param="response.metadata",
-        )
+    _check_metadata(form.metadata or {})
     # Explicit nulls fall back to the session's values.
     changes = common_changes(form, config, path="response")
     if form.audio and form.audio.output:
@@ -104,6 +94,19 @@ def plan_response(
         in_conversation=form.conversation != "none",
         metadata=form.metadata,
     )
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > _MAX_METADATA_KEYS:
+        raise ClientEventError(
+            f"At most {_MAX_METADATA_KEYS} metadata keys.", param="response.metadata"
+        )
+    if any(len(k) > _MAX_METADATA_KEY or len(v) > _MAX_METADATA_VALUE for k, v in metadata.items()):
+        raise ClientEventError(
+            f"Metadata keys have at most {_MAX_METADATA_KEY} characters, values "
+            f"{_MAX_METADATA_VALUE}.",
+            param="response.metadata",
+        )
 
 
 def _context(
