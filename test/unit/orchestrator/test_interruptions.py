@@ -31,7 +31,7 @@ async def world(world_of):
 
 @pytest.fixture
 async def session(world):
-    return await world.orchestrator.open_session("caller")
+    return await world.orchestrator.open_session("session")
 
 
 class Listener:
@@ -54,14 +54,12 @@ class Listener:
 # --- interruptions ---
 
 
-async def test_an_interrupted_reply_is_what_was_generated_and_heard_frames_are_counted(
-    world, session
-):
+async def test_an_interrupted_turn_has_the_generated_tokens_and_counts_its_frames(world, session):
     world.thinker.holds_at = 2
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
-    await until(lambda: caller.n(AudioDelta) == 2)
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: listener.n(AudioDelta) == 2)
     assert session.interrupt()
-    done = await caller.task
+    done = await listener.task
     assert (done.status, done.reason) == ("interrupted", None)
     assert (done.item.key, done.item.token_ids) == ("reply-t1", (5, 6))
     assert done.item.parts[0].text == " 5 6"
@@ -79,20 +77,20 @@ async def test_only_talker_and_vocoder_are_cancelled_and_at_once(world, session)
         return said
 
     world.thinker._reply = reply_that_ends_slowly
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
-    await until(lambda: caller.n(AudioDelta) == 2)
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: listener.n(AudioDelta) == 2)
     assert session.interrupt()
     await until(lambda: world.talker.cancelled and world.vocoder.cancelled)
-    assert not caller.task.done(), "the thinker has not said yet what it wrote"
+    assert not listener.task.done(), "the thinker has not said yet what it wrote"
     ending.set()
-    await caller.task
+    await listener.task
     await world.settled()
     assert world.thinker.cancelled == [] and world.n_jobs() == 0
 
 
 async def test_no_sound_comes_after_an_interruption(world_of):
     world = await world_of(reply=range(1, 40), policies=ALL)
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     turn = session.respond(ask("t1", user("u1", "hi")))
     while not isinstance(await anext(turn), AudioDelta):
         pass
@@ -102,12 +100,12 @@ async def test_no_sound_comes_after_an_interruption(world_of):
 
 
 @pytest.mark.parametrize("stage", ["talker", "vocoder"])
-async def test_it_does_not_wait_for_a_stage_that_is_stuck(world, session, stage):
+async def test_an_interruption_does_not_wait_for_a_stuck_stage(world, session, stage):
     getattr(world, stage).holds_at = 1
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
-    await until(lambda: caller.n(TranscriptDelta) == 3 and getattr(world, stage).openers)
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: listener.n(TranscriptDelta) == 3 and getattr(world, stage).openers)
     session.interrupt()
-    done = await caller.task
+    done = await listener.task
     assert (done.status, done.item.token_ids) == ("interrupted", (5, 6, 7))
     await world.settled()
     assert world.n_jobs() == 0
@@ -115,87 +113,87 @@ async def test_it_does_not_wait_for_a_stage_that_is_stuck(world, session, stage)
 
 async def test_a_reply_that_was_written_already_is_kept_whole(world, session):
     world.talker.holds_at = 1
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
-    await until(lambda: caller.n(AudioDelta) == 1)
-    await until(lambda: "reply-t1" in world.thinker.items["caller"])
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: listener.n(AudioDelta) == 1)
+    await until(lambda: "reply-t1" in world.thinker.items["session"])
     session.interrupt()
-    done = await caller.task
+    done = await listener.task
     assert (done.item.token_ids, done.n_frames, done.spoken) == ((5, 6, 7), 1, False)
     assert world.thinker.n_ended <= 1
 
 
-async def test_a_talker_that_had_come_to_its_end_has_spoken(world, session):
+async def test_a_talker_that_ended_before_the_interruption_has_spoken(world, session):
     world.vocoder.holds_at = 1
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: world.talker.openers and not world.process(world.talker).server.n_jobs)
     await world.settled()
     session.interrupt()
-    done = await caller.task
+    done = await listener.task
     assert (done.status, done.n_frames, done.spoken) == ("interrupted", 3, True)
 
 
-async def test_before_the_first_word_the_reply_is_empty(world, session):
+async def test_a_turn_interrupted_before_its_first_token_is_empty(world, session):
     world.thinker.holds_at = 0
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: world.thinker.openers)
     assert session.interrupt()
-    done = await caller.task
+    done = await listener.task
     assert (done.status, done.item.token_ids) == ("interrupted", ())
     assert (done.n_frames, done.spoken) == (0, False)
     assert world.talker.openers == [] and world.vocoder.openers == []
 
 
-async def test_at_the_very_beginning_the_thinker_hears_of_both(world, session):
+async def test_an_interruption_before_the_job_begins_reaches_the_thinker(world, session):
     world.thinker.holds_at = 0
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await asyncio.sleep(0)  # the turn has begun, its messages may not have left
     assert session.interrupt()
-    assert (await caller.task).status == "interrupted"
+    assert (await listener.task).status == "interrupted"
 
 
-async def test_a_thinker_that_forgot_the_items_is_told_again_to_end(world, session):
+async def test_a_thinker_that_lost_its_items_is_interrupted_again(world, session):
     await Listener(session.respond(ask("t0", user("u0", "hi")))).task
     world.thinker.items.clear()
     world.thinker.holds_at = 0
-    caller = Listener(session.respond(ask("t1", user("u0", "hi"), user("u1", "and?"))))
+    listener = Listener(session.respond(ask("t1", user("u0", "hi"), user("u1", "and?"))))
     await asyncio.sleep(0)
     session.interrupt()
-    assert (await caller.task).status == "interrupted"
+    assert (await listener.task).status == "interrupted"
 
 
 async def test_the_next_turn_sends_what_was_heard_of_the_reply_and_no_more(world, session):
     first = user("u1", "hi")
     world.thinker.holds_at = 2
-    caller = Listener(session.respond(ask("t1", first)))
-    await until(lambda: caller.n(AudioDelta) == 2)
+    listener = Listener(session.respond(ask("t1", first)))
+    await until(lambda: listener.n(AudioDelta) == 2)
     session.interrupt()
-    await caller.task
+    await listener.task
     world.thinker.holds_at = None
     heard = user("reply-t1-cut", token_ids=(5,))
-    caller = Listener(session.respond(ask("t2", first, heard, user("u2", "and?"))))
-    assert (await caller.task).status == "completed"
+    listener = Listener(session.respond(ask("t2", first, heard, user("u2", "and?"))))
+    assert (await listener.task).status == "completed"
     assert [item.key for item in world.thinker.openers[-1].items] == ["reply-t1-cut", "u2"]
-    assert world.thinker.openers[-1].session_id == "caller"
+    assert world.thinker.openers[-1].session_id == "session"
 
 
-async def test_interrupting_twice_is_interrupting_once(world, session):
+async def test_a_second_interruption_changes_nothing(world, session):
     world.thinker.holds_at = 1
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
-    await until(lambda: caller.n(TranscriptDelta) == 1)
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: listener.n(TranscriptDelta) == 1)
     assert session.interrupt() and session.interrupt()
-    await caller.task
+    await listener.task
     assert world.thinker.n_ended == 1
 
 
 async def test_a_text_turn_is_interrupted_too(world, session):
     world.thinker.holds_at = 2
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"), wants_audio=False)))
-    await until(lambda: caller.n(TranscriptDelta) == 2)
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"), wants_audio=False)))
+    await until(lambda: listener.n(TranscriptDelta) == 2)
     assert session.interrupt()
-    assert (await caller.task).item.token_ids == (5, 6)
+    assert (await listener.task).item.token_ids == (5, 6)
 
 
-async def test_there_must_be_a_turn_of_the_conversation(world, session):
+async def test_only_a_turn_of_the_conversation_can_be_interrupted(world, session):
     assert not session.interrupt()
     world.thinker.holds_at = 1
     aside = Listener(session.respond(ask("aside", user("x", "psst"), stateless=True)))
@@ -208,43 +206,43 @@ async def test_there_must_be_a_turn_of_the_conversation(world, session):
     assert not session.interrupt()
 
 
-async def test_a_turn_that_is_done_cannot_be_interrupted_by_whoever_holds_its_last_event(session):
+async def test_a_turn_cannot_be_interrupted_after_its_last_event(session):
     async for event in session.respond(ask("t1", user("u1", "hi"))):
         if isinstance(event, TurnDone):
             assert not session.interrupt()
 
 
 @pytest.mark.parametrize("policies", [(), ("urgency", "pacing")])
-async def test_without_the_policy_closing_the_turn_is_the_way(world_of, policies):
+async def test_without_the_policy_a_turn_cannot_be_interrupted(world_of, policies):
     world = await world_of(policies=policies)
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     world.thinker.holds_at = 1
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
-    await until(lambda: caller.n(TranscriptDelta) == 1)
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: listener.n(TranscriptDelta) == 1)
     assert not session.interrupt()
     world.thinker.release()
-    assert (await caller.task).status == "completed"
+    assert (await listener.task).status == "completed"
     assert world.thinker.n_ended == 0
 
 
 async def test_a_thinker_that_fails_while_it_ends_fails_the_turn(world, session):
     world.thinker.holds_at = 1
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
-    await until(lambda: caller.n(TranscriptDelta) == 1)
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: listener.n(TranscriptDelta) == 1)
     await world.process(world.thinker).stop()
     session.interrupt()
     with pytest.raises(StageUnavailableError, match="process ended"):
-        await caller.task
+        await listener.task
     assert not session.interrupt()
 
 
 # --- the transcript's place in the reply ---
 
 
-async def test_transcript_pieces_say_how_many_tokens_they_reach(session):
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
-    done = await caller.task
-    assert [e.n_tokens for e in caller.events if isinstance(e, TranscriptDelta)] == [1, 2, 3]
+async def test_transcript_deltas_count_the_tokens_so_far(session):
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    done = await listener.task
+    assert [e.n_tokens for e in listener.events if isinstance(e, TranscriptDelta)] == [1, 2, 3]
     assert (done.n_frames, done.spoken) == (3, True)
 
 
@@ -253,23 +251,23 @@ async def test_transcript_pieces_say_how_many_tokens_they_reach(session):
 
 async def test_playback_reaches_the_talker_of_the_running_turn(world, session):
     world.thinker.holds_at = 2
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
-    await until(lambda: caller.n(AudioDelta) == 2)
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: listener.n(AudioDelta) == 2)
     session.report_playback(0.16, playing=True, interrupts=0.5)
     await until(lambda: world.talker.progress)
     [told] = world.talker.progress
     assert (told.consumed_s, told.advancing, told.interrupts) == (0.16, True, 0.5)
     world.thinker.release()
-    await caller.task
+    await listener.task
     session.report_playback(0.24, playing=False, interrupts=0.5)
     await world.settled()
     assert len(world.talker.progress) == 1
 
 
-async def test_playback_of_a_talker_that_is_done_or_has_not_begun_is_nobodys_news(world, session):
+async def test_playback_before_or_after_the_talkers_job_is_not_sent(world, session):
     session.report_playback(0.0, playing=False, interrupts=0.0)
     world.thinker.holds_at = 0
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: world.thinker.openers)
     session.report_playback(0.0, playing=False, interrupts=0.0)
     world.vocoder.holds_at = 1
@@ -278,7 +276,7 @@ async def test_playback_of_a_talker_that_is_done_or_has_not_begun_is_nobodys_new
     await world.settled()
     session.report_playback(0.08, playing=True, interrupts=0.0)
     world.vocoder.release()
-    await caller.task
+    await listener.task
     assert world.talker.progress == []
 
 
@@ -307,20 +305,20 @@ def control(thinker, clock) -> TurnControl:
     return control
 
 
-def test_a_talker_in_real_time_is_news_once(control, thinker, clock):
+def test_a_talker_in_real_time_is_reported_once(control, thinker, clock):
     for n in range(1, 50):
         control.frames_came(n)
         clock.advance(FRAME_S)
     assert thinker.told == [(1, True, 0.25)]
 
 
-def test_a_talker_that_runs_ahead_is_news_at_every_third_frame(control, thinker):
+def test_a_talker_that_runs_ahead_is_reported_at_every_third_frame(control, thinker):
     for n in range(1, 12):
         control.frames_came(n)
     assert [n for n, _, _ in thinker.told] == [1, 4, 7, 10]
 
 
-def test_a_talker_that_fell_behind_is_news(control, thinker, clock):
+def test_a_talker_that_fell_behind_is_reported(control, thinker, clock):
     control.frames_came(1)
     clock.advance(3.5 * FRAME_S)
     control.frames_came(2)
@@ -333,7 +331,7 @@ class ToldTalker:
         """What is told to the talker is no matter here."""
 
 
-def test_the_thinker_hears_of_the_listener_once_there_is_one(thinker, clock):
+def test_playback_is_reported_to_the_thinker_once_the_talker_has_frames(thinker, clock):
     control = TurnControl(Policies.parse(ALL), clock, interrupts=0.25)
     control.attach(thinker, ToldTalker(), None)
     control.heard(0.0, False, 0.25)
@@ -344,15 +342,15 @@ def test_the_thinker_hears_of_the_listener_once_there_is_one(thinker, clock):
     assert thinker.told == [(4, True, 0.25), (1, True, 0.5)]
 
 
-async def test_the_thinker_hears_how_far_its_talker_is(world, session):
+async def test_the_talkers_progress_is_reported_to_the_thinker(world, session):
     session.report_playback(0.0, playing=False, interrupts=0.25)
     world.thinker.holds_at = 2
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: world.thinker.progress)
     [told] = world.thinker.progress
     assert (told.consumed_s, told.advancing, told.interrupts) == (FRAME_S, True, 0.25)
     world.thinker.release()
-    await caller.task
+    await listener.task
 
 
 async def test_speech_is_reported_to_a_thinker_that_has_the_session(world, session):
@@ -360,12 +358,12 @@ async def test_speech_is_reported_to_a_thinker_that_has_the_session(world, sessi
     await Listener(session.respond(ask("t1", user("u1", "hi")))).task
     session.report_speech()
     await world.settled()
-    assert world.thinker.hints == [UserSpeaking("", "caller")]
+    assert world.thinker.hints == [UserSpeaking("", "session")]
 
 
 async def test_the_next_use_is_reported_to_a_thinker_that_has_the_session(world_of):
     world = await world_of(policies=("next-use",))
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     session.report_next_use(1.0, None, None)
     aside = dataclasses.replace(ask("t0", user("u0", "hi")), stateless=True)
     await Listener(session.respond(aside)).task
@@ -375,7 +373,7 @@ async def test_the_next_use_is_reported_to_a_thinker_that_has_the_session(world_
     await session.close()
     session.report_next_use(4.0, None, None)
     await world.settled()
-    assert world.thinker.hints == [NextUseHint("", "caller", 3.0, 1.5, 1.25)]
+    assert world.thinker.hints == [NextUseHint("", "session", 3.0, 1.5, 1.25)]
     assert world.talker.hints == world.vocoder.hints == []
 
 
@@ -386,16 +384,16 @@ async def test_the_next_use_is_reported_with_its_policy_only(world, session):
     assert world.thinker.hints == []
 
 
-async def test_without_policies_the_stages_are_told_nothing(world_of):
+async def test_without_policies_nothing_is_reported_to_the_stages(world_of):
     world = await world_of()
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     world.thinker.holds_at = 2
-    caller = Listener(session.respond(ask("t1", user("u1", "hi"))))
-    await until(lambda: caller.n(AudioDelta) == 2)
+    listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
+    await until(lambda: listener.n(AudioDelta) == 2)
     session.report_playback(0.16, playing=True, interrupts=0.5)
     session.report_speech()
     world.thinker.release()
-    await caller.task
+    await listener.task
     await world.settled()
     assert [stage.progress for stage in world.stages] == [[], [], []]
     assert world.thinker.hints == []

@@ -17,7 +17,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_those_of_one_tick_go_together_and_by_their_deadlines():
+async def test_turns_of_one_tick_start_together_by_their_deadlines():
     clock, went = SimClock(0.01), []
     metronome = Metronome(clock, tick_s=0.04)
 
@@ -40,7 +40,7 @@ async def test_those_of_one_tick_go_together_and_by_their_deadlines():
     assert went[-1] == "d"
 
 
-async def test_somebody_who_waits_no_more_keeps_nobody():
+async def test_a_cancelled_wait_delays_no_other():
     clock = SimClock()
     metronome = Metronome(clock, tick_s=0.04)
     gone, stays = (asyncio.create_task(metronome.tick(s)) for s in (0.1, 0.2))
@@ -52,7 +52,7 @@ async def test_somebody_who_waits_no_more_keeps_nobody():
 
 
 @given(st.lists(st.floats(0, 10), max_size=60), st.sampled_from([0.08, 0.16, 0.48, 1.0, 2.0]))
-def test_beats_are_spread_over_the_period(arrivals, period_s):
+def test_frames_are_spread_over_the_period(arrivals, period_s):
     clock = SimClock()
     metronome = Metronome(clock, tick_s=0.04)
     phases = []
@@ -67,7 +67,7 @@ def test_beats_are_spread_over_the_period(arrivals, period_s):
 
 
 @pytest.mark.parametrize("layer", [0, 1])
-def test_few_beats_are_far_apart(layer):
+def test_frames_of_few_sessions_are_far_apart(layer):
     """The same when every place is taken once."""
     period_s, n_places = 2.0, 50
     metronome = Metronome(SimClock(), tick_s=0.04)

@@ -42,11 +42,11 @@ async def test_a_full_server_refuses_and_a_closed_session_makes_room(world_of):
 
 
 async def test_a_session_id_is_taken_until_its_session_closes(world):
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     with pytest.raises(BadInputError, match="exists already"):
-        await world.orchestrator.open_session("caller")
+        await world.orchestrator.open_session("session")
     await session.close()
-    await world.orchestrator.open_session("caller")
+    await world.orchestrator.open_session("session")
 
 
 async def test_new_sessions_go_where_the_fewest_are(world_of):
@@ -84,41 +84,41 @@ async def test_a_replica_that_is_down_gets_no_new_session(world_of):
 async def test_without_a_stage_no_session_opens(world, stage):
     await world.process(getattr(world, stage)).stop()
     with pytest.raises(StageUnavailableError, match=f"no {stage} is up") as caught:
-        await world.orchestrator.open_session("caller")
+        await world.orchestrator.open_session("session")
     assert caught.value.retry_after_s > 0
     assert world.orchestrator.n_sessions == 0
     assert all(not replica.sessions for replica in world.replicas)
 
 
-async def test_closing_a_session_tells_every_stage_that_knew_it(world):
-    session = await world.orchestrator.open_session("caller")
+async def test_closing_a_session_closes_it_in_every_stage_that_has_it(world):
+    session = await world.orchestrator.open_session("session")
     await done(session, ask("t1", user("u1", "hi", 300)))
     await session.close()
     await session.close()
     await world.settled()
-    assert [stage.closed_sessions for stage in world.stages] == [["caller"]] * 3
+    assert [stage.closed_sessions for stage in world.stages] == [["session"]] * 3
     assert all(stage.items == {} for stage in world.stages)
 
 
-async def test_closing_a_session_does_not_trouble_a_stage_that_restarted_or_is_down(world):
-    session = await world.orchestrator.open_session("caller")
+async def test_closing_a_session_sends_nothing_to_a_stage_that_restarted_or_is_down(world):
+    session = await world.orchestrator.open_session("session")
     await done(session, ask("t1", user("u1", "hi")))
     await world.process(world.talker).restart()
     await world.process(world.vocoder).stop()
     await session.close()
     await world.settled()
-    assert [stage.closed_sessions for stage in world.stages] == [["caller"], [], []]
+    assert [stage.closed_sessions for stage in world.stages] == [["session"], [], []]
 
 
-async def test_a_closed_session_answers_no_more(world):
-    session = await world.orchestrator.open_session("caller")
+async def test_a_closed_session_runs_no_turn(world):
+    session = await world.orchestrator.open_session("session")
     await session.close()
     with pytest.raises(BadInputError, match="closed"):
         await done(session, ask("t1", user("u1", "hi")))
 
 
 async def test_one_turn_at_a_time(world):
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     world.thinker.holds_at = 1
     running = session.respond(ask("t1", user("u1", "hi")))
     await anext(running)
@@ -130,7 +130,7 @@ async def test_one_turn_at_a_time(world):
 
 
 async def test_a_failed_turn_does_not_leave_the_session_busy(world):
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     world.thinker.fails_at = 0
     for n in range(2):
         with pytest.raises(Exception, match="thinker is full"):
@@ -155,7 +155,7 @@ async def test_a_native_session_is_bounded_by_the_thinker_that_serves_it(world_o
     assert world.n_jobs() == 0
 
 
-async def test_a_bound_is_not_in_force_before_the_thinker_says_so(world):
+async def test_a_bound_holds_only_once_the_thinker_confirms_it(world):
     world.thinker.holds_at = 0
     bounding = asyncio.create_task(world.orchestrator.retain_native("native", BOUND))
     await world.settled()
@@ -188,10 +188,10 @@ def verdict(world) -> float | None:
     return world.orchestrator.capacity.report().share
 
 
-async def test_admission_learns_from_first_packets_and_gaps(world_of):
+async def test_first_packets_and_gaps_are_reported_to_admission(world_of):
     world = await world_of(policies=("admission",))
     assert verdict(world) is None
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     await done(session, replace(ask("written", user("u1", "hi")), wants_audio=False))
     assert verdict(world) is None
     turn = session.respond(ask("spoken", user("u2", "hi")))
@@ -204,18 +204,18 @@ async def test_admission_learns_from_first_packets_and_gaps(world_of):
     assert verdict(world) == 0.0
 
 
-async def test_a_turn_that_was_left_or_interrupted_owes_nothing(world_of):
+async def test_a_turn_that_was_closed_or_interrupted_has_no_deadline(world_of):
     world = await world_of(policies=("admission", "truncate"))
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     events = session.respond(ask("left", user("u1", "hi")))
     await anext(events)
     await events.aclose()
     assert verdict(world) is None
 
 
-async def test_a_turn_that_fails_before_it_sounds_is_as_late_as_can_be(world_of):
+async def test_a_turn_that_fails_before_its_first_audio_counts_as_late(world_of):
     world = await world_of(policies=("admission",))
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     await world.process(world.talker).stop()
     with pytest.raises(LiveError):
         await done(session, ask("fails", user("u1", "hi")))
@@ -224,7 +224,7 @@ async def test_a_turn_that_fails_before_it_sounds_is_as_late_as_can_be(world_of)
 
 async def test_a_closed_session_makes_room_once(world_of):
     world = await world_of(policies=("admission",))
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     assert world.orchestrator.capacity_now().n_sessions == 1
     await session.close()
     await session.close()
@@ -235,7 +235,7 @@ async def test_a_session_that_finds_no_stage_takes_no_room(world_of):
     world = await world_of(max_sessions=1)
     await world.process(world.talker).stop()
     with pytest.raises(StageUnavailableError):
-        await world.orchestrator.open_session("caller")
+        await world.orchestrator.open_session("session")
     assert world.orchestrator.capacity_now().n_sessions == 0
 
 
@@ -261,7 +261,7 @@ async def test_a_thinker_measures_what_may_be_too_long_and_nothing_else(world):
     assert world.n_jobs() == 0
 
 
-async def test_a_thinker_that_fails_to_measure_says_so(world):
+async def test_a_thinker_that_fails_to_measure_raises(world):
     world.thinker.fails_at = 0
     with pytest.raises(StageFailedError):
         await world.orchestrator.measure(content(30))

@@ -69,7 +69,7 @@ async def late_reply(clock: SimClock, delays: StartupDelays, late_s: float) -> N
     await reply.task
 
 
-async def test_sound_leaves_at_once_where_replies_were_in_time():
+async def test_audio_is_not_withheld_where_responses_were_in_time():
     clock = SimClock(100.0)
     delays = StartupDelays(clock)
     await late_reply(clock, delays, -0.05)
@@ -119,7 +119,7 @@ async def test_a_short_reply_is_heard_whole():
     assert b"".join(pcm for _, pcm in reply.sounds) == chunk(0.1)
 
 
-async def test_who_begins_alone_does_not_wait_for_what_company_brought():
+async def test_a_response_that_begins_alone_does_not_wait_for_lateness_under_load():
     clock = SimClock(100.0)
     delays = StartupDelays(clock)
     await late_reply(clock, delays, 0.0)
@@ -138,7 +138,7 @@ async def test_who_begins_alone_does_not_wait_for_what_company_brought():
     await alone.task
 
 
-async def test_what_was_long_ago_does_not_count():
+async def test_old_lateness_does_not_count():
     clock = SimClock(100.0)
     delays = StartupDelays(clock)
     await late_reply(clock, delays, 0.3)

@@ -80,7 +80,7 @@ def test_a_connection_may_break_before_the_death_is_noticed(suspects, clock, bef
     assert refuses(suspects, KILLER) is suspected
 
 
-def test_a_second_death_suspects_only_what_flew_since(suspects, clock):
+def test_a_second_death_suspects_only_requests_since_the_first(suspects, clock):
     suspects.end(suspects.begin("thinker/0", KILLER), broken=True)
     suspects.died("thinker/0", [])
     clock.advance(KEPT_S)
@@ -88,7 +88,7 @@ def test_a_second_death_suspects_only_what_flew_since(suspects, clock):
     assert suspects.n_suspected == 1 and not refuses(suspects, KILLER)
 
 
-def test_memory_is_bounded_and_the_oldest_is_forgotten(clock):
+def test_memory_is_bounded_and_the_oldest_is_dropped(clock):
     suspects = Suspects(clock, max_kept=3)
     for n in range(5):
         with suspects.turn("t", digest(bytes([n]))):
@@ -123,7 +123,7 @@ def test_the_same_content_under_other_names_is_the_same():
     assert TurnContent().of(turn(item(sound(1, 2)))) == TurnContent().of(turn(item(sound(1, 2))))
 
 
-def test_whatever_the_engine_is_asked_differently_is_another_content():
+def test_any_difference_for_the_engine_is_another_content():
     turns = [
         text_turn(),
         text_turn("hello "),

@@ -30,8 +30,8 @@ async def done(session, turn) -> TurnDone:
     return [event async for event in session.respond(turn)][-1]
 
 
-async def test_each_piece_is_told_once_and_counts_as_the_turns_own(world):
-    session = await world.orchestrator.open_session("caller")
+async def test_each_piece_is_sent_once_and_counts_in_the_turns_usage(world):
+    session = await world.orchestrator.open_session("session")
     for n in range(2):
         assert session.prefill_turn(
             prefill_only(f"a{n}", user("u0", "hi"), *map(piece, range(n + 1)))
@@ -46,9 +46,9 @@ async def test_each_piece_is_told_once_and_counts_as_the_turns_own(world):
     assert [segment.key for segment in speak.segments] == ["u0", "p0", "p1", "p2"]
 
 
-async def test_a_turn_waits_for_what_is_being_taken_in_and_says_that_it_waits(world):
+async def test_a_turn_waits_for_the_turn_prefill_and_interrupts_it(world):
     world.thinker.busy = True
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     assert session.prefill_turn(prefill_only("a", piece(0)))
     await asyncio.sleep(0.05)
     assert not session.prefill_turn(prefill_only("b", piece(0), piece(1))), "one at a time"
@@ -57,9 +57,9 @@ async def test_a_turn_waits_for_what_is_being_taken_in_and_says_that_it_waits(wo
     assert [opener.job_id for opener in world.thinker.openers] == ["a-think", "t-think"]
 
 
-async def test_nothing_is_taken_in_while_a_turn_runs(world):
+async def test_no_turn_prefill_runs_beside_a_turn(world):
     world.thinker.holds_at = 1
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     turn = asyncio.create_task(done(session, ask("t", user("u0", "hi"))))
     await asyncio.sleep(0.05)
     assert not session.prefill_turn(prefill_only("a", user("u0", "hi"), piece(0)))
@@ -68,20 +68,20 @@ async def test_nothing_is_taken_in_while_a_turn_runs(world):
     assert session.prefill_turn(prefill_only("a", user("u0", "hi"), piece(0)))
 
 
-async def test_what_could_not_be_taken_in_is_told_with_the_turn(world):
+async def test_items_of_a_failed_turn_prefill_are_sent_with_the_turn(world):
     world.thinker.fails_at = 0
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     assert session.prefill_turn(prefill_only("a", piece(0)))
     await until_idle(session)
     world.thinker.fails_at = None
     end = await done(session, ask("t", piece(0), piece(1, closes=True)))
     assert end.status == "completed"
-    assert set(world.thinker.items["caller"]) >= {"p0", "p1"}
+    assert set(world.thinker.items["session"]) >= {"p0", "p1"}
 
 
-async def test_a_session_that_closes_stops_listening(world):
+async def test_closing_a_session_cancels_its_turn_prefill(world):
     world.thinker.busy = True
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     assert session.prefill_turn(prefill_only("a", piece(0)))
     await asyncio.sleep(0.05)
     await session.close()

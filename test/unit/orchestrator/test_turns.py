@@ -1,4 +1,4 @@
-"""Turns through three fake stages: what the caller gets, and what each stage was asked."""
+"""Turns through three fake stages: what the listener gets, and what each stage was asked."""
 
 import asyncio
 
@@ -34,13 +34,13 @@ async def answer(session, turn) -> list:
 
 @pytest.fixture
 async def session(world):
-    return await world.orchestrator.open_session("caller")
+    return await world.orchestrator.open_session("session")
 
 
-# --- what the caller gets ---
+# --- what the listener gets ---
 
 
-async def test_a_turn_is_text_and_its_sound_then_done(session):
+async def test_a_turn_is_text_and_its_audio_then_done(session):
     events = await answer(session, ask("t1", user("u1", "hello")))
     assert transcript(events) == " 5 6 7"
     assert sound(events) == [5, 6, 7]
@@ -48,7 +48,7 @@ async def test_a_turn_is_text_and_its_sound_then_done(session):
     assert [event for event in events if isinstance(event, TurnDone)] == events[-1:]
 
 
-async def test_done_carries_the_reply_as_generated_and_what_it_cost(session):
+async def test_done_has_the_item_as_generated_and_its_usage(session):
     events = await answer(session, ask("t1", user("u1", "hear this:", 800)))
     done = events[-1]
     assert (done.status, done.reason) == ("completed", None)
@@ -70,7 +70,7 @@ async def test_a_reply_cut_at_its_limit_is_incomplete(world, session):
     assert (done.status, done.reason) == ("incomplete", "max_output_tokens")
 
 
-async def test_the_first_sound_comes_before_the_last_word_is_known(world, session):
+async def test_the_first_audio_comes_before_the_last_token(world, session):
     world.thinker.holds_at = 2  # two of three tokens are out
     turn = session.respond(ask("t1", user("u1", "hi")))
     events = [await anext(turn)]
@@ -86,14 +86,14 @@ async def test_the_first_sound_comes_before_the_last_word_is_known(world, sessio
 async def test_a_long_reply_passes_through_windows_of_every_stage_whole(world_of):
     reply = [n % 30_000 for n in range(5 * WINDOW)]
     world = await world_of(reply)
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     events = await answer(session, ask("t1", user("u1", "tell me")))
     assert sound(events) == reply
 
 
 async def test_an_empty_reply_is_silent_and_completes(world_of):
     world = await world_of(reply=[])
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     events = await answer(session, ask("t1", user("u1", "hi")))
     assert [type(event) for event in events] == [TurnDone]
     assert events[-1].status == "completed"
@@ -115,7 +115,7 @@ async def test_a_talker_that_stops_early_does_not_hold_up_the_text(world_of):
         await job.send(TalkerDone(job.job_id, "length", 0))
 
     world.talker.serve = say_nothing
-    session = await world.orchestrator.open_session("caller")
+    session = await world.orchestrator.open_session("session")
     events = await answer(session, ask("t1", user("u1", "hi")))
     assert len(events[-1].item.token_ids) == 4 * WINDOW - 1
     assert sound(events) == []
@@ -131,7 +131,7 @@ async def test_settings_of_the_turn_reach_the_stages(world, session):
     turn = ask("t1", user("u1", "hi"), temperature=0.0, seed=11, max_output_tokens=9)
     await answer(session, turn)
     [think], [speak] = world.thinker.openers, world.talker.openers
-    assert (think.instructions, think.session_id) == ("Be brief.", "caller")
+    assert (think.instructions, think.session_id) == ("Be brief.", "session")
     assert (think.temperature, think.max_tokens) == (0.0, 9)
     assert (speak.voice, speak.first_id, speak.seed, speak.temperature) == ("ethan", 5, 11, 0.0)
 
@@ -176,7 +176,7 @@ async def test_a_reply_the_stage_did_not_generate_is_sent_as_its_tokens(world, s
 
 
 @pytest.mark.parametrize("stage", STAGES)
-async def test_after_a_restart_a_stage_is_told_everything_again(world, session, stage):
+async def test_after_a_restart_a_stage_receives_all_items_again(world, session, stage):
     first = user("u1", "hi", 300)
     done = (await answer(session, ask("t1", first)))[-1]
     await world.process(getattr(world, stage)).restart()
@@ -187,7 +187,7 @@ async def test_after_a_restart_a_stage_is_told_everything_again(world, session, 
     assert len(speak.segments) == (2 if stage == "talker" else 1)
 
 
-async def test_a_stage_that_forgot_the_session_is_asked_again_with_all_items(world, session):
+async def test_a_stage_that_lost_the_session_receives_all_items(world, session):
     first = user("u1", "hi", 300)
     done = (await answer(session, ask("t1", first)))[-1]
     world.thinker.items.clear()
@@ -197,7 +197,7 @@ async def test_a_stage_that_forgot_the_session_is_asked_again_with_all_items(wor
     assert asked == [["u1"], ["u2"], ["u1", "reply-t1", "u2"]]
 
 
-async def test_a_stage_that_never_remembers_fails_the_turn_instead_of_looping(world, session):
+async def test_a_stage_that_always_lacks_items_fails_the_turn_instead_of_looping(world, session):
     def forget(*_):
         raise ItemsMissingError("all unknown")
 
@@ -208,7 +208,7 @@ async def test_a_stage_that_never_remembers_fails_the_turn_instead_of_looping(wo
     assert len(world.thinker.openers) == 2
 
 
-async def test_a_talker_cut_off_before_it_heard_anything_is_told_again(world, session):
+async def test_a_talker_cancelled_before_it_had_its_items_receives_them_again(world, session):
     # The stage dropped the request unread; only its answer proves that it took the segments.
     world.talker.fails_at = 0
     world.talker.remember = lambda *_: {}
@@ -220,7 +220,7 @@ async def test_a_talker_cut_off_before_it_heard_anything_is_told_again(world, se
     assert sound(events) == [5, 6, 7]
 
 
-async def test_a_talker_that_forgot_the_session_fails_one_turn_only(world, session):
+async def test_a_talker_that_lost_the_session_fails_one_turn_only(world, session):
     await answer(session, ask("t1", user("u1", "hi")))
     world.talker.items.clear()
     with pytest.raises(StageFailedError) as caught:
@@ -229,7 +229,7 @@ async def test_a_talker_that_forgot_the_session_fails_one_turn_only(world, sessi
     assert sound(await answer(session, ask("t3", user("u1", "hi")))) == [5, 6, 7]
 
 
-async def test_a_message_that_comes_back_after_it_was_deleted_is_told_again(world, session):
+async def test_a_message_that_returns_after_its_deletion_is_sent_again(world, session):
     first, second = user("u1", "one"), user("u2", "two")
     await answer(session, ask("t1", first, second))
     await answer(session, ask("t2", second))
@@ -240,7 +240,7 @@ async def test_a_message_that_comes_back_after_it_was_deleted_is_told_again(worl
 # --- turns that leave no trace ---
 
 
-async def test_a_stateless_turn_leaves_no_trace(world, session):
+async def test_a_stateless_turn_leaves_nothing_in_the_stages(world, session):
     first = user("u1", "hi", 300)
     done = (await answer(session, ask("t1", first)))[-1]
     kept = [dict(stage.items) for stage in world.stages]
@@ -308,7 +308,7 @@ async def test_a_stage_that_dies_fails_the_turn_and_the_next_one_works(world, se
 
 @pytest.mark.parametrize("stage", STAGES)
 async def test_closing_a_turn_early_cancels_it_in_every_stage(world, session, stage):
-    # Wherever the turn stands when the caller interrupts it.
+    # Wherever the turn stands when the listener interrupts it.
     getattr(world, stage).holds_at = 1
     turn = session.respond(ask("t1", user("u1", "hi", 300)))
     await anext(turn)
@@ -331,9 +331,7 @@ async def test_a_turn_closed_at_its_first_word_leaves_the_session_usable(world, 
     assert sound(await answer(session, ask("last", user("u1", "hi", 300)))) == [5, 6, 7]
 
 
-async def test_a_thinker_that_falls_silent_fails_the_turn_and_is_cancelled(
-    world, session, monkeypatch
-):
+async def test_a_silent_thinker_fails_the_turn_and_is_cancelled(world, session, monkeypatch):
     monkeypatch.setattr(stage_jobs, "THINKER_SILENCE_LIMIT_S", 0.05)
     world.thinker.holds_at = 1
     with pytest.raises(DeadlineError, match="thinker/0 was silent"):

@@ -47,7 +47,7 @@ AFTERWARDS = [
         (["MemoryError"], ...),
     ],
 )
-def test_the_reason_is_found_among_frames_carets_and_farewells(lines, reason):
+def test_the_reason_is_found_among_tracebacks_and_shutdown_messages(lines, reason):
     told = telling_line([*CARETS, *lines, *AFTERWARDS])
     assert told == (lines[0] if reason is ... else reason)
 
@@ -76,5 +76,5 @@ def test_a_process_that_printed_nothing_is_explained_by_its_signal():
         (0, False, False),
     ],
 )
-def test_who_is_ended_from_outside_was_not_ended_by_its_work(status, out_of_memory, suspicious):
+def test_a_process_ended_from_outside_was_not_ended_by_its_work(status, out_of_memory, suspicious):
     assert was_work(status, out_of_memory) is suspicious

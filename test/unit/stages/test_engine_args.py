@@ -119,6 +119,6 @@ def test_a_value_of_another_type_is_refused_by_its_flag(name, text, complaint):
 
 
 @pytest.mark.parametrize("name", RESERVED)
-def test_what_the_server_decides_cannot_be_given_to_an_engine(name):
+def test_arguments_that_the_server_sets_are_refused(name):
     with pytest.raises(BadInputError, match=RESERVED[name]):
         read_engine_argument("--x", name, "1")

@@ -59,14 +59,14 @@ async def test_progress_of_many_replies_is_one_message(progress, sent):
     assert sent == [Progress.of(["a", "b"], [1.0, 2.0], [True, False], [0.0, 0.5])]
 
 
-async def test_of_one_reply_the_last_word_counts(progress, sent):
+async def test_of_one_request_the_last_progress_counts(progress, sent):
     progress.put("a", heard(1.0))
     progress.put("a", heard(1.5, False))
     await settle()
     assert sent == [Progress.of(["a"], [1.5], [False], [0.0])]
 
 
-async def test_news_wait_for_the_end_of_the_interval(progress, sent, clock):
+async def test_progress_waits_for_the_end_of_the_interval(progress, sent, clock):
     progress.put("a", heard(1.0))
     await settle()
     for n in range(50):
@@ -78,7 +78,7 @@ async def test_news_wait_for_the_end_of_the_interval(progress, sent, clock):
     assert [message.columns()["consumed_s"].tolist() for message in sent] == [[1.0], [51.0]]
 
 
-async def test_without_news_nothing_is_sent(progress, sent, clock):
+async def test_without_progress_nothing_is_sent(progress, sent, clock):
     progress.put("a", heard(1.0))
     for _ in range(10):
         await settle()
@@ -89,7 +89,7 @@ async def test_without_news_nothing_is_sent(progress, sent, clock):
     assert len(sent) == 2, "news after a pause do not wait"
 
 
-async def test_a_reply_that_is_over_is_not_spoken_of(progress, sent):
+async def test_progress_of_an_ended_request_is_not_sent(progress, sent):
     progress.put("a", heard(1.0))
     progress.put("b", heard(1.0))
     progress.forget("a")
@@ -117,7 +117,7 @@ def test_ends_and_speech_are_sent_at_once(feed, sent):
     assert sent == [Interrupt("r"), SpeechStart("s")]
 
 
-def test_every_outlook_is_sent_at_once(feed, sent):
+def test_every_next_use_hint_is_sent_at_once(feed, sent):
     feed.next_use("s", 2.5, None, None)
     feed.next_use("s", 0.0, 1.5, 1.25)
     assert sent == [NextUseHint("s", 2.5, None, None), NextUseHint("s", 0.0, 1.5, 1.25)]
@@ -135,7 +135,7 @@ async def test_a_truncation_is_done_when_the_engine_says_exactly_that(feed, sent
     assert await asking == is_done
 
 
-async def test_a_truncation_nobody_answers_is_given_up(feed, monkeypatch):
+async def test_an_unanswered_truncation_times_out(feed, monkeypatch):
     monkeypatch.setattr(engine_control, "ANSWER_TIMEOUT_S", 0.01)
     assert not await feed.truncate("s", 7)
     feed.answered(Truncated("s", 7))  # too late
@@ -180,7 +180,7 @@ async def test_a_bound_without_a_session_of_ours_is_in_force_once_it_is_answered
     assert await asking
 
 
-async def test_a_bound_nobody_answers_may_not_be_in_force(feed, monkeypatch):
+async def test_an_unanswered_bound_is_not_confirmed(feed, monkeypatch):
     monkeypatch.setattr(engine_control, "ANSWER_TIMEOUT_S", 0.01)
     assert not await feed.retain_native(RetainSession("s", 4, 64, 8))
 

@@ -39,7 +39,7 @@ async def test_other_routes_of_sglang_are_gone(path):
         assert (await http.get(path)).status_code == 404
 
 
-async def test_a_website_is_told_nothing_by_cors():
+async def test_no_route_has_cors_headers():
     app = sglang_app()
     restrict(app)
     origin = {"origin": "https://evil.example", "access-control-request-method": "POST"}

@@ -18,7 +18,7 @@ def test_it_is_none_that_the_system_gives_to_connections():
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", None])
-def test_where_nobody_tells_which_these_are_the_usual_ones_are_meant(tmp_path, monkeypatch, text):
+def test_an_unknown_ephemeral_range_is_linuxs_default(tmp_path, monkeypatch, text):
     told = tmp_path / "range"
     if text is not None:
         told.write_text(text)
@@ -26,7 +26,7 @@ def test_where_nobody_tells_which_these_are_the_usual_ones_are_meant(tmp_path, m
     assert ports._first_ephemeral() == 32_768
 
 
-def test_a_system_that_gives_away_nearly_all_of_them_leaves_some(tmp_path, monkeypatch):
+def test_a_large_ephemeral_range_leaves_some_ports(tmp_path, monkeypatch):
     told = tmp_path / "range"
     told.write_text("1100 65535")
     monkeypatch.setattr(ports, "_EPHEMERAL_RANGE", told)

@@ -142,7 +142,7 @@ async def test_a_killed_stage_fails_its_jobs_at_once_and_comes_back(stages, monk
     [replica] = supervisor.replicas
     assert (replica.is_up, replica.state) == (True, "up")
     first_client, first_pid = replica.client, replica.ready.pid
-    replica.sessions.add("caller")
+    replica.sessions.add("peer")
 
     job = await open_job(replica)
     assert len(shared_files(first_pid)) == 1
@@ -155,7 +155,7 @@ async def test_a_killed_stage_fails_its_jobs_at_once_and_comes_back(stages, monk
     assert replica.is_up
     assert replica.client is not first_client
     assert replica.ready.pid != first_pid
-    assert replica.sessions == {"caller"}, "a caller stays with its replica"
+    assert replica.sessions == {"peer"}, "a peer stays with its replica"
     assert shared_files(first_pid) == []
 
 
@@ -347,7 +347,7 @@ async def test_a_log_goes_on_where_there_is_room_again_and_says_what_is_missing(
     ]
 
 
-async def test_who_cannot_be_told_of_a_stage_does_not_keep_it_from_returning(stages):
+async def test_a_failing_callback_does_not_keep_a_stage_from_restarting(stages):
     told = []
 
     def fail(replica, what):

@@ -11,7 +11,7 @@ from sglang_live.stages.talker.frame_queue import FrameQueue
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
 
-async def test_frames_that_came_while_nobody_took_them_go_together():
+async def test_frames_that_wait_go_together():
     frames = FrameQueue()
     for n in range(3):
         frames.put(n, [n, n])
@@ -21,7 +21,7 @@ async def test_frames_that_came_while_nobody_took_them_go_together():
     assert frames.n_sent == 4
 
 
-async def test_so_many_go_together_and_no_more():
+async def test_the_number_of_frames_in_one_message_is_limited():
     frames = FrameQueue()
     for n in range(frame_queue.MOST_AT_ONCE + 3):
         frames.put(n, [n])

@@ -39,7 +39,7 @@ def written() -> Written:
     return Written()
 
 
-async def test_words_go_out_as_they_come_and_the_engine_hears_of_the_talker_alone(written):
+async def test_text_is_sent_as_it_comes_and_the_talkers_progress_passed_on(written):
     await written.write(1, "One")
     written.reply.consumed(Progress("j", 0.5, True, 0.1))
     await written.write(2, " two")
@@ -49,7 +49,7 @@ async def test_words_go_out_as_they_come_and_the_engine_hears_of_the_talker_alon
     assert written.reply.ids == [1, 2] and written.reply.finish == "stop"
 
 
-async def test_nobody_waits_to_hear_a_call_so_each_token_of_it_counts_as_taken(written):
+async def test_tokens_of_a_function_call_count_as_consumed_at_once(written):
     await written.write(1, "Yes")
     await written.write(CALL, CALL_BEGIN)
     written.reply.consumed(Progress("j", 1.0, True, 0.1))
@@ -59,7 +59,7 @@ async def test_nobody_waits_to_hear_a_call_so_each_token_of_it_counts_as_taken(w
     assert written.told[-1].advancing and written.told[-1].interrupts == 0.1
 
 
-async def test_a_long_call_gives_signs_of_life_and_not_a_word(written):
+async def test_a_long_function_call_sends_progress_and_no_text(written):
     await written.write(CALL, CALL_BEGIN)
     for _ in range(100):
         await written.write(3, "x")

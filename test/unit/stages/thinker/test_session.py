@@ -171,14 +171,14 @@ async def test_of_a_reply_that_was_cut_its_first_tokens_are_kept(call, ended_at)
     assert call.session.ledger.keys == ["u1", "r1-cut", "u2", "r"]
 
 
-async def test_a_reply_of_which_nothing_was_heard_is_forgotten_with_the_markup_before_it(call):
+async def test_an_unheard_response_is_truncated_with_the_markup_before_it(call):
     await call.turn(FIRST, key="r1")
     state = await call.turn(FIRST, SECOND)
     assert state.truncated and not state.rebuilt
     assert call.engine.tokens == await built_anew(FIRST, SECOND)
 
 
-async def test_asking_again_for_the_same_reply_forgets_the_old_one(call):
+async def test_a_repeated_turn_truncates_the_old_response(call):
     await call.turn(FIRST, key="r1")
     assert (await call.turn(FIRST, key="r2")).truncated
     assert call.engine.tokens == await built_anew(FIRST)
@@ -204,7 +204,7 @@ async def test_another_reply_in_its_place_is_appended_like_any_item(call, other)
     assert call.engine.tokens == await built_anew(*history)
 
 
-async def test_every_reply_of_a_call_may_be_cut(call):
+async def test_every_response_of_a_session_may_be_truncated(call):
     history: list[HistoryItem] = []
     for n in range(4):
         history.append(user(f"u{n}", f"question {n}", 800))
@@ -321,7 +321,7 @@ CLIPS = user("u1", "listen:", 800, "and", 1600)
 
 @pytest.mark.parametrize("history", [(CLIPS,), (CLIPS, user("u2", "so?"))], ids=["clip", "text"])
 @pytest.mark.parametrize("at", [2, 3])
-async def test_what_was_said_is_taken_in_but_not_answered(call, history, at):
+async def test_an_interrupted_turn_prefills_its_prompt_and_generates_nothing(call, history, at):
     call.end_at_request(at)
     await call.turn(*history, key="r1")
     assert call.reply == [] and not any(isinstance(e, Generated) for e in call.events)
@@ -335,7 +335,7 @@ async def test_what_was_said_is_taken_in_but_not_answered(call, history, at):
 
 
 @pytest.mark.parametrize("at", [2, 3, 4])
-async def test_a_forced_beginning_is_not_taken_for_what_was_said(call, at):
+async def test_a_forced_opening_is_no_part_of_the_prompt(call, at):
     """The reply is to begin with a call: that too is asked for behind the clips, or not at all."""
     call.end_at_request(at)
     await call.turn(user("u1", 800, 1600), key="r1", opening=Opening((7, 8), "<call>"))
@@ -390,7 +390,7 @@ async def long_call(call: Call, n_turns: int, retention=WINDOW) -> list[HistoryI
     return history
 
 
-async def test_a_short_session_keeps_all_and_asks_nobody(call):
+async def test_a_short_session_keeps_all_without_an_order(call):
     await long_call(call, 3, retention=RetentionConfig())
     call.engine.refuses = True
     assert await call.session.drop_old() == []
@@ -407,7 +407,7 @@ async def test_the_engine_is_told_of_a_bound_once_and_when_it_changes(call):
     assert await call.session.drop_old() == []
 
 
-async def test_items_of_which_nothing_is_left_are_named_and_the_call_goes_on(call):
+async def test_dropped_items_are_named_and_the_session_continues(call):
     history = await long_call(call, 4)
     whole = list(call.engine.tokens)
     gone = await call.session.drop_old()
@@ -422,7 +422,7 @@ async def test_items_of_which_nothing_is_left_are_named_and_the_call_goes_on(cal
     assert await call.session.drop_old() != []
 
 
-async def test_after_a_cut_a_reply_can_still_be_cut_back_to_what_was_heard(call):
+async def test_after_compaction_a_response_can_still_be_truncated(call):
     history = await long_call(call, 4)
     gone = await call.session.drop_old()
     left = [*history[len(gone) : -1], reply("heard", 5), SECOND]
@@ -451,7 +451,7 @@ async def test_clips_count_as_many_tokens_as_they_became(call):
     ]
 
 
-async def test_a_session_of_which_nobody_knows_what_it_holds_is_built_anew(call):
+async def test_a_session_in_an_unknown_state_is_rebuilt(call):
     history = await long_call(call, 4)
     call.engine.refuses = True
     assert await call.session.drop_old() == []
@@ -532,7 +532,7 @@ async def test_a_call_and_its_output_may_be_parted(history, dropped):
 
 
 @pytest.mark.parametrize("window_tokens", [1, 64, LIMIT, 1_000_000])
-async def test_whatever_part_is_to_be_kept_a_conversation_of_any_length_is_answered(window_tokens):
+async def test_with_any_window_a_conversation_of_any_length_gets_responses(window_tokens):
     call, history = Call(), []
     bound = {"max_tokens": LIMIT, "drops_oldest": True}
     bound["retention"] = RetentionConfig(window_tokens=window_tokens, slack_tokens=1)

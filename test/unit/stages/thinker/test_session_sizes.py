@@ -1,4 +1,4 @@
-"""Conversations of every size in a thinker's session, spoken in pieces, guessed and written.
+"""Conversations of every size in a thinker's session, spoken in pieces, speculated and written.
 
 After every turn the session holds what one built from the rest of the history would hold, within
 its limit; a history that does not fit fails its turn alone.
@@ -25,7 +25,7 @@ SIZES = st.sampled_from([0, 1, 9, 60, 150, 250, 330, 345, 500])
 SECONDS = st.sampled_from([0, 1, 8, 20, 24, 27, 40])
 STEPS = st.one_of(
     st.tuples(st.just("write"), st.sampled_from(["user", "system", "tool", "assistant"]), SIZES),
-    st.tuples(st.sampled_from(["say", "cough", "guess"]), st.lists(SECONDS, max_size=4)),
+    st.tuples(st.sampled_from(["say", "cough", "speculate"]), st.lists(SECONDS, max_size=4)),
     st.tuples(st.just("delete"), st.integers(0, 9)),
     st.tuples(st.just("insert"), SIZES),
     st.tuples(st.just("cut")),
@@ -60,7 +60,7 @@ class Conversation:
                 self.bound["drops_oldest"], window = what
                 config = window and RetentionConfig(window_tokens=window, slack_tokens=1)
                 self.bound["retention"] = config
-            case "say" | "cough" | "guess":
+            case "say" | "cough" | "speculate":
                 await self.speak(kind, [8, *what[0]])
         await self.turn()
 
@@ -72,7 +72,7 @@ class Conversation:
         ]
         for n in range(1, len(said)):
             await self.ask(*said[:n], prefill_only=True)
-        if kind == "guess":
+        if kind == "speculate":
             await self.ask(*said, speculative=True)
         if kind == "say":
             self.history += said
@@ -121,7 +121,7 @@ class Conversation:
     suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(STEPS, min_size=N_STEPS, max_size=N_STEPS))
-async def test_after_any_sequence_of_sizes_a_small_turn_is_answered(steps):
+async def test_after_any_sequence_of_sizes_a_small_turn_gets_a_response(steps):
     talk = Conversation()
     for step in steps:
         await talk.step(*step)

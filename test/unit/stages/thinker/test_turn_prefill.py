@@ -46,7 +46,7 @@ async def answered(call: Call, *history: HistoryItem) -> list[HistoryItem]:
     return [*history, reply("r1", *call.reply[:-1])]
 
 
-async def test_at_the_end_only_the_rest_is_left_to_hear(call):
+async def test_at_the_end_only_the_last_piece_is_prefilled(call):
     history = await answered(call, HELLO)
     for n in (1, 2, 3):
         assert kept(await call.prefill_turn(*history, *pieces("s", n, whole=False)))
@@ -56,7 +56,7 @@ async def test_at_the_end_only_the_rest_is_left_to_hear(call):
     assert call.engine.n_prefilled - n_prefilled < 2 * N_PLACES + 8
 
 
-async def test_what_was_said_after_all_not_to_us_leaves_no_trace(call):
+async def test_a_withdrawn_utterance_is_truncated(call):
     history = await answered(call, HELLO)
     await call.prefill_turn(*history, *pieces("cough", 2, whole=False))
     state = await call.turn(*history, user("u1", "and then?"))
@@ -73,7 +73,7 @@ async def test_a_turn_that_ended_earlier_than_it_seemed_keeps_its_first_pieces(c
     assert call.engine.tokens == await built_anew(*history, *said)
 
 
-async def test_the_reply_before_it_may_be_cut_back_meanwhile(call):
+async def test_the_response_before_an_utterance_may_be_truncated_with_it(call):
     """The client tells late what it had heard when its user began to speak."""
     await call.turn(HELLO, key="r1")
     whole, heard = reply("r1", *call.reply[:-1]), reply("r1-heard", *call.reply[:1])
@@ -91,7 +91,7 @@ async def test_a_message_in_writing_may_come_with_the_first_piece(call):
     assert call.engine.tokens == await built_anew(*history, written, user("u2", "never mind"))
 
 
-async def test_an_engine_that_cannot_forget_it_is_asked_for_a_new_session(call):
+async def test_a_refused_withdrawal_rebuilds_the_session(call):
     history = await answered(call, HELLO)
     await call.prefill_turn(*history, *pieces("cough", 2, whole=False))
     call.engine.refuses = True
@@ -103,50 +103,50 @@ async def test_an_engine_that_cannot_forget_it_is_asked_for_a_new_session(call):
 # --- answers that are begun in a pause ---
 
 
-async def guess(call: Call, *history: HistoryItem, **changes) -> list[HistoryItem]:
+async def speculate(call: Call, *history: HistoryItem, **changes) -> list[HistoryItem]:
     """The history with the answer that nobody has heard yet."""
-    await call.turn(*history, key=f"guess-{history[-1].key}", speculative=True, **changes)
+    await call.turn(*history, key=f"speculate-{history[-1].key}", speculative=True, **changes)
     ids = call.reply[:-1] if len(call.reply) and call.state.ending is False else call.reply
-    return [*history, reply(f"guess-{history[-1].key}", *ids)]
+    return [*history, reply(f"speculate-{history[-1].key}", *ids)]
 
 
-async def test_a_guess_that_was_right_is_the_answer(call):
-    history = await guess(call, *await answered(call, HELLO), user("u1", "and then?"))
+async def test_a_confirmed_speculative_turn_is_kept(call):
+    history = await speculate(call, *await answered(call, HELLO), user("u1", "and then?"))
     assert kept(await call.turn(*history, user("u2", "oh"), key="r2"))
     assert call.engine.tokens == await built_anew(*history, user("u2", "oh"))
 
 
-async def test_a_guess_that_was_wrong_leaves_no_trace(call):
+async def test_a_withdrawn_speculative_turn_is_truncated(call):
     history = await answered(call, HELLO)
-    await guess(call, *history, user("u1", "and"))
+    await speculate(call, *history, user("u1", "and"))
     state = await call.turn(*history, user("u2", "and then?"))
     assert state.truncated and not state.rebuilt
     assert call.engine.tokens == await built_anew(*history, user("u2", "and then?"))
 
 
-async def test_a_guess_may_be_withdrawn_while_it_is_written(call):
+async def test_a_speculative_turn_may_be_withdrawn_while_it_generates(call):
     history = await answered(call, HELLO)
     call.end_at_token(1)
-    await guess(call, *history, user("u1", "and"))
+    await speculate(call, *history, user("u1", "and"))
     call.go_on()
     state = await call.turn(*history, user("u2", "and then?"))
     assert state.truncated and not state.rebuilt
     assert call.engine.tokens == await built_anew(*history, user("u2", "and then?"))
 
 
-async def test_the_answer_to_a_guess_may_be_interrupted_like_any_other(call):
-    history = await guess(call, *await answered(call, HELLO), user("u1", "and then?"))
+async def test_the_response_of_a_speculative_turn_may_be_truncated(call):
+    history = await speculate(call, *await answered(call, HELLO), user("u1", "and then?"))
     history[-1] = reply("heard", *history[-1].token_ids[:1])
     state = await call.turn(*history, user("u2", "oh"))
     assert state.truncated and not state.rebuilt
     assert call.engine.tokens == await built_anew(*history, user("u2", "oh"))
 
 
-async def test_a_guess_that_was_wrong_keeps_the_pieces_that_were_said(call):
+async def test_a_withdrawn_speculative_turn_keeps_the_pieces_of_the_utterance(call):
     history = await answered(call, HELLO)
     await call.prefill_turn(*history, *pieces("s", 2, whole=False))
     n_prefilled = call.engine.n_prefilled
-    await guess(call, *history, *pieces("s", 3, whole=True))
+    await speculate(call, *history, *pieces("s", 3, whole=True))
     rest = pieces("s", 4, whole=True)
     await call.prefill_turn(*history, *rest[:3])
     assert kept(await call.turn(*history, *rest))
@@ -166,7 +166,7 @@ steps = st.lists(
 
 @settings(max_examples=60)
 @given(steps=steps)
-async def test_any_call_holds_what_its_history_says(steps):
+async def test_after_any_turns_a_session_holds_its_history(steps):
     call, history = Call(), [HELLO]
     for n, (what, n_taken, n_said) in enumerate(steps):
         taken = pieces(f"s{n}", n_taken, whole=False) if what != "write" else []
@@ -176,10 +176,10 @@ async def test_any_call_holds_what_its_history_says(steps):
             said = [*taken, pieces(f"s{n}", len(taken) + 1, whole=True)[-1]]
             if n_said == 1:
                 call.end_at_token(1)
-            guessed = await guess(call, *history, *said)
+            speculated = await speculate(call, *history, *said)
             call.go_on()
-            if what == "right" and guessed[-1].token_ids:
-                history = guessed
+            if what == "right" and speculated[-1].token_ids:
+                history = speculated
                 continue
             if what == "wrong":
                 taken = taken[:n_said]
@@ -224,7 +224,7 @@ async def test_what_does_not_fit_is_left_out_once_and_not_with_every_piece(call,
 
 
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
-async def test_what_was_left_out_for_nothing_comes_back_if_it_fits(call, bound):
+async def test_items_that_were_left_out_return_if_they_fit(call, bound):
     bound = bound | {"drops_oldest": True}
     few = TOLD[:6]
     loud = HistoryItem(key="s/0", role="user", parts=seconds(22), opens=True, closes=False)
@@ -235,7 +235,7 @@ async def test_what_was_left_out_for_nothing_comes_back_if_it_fits(call, bound):
     assert call.engine.tokens == await built_anew(*few, user("u", "Hi."))
 
 
-async def test_an_owner_who_wants_to_keep_all_is_told_that_it_does_not_fit(call):
+async def test_without_dropping_a_history_that_does_not_fit_is_an_error(call):
     await call.prefill_turn(
         *TOLD, *pieces("s", 1, whole=False), max_tokens=LIMIT, drops_oldest=True
     )

@@ -1,4 +1,4 @@
-"""A stage server and its callers in one event loop, over real sockets."""
+"""A stage server and its peers in one event loop, over real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +15,7 @@ PATIENCE_S = 5.0  # how long a test waits for what must happen
 
 
 class Stage:
-    """Serves `run` at `address`; the callers that a test makes are closed with it."""
+    """Serves `run` at `address`; the peers that a test makes are closed with it."""
 
     def __init__(self, address: str, run: Callable[[ServedJob], Awaitable[None]], **settings):
         self.address = address
@@ -23,7 +23,7 @@ class Stage:
         self.hints: list[SessionHint] = []
         self.cancelled: list[str] = []
         self.changed = asyncio.Condition()
-        self._run, self._callers = run, []
+        self._run, self._clients = run, []
         self.server = StageServer(
             address,
             run=self._watched,
@@ -35,8 +35,8 @@ class Stage:
         self.task = asyncio.create_task(self.server.serve())
 
     def peer(self) -> StageClient:
-        self._callers.append(StageClient("fake/0", self.address, same_host=True))
-        return self._callers[-1]
+        self._clients.append(StageClient("fake/0", self.address, same_host=True))
+        return self._clients[-1]
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait for something that `cancelled`, `closed_sessions` or `tell` make true."""
@@ -61,7 +61,7 @@ class Stage:
         await self.tell()
 
     async def close(self) -> None:
-        for peer in self._callers:
+        for peer in self._clients:
             await peer.close()
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)

@@ -19,14 +19,14 @@ def ticks(peers: Peers, n: int = LOST_AFTER_TICKS) -> list:
     return [lost for _ in range(n) for lost in peers.tick()]
 
 
-def test_a_caller_that_is_heard_between_ticks_is_never_lost():
+def test_a_peer_that_is_heard_between_ticks_is_never_lost():
     peers = Peers()
     for _ in range(3 * LOST_AFTER_TICKS):
         peers.heard(ONE)
         assert peers.tick() == []
 
 
-def test_a_silent_caller_is_lost_once_with_the_sessions_it_did_not_close():
+def test_a_silent_peer_is_lost_once_with_the_sessions_it_did_not_close():
     peers = Peers()
     peers.heard(ONE)
     for session_id in ("a", "b", ""):

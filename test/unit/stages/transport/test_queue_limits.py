@@ -100,10 +100,10 @@ async def until_failed(peer: RawPeer) -> Failed:
     return message
 
 
-# --- a caller that does not read ---
+# --- a peer that does not read ---
 
 
-async def test_a_caller_that_does_not_read_fails_its_job_and_holds_up_no_other(serve, raw):
+async def test_a_peer_that_does_not_read_fails_its_job_and_holds_up_no_other(serve, raw):
     async def run(job):
         if job.job_id == "other":
             return await job.send(VocoderDone("other"))
@@ -119,7 +119,7 @@ async def test_a_caller_that_does_not_read_fails_its_job_and_holds_up_no_other(s
     assert (await until_failed(raw)).code == "queue_full"
 
 
-async def test_what_is_posted_to_a_caller_that_does_not_read_ends_the_job(serve, raw):
+async def test_what_is_posted_to_a_peer_that_does_not_read_ends_the_job(serve, raw):
     async def run(job):
         while True:
             job.post(StreamEvent("j", BLOCK.decode(), 0.0))
@@ -133,7 +133,7 @@ async def test_what_is_posted_to_a_caller_that_does_not_read_ends_the_job(serve,
     assert await stage.peer().ping(PATIENCE_S) is not None
 
 
-async def test_a_failure_that_its_caller_never_reads_still_ends_the_job(serve, raw, caplog):
+async def test_a_failure_that_its_peer_never_reads_still_ends_the_job(serve, raw, caplog):
     async def run(job):
         while True:
             await job.send(VocoderDone(BLOCK.decode()))
@@ -156,7 +156,7 @@ async def test_pings_that_are_not_read_are_not_hoarded(serve, raw):
     assert await stage.peer().ping(PATIENCE_S) is not None
 
 
-# --- a caller that floods ---
+# --- a peer that floods ---
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ async def test_a_job_with_more_input_than_it_may_have_fails_and_others_go_on(
         assert stage.server.n_jobs == 1
 
 
-async def test_one_caller_can_have_only_so_many_jobs(serve, raw, monkeypatch):
+async def test_one_peer_can_have_only_so_many_jobs(serve, raw, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_JOBS", 3)
     stage = serve(forever)
     await raw.send(*(read(f"j{n}") for n in range(5)), Ping(""))
@@ -195,10 +195,10 @@ async def test_one_caller_can_have_only_so_many_jobs(serve, raw, monkeypatch):
     async with stage.peer().open("j0") as job:
         await job.begin(read("j0"))
         assert await stage.peer().ping(PATIENCE_S) is not None
-        assert stage.server.n_jobs == 4, "another caller has its own number"
+        assert stage.server.n_jobs == 4, "another peer has its own number"
 
 
-async def test_jobs_run_while_a_caller_floods(serve, address):
+async def test_jobs_run_while_a_peer_floods(serve, address):
     """A socket that always has a message must not keep the event loop from everything else."""
     n_ticks, stop = 0, threading.Event()
 
@@ -362,7 +362,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-async def test_a_caller_that_reads_nothing_costs_no_more_than_its_queue(serve, raw):
+async def test_a_peer_that_reads_nothing_costs_no_more_than_its_queue(serve, raw):
     async def run(job):
         while True:
             await job.send(VocoderDone((BLOCK * 8).decode()))

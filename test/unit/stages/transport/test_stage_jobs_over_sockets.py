@@ -119,7 +119,7 @@ async def test_tensors_cross_in_both_directions(serve):
             np.testing.assert_array_equal(wire.take(message.states, frames), ROWS + 1)
 
 
-async def test_jobs_of_one_caller_do_not_mix(serve):
+async def test_jobs_of_one_peer_do_not_mix(serve):
     async def run(job):
         for n in range(5):
             await job.send(Pcm(job.job_id, bytes([n])))
@@ -139,7 +139,7 @@ async def test_jobs_of_one_caller_do_not_mix(serve):
         assert [event.pcm for event in events[:-1]] == [bytes([n]) for n in range(5)]
 
 
-async def test_two_callers_may_use_the_same_job_id(serve):
+async def test_two_clients_may_use_the_same_job_id(serve):
     async def run(job):
         async for message in job.inputs():
             await job.send(Pcm(job.job_id, bytes(message.ids)))
@@ -169,7 +169,7 @@ async def test_two_callers_may_use_the_same_job_id(serve):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
-async def test_an_error_of_the_stage_reaches_the_caller_with_its_code(serve, raised, reason):
+async def test_an_error_of_the_stage_reaches_the_peer_with_its_code(serve, raised, reason):
     async def run(job):
         raise raised
 
@@ -279,7 +279,7 @@ async def test_a_cancelled_job_ends_at_once_for_both_and_takes_nothing_more(serv
     assert stage.cancelled == ["j"]
 
 
-async def test_cancelling_wakes_who_waits_for_events_or_for_the_window(serve):
+async def test_cancelling_wakes_waits_for_events_and_for_the_window(serve):
     stage = serve(wait_forever)
     client = stage.peer()
 
@@ -354,7 +354,7 @@ async def test_a_job_left_before_the_stage_began_it_leaves_nothing_there(serve):
     assert stage.server.n_jobs == 0
 
 
-async def test_an_error_in_the_callers_block_cancels_the_job_too(serve):
+async def test_an_error_in_the_clients_block_cancels_the_job_too(serve):
     stage = serve(wait_forever)
     client = stage.peer()
     with pytest.raises(KeyError):
@@ -405,7 +405,7 @@ async def test_a_job_that_is_begun_again_after_it_failed_is_a_job_like_any_other
     assert n_runs == 2
 
 
-async def test_a_caller_that_vanishes_loses_its_jobs_and_nobody_else(serve):
+async def test_a_peer_that_disconnects_loses_its_own_jobs_only(serve):
     went = asyncio.Event()
 
     async def run(job):
@@ -443,7 +443,7 @@ async def test_leaving_a_job_frees_tensors_the_stage_did_not_take(serve, shared_
     assert list(shared_memory.iterdir()) == []
 
 
-async def test_leaving_a_job_frees_tensors_the_caller_did_not_take(serve, shared_memory):
+async def test_leaving_a_job_frees_tensors_the_peer_did_not_take(serve, shared_memory):
     async def run(job):
         for _ in range(3):
             tensors = job.tensors()
@@ -482,7 +482,7 @@ async def test_a_tensor_that_comes_after_its_job_was_left_is_freed(serve, shared
 # --- back-pressure ---
 
 
-async def test_a_caller_blocks_while_the_stage_is_a_window_behind(serve):
+async def test_a_peer_blocks_while_the_stage_is_a_window_behind(serve):
     may_read, n_read = asyncio.Event(), 0
 
     async def run(job):
@@ -510,7 +510,7 @@ async def test_a_caller_blocks_while_the_stage_is_a_window_behind(serve):
     assert n_read >= 2 * WINDOW
 
 
-async def test_a_stage_blocks_while_its_caller_is_a_window_behind(serve):
+async def test_a_stage_blocks_while_its_peer_is_a_window_behind(serve):
     n_sent = 0
 
     async def run(job):
@@ -587,10 +587,10 @@ async def test_closing_a_client_ends_its_jobs(serve):
             await heard(job)
 
 
-# --- a caller that goes away ---
+# --- a peer that goes away ---
 
 
-async def test_a_caller_elsewhere_that_falls_silent_leaves_no_job_and_no_session(serve):
+async def test_a_silent_peer_on_another_host_loses_its_jobs_and_sessions(serve):
     stage = serve(wait_forever, same_host=False, tick_s=0.02)
     async with stage.peer().open("j") as job:
         await job.begin(speak("j"))
@@ -606,7 +606,7 @@ async def test_a_ping_is_answered_with_what_the_stage_says_of_itself(serve):
     assert ready == Ready("", stage="fake", pid=1, startup_s=0.5, load={"jobs": 2.0})
 
 
-async def test_a_ping_nobody_answers_gives_none_and_the_next_one_works(serve, address):
+async def test_an_unanswered_ping_is_none_and_the_next_one_works(serve, address):
     client = StageClient("fake/0", address, same_host=True)
     assert await client.ping(0.005) is None
     serve(wait_forever)

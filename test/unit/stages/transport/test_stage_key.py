@@ -69,7 +69,7 @@ async def test_others_reach_nothing(guarded, tmp_path, text):
     ("text", "mode", "message"),
     [("s" * 31, 0o600, "under 32 bytes"), ("s" * 32, 0o644, "chmod 600")],
 )
-def test_a_key_that_guards_nothing_is_refused(tmp_path, text, mode, message):
+def test_a_weak_key_is_refused(tmp_path, text, mode, message):
     with pytest.raises(BadInputError, match=message):
         read_key(key_file(tmp_path, "key", text, mode))
     with pytest.raises(BadInputError, match="cannot read"):

@@ -230,8 +230,8 @@ def test_names_in_shared_memory_cannot_be_guessed(shared_memory):
 def test_a_planted_link_is_neither_written_nor_read(shared_memory, tmp_path_factory, monkeypatch):
     secret = tmp_path_factory.mktemp("elsewhere") / "secret"
     secret.write_bytes(LARGE.tobytes())
-    monkeypatch.setattr(wire.secrets, "token_hex", lambda n: "guessed")
-    link = shared_memory / f"sglang_live-none-{os.getpid()}-guessed"
+    monkeypatch.setattr(wire.secrets, "token_hex", lambda n: "speculated")
+    link = shared_memory / f"sglang_live-none-{os.getpid()}-speculated"
     link.symlink_to(secret)
     ref = wire.TensorFrames(same_host=True).put(LARGE + 1)
     assert not ref.shm, "goes by socket"

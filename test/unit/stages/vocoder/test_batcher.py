@@ -112,7 +112,7 @@ def test_a_finish_after_the_last_frame_was_decoded_ends_in_an_empty_chunk(engine
     assert drain(engine) == [VocoderChunk("a", b"", 0, True)]
 
 
-def test_a_listener_who_has_heard_nothing_comes_first(engine):
+def test_first_chunks_come_first(engine):
     engine.open("playing")
     engine.feed("playing", frames(6))
     engine.step()
@@ -236,7 +236,7 @@ def test_a_failing_decoder_loses_no_frame(engine, decoder):
     assert engine.step()[0].pcm == expected_pcm(frames(2))
 
 
-def test_the_caller_may_reuse_its_buffer(engine):
+def test_the_peer_may_reuse_its_buffer(engine):
     buffer = frames(2)
     engine.open("a")
     engine.feed("a", buffer)
@@ -314,7 +314,7 @@ def test_the_real_vocoder_through_the_engine_equals_one_decode():
         assert np.abs(streamed - wave).max() <= 0.6 / 32767.0  # rounding, and a little float32
 
 
-def test_every_common_shape_is_decoded_before_the_first_caller_comes(decoder):
+def test_every_common_shape_is_decoded_before_the_first_job(decoder):
     config = VocoderConfig(max_batch=3, first_chunk_frames=2, chunk_frames=4)
     engine = VocoderEngine(decoder, config)
     engine.warm_up()
