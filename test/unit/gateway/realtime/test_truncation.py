@@ -300,7 +300,7 @@ async def test_items_have_left_before_a_waiting_response_begins():
 async def test_items_that_an_interrupted_turn_compacted_leave_at_its_end():
     ending = asyncio.Event()
     world = World(retention=SERVER)
-    async with world.call() as client:
+    async with world.connect() as client:
         keys = await add_items(client, world.orchestrator, "a", "b")
         world.session.on_interrupt = [ending, interrupted_end(gone=(keys["a"],))]
         world.orchestrator.scripts.append(
@@ -328,7 +328,7 @@ async def test_items_that_an_interrupted_turn_compacted_leave_at_its_end():
 async def test_while_an_interruption_is_unconfirmed_deletions_wait_behind_their_response():
     gate = asyncio.Event()
     world = World(retention=SERVER)
-    async with world.call() as client:
+    async with world.connect() as client:
         keys = await add_items(client, world.orchestrator, "a")
         steps = spoken("Well then.", 800)
         end = done("Well then.", gone=(keys["a"],))
