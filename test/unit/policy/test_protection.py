@@ -194,3 +194,16 @@ def test_a_deferred_prefill_takes_no_more_than_the_engines_chunk():
     fast = StageRates(round_s=0.02, prefill_s_per_token=1e-5)
     late = waiting(9000, for_s=3.0, managed=False)
     assert budget(playing(0.1), late, rates=fast) == CONFIG.chunk_tokens
+
+
+def test_without_a_short_prefill_there_is_no_budget_of_even_one_token():
+    config = PolicyConfig(min_chunk_tokens=1)
+    slow = StageRates(round_s=0.06, prefill_s_per_token=5e-4)
+    for prompt, last_prefill_s in (
+        (waiting(100, managed=False), NOW_S - 0.1),
+        (waiting(300), NOW_S - 0.1),
+        (waiting(100), NOW_S - 0.02),
+    ):
+        streams = playing(0.1), prompt
+        given = {"rates": slow, "last_prefill_s": last_prefill_s}
+        assert exact_budget(*streams, config=config, **given) == 0
