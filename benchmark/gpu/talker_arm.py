@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from sglang_live.messages import CodecFrames, TalkerDone, TalkerInput, TalkerRequest, WireSegment
+from sglang_live.message_parts import WireSegment
+from sglang_live.messages import CodecFrames, TalkerDone, TalkerInput, TalkerRequest
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Supervisor, loopback_address

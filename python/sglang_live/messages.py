@@ -4,31 +4,19 @@ A job is one turn's work in one stage. The orchestrator opens it with a ThinkerR
 ScriptRequest, TalkerRequest or VocoderRequest, may send TalkerInput, VocoderFrames, Progress and
 Interrupt, and receives messages until ThinkerDone, TalkerDone, VocoderDone or Failed. RetainNative
 and MeasurePrompt open jobs that end with NativeRetained and PromptMeasured.
-Tensors travel beside a message: a TensorRef says where (stages/transport/wire.py).
 """
 
 from typing import get_args
 
 import msgspec
 
+from sglang_live.message_parts import TensorRef, WireItem, WireSegment
+
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """job_id: "" in messages about a session or the whole stage."""
 
     job_id: str
-
-
-class TensorRef(msgspec.Struct, frozen=True):
-    """
-    dtype: as numpy writes it, little-endian.
-    frame: index among the raw frames behind the message. -1: the tensor is in shared memory.
-    shm: name of a file in shared memory. "": the tensor is in a frame.
-    """
-
-    dtype: str
-    shape: list[int]
-    frame: int = -1
-    shm: str = ""
 
 
 # --- any stage ---
@@ -125,27 +113,6 @@ SessionHint = UserSpeaking | NextUseHint
 
 
 # --- thinker ---
-
-
-class WireText(msgspec.Struct, frozen=True, tag="text"):
-    text: str
-
-
-class WireAudio(msgspec.Struct, frozen=True, tag="audio"):
-    """pcm: int16 mono at 16 kHz."""
-
-    pcm: TensorRef
-
-
-class WireItem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A HistoryItem of core.py."""
-
-    key: str
-    role: str
-    parts: list[WireText | WireAudio]
-    token_ids: list[int] | None = None
-    opens: bool = True
-    closes: bool = True
 
 
 class ThinkerRequest(Message, frozen=True, tag=True):
@@ -306,14 +273,6 @@ class CloseSession(Message, frozen=True, tag=True):
 
 
 # --- talker ---
-
-
-class WireSegment(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A UserSegment, as the talker receives it."""
-
-    key: str
-    token_ids: list[int]
-    states: TensorRef | None = None
 
 
 class TalkerRequest(Message, frozen=True, tag=True):

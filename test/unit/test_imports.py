@@ -1,6 +1,7 @@
 """Claims about which module may import which."""
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ ORDER = (
     "policy",
     "capacity",
     "core",
+    "message_parts",
     "messages",
     "telemetry",
     "engine_channel",
@@ -122,3 +124,13 @@ def test_sglang_is_imported_only_where_the_engine_is_meant():
         if name.partition(".")[0] == "sglang"
     }
     assert [module for module in sorted(importers) if not module.startswith(SGLANG)] == []
+
+
+def test_no_folder_lists_more_modules_than_the_limit():
+    folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
+    assert {str(folder): n for folder, n in folders.items() if n > MAX_FILES} == {}
+
+
+def test_no_module_is_longer_than_the_limit():
+    lengths = {name: path.read_text().count("\n") for name, path in MODULES.items()}
+    assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}

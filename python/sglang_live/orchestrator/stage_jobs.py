@@ -9,6 +9,7 @@ import numpy as np
 
 from sglang_live.core import AudioPart, HistoryItem, TurnRequest
 from sglang_live.errors import StageFailedError
+from sglang_live.message_parts import WireAudio, WireItem, WireSegment, WireText
 from sglang_live.messages import (
     CodecFrames,
     Interrupt,
@@ -27,10 +28,6 @@ from sglang_live.messages import (
     VocoderEnd,
     VocoderFrames,
     VocoderRequest,
-    WireAudio,
-    WireItem,
-    WireSegment,
-    WireText,
 )
 from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.stages.transport import wire

@@ -14,6 +14,7 @@ from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import SimClock
 from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.errors import CapacityError
+from sglang_live.message_parts import WireAudio
 from sglang_live.messages import (
     CodecFrames,
     Interrupt,
@@ -35,7 +36,6 @@ from sglang_live.messages import (
     VocoderDone,
     VocoderEnd,
     VocoderFrames,
-    WireAudio,
 )
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.policy.policies import Policies

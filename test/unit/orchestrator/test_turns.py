@@ -7,7 +7,8 @@ import pytest
 
 from sglang_live.core import AudioDelta, TranscriptDelta, TurnDone
 from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
-from sglang_live.messages import TalkerDone, WireAudio, WireText
+from sglang_live.message_parts import WireAudio, WireText
+from sglang_live.messages import TalkerDone
 from sglang_live.orchestrator import stage_jobs
 from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.spec import STAGES

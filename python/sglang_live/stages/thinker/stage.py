@@ -23,6 +23,7 @@ from sglang_live.engine_channel.messages import (
 )
 from sglang_live.errors import DeadlineError
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.message_parts import WireAudio, WireText
 from sglang_live.messages import (
     PROMPT_TOKENS_MOST,
     Interrupt,
@@ -38,8 +39,6 @@ from sglang_live.messages import (
     ThinkerRequest,
     UserSegment,
     UserSpeaking,
-    WireAudio,
-    WireText,
 )
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec

@@ -19,14 +19,8 @@ import numpy as np
 import zmq
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sglang_live.messages import (
-    AnyMessage,
-    TalkerRequest,
-    TensorRef,
-    ThinkerRequest,
-    UserSegment,
-    WireAudio,
-)
+from sglang_live.message_parts import TensorRef, WireAudio
+from sglang_live.messages import AnyMessage, TalkerRequest, ThinkerRequest, UserSegment
 
 log = logging.getLogger(__name__)
 

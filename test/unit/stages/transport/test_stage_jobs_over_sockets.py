@@ -12,6 +12,7 @@ from sglang_live.errors import (
     StageFailedError,
     StageUnavailableError,
 )
+from sglang_live.message_parts import TensorRef, WireSegment
 from sglang_live.messages import (
     CloseSession,
     CodecFrames,
@@ -22,12 +23,10 @@ from sglang_live.messages import (
     TalkerDone,
     TalkerInput,
     TalkerRequest,
-    TensorRef,
     UserSegment,
     UserSpeaking,
     VocoderDone,
     VocoderRequest,
-    WireSegment,
 )
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.client import StageClient

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from sglang_live.messages import AnyMessage, Failed, Ping, TensorRef, UserSegment
+from sglang_live.message_parts import TensorRef
+from sglang_live.messages import AnyMessage, Failed, Ping, UserSegment
 from sglang_live.stages.transport import wire
 
 MESSAGES = typing.get_args(AnyMessage)
