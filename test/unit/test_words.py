@@ -64,13 +64,10 @@ PENDING = (
     "python/sglang_live/bridge/",
     "python/sglang_live/gateway/",
     "python/sglang_live/models/",
-    "python/sglang_live/stages/",
     "test/unit/bridge/",
     "test/unit/engine_channel/",
     "test/unit/gateway/",
     "test/unit/interaction/",
-    "test/unit/orchestrator/",
-    "test/unit/stages/",
 )
 
 

@@ -108,7 +108,7 @@ class FakeStage:
 
 
 class FakeThinker(FakeStage):
-    """busy: what is taken in ahead waits until somebody hurries."""
+    """busy: a turn prefill lasts until it is interrupted."""
 
     name = "thinker"
     busy = False

@@ -1,4 +1,4 @@
-"""Turns that are steered while they run: interrupted, listened to, spoken over."""
+"""Turns that are interrupted, and whose playback is reported, while they run."""
 
 import asyncio
 import dataclasses
@@ -335,7 +335,7 @@ def test_playback_is_reported_to_the_thinker_once_the_talker_has_frames(thinker,
     control = TurnControl(Policies.parse(ALL), clock, interrupts=0.25)
     control.attach(thinker, ToldTalker(), None)
     control.heard(0.0, False, 0.25)
-    assert thinker.told == []  # it has written nothing that anybody could have heard
+    assert thinker.told == []  # the talker has no frames yet
     control.frames_came(4)
     control.heard(0.08, True, 0.5)
     control.frames_came(30)

@@ -1,4 +1,4 @@
-"""What is due within a tick goes at once, earliest deadline first; beats of sessions are spread."""
+"""Turns due within a tick start together, by deadline; frames of sessions are spread."""
 
 import asyncio
 from collections import Counter
@@ -83,4 +83,4 @@ def test_a_place_that_was_left_is_taken_again():
     firsts = [metronome.join(f"s{n}", 0.16) for n in range(4)]
     metronome.leave("s1")
     assert metronome.join("new", 0.16) == pytest.approx(firsts[1])
-    metronome.leave("nobody")
+    metronome.leave("unknown")

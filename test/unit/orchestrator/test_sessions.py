@@ -183,7 +183,7 @@ async def test_without_its_thinker_no_native_session_is_bounded(world):
 
 
 def verdict(world) -> float | None:
-    """Of all beats since the last time."""
+    """Of all deadlines since the last time."""
     world.clock.advance(60)
     return world.orchestrator.capacity.report().share
 

@@ -65,7 +65,7 @@ def test_names_are_checked_without_importing_sglang():
 
 
 def misspelt(name: str, rng: random.Random) -> str:
-    """One letter lost, doubled, exchanged or swapped with its neighbour."""
+    """One letter lost, doubled, exchanged or swapped with the next one."""
     at = rng.randrange(1, len(name) - 1)
     letter = rng.choice("abcdefghijklmnopqrstuvwxyz")
     return rng.choice(

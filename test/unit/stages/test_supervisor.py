@@ -136,7 +136,7 @@ async def open_job(replica):
 
 
 async def test_a_killed_stage_fails_its_jobs_at_once_and_comes_back(stages, monkeypatch):
-    monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 60.0)  # nobody waits for a ping
+    monkeypatch.setattr(supervisor_module, "PING_EVERY_S", 60.0)  # no ping is needed
     supervisor = stages.of(vocoder=["serve"])
     await supervisor.start()
     [replica] = supervisor.replicas
@@ -377,7 +377,7 @@ async def test_a_failed_start_is_explained_wherever_its_log_goes(stages, log):
     )
 
 
-# --- stages that somebody else runs ---
+# --- stages on other hosts ---
 
 
 class RemoteStage:

@@ -194,7 +194,7 @@ async def test_a_repeated_turn_truncates_the_old_response(call):
         HistoryItem(key="r1-other", role="assistant", parts=(TextPart("better"),)),
         HistoryItem(key="odd", role="user", parts=(), token_ids=(5, 6)),
     ],
-    ids=["other tokens", "more tokens", "no tokens", "text", "somebody else's"],
+    ids=["other tokens", "more tokens", "no tokens", "text", "another role"],
 )
 async def test_another_reply_in_its_place_is_appended_like_any_item(call, other):
     await call.turn(FIRST, key="r1")

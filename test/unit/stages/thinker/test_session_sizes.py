@@ -18,7 +18,7 @@ from sglang_live.kv.retention import RetentionConfig
 from .test_session import LIMIT, Call, built_anew, reply, user, words_of
 from .test_turn_prefill import seconds
 
-# More by hand: N_FUZZED=20000, of turns and of what is taken in.
+# More by hand: N_FUZZED=20000, of turns and turn prefills.
 N_FUZZED = int(os.environ.get("N_FUZZED", "400"))
 N_STEPS = 8
 SIZES = st.sampled_from([0, 1, 9, 60, 150, 250, 330, 345, 500])

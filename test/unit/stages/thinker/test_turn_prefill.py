@@ -1,5 +1,5 @@
-"""A message that is taken in while it is said: nothing of it is heard twice, and none that was not
-said stays. As ever, the session must hold what one built from the history alone would hold.
+"""Utterances that are prefilled while the user speaks: no piece is prefilled twice, and pieces that
+are withdrawn do not stay. The session must hold what one built from the history alone would hold.
 """
 
 import numpy as np
@@ -104,7 +104,7 @@ async def test_a_refused_withdrawal_rebuilds_the_session(call):
 
 
 async def speculate(call: Call, *history: HistoryItem, **changes) -> list[HistoryItem]:
-    """The history with the answer that nobody has heard yet."""
+    """The history with the response of a speculative turn."""
     await call.turn(*history, key=f"speculate-{history[-1].key}", speculative=True, **changes)
     ids = call.reply[:-1] if len(call.reply) and call.state.ending is False else call.reply
     return [*history, reply(f"speculate-{history[-1].key}", *ids)]
@@ -198,7 +198,7 @@ async def test_after_any_turns_a_session_holds_its_history(steps):
         history.append(reply(f"r{n}", *call.reply[:-1]))
 
 
-# --- conversations that do not fit, while somebody speaks ---
+# --- conversations that do not fit, while the user speaks ---
 
 TOLD = [reply(f"r{i}", 5, 6) if i % 2 else user(f"u{i}", "Once more.") for i in range(300)]
 BOUNDS = {

@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_live.errors import CapacityError
-from sglang_live.stages.transport import peers as callers_module
+from sglang_live.stages.transport import peers as peers_module
 from sglang_live.stages.transport.peers import (
     LOST_AFTER_TICKS,
     ForeignSessionError,
@@ -70,8 +70,8 @@ def test_a_lost_servers_sessions_can_be_opened_by_another():
     peers.opens(OTHER, "a")
 
 
-def test_one_server_can_own_only_so_many_sessions(monkeypatch):
-    monkeypatch.setattr(callers_module, "MAX_SESSIONS", 2)
+def test_one_server_can_own_a_limited_number_of_sessions(monkeypatch):
+    monkeypatch.setattr(peers_module, "MAX_SESSIONS", 2)
     peers = Peers()
     for session_id in ("a", "b", "b", "a"):
         peers.opens(ONE, session_id)

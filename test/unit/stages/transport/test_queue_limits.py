@@ -182,7 +182,7 @@ async def test_a_job_with_more_input_than_it_may_have_fails_and_others_go_on(
         assert stage.server.n_jobs == 1
 
 
-async def test_one_peer_can_have_only_so_many_jobs(serve, raw, monkeypatch):
+async def test_one_peer_can_have_a_limited_number_of_jobs(serve, raw, monkeypatch):
     monkeypatch.setattr(server_module, "MAX_JOBS", 3)
     stage = serve(forever)
     await raw.send(*(read(f"j{n}") for n in range(5)), Ping(""))

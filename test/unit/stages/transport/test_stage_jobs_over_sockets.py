@@ -223,7 +223,7 @@ async def test_what_is_no_message_does_not_stop_the_stage(serve):
 
 async def test_messages_of_unknown_jobs_are_ignored_on_both_sides(serve):
     async def run(job):
-        await job.send(Pcm("somebody else's", b"ab"))
+        await job.send(Pcm("another peer's", b"ab"))
         await job.send(VocoderDone(job.job_id))
 
     stage = serve(run)
@@ -429,7 +429,7 @@ async def test_a_peer_that_disconnects_loses_its_own_jobs_only(serve):
     assert not stage.task.done()
 
 
-# --- tensors that nobody takes ---
+# --- tensors that are not read ---
 
 
 async def test_leaving_a_job_frees_tensors_the_stage_did_not_take(serve, shared_memory):

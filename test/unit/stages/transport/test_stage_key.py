@@ -44,24 +44,24 @@ async def test_a_server_with_the_same_key_is_answered(guarded, tmp_path):
 
 @pytest.mark.parametrize("text", [None, "t" * 32], ids=["no key", "another key"])
 async def test_others_reach_nothing(guarded, tmp_path, text):
-    stranger = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-    stranger.setsockopt(zmq.LINGER, 0)
-    failed = stranger.get_monitor_socket(
+    outsider = zmq.asyncio.Context.instance().socket(zmq.DEALER)
+    outsider.setsockopt(zmq.LINGER, 0)
+    failed = outsider.get_monitor_socket(
         zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         | zmq.EVENT_HANDSHAKE_FAILED_AUTH
         | zmq.EVENT_DISCONNECTED
     )
     if text is not None:
-        unlock(stranger, key_file(tmp_path, "other", text))
-    stranger.connect(guarded.address)
+        unlock(outsider, key_file(tmp_path, "other", text))
+    outsider.connect(guarded.address)
     try:
-        await stranger.send_multipart(wire.encode(Ping("")))
+        await outsider.send_multipart(wire.encode(Ping("")))
         assert await failed.poll(1000 * PATIENCE_S), "the handshake is refused"
-        assert await stranger.poll(100) == 0
+        assert await outsider.poll(100) == 0
     finally:
-        stranger.disable_monitor()
-        stranger.close()
+        outsider.disable_monitor()
+        outsider.close()
     assert not guarded.task.done()
 
 

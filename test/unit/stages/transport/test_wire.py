@@ -142,7 +142,7 @@ def test_release_removes_what_was_not_taken_and_nothing_else(shared_memory):
 
 def test_discarding_a_message_frees_its_tensor(shared_memory):
     ref = wire.TensorFrames(same_host=True).put(LARGE)
-    for _ in range(2):  # somebody may have taken it
+    for _ in range(2):  # another process may have the name
         wire.discard(UserSegment("j", "key", [1], ref))
     assert list(shared_memory.iterdir()) == []
     wire.discard(UserSegment("j", "key", [1], TensorRef("<i2", [1], frame=0)))
@@ -221,7 +221,7 @@ def test_a_file_in_shared_memory_is_its_users_alone(shared_memory):
     assert (shared_memory / ref.shm).stat().st_mode & 0o777 == 0o600
 
 
-def test_names_in_shared_memory_cannot_be_guessed(shared_memory):
+def test_names_in_shared_memory_are_random(shared_memory):
     tensors = wire.TensorFrames(same_host=True)
     names = [tensors.put(LARGE).shm for _ in range(20)]
     assert len({name.rsplit("-", 1)[1] for name in names}) == 20
