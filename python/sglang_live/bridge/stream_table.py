@@ -13,7 +13,7 @@ import numpy as np
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.view import FIRST_INTERRUPTS, StageRates, StageView
 
-# Progress of a request counts as lost if none has come after so much produced speech.
+# Seconds of produced speech without progress after which a request's progress counts as lost.
 SILENT_CONSUMER_S = 4.0
 
 # Urgency class of a request before its first round.

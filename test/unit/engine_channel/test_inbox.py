@@ -92,7 +92,7 @@ def test_a_scheduler_that_reads_nothing_ends_its_stage(address, monkeypatch, cap
 def test_a_stage_that_reads_nothing_blocks_its_scheduler(address, monkeypatch):
     monkeypatch.setattr(inbox_module, "QUEUE_MESSAGES", 5)
     outbox, frames = Outbox(address), Frames(["r"], [3], [[1, 2]])
-    outbox._socket.setsockopt(zmq.SNDTIMEO, 50)  # a test cannot wait for ever
+    outbox._socket.setsockopt(zmq.SNDTIMEO, 50)  # a test cannot wait forever
     for _ in range(5):
         outbox.send(frames)
     with pytest.raises(zmq.Again):

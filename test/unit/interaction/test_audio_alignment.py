@@ -30,7 +30,7 @@ def test_complete_audio_spreads_its_tokens_evenly():
 def test_complete_audio_heard_in_full_is_all_of_the_text():
     assert heard(40 * FRAME_S) == 10
     assert heard(100.0) == 10
-    # More tokens than steps could have taken in: only the end says that all were meant.
+    # More tokens than steps could have read: only the end shows that all belong to the audio.
     assert heard(5 * FRAME_S, n_tokens=30, n_frames=6) == 6
     assert heard(6 * FRAME_S, n_tokens=30, n_frames=6) == 30
 

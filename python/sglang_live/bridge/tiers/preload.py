@@ -26,7 +26,7 @@ from sglang_live.kv.preload import (
 # Share of the pool that stays free for the steps of running requests between two reviews.
 _RESERVE_SHARE = 0.05
 # Time before the transfer must begin, in which a preload may wait for memory.
-_AHEAD_S = 1.0
+_PRELOAD_MARGIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class Preloads:
         if pending is not None and pending.due_at_s <= now_s:
             return  # it waits for memory already, perhaps because its user speaks
         cost_s = n_tokens * self._tier.copies.bytes_per_token / self.rate.bytes_per_s
-        due_at_s = max(now_s, needed_at_s - self._config.safety * cost_s - _AHEAD_S)
+        due_at_s = max(now_s, needed_at_s - self._config.safety * cost_s - _PRELOAD_MARGIN_S)
         self._schedule(session_id, due_at_s, due_at_s, needed_at_s)
 
     def forget(self, session_id: str) -> None:

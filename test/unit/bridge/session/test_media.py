@@ -101,7 +101,7 @@ class Talk:
         req.multimodal_inputs = compact_media(req.multimodal_inputs, compaction, n_tokens)
 
     def back_to(self, n_tokens: int) -> None:
-        """Forget what came after so many tokens, all of it input, as if it had never been said."""
+        """Drop the input after the first n_tokens."""
         req = self.req
         del req.origin_input_ids[n_tokens:]
         req.origin_input_ids_unpadded = req.origin_input_ids

@@ -19,7 +19,7 @@ class World:
     """Two sessions. Each step has a number from 0 to 1 for what it leaves open."""
 
     STEPS = (
-        *("turn", "turn_and_write", "turn_and_write", "give_back", "bring_back", "bring_back"),
+        *("turn", "turn_and_write", "turn_and_write", "evict", "bring_back", "bring_back"),
         *(
             "truncate",
             "compact",
@@ -56,7 +56,7 @@ class World:
             self._n_values += ROW // 4
             talk.hand_to_tree(4 + int(2 * share) * 4)
 
-    def give_back(self, talk: Talk, share: float) -> None:
+    def evict(self, talk: Talk, share: float) -> None:
         own = talk.up(talk.kv.kv_allocated_len) - talk.kv.cache_protected_len
         if own > 0:
             n_pages = int(share * own / talk.page)

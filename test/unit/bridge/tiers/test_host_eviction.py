@@ -20,7 +20,7 @@ HOST_TOKENS = 48
 
 
 class Host:
-    """Sessions that gave back all they had on the device."""
+    """Sessions without any KV left on the device."""
 
     def __init__(self, file: PageFile | None):
         self.cache = FakeCache(PAGE, HOST_TOKENS)
@@ -123,7 +123,7 @@ def test_tails_go_to_storage_before_the_host_is_full(roomy):
     roomy.holds("more", 8, needed_in_s=30.0)
     roomy.room.store_if_short()
     roomy.room.store_if_short()
-    # So much that a fifth is free; what is on its way is room already.
+    # Until a fifth is free; pages being stored already count as free.
     assert roomy.stored.n_storing_tokens == 8
     for name in settle(roomy.stored):
         roomy.room.changed(name)

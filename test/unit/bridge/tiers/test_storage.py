@@ -68,7 +68,7 @@ class World:
     """Two sessions. Each step has a number from 0 to 1 for what it leaves open."""
 
     STEPS = (
-        *("turn_and_write", "turn_and_write", "give_back", "bring_back", "store", "store"),
+        *("turn_and_write", "turn_and_write", "evict", "bring_back", "store", "store"),
         *("fetch", "fetch", "settle", "settle", "truncate", "compact", "close", "acknowledge"),
     )
 
@@ -88,7 +88,7 @@ class World:
         self._n_values += n_tokens
         talk.write()
 
-    def give_back(self, talk: StoredTalk, share: float) -> None:
+    def evict(self, talk: StoredTalk, share: float) -> None:
         n_pages = int(share * talk.up(talk.kv.kv_allocated_len) / talk.page)
         if talk.kv.kv_allocated_len:
             talk.evict(n_pages * talk.page)

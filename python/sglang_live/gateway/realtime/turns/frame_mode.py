@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 # Frames that may wait behind a late one. Older ones are dropped: their tokens would come too late.
 _MAX_WAITING = 4
-# Frames of so much audio count as one response, because each makes only a few tokens.
+# Audio of the frames that count as one response: each frame makes only a few tokens.
 _AUDIO_PER_RESPONSE_S = 10.0
 _SAMPLES_PER_MS = INPUT_RATE_HZ // 1000
 
