@@ -177,10 +177,10 @@ class TurnContent:
         if not turn.stateless:
             self._items = items
         sampling = (turn.max_output_tokens, turn.temperature, turn.seed, turn.wants_audio)
-        asked = (turn.voice, turn.script, turn.tools.functions, turn.tools.must_call)
+        settings = (turn.voice, turn.script, turn.tools.functions, turn.tools.must_call)
         return digest(
             turn.instructions.encode("utf-8", "surrogatepass"),
-            repr((sampling, asked)).encode("utf-8", "surrogatepass"),
+            repr((sampling, settings)).encode("utf-8", "surrogatepass"),
             *items.values(),
         )
 

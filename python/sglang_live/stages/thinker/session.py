@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 class ThinkerSession:
     """
     feed: control channel of the engine. None without policies.
-    truncates: whether a reply is truncated to what was heard of it.
+    truncates: whether a response is truncated to what was heard of it.
     engine_session: name of the SGLang session. None: there is none.
     instructions: those that the engine session begins with.
     ledger: what the engine session holds.
@@ -81,7 +81,7 @@ class ThinkerSession:
         drops_oldest: bool = False,
         cache_salt: str = "",
     ) -> AsyncGenerator[Started | Prefilled | Generated, None]:
-        """Bring the engine session up to `history` and generate a reply, unless the turn is
+        """Bring the engine session up to `history` and generate a response, unless the turn is
         interrupted before.
 
         What is Generated begins with the opening. After a speculative turn the next history may
@@ -125,7 +125,7 @@ class ThinkerSession:
             self._hold_response(item_key, response_ids, end_ids)
 
     def interrupt(self, state: TurnState) -> None:
-        """End the running turn's reply where it is. Another turn, or the user, waits for that."""
+        """End the running turn's response where it is. Another turn waits for its end."""
         state.ending, state.prefill_only = True, False
         running = state.generating or state.prefilling
         if running is not None and self.feed is not None:
@@ -263,7 +263,7 @@ class ThinkerSession:
     # --- what a turn adds ---
 
     def _tail(self, ledger: Ledger) -> list[Piece]:
-        """Markup that ends the reply at the end of the engine session, if there is one."""
+        """Markup that ends the response at the end of the engine session, if there is one."""
         if ledger.response_ended is None:
             return []
         return self.prompt.close_response(model_wrote_end=ledger.response_ended)
@@ -298,20 +298,20 @@ class ThinkerSession:
             pieces += self.prompt.item(item)
         ask = [*self.prompt.open_response(), Words(opening.token_ids)]
         appends, said = self.prompt.appends([*pieces, *ask]), self.prompt.appends(pieces)
-        n_alike = max(0, len(said) - 1)  # these are the same, whether or not a reply is asked for
+        n_alike = max(0, len(said) - 1)  # the same with and without a response
         completed = False
         try:
             for append in appends[:n_alike]:
                 yield await self._prefill(append, state)
             if state.ending:
-                # The same appends but for the markup that asks; the next turn needs their KV.
+                # Without the markup that opens a response; the next turn needs their KV.
                 for append in said[n_alike:]:
                     yield await self._prefill(append, state)
             else:
                 for append in appends[n_alike:-1]:
                     yield await self._prefill(append, state)
                     if state.ending:
-                        return  # the markup that asks is in it and cannot be taken back: it is lost
+                        return  # lost: the markup that opens a response is in it
                 async for event in self._generate(appends[-1], sampling, state):
                     if isinstance(event, Generated):
                         token_ids = [*opening.token_ids, *event.ids]

@@ -115,7 +115,7 @@ class ThinkerStage:
         turn = session.think(
             instructions="",
             history=[item],
-            item_key="warm-up reply",
+            item_key="warm-up response",
             sampling={"max_new_tokens": 4},
             end_ids=self.model.end_of_turn_ids,
             state=TurnState(),

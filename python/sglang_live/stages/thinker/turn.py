@@ -75,7 +75,7 @@ class TurnState:
 
     @property
     def rid_prefix(self) -> str:
-        """Begins the ids of the turn's requests: tells the engine what waits for them."""
+        """Prefix of the turn's request ids, from which the engine derives their urgency."""
         if self.prefill_only:
             return TURN_PREFILL_PREFIX
         return THINK_PREFIX if self.timely else TEXT_PREFIX

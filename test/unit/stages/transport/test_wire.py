@@ -142,7 +142,7 @@ def test_release_removes_what_was_not_taken_and_nothing_else(shared_memory):
 
 def test_discarding_a_message_frees_its_tensor(shared_memory):
     ref = wire.TensorFrames(same_host=True).put(LARGE)
-    for _ in range(2):  # another process may have the name
+    for _ in range(2):  # its reader may have removed it
         wire.discard(UserSegment("j", "key", [1], ref))
     assert list(shared_memory.iterdir()) == []
     wire.discard(UserSegment("j", "key", [1], TensorRef("<i2", [1], frame=0)))
