@@ -21,7 +21,27 @@ from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
 from sglang_live.stages.zygote import Zygote, is_useful
 from test.engine.reference import Reference
 
+# Variants of the engine that run with `nightly` alone. Each page size, and rounds with and without
+# overlap, run in some of the other files.
+NIGHTLY = {
+    "test_full_pool.py": "page-1",
+    "test_host_tier.py": "page-16-no-overlap-slow-link",
+    "test_long_responses.py": "page-1",
+    "test_pauses.py": "no-overlap",
+    "test_retention.py": "page-16-chunks",
+    "test_session_storage.py": "page-16-no-overlap",
+    "test_truncation.py": "page-1",
+    "test_turn_prefill.py": "page-16-no-overlap",
+}
 DATA = Path(__file__).parents[1] / "data" / "audio"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        variants = item.name.partition("[")[2].removesuffix("]")
+        if NIGHTLY.get(item.path.name) == variants:
+            item.add_marker(pytest.mark.nightly)
 
 
 @dataclass
