@@ -26,7 +26,7 @@ Every event is {"t_s": seconds since the session began, "event": name} with more
     turn_result                        response, n_tokens, n_frames, spoken: output of its turn;
                                        marks: times within the turn (telemetry/trace.py)
     stream                             response, stage, buffered_s, what: "u0", "u1", "u2" or
-                                       "unknown", its new class in that stage, or "held",
+                                       "unknown", its new class in that stage, or "paused",
                                        "resumed"
 """
 

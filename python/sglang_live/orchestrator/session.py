@@ -27,7 +27,7 @@ class VoiceSession(Protocol):
 
         Args:
             on_stream_event: called with the stage; with "u0", "u1", "u2" or "unknown", the new
-                urgency class of its request, or with "held" or "resumed"; and with the seconds of
+                urgency class of its request, or with "paused" or "resumed"; and with the seconds of
                 speech by which it was ahead of its consumer.
         """
         ...
