@@ -366,7 +366,7 @@ async def test_a_response_gap_is_reported_with_the_users_average(world):
 
 async def test_stream_events_are_noted_of_the_running_turn(world):
     world.respond()
-    world.stages.on_stream_event("talker", "held", 1.25)
+    world.stages.on_stream_event("talker", "paused", 1.25)
     [note] = [e for e in world.events() if e["event"] == "stream"]
-    assert (note["stage"], note["what"], note["buffered_s"]) == ("talker", "held", 1.25)
+    assert (note["stage"], note["what"], note["buffered_s"]) == ("talker", "paused", 1.25)
     assert note["response"]
