@@ -40,7 +40,7 @@ class Options:
     long, short: "realtime" or "written", comma-separated; long and short of one place are a pair.
     asks: number of short questions alone.
     most_asks: highest number of short questions beside the long prompt.
-    startup_delay_s: time from the long prompt to the first question beside it.
+    lead_s: time from the long prompt to the first question beside it.
     pause_s: longest random pause before a question, which so comes at any moment of a slice.
     tokens: length of a response.
     """
@@ -52,7 +52,7 @@ class Options:
     asks: int = 8
     repeats: int = 3
     most_asks: int = 60
-    startup_delay_s: float = 0.5
+    lead_s: float = 0.5
     pause_s: float = 0.3
     tokens: int = 16
     model_path: str = "demo-random"
@@ -174,7 +174,7 @@ async def measure(server: ServerProcess, options: Options, n_words: int, pair: t
             long_alone = await session.ask(long_text(n_words, options.seed))
         async with KINDS[long_kind](server, model, options.tokens) as session:
             asking = asyncio.create_task(session.ask(long_text(n_words, options.seed)))
-            await asyncio.sleep(options.startup_delay_s)
+            await asyncio.sleep(options.lead_s)
             beside = []
             while not asking.done() and len(beside) < options.most_asks:
                 await asyncio.sleep(random.uniform(0.0, options.pause_s))
