@@ -249,3 +249,13 @@ def test_settings_at_their_bounds_are_accepted(edge):
 def test_settings_beyond_their_bounds_are_refused(bad):
     with pytest.raises(ValueError):
         AimdConfig(**bad)
+
+
+def test_after_a_fall_it_rises_when_the_windows_sessions_reach_the_probe():
+    aimd = Aimd(AimdConfig(first=10, probe=18))
+    aimd.window(took(2.0), n_sessions=10)
+    assert aimd.limit == 9
+    aimd.window(took(0.5), n_sessions=9)
+    assert aimd.limit == 9
+    aimd.window(took(0.5), n_sessions=9)
+    assert aimd.limit == 10
