@@ -114,6 +114,11 @@ class TurnRequest:
     cache_salt: str = ""
 
     @property
+    def item_key(self) -> str:
+        """Key of the history item that the turn's response becomes."""
+        return f"response-{self.turn_id}"
+
+    @property
     def is_timely(self) -> bool:
         """Whether the response has a deadline, because it is heard or belongs to a frame."""
         return self.wants_audio or self.frame_s is not None

@@ -21,7 +21,7 @@ def user(*parts: str | np.ndarray) -> HistoryItem:
 def reply_of(turn: TurnRequest, done: ThinkerDone) -> HistoryItem:
     """The response as an item of the next turn's history."""
     return HistoryItem(
-        key=f"response-{turn.turn_id}",
+        key=turn.item_key,
         role="assistant",
         parts=(TextPart(done.text),),
         token_ids=tuple(done.ids),

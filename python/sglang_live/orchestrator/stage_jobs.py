@@ -73,7 +73,7 @@ class ThinkerJob:
         self._known, self._segments = known, segments
         self._interrupted = False
         self.on_stream_event: OnStreamEvent = _ignore_event
-        self.item_key = f"reply-{turn.turn_id}"
+        self.item_key = turn.item_key
         self.done: ThinkerDone | None = None
 
     async def tokens(self) -> AsyncGenerator[TextTokens, None]:

@@ -61,7 +61,7 @@ async def test_an_interrupted_turn_has_the_generated_tokens_and_counts_its_frame
     assert session.interrupt()
     done = await listener.task
     assert (done.status, done.reason) == ("interrupted", None)
-    assert (done.item.key, done.item.token_ids) == ("reply-t1", (5, 6))
+    assert (done.item.key, done.item.token_ids) == ("response-t1", (5, 6))
     assert done.item.parts[0].text == " 5 6"
     assert (done.n_frames, done.spoken) == (2, False)
     assert done.usage.output_audio_tokens == 2
@@ -115,7 +115,7 @@ async def test_a_reply_that_was_written_already_is_kept_whole(world, session):
     world.talker.holds_at = 1
     listener = Listener(session.respond(ask("t1", user("u1", "hi"))))
     await until(lambda: listener.n(AudioDelta) == 1)
-    await until(lambda: "reply-t1" in world.thinker.items["session"])
+    await until(lambda: "response-t1" in world.thinker.items["session"])
     session.interrupt()
     done = await listener.task
     assert (done.item.token_ids, done.n_frames, done.spoken) == ((5, 6, 7), 1, False)
@@ -169,10 +169,10 @@ async def test_the_next_turn_sends_what_was_heard_of_the_reply_and_no_more(world
     session.interrupt()
     await listener.task
     world.thinker.holds_at = None
-    heard = user("reply-t1-cut", token_ids=(5,))
+    heard = user("response-t1-cut", token_ids=(5,))
     listener = Listener(session.respond(ask("t2", first, heard, user("u2", "and?"))))
     assert (await listener.task).status == "completed"
-    assert [item.key for item in world.thinker.openers[-1].items] == ["reply-t1-cut", "u2"]
+    assert [item.key for item in world.thinker.openers[-1].items] == ["response-t1-cut", "u2"]
     assert world.thinker.openers[-1].session_id == "session"
 
 

@@ -53,7 +53,7 @@ async def test_done_has_the_item_as_generated_and_its_usage(session):
     events = await answer(session, ask("t1", user("u1", "hear this:", 800)))
     done = events[-1]
     assert (done.status, done.reason) == ("completed", None)
-    assert (done.item.key, done.item.role) == ("reply-t1", "assistant")
+    assert (done.item.key, done.item.role) == ("response-t1", "assistant")
     assert done.item.token_ids == (5, 6, 7)
     assert done.item.parts[0].text == " 5 6 7"
     usage = done.usage
@@ -163,7 +163,7 @@ async def test_every_item_is_sent_once(world, session):
     await answer(session, ask("t2", first, done.item, user("u2", "and?")))
     thinks, speaks = world.thinker.openers, world.talker.openers
     assert [[item.key for item in think.items] for think in thinks] == [["u1"], ["u2"]]
-    assert thinks[1].keys == ["u1", "reply-t1", "u2"]
+    assert thinks[1].keys == ["u1", "response-t1", "u2"]
     assert [[segment.key for segment in speak.segments] for speak in speaks] == [["u1"], ["u2"]]
     assert speaks[1].segment_keys == ["u1", "u2"]
 
@@ -195,7 +195,7 @@ async def test_a_stage_that_lost_the_session_receives_all_items(world, session):
     events = await answer(session, ask("t2", first, done.item, user("u2", "and?")))
     assert sound(events) == [5, 6, 7]
     asked = [[item.key for item in think.items] for think in world.thinker.openers]
-    assert asked == [["u1"], ["u2"], ["u1", "reply-t1", "u2"]]
+    assert asked == [["u1"], ["u2"], ["u1", "response-t1", "u2"]]
 
 
 async def test_a_stage_that_always_lacks_items_fails_the_turn_instead_of_looping(world, session):
