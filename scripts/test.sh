@@ -49,7 +49,10 @@ check() {
 }
 
 marks=(-m "not nightly")
-if [[ $extent == all ]]; then marks=(); fi
+if [[ $extent == all ]]; then
+    marks=()
+    export SGLANG_LIVE_NIGHTLY=1 # more examples of the engine tests
+fi
 
 check "ruff check" "$python" -m ruff check .
 check "ruff format" "$python" -m ruff format --check .

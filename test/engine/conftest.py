@@ -1,6 +1,7 @@
 """Real stages for the tests of this folder, started once per variant."""
 
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +25,18 @@ from test.engine.reference import Reference
 # Variants of the engine that run with `nightly` alone. Each page size, and rounds with and without
 # overlap, run in some of the other files.
 NIGHTLY = {
-    "test_full_pool.py": "page-1",
-    "test_host_tier.py": "page-16-no-overlap-slow-link",
-    "test_long_responses.py": "page-1",
-    "test_pauses.py": "no-overlap",
-    "test_retention.py": "page-16-chunks",
-    "test_session_storage.py": "page-16-no-overlap",
-    "test_truncation.py": "page-1",
-    "test_turn_prefill.py": "page-16-no-overlap",
+    "test_full_pool.py": ("page-1",),
+    "test_host_tier.py": ("page-16-no-overlap-slow-link",),
+    "test_long_responses.py": ("page-1",),
+    "test_pauses.py": ("no-overlap",),
+    "test_retention.py": ("page-16-chunks", "page-16-no-overlap-retractions"),
+    "test_session_storage.py": ("page-16-no-overlap",),
+    "test_sliced_prefill.py": ("pages-small-pool",),
+    "test_truncation.py": ("page-1",),
+    "test_turn_prefill.py": ("page-16-no-overlap",),
 }
+# Set by scripts/test.sh --all.
+IS_NIGHTLY = "SGLANG_LIVE_NIGHTLY" in os.environ
 DATA = Path(__file__).parents[1] / "data" / "audio"
 
 
@@ -40,8 +44,9 @@ DATA = Path(__file__).parents[1] / "data" / "audio"
 def pytest_collection_modifyitems(items):
     for item in items:
         variants = item.name.partition("[")[2].removesuffix("]")
-        if NIGHTLY.get(item.path.name) == variants:
-            item.add_marker(pytest.mark.nightly)
+        for nightly in NIGHTLY.get(item.path.name, ()):
+            if variants == nightly or variants.startswith(f"{nightly}-"):
+                item.add_marker(pytest.mark.nightly)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from benchmark.native_client import native_client
 from sglang_live.engine_channel.messages import THINK_PREFIX, Interrupt, Progress
 from sglang_live.stages.engine_host import FeedSocket
-from test.engine.conftest import Stages, running_stages
+from test.engine.conftest import IS_NIGHTLY, Stages, running_stages
 from test.engine.turns import greedy_turn, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -127,9 +127,9 @@ def prompts_of(seed: int) -> list[list[int]]:
 
 
 def pause_patterns(n: int):
-    """Engines are shared by all examples, and examples take seconds."""
+    """Engines are shared by all examples, and examples take seconds. n: nightly, else half."""
     return settings(
-        max_examples=n,
+        max_examples=n if IS_NIGHTLY else n // 2,
         derandomize=True,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sglang_live.engine_channel.messages import SpeechStart, TruncateSession
-from test.engine.conftest import running_stages
+from test.engine.conftest import IS_NIGHTLY, running_stages
 from test.engine.small_pool import Pool, check
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -243,7 +243,7 @@ STEP = st.tuples(
 
 
 @settings(
-    max_examples=4,
+    max_examples=4 if IS_NIGHTLY else 2,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

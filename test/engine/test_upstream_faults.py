@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.nightly,
+    pytest.mark.asyncio(loop_scope="session"),
+]
 
 
 async def seen(fault: str, checkpoint: Path) -> dict:

@@ -9,7 +9,11 @@ import pytest_asyncio
 from test.engine import parity_claims
 from test.engine.conftest import running_stages
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.nightly,
+    pytest.mark.asyncio(loop_scope="session"),
+]
 
 CHUNKS = {"chunked_prefill_size": 64}
 ENGINE_ARGS = {
