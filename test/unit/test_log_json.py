@@ -89,13 +89,25 @@ def test_ids_are_fields_of_an_object():
 
 @pytest.mark.parametrize(
     "line, message",
-    [(b"Segmentation fault", "Segmentation fault"), (b'{"half', '{"half'), (b"\xff", "\ufffd")],
+    [
+        (b"Segmentation fault", "Segmentation fault"),
+        (b'{"half', '{"half'),
+        (b"{1, 2}", "{1, 2}"),
+        (b"[]", "[]"),
+        (b"\xff", "\ufffd"),
+    ],
 )
 def test_what_is_printed_without_the_logger_becomes_an_object(line, message):
     assert json.loads(as_json_line(line, "talker/1")) == {
         "process": "talker/1",
         "message": message,
     }
+
+
+def test_a_line_that_is_nested_too_deep_to_parse_is_text():
+    line = b'{"a":' * 100_000
+    assert json.loads(as_json_line(line, "talker/1"))["message"] == line.decode()
+    assert text_lines(line) == [line.decode()]
 
 
 def test_stage_logs_hold_objects_only_and_tell_the_last_lines_as_text(tmp_path):

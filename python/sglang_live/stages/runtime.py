@@ -133,7 +133,8 @@ def set_up_logs(spec: StageSpec) -> None:
     log_in_lines(spec.name, as_json=as_json)
     path = spec.file_path("logging.json")
     path.write_text(json.dumps(engine_logging(spec.name, as_json)))
-    os.environ["SGLANG_LOGGING_CONFIG_PATH"] = str(path)
+    # SGLang's own variable: a file that the operator set there is used.
+    os.environ.setdefault("SGLANG_LOGGING_CONFIG_PATH", str(path))
 
 
 def die_with_parent() -> None:

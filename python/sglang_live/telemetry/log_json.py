@@ -59,20 +59,28 @@ def event_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 def text_lines(line: bytes) -> list[str]:
     """A line as lines of text: message and traceback of a JSON object, or the line itself."""
-    try:
-        found = json.loads(line)
-        return f"{found['message']}\n{found.get('exception', '')}".rstrip().splitlines()
-    except (ValueError, TypeError, KeyError):
+    found = _object_of(line)
+    if found is None or "message" not in found:
         return line.decode(errors="replace").splitlines()
+    return f"{found['message']}\n{found.get('exception', '')}".rstrip().splitlines()
 
 
 def as_json_line(line: bytes, process: str) -> bytes:
-    """A line that a process printed without the logger, as an object; JSON lines stay as they are.
+    """A line that a process printed without the logger, as an object; objects stay as they are.
 
     Args:
         line: without its newline.
     """
-    if line.startswith(b"{") and line.endswith(b"}"):
+    if _object_of(line) is not None:
         return line
-    text = line.decode(errors="replace")
-    return json.dumps({"process": process, "message": text}).encode()
+    return json.dumps({"process": process, "message": line.decode(errors="replace")}).encode()
+
+
+def _object_of(line: bytes) -> dict[str, Any] | None:
+    if not line.startswith(b"{"):
+        return None
+    try:
+        found: dict[str, Any] = json.loads(line)
+    except (ValueError, RecursionError):  # a process may print anything
+        return None
+    return found

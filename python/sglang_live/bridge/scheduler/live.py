@@ -258,13 +258,16 @@ class LiveScheduler(MemoryScheduler):
         return super().run_batch(batch, *args, **kwargs)
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
+        # With overlap a finished request is in one more batch.
+        unfinished = {req.rid for req in batch.reqs if req.finished_reason is None}
         super().process_batch_result(batch, result)
         if self._progress is not None:
             self._progress.step()
         for req in batch.reqs:
             if req.finished_reason is None:
                 continue
-            self.request_log.finished(req)
+            if req.rid in unfinished:
+                self.request_log.finished(req)
             if self.rounds is not None:
                 self.rounds.table.remove(req.rid)
             if self.retention is not None and req.session is not None:

@@ -17,12 +17,9 @@ log = logging.getLogger(__name__)
 class RequestLog:
     def __init__(self, writes: bool):
         self._writes = writes
-        # With overlap SGLang processes a finished request in one more batch.
-        self._unfinished: set[str] = set()
 
     def queued(self, req: Req, is_retracted: bool) -> None:
         if self._writes and is_logged(req.rid):
-            self._unfinished.add(req.rid)
             line = "request_queued rid=%s n_prompt=%d"
             retracted = "request_retracted rid=%s n_prompt=%d"
             log.info(retracted if is_retracted else line, req.rid, len(req.origin_input_ids))
@@ -32,8 +29,7 @@ class RequestLog:
             log.info("request_interrupted rid=%s n_output=%d", req.rid, len(req.output_ids))
 
     def finished(self, req: Req) -> None:
-        if req.rid in self._unfinished:
-            self._unfinished.discard(req.rid)
+        if self._writes and is_logged(req.rid):
             reason = req.finished_reason.to_json()["type"]
             log.info(
                 "request_finished rid=%s reason=%s n_output=%d",
@@ -43,8 +39,7 @@ class RequestLog:
             )
 
     def aborted_in_queue(self, req: Req) -> None:
-        if req.rid in self._unfinished:
-            self._unfinished.discard(req.rid)
+        if self._writes and is_logged(req.rid):
             log.info("request_aborted rid=%s", req.rid)
 
     def truncated(self, session_id: str, n_tokens: int) -> None:
