@@ -244,6 +244,11 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
         (["--enable-dp-attention"], "live streams need SGLang without DP attention"),
         (["--speculative-algorithm", "EAGLE"], "without speculation"),
         (["--talker.dp-size", "2"], "--talker.dp-size: replicas"),
+        (["--thinker.data-parallel-size", "2"], "--thinker.data-parallel-size: replicas"),
+        (["--talker.scheduler-recv-interval", "2"], "interruptions are received in every round"),
+        (["--thinker.kv-cache-dtype", "nvfp4"], "KV in nvfp4 does not allow: --thinker.kv-cache"),
+        (["--kv-cache-dtype", "fp4_mx_block16"], "KV in fp4_mx_block16 does not allow"),
+        (["--kv-cache-dtype", "mxfp8"], "KV in mxfp8 does not allow"),
         (["--vocoder.max-buffered-frames", "1"], "max_buffered_frames=1 cannot hold one chunk"),
         (["--port", "65536"], "port 65536 is out of range"),
         (["--port", "-1"], "port -1 is out of range"),
@@ -280,6 +285,18 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
 def test_an_invalid_value_is_refused_with_the_reason(argv, complaint):
     with pytest.raises(BadInputError, match=complaint):
         parsed(*argv)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--talker.kv-cache-dtype", "nvfp4"],
+        ["--kv-cache-dtype", "nvfp4", "--live-policies", "urgency"],
+        ["--kv-cache-dtype", "fp8_e4m3"],
+    ],
+)
+def test_kv_in_fp4_is_refused_only_where_keys_are_rotated(argv):
+    assert parsed(*argv).stages["talker"].args["kv_cache_dtype"] == argv[1]
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ def test_its_policies_are_those_of_its_arguments(launched):
         (["--talker.tp-size", "2"], "one stage needs no prefix"),
         (["--tp-sise", "2"], "--tp-sise: SGLang has no such argument; did you mean --tp-size?"),
         (["--replicas", "2"], "--replicas is the server's"),
+        (["--dp-size", "2"], "--dp-size: replicas of a stage are started with --STAGE.replicas"),
         (["--chunk-frames", "8"], "--chunk-frames: SGLang has no such argument"),
         (["--speaker.tp", "2"], "no stage is called 'speaker'"),
         (["stray"], "unexpected argument 'stray'"),

@@ -19,6 +19,8 @@ from sglang_live.stages.vocoder.config import VocoderConfig
 # Of a stage, not of the engine in it: `--STAGE.replicas 2`.
 STAGE_SETTINGS = ("replicas", "connect", "device")
 _VOCODER_FIELDS = tuple(field.name for field in fields(VocoderConfig))
+# With a scale per block, into which a rotated key does not fit.
+_KV_IN_BLOCKS = ("nvfp4", "fp4_mx_block16", "mxfp8")
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
 
 
@@ -83,6 +85,12 @@ def check_engine(stage: str, args: dict[str, Any], policies: Policies) -> None:
     elif args.get("speculative_algorithm") and (stage == "talker" or policies):
         raise BadInputError(
             f"{stage}: live streams need SGLang without speculation: no --speculative-algorithm"
+        )
+    elif stage == "thinker" and policies.retention and args.get("kv_cache_dtype") in _KV_IN_BLOCKS:
+        raise BadInputError(
+            f"{stage}: endless sessions rotate keys in place, which KV in {args['kv_cache_dtype']} "
+            "does not allow: --thinker.kv-cache-dtype fp8_e4m3, or --live-policies without "
+            "retention"
         )
 
 

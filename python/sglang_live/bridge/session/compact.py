@@ -277,6 +277,13 @@ class Rebase:
         ropes: list[Any] = [m for m in model.modules() if hasattr(m, "cos_sin_cache")]
         if not ropes or not hasattr(ropes[0], "base"):
             raise ValueError("endless sessions need a rotary embedding with a base")
+        scales = ("k_scale_buffer", "native_k_scale_buffer")
+        if any(getattr(kv, name, None) is not None for name in scales):
+            # Their pools return copies of the keys, or keys without their scale.
+            raise ValueError(
+                "endless sessions rotate keys in place, which KV in FP4 or MXFP8 does not allow: "
+                "set kv_cache_dtype to fp8_e4m3 or bf16, or leave out the policy retention"
+            )
         self._rope, self._kv, self._limit = ropes[0], kv, limit
         self._reserve = min(REBASE_RESERVE_TOKENS, limit // 4)
 
