@@ -61,6 +61,10 @@ mutants ROOM SEED="1" N="60":
 seams:
     {{ python }} scripts/check_seams.py
 
+# Try another SGLang than the pinned one: just upstream 0.5.23
+upstream VERSION *ARGS:
+    scripts/check_upstream.sh "$@"
+
 # Check that documents name only what exists, explain all flags, and use the glossary's words.
 docs:
     {{ python }} -m pytest -q test/unit/test_docs.py test/unit/test_words.py

@@ -5,12 +5,13 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: scripts/setup.sh [--test] [--bench] [--train] [--device auto|cpu|cuda]
+usage: scripts/setup.sh [--test] [--bench] [--train] [--device auto|cpu|cuda] [--venv DIR]
 
   --test     also install what scripts/test.sh needs, Chromium among it (apt-get, if there is none)
   --bench    also install what benchmark/ needs
   --train    also install what training/ needs
   --device   auto (default) takes cuda where nvidia-smi lists a GPU
+  --venv     the environment's folder (default: .venv)
 
 Environment: PYTHON chooses the interpreter (3.11 or 3.12). pip's own settings (PIP_*,
 pip.conf) are honoured; where PyTorch's CPU wheels are offered they are preferred, which
@@ -21,7 +22,6 @@ TEXT
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=$ROOT/.venv
 CLIENTS=$ROOT/.venv-clients
-STATE=$VENV/setup # one stamp and one log per step
 SITE_PTH=zz_sglang_live_torchvision.pth
 cd "$ROOT"
 
@@ -36,6 +36,10 @@ while (($#)); do
         device=${2:-}
         shift
         ;;
+    --venv)
+        VENV=${2:?--venv needs a folder}
+        shift
+        ;;
     -h | --help)
         usage
         exit 0
@@ -48,6 +52,8 @@ while (($#)); do
     esac
     shift
 done
+
+STATE=$VENV/setup # one stamp and one log per step
 
 detect_device() {
     if [[ $(nvidia-smi -L 2>/dev/null || true) == *GPU* ]]; then echo cuda; else echo cpu; fi
@@ -173,7 +179,7 @@ step_training() {
 }
 
 declare -A title=(
-    [venv]="Python environment in .venv"
+    [venv]="Python environment in ${VENV#"$ROOT/"}"
     [torch]="PyTorch"
     [sglang]="SGLang, without its CUDA stack"
     [packages]="packages that SGLang and the gateway need"
@@ -259,4 +265,4 @@ fi
 for index in "${!steps[@]}"; do
     run_step "${steps[index]}" $((index + 1))
 done
-echo "environment ready: .venv ($device, ${SECONDS} s)"
+echo "environment ready: ${VENV#"$ROOT/"} ($device, ${SECONDS} s)"
