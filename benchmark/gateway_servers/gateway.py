@@ -80,7 +80,7 @@ class FakeSession:
         """Does nothing: there is no frame mode."""
 
     def report_next_use(
-        self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
+        self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
         """Does nothing: there is no KV to evict."""
 

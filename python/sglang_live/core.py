@@ -204,6 +204,16 @@ class TranscriptDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class TextDone:
+    """The text is complete; its audio may have just begun.
+
+    n_tokens: tokens of the text, all of which are spoken.
+    """
+
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class AudioDelta:
     """pcm: int16 little-endian mono at OUTPUT_RATE_HZ."""
 
@@ -238,4 +248,4 @@ class TurnDone:
     trace: dict[str, float] = field(default_factory=dict)
 
 
-TurnEvent = TranscriptDelta | AudioDelta | TurnDone
+TurnEvent = TranscriptDelta | TextDone | AudioDelta | TurnDone

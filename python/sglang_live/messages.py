@@ -97,13 +97,14 @@ class UserSpeaking(Message, frozen=True, tag=True):
 class NextUseHint(Message, frozen=True, tag=True):
     """When the user of the session will speak again, as far as known.
 
-    buffered_s: seconds until the user has heard all that was sent so far.
+    to_play_s: seconds until the user will have heard the response: all of it once its text is
+        complete, before that what was sent so far. 0: nothing plays.
     response_gap_s: from the end of playback to this user's next word, on average. None: not known.
     observed_gap_s: such a gap that has just been observed. None: no new one.
     """
 
     session_id: str
-    buffered_s: float
+    to_play_s: float
     response_gap_s: float | None = None
     observed_gap_s: float | None = None
 

@@ -163,7 +163,8 @@ class NextUseHint(msgspec.Struct, frozen=True, tag="next_use"):
     Seconds count from now, because clocks of stage and engine need not agree.
 
     Attributes:
-        buffered_s: seconds until all audio sent so far is played; 0 if none plays.
+        to_play_s: seconds until the user will have heard the response: all of it once its text is
+            complete, before that what was sent so far. 0: nothing plays.
         response_gap_s: average time from the end of playback to this user's next word; None
             before the first.
         observed_gap_s: the latest such time, for the average over all users; None if there is no
@@ -171,7 +172,7 @@ class NextUseHint(msgspec.Struct, frozen=True, tag="next_use"):
     """
 
     session: str
-    buffered_s: float
+    to_play_s: float
     response_gap_s: float | None
     observed_gap_s: float | None
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_live.clock import Clock
+from sglang_live.core import FRAME_S
 from sglang_live.interaction.playback import PlaybackClock
+from sglang_live.interaction.response_playback import ResponsePlayback
 from sglang_live.interaction.timeline import Timeline
 from sglang_live.interaction.user_stats import UserPrior, UserStats
 from sglang_live.orchestrator.session import VoiceSession
@@ -43,27 +45,6 @@ _SENT_EVERY_S = 0.2
 _ENCODER_DELAY_S = 0.05
 # A client may create one response after another and play them in order.
 _MAX_RESPONSES = 16
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class ResponsePlayback:
-    """The audio of one response in the conversation.
-
-    generated_s: audio that the stages delivered, sent or not.
-    unsent_since_s: when the oldest audio that is not sent was delivered.
-    retired: the monitor does not follow it any more.
-    was_playing, was_over: state at the last update.
-    logged_s: when the timeline last got a `sent` event.
-    """
-
-    response_id: str
-    clock: PlaybackClock
-    generated_s: float = 0.0
-    unsent_since_s: float = 0.0
-    retired: bool = False
-    was_playing: bool = False
-    was_over: bool = False
-    logged_s: float = float("-inf")
 
 
 @dataclass(slots=True)
@@ -167,6 +148,11 @@ class SessionMonitor:
         if self._running is playback:
             self._running = None
 
+    def text_completed(self, playback: ResponsePlayback, n_tokens: int) -> None:
+        """Its text is complete, and n_tokens of it are spoken."""
+        playback.text_tokens = n_tokens
+        self._correct_next_use(self._clock.now_s(), NEXT_USE_TOLERANCE_S)
+
     def audio_generated(self, playback: ResponsePlayback, duration_s: float) -> None:
         if playback.generated_s <= playback.clock.sent_s + _ENCODER_DELAY_S:
             playback.unsent_since_s = self._clock.now_s()
@@ -227,7 +213,11 @@ class SessionMonitor:
             marks: seconds since the turn began, by name (telemetry/trace.py).
         """
         if spoken:
-            self.user_stats.add_pace(n_tokens=n_tokens, n_frames=n_frames)
+            # Tokens of function calls are not spoken.
+            n_spoken = n_tokens if playback.text_tokens is None else playback.text_tokens
+            self.user_stats.add_pace(n_tokens=n_spoken, n_frames=n_frames)
+            playback.spoken_s = n_frames * FRAME_S
+            self._correct_next_use(self._clock.now_s(), REPORT_TOLERANCE_S)
         facts = {"marks": {name: round(at_s, 3) for name, at_s in marks.items()}} if marks else {}
         self._note(
             "turn_result", playback, n_tokens=n_tokens, n_frames=n_frames, spoken=spoken, **facts
@@ -354,18 +344,18 @@ class SessionMonitor:
     def _correct_next_use(self, now_s: float, tolerance_s: float) -> None:
         """Report when playback ends, unless the last report says so within tolerance_s."""
         reported_s = max(0.0, self._reported_end_s - now_s)
-        if abs(self._buffered_s(now_s) - reported_s) > tolerance_s:
+        if abs(self._to_play_s(now_s) - reported_s) > tolerance_s:
             self._report_next_use(now_s)
 
     def _report_next_use(self, now_s: float, observed_gap_s: float | None = None) -> None:
-        buffered_s = self._buffered_s(now_s)
-        self._reported_end_s = now_s + buffered_s
-        self._session.report_next_use(buffered_s, self.user_stats.response_gap_s, observed_gap_s)
+        to_play_s = self._to_play_s(now_s)
+        self._reported_end_s = now_s + to_play_s
+        self._session.report_next_use(to_play_s, self.user_stats.response_gap_s, observed_gap_s)
 
-    def _buffered_s(self, now_s: float) -> float:
-        """Audio sent and not heard, of all responses: a client plays one after another."""
-        clocks = [p.clock for p in self.playbacks if not p.clock.stopped]
-        return sum((clock.sent_s - clock.heard_s(now_s) for clock in clocks), 0.0)
+    def _to_play_s(self, now_s: float) -> float:
+        """Audio that is still to be heard, of all responses: a client plays one after another."""
+        pace = self.user_stats.frames_per_token
+        return sum((playback.to_play_s(now_s, pace) for playback in self.playbacks), 0.0)
 
     def _retire(self, playback: ResponsePlayback) -> None:
         playback.retired = True

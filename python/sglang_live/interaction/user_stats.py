@@ -22,12 +22,21 @@ class UserPrior:
     """Statistics of all users of this server: the first values of a new user.
 
     interrupts: share of audible responses that were interrupted, moving average, 0 to 1.
+    frames_per_token: codec frames per token of complete responses, moving average.
     """
 
     interrupts: float = FIRST_INTERRUPTS
+    frames_per_token: float = PRIOR_FRAMES_PER_TOKEN
+    _n_paces: int = 0
 
     def add_response(self, *, interrupted: bool) -> None:
         self.interrupts += _PRIOR_WEIGHT * (float(interrupted) - self.interrupts)
+
+    def add_pace(self, frames_per_token: float) -> None:
+        # The first ones weigh more: the constant is that of another voice and language.
+        self._n_paces += 1
+        weight = max(_PRIOR_WEIGHT, 1 / self._n_paces)
+        self.frames_per_token += weight * (frames_per_token - self.frames_per_token)
 
 
 @dataclass(slots=True)
@@ -38,16 +47,23 @@ class UserStats:
     interrupts: share of audible responses that were interrupted, 0 to 1.
     response_gap_s: from the end of playback to the onset of the user's speech; None before the
         first.
-    frames_per_token: codec frames per token of responses that were spoken to their end.
     """
 
     prior: UserPrior = field(default_factory=UserPrior)
     interrupts: float = field(init=False)
     response_gap_s: float | None = None
-    frames_per_token: float = PRIOR_FRAMES_PER_TOKEN
+    _frames_per_token: float | None = None
 
     def __post_init__(self) -> None:
         self.interrupts = self.prior.interrupts
+
+    @property
+    def frames_per_token(self) -> float:
+        """Codec frames per token of responses that were spoken to their end; the server's before
+        the first."""
+        if self._frames_per_token is None:
+            return self.prior.frames_per_token
+        return self._frames_per_token
 
     def add_response(self, *, interrupted: bool) -> None:
         """Count a response that was audible and is over."""
@@ -63,4 +79,7 @@ class UserStats:
     def add_pace(self, *, n_tokens: int, n_frames: int) -> None:
         """Count a response of n_tokens that was spoken to its end in n_frames."""
         if n_tokens > 0 and n_frames > 0:
-            self.frames_per_token += _WEIGHT * (n_frames / n_tokens - self.frames_per_token)
+            pace = n_frames / n_tokens
+            known = self.frames_per_token
+            self._frames_per_token = known + _WEIGHT * (pace - known)
+            self.prior.add_pace(pace)

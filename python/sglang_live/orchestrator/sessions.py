@@ -215,10 +215,10 @@ class LiveSession:
             self._links.thinker.report_speech()
 
     def report_next_use(
-        self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
+        self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
         if self._owner.policies.next_use:
-            self._links.thinker.report_next_use(buffered_s, response_gap_s, observed_gap_s)
+            self._links.thinker.report_next_use(to_play_s, response_gap_s, observed_gap_s)
 
     async def close(self) -> None:
         if self._closed:

@@ -58,11 +58,11 @@ class _Link:
             client.send_later(UserSpeaking("", self.session_id))
 
     def report_next_use(
-        self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
+        self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
         if client := self._running_client():
             client.send_later(
-                NextUseHint("", self.session_id, buffered_s, response_gap_s, observed_gap_s)
+                NextUseHint("", self.session_id, to_play_s, response_gap_s, observed_gap_s)
             )
 
     def close(self) -> None:

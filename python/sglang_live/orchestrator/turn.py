@@ -11,6 +11,7 @@ from sglang_live.aio import merge
 from sglang_live.core import (
     AudioDelta,
     HistoryItem,
+    TextDone,
     TextPart,
     TranscriptDelta,
     TurnDone,
@@ -47,6 +48,8 @@ async def run_turn(
                 yield TranscriptDelta(tokens.text, n_tokens)
                 await talker.write(tokens.ids)
             trace.mark("thinker_done")
+            if turn.wants_audio:
+                yield TextDone(n_tokens)
             await talker.end_text()
 
         async def speak() -> AsyncGenerator[TurnEvent, None]:
@@ -67,7 +70,7 @@ async def run_turn(
 
         parts = (generate(), speak(), decode()) if turn.wants_audio else (generate(),)
         async for event in merge(*parts):
-            if not (control.interrupted and isinstance(event, AudioDelta)):
+            if not (control.interrupted and isinstance(event, TextDone | AudioDelta)):
                 yield event
         trace.mark("turn_done")
         done = _turn_done(turn, thinker, talker, trace)

@@ -200,7 +200,7 @@ class FakeSession:
         self.n_speech += 1
 
     def report_next_use(
-        self, buffered_s: float, response_gap_s: float | None, observed_gap_s: float | None
+        self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None
     ) -> None:
         """No test of the gateway reads it."""
 

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from sglang_live.clock import SimClock
+from sglang_live.core import FRAME_S
 from sglang_live.interaction import timeline as timeline_module
 from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.playback import ACK_TIMEOUT_S
@@ -35,8 +36,8 @@ class Stages:
     def report_speech(self):
         self.n_speech += 1
 
-    def report_next_use(self, buffered_s, response_gap_s, observed_gap_s):
-        self.next_uses.append((round(buffered_s, 3), response_gap_s, observed_gap_s))
+    def report_next_use(self, to_play_s, response_gap_s, observed_gap_s):
+        self.next_uses.append((round(to_play_s, 3), response_gap_s, observed_gap_s))
 
 
 class World:
@@ -316,6 +317,43 @@ async def test_the_end_of_playback_counts_all_queued_responses(world):
     assert world.stages.next_uses == [(2.0, None, None), (2.5, None, None)]
 
 
+async def test_complete_text_counts_by_the_audio_that_it_will_have(world):
+    playback = world.respond()
+    world.monitor.audio_sent(playback, 2.0)
+    assert world.stages.next_uses == [(2.0, None, None)]
+    # The talker is paused while it is 2 s ahead; the text of 30 s is complete.
+    pace = world.monitor.user_stats.frames_per_token
+    n_tokens = round(30.0 / (pace * FRAME_S))
+    world.monitor.text_completed(playback, n_tokens)
+    whole_s = round(n_tokens * pace * FRAME_S, 3)
+    assert world.stages.next_uses[1:] == [(whole_s, None, None)]
+    for _ in range(20):
+        await world.advance(1.0)
+        world.monitor.audio_sent(playback, 1.0)
+    assert len(world.stages.next_uses) == 2, "playback came as expected"
+    # It speaks faster than expected, and is done after 24 s.
+    world.monitor.audio_sent(playback, 2.0)
+    n_frames = round(24.0 / FRAME_S)
+    world.monitor.turn_result(playback, n_tokens=n_tokens, n_frames=n_frames, spoken=True)
+    assert world.stages.next_uses[2:] == [(4.0, None, None)]
+
+
+async def test_audio_beyond_the_expected_end_counts_as_sent(world):
+    playback = world.respond()
+    world.monitor.text_completed(playback, 10)
+    world.monitor.audio_sent(playback, 10.0)
+    assert world.stages.next_uses[-1] == (10.0, None, None)
+
+
+async def test_the_pace_of_a_session_is_learned_from_spoken_tokens(world):
+    first = world.respond("r1")
+    world.monitor.text_completed(first, 10)
+    # The other tokens are a function call.
+    world.monitor.turn_result(first, n_tokens=60, n_frames=100, spoken=True)
+    before = UserPrior().frames_per_token
+    assert world.monitor.user_stats.frames_per_token == pytest.approx(0.7 * before + 0.3 * 10)
+
+
 async def test_acks_move_the_end_of_playback(world):
     playback = world.respond()
     world.monitor.audio_sent(playback, 5.0)
@@ -356,8 +394,8 @@ async def test_a_response_gap_is_reported_with_the_users_average(world):
         await world.advance(gap_s)
         world.monitor.speech_started(world.clock.now_s())
     expected = [
-        (buffered_s, pytest.approx(mean_s), pytest.approx(gap_s))
-        for buffered_s, mean_s, gap_s in ((0.0, 2.0, 2.0), (0.0, 1.7, 1.0))
+        (to_play_s, pytest.approx(mean_s), pytest.approx(gap_s))
+        for to_play_s, mean_s, gap_s in ((0.0, 2.0, 2.0), (0.0, 1.7, 1.0))
     ]
     assert [report for report in world.stages.next_uses if report[2] is not None] == expected
     world.monitor.speech_started(world.clock.now_s())

@@ -29,3 +29,16 @@ def test_one_response_moves_the_averages_of_the_server_less_than_those_of_its_us
     user.add_response(interrupted=True)
     assert prior.interrupts == pytest.approx(0.98 * FIRST_INTERRUPTS + 0.02)
     assert user.interrupts == pytest.approx(0.7 * FIRST_INTERRUPTS + 0.3)
+
+
+def test_a_new_user_begins_with_the_pace_that_the_talker_has_shown():
+    prior = UserPrior()
+    first = UserStats(prior)
+    first.add_pace(n_tokens=100, n_frames=500)
+    assert prior.frames_per_token == 5.0, "the first response replaces the constant"
+    second = UserStats(prior)
+    assert second.frames_per_token == 5.0
+    first.add_pace(n_tokens=100, n_frames=600)
+    assert second.frames_per_token == prior.frames_per_token == 5.5
+    second.add_pace(n_tokens=100, n_frames=650)
+    assert second.frames_per_token == pytest.approx(5.5 + 0.3 * 1.0)

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from sglang_live.core import AudioDelta, TranscriptDelta, TurnDone
+from sglang_live.core import AudioDelta, TextDone, TranscriptDelta, TurnDone
 from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
 from sglang_live.message_parts import WireAudio, WireText
 from sglang_live.messages import TalkerDone
@@ -47,6 +47,14 @@ async def test_a_turn_is_text_and_its_audio_then_done(session):
     assert sound(events) == [5, 6, 7]
     assert isinstance(events[0], TranscriptDelta)
     assert [event for event in events if isinstance(event, TurnDone)] == events[-1:]
+
+
+async def test_the_end_of_the_text_is_told_before_the_end_of_the_audio(session):
+    events = await answer(session, ask("t1", user("u1", "hello")))
+    [at] = [i for i, event in enumerate(events) if isinstance(event, TextDone)]
+    assert events[at].n_tokens == 3
+    assert not any(isinstance(event, TranscriptDelta) for event in events[at:])
+    assert any(isinstance(event, AudioDelta) for event in events[at:])
 
 
 async def test_done_has_the_item_as_generated_and_its_usage(session):
@@ -96,7 +104,7 @@ async def test_an_empty_reply_is_silent_and_completes(world_of):
     world = await world_of(reply=[])
     session = await world.orchestrator.open_session("session")
     events = await answer(session, ask("t1", user("u1", "hi")))
-    assert [type(event) for event in events] == [TurnDone]
+    assert [type(event) for event in events] == [TextDone, TurnDone]
     assert events[-1].status == "completed"
     assert world.talker.openers == [] and world.vocoder.openers == []
 

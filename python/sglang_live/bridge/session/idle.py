@@ -60,7 +60,7 @@ class IdleSessions:
 
     def expect(self, hint: NextUseHint) -> None:
         """Record when the session's next use is expected."""
-        self._next_use.plays_until(hint.session, self.now_s + hint.buffered_s)
+        self._next_use.plays_until(hint.session, self.now_s + hint.to_play_s)
         self._next_use.set_user_gap(hint.session, hint.response_gap_s)
         if hint.observed_gap_s is not None:
             self._next_use.observe_gap(hint.observed_gap_s)

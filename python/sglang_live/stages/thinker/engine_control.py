@@ -42,11 +42,11 @@ class ThinkerFeed:
     def next_use(
         self,
         engine_session: str,
-        buffered_s: float,
+        to_play_s: float,
         response_gap_s: float | None,
         observed_gap_s: float | None,
     ) -> None:
-        self._socket.send(NextUseHint(engine_session, buffered_s, response_gap_s, observed_gap_s))
+        self._socket.send(NextUseHint(engine_session, to_play_s, response_gap_s, observed_gap_s))
 
     async def truncate(self, engine_session: str, n_tokens: int) -> bool:
         """Make the session hold its first n_tokens only.

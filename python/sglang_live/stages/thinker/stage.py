@@ -158,7 +158,7 @@ class ThinkerStage:
                 self._feed.speech_start(engine_session)
             case NextUseHint():
                 self._feed.next_use(
-                    engine_session, hint.buffered_s, hint.response_gap_s, hint.observed_gap_s
+                    engine_session, hint.to_play_s, hint.response_gap_s, hint.observed_gap_s
                 )
 
     @property

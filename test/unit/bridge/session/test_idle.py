@@ -16,14 +16,14 @@ def idle():
     return sessions
 
 
-def next_use(session: str, buffered_s: float, gap_s: float | None = 0.5) -> NextUseHint:
-    return NextUseHint(session, buffered_s, gap_s, None)
+def next_use(session: str, to_play_s: float, gap_s: float | None = 0.5) -> NextUseHint:
+    return NextUseHint(session, to_play_s, gap_s, None)
 
 
 def test_the_session_with_the_longest_playback_is_evicted_first(idle):
-    for session, buffered_s in (("soon", 1.0), ("late", 20.0), ("later", 30.0)):
+    for session, to_play_s in (("soon", 1.0), ("late", 20.0), ("later", 30.0)):
         idle.put(session, 64)
-        idle.expect(next_use(session, buffered_s))
+        idle.expect(next_use(session, to_play_s))
     assert idle.pick_victims(100) == [("later", 64), ("late", 48)]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sglang_live.gateway.realtime.conversation.assistant_item import AssistantItem
 from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.responses.writer import ResponseWriter
-from sglang_live.interaction.monitor import ResponsePlayback
+from sglang_live.interaction.response_playback import ResponsePlayback
 
 
 @dataclass(eq=False, slots=True)

@@ -20,8 +20,9 @@ from sglang_live.gateway.realtime.responses.plan import ResponsePlan
 from sglang_live.gateway.realtime.responses.playout import Playout
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.responses.writer import ResponseWriter
-from sglang_live.interaction.monitor import ResponsePlayback, SessionMonitor
+from sglang_live.interaction.monitor import SessionMonitor
 from sglang_live.interaction.playback import PlaybackClock
+from sglang_live.interaction.response_playback import ResponsePlayback
 from sglang_live.telemetry.metrics import GatewayMetrics
 
 

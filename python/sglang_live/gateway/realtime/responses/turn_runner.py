@@ -15,6 +15,7 @@ from sglang_live.core import (
     OUTPUT_RATE_HZ,
     AudioDelta,
     HistoryItem,
+    TextDone,
     TranscriptDelta,
     TurnDone,
     TurnEvent,
@@ -247,6 +248,9 @@ class TurnRunner:
                 response.writer.add_audio(event.pcm)
             case TranscriptDelta():
                 response.writer.add_transcript(event.text, event.n_tokens)
+            case TextDone():
+                if response.in_conversation:
+                    self.monitor.text_completed(response.playback, event.n_tokens)
             case TurnDone():
                 self._finish(response, event)
 
