@@ -87,7 +87,10 @@ setup(
         "training": pinned("training.txt"),
     },
     entry_points={
-        "sglang.srt.platforms": ["sglang_live_cpu = sglang_live.bridge.platform.cpu:activate"],
+        "sglang.srt.platforms": [
+            "sglang_live_cpu = sglang_live.bridge.platform.cpu:activate",
+            "sglang_live_cuda = sglang_live.bridge.platform.cuda:activate",
+        ],
         "sglang.srt.plugins": ["sglang_live = sglang_live.bridge.plugin:register"],
     },
 )

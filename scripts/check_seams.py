@@ -35,7 +35,7 @@ class Row:
     target: str
     kind: str
     stages: str
-    cpu_only: bool
+    only_on: str
     why: str
     drop_when: str
     status: str
@@ -49,12 +49,18 @@ def check(seam: Seam) -> Row:
         target=seam.target,
         kind=seam.kind,
         stages="all" if "*" in seam.stages else ", ".join(seam.stages),
-        cpu_only=seam.cpu_only,
+        only_on=_only_on(seam),
         why=seam.why,
         drop_when=seam.drop_when,
         status=status,
         detail=detail,
     )
+
+
+def _only_on(seam: Seam) -> str:
+    if not seam.cpu_only:
+        return ""
+    return "CPU, CUDA without sgl-kernel" if seam.cuda_native else "CPU"
 
 
 def _verdict(seam: Seam) -> tuple[str, str]:
@@ -82,11 +88,10 @@ def changed_names() -> list[str]:
 
 def text(rows: list[Row]) -> str:
     form = "{:24} {:12} {:8} {:14} {}"
-    lines = [form.format("SEAM", "SIGNATURE", "KIND", "STAGES", "CPU ONLY")]
+    lines = [form.format("SEAM", "SIGNATURE", "KIND", "STAGES", "ONLY ON")]
     for row in rows:
-        cpu_only = "yes" if row.cpu_only else "no"
         lines += [
-            form.format(row.name, row.status, row.kind, row.stages, cpu_only),
+            form.format(row.name, row.status, row.kind, row.stages, row.only_on),
             f"    target     {row.target}",
             f"    why        {row.why}",
             f"    drop when  {row.drop_when}",
@@ -98,7 +103,7 @@ def text(rows: list[Row]) -> str:
 
 def markdown(rows: list[Row]) -> str:
     lines = [
-        "| seam | target in `sglang.srt` | kind | stages | CPU only | why | drop when | state |",
+        "| seam | target in `sglang.srt` | kind | stages | only on | why | drop when | state |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -107,7 +112,7 @@ def markdown(rows: list[Row]) -> str:
             f"`{row.target.removeprefix('sglang.srt.')}`",
             row.kind,
             row.stages,
-            "yes" if row.cpu_only else "no",
+            row.only_on,
             row.why,
             row.drop_when,
             row.status,

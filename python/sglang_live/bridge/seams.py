@@ -13,6 +13,7 @@ A seam module declares
     WHY, DROP_WHEN   one sentence each
     STAGES     names of the stages that need it, or ("*",)
     CPU_ONLY   True for shims of the CPU reference platform
+    CUDA_NATIVE  True for one that CUDA without sgl-kernel needs, too
     WITH_POLICIES  True if only policies need it: with the policies off it is not installed
 """
 
@@ -23,9 +24,9 @@ import pkgutil
 import sys
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
-from sglang_live.bridge.platform import cpu
+from sglang_live.bridge.platform import cpu, cuda
 from sglang_live.engine_channel.inbox import policies_from_env
 from sglang_live.errors import SeamError
 from sglang_live.policy.policies import OFF, Policies
@@ -33,6 +34,9 @@ from sglang_live.policy.policies import OFF, Policies
 STAGE_ENV = "SGLANG_LIVE_STAGE"
 # Exit status of a process whose hooks are not in place (EX_CONFIG of sysexits.h).
 EXIT_BAD_SEAM = 78
+
+# "cuda_native": without sgl-kernel (bridge/platform/cuda.py).
+Platform = Literal["cpu", "cuda", "cuda_native"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Seam:
     stages: tuple[str, ...]
     cpu_only: bool
     with_policies: bool = False
+    cuda_native: bool = False
 
     @staticmethod
     def of(module: ModuleType) -> "Seam":
@@ -61,12 +66,18 @@ class Seam:
             stages=module.STAGES,
             cpu_only=module.CPU_ONLY,
             with_policies=getattr(module, "WITH_POLICIES", False),
+            cuda_native=getattr(module, "CUDA_NATIVE", False),
         )
 
-    def needed(self, stage: str | None, on_cpu: bool, policies: Policies = OFF) -> bool:
-        if (self.cpu_only and not on_cpu) or (self.with_policies and not policies):
+    def needed(self, stage: str | None, platform: Platform, policies: Policies = OFF) -> bool:
+        if not self.fits(platform) or (self.with_policies and not policies):
             return False
         return "*" in self.stages or stage in self.stages
+
+    def fits(self, platform: Platform) -> bool:
+        if not self.cpu_only:
+            return True
+        return platform == "cpu" or (self.cuda_native and platform == "cuda_native")
 
 
 def all_seams() -> list[Seam]:
@@ -76,11 +87,18 @@ def all_seams() -> list[Seam]:
 
 
 def needed_seams(stage: str | None) -> list[Seam]:
-    """The seams of this process. Outside a stage only the CPU platform's shims apply."""
-    on_cpu = cpu.is_active()
+    """The seams of this process. Outside a stage only the platforms' shims apply."""
+    platform = active_platform()
     if stage is None:
-        return [s for s in all_seams() if s.cpu_only and on_cpu and "*" in s.stages]
-    return [s for s in all_seams() if s.needed(stage, on_cpu, policies_from_env())]
+        shims = [seam for seam in all_seams() if seam.cpu_only and "*" in seam.stages]
+        return [seam for seam in shims if seam.fits(platform)]
+    return [seam for seam in all_seams() if seam.needed(stage, platform, policies_from_env())]
+
+
+def active_platform() -> Platform:
+    if cpu.is_active():
+        return "cpu"
+    return "cuda_native" if cuda.is_active() else "cuda"
 
 
 def upstream_signature(seam: Seam) -> str | None:

@@ -303,6 +303,32 @@ NAMES = (
         used_in="bridge/platform/cpu.py",
     ),
     Upstream(
+        "sglang.srt.platforms.interface.SRTPlatform",
+        functions={
+            "apply_server_args_defaults": "self, server_args",
+            "get_graph_runner_cls": "self",
+            "support_cuda_graph": "self",
+            "get_dispatch_key_name": "self",
+            "init_backend": "self",
+        },
+        used_in="bridge/platform/cuda.py",
+    ),
+    Upstream(
+        "sglang.srt.utils.common",
+        functions={"is_cuda": "", "is_cuda_alike": ""},
+        used_in="bridge/platform/cuda.py",
+    ),
+    Upstream(
+        "sglang.kernels.fused_op.BaseFusedOp",
+        functions={"register_oot_forward": "op_cls, fn, platform_key"},
+        used_in="bridge/platform/native_moe.py",
+    ),
+    Upstream(
+        "sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod",
+        functions={"forward_native": "self, layer, dispatch_output"},
+        used_in="bridge/platform/native_moe.py",
+    ),
+    Upstream(
         "sglang.srt.model_executor.model_runner.ModelRunner",
         attributes="sampling_observer model",
         used_in="bridge/scheduler/codes_observer.py",

@@ -18,7 +18,7 @@ import zmq.asyncio
 
 from sglang_live.aio import vital
 from sglang_live.bridge import seams
-from sglang_live.bridge.platform import cpu
+from sglang_live.bridge.platform import cpu, cuda
 from sglang_live.bridge.scheduler.progress import PROGRESS_ENV, ProgressCell
 from sglang_live.clock import MonotonicClock
 from sglang_live.engine_channel.inbox import QUEUE_MESSAGES
@@ -68,6 +68,8 @@ def default_engine_args(device: str) -> dict[str, Any]:
             # The models read their requests while they prefill, which a captured graph cannot.
             "disable_prefill_cuda_graph": True,
         }
+        if cuda.is_active():
+            args |= {"hicache_io_backend": "direct", "hicache_mem_layout": "layer_first"}
     return args
 
 

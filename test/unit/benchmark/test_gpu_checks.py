@@ -12,7 +12,7 @@ from benchmark.gpu import __main__ as command
 from benchmark.gpu import code2wav, code_predictor, page_copy, server, talker, write_back
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.gpu.measuring import exact_float32
-from sglang_live.sgl_patches import cpu_kv_copy
+from sglang_live.sgl_patches import kv_copy
 
 PREDICTOR = code_predictor.Options(
     hidden=32,
@@ -136,7 +136,7 @@ def test_pages_return_intact_in_both_layouts():
 def test_transfers_of_sglang_return_pages_intact(monkeypatch):
     # What the plugins would put in for good.
     monkeypatch.setattr(write_back, "load_plugins", lambda: None)
-    monkeypatch.setattr(mha, "transfer_kv_direct", cpu_kv_copy.HOOK, raising=False)
+    monkeypatch.setattr(mha, "transfer_kv_direct", kv_copy.HOOK, raising=False)
     found = write_back.run(TRANSFERS, "cpu", seed=1)
     assert found.problems == ()
     rows = found.figures["transfers"]

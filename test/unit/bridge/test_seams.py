@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_live.bridge import seams
-from sglang_live.bridge.platform import cpu
+from sglang_live.bridge.platform import cpu, cuda
 from sglang_live.bridge.seams import Seam, all_seams
 from sglang_live.errors import SeamError
 from sglang_live.stages.spec import STAGES
@@ -56,7 +56,7 @@ def test_a_seams_file_has_no_logic(seam):
 def test_no_two_seams_share_a_name_or_in_one_stage_a_target():
     assert len({seam.name for seam in SEAMS}) == len(SEAMS)
     for stage in ("thinker", "talker", "vocoder"):
-        targets = [s.target for s in SEAMS if s.needed(stage, True, ("urgency",))]
+        targets = [s.target for s in SEAMS if s.needed(stage, "cpu", ("urgency",))]
         assert len(set(targets)) == len(targets)
 
 
@@ -112,20 +112,29 @@ def seam_of(name: str = "one", **changes) -> Seam:
 
 
 @pytest.mark.parametrize(
-    ("stages", "cpu_only", "stage", "on_cpu", "needed"),
+    ("stages", "cpu_only", "stage", "platform", "needed"),
     [
-        (("thinker",), False, "thinker", False, True),
-        (("thinker",), False, "talker", True, False),
-        (("*",), False, "talker", False, True),
-        (("*",), True, "talker", False, False),
-        (("*",), True, "talker", True, True),
-        (("thinker",), True, "thinker", False, False),
+        (("thinker",), False, "thinker", "cuda", True),
+        (("thinker",), False, "talker", "cpu", False),
+        (("*",), False, "talker", "cuda", True),
+        (("*",), True, "talker", "cuda", False),
+        (("*",), True, "talker", "cuda_native", False),
+        (("*",), True, "talker", "cpu", True),
+        (("thinker",), True, "thinker", "cuda", False),
     ],
 )
 def test_a_process_needs_the_seams_of_its_stage_and_platform(
-    stages, cpu_only, stage, on_cpu, needed
+    stages, cpu_only, stage, platform, needed
 ):
-    assert seam_of(stages=stages, cpu_only=cpu_only).needed(stage, on_cpu) == needed
+    assert seam_of(stages=stages, cpu_only=cpu_only).needed(stage, platform) == needed
+
+
+@pytest.mark.parametrize(
+    ("platform", "needed"), [("cpu", True), ("cuda_native", True), ("cuda", False)]
+)
+def test_a_shim_may_serve_cuda_without_sgl_kernel_too(platform, needed):
+    seam = seam_of(stages=("*",), cpu_only=True, cuda_native=True)
+    assert seam.needed("talker", platform) == needed
 
 
 def test_outside_a_stage_only_the_platforms_shims_apply(monkeypatch):
@@ -134,6 +143,8 @@ def test_outside_a_stage_only_the_platforms_shims_apply(monkeypatch):
     assert {seam.name for seam in seams.needed_seams(None)} == shims
     monkeypatch.setattr(cpu, "is_active", lambda: False)
     assert seams.needed_seams(None) == []
+    monkeypatch.setattr(cuda, "is_active", lambda: True)
+    assert [seam.name for seam in seams.needed_seams(None)] == ["kv_copy"]
 
 
 # --- putting them in, against an upstream of our own ---
@@ -282,12 +293,3 @@ def test_the_decode_allocator_continues_a_page_or_takes_the_next_free_one(data):
         torch.tensor(seq_lens), torch.tensor(last_loc), torch.tensor(free_pages), out, 8, page_size
     )
     assert out.tolist() == expected
-
-
-def test_the_kv_copy_moves_rows_in_every_layer_and_no_others():
-    from sglang_live.sgl_patches.cpu_kv_copy import HOOK
-
-    sources = [torch.arange(6.0).view(6, 1) + 10 * layer for layer in range(2)]
-    targets = [torch.zeros(4, 1) for _ in range(2)]
-    HOOK(sources, targets, torch.tensor([5, 0]), torch.tensor([1, 3]), page_size=1)
-    assert [target.flatten().tolist() for target in targets] == [[0, 5, 0, 0], [0, 15, 0, 10]]

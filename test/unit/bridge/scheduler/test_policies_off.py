@@ -34,4 +34,4 @@ def test_with_policies_off_the_talkers_scheduler_takes_no_decisions(monkeypatch)
 
 def targets(policies: tuple[str, ...]) -> set[str]:
     on = Policies.parse(policies)
-    return {s.target for s in all_seams() if s.needed("thinker", True, on)}
+    return {s.target for s in all_seams() if s.needed("thinker", "cpu", on)}
