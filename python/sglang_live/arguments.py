@@ -3,6 +3,7 @@
 The server's own arguments are listed below. Any other argument goes to SGLang: `--thinker.NAME
 value` to the thinker's engine, `--talker.NAME value` to the talker's, without a prefix to both.
 `--vocoder.NAME` sets a field of VocoderConfig. `--STAGE.replicas N` starts N processes of a stage;
+`--STAGE.device cuda:4[,cuda:5]` names the devices of its replicas.
 `--STAGE.connect tcp://HOST:PORT[,…]` uses stages that launch_stage started on other hosts.
 """
 
@@ -19,6 +20,7 @@ from sglang_live.config import (
     SessionStorage,
     StageConfig,
 )
+from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.policy.policies import Policies
@@ -85,9 +87,18 @@ def _stages(
         if stage != "vocoder":
             args = {**shared, **args}
         connect = tuple(a for a in args.pop("connect", "").split(",") if a)
-        replicas, device = args.pop("replicas", len(connect) or 1), args.pop("device", "cuda:0")
+        replicas = args.pop("replicas", len(connect) or None)
+        listed = args.pop("device", (DEFAULT_DEVICE,))
+        if connect and "device" in stage_args[stage]:
+            raise BadInputError(
+                f"--{stage}.device: the stages of --{stage}.connect run on the devices that "
+                "launch_stage was given"
+            )
+        devices = devices_of_replicas(f"--{stage}.device", listed, replicas, args)
         check_engine(stage, args, policies)
-        stages[stage] = StageConfig(replicas=replicas, device=device, connect=connect, args=args)
+        stages[stage] = StageConfig(
+            replicas=len(devices), devices=devices, connect=connect, args=args
+        )
     return stages
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_live.devices import DEFAULT_DEVICE
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.policy.policies import OFF, Policies
@@ -24,13 +25,13 @@ class StageConfig:
     """Settings of one stage.
 
     replicas: number of processes.
-    device: torch device; replicas share it.
+    devices: of each replica, the device of its first rank.
     connect: addresses of running stages; empty: this server starts the replicas itself.
     args: SGLang's server arguments, or fields of VocoderConfig.
     """
 
     replicas: int = 1
-    device: str = "cuda:0"
+    devices: tuple[str, ...] = (DEFAULT_DEVICE,)
     connect: tuple[str, ...] = ()
     args: dict[str, Any] = field(default_factory=dict)
 

@@ -22,6 +22,7 @@ from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import ServerConfig, SessionStorage
+from sglang_live.devices import check_devices, devices_of_ranks
 from sglang_live.errors import LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
@@ -82,10 +83,21 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     if config.timeline_dir is not None:
         check_log_folder("--timeline-dir", config.timeline_dir)
     check_machine(config.session_storage)
+    check_devices(_used_devices(config))
     limits = connection_limits(config)
     raise_open_files(config.max_sessions, limits.per_address + limits.silent)
     model = load_model(config.model_path, config.cache_dir)
     return uvloop.run(_serve(config, model, drops))
+
+
+def _used_devices(config: ServerConfig) -> list[tuple[str, tuple[str, ...]]]:
+    """Flag, and devices of all ranks, of each replica that the server starts."""
+    return [
+        (f"--{name}.device", devices_of_ranks(device, stage.args))
+        for name, stage in config.stages.items()
+        if not stage.connect
+        for device in stage.devices
+    ]
 
 
 def connection_limits(config: ServerConfig) -> ConnectionLimits:

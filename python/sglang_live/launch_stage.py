@@ -23,6 +23,7 @@ from sglang_live.arguments import (
     default_cache_dir,
     parse_storage,
 )
+from sglang_live.devices import DEFAULT_DEVICE, check_devices, devices_of_ranks, read_devices
 from sglang_live.errors import BadInputError
 from sglang_live.launch_server import check_machine, end_in_one_line, load_model
 from sglang_live.policy.policies import Policies
@@ -57,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--bind", required=True, help="tcp:// address to listen on")
     parser.add_argument("--served-model-name")
     parser.add_argument("--cache-dir", default=default_cache_dir())
-    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--device", default=DEFAULT_DEVICE)
     parser.add_argument(
         "--live-policies", default="all", help=f"{POLICIES_HELP}; the same as the server's"
     )
@@ -86,6 +87,7 @@ def _spec(
         raise BadInputError("session-storage is for the thinker only")
     storage = parse_storage(own, policies, engine_args)
     check_machine(storage)
+    device = _device(own.device, engine_args)
     check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)
     model = load_model(own.model_path, Path(own.cache_dir))
     return StageSpec(
@@ -98,13 +100,21 @@ def _spec(
         key_file=own.stage_key_file,
         run_dir=str(RunDir.make(survives_exec=True).path),
         served_name=own.served_model_name or Path(own.model_path).name,
-        device=own.device,
+        device=device,
         engine_args=engine_args,
         policies=policies,
         log_format=own.log_format,
         session_storage=storage.to_env() if storage is not None else "",
         stuck_after_s=check_stuck(own.stuck_after_s),
     )
+
+
+def _device(typed: str, engine_args: dict[str, Any]) -> str:
+    devices = read_devices("--device", typed)
+    if len(devices) > 1:
+        raise BadInputError("--device takes one device, that of this replica")
+    check_devices([("--device", devices_of_ranks(devices[0], engine_args))])
+    return devices[0]
 
 
 if __name__ == "__main__":

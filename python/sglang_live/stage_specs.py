@@ -36,7 +36,7 @@ def stage_specs(
                     key_file=config.stage_key_file if remote else "",
                     run_dir=str(run_dir),
                     served_name=config.served_model_name,
-                    device=settings.device,
+                    device=settings.devices[replica],
                     native_key=native_key if serves_native else "",
                     engine_args=_engine_args(stage, settings.args, config.max_sessions),
                     policies=config.policies,

@@ -10,7 +10,7 @@ _BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 _PYTHON = r"""
 python() {
     local line
-    printf -v line '%s\037' "$SGLANG_LIVE_API_KEYS" "$CUDA_VISIBLE_DEVICES" "$@"
+    printf -v line '%s\037' "$SGLANG_LIVE_API_KEYS" "$@"
     printf '%s\n' "$line"
 }
 """
@@ -21,13 +21,11 @@ class Command:
     """One command.
 
     api_keys: SGLANG_LIVE_API_KEYS of its block; empty if not set.
-    gpus: CUDA_VISIBLE_DEVICES of the command; empty if not set.
     """
 
     module: str
     argv: list[str]
     api_keys: str
-    gpus: str
 
 
 def blocks_of(text: str) -> list[str]:
@@ -49,7 +47,7 @@ def commands_of(block: str, folder: Path) -> list[Command]:
     )
     commands = []
     for line in done.stdout.splitlines():
-        api_keys, gpus, *words = line.split("\037")[:-1]
+        api_keys, *words = line.split("\037")[:-1]
         if words[:1] == ["-m"]:
-            commands.append(Command(words[1], words[2:], api_keys, gpus))
+            commands.append(Command(words[1], words[2:], api_keys))
     return commands

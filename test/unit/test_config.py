@@ -49,8 +49,8 @@ def test_without_arguments_it_serves_only_this_machine():
         (["--tensor-parallel-size", "2"], {"tp_size": 2}, ..., {}),
         (["--skip-server-warmup"], {"skip_server_warmup": True}, ..., {}),
         (
-            ["--skip-server-warmup", "--base-gpu-id", "7", "--sleep_on_idle"],
-            {"skip_server_warmup": True, "base_gpu_id": 7, "sleep_on_idle": True},
+            ["--skip-server-warmup", "--page-size", "7", "--sleep_on_idle"],
+            {"skip_server_warmup": True, "page_size": 7, "sleep_on_idle": True},
             ...,
             {},
         ),
@@ -85,9 +85,27 @@ def test_a_flag_of_the_server_cannot_be_abbreviated():
 def test_replicas_and_device_are_no_arguments_of_the_engine():
     devices = ["--device", "cuda:1", "--talker.device", "cuda:2"]
     stages = parsed(*devices, "--vocoder.replicas", "3").stages
-    assert [stages[name].device for name in stages] == ["cuda:1", "cuda:2", "cuda:0"]
+    devices = [("cuda:1",), ("cuda:2",), ("cuda:0",) * 3]
+    assert [stages[name].devices for name in stages] == devices
     assert [stages[name].replicas for name in stages] == [1, 1, 3]
     assert all(stage.args == {} for stage in stages.values())
+
+
+@pytest.mark.parametrize(
+    ("argv", "devices"),
+    [
+        (["--talker.device", "cuda:4,cuda:5"], ("cuda:4", "cuda:5")),
+        (["--talker.device", "cuda:4, cuda:5", "--talker.replicas", "2"], ("cuda:4", "cuda:5")),
+        (["--talker.device", "cuda:4", "--talker.replicas", "2"], ("cuda:4", "cuda:4")),
+        (["--talker.device", "cuda"], ("cuda:0",)),
+        (["--talker.device", "cpu"], ("cpu",)),
+        (["--talker.device", "cuda:0,cuda:2", "--talker.tp-size", "2"], ("cuda:0", "cuda:2")),
+        (["--talker.device", "cuda:1,cuda:0"], ("cuda:1", "cuda:0")),
+    ],
+)
+def test_a_list_of_devices_gives_each_replica_its_own(argv, devices):
+    talker = parsed(*argv).stages["talker"]
+    assert (talker.devices, talker.replicas) == (devices, len(devices))
 
 
 def test_a_stage_on_other_hosts_has_a_replica_per_address():
@@ -279,6 +297,33 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
         (["--talker.replicas", "1.5"], "replicas must be .* got '1.5'"),
         (["--talker.replicas"], "replicas must be .* got None"),
         (["--talker.device", "0"], "device must be a name"),
+        (["--talker.device", "gpu:0"], "--talker.device: device must be a name"),
+        (["--talker.device", "cuda:4,"], "device must be a name .* got 'cuda:4,'"),
+        (["--talker.device"], "device must be a name"),
+        (
+            ["--talker.device", "cuda:4,cuda:5", "--talker.replicas", "3"],
+            "--talker.device names 2 devices for 3 replicas",
+        ),
+        (
+            ["--talker.device", "cuda:4,cuda:5", "--talker.replicas", "1"],
+            "--talker.device names 2 devices for 1 replicas",
+        ),
+        (
+            ["--thinker.device", "cuda:0,cuda:1", "--thinker.tp-size", "2"],
+            "--thinker.device: replica 0 has cuda:0 to cuda:1 and replica 1 has cuda:1 to cuda:2",
+        ),
+        (["--vocoder.device", "cuda:3,cuda:3"], "--vocoder.device: .* both would use cuda:3"),
+        (
+            [
+                "--talker.connect",
+                "tcp://a:1",
+                "--talker.device",
+                "cuda:1",
+                "--allow-keyless-stages",
+            ],
+            "--talker.device: the stages of --talker.connect run on the devices",
+        ),
+        (["--thinker.base-gpu-id", "4"], "--thinker.base-gpu-id: devices are named with"),
         (["--talker.connect", "a:1"], "connect takes tcp:// addresses"),
     ],
 )

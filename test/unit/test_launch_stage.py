@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from sglang_live import launch_stage
+from sglang_live import devices, launch_stage
 from sglang_live.policy.policies import POLICIES, Policies
 from sglang_live.stages.spec import SPEC_ENV
 
@@ -39,7 +39,8 @@ def launched(monkeypatch, tmp_path):
     return launch
 
 
-def test_the_stage_binds_the_address_and_shares_no_memory(launched):
+def test_the_stage_binds_the_address_and_shares_no_memory(launched, monkeypatch):
+    monkeypatch.setattr(devices, "_n_cuda_devices", lambda: 2)
     spec = launched(*TALKER, "--device", "cuda:1")
     assert (spec["stage"], spec["address"]) == ("talker", "tcp://127.0.0.1:7101")
     assert spec["same_host"] is False
@@ -68,12 +69,16 @@ def test_its_policies_are_those_of_its_arguments(launched):
         (["--tp-sise", "2"], "--tp-sise: SGLang has no such argument; did you mean --tp-size?"),
         (["--replicas", "2"], "--replicas is the server's"),
         (["--dp-size", "2"], "--dp-size: replicas of a stage are started with --STAGE.replicas"),
+        (["--device", "gpu"], "--device: device must be a name"),
+        (["--device", "cuda:1,cuda:2"], "--device takes one device"),
+        (["--device", "cuda:1"], "--device: there is no device cuda:1: this machine has no CUDA"),
         (["--chunk-frames", "8"], "--chunk-frames: SGLang has no such argument"),
         (["--speaker.tp", "2"], "no stage is called 'speaker'"),
         (["stray"], "unexpected argument 'stray'"),
     ],
 )
-def test_invalid_arguments_are_refused_in_one_line(launched, argv, complaint, capsys):
+def test_invalid_arguments_are_refused_in_one_line(launched, argv, complaint, capsys, monkeypatch):
+    monkeypatch.setattr(devices, "_n_cuda_devices", lambda: 0)
     assert launched(*TALKER, *argv) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ") and complaint in err and len(err.splitlines()) == 1

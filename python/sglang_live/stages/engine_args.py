@@ -31,6 +31,7 @@ RESERVED = {
     "model_path": "all stages load one checkpoint: see --model-path",
     "enable_dp_attention": "live streams need SGLang without DP attention",
     "dp_size": "replicas of a stage are started with --STAGE.replicas",
+    "base_gpu_id": "devices are named with --STAGE.device",
     "scheduler_recv_interval": "text and interruptions are received in every round",
 }
 

@@ -23,6 +23,7 @@ from sglang_live.bridge.platform.load_file import SHM_NAMES_ENV
 from sglang_live.bridge.scheduler.device_peers import DEVICE_PEERS_ENV, device_peers_env
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.bridge.seams import STAGE_ENV
+from sglang_live.devices import devices_of_ranks
 from sglang_live.engine_channel.inbox import POLICIES_ENV, STORAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
@@ -160,8 +161,8 @@ def main() -> None:
     os.environ[SHM_NAMES_ENV] = shm_names(spec.run, os.getpid())
     use_temporary_folder(spec)
     forgo_progress_lock()
-    device = "cpu" if cpu.is_active() else spec.device
-    os.environ[DEVICE_PEERS_ENV] = device_peers_env(spec.run_dir, device, spec.stage, spec.replica)
+    used = ("cpu",) if cpu.is_active() else devices_of_ranks(spec.device, spec.engine_args)
+    os.environ[DEVICE_PEERS_ENV] = device_peers_env(spec.run_dir, used, spec.stage, spec.replica)
     set_up_logs(spec)
     logging.getLogger("sglang").setLevel(logging.WARNING)
     if cpu.is_active():

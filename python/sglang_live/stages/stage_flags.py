@@ -5,11 +5,11 @@ and engine arguments by stage. An unknown name is refused with the nearest known
 """
 
 import difflib
-import re
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
+from sglang_live.devices import read_devices
 from sglang_live.errors import BadInputError
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.engine_args import engine_arguments, read_engine_argument
@@ -21,7 +21,6 @@ STAGE_SETTINGS = ("replicas", "connect", "device")
 _VOCODER_FIELDS = tuple(field.name for field in fields(VocoderConfig))
 # With a scale per block, into which a rotated key does not fit.
 _KV_IN_BLOCKS = ("nvfp4", "fp4_mx_block16", "mxfp8")
-_DEVICE = re.compile(r"[a-z]+(:\d+)?")
 
 
 def split_arguments(
@@ -99,8 +98,8 @@ def _setting(typed: str, name: str, text: str | None) -> Any:
         if text is None or not text.isdecimal() or int(text) < 1:
             raise BadInputError(f"{typed}: replicas must be a number from 1, got {text!r}")
         return int(text)
-    if name == "device" and not _DEVICE.fullmatch(text or ""):
-        raise BadInputError(f"{typed}: device must be a name such as cuda:0, got {text!r}")
+    if name == "device":
+        return read_devices(typed, text)
     if text is None:
         raise BadInputError(f"{typed} needs a value")
     return text

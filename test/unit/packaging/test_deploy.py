@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from sglang_live.arguments import parse
 from sglang_live.config import ServerConfig
+from sglang_live.devices import devices_of_ranks
 from sglang_live.telemetry.metrics import GatewayMetrics
 from test.unit.commands_in_docs import Command, blocks_of, commands_of
 
@@ -143,22 +144,16 @@ def test_stages_on_eight_gpus_have_the_devices_of_the_table(tmp_path, monkeypatc
     for gpus, stage, *_ in (row for row in rows(text) if row[0][0].isdigit()):
         first, _, last = gpus.partition(" to ")
         said |= dict.fromkeys(range(int(first), int(last or first) + 1), stage.split("/")[0])
-    block = next(block for block in blocks_of(text) if "launch_stage" in block)
-    placed, bound = {}, {"talker": set(), "vocoder": set()}
-    for command in commands_of(block, tmp_path):
-        if command.module == "sglang_live.launch_stage":
-            flags = dict(zip(command.argv[::2], command.argv[1::2], strict=True))
-            assert int(command.gpus) not in placed
-            placed[int(command.gpus)] = flags["--stage"]
-            bound[flags["--stage"]].add(flags["--bind"])
-        else:
-            config = served(command, monkeypatch)
-    thinker = config.stages["thinker"]
-    first = int(thinker.device.removeprefix("cuda:"))
-    assert not placed.keys() & set(range(first, first + thinker.args["tp_size"]))
-    placed |= dict.fromkeys(range(first, first + thinker.args["tp_size"]), "thinker")
+    commands = [c for block in blocks_of(text) for c in commands_of(block, tmp_path)]
+    config, six = (served(command, monkeypatch) for command in commands)
+    placed: dict[int, str] = {}
+    for name, stage in config.stages.items():
+        for device in stage.devices:
+            ranks = {int(d.removeprefix("cuda:")) for d in devices_of_ranks(device, stage.args)}
+            assert not placed.keys() & ranks
+            placed |= dict.fromkeys(ranks, name)
     assert placed == said and set(placed) == set(range(8))
-    assert {stage: set(config.stages[stage].connect) for stage in bound} == bound
+    assert [stage.replicas for stage in six.stages.values()] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["Dockerfile.cpu", "Dockerfile.cuda"])

@@ -12,10 +12,9 @@ from sglang_live.bridge.scheduler.device_peers import (
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    def start(stage: str, replica: int = 0, device: str = "cuda:0") -> DevicePeers:
-        monkeypatch.setenv(
-            DEVICE_PEERS_ENV, device_peers_env(str(tmp_path), device, stage, replica)
-        )
+    def start(stage: str, replica: int = 0, *devices: str) -> DevicePeers:
+        used = devices or ("cuda:0",)
+        monkeypatch.setenv(DEVICE_PEERS_ENV, device_peers_env(str(tmp_path), used, stage, replica))
         found = DevicePeers.from_env()
         assert found is not None
         return found
@@ -25,7 +24,7 @@ def engine(tmp_path, monkeypatch):
 
 def test_an_engine_sees_the_urgency_of_later_stages_on_its_device_only(engine):
     thinker, other, talker = engine("thinker"), engine("thinker", 1), engine("talker", 2)
-    elsewhere = engine("talker", device="cuda:1")
+    elsewhere = engine("talker", 0, "cuda:1")
     talker.publish(True, 100.0)
     assert thinker.urgent(100.01) and other.urgent(100.01)
     talker.publish(False, 100.02)
@@ -33,6 +32,16 @@ def test_an_engine_sees_the_urgency_of_later_stages_on_its_device_only(engine):
     for others in (thinker, elsewhere):
         others.publish(True, 100.02)
     assert not any(here.urgent(100.03) for here in (thinker, other, talker, elsewhere))
+
+
+def test_an_engine_of_several_devices_has_peers_on_each(engine):
+    thinker, alone = engine("thinker", 0, "cuda:0", "cuda:1"), engine("thinker", 1, "cuda:2")
+    first, second = engine("talker", 0, "cuda:1"), engine("talker", 1, "cuda:2", "cuda:3")
+    first.publish(True, 100.0)
+    assert thinker.urgent(100.01) and not alone.urgent(100.01)
+    first.publish(False, 100.0)
+    second.publish(True, 100.0)
+    assert alone.urgent(100.01) and not thinker.urgent(100.01)
 
 
 def test_the_urgency_of_a_silent_engine_expires(engine):
@@ -56,4 +65,4 @@ def test_without_the_variable_there_are_no_device_peers(monkeypatch):
 
 def test_a_replica_number_beyond_the_stages_places_is_refused():
     with pytest.raises(ValueError, match="at most"):
-        device_peers_env("run", "cuda:0", "thinker", 5000)
+        device_peers_env("run", ["cuda:0"], "thinker", 5000)

@@ -1,0 +1,108 @@
+"""Devices of a stage's replicas and of the ranks in each.
+
+In: `--STAGE.device` as typed, the number of replicas, an engine's arguments. Out: one device per
+replica, or BadInputError that names the flag. torch is not imported: the server's own process
+has no use for it.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from typing import Any
+
+from sglang_live.errors import BadInputError, LiveError
+
+# Without CUDA it means the CPU, on which every stage then runs.
+DEFAULT_DEVICE = "cuda:0"
+_NAME = re.compile(r"cpu|cuda(:\d+)?")
+_COUNT = "import torch; print(torch.cuda.device_count())"  # makes no context
+
+
+def read_devices(flag: str, text: str | None) -> tuple[str, ...]:
+    """`cuda:4,cuda:5` -> ("cuda:4", "cuda:5"); `cuda` is `cuda:0`. Raises BadInputError."""
+    names = [name.strip() for name in (text or "").split(",")]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise BadInputError(
+                f"{flag}: device must be a name such as cuda:0, or a list of them, got {text!r}"
+            )
+    return tuple(DEFAULT_DEVICE if name == "cuda" else name for name in names)
+
+
+def devices_of_ranks(device: str, engine_args: Mapping[str, Any]) -> tuple[str, ...]:
+    """Devices of all ranks of an engine on this host, from the replica's own device on."""
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        return (device,)
+    n_ranks = engine_args.get("tp_size", 1) * engine_args.get("pp_size", 1)
+    n_here = max(1, n_ranks // engine_args.get("nnodes", 1))
+    step = engine_args.get("gpu_id_step", 1)
+    return tuple(f"{kind}:{int(index) + step * rank}" for rank in range(n_here))
+
+
+def devices_of_replicas(
+    flag: str, listed: tuple[str, ...], n_replicas: int | None, engine_args: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """The device of each replica. One that is listed alone is shared by all replicas.
+
+    Args:
+        n_replicas: None: one for each listed device.
+    Raises:
+        BadInputError: as many devices as replicas are needed, and two replicas share none.
+    """
+    if len(listed) == 1:
+        return listed * (n_replicas or 1)
+    if n_replicas not in (None, len(listed)):
+        raise BadInputError(
+            f"{flag} names {len(listed)} devices for {n_replicas} replicas: name one device for "
+            "each, or a single one that all of them share"
+        )
+    ranks = [devices_of_ranks(device, engine_args) for device in listed]
+    for (a, first), (b, second) in combinations(enumerate(ranks), 2):
+        if shared := sorted(set(first) & set(second)):
+            raise BadInputError(
+                f"{flag}: replica {a} has {_span(first)} and replica {b} has {_span(second)}: "
+                f"both would use {shared[0]}"
+            )
+    return listed
+
+
+def check_devices(engines: Iterable[tuple[str, tuple[str, ...]]]) -> None:
+    """Check that devices exist.
+
+    Args:
+        engines: flag, and devices of all ranks, of each replica.
+    Raises:
+        BadInputError: for one that does not. Without CUDA only DEFAULT_DEVICE may be named.
+    """
+    on_cuda = [(flag, ranks) for flag, ranks in engines if ranks[0] != "cpu"]
+    if all(ranks == (DEFAULT_DEVICE,) for _, ranks in on_cuda):
+        return
+    n_devices = _n_cuda_devices()
+    for flag, ranks in on_cuda:
+        if not n_devices and ranks[0] != DEFAULT_DEVICE:
+            raise BadInputError(
+                f"{flag}: there is no device {ranks[0]}: this machine has no CUDA device that "
+                "PyTorch can use; leave the flag out, and the stage runs on the CPU"
+            )
+        lacking = [device for device in ranks if int(device.partition(":")[2]) >= n_devices]
+        if n_devices and lacking:
+            raise BadInputError(
+                f"{flag}: there is no device {lacking[0]}: this machine has {n_devices}, "
+                f"{_span(tuple(f'cuda:{i}' for i in range(n_devices)))}"
+            )
+
+
+def _n_cuda_devices() -> int:
+    """CUDA devices that the engines' PyTorch sees, also by CUDA_VISIBLE_DEVICES."""
+    asked = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True)
+    if asked.returncode:
+        last = (asked.stderr.strip().splitlines() or ["no output"])[-1]
+        raise LiveError(f"cannot count CUDA devices: {last}")
+    return int(asked.stdout)
+
+
+def _span(devices: tuple[str, ...]) -> str:
+    return devices[0] if len(devices) == 1 else f"{devices[0]} to {devices[-1]}"
