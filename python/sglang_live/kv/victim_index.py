@@ -63,6 +63,47 @@ class _Entry:
         return abs(self.at_s - now_s) if self.known else now_s - self.at_s
 
 
+class _Order:
+    """Three heaps whose tops are the candidates for the most time until its use."""
+
+    def __init__(self) -> None:
+        # Known keys are in two orders: one counts while they are in the future, one when overdue.
+        self.latest: LazyHeap[_Entry] = LazyHeap()
+        self.earliest: LazyHeap[_Entry] = LazyHeap()
+        self.unused: LazyHeap[_Entry] = LazyHeap()
+
+    def push(self, entry: _Entry) -> None:
+        if entry.known:
+            self.latest.push(-entry.at_s, entry)
+            self.earliest.push(entry.at_s, entry)
+        else:
+            self.unused.push(entry.at_s, entry)
+
+    def drop(self, entry: _Entry) -> None:
+        """Count the removal of an entry, whose seq has changed."""
+        if entry.known:
+            self.latest.drop()
+            self.earliest.drop()
+        else:
+            self.unused.drop()
+
+    def top(
+        self, now_s: float, later_than_s: float = -math.inf
+    ) -> tuple[float, _Entry, LazyHeap[_Entry]] | None:
+        """Returns remaining_s, entry and heap of the key with most time until its use."""
+        best = None
+        best_s = later_than_s - now_s
+        for heap in (self.latest, self.earliest, self.unused):
+            entry = heap.top()
+            if entry is None:
+                continue
+            remaining_s = entry.remaining_s(now_s)
+            first = best is not None and remaining_s == best_s and entry.seq < best[1].seq
+            if remaining_s > best_s or first:
+                best, best_s = (remaining_s, entry, heap), remaining_s
+        return best
+
+
 class VictimIndex:
     """
     Attributes:
@@ -81,10 +122,8 @@ class VictimIndex:
         self._page_size = page_size
         self._entries: dict[Hashable, _Entry] = {}
         self._last_seq = 0
-        # Known keys are in two orders: one counts while they are in the future, one when overdue.
-        self._latest: LazyHeap[_Entry] = LazyHeap()
-        self._earliest: LazyHeap[_Entry] = LazyHeap()
-        self._unused: LazyHeap[_Entry] = LazyHeap()
+        # Protected keys have an order of their own, for when no others are left.
+        self._free, self._kept = _Order(), _Order()
         self._protected: LazyHeap[_Entry] = LazyHeap()
 
     def __len__(self) -> int:
@@ -171,32 +210,36 @@ class VictimIndex:
         if entry is not None and entry.until_s is not None:
             self._set_protection(entry, None)
 
-    def protected(self) -> list[tuple[Hashable, float]]:
-        """Returns (key, end of protection) in the order of insertion. Scans all keys."""
-        return [(e.key, e.until_s) for e in self._entries.values() if e.until_s is not None]
-
     def peek(self, now_s: float) -> Candidate | None:
         """Returns the next victim without taking it; None: there is none."""
         self._expire(now_s)
-        top = self._top(now_s)
+        top = self._free.top(now_s)
         if top is None:
             return None
         remaining_s, entry, _ = top
         return Candidate(entry.key, entry.n_tokens, remaining_s, entry.known)
 
     def victims(
-        self, n_tokens: int, now_s: float, *, later_than_s: float = -math.inf
+        self,
+        n_tokens: int,
+        now_s: float,
+        *,
+        later_than_s: float = -math.inf,
+        protected: bool = False,
     ) -> list[Victim]:
         """Take n_tokens, rounded up to whole pages, or to keys that are evicted as a whole.
 
         Args:
             later_than_s: only keys whose use is expected after this time are taken.
+            protected: take from protected keys, and from no others; the rest of a key stays
+                protected.
         Returns:
             Victims in the order of eviction, with fewer tokens if there are no more.
         """
         self._expire(now_s)
         found = []
-        while n_tokens > 0 and (top := self._top(now_s, later_than_s)) is not None:
+        order = self._kept if protected else self._free
+        while n_tokens > 0 and (top := order.top(now_s, later_than_s)) is not None:
             _, entry, _ = top
             self.picks_known += entry.known
             self.picks_lru += not entry.known
@@ -213,7 +256,8 @@ class VictimIndex:
         popped = []
         counted: set[int] = set()
         n_tokens = 0
-        while n_tokens < enough_tokens and (top := self._top(now_s, later_than_s)) is not None:
+        order = self._free
+        while n_tokens < enough_tokens and (top := order.top(now_s, later_than_s)) is not None:
             _, entry, heap = top
             popped.append((heap, heap.pop()))
             if entry.seq not in counted:
@@ -222,22 +266,6 @@ class VictimIndex:
         for heap, entry_of_heap in popped:
             heap.restore(entry_of_heap)
         return min(n_tokens, enough_tokens)
-
-    def _top(
-        self, now_s: float, later_than_s: float = -math.inf
-    ) -> tuple[float, _Entry, LazyHeap[_Entry]] | None:
-        """Returns remaining_s, entry and heap of the key with most time until its use."""
-        best = None
-        best_s = later_than_s - now_s
-        for heap in (self._latest, self._earliest, self._unused):
-            entry = heap.top()
-            if entry is None:
-                continue
-            remaining_s = entry.remaining_s(now_s)
-            first = best is not None and remaining_s == best_s and entry.seq < best[1].seq
-            if remaining_s > best_s or first:
-                best, best_s = (remaining_s, entry, heap), remaining_s
-        return best
 
     def _expire(self, now_s: float) -> None:
         while (entry := self._protected.top()) is not None:
@@ -254,25 +282,20 @@ class VictimIndex:
     def _enter(self, entry: _Entry) -> None:
         self._last_seq += 1
         entry.seq = self._last_seq
+        self._order_of(entry).push(entry)
         if entry.until_s is not None:
             self._protected.push(entry.until_s, entry)
-        elif entry.known:
-            self._latest.push(-entry.at_s, entry)
-            self._earliest.push(entry.at_s, entry)
-        else:
-            self._unused.push(entry.at_s, entry)
         self._count(entry, entry.n_tokens)
 
     def _leave(self, entry: _Entry) -> None:
         entry.seq = _OUT
+        self._order_of(entry).drop(entry)
         if entry.until_s is not None:
             self._protected.drop()
-        elif entry.known:
-            self._latest.drop()
-            self._earliest.drop()
-        else:
-            self._unused.drop()
         self._count(entry, -entry.n_tokens)
+
+    def _order_of(self, entry: _Entry) -> _Order:
+        return self._free if entry.until_s is None else self._kept
 
     def _count(self, entry: _Entry, n_tokens: int) -> None:
         if entry.until_s is None:

@@ -68,20 +68,22 @@ class NaiveIndex:
         if row and row.until_s is not None:
             row.until_s, row.number = None, next(self.numbers)
 
-    def ranking(self, now_s: float) -> list[Hashable]:
+    def ranking(self, now_s: float, protected: bool = False) -> list[Hashable]:
         over = [k for k, r in self.rows.items() if r.until_s is not None and r.until_s <= now_s]
         for key in sorted(over, key=lambda k: (self.rows[k].until_s, self.rows[k].number)):
             self.unprotect(key)
-        free = [key for key, row in self.rows.items() if row.until_s is None]
+        free = [k for k, row in self.rows.items() if (row.until_s is not None) == protected]
         return sorted(free, key=lambda k: (-self.rows[k].remaining_s(now_s), self.rows[k].number))
 
-    def later(self, now_s: float, later_than_s: float) -> list[Hashable]:
+    def later(self, now_s: float, later_than_s: float, protected=False) -> list[Hashable]:
         left_s = later_than_s - now_s
-        return [k for k in self.ranking(now_s) if self.rows[k].remaining_s(now_s) > left_s]
+        return [
+            k for k in self.ranking(now_s, protected) if self.rows[k].remaining_s(now_s) > left_s
+        ]
 
-    def victims(self, n_tokens, now_s, *, later_than_s=-math.inf) -> list[Victim]:
+    def victims(self, n_tokens, now_s, *, later_than_s=-math.inf, protected=False) -> list[Victim]:
         found = []
-        for key in self.later(now_s, later_than_s):
+        for key in self.later(now_s, later_than_s, protected):
             row = self.rows[key]
             if n_tokens <= 0:
                 break

@@ -34,6 +34,7 @@ OTHERS = st.one_of(
     st.tuples(st.sampled_from(("unprotect", "remove")), KEYS),
     st.tuples(st.just("shrink"), KEYS, st.integers(0, 8)),
     st.tuples(st.just("victims"), MORE_TOKENS, TIMES | st.just(-math.inf)),
+    st.tuples(st.just("protected_victims"), MORE_TOKENS),
     st.tuples(st.just("later_tokens"), MORE_TOKENS, TIMES),
     st.tuples(st.just("wait"), st.sampled_from((1.0, 2.0, 5.0))),
 )
@@ -61,8 +62,9 @@ def apply(index, operations) -> list:
     for name, *rest in operations:
         if name == "wait":
             now_s += rest[0]
-        elif name == "victims":
-            answers.append(index.victims(rest[0], now_s, later_than_s=rest[1]))
+        elif name in ("victims", "protected_victims"):
+            which = {"protected": True} if len(rest) == 1 else {"later_than_s": rest[1]}
+            answers.append(index.victims(rest[0], now_s, **which))
             for victim in answers[-1]:
                 sizes[victim.key] -= victim.n_tokens
         elif name == "later_tokens":
@@ -243,7 +245,9 @@ def test_stale_entries_do_not_pile_up():
     for i in range(5000):
         index.put("user", n_tokens=1, last_use_s=0.0, next_use_s=NOW_S + i % 7)
         index.protect("other", NOW_S + i)
-    heaps = (index._latest, index._earliest, index._unused, index._protected)
+    heaps = [index._protected]
+    for order in (index._free, index._kept):
+        heaps += [order.latest, order.earliest, order.unused]
     assert max(len(heap._entries) for heap in heaps) < 100
 
 
@@ -280,11 +284,17 @@ def test_use_at_the_time_itself_is_not_later():
     assert index.later_tokens(NOW_S, NOW_S + 2.5, 100) == 2 * PAGE
 
 
-def test_protected_keys_are_listed_with_their_ends():
-    index = index_of(a=NOW_S, b=NOW_S, c=NOW_S)
-    index.protect("c", math.inf)
-    index.protect("a", NOW_S + 1)
-    assert index.protected() == [("a", NOW_S + 1), ("c", math.inf)]
+def test_a_protected_key_is_taken_if_asked_for_and_the_rest_stays_protected():
+    index = index_of(soon=NOW_S + 1, late=NOW_S + 9, free=NOW_S + 99)
+    index.protect("soon", math.inf)
+    index.protect("late", math.inf)
+    assert index.victims(PAGE, NOW_S, protected=True) == [Victim("late", PAGE)]
+    assert (index.protected_tokens, index.n_tokens("late")) == (3 * PAGE, PAGE)
+    assert index.victims(99, NOW_S, protected=True) == [
+        Victim("late", PAGE),
+        Victim("soon", 2 * PAGE),
+    ]
+    assert order(index) == ["free"]
 
 
 def test_a_heap_keeps_at_most_twice_its_items_and_64_stale_entries():

@@ -44,6 +44,8 @@ class SessionCache(StreamingSession):
         self.tier: SessionTier | None = None
         self.preloads: Preloads | None = None
         self._sharing = False
+        # Idle sessions whose row holds nothing but their part of the tree.
+        self._bare_rows: dict[str, None] = {}
 
     def try_cache_finished_req(self, req: Req) -> bool:
         session = req.session
@@ -146,6 +148,10 @@ class SessionCache(StreamingSession):
             return
         n_tokens = ceil_align(slot.kv.kv_allocated_len, self.page_size)
         self.idle.put(session_id, n_tokens - slot.kv.cache_protected_len)
+        if self._holds_only_a_row(slot):
+            self._bare_rows[session_id] = None
+        else:
+            self._bare_rows.pop(session_id, None)
 
     def try_match_prefix(self, params: MatchPrefixParams) -> MatchResult | None:
         result = self._match_evicted(params.req) or super().try_match_prefix(params)
@@ -212,6 +218,7 @@ class SessionCache(StreamingSession):
         node.own_from = None
 
     def release_session(self, session_id: str) -> None:
+        self._bare_rows.pop(session_id, None)
         if self.idle is not None:
             self.idle.forget(session_id)
         if self.preloads is not None:
@@ -276,8 +283,12 @@ class SessionCache(StreamingSession):
     def evict_rows(self, n_rows: int) -> None:
         """Free rows of idle sessions: first of those without own KV, then in order of eviction."""
         assert self.idle is not None
-        for slot in self.slots.values():
-            if n_rows > 0 and self._holds_only_a_row(slot):
+        while n_rows > 0 and self._bare_rows:
+            session_id = next(iter(self._bare_rows))
+            del self._bare_rows[session_id]
+            slot = self.slots.get(session_id)
+            # It may have been parked or pinned since; then resized() adds it again.
+            if slot is not None and self._holds_only_a_row(slot):
                 self.park(slot)
                 n_rows -= 1
         while n_rows > 0 and (victim := self.idle.next_victim()) is not None:

@@ -76,6 +76,11 @@ class IdleSessions:
         if session_id in self._index:
             self._index.protect(session_id, until_s)
 
+    def speech_dismissed(self, session_id: str) -> None:
+        """Record that the session's user does not speak after all."""
+        if self._speaking_until_s.pop(session_id, None) is not None:
+            self._index.unprotect(session_id)
+
     def is_speaking(self, session_id: str) -> bool:
         return self._speaking_until_s.get(session_id, self.now_s) > self.now_s
 
@@ -91,6 +96,11 @@ class IdleSessions:
         until_s = max(until_s, self._speaking_until_s.get(session_id, until_s))
         if session_id in self._index:
             self._index.protect(session_id, until_s)
+
+    def unprotect(self, session_id: str) -> None:
+        """End a protection, unless the session's user speaks."""
+        if not self.is_speaking(session_id):
+            self._index.unprotect(session_id)
 
     def expected_s(self, session_id: str) -> float | None:
         """When the session's KV will be needed; None if unknown."""
@@ -123,13 +133,7 @@ class IdleSessions:
 
     def _protected_victims(self, n_tokens: int) -> list[Victim]:
         """Choose among protected sessions: a request that can run now precedes a future one."""
-        protected = self._index.protected()
-        for session_id, _ in protected:
-            self._index.unprotect(session_id)
-        victims = self._index.victims(n_tokens, self.now_s)
-        for session_id, until_s in protected:
-            if session_id in self._index:
-                self._index.protect(session_id, until_s)
+        victims = self._index.victims(n_tokens, self.now_s, protected=True)
         self.counts["protected_evicted"] += len(victims)
         return victims
 
