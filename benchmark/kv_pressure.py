@@ -4,13 +4,16 @@
 
 Users speak, wait for the first token, listen, and speak again (benchmark/kv/workload.py), over
 SGLang's own API of a thinker whose pool holds a share of the working set. This program takes the
-gateway's part: it sends speech starts and next-use hints over the control channel. Each arm has a
-fresh engine.
+part of talker and client; what is reported to the thinker is decided by the gateway's own code, a
+SessionMonitor per session (benchmark/kv/listening.py). Each arm has a fresh engine.
 
     recompute  no host tier, no hints: evicted KV is computed again
     lru        with the host tier
     next-use   and next-use hints
     preload    and speech starts: KV is loaded before its request
+
+Beside the arms the same schedules are replayed without an engine (benchmark.kv.judge): by the
+server's estimate, by the reference that knows as much as a server can, and by Belady's optimum.
 
 Without a device, tiers are one memory and copies cost nothing; --link models a link that takes
 time.
@@ -21,14 +24,21 @@ import asyncio
 import json
 import random
 import time
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
+from prometheus_client import CollectorRegistry
 
+from benchmark.kv.gateway import Distributions, GatewayNextUse, Informed
+from benchmark.kv.judges import Belady, Lru, Policy, replay
+from benchmark.kv.listening import Listener
 from benchmark.kv.workload import (
     Access,
+    Chain,
     Schedule,
     Spec,
     gaps_of,
@@ -39,8 +49,13 @@ from benchmark.kv.workload import (
 from benchmark.load.provenance import config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, thinker
-from sglang_live.engine_channel.messages import NextUseHint, SpeechStart
+from sglang_live.clock import MonotonicClock
+from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
+from sglang_live.interaction.monitor import SessionMonitor
+from sglang_live.interaction.timeline import Timeline
+from sglang_live.interaction.user_stats import UserPrior
 from sglang_live.stages.engine_host import FeedSocket
+from sglang_live.telemetry.metrics import GatewayMetrics
 
 # The engine closes a connection after five idle seconds; the client must close it before.
 _CONNECTIONS = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
@@ -64,6 +79,8 @@ _COUNTERS = (
     "preloads_overtaken_queue",
     "preloads_overtaken_cap",
     "preloads_overtaken_memory",
+    "preloads_overtaken_link",
+    "preloads_without_room",
     "victims_by_estimate",
     "victims_by_lru",
 )
@@ -107,15 +124,21 @@ class SessionTimes:
     errors: list[str] = field(default_factory=list)
 
 
-def schedule_of(options: Options) -> Schedule:
-    chains = [chain[: options.max_turns] for chain in load_chains() if len(chain) > 1]
-    spec = Spec(
+def chains_of(options: Options) -> list[Chain]:
+    return [chain[: options.max_turns] for chain in load_chains() if len(chain) > 1]
+
+
+def spec_of(options: Options) -> Spec:
+    return Spec(
         sessions=options.sessions,
         seed=options.seed,
         conversations=options.conversations,
         divisor=options.divisor,
     )
-    return plan(chains, load_utterances(), gaps_of("voice"), spec)
+
+
+def schedule_of(options: Options) -> Schedule:
+    return plan(chains_of(options), load_utterances(), gaps_of("voice"), spec_of(options))
 
 
 def engine_args(arm: str, pool_tokens: int, options: Options) -> dict:
@@ -129,14 +152,42 @@ def engine_args(arm: str, pool_tokens: int, options: Options) -> dict:
     return args
 
 
+class FeedOfSession:
+    """A VoiceSession's reports, sent to the thinker as far as the arm has them."""
+
+    def __init__(self, name: str, arm: str, feed: FeedSocket):
+        self.session_id, self._feed = name, feed
+        self._hints, self._speaks = arm in ("next-use", "preload"), arm == "preload"
+
+    def report_speech(self, speaks: bool = True) -> None:
+        if self._speaks:
+            self._feed.send((SpeechStart if speaks else SpeechDismissed)(self.session_id))
+
+    def report_next_use(
+        self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None
+    ) -> None:
+        if self._hints:
+            hint = NextUseHint(self.session_id, to_play_s, response_gap_s, observed_gap_s)
+            self._feed.send(hint)
+
+    def report_playback(self, heard_s: float, playing: bool, interrupts: float) -> None:
+        """SGLang's own API has no requests that policies pace."""
+
+    def report_underrun(self, silent_s: float) -> None:
+        """There is no admission control."""
+
+    def watch(self, on_stream_event: Any) -> None:
+        """There are no events of requests."""
+
+
 class Users:
     """All users of a schedule, against one engine."""
 
     def __init__(self, arm: str, replica, client: httpx.AsyncClient):
-        self._hints, self._speaks = arm in ("next-use", "preload"), arm == "preload"
-        self._client = client
+        self._arm, self._client = arm, client
         self._feed = FeedSocket(replica.spec.socket_path("inbox"))
-        self._gap_s: float | None = None
+        self._prior, self._clock = UserPrior(), MonotonicClock()
+        self._metrics = GatewayMetrics(CollectorRegistry())
 
     async def converse(self, accesses: list[Access], began_s: float) -> SessionTimes:
         """Run one session's turns in order; its schedule counts from began_s."""
@@ -144,25 +195,34 @@ class Users:
         rng = random.Random(accesses[0].session)
         body = {"capacity_of_str_len": 1 << 40, "session_id": name, "streaming": True}
         (await self._client.post("/open_session", json=body)).raise_for_status()
+        timeline = Timeline(name, began_s=began_s, began_unix_s=time.time())
+        reports = FeedOfSession(name, self._arm, self._feed)
+        monitor = SessionMonitor(reports, self._clock, self._metrics, timeline, self._prior)
+        listener = Listener(monitor, self._clock)
         await asyncio.sleep(max(0.0, began_s + accesses[0].speech_s - time.monotonic()))
         for access in accesses:
-            if self._speaks:
-                self._feed.send(SpeechStart(name))
+            monitor.speech_started(self._clock.now_s())
             await asyncio.sleep(access.request_s - access.speech_s)
-            sounds_s = await self._turn(name, access, times, rng)
-            plays_s = max(0.0, sounds_s + access.playback_s - time.monotonic())
-            if self._hints:
-                self._feed.send(NextUseHint(name, plays_s, self._gap_s, None))
-            await asyncio.sleep(plays_s + access.next_gap_s)
-            if self._hints:
-                self._feed.send(NextUseHint(name, 0.0, self._gap_s, access.next_gap_s))
+            monitor.speech_stopped()
+            playback = listener.begin(f"{name}-{access.turn}")
+            hearing = asyncio.create_task(listener.hear(playback, access.playback_s))
+            await self._turn(name, access, times, rng, listener.text)
+            listener.text_completed(playback)
+            await hearing
+            await asyncio.sleep(access.next_gap_s)
+        monitor.close()
         await self._client.post("/close_session", json={"session_id": name})
         return times
 
     async def _turn(
-        self, name: str, access: Access, times: SessionTimes, rng: random.Random
-    ) -> float:
-        """Run one turn. Returns the time of its first token."""
+        self,
+        name: str,
+        access: Access,
+        times: SessionTimes,
+        rng: random.Random,
+        on_text: Callable[[int], None],
+    ) -> None:
+        """Run one turn. on_text: called with the number of tokens so far."""
         request = {
             "input_ids": [rng.randrange(10, 200) for _ in range(access.input_tokens)],
             "session_params": {"id": name},
@@ -184,12 +244,12 @@ class Users:
                     times.errors.append(str(event["error"]))
                     break
                 meta = event["meta_info"]
+                on_text(meta["completion_tokens"])
         first_s = first_s or time.monotonic()
         (times.ttft_ms if access.turn else times.first_ttft_ms).append(1000 * (first_s - asked_s))
         if access.turn and meta:
             times.held += access.history_tokens
             times.computed += max(0, access.history_tokens - meta.get("cached_tokens", 0) - 1)
-        return first_s
 
 
 async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
@@ -227,6 +287,36 @@ async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
     }
 
 
+def references(options: Options, schedule: Schedule, chains: list[Chain]) -> list[dict]:
+    """The schedule replayed without an engine, on demand and with preload at speech starts."""
+    spec, utterances_s, gaps = spec_of(options), load_utterances(), gaps_of("voice")
+    world = Distributions.of(chains, utterances_s, gaps, spec)
+    policies: dict[str, Callable[[], Policy]] = {
+        "lru": Lru,
+        "next-use": GatewayNextUse,
+        "informed": lambda: Informed(world),
+        "belady": lambda: Belady(schedule),
+    }
+    pool_tokens = schedule.pool_tokens(options.pool_share, options.page)
+    rows = []
+    for name, policy in policies.items():
+        demand, early = (
+            replay(schedule, pool_tokens, policy(), page_tokens=options.page, preload=preload)
+            for preload in (False, True)
+        )
+        rows.append({"policy": name, "demand": asdict(demand), "preload": asdict(early)})
+    return rows
+
+
+def reference_line(row: dict) -> str:
+    demand, early = row["demand"], row["preload"]
+    return (
+        f"{row['policy']:10s} {demand['reuses']:5d} replayed: {demand['misses']} misses, "
+        f"{demand['reloaded_tokens']} tokens; with preload {early['hidden_tokens']} hidden of "
+        f"{early['reloaded_tokens']}"
+    )
+
+
 def line(row: dict) -> str:
     ttft = row["ttft_ms"]
     moved = row["tokens_loaded"] + row["tokens_preloaded"]
@@ -262,18 +352,26 @@ def parse_args() -> Options:
 
 def main() -> None:
     options = parse_args()
-    rows = []
+    rows, replayed = [], []
     print(HEAD, flush=True)
     for repeat in range(options.repeats):
-        schedule = schedule_of(Options(**{**asdict(options), "seed": options.seed + repeat}))
+        drawn = replace(options, seed=options.seed + repeat)
+        schedule = schedule_of(drawn)
+        for row in references(drawn, schedule, chains_of(drawn)):
+            replayed.append({"repeat": repeat, **row})
+            print(reference_line(row), flush=True)
         for arm in options.arms.split(","):
             row = asyncio.run(measure(arm, options, schedule))
             rows.append({"repeat": repeat, **row})
             print(line(row), flush=True)
     if options.json:
         document = {
-            "benchmark": "kv_pressure", **facts(), "config": config_of(options), "rows": rows
-        }  # fmt: skip
+            "benchmark": "kv_pressure",
+            **facts(),
+            "config": config_of(options),
+            "rows": rows,
+            "replayed": replayed,
+        }
         Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
 
 

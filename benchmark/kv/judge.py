@@ -5,7 +5,9 @@
 Workload W3 without an engine. Misses are accesses, of all after a session's first, whose KV is
 not all there; reloaded counts tokens, wait is per access. Loads happen on demand. The last two
 columns are from a second replay with preload at the start of speech, whose early loads take room
-too. "Belady, no end" has the times at which users speak again, but not the ends of sessions.
+too. "next-use" is the server's estimate, "informed" the reference that knows as much as a server
+can (benchmark/kv/gateway.py). "end of playback known" is next-use with the true end of playback.
+"Belady, no end" has the times at which users speak again, but not the ends of sessions.
 """
 
 import argparse
@@ -17,6 +19,7 @@ from statistics import fmean
 
 import numpy as np
 
+from benchmark.kv.gateway import Distributions, GatewayNextUse, Informed
 from benchmark.kv.judges import Belady, Link, Lru, NextUseHint, Outcome, Policy, replay
 from benchmark.kv.workload import (
     FRAMES_PER_TOKEN,
@@ -31,8 +34,9 @@ from benchmark.kv.workload import (
 )
 from benchmark.load.provenance import config_of, facts
 
-LRU, NEXT_USE, OPEN_END, BELADY = "LRU", "next-use", "Belady, no end", "Belady"
-POLICIES = (LRU, NEXT_USE, OPEN_END, BELADY)
+LRU, NEXT_USE, INFORMED = "LRU", "next-use", "informed"
+END_KNOWN, OPEN_END, BELADY = "end of playback known", "Belady, no end", "Belady"
+POLICIES = (LRU, NEXT_USE, INFORMED, END_KNOWN, OPEN_END, BELADY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +132,14 @@ class Inputs:
     def schedule(self, spec: Spec) -> Schedule:
         return plan(self.chains, self.utterances_s, self.gaps, spec)
 
-    def policy(self, name: str, schedule: Schedule, *, preload: bool) -> Policy:
+    def policy(self, name: str, schedule: Schedule, spec: Spec, *, preload: bool) -> Policy:
         if name == LRU:
             return Lru(speech_is_use=preload)
         if name == NEXT_USE:
+            return GatewayNextUse()
+        if name == INFORMED:
+            return Informed(Distributions.of(self.chains, self.utterances_s, self.gaps, spec))
+        if name == END_KNOWN:
             return NextUseHint(self.gaps.median_s + float(np.median(self.utterances_s)))
         return Belady(schedule, knows_end=name == BELADY)
 
@@ -141,7 +149,8 @@ def run(options: Options) -> Iterator[Row]:
     link = Link(options.link_tokens_per_s, options.link_latency_s)
     for sessions in options.sessions:
         for seed in options.seeds:
-            schedule = inputs.schedule(options.spec(sessions, seed))
+            spec = options.spec(sessions, seed)
+            schedule = inputs.schedule(spec)
             for share in options.pool_share:
                 pool_tokens = schedule.pool_tokens(share, options.page_tokens)
                 for name in POLICIES:
@@ -149,7 +158,7 @@ def run(options: Options) -> Iterator[Row]:
                         replay(
                             schedule,
                             pool_tokens,
-                            inputs.policy(name, schedule, preload=preload),
+                            inputs.policy(name, schedule, spec, preload=preload),
                             page_tokens=options.page_tokens,
                             link=link,
                             preload=preload,
@@ -162,21 +171,24 @@ def run(options: Options) -> Iterator[Row]:
 def print_table(rows: list[Row], options: Options) -> None:
     print(f"{options.regime}, mean of {len(options.seeds)} seeds")
     print(
-        f"{'sessions':>8s} {'pool':>6s} {'policy':16s}{'misses':>8s}{'of':>6s}{'/Belady':>9s}"
+        f"{'sessions':>8s} {'pool':>6s} {'policy':22s}{'misses':>8s}{'of':>6s}"
+        f"{'/inf.':>7s}{'/Belady':>9s}"
         f"{'reloaded':>10s}{'vs LRU':>8s}{'cycles':>8s}{'wait ms':>9s}{'hidden':>9s}{'wait ms':>9s}"
     )
     for sessions, share in sorted({(row.sessions, row.pool_share) for row in rows}):
         point = [row for row in rows if (row.sessions, row.pool_share) == (sessions, share)]
         of = {name: [row for row in point if row.policy == name] for name in POLICIES}
         for own in of.values():
-            print(f"{sessions:8d} {share:6.0%} " + line(own, of[LRU], of[BELADY]))
+            print(f"{sessions:8d} {share:6.0%} " + line(own, of))
 
 
-def line(own: list[Row], lru: list[Row], belady: list[Row]) -> str:
+def line(own: list[Row], of: dict[str, list[Row]]) -> str:
+    """of: rows of the same point, by policy."""
     misses, reloaded = _mean(own, "misses"), _mean(own, "reloaded_tokens")
     reuses = _mean(own, "reuses")
-    more = _ratio(misses, _mean(belady, "misses"))
-    saved = _ratio(reloaded - _mean(lru, "reloaded_tokens"), _mean(lru, "reloaded_tokens"))
+    beyond, more = (_ratio(misses, _mean(of[name], "misses")) for name in (INFORMED, BELADY))
+    lru_tokens = _mean(of[LRU], "reloaded_tokens")
+    saved = _ratio(reloaded - lru_tokens, lru_tokens)
     early_tokens = sum(row.early.reloaded_tokens for row in own)
     hidden = _ratio(sum(row.early.hidden_tokens for row in own), early_tokens)
     # Reload time that users wait for, per access after a session's first.
@@ -185,7 +197,8 @@ def line(own: list[Row], lru: list[Row], belady: list[Row]) -> str:
         for outcomes in ([row.demand for row in own], [row.early for row in own])
     ]
     return (
-        f"{own[0].policy:16s}{misses:8.1f}{reuses:6.0f}{_text(more, '.2f'):>9s}{reloaded:10.0f}"
+        f"{own[0].policy:22s}{misses:8.1f}{reuses:6.0f}{_text(beyond, '.2f'):>7s}"
+        f"{_text(more, '.2f'):>9s}{reloaded:10.0f}"
         f"{_text(saved, '+.0%'):>8s}{_mean(own, 'cycles'):8.1f}"
         f"{late_ms[0]:>9s}{_text(hidden, '.1%'):>9s}{late_ms[1]:>9s}"
     )

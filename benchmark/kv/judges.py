@@ -19,35 +19,52 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from benchmark.kv.workload import Access, Schedule, pages
 
 # An eviction followed by a reload within this time is a cycle. Chosen for this benchmark.
 CYCLE_S = 10.0
-_GENERATED, _CLOSED, _SPEECH, _REQUEST = range(4)  # order of events at equal times
+_GENERATED, _SPOKEN, _CLOSED, _SPEECH, _REQUEST = range(5)  # order of events at equal times
+# The talker is ahead of playback by this much, where policies pace it.
+BUFFERED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class IdleFacts:
-    """playback_end_s: by the session's playback clock; None if unknown."""
+    """What is known when a request has ended.
+
+    playback_end_s: end of the response's playback; None if unknown.
+    began_s: begin of its playback. output_tokens: of its text, which is complete now.
+    """
 
     playback_end_s: float | None
+    began_s: float = 0.0
+    output_tokens: int = 0
 
 
-class Policy(Protocol):
+class Policy:
     """Chooses the sessions whose KV is evicted. Methods other than `victim` report events."""
 
-    def speaks(self, session: int, now_s: float) -> None: ...
+    def speaks(self, session: int, now_s: float) -> None:
+        """Its user begins to speak."""
 
-    def accessed(self, session: int, now_s: float) -> None: ...
+    def accessed(self, session: int, now_s: float) -> None:
+        """Its request comes."""
 
-    def idle(self, session: int, now_s: float, facts: IdleFacts) -> None: ...
+    def idle(self, session: int, now_s: float, facts: IdleFacts) -> None:
+        """Its request has ended."""
 
-    def victim(self, candidates: Sequence[int], now_s: float) -> int: ...
+    def spoken(self, session: int, now_s: float, playback_end_s: float) -> None:
+        """The talker has ended its response: the end of playback is known."""
+
+    def closed(self, session: int) -> None:
+        """It will not be used again."""
+
+    def victim(self, candidates: Sequence[int], now_s: float) -> int:
+        raise NotImplementedError
 
 
-class Lru:
+class Lru(Policy):
     """Evicts the least recently used session, as SGLang does.
 
     speech_is_use: whether the start of speech is a use: with preload, which looks up the cache.
@@ -71,12 +88,14 @@ class Lru:
         return min(candidates, key=self._used_s.__getitem__)
 
 
-class NextUseHint:
+class NextUseHint(Policy):
     """Evicts the session whose next use is expected farthest from now (LiveServe §5.1).
 
-    The next use is expected at the end of playback, plus a moving average of the time that this
-    user then took to finish speaking. A session that is long overdue counts as distant, because its
-    user has probably left. A session whose user speaks is evicted only if no other is left.
+    The end of playback is known here as soon as the request has ended, which no server can know;
+    gateway.py has what a server knows. The next use is expected at the end of playback, plus a
+    moving average of the time that this user then took to finish speaking. A session that is long
+    overdue counts as distant, because its user has probably left. A session whose user speaks is
+    evicted only if no other is left.
     """
 
     def __init__(self, prior_gap_s: float, weight: float = 0.3):
@@ -110,7 +129,7 @@ class NextUseHint:
         return max(candidates, key=rank)
 
 
-class Belady:
+class Belady(Policy):
     """Evicts the session whose next access is farthest, from the schedule.
 
     knows_end: whether ends of sessions are known. If not, every turn is followed by another after
@@ -126,14 +145,8 @@ class Belady:
                 self._due_s[access.session].append(again_s)
             self._due_s[access.session].append(access.request_s)
 
-    def speaks(self, session: int, now_s: float) -> None:
-        pass
-
     def accessed(self, session: int, now_s: float) -> None:
         self._due_s[session].pop()
-
-    def idle(self, session: int, now_s: float, facts: IdleFacts) -> None:
-        pass
 
     def victim(self, candidates: Sequence[int], now_s: float) -> int:
         return max(candidates, key=self._next)
@@ -230,6 +243,8 @@ def replay(
             pool.request(access, now_s)
         elif kind == _GENERATED:
             pool.generated(access, now_s)
+        elif kind == _SPOKEN:
+            policy.spoken(access.session, now_s, access.playback_end_s)
         elif kind == _CLOSED:
             pool.close(access.session)
         elif access.turn:
@@ -243,6 +258,8 @@ def _events(schedule: Schedule) -> list[tuple[float, int, int, Access]]:
         events.append((access.speech_s, _SPEECH, access.session, access))
         events.append((access.request_s, _REQUEST, access.session, access))
         events.append((access.generated_s, _GENERATED, access.session, access))
+        spoken_s = max(access.generated_s, access.playback_end_s - BUFFERED_S)
+        events.append((spoken_s, _SPOKEN, access.session, access))
         if access.last:
             events.append((access.playback_end_s, _CLOSED, access.session, access))
     return events
@@ -286,11 +303,13 @@ class _Pool:
 
     def generated(self, access: Access, now_s: float) -> None:
         self._sessions[access.session].pinned = False
-        self._policy.idle(access.session, now_s, IdleFacts(access.playback_end_s))
+        facts = IdleFacts(access.playback_end_s, access.request_s, access.output_tokens)
+        self._policy.idle(access.session, now_s, facts)
         self._make_room(0, now_s)  # only an overdrawn pool evicts here
 
     def close(self, session: int) -> None:
         kv = self._sessions.pop(session)
+        self._policy.closed(session)
         self._free += kv.n_resident
         self.outcome.lost_tokens += kv.n_tokens - self._tokens(kv, kv.n_resident)
 

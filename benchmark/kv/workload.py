@@ -9,7 +9,6 @@ and lengths from this schedule, and times from its own playback.
 
 import json
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +24,10 @@ START_SPREAD_S = 15.0
 # 3.4 tokens a second, hence 3.7 frames per token.
 CODEC_FRAME_S = 0.08
 FRAMES_PER_TOKEN = 3.7
+# Four to six frames per token are usual with one voice (stages/talker/speech_bound.py), so their
+# standard deviation is about a seventh. Half of that variance is given to conversations here.
+PACE_SIGMA = 0.1
+_PACE_STREAM = 1
 # Of all 3,637 pauses between linked turns of the trace; from request to request, so a little long.
 CHAT_MEDIAN_S = 126.0
 CHAT_SIGMA = 0.97
@@ -41,6 +44,16 @@ class Turn:
 
 
 Chain = tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A turn with what is drawn for it. gap_s: from the end of its playback to the next speech."""
+
+    turn: Turn
+    utterance_s: float
+    gap_s: float
+    frames_per_token: float
 
 
 class Gaps(Protocol):
@@ -95,7 +108,9 @@ class Spec:
         sessions: conversations at the same time, one per user.
         conversations: conversations of each user, one after the other.
         divisor: divisor of all lengths of the trace.
-        frames_per_token: codec frames per token of a response.
+        frames_per_token: codec frames per token of a response, the median.
+        pace_sigma: standard deviation of its logarithm, between conversations and again between
+            the responses of one.
         token_s: decode step of the ideal server; a request runs that long per token.
     """
 
@@ -104,6 +119,7 @@ class Spec:
     conversations: int = 3
     divisor: float = 8.0
     frames_per_token: float = FRAMES_PER_TOKEN
+    pace_sigma: float = PACE_SIGMA
     token_s: float = 0.02
 
     def __post_init__(self):
@@ -111,6 +127,8 @@ class Spec:
             raise ValueError("there must be at least one session and one conversation")
         if min(self.divisor, self.frames_per_token, self.token_s) <= 0:
             raise ValueError("divisor, frames per token and decode step must be positive")
+        if not 0 <= self.pace_sigma < math.inf:
+            raise ValueError(f"the spread of paces must not be negative, got {self.pace_sigma}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,31 +218,32 @@ def plan(chains: list[Chain], utterances_s: np.ndarray, gaps: Gaps, spec: Spec) 
     accesses: list[Access] = []
     for user in range(spec.sessions):
         rng = np.random.default_rng([spec.seed, user])
+        paces = np.random.default_rng([spec.seed, user, _PACE_STREAM])
         speech_s = float(rng.uniform(0.0, START_SPREAD_S)) + gaps.draw(rng, rng.standard_normal())
         for number in range(spec.conversations):
             session = user * spec.conversations + number
             chain = chains[int(rng.integers(len(chains)))]
             pace = rng.standard_normal()
             draws = [(float(rng.choice(utterances_s)), gaps.draw(rng, pace)) for _ in chain]
-            accesses += _converse(session, chain, speech_s, draws, spec)
+            own_pace = spec.frames_per_token * math.exp(spec.pace_sigma * paces.standard_normal())
+            spread = np.exp(spec.pace_sigma * paces.standard_normal(len(chain)))
+            turns = [
+                Drawn(turn, *drawn, own_pace * float(factor))
+                for turn, drawn, factor in zip(chain, draws, spread, strict=True)
+            ]
+            accesses += _converse(session, turns, speech_s, spec)
             speech_s = accesses[-1].playback_end_s + accesses[-1].next_gap_s
     return Schedule(tuple(sorted(accesses, key=lambda access: (access.request_s, access.session))))
 
 
-def _converse(
-    session: int,
-    chain: Chain,
-    speech_s: float,
-    draws: Iterable[tuple[float, float]],
-    spec: Spec,
-) -> list[Access]:
+def _converse(session: int, turns: list[Drawn], speech_s: float, spec: Spec) -> list[Access]:
     accesses: list[Access] = []
     history_tokens = 0
-    for number, (turn, (utterance_s, gap_s)) in enumerate(zip(chain, draws, strict=True)):
-        n_input = max(1, round(turn.new_tokens / spec.divisor))
-        n_output = max(1, round(turn.output_tokens / spec.divisor))
-        request_s = speech_s + utterance_s
-        playback_s = n_output * spec.frames_per_token * CODEC_FRAME_S
+    for number, drawn in enumerate(turns):
+        n_input = max(1, round(drawn.turn.new_tokens / spec.divisor))
+        n_output = max(1, round(drawn.turn.output_tokens / spec.divisor))
+        request_s = speech_s + drawn.utterance_s
+        playback_s = n_output * drawn.frames_per_token * CODEC_FRAME_S
         generated_s = request_s + n_output * spec.token_s
         access = Access(
             session=session,
@@ -234,13 +253,13 @@ def _converse(
             generated_s=generated_s,
             # Playback cannot end before the response is generated.
             playback_end_s=max(request_s + playback_s, generated_s),
-            next_gap_s=gap_s,
+            next_gap_s=drawn.gap_s,
             history_tokens=history_tokens,
             input_tokens=n_input,
             output_tokens=n_output,
-            last=number == len(chain) - 1,
+            last=number == len(turns) - 1,
         )
         accesses.append(access)
         history_tokens = access.kv_tokens
-        speech_s = access.playback_end_s + gap_s
+        speech_s = access.playback_end_s + drawn.gap_s
     return accesses

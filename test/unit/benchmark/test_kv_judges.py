@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmark.kv.judge import POLICIES, Options, main, parse_options, run
-from benchmark.kv.judges import Belady, IdleFacts, Link, Lru, NextUseHint, replay
+from benchmark.kv.judges import Belady, IdleFacts, Link, Lru, NextUseHint, Policy, replay
 from benchmark.kv.workload import Access, Schedule
 
 FOREVER_S = 1e6
@@ -187,7 +187,7 @@ def test_without_playback_facts_next_use_ranks_by_age():
     assert policy.victim([1, 0, 2], 5.0) == 0
 
 
-class ArbitraryPolicy:
+class ArbitraryPolicy(Policy):
     """A policy of arbitrary choices."""
 
     def __init__(self, seed):

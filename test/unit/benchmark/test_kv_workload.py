@@ -64,14 +64,25 @@ def test_the_next_utterance_starts_a_gap_after_the_end_of_playback(regime):
 
 
 def test_a_response_plays_eighty_ms_per_frame():
-    few, many = drawn(Spec(frames_per_token=2.0)), drawn(Spec(frames_per_token=4.0))
+    few, many = (drawn(Spec(frames_per_token=n, pace_sigma=0.0)) for n in (2.0, 4.0))
     for a in few.accesses:
         assert a.playback_s == pytest.approx(a.output_tokens * 2 * 0.08)
     assert max(a.playback_s for a in many.accesses) == pytest.approx(400 / 8 * 4 * 0.08)
 
 
+def test_paces_vary_between_conversations_and_within_them():
+    paces = {
+        number: [a.playback_s / a.output_tokens / 0.08 for a in accesses if a.output_tokens > 5]
+        for number, accesses in by_session(drawn(Spec(sessions=40))).items()
+    }
+    within = [np.std(np.log(own)) for own in paces.values() if len(own) > 1]
+    between = np.std([np.mean(np.log(own)) for own in paces.values() if own])
+    assert 0.05 < np.mean(within) < 0.12
+    assert 0.08 < between < 0.17
+
+
 def test_a_response_does_not_end_before_it_is_generated():
-    slow = drawn(Spec(frames_per_token=1.0, token_s=0.1))
+    slow = drawn(Spec(frames_per_token=1.0, pace_sigma=0.0, token_s=0.1))
     assert all(a.playback_end_s == a.generated_s > a.request_s for a in slow.accesses)
 
 
