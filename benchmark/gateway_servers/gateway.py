@@ -73,7 +73,7 @@ class FakeSession:
     def report_underrun(self, silent_s: float) -> None:
         """Does nothing: there is no admission control."""
 
-    def report_speech(self) -> None:
+    def report_speech(self, speaks: bool = True) -> None:
         """Does nothing: there is no KV to load."""
 
     def leave_frames(self) -> None:

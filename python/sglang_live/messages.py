@@ -89,9 +89,13 @@ class StreamEvent(Message, frozen=True, tag=True):
 
 
 class UserSpeaking(Message, frozen=True, tag=True):
-    """The user of the session has begun to speak."""
+    """The user of the session has begun to speak.
+
+    speaks: False: what seemed to be speech was none.
+    """
 
     session_id: str
+    speaks: bool = True
 
 
 class NextUseHint(Message, frozen=True, tag=True):

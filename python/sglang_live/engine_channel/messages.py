@@ -157,6 +157,12 @@ class SpeechStart(msgspec.Struct, frozen=True, tag="speech"):
     session: str
 
 
+class SpeechDismissed(msgspec.Struct, frozen=True, tag="no_speech"):
+    """What seemed to be speech of this session's user was none. Delivered reliably."""
+
+    session: str
+
+
 class NextUseHint(msgspec.Struct, frozen=True, tag="next_use"):
     """When the next request of this session is expected. Delivered reliably.
 
@@ -179,7 +185,14 @@ class NextUseHint(msgspec.Struct, frozen=True, tag="next_use"):
 
 TalkerFeed = TalkerPrompt | TalkerText | TalkerForget
 Feed = (
-    TalkerFeed | Progress | Interrupt | TruncateSession | RetainSession | SpeechStart | NextUseHint
+    TalkerFeed
+    | Progress
+    | Interrupt
+    | TruncateSession
+    | RetainSession
+    | SpeechStart
+    | SpeechDismissed
+    | NextUseHint
 )
 
 

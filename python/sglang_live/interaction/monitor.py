@@ -93,6 +93,7 @@ class SessionMonitor:
         self._note("speech_suspected", onset_t_s=self.timeline.t_s(onset_s))
 
     def speech_dismissed(self) -> None:
+        self._session.report_speech(speaks=False)
         self._note("speech_dismissed")
 
     def speech_started(self, onset_s: float) -> None:

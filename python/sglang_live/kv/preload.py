@@ -26,6 +26,9 @@ class PreloadConfig:
     """
     safety: multiple of the transfer's duration that must be left until its need. Loads of live
         work go ahead of it on the link, and speech mostly ends sooner than the mean.
+    in_flight_s: time that the link needs for all transfers in flight, beyond which no preload is
+        added: a load that a prefill waits for comes behind them. A longer round counts instead,
+        because nothing can be added before it ends.
     retry_s: time between two judgements of a preload that waits; some rounds of the engine.
     max_protected_share: share of the pool's tokens for all KV that is preloaded and not used yet.
         Users speak a third of the time, and the KV of those who speak at once is needed within
@@ -35,6 +38,7 @@ class PreloadConfig:
     """
 
     safety: float = 1.5
+    in_flight_s: float = 0.01
     retry_s: float = 0.05
     max_protected_share: float = 0.4
     max_expected_share: float = 0.2
@@ -45,8 +49,9 @@ class PreloadConfig:
         for name in ("max_protected_share", "max_expected_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a share, got {getattr(self, name)}")
-        if not 0 < self.retry_s < float("inf"):
-            raise ValueError(f"retry_s must be positive, got {self.retry_s}")
+        for name in ("retry_s", "in_flight_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +64,7 @@ class PreloadView:
         n_tokens, n_bytes: size of the KV to load.
         bytes_per_s: bandwidth of the link to the device; None: not measured yet.
         latency_s: fixed cost of a transfer.
-        queued_bytes: bytes that are queued or in transfer on that link.
+        queued_bytes: bytes that are in transfer on that link, and of preloads that have begun.
         protected_tokens: tokens preloaded for other sessions and not used yet, or in transfer.
         cap_tokens: maximum of these; a single session may have more.
         free_tokens: free tokens of the pool, without the reserve of live work.

@@ -77,8 +77,12 @@ class VoiceSession(Protocol):
         """End frame mode. Without it, nothing happens."""
         ...
 
-    def report_speech(self) -> None:
-        """Report that the user has begun to speak."""
+    def report_speech(self, speaks: bool = True) -> None:
+        """Report that the user has begun to speak.
+
+        Args:
+            speaks: False: what seemed to be speech was none.
+        """
         ...
 
     def report_next_use(

@@ -210,9 +210,9 @@ class LiveSession:
     def leave_frames(self) -> None:
         self._owner.metronome.leave(self.session_id)
 
-    def report_speech(self) -> None:
+    def report_speech(self, speaks: bool = True) -> None:
         if self._owner.policies:
-            self._links.thinker.report_speech()
+            self._links.thinker.report_speech(speaks)
 
     def report_next_use(
         self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None

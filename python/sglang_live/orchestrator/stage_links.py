@@ -53,9 +53,9 @@ class _Link:
             self.known = set()
         return client
 
-    def report_speech(self) -> None:
+    def report_speech(self, speaks: bool) -> None:
         if client := self._running_client():
-            client.send_later(UserSpeaking("", self.session_id))
+            client.send_later(UserSpeaking("", self.session_id, speaks))
 
     def report_next_use(
         self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None

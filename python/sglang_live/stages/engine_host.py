@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,8 @@ class EngineHost:
         # SGLang only logs a plugin that fails.
         seams.check_landed(spec.stage)
         self.loop: asyncio.AbstractEventLoop = self.engine.loop
+        # Whether the scheduler owes something other than the results of requests.
+        self.owes: Callable[[], bool] = lambda: False
 
     async def stream(self, rid: str, **request: Any) -> AsyncGenerator[dict[str, Any], None]:
         """Run one request and yield its cumulative outputs. Closing early aborts the request.
@@ -160,9 +162,8 @@ class EngineHost:
             await asyncio.sleep(min(1.0, self._stuck_after_s / 4))
             n_steps, round_tokens = self._progress()
             now_s = clock.now_s()
-            if not watch.look(
-                now_s, has_work=bool(states), n_steps=n_steps, round_tokens=round_tokens
-            ):
+            has_work = bool(states) or self.owes()
+            if not watch.look(now_s, has_work=has_work, n_steps=n_steps, round_tokens=round_tokens):
                 continue
             if compiler := _running_compiler():
                 log.warning("scheduler_compiles with=%s", compiler)

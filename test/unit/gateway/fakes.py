@@ -104,7 +104,7 @@ class FakeSession:
     on_interrupt: last steps of an interrupted turn; None: the policy is off.
     playback: arguments of report_playback.
     underruns_s: arguments of report_underrun.
-    n_speech: number of calls of report_speech.
+    n_speech: how often report_speech was called, except for dismissals.
     prefilled: turn prefills.
     frame_modes: frame length of each join_frames; None for leave_frames.
     """
@@ -196,8 +196,8 @@ class FakeSession:
     def leave_frames(self) -> None:
         self.frame_modes.append(None)
 
-    def report_speech(self) -> None:
-        self.n_speech += 1
+    def report_speech(self, speaks: bool = True) -> None:
+        self.n_speech += speaks
 
     def report_next_use(
         self, to_play_s: float, response_gap_s: float | None, observed_gap_s: float | None

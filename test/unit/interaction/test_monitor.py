@@ -33,8 +33,8 @@ class Stages:
     def watch(self, on_stream_event):
         self.on_stream_event = on_stream_event
 
-    def report_speech(self):
-        self.n_speech += 1
+    def report_speech(self, speaks=True):
+        self.n_speech += 1 if speaks else -1
 
     def report_next_use(self, to_play_s, response_gap_s, observed_gap_s):
         self.next_uses.append((round(to_play_s, 3), response_gap_s, observed_gap_s))
@@ -143,6 +143,8 @@ async def test_speech_and_suspicion_are_passed_on(world):
     world.monitor.speech_suspected(100.0)
     world.monitor.speech_started(100.0)
     assert world.stages.n_speech == 2
+    world.monitor.speech_dismissed()
+    assert world.stages.n_speech == 1
 
 
 async def test_user_stats_follow_interruptions_and_response_gaps(world):

@@ -357,8 +357,12 @@ async def test_speech_is_reported_to_a_thinker_that_has_the_session(world, sessi
     session.report_speech()
     await Listener(session.respond(ask("t1", user("u1", "hi")))).task
     session.report_speech()
+    session.report_speech(speaks=False)
     await world.settled()
-    assert world.thinker.hints == [UserSpeaking("", "session")]
+    assert world.thinker.hints == [
+        UserSpeaking("", "session"),
+        UserSpeaking("", "session", speaks=False),
+    ]
 
 
 async def test_the_next_use_is_reported_to_a_thinker_that_has_the_session(world_of):

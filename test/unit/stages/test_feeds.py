@@ -13,6 +13,7 @@ from sglang_live.engine_channel.messages import (
     Progress,
     Retained,
     RetainSession,
+    SpeechDismissed,
     SpeechStart,
     Truncated,
     TruncateSession,
@@ -113,8 +114,9 @@ def feed(sent, clock) -> ThinkerFeed:
 
 def test_ends_and_speech_are_sent_at_once(feed, sent):
     feed.interrupt("r")
-    feed.speech_start("s")
-    assert sent == [Interrupt("r"), SpeechStart("s")]
+    feed.speech("s", True)
+    feed.speech("s", False)
+    assert sent == [Interrupt("r"), SpeechStart("s"), SpeechDismissed("s")]
 
 
 def test_every_next_use_hint_is_sent_at_once(feed, sent):
@@ -135,9 +137,24 @@ async def test_a_truncation_is_done_when_the_engine_says_exactly_that(feed, sent
     assert await asking == is_done
 
 
-async def test_an_unanswered_truncation_times_out(feed, monkeypatch):
-    monkeypatch.setattr(engine_control, "ANSWER_TIMEOUT_S", 0.01)
-    assert not await feed.truncate("s", 7)
+async def test_a_late_truncation_is_waited_for_and_counted(feed, monkeypatch):
+    monkeypatch.setattr(engine_control, "LATE_S", 0.01)
+    asking = asyncio.create_task(feed.truncate("s", 7))
+    await asyncio.sleep(0.05)
+    assert not asking.done()
+    assert feed.awaits_answer and feed.n_late == 1
+    feed.answered(Truncated("s", 7))
+    assert await asking
+    assert not feed.awaits_answer
+
+
+async def test_the_end_of_its_turn_ends_the_wait_for_a_truncation(feed):
+    asking = asyncio.create_task(feed.truncate("s", 7))
+    await settle()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert not feed.awaits_answer
     feed.answered(Truncated("s", 7))  # too late
 
 
@@ -181,7 +198,7 @@ async def test_a_bound_without_a_session_of_ours_is_in_force_once_it_is_answered
 
 
 async def test_an_unanswered_bound_is_not_confirmed(feed, monkeypatch):
-    monkeypatch.setattr(engine_control, "ANSWER_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(engine_control, "RETAIN_TIMEOUT_S", 0.01)
     assert not await feed.retain_native(RetainSession("s", 4, 64, 8))
 
 

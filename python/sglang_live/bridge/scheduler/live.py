@@ -19,6 +19,8 @@ from sglang_live.policy.config import THINKER
 
 # Longest wait for input while every request is paused. A message ends the wait at once.
 IDLE_WAIT_MS = 20
+# Wait of an idle engine that loads KV ahead: less than the transfers in flight take.
+LOADING_WAIT_MS = 5
 
 
 class LiveScheduler(MemoryScheduler):
@@ -30,6 +32,7 @@ class LiveScheduler(MemoryScheduler):
         super().init_running_status()
         if not self.spec_algorithm.is_none() or self.server_args.enable_dp_attention:
             raise RuntimeError("pausing requests excludes speculation and DP attention")
+        self._loads_ahead = False  # KV is being loaded ahead, one part a round
         self._progress = ProgressCell.from_env() if self.outbox is not None else None
         self._fault_injection = FaultInjection.from_env() if self.policy_config is THINKER else None
 
@@ -133,6 +136,7 @@ class LiveScheduler(MemoryScheduler):
         if self.paused:
             running_batch = self._resume(running_batch)
         plan = super().get_next_batch_to_run(running_batch, last_batch)
+        self._loads_ahead = self.tier_events is not None and self.tier_events.load_ahead()
         if self.rounds is not None and (events := self.rounds.take_events()) and self.outbox:
             self.outbox.send(events)
         if plan.batch_to_run is None and self.paused and last_batch is None:
@@ -347,6 +351,9 @@ class LiveScheduler(MemoryScheduler):
                 self.rounds.table.keep_only(set())
             # The loop may sleep now, which would delay the report of the last events.
             self.report(at_once=True)
+        if self._loads_ahead:
+            self._poller.poll(LOADING_WAIT_MS)  # SGLang's own sleep takes up to a second
+            return None
         return super().on_idle()
 
 

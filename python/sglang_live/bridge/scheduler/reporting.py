@@ -36,6 +36,7 @@ from sglang_live.engine_channel.messages import (
     PolicyReport,
     Progress,
     RetainSession,
+    SpeechDismissed,
     SpeechStart,
     Truncated,
     TruncateSession,
@@ -108,6 +109,7 @@ class ReportingScheduler(Scheduler):
                 (TruncateSession, self._on_truncate),
                 (RetainSession, self._on_retain),
                 (SpeechStart, self._on_speech_start),
+                (SpeechDismissed, self._on_speech_dismissed),
                 (NextUseHint, self._on_next_use),
             ]
         )
@@ -190,6 +192,10 @@ class ReportingScheduler(Scheduler):
         self._counts["speech_starts"] += 1
         if self.tier_events is not None:
             self.tier_events.speech_started(start)
+
+    def _on_speech_dismissed(self, dismissed: SpeechDismissed) -> None:
+        if self.tier_events is not None:
+            self.tier_events.speech_dismissed(dismissed)
 
     def _on_next_use(self, hint: NextUseHint) -> None:
         if self.tier_events is not None:

@@ -11,7 +11,7 @@ from sglang.srt.managers.schedule_batch import Req
 
 from sglang_live.bridge.rounds import LinkRate, RoundStamp
 from sglang_live.bridge.session.cache import SessionCache
-from sglang_live.engine_channel.messages import NextUseHint, SpeechStart
+from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
 
 
 class TierEvents:
@@ -32,23 +32,51 @@ class TierEvents:
 
     def next_use(self, hint: NextUseHint) -> None:
         sessions, session_id = self._sessions, hint.session
-        if sessions.idle is None:
+        if sessions.idle is None or not self._is_open(session_id):
             return
         sessions.idle.expect(hint)
         if sessions.tier is not None:
             sessions.tier.expect(session_id)
-        if sessions.preloads is not None:
-            needed_s = sessions.idle.expected_s(session_id)
-            sessions.preloads.expect(session_id, sessions.idle.now_s, needed_s)
+        self._expect(session_id)
 
     def speech_started(self, start: SpeechStart) -> None:
         sessions = self._sessions
-        if sessions.idle is None:
+        if sessions.idle is None or not self._is_open(start.session):
             return
         sessions.idle.speech_started(start.session)
         if sessions.preloads is not None and sessions.tier is not None:
             sessions.tier.fetch(start.session)
             sessions.preloads.speech_started(start.session, sessions.idle.now_s)
+
+    def speech_dismissed(self, dismissed: SpeechDismissed) -> None:
+        sessions = self._sessions
+        if sessions.idle is None or not self._is_open(dismissed.session):
+            return
+        sessions.idle.speech_dismissed(dismissed.session)
+        if sessions.preloads is not None:
+            sessions.preloads.cancel(dismissed.session)
+            self._expect(dismissed.session)
+
+    def _expect(self, session_id: str) -> None:
+        sessions = self._sessions
+        if sessions.preloads is not None and sessions.idle is not None:
+            needed_s = sessions.idle.expected_s(session_id)
+            sessions.preloads.expect(session_id, sessions.idle.now_s, needed_s)
+
+    def _is_open(self, session_id: str) -> bool:
+        """A message may come after the session's end; nothing would remove what it adds then."""
+        return session_id in self._scheduler.session_controller
+
+    def load_ahead(self) -> bool:
+        """To be called once a round, when its batch is chosen.
+
+        Returns True if more is to be loaded ahead, so that the next round must not be late.
+        """
+        preloads = self._sessions.preloads
+        if preloads is None:
+            return False
+        preloads.load()
+        return preloads.is_loading
 
     def request_queued(self, req: Req) -> None:
         if self._sessions.tier is not None and req.session is not None:

@@ -7,6 +7,7 @@ when the user speaks.
 Owner: one SessionTier per session cache, if the engine has a HiCache.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -50,8 +51,10 @@ class SessionTier:
             file = open_storage(self.copies.bytes_per_token * self._page_size)
             self.stored = StoredTails(self.copies, file, self._least_of_all_ranks)
         self._eviction = HostEviction(sessions, self.copies, self.stored)
-        self._to_copy: dict[str, None] = {}  # idle sessions with KV that is on the device alone
-        self._arriving: dict[str, Any] = {}  # finish events of preloads that were not waited for
+        # Idle sessions with KV that is on the device alone.
+        self._to_copy: OrderedDict[str, None] = OrderedDict()
+        # Finish events of preloads that were not waited for.
+        self._arriving: dict[str, list[Any]] = {}
         self.counts = dict.fromkeys(
             ("tokens_lost", "evictions_waited", "loads", "loads_refused", "preloads"), 0.0
         )
@@ -72,16 +75,16 @@ class SessionTier:
     # --- to the host ---
 
     def set_idle(self, session_id: str) -> None:
-        self._to_copy.pop(session_id, None)
         self._to_copy[session_id] = None
+        self._to_copy.move_to_end(session_id)
 
     def write_back(self) -> None:
         """To be called once a round."""
         self._eviction.store_if_short()
         if not self._to_copy or self._free_share() >= WRITE_BACK_BELOW:
             return
-        for session_id in list(self._to_copy)[:_MAX_WRITES_PER_ROUND]:
-            del self._to_copy[session_id]
+        for _ in range(min(len(self._to_copy), _MAX_WRITES_PER_ROUND)):
+            session_id, _ = self._to_copy.popitem(last=False)
             slot = self._sessions.slots.get(session_id)
             if slot is None or not slot.kv.holds_kv or _is_pinned(slot):
                 continue  # set_idle() adds it again
@@ -242,27 +245,31 @@ class SessionTier:
         n_free: int = self._sessions.req_to_token_pool.available_size()
         return bool(slot.kv.holds_kv) or n_free > _SPARE_ROWS
 
-    def preload(self, session_id: str) -> bool:
-        """Begin to load what is on the host only. Returns False if there is no memory for it.
+    def preload(self, session_id: str, most_tokens: int) -> int:
+        """Begin to load the first most_tokens, whole pages, of what is on the host only.
 
         The session's next request waits for the transfer.
+
+        Returns:
+            How many tokens are loaded; 0 if there is no memory for them.
         """
-        n_slots = self.tokens_to_preload(session_id)
+        n_slots = min(self.tokens_to_preload(session_id), most_tokens)
         slot = self._sessions.slots.get(session_id)
         copy = self.copies.of(session_id)
         if n_slots == 0 or slot is None or copy is None:
-            return False
+            return 0
         if not self.has_spare_row(session_id) or not self._has_row(slot):
-            return False
+            return 0
         device = self._sessions.token_to_kv_pool_allocator.alloc(n_slots)
         if device is None:
             self._drop_empty_row(slot)
-            return False
+            return 0
         begin = slot.kv.kv_committed_len
-        self._arriving[session_id] = self.copies.preload(copy, begin, copy.end, device)
-        self._attach(slot, begin, copy.end, device)
-        self.counts["preloads"] += 1
-        return True
+        end = min(copy.end, begin + n_slots)
+        arrival = self.copies.preload(copy, begin, end, device)
+        self._arriving.setdefault(session_id, []).append(arrival)
+        self._attach(slot, begin, end, device)
+        return n_slots
 
     def _attach(self, slot: SessionSlot, begin: int, end: int, device: torch.Tensor) -> None:
         row = self._sessions.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]
@@ -292,8 +299,7 @@ class SessionTier:
             self._sessions.inner.evict_for_alloc(EvictParams(num_tokens=missing))
 
     def _wait_for_arrival(self, session_id: str) -> None:
-        event = self._arriving.pop(session_id, None)
-        if event is not None:
+        for event in self._arriving.pop(session_id, ()):
             wait_for(event)
 
     # --- reports ---

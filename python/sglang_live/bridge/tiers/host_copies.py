@@ -102,6 +102,14 @@ class HostCopies:
         known = self.to_device.bytes_per_s or self.to_host.bytes_per_s
         return LinkRate(known, self.to_device.latency_s)
 
+    @property
+    def bytes_to_device(self) -> int:
+        """Bytes of all loads that have not ended, SGLang's own included; equal on all ranks."""
+        controller = self._controller
+        started: int = sum(ack.num_bytes for ack in controller.ack_load_queue)
+        queued: int = sum(len(operation.device_indices) for operation in controller.load_queue)
+        return started + queued * self.bytes_per_token
+
     # --- device to host ---
 
     def write(self, session_id: str, kv: LiveKvInfo) -> bool:

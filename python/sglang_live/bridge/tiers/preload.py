@@ -10,6 +10,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.utils.common import ceil_align
+
 from sglang_live.bridge.rounds import LinkRate
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host import SessionTier
@@ -25,6 +27,8 @@ from sglang_live.kv.preload import (
 
 # Share of the pool that stays free for the steps of running requests between two reviews.
 _RESERVE_SHARE = 0.05
+# A round that waited for input is longer, and says nothing about the next one.
+_LONGEST_ROUND_S = 0.1
 # Time before the transfer must begin, in which a preload may wait for memory.
 _PRELOAD_MARGIN_S = 1.0
 
@@ -46,6 +50,19 @@ class _Pending:
     waits_for: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """A preload that has begun.
+
+    Attributes:
+        needed_at_s: when the session's KV is expected to be needed.
+        until_s: end of the protection of what has been loaded.
+    """
+
+    needed_at_s: float
+    until_s: float
+
+
 class Preloads:
     """
     Args:
@@ -59,11 +76,16 @@ class Preloads:
         self._numbers = itertools.count()
         # Preloaded KV that is not used yet, by session: (end of its protection, tokens).
         self._unused: dict[str, tuple[float, int]] = {}
+        self._loading: dict[str, _Loading] = {}
+        self._now_s = self._round_s = 0.0
         self.rate = LinkRate(None, 0.0)
         self.counts: dict[str, float] = {}
 
     def speech_started(self, session_id: str, now_s: float) -> None:
         """Schedule a preload: a request will follow when the user has finished speaking."""
+        if session_id in self._loading:
+            self._begin(session_id, now_s, now_s + REMAINING_SPEECH_S)
+            return
         self._schedule(session_id, now_s, now_s, now_s + REMAINING_SPEECH_S)
         self.tick(now_s, self.rate)  # an idle engine's next round may be a second away
 
@@ -73,6 +95,8 @@ class Preloads:
         Args:
             needed_at_s: when the KV is expected to be needed; None if unknown: no preload.
         """
+        if session_id in self._loading:
+            return
         n_tokens = self._tier.tokens_to_preload(session_id)
         if needed_at_s is None or n_tokens == 0 or self.rate.bytes_per_s is None:
             return
@@ -88,7 +112,17 @@ class Preloads:
         pending = self._pending.pop(session_id, None)
         if pending is not None and pending.waits_for:
             self._count(f"preloads_overtaken_{pending.waits_for}")
+        if self._loading.pop(session_id, None) is not None:
+            self._count("preloads_overtaken_link")
         self._unused.pop(session_id, None)
+
+    def cancel(self, session_id: str) -> None:
+        """The user does not speak after all. What has been loaded stays, without protection."""
+        pending = self._pending.pop(session_id, None)
+        loading = self._loading.pop(session_id, None)
+        if self._unused.pop(session_id, None) is not None:
+            self._idle.unprotect(session_id)
+        self._count("preloads_cancelled", pending is not None or loading is not None)
 
     def tick(self, now_s: float, rate: LinkRate) -> None:
         """Begin a round.
@@ -97,6 +131,8 @@ class Preloads:
             rate: as rank 0 measured it.
         """
         self.rate = rate
+        if now_s > self._now_s:
+            self._round_s, self._now_s = now_s - self._now_s, now_s
         while self._reviews and self._reviews[0][0] <= now_s:
             _, number, session_id = heapq.heappop(self._reviews)
             pending = self._pending.get(session_id)
@@ -124,16 +160,53 @@ class Preloads:
         if not self._tier.has_spare_row(session_id):
             self._count("preloads_without_room")
             return
-        until_s = now_s + PROTECTED_S
-        self._idle.protect(session_id, until_s)
-        with self._tier.keeping(session_id):
-            self._make_room(view.n_tokens, view.needed_at_s)
-        if self._tier.preload(session_id):
-            self._unused[session_id] = (until_s, view.n_tokens)
+        self._unused[session_id] = (now_s + PROTECTED_S, view.n_tokens)
+        self._begin(session_id, now_s, pending.needed_at_s)
+
+    def _begin(self, session_id: str, now_s: float, needed_at_s: float) -> None:
+        self._loading[session_id] = _Loading(needed_at_s, now_s + PROTECTED_S)
+        self._idle.protect(session_id, now_s + PROTECTED_S)
+
+    # --- transfers ---
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
+
+    def load(self) -> None:
+        """Add transfers of the preloads that are needed first, while few are in flight.
+
+        To be called once a round, behind the loads that the round's prefill waits for.
+        """
+        if not self._loading or self.rate.bytes_per_s is None:
+            return
+        window_s = max(self._config.in_flight_s, min(self._round_s, _LONGEST_ROUND_S))
+        copies, page_size = self._tier.copies, self._sessions.page_size
+        window_tokens = int(window_s * self.rate.bytes_per_s / copies.bytes_per_token)
+        in_flight = copies.bytes_to_device // copies.bytes_per_token
+        room = max(page_size, window_tokens) - in_flight
+        while room > 0 and self._loading:
+            session_id = min(self._loading, key=lambda sid: self._loading[sid].needed_at_s)
+            room -= self._load(session_id, ceil_align(room, page_size))
+
+    def _load(self, session_id: str, most_tokens: int) -> int:
+        """Load part of a session's KV, or end its preload. Returns the number of tokens."""
+        loading = self._loading[session_id]
+        n_tokens = min(self._tier.tokens_to_preload(session_id), most_tokens)
+        n_loaded = 0
+        if n_tokens and self._tier.has_spare_row(session_id):
+            with self._tier.keeping(session_id):
+                self._make_room(n_tokens, loading.needed_at_s)
+            n_loaded = self._tier.preload(session_id, n_tokens)
+        if n_loaded:
             self._sessions.resized(session_id)
-            self._idle.protect(session_id, until_s)
-        else:
+            self._idle.protect(session_id, loading.until_s)
+        elif n_tokens:
             self._count("preloads_without_room")
+        if n_loaded == 0 or self._tier.tokens_to_preload(session_id) == 0:
+            del self._loading[session_id]
+            self._tier.counts["preloads"] += n_loaded > 0
+        return n_loaded
 
     def _view(self, session_id: str, needed_at_s: float, now_s: float) -> PreloadView:
         sessions, tier, config = self._sessions, self._tier, self._config
@@ -149,12 +222,17 @@ class Preloads:
             n_bytes=n_tokens * tier.copies.bytes_per_token,
             bytes_per_s=self.rate.bytes_per_s,
             latency_s=self.rate.latency_s,
-            queued_bytes=0,
+            queued_bytes=self._queued_bytes(),
             protected_tokens=self._unused_tokens(now_s),
             cap_tokens=int(share * allocator.size),
             free_tokens=free - int(_RESERVE_SHARE * allocator.size),
             later_tokens=self._idle.later_tokens(needed_at_s, n_tokens),
         )
+
+    def _queued_bytes(self) -> int:
+        copies = self._tier.copies
+        n_tokens = sum(self._tier.tokens_to_preload(session_id) for session_id in self._loading)
+        return copies.bytes_to_device + n_tokens * copies.bytes_per_token
 
     def _unused_tokens(self, now_s: float) -> int:
         self._unused = {sid: warm for sid, warm in self._unused.items() if warm[0] > now_s}
@@ -169,8 +247,9 @@ class Preloads:
         if missing > 0:
             sessions.evict_idle(missing, later_than_s=later_than_s)
 
-    def _count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0.0) + 1
+    def _count(self, what: str, happened: bool = True) -> None:
+        if happened:
+            self.counts[what] = self.counts.get(what, 0.0) + 1
 
     @property
     def _tier(self) -> SessionTier:

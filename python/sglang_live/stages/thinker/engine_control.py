@@ -12,6 +12,7 @@ from sglang_live.engine_channel.messages import (
     NextUseHint,
     Retained,
     RetainSession,
+    SpeechDismissed,
     SpeechStart,
     Truncated,
     TruncateSession,
@@ -24,7 +25,10 @@ log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer", Truncated, Retained)
 
 # The scheduler changes sessions between two rounds, and one with much prefill may take that long.
-ANSWER_TIMEOUT_S = 2.0
+LATE_S = 2.0
+# Limit of what no turn's deadline bounds. Shorter than the silence after which a turn fails: the
+# response has been delivered when its session is bounded.
+RETAIN_TIMEOUT_S = 20.0
 
 
 class ThinkerFeed:
@@ -32,12 +36,18 @@ class ThinkerFeed:
         self._socket = socket
         self.progress = ProgressFeed(socket.send, clock)
         self._awaited: dict[tuple[type, str], asyncio.Future[Any]] = {}
+        self.n_late = 0  # answers that took longer than LATE_S
+
+    @property
+    def awaits_answer(self) -> bool:
+        return bool(self._awaited)
 
     def interrupt(self, rid: str) -> None:
         self._socket.send(Interrupt(rid))
 
-    def speech_start(self, engine_session: str) -> None:
-        self._socket.send(SpeechStart(engine_session))
+    def speech(self, engine_session: str, speaks: bool) -> None:
+        """speaks: False: what seemed to be speech was none."""
+        self._socket.send((SpeechStart if speaks else SpeechDismissed)(engine_session))
 
     def next_use(
         self,
@@ -51,13 +61,17 @@ class ThinkerFeed:
     async def truncate(self, engine_session: str, n_tokens: int) -> bool:
         """Make the session hold its first n_tokens only.
 
+        Waits until the turn is cancelled, which has a deadline: an engine that is late has much
+        to do, and a session that is built anew would add to it. An engine that has died or makes
+        no progress ends this process (EngineHost.watch_over).
+
         Returns:
-            False if the engine refused or did not answer: what the session holds is not known then.
+            False if the engine refused: what the session holds is not known then.
         """
         answer = await self._send_and_wait(TruncateSession(engine_session, n_tokens), Truncated)
-        if answer is not None and answer.n_tokens != n_tokens:
+        if answer.n_tokens != n_tokens:
             log.warning("truncation_refused session=%s n_tokens=%d", engine_session, n_tokens)
-        return answer is not None and answer.n_tokens == n_tokens
+        return answer.n_tokens == n_tokens
 
     def tell_bound(self, order: RetainSession, *, running: str = "") -> None:
         """As retain, without waiting for what the session holds.
@@ -69,13 +83,21 @@ class ThinkerFeed:
 
     async def retain(self, order: RetainSession) -> Retained | None:
         """Bound the session. None: what it holds is not known."""
-        answer = await self._send_and_wait(order, Retained)
+        answer = await self._retained(order)
         return answer if answer is not None and answer.n_tokens >= 0 else None
 
     async def retain_native(self, order: RetainSession) -> bool:
         """Bound a session of SGLang's own API. Returns False if the engine did not answer."""
         order = msgspec.structs.replace(order, every_request=True)
-        return await self._send_and_wait(order, Retained) is not None
+        return await self._retained(order) is not None
+
+    async def _retained(self, order: RetainSession) -> Retained | None:
+        try:
+            async with asyncio.timeout(RETAIN_TIMEOUT_S):
+                return await self._send_and_wait(order, Retained)
+        except TimeoutError:
+            log.warning("unanswered order=RetainSession session=%s", order.session)
+            return None
 
     def answered(self, report: Truncated | Retained) -> None:
         answer = self._awaited.get((type(report), report.session))
@@ -84,14 +106,15 @@ class ThinkerFeed:
 
     async def _send_and_wait(
         self, order: TruncateSession | RetainSession, kind: type[_Answer]
-    ) -> _Answer | None:
+    ) -> _Answer:
         key = kind, order.session
         answer = self._awaited[key] = asyncio.get_running_loop().create_future()
         self._socket.send(order)
         try:
-            return await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
-        except TimeoutError:
-            log.warning("unanswered order=%s session=%s", type(order).__name__, order.session)
-            return None
+            await asyncio.wait([answer], timeout=LATE_S)
+            if not answer.done():
+                self.n_late += 1
+                log.warning("late order=%s session=%s", type(order).__name__, order.session)
+            return await answer
         finally:
             del self._awaited[key]

@@ -4,14 +4,14 @@ import asyncio
 import os
 from collections import defaultdict
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from sglang_live.aio import result_with, vital
 from sglang_live.bridge.platform import cpu
 from sglang_live.clock import MonotonicClock
-from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, Role, TextPart
+from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem, TextPart
 from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, RADIX_BACKEND
 from sglang_live.engine_channel.messages import (
     HiddenRows,
@@ -23,7 +23,6 @@ from sglang_live.engine_channel.messages import (
 )
 from sglang_live.errors import DeadlineError
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.message_parts import WireAudio, WireText
 from sglang_live.messages import (
     PROMPT_TOKENS_MOST,
     Interrupt,
@@ -54,7 +53,7 @@ from sglang_live.stages.thinker.prefill_signs import show_prefill
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes
 from sglang_live.stages.thinker.session import ThinkerSession
 from sglang_live.stages.thinker.turn import Generated, Prefilled, Started, TurnState
-from sglang_live.stages.transport import wire
+from sglang_live.stages.thinker.wire_items import history_item
 from sglang_live.stages.transport.server import ServedJob
 
 MAX_RESPONSE_TOKENS = 1024
@@ -96,6 +95,8 @@ class ThinkerStage:
         self._outbox, self._states, self._totals = outbox, AudioStates(), PolicyTotals()
         self._stream_events = StreamEventRoutes()
         self._feed = ThinkerFeed(FeedSocket(inbox), MonotonicClock()) if spec.policies else None
+        if (feed := self._feed) is not None:
+            self.host.owes = lambda: feed.awaits_answer
         names = ("sessions_rebuilt", "sessions_truncated", "truncations_refused")
         self._counts = dict.fromkeys(names, 0.0)
 
@@ -155,7 +156,7 @@ class ThinkerStage:
             return
         match hint:
             case UserSpeaking():
-                self._feed.speech_start(engine_session)
+                self._feed.speech(engine_session, hint.speaks)
             case NextUseHint():
                 self._feed.next_use(
                     engine_session, hint.to_play_s, hint.response_gap_s, hint.observed_gap_s
@@ -167,7 +168,12 @@ class ThinkerStage:
         return self.engine.tokenizer_manager.max_req_input_len
 
     def load(self) -> dict[str, float]:
-        own = {"sessions": float(len(self._sessions)), **self._counts}
+        n_late = self._feed.n_late if self._feed is not None else 0
+        own = {
+            "sessions": float(len(self._sessions)),
+            **self._counts,
+            "answers_late": float(n_late),
+        }
         own[PROMPT_TOKENS_MOST] = float(self._max_tokens)
         return {**self.host.load(), **self._totals.load(), **own}
 
@@ -336,16 +342,7 @@ class ThinkerStage:
     ) -> list[HistoryItem]:
         known = self._items[session_id]
         for item in request.items:
-            parts = tuple(_part(part, frames) for part in item.parts)
-            ids = None if item.token_ids is None else tuple(item.token_ids)
-            known[item.key] = HistoryItem(
-                key=item.key,
-                role=cast(Role, item.role),
-                parts=parts,
-                token_ids=ids,
-                opens=item.opens,
-                closes=item.closes,
-            )
+            known[item.key] = history_item(item, frames)
         missing = [key for key in request.keys if key not in known]
         if missing:
             raise ItemsMissingError(f"{len(missing)} of {len(request.keys)} items unknown")
@@ -391,9 +388,3 @@ def _retention(request: ThinkerRequest) -> RetentionConfig | None:
         window_tokens=request.window_tokens,
         slack_tokens=request.slack_tokens,
     )
-
-
-def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPart:
-    if isinstance(part, WireAudio):
-        return AudioPart(wire.take(part.pcm, frames))
-    return TextPart(part.text)

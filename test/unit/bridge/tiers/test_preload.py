@@ -46,12 +46,16 @@ class FakeTree:
 
 
 class FakeTier:
-    """on_host: by session, tokens that are nowhere else. brought: what was preloaded, in order."""
+    """on_host: by session, tokens that are nowhere else. brought: what was preloaded, in order.
 
-    copies = SimpleNamespace(bytes_per_token=BYTES_PER_TOKEN)
+    ends_transfers: at the end of each round.
+    """
 
     def __init__(self, sessions: "FakeSessions"):
         self._sessions = sessions
+        self.copies = SimpleNamespace(bytes_per_token=BYTES_PER_TOKEN, bytes_to_device=0)
+        self.counts = {"preloads": 0.0}
+        self.ends_transfers = True
         self.on_host: dict[str, int] = {}
         self.brought: list[str] = []
         self.has_rows = True
@@ -65,18 +69,26 @@ class FakeTier:
     def tokens_to_preload(self, session_id: str) -> int:
         return self.on_host.get(session_id, 0)
 
-    def preload(self, session_id: str) -> bool:
-        n_tokens, allocator = self.on_host[session_id], self._sessions.token_to_kv_pool_allocator
+    def preload(self, session_id: str, most_tokens: int) -> int:
+        allocator = self._sessions.token_to_kv_pool_allocator
+        n_tokens = min(self.on_host[session_id], most_tokens)
         if not self.has_rows or n_tokens > allocator.n_free:
-            return False
+            return 0
         allocator.n_free -= n_tokens
-        self._sessions.on_device[session_id] += self.on_host.pop(session_id)
-        self.brought.append(session_id)
-        return True
+        self._sessions.on_device[session_id] += n_tokens
+        self.on_host[session_id] -= n_tokens
+        if not self.on_host[session_id]:
+            del self.on_host[session_id]
+        if session_id not in self.brought[-1:]:
+            self.brought.append(session_id)
+        self.copies.bytes_to_device += n_tokens * BYTES_PER_TOKEN
+        return n_tokens
 
 
 class FakeSessions:
     """Memory of idle sessions, ranked by the real IdleSessions; tokens are plain numbers."""
+
+    page_size = 1
 
     def __init__(self):
         self.token_to_kv_pool_allocator = FakeAllocator()
@@ -108,6 +120,12 @@ class FakeSessions:
     def tick(self, now_s: float, rate: LinkRate = FAST) -> None:
         self.idle.tick(now_s)
         self.preloads.tick(now_s, rate)
+        self.end_round()
+
+    def end_round(self) -> None:
+        if self.tier.ends_transfers:
+            self.tier.copies.bytes_to_device = 0
+        self.preloads.load()
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.01)):
@@ -131,6 +149,13 @@ class FakeSessions:
     def speaks(self, session_id: str) -> None:
         self.idle.speech_started(session_id)
         self.preloads.speech_started(session_id, self.idle.now_s)
+        self.end_round()
+
+    def coughs(self, session_id: str) -> None:
+        """What seemed to be speech was none."""
+        self.idle.speech_dismissed(session_id)
+        self.preloads.cancel(session_id)
+        self._expect(session_id)
 
     def asks(self, session_id: str) -> None:
         """Its request comes."""
@@ -378,11 +403,107 @@ def test_a_closed_session_is_not_reviewed(sessions):
     assert sessions.tier.brought == [] and sessions.skipped == {}
 
 
+# --- the link ---
+
+# 20 tokens in 10 ms
+SLOW = LinkRate(2e6, 0.0)
+
+
+def test_a_preload_leaves_the_link_free_for_the_next_round(sessions):
+    sessions.on_host("a", 100)
+    sessions.tick(START_S + 0.01, SLOW)
+    sessions.tier.ends_transfers = False
+    sessions.speaks("a")
+    assert sessions.tier.on_host["a"] == 80, "as much as the link moves in a round"
+    for n in range(5):
+        sessions.tick(START_S + 0.02 + n / 100, SLOW)
+    assert sessions.tier.on_host["a"] == 80, "it is still in transfer"
+    sessions.tier.copies.bytes_to_device = 10 * BYTES_PER_TOKEN
+    sessions.tick(START_S + 0.1, SLOW)
+    left = 80 - (80 - 10)  # a round of 40 ms, less what is in transfer
+    assert sessions.tier.on_host["a"] == pytest.approx(left, abs=1)
+
+
+def test_the_session_needed_first_is_loaded_first(sessions):
+    for name in "ab":
+        sessions.on_host(name, 60)
+    sessions.tick(START_S + 0.01, SLOW)
+    sessions.speaks("a")
+    sessions.tick(START_S + 0.02, SLOW)
+    sessions.speaks("b")
+    for n in range(10):
+        sessions.tick(START_S + 0.03 + n / 100, SLOW)
+    assert sessions.tier.brought == ["a", "b"]
+
+
+def test_bytes_in_transfer_make_a_preload_wait_until_it_is_too_late(sessions):
+    sessions.on_host("a", 100)
+    sessions.tick(START_S + 0.01, SLOW)
+    sessions.tier.ends_transfers = False
+    # 2 s of the link, and the preload itself takes 50 ms
+    sessions.tier.copies.bytes_to_device = 4000 * BYTES_PER_TOKEN
+    sessions.speaks("a")
+    for n in range(300):
+        sessions.tick(START_S + 0.02 + n / 100, SLOW)
+    assert sessions.tier.brought == []
+    assert sessions.skipped == {"preloads_skipped_queue": 1}
+
+
+def test_bytes_in_transfer_may_end_in_time(sessions):
+    sessions.on_host("a", 100)
+    sessions.tick(START_S + 0.01, SLOW)
+    sessions.tier.ends_transfers = False
+    sessions.tier.copies.bytes_to_device = 4000 * BYTES_PER_TOKEN
+    sessions.speaks("a")
+    assert sessions.tier.brought == []
+    sessions.tier.ends_transfers = True
+    for n in range(20):
+        sessions.tick(START_S + 0.02 + n / 100, SLOW)
+    assert sessions.tier.brought == ["a"]
+
+
+def test_a_false_alarm_ends_a_preload_and_its_protection(sessions):
+    sessions.on_host("a", 100)
+    sessions.tick(START_S + 0.01, SLOW)
+    sessions.speaks("a")
+    assert (sessions.on_device["a"], sessions.idle.next_victim()) == (20, None)
+    sessions.coughs("a")
+    for n in range(20):
+        sessions.tick(START_S + 0.02 + n / 100, SLOW)
+    assert sessions.on_device["a"] == 20, "no more is loaded"
+    assert sessions.idle.next_victim().key == "a"
+    assert sessions.skipped == {"preloads_cancelled": 1}
+
+
+def test_after_a_false_alarm_the_preload_waits_for_the_expected_use(sessions):
+    sessions.on_host("a", 100)
+    sessions.plays("a", 20.0)
+    sessions.token_to_kv_pool_allocator.n_free = 0
+    sessions.speaks("a")
+    sessions.coughs("a")
+    sessions.token_to_kv_pool_allocator.n_free = POOL_TOKENS
+    sessions.run(20.9)
+    assert sessions.tier.brought == []
+    sessions.run(0.2)
+    assert sessions.tier.brought == ["a"]
+
+
+def test_a_request_ends_a_preload_and_loads_the_rest_itself(sessions):
+    sessions.on_host("a", 100)
+    sessions.tick(START_S + 0.01, SLOW)
+    sessions.speaks("a")
+    sessions.asks("a")
+    for n in range(20):
+        sessions.tick(START_S + 0.02 + n / 100, SLOW)
+    assert sessions.on_device["a"] == 20
+    assert sessions.skipped == {"preloads_overtaken_link": 1}
+
+
 # --- ranks ---
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 EVENT = st.tuples(
-    st.sampled_from(("speaks", "plays", "asks", "run", "run", "evict")),
+    st.sampled_from(("speaks", "coughs", "plays", "asks", "run", "run", "evict")),
     st.sampled_from(NAMES),
     st.floats(0, 5),
 )
@@ -396,6 +517,8 @@ def lived_through(events) -> FakeSessions:
         match event:
             case "speaks":
                 sessions.speaks(name)
+            case "coughs":
+                sessions.coughs(name)
             case "plays":
                 sessions.plays(name, number)
             case "asks":

@@ -1,0 +1,25 @@
+"""Conversation items as messages carry them, made into HistoryItems."""
+
+from typing import cast
+
+from sglang_live.core import AudioPart, HistoryItem, Role, TextPart
+from sglang_live.message_parts import WireAudio, WireItem, WireText
+from sglang_live.stages.transport import wire
+
+
+def history_item(item: WireItem, frames: list[bytes]) -> HistoryItem:
+    """frames: raw frames behind the message that carries the item."""
+    return HistoryItem(
+        key=item.key,
+        role=cast(Role, item.role),
+        parts=tuple(_part(part, frames) for part in item.parts),
+        token_ids=None if item.token_ids is None else tuple(item.token_ids),
+        opens=item.opens,
+        closes=item.closes,
+    )
+
+
+def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPart:
+    if isinstance(part, WireAudio):
+        return AudioPart(wire.take(part.pcm, frames))
+    return TextPart(part.text)

@@ -1,0 +1,52 @@
+"""Messages about sessions that are closed, and about speech that was none."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_live.bridge.session.idle import IdleSessions
+from sglang_live.bridge.session.tier_events import TierEvents
+from sglang_live.engine_channel.messages import NextUseHint, SpeechDismissed, SpeechStart
+
+START_S = 100.0
+
+
+class World:
+    """A scheduler with one open session, "open"."""
+
+    def __init__(self):
+        self.idle = IdleSessions(page_size=1)
+        self.idle.tick(START_S)
+        self.idle.put("open", 10)
+        sessions = SimpleNamespace(idle=self.idle, tier=None, preloads=None)
+        self.events = TierEvents(
+            SimpleNamespace(
+                tree_cache=SimpleNamespace(session=sessions), session_controller={"open": None}
+            )
+        )
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_messages_about_a_closed_session_leave_nothing_behind(world):
+    world.events.next_use(NextUseHint("closed", 5.0, 1.0, None))
+    world.events.speech_started(SpeechStart("closed"))
+    assert world.idle.expected_s("closed") is None
+    assert not world.idle.is_speaking("closed")
+
+
+def test_messages_about_an_open_session_count(world):
+    world.events.next_use(NextUseHint("open", 5.0, 1.0, None))
+    world.events.speech_started(SpeechStart("open"))
+    assert world.idle.expected_s("open") > START_S + 6
+    assert world.idle.is_speaking("open")
+
+
+def test_speech_that_was_none_protects_no_longer(world):
+    world.events.speech_started(SpeechStart("open"))
+    assert world.idle.next_victim() is None
+    world.events.speech_dismissed(SpeechDismissed("open"))
+    assert world.idle.next_victim().key == "open"
