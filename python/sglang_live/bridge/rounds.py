@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sglang_live.bridge.rate_meter import BatchWork
 from sglang_live.bridge.stream_table import StreamTable
 from sglang_live.engine_channel.messages import Progress, StreamEvents
 from sglang_live.policy.config import PolicyConfig
@@ -19,17 +20,12 @@ from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates
 
-# Weight of the newest round in the measured rates: an average over about ten rounds.
-_EMA = 0.1
 _CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
-# Time constant of the measured share of time in which the engine computes.
-_BUSY_WINDOW_S = 2.0
-# A longer interval between two rounds includes idle time and is not measured.
+# A longer interval between two rounds is idle time: no stream was in a class for it.
 _LONGEST_ROUND_S = 2.0
 # Validity of a decision while no fact changes: a buffer changes by less than a frame in that time.
 REVIEW_S = 0.015
-# A smaller prefill is mostly fixed cost, and does not measure the cost of a token.
-_MIN_MEASURED_TOKENS = 32
+_UNMEASURED = StageRates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +47,17 @@ class RoundStamp:
 
     Attributes:
         peer_urgent: a request of a later stage on this device is urgent.
+        rates: of the batches whose results have arrived.
+        n_done: number of the latest of them.
+        prefill_done_s: arrival of the latest prefill's result.
     """
 
     now_s: float
     peer_urgent: bool = False
     rate: LinkRate = LinkRate(None, 0.0)
+    rates: StageRates = _UNMEASURED
+    n_done: int = 0
+    prefill_done_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,35 +75,6 @@ class Pool:
     @property
     def occupancy(self) -> float:
         return 1.0 - self.free / self.total if self.total else 0.0
-
-
-class _Slope:
-    """Seconds by which one more request lengthens a decode round.
-
-    Exponentially weighted least squares over the latest rounds; nan until batch sizes differ.
-    """
-
-    _WEIGHT = 0.02
-    _MIN_VARIANCE = 0.2  # requests squared
-
-    def __init__(self) -> None:
-        self._mean_n = self._mean_s = self._var = self._cov = 0.0
-        self._seen = False
-
-    def take(self, n_streams: int, round_s: float) -> None:
-        if not self._seen:
-            self._mean_n, self._mean_s, self._seen = float(n_streams), round_s, True
-        dn, ds, w = n_streams - self._mean_n, round_s - self._mean_s, self._WEIGHT
-        self._mean_n += w * dn
-        self._mean_s += w * ds
-        self._var = (1 - w) * (self._var + w * dn * dn)
-        self._cov = (1 - w) * (self._cov + w * dn * ds)
-
-    @property
-    def value(self) -> float:
-        if self._var < self._MIN_VARIANCE:
-            return float("nan")
-        return max(0.0, self._cov / self._var)
 
 
 def rounds_of(
@@ -130,46 +103,47 @@ class Rounds:
     def __init__(self, policy: RoundPolicy):
         self._policy = policy
         self.table = StreamTable(FRAME_S)
-        self.rates = StageRates()
+        self.rates = _UNMEASURED
         self.now_s = 0.0
         self._peer_urgent = False
         self.totals: dict[str, float] = dict.fromkeys(
             ("rounds", "decide_s", "pauses", "resumes", "unknown", "prefill_put_off"), 0.0
         )
         self._residence_s = np.zeros(4)  # by class, unknown first
-        self._ran: tuple[str, int] | None = None
+        self._n_launched = self._launched_prefill = 0
+        self.last_prefill_s = self._decided_s = 0.0
         self._last: Round | None = None
         self._managed = np.zeros(0, bool)  # of the latest decision
         self._buffered_s = np.zeros(0)
         self._events: list[tuple[str, str, float]] = []
-        self._slope = _Slope()
-        self._busy = 0.0
-        self._last_prefill_s = self._decided_s = 0.0
 
     # --- facts ---
 
     def stamp(self, stamp: RoundStamp) -> None:
         if self.now_s:
-            self._measure(stamp.now_s - self.now_s)
-        if self._ran is not None and self._ran[0] == "prefill":
-            self._last_prefill_s = stamp.now_s
-        self.now_s = stamp.now_s
+            self._count_residence(stamp.now_s - self.now_s)
+        self.now_s, self.rates = stamp.now_s, stamp.rates
+        in_flight = self._launched_prefill > stamp.n_done
+        self.last_prefill_s = stamp.now_s if in_flight else stamp.prefill_done_s
         if stamp.peer_urgent != self._peer_urgent:
             self._peer_urgent, self.table.changed = stamp.peer_urgent, True
-        self._ran = None
 
     def progress(self, news: Progress) -> None:
         began_s = time.thread_time()
         self.table.progress(news, self.now_s)
         self.totals["decide_s"] += time.thread_time() - began_s
 
-    def ran_decode(self, reqs: list) -> None:
-        """reqs: the batch's own list."""
+    def launch_decode(self, reqs: list) -> BatchWork:
+        """Record the launch of a decode round. reqs: the batch's own list."""
         self.table.step(reqs)
-        self._ran = ("decode", len(reqs))
+        self._n_launched += 1
+        return BatchWork(self._n_launched, n_streams=len(reqs))
 
-    def ran_prefill(self, n_tokens: int) -> None:
-        self._ran = ("prefill", n_tokens)
+    def launch_prefill(self, n_tokens: int, audio_s: float) -> BatchWork:
+        """Record the launch of a prefill. audio_s: seconds of audio that it encodes."""
+        self._n_launched += 1
+        self._launched_prefill = self._n_launched
+        return BatchWork(self._n_launched, n_tokens=n_tokens, audio_s=audio_s)
 
     # --- decisions ---
 
@@ -196,9 +170,10 @@ class Rounds:
             free_tokens=pool.free,
             free_rows=pool.free_rows,
             prefill_running=prefill_running,
-            rates=replace(self.rates, busy=self._busy),
+            rates=self.rates,
             blocked=blocked,
-            last_prefill_s=self._last_prefill_s,
+            last_prefill_s=self.last_prefill_s,
+            decoded_since_prefill=self._launched_prefill < self._n_launched,
             peer_urgent=self._peer_urgent,
         )
         self._last = decision = self._policy.decide(view)
@@ -300,34 +275,17 @@ class Rounds:
         return {**self.totals, **residence, **self._rates_ms()}
 
     def _rates_ms(self) -> dict[str, float]:
-        per_stream_s = self._slope.value
+        per_stream_s = self.rates.round_s_per_stream
         return {
-            "busy": self._busy,
+            "busy": self.rates.busy,
             "round_ms": 1000 * self.rates.round_s,
             "round_ms_per_stream": 0.0 if math.isnan(per_stream_s) else 1000 * per_stream_s,
+            "prefill_ms_fixed": 1000 * self.rates.prefill_s_fixed,
             "prefill_ms_per_token": 1000 * self.rates.prefill_s_per_token,
+            "encoder_ms_per_audio_s": 1000 * self.rates.encoder_s_per_audio_s,
         }
 
-    def _measure(self, dt_s: float) -> None:
-        computed = float(self._ran is not None)
-        self._busy += min(dt_s / _BUSY_WINDOW_S, 1.0) * (computed - self._busy)
-        if self._last is not None and dt_s < _LONGEST_ROUND_S:
+    def _count_residence(self, passed_s: float) -> None:
+        if self._last is not None and passed_s < _LONGEST_ROUND_S:
             count = np.bincount(self._last.urgency[self._managed] + 1, minlength=4)
-            self._residence_s += dt_s * count[:4]
-        if self._ran is None or not 0.0 < dt_s < _LONGEST_ROUND_S:
-            return
-        kind, n = self._ran
-        if kind == "decode":
-            self._slope.take(n, dt_s)
-            round_s = self.rates.round_s
-            self.rates = replace(
-                self.rates,
-                round_s=round_s + _EMA * (dt_s - round_s),
-                round_s_per_stream=self._slope.value,
-            )
-        elif n >= _MIN_MEASURED_TOKENS:
-            per_token = self.rates.prefill_s_per_token
-            measured = max(0.0, dt_s - self.rates.prefill_s_fixed) / n
-            self.rates = replace(
-                self.rates, prefill_s_per_token=per_token + _EMA * (measured - per_token)
-            )
+            self._residence_s += passed_s * count[:4]

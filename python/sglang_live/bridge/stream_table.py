@@ -208,6 +208,7 @@ class StreamTable:
         rates: StageRates,
         blocked: Iterable[str] = (),
         last_prefill_s: float = 0.0,
+        decoded_since_prefill: bool = True,
         peer_urgent: bool = False,
     ) -> StageView:
         """The view of one round.
@@ -244,6 +245,7 @@ class StreamTable:
             background=columns["background"][:n],
             blocked=self._mask(blocked),
             last_prefill_s=last_prefill_s,
+            decoded_since_prefill=decoded_since_prefill,
             peer_urgent=peer_urgent,
         )
 

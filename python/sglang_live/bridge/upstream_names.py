@@ -40,7 +40,7 @@ NAMES = (
             "ipc_channels idle_sleeper pool_stats_observer invariant_checker "
             "load_inquirer new_token_ratio_tracker future_map forward_stream_ctx "
             "max_total_num_tokens req_to_token_pool token_to_kv_pool_allocator "
-            "tree_cache tp_worker spec_algorithm enable_overlap enable_lora"
+            "tree_cache tp_worker spec_algorithm enable_overlap enable_lora device_module"
         ),
         used_in="bridge/scheduler",
     ),
@@ -60,7 +60,7 @@ NAMES = (
         attributes=(
             "batch_is_full req_pool_indices req_pool_indices_cpu seq_lens "
             "seq_lens_cpu orig_seq_lens seq_lens_sum multimodal_inputs "
-            "sampling_info input_ids chunked_req extend_num_tokens"
+            "sampling_info input_ids chunked_req extend_num_tokens prefix_lens extend_lens"
         ),
         used_in="bridge/scheduler",
     ),
@@ -122,6 +122,11 @@ NAMES = (
             "stash": "self, future_indices, payload",
         },
         used_in="bridge/scheduler/paused.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.utils.GenerationBatchResult",
+        attributes="copy_done",
+        used_in="bridge/scheduler/batch_times.py",
     ),
     Upstream(
         "sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator",

@@ -68,7 +68,7 @@ def _short_tokens(view: StageView, admitted: Ints, config: PolicyConfig) -> int:
     n_tokens = int(view.prefill_tokens[admitted[0]])
     if rates.prefill_s_fixed + n_tokens * rates.prefill_s_per_token > short_s:
         return 0
-    if view.now_s - view.last_prefill_s < 0.5 * rates.round_s:
+    if not view.decoded_since_prefill:
         return 0
     return max(config.min_chunk_tokens, int(short_s / max(rates.prefill_s_per_token, 1e-9)))
 

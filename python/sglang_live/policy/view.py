@@ -27,10 +27,10 @@ U0, U1, U2 = 0, 1, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRates:
-    """Rates of one engine: moving averages over its rounds; prefill_s_fixed is not measured.
+    """Rates of one engine, measured over its latest rounds.
 
     round_s: duration of a decode round.
-    prefill_s_per_token, prefill_s_fixed: cost of a prefill round.
+    prefill_s_per_token, prefill_s_fixed, encoder_s_per_audio_s: cost of a prefill round.
     round_s_per_stream: how much longer a decode round is with one more stream; nan: not known yet.
     busy: share of the time in which the engine computes, 0 to 1.
     """
@@ -38,6 +38,7 @@ class StageRates:
     round_s: float = 0.02
     prefill_s_per_token: float = 1e-4
     prefill_s_fixed: float = 0.01
+    encoder_s_per_audio_s: float = 0.005
     round_s_per_stream: float = float("nan")
     busy: float = 0.0
 
@@ -71,7 +72,8 @@ class StageView:
             later than PolicyConfig.max_wait_s; None: no stream is background work.
         blocked: bool, cannot step in this round in any case: its input does not exist yet, or its
             last step is in flight; None: no stream is blocked.
-        last_prefill_s: end of the latest prefill round.
+        last_prefill_s: end of the latest prefill round; now_s while it is computed.
+        decoded_since_prefill: a decode round was launched after the latest prefill.
         peer_urgent: a stream is urgent in a later stage on the same device.
     """
 
@@ -94,6 +96,7 @@ class StageView:
     background: Bools | None = None
     blocked: Bools | None = None
     last_prefill_s: float = float("-inf")
+    decoded_since_prefill: bool = True
     peer_urgent: bool = False
 
     def __len__(self) -> int:

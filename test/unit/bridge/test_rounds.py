@@ -8,6 +8,7 @@ from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
 from sglang_live.engine_channel.messages import Progress
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
+from sglang_live.policy.view import StageRates
 
 POOL = Pool(free=5000, total=10_000, free_rows=8)
 
@@ -40,7 +41,7 @@ class Engine:
                     self.rounds.paused(req.rid)
                 elif not self.rounds.pause(req.rid):
                     self.rounds.resumed(req.rid)
-            self.rounds.ran_decode([req for req in self.batch if not self.rounds.pause(req.rid)])
+            self.rounds.launch_decode([req for req in self.batch if not self.rounds.pause(req.rid)])
 
     def notes(self) -> list[tuple[str, str]]:
         notes = self.rounds.take_events()
@@ -79,11 +80,24 @@ def test_residence_is_the_time_that_requests_spent_in_each_class():
     assert report["rounds"] == 11
 
 
-def test_rates_follow_the_rounds_that_were_run():
+def test_every_rank_decides_by_the_rates_of_the_stamp():
     engine = Engine("pacing")
     engine.add("a")
-    engine.run(100, heard_s=100.0)
-    assert engine.rounds.rates.round_s == pytest.approx(0.02, rel=0.01)
+    engine.rounds.stamp(RoundStamp(engine.now_s, rates=StageRates(round_s=0.5, busy=0.7)))
+    assert engine.rounds.rates.round_s == 0.5
+    assert engine.rounds.report()["busy"] == 0.7
+
+
+def test_a_prefill_lasts_until_its_result_arrives():
+    rounds = Engine("urgency").rounds
+    assert rounds.launch_prefill(100, 0.0).number == 1
+    rounds.stamp(RoundStamp(101.0))
+    assert rounds.last_prefill_s == 101.0  # it is computed
+    assert rounds.launch_decode([]).number == 2
+    rounds.stamp(RoundStamp(102.0, n_done=1, prefill_done_s=101.5))
+    assert rounds.last_prefill_s == 101.5
+    rounds.stamp(RoundStamp(103.0, n_done=2, prefill_done_s=101.5))
+    assert rounds.last_prefill_s == 101.5
 
 
 def test_requests_that_came_after_a_decision_are_tried_last_and_none_is_lost():

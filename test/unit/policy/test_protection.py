@@ -71,9 +71,8 @@ def test_a_prefill_that_takes_about_a_decode_round_is_not_deferred():
     assert budget(nearly_dry, short, rates=slow) == 180  # one and a half rounds
     assert budget(nearly_dry, long, rates=slow) == 0
     assert budget(nearly_dry, waiting(100, managed=False), rates=slow) == 0
-    # Decodes run in between.
-    assert budget(nearly_dry, short, rates=slow, last_prefill_s=NOW_S - 0.02) == 0
-    assert budget(nearly_dry, short, rates=slow, last_prefill_s=NOW_S - 0.05) == 180
+    # A decode round runs in between.
+    assert budget(nearly_dry, short, rates=slow, decoded_since_prefill=False) == 0
 
 
 def test_after_a_slice_of_prefill_decodes_run_again():
@@ -158,13 +157,6 @@ def test_a_short_prefill_takes_as_long_as_the_bound_and_no_longer():
     assert exact_budget(playing(0.1), waiting(65), rates=rates) == 0
 
 
-def test_a_short_prefill_waits_for_half_a_decode_round_since_the_last_one():
-    rates = StageRates(round_s=2**-4, prefill_s_per_token=2**-10, prefill_s_fixed=2**-5)
-    for since_s, found in ((2**-5, 96), (0.98 * 2**-5, 0)):
-        last = {"rates": rates, "last_prefill_s": NOW_S - since_s}
-        assert exact_budget(playing(0.1), waiting(64), **last) == found
-
-
 def test_a_short_prefill_has_the_least_budget_at_least():
     slow = StageRates(round_s=0.06, prefill_s_per_token=1e-2, prefill_s_fixed=0.01)
     assert budget(playing(0.1), waiting(1), rates=slow) == CONFIG.min_chunk_tokens
@@ -199,11 +191,12 @@ def test_a_deferred_prefill_takes_no_more_than_the_engines_chunk():
 def test_without_a_short_prefill_there_is_no_budget_of_even_one_token():
     config = PolicyConfig(min_chunk_tokens=1)
     slow = StageRates(round_s=0.06, prefill_s_per_token=5e-4)
-    for prompt, last_prefill_s in (
-        (waiting(100, managed=False), NOW_S - 0.1),
-        (waiting(300), NOW_S - 0.1),
-        (waiting(100), NOW_S - 0.02),
+    for prompt, decoded in (
+        (waiting(100, managed=False), True),
+        (waiting(300), True),
+        (waiting(100), False),
     ):
         streams = playing(0.1), prompt
-        given = {"rates": slow, "last_prefill_s": last_prefill_s}
+        last = {"last_prefill_s": NOW_S - 0.1, "decoded_since_prefill": decoded}
+        given = {"rates": slow, **last}
         assert exact_budget(*streams, config=config, **given) == 0

@@ -90,6 +90,7 @@ class ToyStage:
     flips: int = 0
     partial_prefill: Reply | None = None
     last_prefill_s: float = float("-inf")
+    decoded_since_prefill: bool = True
     mean_round_s: float = 0.0
 
     def run(self, until_s: float) -> None:
@@ -130,6 +131,7 @@ class ToyStage:
         self.partial_prefill = reply if reply.computed < reply.prompt_tokens else None
         self.now_s += self.prefill_s_fixed + tokens * self.prefill_s_per_token
         self.last_prefill_s = self.now_s
+        self.decoded_since_prefill = False
         return True
 
     def _decode(self, live: list[Reply], decided: Round) -> bool:
@@ -146,6 +148,7 @@ class ToyStage:
             return False
         took_s = self.round_s + self.per_stream_s * len(batch)
         self.now_s += took_s
+        self.decoded_since_prefill = True
         self.mean_round_s += 0.1 * (took_s - self.mean_round_s)
         for reply in batch:
             reply.step(self.now_s, self.pipeline_s)
@@ -166,6 +169,7 @@ class ToyStage:
             free_tokens=free,
             prefill_running=self.partial_prefill is not None,
             last_prefill_s=self.last_prefill_s,
+            decoded_since_prefill=self.decoded_since_prefill,
             rates=StageRates(
                 round_s=self.mean_round_s,
                 prefill_s_per_token=self.prefill_s_per_token,

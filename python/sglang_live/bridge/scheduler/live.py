@@ -5,11 +5,14 @@ and no request blocked, every round is SGLang's own.
 Used by the thinker's engine; the talker's scheduler is a subclass.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 
+from sglang_live.bridge.rate_meter import Launch
+from sglang_live.bridge.scheduler.batch_times import book_arrival, launch_work, stamp_launch
 from sglang_live.bridge.scheduler.fault_injection import FaultInjection
 from sglang_live.bridge.scheduler.memory import MemoryScheduler
 from sglang_live.bridge.scheduler.paused import PausedRequest, ReqsView, decode_batch_of
@@ -254,14 +257,16 @@ class LiveScheduler(MemoryScheduler):
             self._progress.launch(sum(prompts))
         if self._fault_injection is not None:
             self._fault_injection.meet(req.origin_input_ids for req in batch.reqs)
-        if self.rounds is not None:
-            if batch.forward_mode.is_decode():
-                self.rounds.ran_decode(batch.reqs)
-            elif batch.forward_mode.is_extend():
-                self.rounds.ran_prefill(batch.extend_num_tokens)
-        return super().run_batch(batch, *args, **kwargs)
+        work = launch_work(batch, self.rounds) if self.rounds is not None else None
+        launched_s = time.monotonic()
+        result = super().run_batch(batch, *args, **kwargs)
+        if work is not None and self.meter is not None:
+            stamp_launch(result, Launch(work, launched_s), self.device_module)
+        return result
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
+        if self.meter is not None:
+            book_arrival(result, self.meter)
         # With overlap a finished request is in one more batch.
         unfinished = {req.rid for req in batch.reqs if req.finished_reason is None}
         super().process_batch_result(batch, result)

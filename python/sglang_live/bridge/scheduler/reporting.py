@@ -15,6 +15,7 @@ from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.server_args import PortArgs
 from sglang.utils import TypeBasedDispatcher
 
+from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.bridge.rounds import LinkRate, RoundStamp, rounds_of
 from sglang_live.bridge.scheduler.device_peers import DevicePeers
 from sglang_live.bridge.scheduler.request_log import RequestLog
@@ -95,9 +96,10 @@ class ReportingScheduler(Scheduler):
         is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND
         self.retention = Retention(self) if is_bounded else None
         self.tier_events = TierEvents(self) if is_bounded else None
-        # Rank 0 alone communicates with other engines.
-        shares = self.rounds is not None and self.outbox is not None
-        self.device_peers = DevicePeers.from_env() if shares else None
+        # Rank 0 alone communicates with other engines, and measures.
+        is_first = self.rounds is not None and self.outbox is not None
+        self.device_peers = DevicePeers.from_env() if is_first else None
+        self.meter = RateMeter() if is_first else None
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
@@ -124,7 +126,17 @@ class ReportingScheduler(Scheduler):
             rate = events.link_rate() if events is not None else LinkRate(None, 0.0)
             now_s = time.monotonic()
             urgent = self.device_peers is not None and self.device_peers.urgent(now_s)
-            feeds = [RoundStamp(now_s, urgent, rate), *feeds]
+            stamp = RoundStamp(now_s, urgent, rate)
+            if self.meter is not None:
+                stamp = RoundStamp(
+                    now_s,
+                    urgent,
+                    rate,
+                    self.meter.rates(now_s),
+                    self.meter.n_done,
+                    self.meter.prefill_done_s,
+                )
+            feeds = [stamp, *feeds]
         return [*feeds, *super()._poll_timeout_aborts()]
 
     def _on_stamp(self, stamp: RoundStamp) -> None:

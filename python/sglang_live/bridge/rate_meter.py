@@ -1,0 +1,187 @@
+"""Measured rates of an engine: each batch is timed when its result arrives.
+
+With overlap the scheduler launches a batch before the result of the one before it has arrived, and
+a device computes them one after the other. So a batch takes the time from the end of the batch
+before it, or from its own launch if the device was idle, to its own end.
+In: launches and arrivals on rank 0. Out: the StageRates of a RoundStamp, which all ranks use.
+Owner: one RateMeter per engine, on rank 0. Reads no clock.
+"""
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sglang_live.policy.view import StageRates
+
+# Weight of the newest round in the mean duration of a round: an average over about ten rounds.
+_EMA = 0.1
+# Time constant of the measured share of time in which the engine computes.
+_BUSY_WINDOW_S = 2.0
+# A longer decode round is a fault of the machine, not a rate.
+_LONGEST_ROUND_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWork:
+    """What one batch computes.
+
+    Attributes:
+        number: of the engine's launches, from 1.
+        n_streams: requests of a decode round; 0: the batch is a prefill.
+        n_tokens: tokens of a prefill.
+        audio_s: seconds of audio that the prefill's encoder computes.
+    """
+
+    number: int
+    n_streams: int = 0
+    n_tokens: int = 0
+    audio_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A batch that was launched. at_s: just before the launch."""
+
+    work: BatchWork
+    at_s: float
+
+
+class _Slope:
+    """Seconds by which one more request lengthens a decode round.
+
+    Exponentially weighted least squares over the latest rounds; nan until batch sizes differ.
+    """
+
+    _WEIGHT = 0.02
+    _MIN_VARIANCE = 0.2  # requests squared
+
+    def __init__(self) -> None:
+        self._mean_n = self._mean_s = self._var = self._cov = 0.0
+        self._seen = False
+
+    def take(self, n_streams: int, round_s: float) -> None:
+        if not self._seen:
+            self._mean_n, self._mean_s, self._seen = float(n_streams), round_s, True
+        dn, ds, w = n_streams - self._mean_n, round_s - self._mean_s, self._WEIGHT
+        self._mean_n += w * dn
+        self._mean_s += w * ds
+        self._var = (1 - w) * (self._var + w * dn * dn)
+        self._cov = (1 - w) * (self._cov + w * dn * ds)
+
+    @property
+    def value(self) -> float:
+        if self._var < self._MIN_VARIANCE:
+            return float("nan")
+        return max(0.0, self._cov / self._var)
+
+
+class PrefillFit:
+    """Duration of a prefill: fixed + per token + per second of audio, none of them negative.
+
+    Least squares of the relative errors of the latest prefills, twice: the second time without
+    those that the first explains worst, such as a prefill that compiled a kernel. Where the
+    prefills do not determine a cost, because all have the same size, it stays near its last value.
+    """
+
+    _KEPT = 64
+    # Weight of the last values beside one prefill.
+    _INERTIA = 0.05
+    # A prefill whose error is this many times the median is left out, from an error of a tenth on.
+    _OUTLIER, _TOLERANCE = 3.0, 0.1
+    # Smallest scale of each cost.
+    _SCALE = np.array([1e-4, 1e-7, 1e-4])
+
+    def __init__(self, rates: StageRates):
+        self._costs = np.array(
+            [rates.prefill_s_fixed, rates.prefill_s_per_token, rates.encoder_s_per_audio_s]
+        )
+        self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=self._KEPT)
+
+    def take(self, n_tokens: int, audio_s: float, spent_s: float) -> None:
+        self._seen.append((1.0, float(n_tokens), audio_s, spent_s))
+        found = np.array(self._seen)
+        sizes, spent = found[:, :3], found[:, 3]
+        costs = self._fit(sizes, spent)
+        error = np.abs(spent - sizes @ costs) / np.maximum(spent, sizes @ costs)
+        is_usual = error <= max(self._OUTLIER * float(np.median(error)), self._TOLERANCE)
+        self._costs = costs if is_usual.all() else self._fit(sizes[is_usual], spent[is_usual])
+
+    def into(self, rates: StageRates) -> StageRates:
+        fixed_s, per_token_s, per_audio_s = self._costs.tolist()
+        return replace(
+            rates,
+            prefill_s_fixed=fixed_s,
+            prefill_s_per_token=per_token_s,
+            encoder_s_per_audio_s=per_audio_s,
+        )
+
+    def _fit(self, sizes: np.ndarray, spent: np.ndarray) -> np.ndarray:
+        """
+        Args:
+            sizes: [n, 3] float64: 1, tokens, seconds of audio.
+            spent: [n] float64, seconds.
+        Returns:
+            [3] float64, costs of at least 0.
+        """
+        # A result that was noticed late makes the batch after it seem short: its error counts
+        # relative to what it should have taken.
+        scale = np.maximum(spent, sizes @ self._costs)
+        rows = sizes / scale[:, None]
+        inertia = self._INERTIA / np.maximum(self._costs, self._SCALE)
+        square = rows.T @ rows + np.diag(inertia**2)
+        right = rows.T @ (spent / scale) + inertia**2 * self._costs
+        costs, free = np.zeros(3), np.ones(3, bool)
+        while free.any():
+            costs[free] = np.linalg.solve(square[np.ix_(free, free)], right[free])
+            costs[~free] = 0.0
+            if (costs >= 0.0).all():
+                break
+            free[int(costs.argmin())] = False
+        return np.maximum(costs, 0.0)
+
+
+class RateMeter:
+    """
+    Attributes:
+        n_done: number of the latest batch whose result has arrived; 0: none has.
+        prefill_done_s: arrival of the latest prefill's result.
+    """
+
+    def __init__(self) -> None:
+        self.n_done = 0
+        self.prefill_done_s = 0.0
+        self._rates = StageRates()
+        self._slope, self._prefill = _Slope(), PrefillFit(self._rates)
+        self._done_s = self._spent_s = self._looked_s = 0.0
+
+    def arrived(self, launch: Launch, now_s: float) -> None:
+        """Book a batch whose result has just arrived. Results arrive in the order of launches."""
+        spent_s = now_s - max(self._done_s, launch.at_s)
+        work, self._done_s = launch.work, now_s
+        self._spent_s += spent_s
+        self.n_done = work.number
+        if not work.n_streams:
+            self.prefill_done_s = now_s
+        if spent_s <= 0.0:
+            return
+        if not work.n_streams:
+            self._prefill.take(work.n_tokens, work.audio_s, spent_s)
+            self._rates = self._prefill.into(self._rates)
+        elif spent_s < _LONGEST_ROUND_S:
+            self._slope.take(work.n_streams, spent_s)
+            round_s = self._rates.round_s
+            self._rates = replace(
+                self._rates,
+                round_s=round_s + _EMA * (spent_s - round_s),
+                round_s_per_stream=self._slope.value,
+            )
+
+    def rates(self, now_s: float) -> StageRates:
+        """The rates so far. To be called once a round: `busy` is measured between the calls."""
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        spent_s, self._spent_s = self._spent_s, 0.0
+        window_s = max(_BUSY_WINDOW_S, passed_s)
+        busy = self._rates.busy + (spent_s - passed_s * self._rates.busy) / window_s
+        self._rates = replace(self._rates, busy=min(max(busy, 0.0), 1.0))
+        return self._rates

@@ -1,0 +1,60 @@
+"""Times of the batches of an engine: what each computes, its launch, and its result's arrival."""
+
+import time
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+
+from sglang_live.bridge.rate_meter import BatchWork, Launch, RateMeter
+from sglang_live.bridge.rounds import Rounds
+from sglang_live.policy.view import FRAME_S
+
+# An audio token of the thinker lasts as long as a codec frame.
+AUDIO_TOKEN_S = FRAME_S
+
+
+def launch_work(batch: ScheduleBatch, rounds: Rounds) -> BatchWork | None:
+    """Record the launch of a batch. Returns None if it computes nothing that is measured."""
+    if batch.forward_mode.is_decode():
+        return rounds.launch_decode(batch.reqs)
+    if batch.forward_mode.is_extend():
+        return rounds.launch_prefill(batch.extend_num_tokens, encoded_audio_s(batch))
+    return None
+
+
+def encoded_audio_s(batch: ScheduleBatch) -> float:
+    """Seconds of audio that a prefill encodes: the clips that begin in it.
+
+    A clip that began in an earlier chunk comes from SGLang's cache of embeddings.
+    """
+    n_tokens = 0
+    for req, prefix, n in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
+        if req.multimodal_inputs is None:
+            continue
+        for item in req.multimodal_inputs.mm_items:
+            if item.is_audio():
+                n_tokens += sum(
+                    last + 1 - first for first, last in item.offsets if 0 <= first - prefix < n
+                )
+    return n_tokens * AUDIO_TOKEN_S
+
+
+def stamp_launch(result: Any, launch: Launch, device_module: Any) -> None:
+    """Mark a result with its launch. Called right after the launch.
+
+    Args:
+        result: GenerationBatchResult or EmbeddingBatchResult.
+        device_module: torch.cuda, or that of another device.
+    """
+    result.launch = launch
+    if result.copy_done is None:  # without overlap SGLang records no event
+        result.copy_done = device_module.Event()
+        result.copy_done.record()
+
+
+def book_arrival(result: Any, meter: RateMeter) -> None:
+    """Wait for a result, as SGLang does next, and book its batch."""
+    launch: Launch | None = getattr(result, "launch", None)
+    if launch is not None:
+        result.copy_done.synchronize()
+        meter.arrived(launch, time.monotonic())
