@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
@@ -20,11 +21,15 @@ async def thinker(
     policies: tuple[str, ...],
     engine_args: dict | None = None,
     environment: dict[str, str] | None = None,
+    device_model: Path | None = None,
 ) -> AsyncIterator[Replica]:
     """A thinker of the demo model whose responses never end by themselves.
 
     So every run of a workload makes the same number of tokens. SGLang's API is reached by
     benchmark.native_client.
+
+    Args:
+        device_model: file of a device model; None: the machine itself.
     """
     owned = RunDir.make()
     run_dir = owned.path
@@ -43,6 +48,7 @@ async def thinker(
         policies=Policies.parse(policies),
         engine_args=engine_args or {},
         environment=environment or {},
+        device_model=str(device_model or ""),
     )
     supervisor = Supervisor([spec], log_dir=run_dir)
     try:

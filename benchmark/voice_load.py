@@ -13,6 +13,7 @@ import signal
 import sys
 
 from benchmark.load.config import LoadConfig, parse_args
+from benchmark.load.device_times import device_table
 from benchmark.load.point import RunResult, Workload, measure
 from benchmark.load.provenance import facts
 from benchmark.load.report import collect, document, notes
@@ -66,12 +67,13 @@ def main(argv: list[str] | None = None) -> int:
         return code or 1
     points = collect(results)
     print(table(points))
-    for text in [make(points) for make in ASKED_FOR] + [process_table(results)]:
+    beside = [process_table(results), device_table([result.device for result in results])]
+    for text in [make(points) for make in ASKED_FOR] + beside:
         if text is not None:
             print("\n" + text)
     print("\n" + "\n".join(notes(points)))
     if config.json is not None:
-        text = json.dumps(document(config, results, facts()), indent=1)
+        text = json.dumps(document(config, results, facts(config.device_model)), indent=1)
         config.json.write_text(text + "\n")
         _say(f"wrote {config.json}")
     return code

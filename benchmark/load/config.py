@@ -7,6 +7,8 @@ from pathlib import Path
 
 from benchmark.load.storm import StormSpec
 from sglang_live.config import ServerConfig
+from sglang_live.device_model.model import load_device_model
+from sglang_live.errors import BadInputError
 from sglang_live.policy.policies import NAMES
 
 WORKLOADS = Path(__file__).parent.parent / "workloads"
@@ -44,6 +46,7 @@ class LoadConfig:
             smaller is burstier.
         storm: sessions that send long audio beside the users.
         frame_ms: microphone audio in one message.
+        device_model: file of a device model; None: the machine itself.
         drawn_replies: whether responses have lengths drawn from reply_durations, with a demo
             model that keeps them (benchmark/load/response_lengths.py).
     """
@@ -64,6 +67,7 @@ class LoadConfig:
     seed: int = 1
     model_path: str = "demo-random"
     server_args: tuple[str, ...] = ()
+    device_model: Path | None = None
     clips: Path = WORKLOADS / "clips"
     reply_gaps: Path = WORKLOADS / "ami_fto.json"
     reply_durations: Path = WORKLOADS / "demo_reply_durations.json"
@@ -78,6 +82,8 @@ class LoadConfig:
         self._check_interruptions()
         if self.drawn_replies and self.model_path != "demo-random":
             raise ValueError("--drawn-replies needs the random demo model")
+        if self.device_model is not None:
+            load_device_model(self.device_model)
         if self.json is not None and not self.json.parent.is_dir():
             raise ValueError(f"--json: no such folder: {self.json.parent}")
 
@@ -100,12 +106,15 @@ class LoadConfig:
 
     def server_args_for(self, run: Run) -> tuple[str, ...]:
         """The server's flags, with room for all users unless the flag is given."""
+        own = self.server_args
+        if self.device_model is not None:
+            own = (*own, f"--device-model={self.device_model}")
         # A storm's sessions may still be open when the next storm begins.
         at_once = run.sessions + (2 * self.storm.sessions if self.storm else 0)
         given = any(arg.startswith("--max-sessions") for arg in self.server_args)
         if given or at_once <= _SERVER_SESSIONS:
-            return self.server_args
-        return (*self.server_args, f"--max-sessions={at_once}")
+            return own
+        return (*own, f"--max-sessions={at_once}")
 
     def _check_arms(self) -> None:
         if not self.policies or not all(self.policies):
@@ -147,7 +156,7 @@ def parse_args(argv: list[str] | None = None) -> LoadConfig:
     args["server_args"] = tuple(args["server_args"])
     try:
         return LoadConfig(**args)
-    except ValueError as error:
+    except (ValueError, BadInputError) as error:
         parser.error(str(error))
 
 
@@ -172,6 +181,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="ARG",
         help="passed on to the server; repeat, as in --server-arg=--talker.max-running-requests=8",
+    )
+    add(
+        "--device-model",
+        type=Path,
+        metavar="FILE",
+        help="have the server model a device, as deploy/device_models/h100_qwen3_omni.toml",
     )
     add(
         "--frame-ms",

@@ -9,11 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from sglang_live.device_model.model import load_device_model
+
 ROOT = Path(__file__).parents[2]
 
 
-def facts() -> dict[str, Any]:
-    return {
+def facts(device_model: Path | None = None) -> dict[str, Any]:
+    """device_model: file of the model of the device that was used; None: the machine itself."""
+    found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "git_commit": _output("git", "-C", str(ROOT), "rev-parse", "HEAD"),
         "git_dirty": bool(_output("git", "-C", str(ROOT), "status", "--porcelain")),
@@ -22,6 +25,11 @@ def facts() -> dict[str, Any]:
         "python_version": platform.python_version(),
         "device": _device(),
     }
+    if device_model is not None:
+        model = load_device_model(device_model)
+        found["device"] = f"modelled: {model.name}; computed on {found['device']}"
+        found["device_model"] = model.facts()
+    return found
 
 
 def config_of(options) -> dict[str, Any]:

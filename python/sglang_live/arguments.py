@@ -20,6 +20,7 @@ from sglang_live.config import (
     SessionStorage,
     StageConfig,
 )
+from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
@@ -73,6 +74,7 @@ def parse(argv: list[str]) -> ServerConfig:
         log_dir=_path(own.log_dir),
         log_format=own.log_format,
         timeline_dir=_path(own.timeline_dir),
+        device_model=_device_model(own.device_model, stages),
         stage_key_file=own.stage_key_file,
         stages=stages,
     )
@@ -100,6 +102,31 @@ def _stages(
             replicas=len(devices), devices=devices, connect=connect, args=args
         )
     return stages
+
+
+def _device_model(path: str | None, stages: dict[str, StageConfig]) -> Path | None:
+    """Raises BadInputError for a file that is no device model, and for stages it cannot carry."""
+    if path is None:
+        return None
+    file = Path(path).resolve()
+    model = load_device_model(file)
+    for name, stage in stages.items():
+        if stage.connect:
+            raise BadInputError(
+                f"--device-model: --{name}.connect uses a device of another host, which is not "
+                "modelled"
+            )
+        if stage.args.get("tp_size", 1) != 1:
+            raise BadInputError(
+                f"--device-model: its costs are those of one device, not of --{name}.tp-size "
+                f"{stage.args['tp_size']}"
+            )
+        for device in stage.devices:
+            try:
+                model.check_device(device)
+            except ValueError as error:
+                raise BadInputError(f"--{name}.device: {error}") from None
+    return file
 
 
 def _api_keys(own: argparse.Namespace) -> tuple[str, ...]:
@@ -135,6 +162,12 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add("--served-model-name", help="name for clients (default: last part of the path)")
     add("--host", default=_DEFAULTS["host"])
     add("--port", type=int, default=_DEFAULTS["port"])
+    add(
+        "--device-model",
+        metavar="FILE",
+        help="without a GPU: have the stages take the time of the device in this file, as "
+        "deploy/device_models/h100_qwen3_omni.toml",
+    )
 
 
 def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:

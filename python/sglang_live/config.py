@@ -84,6 +84,7 @@ class ServerConfig:
     max_responses_per_minute: as given; `responses_per_minute` is the limit that applies.
     log_dir: folder for the stages' logs; None: stderr.
     timeline_dir: folder for a timeline of each session; None: no timelines.
+    device_model: file of the model of the device, on a machine without one; None: a real device.
     stage_key_file: file of the secret shared with stages on other hosts; "": no such file.
     """
 
@@ -117,6 +118,7 @@ class ServerConfig:
     log_dir: Path | None = None
     log_format: str = "text"
     timeline_dir: Path | None = None
+    device_model: Path | None = None
     stage_key_file: str = ""
     stages: dict[str, StageConfig] = field(default_factory=dict)
 

@@ -22,6 +22,7 @@ from sglang_live.bridge.platform.media_urls import PRIVATE_MEDIA_ENV
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import MonotonicClock
 from sglang_live.config import ServerConfig, SessionStorage
+from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import check_devices, devices_of_ranks
 from sglang_live.errors import LiveError
 from sglang_live.gateway.app import build_app
@@ -83,7 +84,10 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     if config.timeline_dir is not None:
         check_log_folder("--timeline-dir", config.timeline_dir)
     check_machine(config.session_storage)
-    check_devices(_used_devices(config))
+    if config.device_model is not None:
+        log.warning("device_is_modelled %s", load_device_model(config.device_model).facts())
+    else:
+        check_devices(_used_devices(config))
     limits = connection_limits(config)
     raise_open_files(config.max_sessions, limits.per_address + limits.silent)
     model = load_model(config.model_path, config.cache_dir)

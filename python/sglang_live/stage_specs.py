@@ -42,6 +42,7 @@ def stage_specs(
                     policies=config.policies,
                     session_storage=_storage(stage, config),
                     log_format=config.log_format,
+                    device_model=str(config.device_model or ""),
                     stuck_after_s=config.stuck_after_s,
                 )
             )

@@ -28,6 +28,7 @@ NIGHTLY = {
     "test_full_pool.py": ("page-1",),
     "test_host_tier.py": ("page-16-no-overlap-slow-link",),
     "test_long_responses.py": ("page-1",),
+    "test_modelled_device.py": ("no-overlap",),
     "test_pauses.py": ("no-overlap",),
     "test_retention.py": ("page-16-chunks", "page-16-no-overlap-retractions"),
     "test_session_storage.py": ("page-16-no-overlap",),
@@ -38,6 +39,7 @@ NIGHTLY = {
 # Set by scripts/test.sh --all.
 IS_NIGHTLY = "SGLANG_LIVE_NIGHTLY" in os.environ
 DATA = Path(__file__).parents[1] / "data" / "audio"
+DEVICE_MODELS = Path(__file__).parents[1] / "data" / "device_models"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -114,6 +116,7 @@ async def running_stages(
     policies: tuple[str, ...] = (),
     thinker_args: dict | None = None,
     session_storage: str = "",
+    device_model: str = "",
     names: tuple[str, ...] = STAGES,
 ) -> AsyncIterator[Stages]:
     """Start stages.
@@ -122,6 +125,7 @@ async def running_stages(
     engine_args: arguments of thinker and talker.
     thinker_args: further arguments of the thinker.
     session_storage: the thinker's, "<bytes>:<directory>".
+    device_model: a file of test/data/device_models, without its suffix. "": none.
     """
     run_dir = RunDir.make()
     both = engine_args or {}
@@ -141,6 +145,7 @@ async def running_stages(
             native_key="test key" if stage == "thinker" and policies else "",
             engine_args=args[stage],
             environment=environments.get(stage) or {},
+            device_model=str(DEVICE_MODELS / f"{device_model}.toml") if device_model else "",
             session_storage=session_storage if stage == "thinker" else "",
         )
         for stage in names

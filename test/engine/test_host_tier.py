@@ -16,16 +16,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 POOL_TOKENS = 1024
 POLICIES = ("urgency", "pacing", "truncate", "retention", "next-use", "preload")
 HOST = {"enable_hierarchical_cache": True, "hicache_ratio": 4.0}
-# Slow enough that a hundred tokens of the demo model take some rounds.
-SLOW_LINK = {"SGLANG_LIVE_MODELLED_LINK": "0.01:2000"}
-VARIANTS = {"page-1": (1, True, {}), "page-16-no-overlap-slow-link": (16, False, SLOW_LINK)}
+VARIANTS = {"page-1": (1, True, ""), "page-16-no-overlap-slow-link": (16, False, "slow_link")}
 
 
 @pytest_asyncio.fixture(
     scope="module", loop_scope="session", params=VARIANTS.values(), ids=VARIANTS.keys()
 )
 async def stages(request, endless_checkpoint, tmp_path_factory):
-    page, overlap, link = request.param
+    page, overlap, device_model = request.param
     args = {
         "page_size": page,
         "max_total_tokens": POOL_TOKENS,
@@ -38,7 +36,8 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
         args,
         policies=POLICIES,
         thinker_args=HOST,
-        thinker_environment={"SGLANG_LIVE_POISON_FREED_KV": "1", **link},
+        thinker_environment={"SGLANG_LIVE_POISON_FREED_KV": "1"},
+        device_model=device_model,
         names=("thinker",),
     )
     async with running as found:

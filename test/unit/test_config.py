@@ -210,6 +210,10 @@ def test_orders_exclude_each_other(text):
 # --- retention and storage ---
 
 
+MODELLED = (
+    "--device-model",
+    str(Path(__file__).parents[2] / "deploy" / "device_models" / "h100_qwen3_omni.toml"),
+)
 HOST_TIER = ("--thinker.enable-hierarchical-cache",)
 
 
@@ -325,6 +329,14 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
         ),
         (["--thinker.base-gpu-id", "4"], "--thinker.base-gpu-id: devices are named with"),
         (["--talker.connect", "a:1"], "connect takes tcp:// addresses"),
+        (["--device-model", "/none.toml"], r"device model /none\.toml: No such file"),
+        ([*MODELLED, "--talker.device", "cuda:8"], "--talker.device: there is no device 'cuda:8'"),
+        ([*MODELLED, "--vocoder.device", "npu:0"], "--vocoder.device: there is no device 'npu:0'"),
+        ([*MODELLED, "--thinker.tp-size", "2"], "its costs are those of one device, not of --thi"),
+        (
+            [*MODELLED, "--talker.connect", "tcp://a:1", "--allow-keyless-stages"],
+            "--talker.connect uses a device of another",
+        ),
     ],
 )
 def test_an_invalid_value_is_refused_with_the_reason(argv, complaint):

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "python" / "sglang_live"
 ORDER = (
     "clock",
     "errors",
+    "device_model",
     "devices",
     "addresses",
     "open_files",

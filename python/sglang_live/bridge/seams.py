@@ -15,6 +15,7 @@ A seam module declares
     CPU_ONLY   True for shims of the CPU reference platform
     CUDA_NATIVE  True for one that CUDA without sgl-kernel needs, too
     WITH_POLICIES  True if only policies need it: with the policies off it is not installed
+    WITH_DEVICE_MODEL  True if only a modelled device needs it
 """
 
 import importlib
@@ -27,6 +28,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from sglang_live.bridge.platform import cpu, cuda
+from sglang_live.device_model.model import DEVICE_MODEL_ENV
 from sglang_live.engine_channel.inbox import policies_from_env
 from sglang_live.errors import SeamError
 from sglang_live.policy.policies import OFF, Policies
@@ -52,6 +54,7 @@ class Seam:
     cpu_only: bool
     with_policies: bool = False
     cuda_native: bool = False
+    with_device_model: bool = False
 
     @staticmethod
     def of(module: ModuleType) -> "Seam":
@@ -67,10 +70,20 @@ class Seam:
             cpu_only=module.CPU_ONLY,
             with_policies=getattr(module, "WITH_POLICIES", False),
             cuda_native=getattr(module, "CUDA_NATIVE", False),
+            with_device_model=getattr(module, "WITH_DEVICE_MODEL", False),
         )
 
-    def needed(self, stage: str | None, platform: Platform, policies: Policies = OFF) -> bool:
+    def needed(
+        self,
+        stage: str | None,
+        platform: Platform,
+        policies: Policies = OFF,
+        modelled: bool = False,
+    ) -> bool:
+        """modelled: whether the device is modelled."""
         if not self.fits(platform) or (self.with_policies and not policies):
+            return False
+        if self.with_device_model and not modelled:
             return False
         return "*" in self.stages or stage in self.stages
 
@@ -92,7 +105,8 @@ def needed_seams(stage: str | None) -> list[Seam]:
     if stage is None:
         shims = [seam for seam in all_seams() if seam.cpu_only and "*" in seam.stages]
         return [seam for seam in shims if seam.fits(platform)]
-    return [seam for seam in all_seams() if seam.needed(stage, platform, policies_from_env())]
+    policies, modelled = policies_from_env(), bool(os.environ.get(DEVICE_MODEL_ENV))
+    return [s for s in all_seams() if s.needed(stage, platform, policies, modelled)]
 
 
 def active_platform() -> Platform:

@@ -277,7 +277,7 @@ NAMES = (
             "__init__": "self, *args, **kwargs",
         },
         attributes="timing_enabled",
-        used_in="bridge/tiers/modelled_link.py",
+        used_in="bridge/modelled/link.py",
     ),
     Upstream(
         "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding",

@@ -20,11 +20,12 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_live.bridge.kv_record import SessionNode
+from sglang_live.bridge.modelled.device import modelled_device
+from sglang_live.bridge.modelled.link import ModelledLink
 from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.bridge.session.compact import Rebase
 from sglang_live.bridge.session.idle import IdleSessions
 from sglang_live.bridge.tiers.host import SessionTier
-from sglang_live.bridge.tiers.modelled_link import link_from_env
 from sglang_live.bridge.tiers.preload import Preloads
 from sglang_live.bridge.tiers.storage import storage_from_env
 from sglang_live.engine_channel.inbox import RADIX_BACKEND, policies_from_env
@@ -181,8 +182,8 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
         cache.session.idle = IdleSessions(cache.page_size)
         if ctx.enable_hierarchical_cache:
             controller = cache.cache_controller
-            if (link := link_from_env(controller.io_backend)) is not None:
-                controller.l2_transfer_engine = link
+            if (device := modelled_device()) is not None:
+                controller.l2_transfer_engine = ModelledLink(controller.io_backend, device)
             cache.session.tier = SessionTier(cache.session, storage_from_env())
             if policies.preload:
                 cache.session.preloads = Preloads(cache.session)

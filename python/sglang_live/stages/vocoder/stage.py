@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from sglang_live.aio import result_with, vital
+from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.platform import cpu
 from sglang_live.errors import CapacityError
 from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames
@@ -41,6 +43,7 @@ class VocoderStage:
         begin = cpu.begin_computing if on_cpu else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder", initializer=begin)
         self._log = ForwardLog.from_env("vocoder")
+        self._device = modelled_device()
         self._outputs: dict[str, asyncio.Queue] = {}
         self._fed, self._stepped = asyncio.Event(), asyncio.Condition()
 
@@ -70,7 +73,8 @@ class VocoderStage:
         """A vocoder keeps nothing between jobs."""
 
     def load(self) -> dict[str, float]:
-        return {"streams": float(len(self._outputs))}
+        modelled = self._device.clock.report() if self._device is not None else {}
+        return {"streams": float(len(self._outputs)), **modelled}
 
     async def _feed(self, job: ServedJob) -> None:
         async for message in job.inputs():
@@ -94,7 +98,13 @@ class VocoderStage:
 
     def _decode(self, batch: VocoderBatch) -> list[bytes]:
         with self._log.span() if self._log else nullcontext():
-            return batch.decode()
+            if self._device is None or batch.codes is None:
+                return batch.decode()
+            cost_s = self._device.model.vocoder.decode_s(len(batch.jobs))
+            done = self._device.compute(cost_s, time.monotonic())
+            pcm = batch.decode()
+            done.synchronize()
+            return pcm
 
     async def _step_forever(self) -> None:
         loop = asyncio.get_running_loop()

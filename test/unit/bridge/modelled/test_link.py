@@ -6,12 +6,22 @@ import pytest
 import torch
 from sglang.srt.mem_cache.l2_transfer import L2Transfer
 
-from sglang_live.bridge.tiers import modelled_link
-from sglang_live.bridge.tiers.modelled_link import LINK_ENV, ModelledLink, link_from_env
+from sglang_live.bridge.modelled import clock as clock_module
+from sglang_live.bridge.modelled import link as link_module
+from sglang_live.bridge.modelled.clock import DeviceClock
+from sglang_live.bridge.modelled.device import ModelledDevice
+from sglang_live.bridge.modelled.link import ModelledLink
+from sglang_live.device_model.costs import LinkCosts
 
 N_TOKENS, BYTES_PER_TOKEN = 10, 100
 LATENCY_S = 0.5
 TAKES_S = LATENCY_S + 1.0  # at 1000 bytes/s
+COSTS = LinkCosts(
+    to_device_gb_per_s=1e-6,
+    to_device_latency_us=1e6 * LATENCY_S,
+    to_host_gb_per_s=1e-6,
+    to_host_latency_us=1e6 * LATENCY_S,
+)
 
 
 class SimClock:
@@ -28,7 +38,7 @@ class SimClock:
 class FakeHostPool:
     """Says when it was copied to or from, layer by layer."""
 
-    size_per_token = BYTES_PER_TOKEN
+    size_per_token = 7  # of the small model: the modelled one counts
 
     def __init__(self):
         self.backed_up, self.loaded = 0, []
@@ -48,13 +58,21 @@ class FakeHostPool:
 @pytest.fixture
 def clock(monkeypatch):
     clock = SimClock()
-    monkeypatch.setattr(modelled_link, "time", clock)
+    for module in (clock_module, link_module):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
 @pytest.fixture
-def link(clock):
-    return ModelledLink("direct", bytes_per_s=1000.0, latency_s=LATENCY_S)
+def device(clock, tmp_path):
+    costs = SimpleNamespace(kv_token_bytes=BYTES_PER_TOKEN)
+    model = SimpleNamespace(link=COSTS, thinker=costs)
+    return ModelledDevice("thinker", model, DeviceClock(tmp_path / "clock", 0))
+
+
+@pytest.fixture
+def link(device):
+    return ModelledLink("direct", device)
 
 
 @pytest.fixture
@@ -137,35 +155,26 @@ def test_a_write_reads_the_device_at_once_and_ends_later(link, pool, clock):
     assert pool.backed_up == 1 and seconds(done) == TAKES_S
 
 
-def test_a_prefill_that_needs_its_layers_waits_for_all_before_it(link, pool, clock):
-    ahead = preload(link, pool)
-    layers = []
+def test_a_prefill_that_needs_its_layers_ends_a_layer_after_the_last_load(
+    link, pool, clock, device
+):
+    ahead, layers = preload(link, pool), []
     done = link.submit_host_to_device(
         transfer(pool), transfer_layer_id_max=2, on_layer_done=layers.append
     )
-    assert clock.now_s == 100.0 + 2 * TAKES_S
-    assert layers == [0, 1] and done.finish_event.query()
-    assert ahead.finish_event.query() and pool.loaded == [0, 1, 0, 1]
+    assert layers == [0, 1] and clock.now_s == 100.0  # the scheduler's thread does not wait
+    assert not done.finish_event.query() and pool.loaded == [0, 1]
+    result = device.compute(0.4, clock.now_s)
+    result.synchronize()
+    assert clock.now_s == pytest.approx(100.0 + 2 * TAKES_S + 0.4 / 2)
+    assert done.finish_event.query() and ahead.finish_event.query()
+    device.compute(0.4, clock.now_s).synchronize()  # the next batch waits for no load
+    assert clock.now_s == pytest.approx(100.0 + 2 * TAKES_S + 0.4 / 2 + 0.4)
 
 
-def test_without_the_variable_there_is_no_simulated_link(monkeypatch):
-    monkeypatch.delenv(LINK_ENV, raising=False)
-    assert link_from_env("direct") is None
-    monkeypatch.setenv(LINK_ENV, "")
-    assert link_from_env("direct") is None
-
-
-def test_the_variable_is_read_in_gigabytes_and_microseconds(monkeypatch, clock, pool):
-    monkeypatch.setenv(LINK_ENV, "0.000001:2000")
-    done = preload(link_from_env("direct"), pool)
-    assert seconds(done) == pytest.approx(1.002)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["fast", "10", "10:", ":5", "10:5:1", "0:5", "-1:5", "inf:5", "nan:5", "10:-1", "10:inf"],
-)
-def test_a_malformed_link_is_refused_by_name(monkeypatch, text):
-    monkeypatch.setenv(LINK_ENV, text)
-    with pytest.raises(ValueError, match=LINK_ENV):
-        link_from_env("direct")
+def test_a_prefill_that_is_longer_than_its_loads_takes_its_own_time(link, pool, clock, device):
+    link.submit_host_to_device(
+        transfer(pool), transfer_layer_id_max=2, on_layer_done=lambda layer: None
+    )
+    device.compute(10.0, clock.now_s).synchronize()
+    assert clock.now_s == pytest.approx(110.0)
