@@ -15,7 +15,7 @@ SessionMonitor per session (benchmark/kv/listening.py). Each arm has a fresh eng
 Beside the arms the same schedules are replayed without an engine (benchmark.kv.judge): by the
 server's estimate, by the reference that knows as much as a server can, and by Belady's optimum.
 
-Without a device, tiers are one memory and copies cost nothing; --link models a link that takes
+Without a device, tiers are one memory and copies cost nothing; --device-model has a link that takes
 time.
 """
 
@@ -46,7 +46,7 @@ from benchmark.kv.workload import (
     load_utterances,
     plan,
 )
-from benchmark.load.provenance import config_of, facts
+from benchmark.load.provenance import ROOT, config_of, facts
 from benchmark.native_client import native_client
 from benchmark.thinker import load_of, thinker
 from sglang_live.clock import MonotonicClock
@@ -92,7 +92,7 @@ class Options:
 
     pool_share: size of the pool, as a share of the most KV that all sessions hold at one time.
     divisor: divisor of all lengths of the trace.
-    link: "<GB/s>:<microseconds>" of a modelled link; empty: none.
+    device_model: file of a device model, whose link has a speed; empty: none.
     """
 
     arms: str = "recompute,lru,next-use,preload"
@@ -102,7 +102,7 @@ class Options:
     divisor: float = 24.0
     pool_share: float = 0.5
     page: int = 16
-    link: str = "0.02:200"
+    device_model: str = str(ROOT / "benchmark" / "device_models" / "slow_link.toml")
     seed: int = 1
     repeats: int = 1
     json: str = ""
@@ -254,9 +254,11 @@ class Users:
 
 async def measure(arm: str, options: Options, schedule: Schedule) -> dict:
     pool_tokens = schedule.pool_tokens(options.pool_share, options.page)
-    environment = {"SGLANG_LIVE_MODELLED_LINK": options.link} if options.link else {}
+    device_model = Path(options.device_model) if options.device_model else None
     async with (
-        thinker(ARMS[arm], engine_args(arm, pool_tokens, options), environment) as replica,
+        thinker(
+            ARMS[arm], engine_args(arm, pool_tokens, options), device_model=device_model
+        ) as replica,
         native_client(replica.spec, 180, _CONNECTIONS) as client,
     ):
         by_session: dict[int, list[Access]] = {}
@@ -367,7 +369,7 @@ def main() -> None:
     if options.json:
         document = {
             "benchmark": "kv_pressure",
-            **facts(),
+            **facts(Path(options.device_model) if options.device_model else None),
             "config": config_of(options),
             "rows": rows,
             "replayed": replayed,

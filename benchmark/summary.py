@@ -265,7 +265,7 @@ def section(results: Path) -> str:
     for kind, measured in loads(results).items():
         parts += [f"### {kind}", "", _conditions(measured), "", *load_table(measured), ""]
     if pressure := newest(results, "kv_pressure"):
-        link = _link(pressure["config"]["link"])
+        link = _link(pressure)
         parts += [
             "### More sessions than the KV pool holds",
             "",
@@ -323,7 +323,10 @@ def _source(document: dict) -> str:
     return f"{document['device']}, commit {document['git_commit'][:9]}{changed}"
 
 
-def _link(text: str) -> str:
+def _link(document: dict) -> str:
+    if "device_model" in document:
+        return f"the modelled device {document['device_model']['modelled_device']}"
+    text = document["config"].get("link")
     if not text:
         return "tiers of one memory"
     gb_per_s, latency_us = text.split(":")

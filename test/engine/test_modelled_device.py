@@ -10,7 +10,7 @@ from sglang_live.device_model.model import load_device_model
 from sglang_live.engine_channel.messages import THINK_PREFIX
 from test.engine import parity_claims
 from test.engine.conftest import DEVICE_MODELS, Stages, running_stages
-from test.engine.test_pauses import Thinker, total
+from test.engine.test_pauses import Thinker
 from test.engine.turns import greedy_turn, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -35,13 +35,9 @@ async def stages(request, endless_checkpoint, tmp_path_factory):
         yield found
 
 
-async def device(stages: Stages, stage: str, name: str) -> float:
-    return await total(stages, stage, f"device_{name}")
-
-
 async def test_codes_are_those_of_the_plain_cpu(stages, reference, speech):
     await parity_claims.talker_matches_the_reference(stages, reference, speech, 20)
-    assert await device(stages, "talker", "batches") > 20
+    assert (await load_of(stages, "talker"))["device_batches"] > 20
 
 
 async def mixed_load(stages: Stages, thinker: Thinker, speech) -> None:
@@ -67,27 +63,25 @@ async def mixed_load(stages: Stages, thinker: Thinker, speech) -> None:
 
 async def test_measured_rates_are_the_devices_over_a_mixed_load(stages, speech):
     thinker, costs = Thinker(stages), MODEL.thinker
-    before_s = await device(stages, "thinker", "late_s")
+    before = await load_of(stages, "thinker")
     await mixed_load(stages, thinker, speech)
     sampling = {"max_new_tokens": 40, "temperature": 0}
     rids = [f"{THINK_PREFIX}{number:08d}-equal" for number in range(N_STREAMS)]
     await asyncio.gather(*(thinker.generate(rid, [20, 30, 40], sampling) for rid in rids))
+    load = await load_of(stages, "thinker")
+    # Where the machine was late, batches took longer than the device's: by so much on average.
+    late_s, modelled_s = (
+        load[name] - before[name] for name in ("device_late_s", "device_modelled_s")
+    )
+    for name, value, error in (
+        ("policy_prefill_ms_per_token", costs.prefill_per_token_us / 1000, 0.05),
+        ("policy_round_ms", 1000 * costs.decode_s(N_STREAMS, 150), 0.05),
+        ("policy_prefill_ms_fixed", costs.prefill_fixed_ms, 0.1),
+        ("policy_encoder_ms_per_audio_s", costs.encoder_per_audio_s_ms, 0.1),
+    ):
+        assert load[name] == pytest.approx(value, rel=error + 3 * late_s / modelled_s), name
+
+
+async def load_of(stages: Stages, stage: str) -> dict[str, float]:
     await asyncio.sleep(1.0)  # the scheduler reports twice a second
-    load = (await stages.replica("thinker").client.ping(5.0)).load
-    # A machine that was late by a second made the rounds longer by a tenth of it at most.
-    late_ms = 1000 * (load["device_late_s"] - before_s)
-    expected = {
-        "policy_prefill_ms_per_token": costs.prefill_per_token_us / 1000,
-        "policy_prefill_ms_fixed": costs.prefill_fixed_ms,
-        "policy_encoder_ms_per_audio_s": costs.encoder_per_audio_s_ms,
-        "policy_round_ms": 1000 * costs.decode_s(N_STREAMS, 150),
-    }
-    print({name: (load[name], value) for name, value in expected.items()}, late_ms)
-    for name, value in expected.items():
-        assert load[name] == pytest.approx(value, rel=0.05, abs=0.0)
-
-
-async def test_few_results_are_late_where_rounds_are_long(stages):
-    for stage in ("thinker", "talker"):
-        late_s = await device(stages, stage, "late_s")
-        assert late_s < 0.1 * await device(stages, stage, "modelled_s")
+    return (await stages.replica(stage).client.ping(5.0)).load

@@ -7,7 +7,7 @@
     decode_fixed_ms = { value = 7.0, source = "where the figure comes from" }
 
 and so on for every field of the classes in costs.py. A figure without a publication or a
-derivation has a source that begins with "guess".
+derivation has a source that begins with "estimate".
 """
 
 import hashlib
@@ -39,13 +39,13 @@ class DeviceModel:
         name: of the device and the model.
         n_devices: devices of a host.
         digest: of the file, the first 12 hexadecimal digits of its SHA-256.
-        guesses: figures whose source is a guess, as "section.figure".
+        estimates: figures whose source is an estimate, as "section.figure".
     """
 
     name: str
     n_devices: int
     digest: str
-    guesses: tuple[str, ...]
+    estimates: tuple[str, ...]
     thinker: ThinkerCosts
     talker: TalkerCosts
     vocoder: VocoderCosts
@@ -70,7 +70,7 @@ class DeviceModel:
         return {
             "modelled_device": self.name,
             "file_sha256": self.digest,
-            "guesses": list(self.guesses),
+            "estimates": list(self.estimates),
         }
 
 
@@ -99,7 +99,9 @@ def _model(document: dict[str, Any], digest: str) -> DeviceModel:
         talker=_section(TalkerCosts, "talker", document, sources),
         vocoder=_section(VocoderCosts, "vocoder", document, sources),
         link=_section(LinkCosts, "link", document, sources),
-        guesses=tuple(n for n, source in sources.items() if source.lower().startswith("guess")),
+        estimates=tuple(
+            n for n, source in sources.items() if source.lower().startswith("estimate")
+        ),
     )
 
 

@@ -25,12 +25,12 @@ def load(tmp_path, text: str | bytes):
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.toml")), ids=lambda path: path.stem)
-def test_a_shipped_model_has_a_source_for_every_figure_and_names_its_guesses(path):
+def test_a_shipped_model_has_a_source_for_every_figure_and_names_its_estimates(path):
     model = load_device_model(path)
     assert model.n_devices == 8
     assert len(model.digest) == 12
-    assert "thinker.prefill_fixed_ms" in model.guesses
-    assert "thinker.decode_fixed_ms" not in model.guesses
+    assert "thinker.prefill_fixed_ms" in model.estimates
+    assert "thinker.decode_fixed_ms" not in model.estimates
     assert model.facts()["modelled_device"] == model.name
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from sglang.srt.managers.overlap_utils import RelayPayload
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+
+from sglang_live.models.host_copy import copy_to
 
 
 class ReqsView:
@@ -73,15 +74,14 @@ def decode_batch_of(scheduler: Any, returning: list[PausedRequest]) -> ScheduleB
         enable_overlap=scheduler.enable_overlap,
         spec_algorithm=scheduler.spec_algorithm,
     )
-    device = scheduler.device
+    device = torch.device(scheduler.device)
     for paused in returning:
         if paused.step_in_flight:
             raise AssertionError(f"paused {paused.req.rid}: its last step is still in flight")
-    rows = torch.tensor([req.kv.req_pool_idx for req in reqs], dtype=torch.int64)
-    batch.req_pool_indices_cpu = rows
-    batch.req_pool_indices = rows.to(device, non_blocking=True)
+    batch.req_pool_indices_cpu = torch.tensor([r.kv.req_pool_idx for r in reqs], dtype=torch.int64)
+    batch.req_pool_indices = copy_to(batch.req_pool_indices_cpu, device)
     batch.seq_lens_cpu = torch.tensor([r.kv.kv_committed_len for r in reqs], dtype=torch.int64)
-    batch.seq_lens = batch.seq_lens_cpu.to(device, non_blocking=True)
+    batch.seq_lens = copy_to(batch.seq_lens_cpu, device)
     batch.orig_seq_lens = batch.seq_lens.to(torch.int32)
     batch.seq_lens_sum = None
     # merge_batch concatenates this list for models with 3-D rotary positions.
@@ -89,9 +89,8 @@ def decode_batch_of(scheduler: Any, returning: list[PausedRequest]) -> ScheduleB
     if batch.return_logprob:
         batch.top_logprobs_nums = [req.logprob.top_logprobs_num for req in reqs]
         batch.token_ids_logprobs = [req.logprob.token_ids_logprob for req in reqs]
-    newest = torch.tensor([req.output_ids[-1] for req in reqs], dtype=torch.int64, device=device)
-    scheduler.future_map.stash(batch.req_pool_indices, RelayPayload(bonus_tokens=newest))
-    batch.input_ids = None  # gathered from the relay just stashed
+    # The newest token is in the relay since its step, at the row that a paused request keeps.
+    batch.input_ids = None
     vocab_size = scheduler.model_config.vocab_size
     batch.sampling_info = SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
     if batch.sampling_info.penalizer_orchestrator.is_required:

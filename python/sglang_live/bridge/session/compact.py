@@ -32,6 +32,7 @@ from sglang_live.kv.retention import (
     compaction_of,
     rebase_due,
 )
+from sglang_live.models.host_copy import copy_to
 
 log = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ def shorten(batch: ScheduleBatch, index: int, n_tokens: int) -> None:
     less = torch.zeros_like(batch.seq_lens_cpu)
     less[index] = n_tokens
     batch.seq_lens_cpu = batch.seq_lens_cpu - less
-    less = less.to(batch.seq_lens.device, non_blocking=True)
+    less = copy_to(less, batch.seq_lens.device)
     batch.seq_lens = batch.seq_lens - less.to(batch.seq_lens.dtype)
     batch.orig_seq_lens = batch.orig_seq_lens - less.to(batch.orig_seq_lens.dtype)
     batch.seq_lens_sum = None
@@ -286,6 +287,9 @@ class Rebase:
             )
         self._rope, self._kv, self._limit = ropes[0], kv, limit
         self._reserve = min(REBASE_RESERVE_TOKENS, limit // 4)
+        # Here, because a copy from pageable memory waits for the device.
+        inv_freq = self._rope._compute_inv_freq(self._rope.base).float()
+        self._inv_freq = inv_freq.to(self._rope.cos_sin_cache.device)
 
     def due(self, mm_inputs: MultimodalInputs, sink_tokens: int) -> bool:
         gap = position_gap(mm_inputs, sink_tokens)
@@ -304,13 +308,12 @@ class Rebase:
         """
         gap = position_gap(mm_inputs, sink_tokens)
         rope, kv = self._rope, self._kv
-        inv_freq = rope._compute_inv_freq(rope.base).float().to(rows.device)
         for layer in range(kv.start_layer, kv.start_layer + kv.layer_num):
             rebase_keys(
                 kv.get_key_buffer(layer),
                 rows.long(),
                 gap,
-                inv_freq,
+                self._inv_freq,
                 neox=rope.is_neox_style,
                 rotary_dim=rope.rotary_dim,
             )
