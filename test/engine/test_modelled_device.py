@@ -69,7 +69,7 @@ async def test_measured_rates_are_the_devices_over_a_mixed_load(stages, speech):
     rids = [f"{THINK_PREFIX}{number:08d}-equal" for number in range(N_STREAMS)]
     await asyncio.gather(*(thinker.generate(rid, [20, 30, 40], sampling) for rid in rids))
     load = await load_of(stages, "thinker")
-    # Where the machine was late, batches took longer than the device's: by so much on average.
+    # A late machine lengthens batches beyond the modelled time, on average by this share.
     late_s, modelled_s = (
         load[name] - before[name] for name in ("device_late_s", "device_modelled_s")
     )
