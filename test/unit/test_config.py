@@ -331,7 +331,7 @@ def test_without_a_window_or_the_policy_a_session_keeps_everything(argv):
         (["--talker.connect", "a:1"], "connect takes tcp:// addresses"),
         (["--device-model", "/none.toml"], r"device model /none\.toml: No such file"),
         ([*MODELLED, "--talker.device", "cuda:8"], "--talker.device: there is no device 'cuda:8'"),
-        ([*MODELLED, "--vocoder.device", "npu:0"], "--vocoder.device: there is no device 'npu:0'"),
+        ([*MODELLED, "--vocoder.device", "cpu"], "--vocoder.device: there is no device 'cpu'"),
         ([*MODELLED, "--thinker.tp-size", "2"], "its costs are those of one device, not of --thi"),
         (
             [*MODELLED, "--talker.connect", "tcp://a:1", "--allow-keyless-stages"],
