@@ -14,7 +14,6 @@ from .device_waits import PACKAGE, waits_in
 FOLDERS = ("bridge", "models/qwen3_omni", "engine_channel")
 NUMPY = "an array of the host"
 HOST = "a tensor of the host"
-START = "at the start of the engine"
 WEIGHTS = "while weights are loaded"
 ELSEWHERE = "in another thread or process than the scheduler's"
 RESULT = "the result has arrived, or is waited for"
@@ -30,6 +29,10 @@ REASONS = {
         "placeholder_spans tolist x2": ELSEWHERE,
     },
     "bridge/platform/cpu_attention.py": {"own_rows tolist x3": "a CPU alone"},
+    "bridge/platform/kv_copy.py": {"copy_rows tolist x2": "indices of the host"},
+    "bridge/platform/native_moe.py": {
+        "_by_expert tolist": "eager prefills without a grouped product: no supported GPU"
+    },
     "bridge/rate_meter.py": {"PrefillFit.into tolist": NUMPY, "PrefillFit._fit int": NUMPY},
     "bridge/rounds.py": {
         "Rounds.decide tolist": NUMPY,
@@ -42,7 +45,7 @@ REASONS = {
     "bridge/scheduler/batch_times.py": {"book_arrival synchronize": RESULT},
     "bridge/scheduler/codes_observer.py": {"_HostFrames.consume tolist": RESULT},
     "bridge/scheduler/talker.py": {"TalkerScheduler.run_batch tolist": "seq_lens_cpu"},
-    "bridge/session/compact.py": {"Rebase.__init__ to": START, "Rebase.due int": HOST},
+    "bridge/session/compact.py": {"Rebase.due int": HOST},
     "bridge/session/media.py": {"media_before int": HOST, "position_gap int": HOST},
     "bridge/session/radix.py": {"LiveRadixCache.loading_check synchronize": "the load has ended"},
     "bridge/stream_table.py": {

@@ -287,9 +287,7 @@ class Rebase:
             )
         self._rope, self._kv, self._limit = ropes[0], kv, limit
         self._reserve = min(REBASE_RESERVE_TOKENS, limit // 4)
-        # Here, because a copy from pageable memory waits for the device.
-        inv_freq = self._rope._compute_inv_freq(self._rope.base).float()
-        self._inv_freq = inv_freq.to(self._rope.cos_sin_cache.device)
+        self._inv_freq: Tensor | None = None
 
     def due(self, mm_inputs: MultimodalInputs, sink_tokens: int) -> bool:
         gap = position_gap(mm_inputs, sink_tokens)
@@ -308,6 +306,8 @@ class Rebase:
         """
         gap = position_gap(mm_inputs, sink_tokens)
         rope, kv = self._rope, self._kv
+        if self._inv_freq is None:
+            self._inv_freq = copy_to(rope._compute_inv_freq(rope.base).float(), rows.device)
         for layer in range(kv.start_layer, kv.start_layer + kv.layer_num):
             rebase_keys(
                 kv.get_key_buffer(layer),
