@@ -89,8 +89,8 @@ class PrefillFit:
     _INERTIA = 0.05
     # A prefill whose error is this many times the median is left out, from an error of a tenth on.
     _OUTLIER, _TOLERANCE = 3.0, 0.1
-    # Smallest scale of each cost.
-    _SCALE = np.array([1e-4, 1e-7, 1e-4])
+    # Smallest scale of each cost: one that was zero can be found again.
+    _SCALE = np.array([1e-3, 1e-5, 1e-3])
 
     def __init__(self, rates: StageRates):
         self._costs = np.array(

@@ -128,6 +128,17 @@ def test_a_new_speed_is_found_within_the_prefills_that_are_kept(overlap):
     assert rates.prefill_s_per_token == pytest.approx(1e-3, rel=0.05)
 
 
+def test_a_cost_that_was_zero_is_found_again():
+    device, rng = FakeDevice(overlap=False, prefill_s=0.05, per_token_s=0.0), random.Random(8)
+    for _ in range(100):
+        rates = device.run(n_tokens=rng.randrange(100, 2000))
+    assert rates.prefill_s_per_token == pytest.approx(0.0, abs=1e-6)
+    device.per_token_s = 1e-4
+    for _ in range(100):
+        rates = device.run(n_tokens=rng.randrange(100, 2000))
+    assert rates.prefill_s_per_token == pytest.approx(1e-4, rel=0.05)
+
+
 def test_no_cost_is_negative():
     device, rng = FakeDevice(overlap=False, prefill_s=0.0, per_audio_s=0.0), random.Random(6)
     for _ in range(100):
