@@ -5,12 +5,14 @@ set -euo pipefail
 
 usage() {
     cat <<'TEXT'
-usage: scripts/gpu_check.sh [--device cuda|cpu] [--out DIR] [--commit HASH] [CHECK ...]
+usage: scripts/gpu_check.sh [--device cuda|cpu] [--tiny] [--out DIR] [--commit HASH] [CHECK ...]
 
-  --device   cuda (default), cuda:N, or cpu: itself with itself, slow at these sizes
+  --device   cuda (default), cuda:N, or cpu: itself with itself, slow without --tiny
+  --tiny     sizes that a CPU computes in seconds
   --out      folder of the JSON documents (default: benchmark/results)
   --commit   recorded in them, where the checkout has no git history
-  CHECK      code_predictor code2wav page_copy write_back talker server (default: all)
+  CHECK      server talker thinker code_predictor code2wav syncs voice_load page_copy
+             write_back (default: all, in this order)
 
 Environment: PYTHON chooses the interpreter (default: .venv's if there is one, else python3).
 Sizes are options of a single check: python -m benchmark.gpu CHECK --help
@@ -19,13 +21,14 @@ TEXT
 }
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-CHECKS=(code_predictor code2wav page_copy write_back talker server)
-CHECK_TIMEOUT_S=900
+CHECKS=(server talker thinker code_predictor code2wav syncs voice_load page_copy write_back)
+CHECK_TIMEOUT_S=300
 CANNOT_RUN=77
 
 device=cuda
 out=$ROOT/benchmark/results
 commit=
+tiny=()
 checks=()
 
 needs_value() {
@@ -42,6 +45,7 @@ while (($#)); do
         printf -v "${1#--}" '%s' "$2"
         shift
         ;;
+    --tiny) tiny=(--tiny) ;;
     -h | --help)
         usage
         exit 0
@@ -112,7 +116,7 @@ for check in "${checks[@]}"; do
     status=0
     # A process of its own: a device error must not affect the next check.
     timeout --kill-after=10 "$CHECK_TIMEOUT_S" "$python" -m benchmark.gpu "$check" \
-        --device "$device" --out "$work" ${commit:+--commit "$commit"} \
+        --device "$device" "${tiny[@]}" --out "$work" ${commit:+--commit "$commit"} \
         </dev/null >"$work/output" 2>"$work/errors" || status=$?
     cat "$work/output"
     case $status in

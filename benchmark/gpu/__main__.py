@@ -11,7 +11,7 @@ import json
 import sys
 import time
 import traceback
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,19 @@ from typing import Any
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.load.provenance import facts
 
+_ENGINE = ("torch", "numpy", "transformers", "msgspec", "zmq", "psutil", "sglang_live")
+_SERVER = (*_ENGINE, "websockets", "soundfile", "soxr", "onnxruntime", "onnx", "fastapi")
 # Imports of each check beyond the standard library.
 CHECKS = {
     "code_predictor": ("torch", "numpy", "sglang_live"),
     "code2wav": ("torch", "numpy", "safetensors", "transformers", "sglang_live"),
     "page_copy": ("torch",),
     "write_back": ("torch", "sglang"),
-    "talker": ("torch", "numpy", "transformers", "msgspec", "zmq", "psutil", "sglang_live"),
-    "server": (),
+    "talker": _ENGINE,
+    "thinker": (*_ENGINE, "httpx"),
+    "server": _SERVER,
+    "syncs": _SERVER,
+    "voice_load": _SERVER,
 }
 PASSED, FAILED, CANNOT_RUN = 0, 1, 77
 
@@ -42,9 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         check = importlib.import_module(f"benchmark.gpu.{name}")
         args = _parser(name, check.Options).parse_args(argv[1:])
         _require_device(args.device)
-        options = check.Options(
-            **{field.name: getattr(args, field.name) for field in fields(check.Options)}
-        )
+        start = check.TINY if args.tiny else check.Options()
+        given = {name: value for name, value in vars(args).items() if hasattr(start, name)}
+        options = replace(start, **{n: value for n, value in given.items() if value is not None})
         return _run(name, check, options, args)
     except CannotRunError as reason:
         print(f"skipped: {reason}")
@@ -116,17 +121,18 @@ def _file_name(check: str, device: str) -> str:
 def _parser(name: str, options: type) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmark.gpu {name}",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N or cpu")
     parser.add_argument("--seed", type=int, default=1, help="of weights and inputs")
     parser.add_argument("--commit", help="recorded where the checkout has no git history")
+    parser.add_argument("--tiny", action="store_true", help="sizes that a CPU computes in seconds")
     results = Path(__file__).parents[1] / "results"
     parser.add_argument("--out", type=Path, default=results, help="folder of the JSON document")
     for field in fields(options):
         kind = _numbers if isinstance(field.default, tuple) else field.type
         flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=kind, default=field.default, help="see the module")
+        help_text = f"see the module (default: {field.default})"
+        parser.add_argument(flag, type=kind, help=help_text)
     return parser
 
 

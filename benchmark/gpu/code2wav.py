@@ -47,6 +47,21 @@ class Options:
     repeats: int = 20
 
 
+TINY = Options(
+    hidden=32,
+    intermediate=64,
+    layers=2,
+    heads=2,
+    decoder_dim=32,
+    codebook=64,
+    window=4,
+    checked_frames=11,
+    batches=(1, 2),
+    chunks=(1, 2),
+    repeats=1,
+)
+
+
 def run(options: Options, device: str, seed: int) -> Findings:
     place = torch.device(device)
     module = build(options, seed)

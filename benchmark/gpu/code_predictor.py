@@ -36,6 +36,20 @@ class Options:
     repeats: int = 20
 
 
+TINY = Options(
+    hidden=32,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=64,
+    vocab=64,
+    code_groups=5,
+    batches=(1, 3),
+    repeats=1,
+)
+
+
 def run(options: Options, device: str, seed: int) -> Findings:
     place = torch.device(device)
     model = build(options, seed)

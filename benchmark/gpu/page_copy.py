@@ -34,6 +34,9 @@ class Options:
     repeats: int = 5
 
 
+TINY = Options(layers=2, kv_heads=1, head_dim=4, page_tokens=(2, 4), moved_bytes=1000, repeats=1)
+
+
 def run(options: Options, device: str, seed: int) -> Findings:
     place = torch.device(device)
     rows, problems = [], []

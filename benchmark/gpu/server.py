@@ -1,63 +1,85 @@
-"""The whole server: scripts/demo.sh, one spoken turn through every stage."""
+"""The whole server: one spoken turn, then one that the user interrupts and repeats.
 
-import re
-import subprocess
+With the built-in demo model, through the real-time protocol, as a client at real-time pace.
+"""
+
+import asyncio
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from benchmark.gpu.findings import CannotRunError, Findings
+from benchmark.gpu.findings import Findings
+from benchmark.gpu.places import on_device, platform_of
+from benchmark.load.server import ServerError, ServerProcess
+from sglang_live.client import clip
+from sglang_live.client.config import BUNDLED_CLIP
+from sglang_live.client.realtime_client import Interruption, RealtimeClient
+from sglang_live.client.session_options import SessionOptions
+from sglang_live.client.turn_record import BARGE_IN, TurnRecord
+from sglang_live.client.utterance import Utterance
+from sglang_live.clock import MonotonicClock
 
-ROOT = Path(__file__).parents[2]
-CUDA_PACKAGES = ("sglang", "sgl_kernel", "flashinfer")
-# Lines that scripts/demo.sh prints after a successful conversation.
-_FIGURES = {
-    "ttfp_ms": r"TTFP (\d+) ms",
-    "end_of_turn_ms": r"end of turn detected after (\d+) ms",
-    "reply_s": r"reply ([\d.]+) s",
-    "start_s": r"server ready after (\d+) s",
-}
+MODEL_NAME = "demo"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
+    """interrupted_after_s: from the first packet of the second response."""
+
     model_path: str = "demo"
-    timeout_s: float = 540.0
+    interrupted_after_s: float = 0.5
+    start_timeout_s: float = 200.0
+    turn_timeout_s: float = 30.0
+
+
+# The demo model is as small as a server can be.
+TINY = Options()
 
 
 def run(options: Options, device: str, seed: int) -> Findings:
-    _check_environment(device)
-    command = ["bash", "scripts/demo.sh", "--model-path", options.model_path]
-    command += ["--out", "/dev/null"]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=options.timeout_s,
-            check=False,
+    args = ("--served-model-name", MODEL_NAME)
+    with on_device(device) as stage_args:
+        server = ServerProcess(
+            options.model_path, "all", (*args, *stage_args), options.start_timeout_s
         )
-    except subprocess.TimeoutExpired:
-        return Findings({}, (f"no end within {options.timeout_s:.0f} s",), ())
-    if done.returncode:
-        output = (done.stdout + done.stderr).strip().splitlines()
-        return Findings({}, (f"exit status {done.returncode}",), tuple(output[-40:]))
-    figures = figures_of(done.stdout)
-    return Findings(figures, (), tuple(f"{name}: {value:g}" for name, value in figures.items()))
+        try:
+            with server:
+                turns = asyncio.run(_converse(server.url, options))
+                figures = {"platform": platform_of(device), "start_s": server.start_s}
+        except ServerError as error:
+            return Findings({}, (str(error).splitlines()[0],), tuple(str(error).splitlines()[1:]))
+    return judge(figures, turns)
 
 
-def figures_of(output: str) -> dict[str, float]:
-    found = {name: re.search(pattern, output) for name, pattern in _FIGURES.items()}
-    return {name: float(match[1]) for name, match in found.items() if match}
+def judge(figures: dict[str, Any], turns: list[TurnRecord]) -> Findings:
+    """turns: whole, interrupted, and the one that interrupts."""
+    whole, interrupted, last = turns
+    figures = figures | {
+        name: turn.to_json()
+        for name, turn in (("whole", whole), ("interrupted", interrupted), ("last", last))
+    }
+    problems = [
+        f"the {name} response: {turn.status}, {turn.error or 'no error'}, {turn.audio_s:.1f} s"
+        for name, turn in (("whole", whole), ("last", last))
+        if turn.status != "completed" or not turn.audio_s
+    ]
+    if interrupted.interruption != BARGE_IN or not interrupted.cut_short:
+        problems.append("the second response was not interrupted: it was over before")
+    lines = (
+        f"platform {figures['platform']}, ready after {figures['start_s']:.0f} s",
+        f"first audio {whole.ttfp_ms or 0:.0f} ms after the speech, "
+        f"reply {whole.audio_s:.1f} s, {whole.gaps_over_100ms} audible gaps",
+        f"interrupted after {interrupted.heard_s:.1f} s, "
+        f"last packet {interrupted.stop_latency_ms or 0:.0f} ms after the voice",
+    )
+    return Findings(figures, tuple(problems), lines)
 
 
-def _check_environment(device: str) -> None:
-    """scripts/demo.sh would install missing packages; a check must not start a download."""
-    python = ROOT / ".venv" / "bin" / "python"
-    if not python.exists():
-        raise CannotRunError("no .venv yet: run scripts/setup.sh first")
-    for name in () if device == "cpu" else CUDA_PACKAGES:
-        found = subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False)
-        if found.returncode:
-            raise CannotRunError(f".venv has no {name}: run scripts/setup.sh --device cuda first")
+async def _converse(url: str, options: Options) -> list[TurnRecord]:
+    session = SessionOptions(url=url, model=MODEL_NAME, turn_timeout_s=options.turn_timeout_s)
+    async with RealtimeClient(session, MonotonicClock()) as client:
+        question = Utterance.of(clip.load_pcm(BUNDLED_CLIP), session.frames_per_message)
+        whole = (await client.take_turn(question)).record()
+        await client.wait_until_played()
+        interrupted = await client.take_turn(question, Interruption(options.interrupted_after_s))
+        last = await client.take_turn(question)
+        return [whole, interrupted.record(), last.record()]

@@ -1,26 +1,20 @@
 """One talker stage process, as the server starts it, and its greedy responses."""
 
 import asyncio
-import os
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmark.gpu.stage import running_stage
 from sglang_live.message_parts import WireSegment
 from sglang_live.messages import CodecFrames, TalkerDone, TalkerInput, TalkerRequest
-from sglang_live.stages.run_dir import RunDir
-from sglang_live.stages.spec import StageSpec
-from sglang_live.stages.supervisor import Supervisor, loopback_address
 from sglang_live.stages.transport.client import StageClient
 
 JOB_TIMEOUT_S = 60.0
-LOG_TAIL_LINES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +48,8 @@ async def run_arm(
     batches: tuple[int, ...],
     start_timeout_s: float,
 ) -> Arm:
-    async with _stage(checkpoint, device, engine_args, start_timeout_s) as client:
+    async with running_stage("talker", checkpoint, device, engine_args, start_timeout_s) as replica:
+        client = replica.client
         codes, _ = await _speak(client, request, "first")
         ms_per_frame = {}
         for n_responses in batches:
@@ -63,39 +58,6 @@ async def run_arm(
             )
             ms_per_frame[n_responses] = float(np.median([ms for _, ms in responses]))
     return Arm(codes, ms_per_frame)
-
-
-@asynccontextmanager
-async def _stage(
-    checkpoint: Path, device: str, engine_args: dict[str, Any], start_timeout_s: float
-) -> AsyncIterator[StageClient]:
-    owned = RunDir.make()
-    run_dir = owned.path
-    spec = StageSpec(
-        stage="talker",
-        replica=0,
-        model_path=str(checkpoint),
-        cache_dir=str(checkpoint.parent),
-        address=loopback_address(run_dir, "talker", 0),
-        same_host=True,
-        run_dir=str(run_dir),
-        served_name="demo",
-        device=device,
-        engine_args=engine_args,
-    )
-    supervisor = Supervisor([spec], log_dir=run_dir)
-    try:
-        with _gpus_hidden(device == "cpu"):
-            async with asyncio.timeout(start_timeout_s):
-                await supervisor.start()
-        yield supervisor.replicas[0].client
-    except Exception:
-        log = (run_dir / "talker-0.log").read_text(errors="replace").splitlines()
-        print("\n".join(log[-LOG_TAIL_LINES:]), file=sys.stderr)
-        raise
-    finally:
-        await supervisor.stop()
-        owned.remove()
 
 
 async def _speak(client: StageClient, request: Request, name: str) -> tuple[np.ndarray, float]:
@@ -132,19 +94,3 @@ async def _speak(client: StageClient, request: Request, name: str) -> tuple[np.n
         )
     span_s = arrivals_s[request.n_frames - 1] - arrivals_s[0]
     return np.stack(frames[: request.n_frames]), 1e3 * span_s / (request.n_frames - 1)
-
-
-@contextmanager
-def _gpus_hidden(hide: bool) -> Iterator[None]:
-    """Hide GPUs from processes that are started within the context."""
-    name = "CUDA_VISIBLE_DEVICES"
-    before = os.environ.get(name)
-    if hide:
-        os.environ[name] = ""
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[name] = before
-        elif hide:
-            del os.environ[name]

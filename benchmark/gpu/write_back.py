@@ -31,6 +31,9 @@ class Options:
     repeats: int = 5
 
 
+TINY = Options(layers=2, kv_heads=1, head_dim=4, page_tokens=(1, 4), moved_tokens=16, repeats=1)
+
+
 def run(options: Options, device: str, seed: int) -> Findings:
     place = torch.device(device)
     if place.type == "cpu":

@@ -1,7 +1,11 @@
 """The GPU checks at toy sizes, comparing the CPU with itself: results must be equal."""
 
+import importlib
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,42 +13,23 @@ import torch
 from sglang.srt.mem_cache.pool_host import mha
 
 from benchmark.gpu import __main__ as command
-from benchmark.gpu import code2wav, code_predictor, page_copy, server, talker, write_back
+from benchmark.gpu import (
+    arms,
+    code2wav,
+    code_predictor,
+    page_copy,
+    server,
+    syncs,
+    voice_load,
+    write_back,
+)
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.gpu.measuring import exact_float32
+from sglang_live.client.turn_record import TurnRecord
 from sglang_live.sgl_patches import kv_copy
 
-PREDICTOR = code_predictor.Options(
-    hidden=32,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=8,
-    intermediate=64,
-    vocab=64,
-    code_groups=5,
-    batches=(1, 3),
-    repeats=1,
-)
-VOCODER = code2wav.Options(
-    hidden=32,
-    intermediate=64,
-    layers=2,
-    heads=2,
-    decoder_dim=32,
-    codebook=64,
-    window=4,
-    checked_frames=11,
-    batches=(1, 2),
-    chunks=(1, 2),
-    repeats=1,
-)
-PAGES = page_copy.Options(
-    layers=2, kv_heads=1, head_dim=4, page_tokens=(2, 4), moved_bytes=1000, repeats=1
-)
-TRANSFERS = write_back.Options(
-    layers=2, kv_heads=1, head_dim=4, page_tokens=(1, 4), moved_tokens=16, repeats=1
-)
+PREDICTOR, VOCODER = code_predictor.TINY, code2wav.TINY
+PAGES, TRANSFERS = page_copy.TINY, write_back.TINY
 
 
 @pytest.fixture(autouse=True)
@@ -171,23 +156,103 @@ def test_tf32_is_off_inside_exact_float32_and_as_before_outside():
 
 def test_a_frame_with_one_different_code_is_not_equal():
     codes = np.array([[1, 2], [3, 4]])
-    assert talker.equal_share(codes, codes) == 1.0
-    assert talker.equal_share(codes, np.array([[1, 2], [3, 5]])) == 0.5
+    assert arms.equal_share(codes, codes) == 1.0
+    assert arms.equal_share(codes, np.array([[1, 2], [3, 5]])) == 0.5
 
 
-def test_figures_of_the_demo_are_read_from_its_output():
-    output = (
-        "server ready after 41 s\n"
-        "TTFP 812 ms from the end of the speech to the first audio "
-        "(end of turn detected after 530 ms)\n"
-        "reply 3.20 s, peak -3.1 dBFS, rms -20.0 dBFS\n"
-    )
-    assert server.figures_of(output) == {
-        "ttfp_ms": 812,
-        "end_of_turn_ms": 530,
-        "reply_s": 3.2,
-        "start_s": 41,
-    }
+def test_arms_that_differ_are_problems():
+    base = np.arange(8)
+    turned = base.copy()
+    turned[2:] = 0
+    outputs = {"cpu": base, "float32": base, "bfloat16_eager": turned, "bfloat16": turned}
+    figures, problems = arms.compare(outputs, "tokens")
+    assert problems == []
+    assert figures["tokens_equal_to_cpu_float32"]["bfloat16"] == 0.25
+    assert figures["graph_equal_to_eager"] == 1.0
+    assert len(arms.lines_of(figures, "tokens")) == 4
+    _, problems = arms.compare({**outputs, "float32": turned, "bfloat16": base}, "tokens")
+    assert ["float32" in problems[0], "graph" in problems[1]] == [True, True]
+
+
+def test_an_engine_on_the_cpu_has_no_arms_of_a_gpu():
+    assert set(arms.arms_on("cpu")) == {"cpu", "float32"}
+    on_gpu = arms.arms_on("cuda:1")
+    assert {place for name, (place, _) in on_gpu.items() if name != "cpu"} == {"cuda:1"}
+    assert "disable_cuda_graph" not in on_gpu["bfloat16"][1]
+
+
+WHOLE = TurnRecord(kind="speech", status="completed", audio_s=2.0, ttfp_ms=500.0)
+INTERRUPTED = TurnRecord(
+    kind="speech", status="cancelled", audio_s=1.0, interruption="barge_in", cut_short=True
+)
+
+
+def test_a_server_that_talks_and_stops_passes():
+    found = server.judge({"platform": "cpu", "start_s": 9.0}, [WHOLE, INTERRUPTED, WHOLE])
+    assert found.problems == ()
+    assert found.figures["interrupted"]["cut_short"] is True
+
+
+@pytest.mark.parametrize(
+    ("turns", "words"),
+    [
+        ([replace(WHOLE, status="failed", error="no"), INTERRUPTED, WHOLE], "whole response"),
+        ([WHOLE, WHOLE, WHOLE], "not interrupted"),
+        ([WHOLE, INTERRUPTED, replace(WHOLE, audio_s=0.0)], "last response"),
+    ],
+)
+def test_a_server_that_does_not_talk_or_stop_is_a_problem(turns, words):
+    (problem,) = server.judge({"platform": "cpu", "start_s": 9.0}, turns).problems
+    assert words in problem
+
+
+def test_places_that_wait_are_listed_by_their_number():
+    documents = [
+        {"engine": "talker", "places": [{"thread": "MainThread", "n": 3, "stack": ["a.py:1 f"]}]},
+        {"engine": "thinker", "places": [{"thread": "MainThread", "n": 9, "stack": ["b.py:2 g"]}]},
+    ]
+    found = syncs.judge(documents, ())
+    assert found.problems == ()
+    assert [place["n"] for place in found.figures["places"]] == [9, 3]
+    assert "b.py:2 g" in found.lines[2]
+    assert "talker" in syncs.judge(documents[1:], ()).problems[0]
+
+
+def test_a_load_without_audio_or_with_a_failed_turn_is_a_problem():
+    def result(*records: TurnRecord) -> SimpleNamespace:
+        rows = [SimpleNamespace(record=record, to_json=record.to_json) for record in records]
+        return SimpleNamespace(
+            rows=rows, late_frames=0.0, server_start_s=1.0, talker_frames=None, usage={}
+        )
+
+    found = voice_load.judge("cpu", result(WHOLE, INTERRUPTED))
+    assert found.problems == ()
+    assert (found.figures["n_turns"], found.figures["n_interrupted"]) == (2, 1)
+    failed = replace(WHOLE, status="timeout", ttfp_ms=None)
+    assert len(voice_load.judge("cpu", result(failed)).problems) == 2
+
+
+def test_every_check_has_tiny_sizes_and_a_place_in_the_script():
+    script = (Path(__file__).parents[3] / "scripts/gpu_check.sh").read_text()
+    (listed,) = re.findall(r"^CHECKS=\((.*)\)$", script, re.MULTILINE)
+    assert sorted(listed.split()) == sorted(command.CHECKS)
+    for name in command.CHECKS:
+        check = importlib.import_module(f"benchmark.gpu.{name}")
+        assert isinstance(check.TINY, check.Options)
+
+
+def test_tiny_sizes_are_the_default_of_tiny_and_flags_override_them(tmp_path, monkeypatch):
+    taken = []
+
+    def run(options, device, seed):
+        taken.append(options)
+        return Findings({}, (), ())
+
+    monkeypatch.setattr(page_copy, "run", run)
+    words = ["page_copy", "--device", "cpu", "--out", str(tmp_path)]
+    assert command.main([*words, "--tiny", "--layers", "7"]) == command.PASSED
+    assert command.main(words) == command.PASSED
+    assert taken == [replace(page_copy.TINY, layers=7), page_copy.Options()]
 
 
 def test_a_check_that_passes_writes_a_document(tmp_path):

@@ -17,6 +17,7 @@ from sglang_live.bridge.scheduler.fault_injection import FaultInjection
 from sglang_live.bridge.scheduler.memory import MemoryScheduler
 from sglang_live.bridge.scheduler.paused import PausedRequest, ReqsView, decode_batch_of
 from sglang_live.bridge.scheduler.progress import ProgressCell
+from sglang_live.bridge.scheduler.sync_log import SyncLog
 from sglang_live.engine_channel.messages import SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.policy.config import THINKER
 
@@ -38,6 +39,7 @@ class LiveScheduler(MemoryScheduler):
         self._loads_ahead = False  # KV is being loaded ahead, one part a round
         self._progress = ProgressCell.from_env() if self.outbox is not None else None
         self._fault_injection = FaultInjection.from_env() if self.policy_config is THINKER else None
+        SyncLog.begin_from_env("thinker" if self.policy_config is THINKER else "talker")
 
     def init_pool_stats_observer(self) -> None:
         super().init_pool_stats_observer()
