@@ -72,11 +72,21 @@ def run(options: Options, device: str, seed: int) -> Findings:
             f"float32 samples differ from the CPU by up to {errors['float32']:.2e}, "
             f"allowed {options.tolerance:.0e}"
         )
-    rows = [
-        row
-        for name, dtype in _DTYPES.items()
-        for row in measure(StreamingCode2Wav(module, device=place, dtype=dtype), name, options)
-    ]
+    if not errors["float32_graphs"] <= options.tolerance:
+        problems.append(
+            f"graphs differ from the CPU by up to {errors['float32_graphs']:.2e}, "
+            f"allowed {options.tolerance:.0e}"
+        )
+    rows, failed = [], 0
+    for name, dtype in _DTYPES.items():
+        for arithmetic in (name, f"{name}_graphs"):
+            decoder = StreamingCode2Wav(module, device=place, dtype=dtype)
+            if arithmetic != name:
+                use_graphs(decoder, place, max(options.batches))
+            rows += measure(decoder, arithmetic, options)
+            failed += decoder.graphs.counts["failed_captures"] if decoder.graphs else 0
+    if failed:
+        problems.append(f"{failed} shapes were not captured")
     figures = {"max_error_to_cpu_float32": errors, "chunks": rows}
     return Findings(figures, tuple(problems), tuple(_lines(errors, rows)))
 
@@ -121,15 +131,24 @@ def compare(
     """Largest difference of any sample from float32 on the CPU, by arithmetic."""
     codes = _codes(options, N_CHECKED_STREAMS, options.checked_frames, seed)
 
-    def wave(place: torch.device | str, dtype: torch.dtype) -> Tensor:
-        return _stream(StreamingCode2Wav(module, device=place, dtype=dtype), codes)
+    def wave(place: torch.device | str, dtype: torch.dtype, graphs: bool = False) -> Tensor:
+        decoder = StreamingCode2Wav(module, device=place, dtype=dtype)
+        if graphs:
+            use_graphs(decoder, torch.device(place), len(codes))
+        return _stream(decoder, codes)
 
     with exact_float32():
         expected = wave("cpu", torch.float32)
         waves = {"float32": wave(device, torch.float32)}
+        waves["float32_graphs"] = wave(device, torch.float32, graphs=True)
     waves["float32_as_served"] = wave(device, torch.float32)
     waves["bfloat16"] = wave(device, torch.bfloat16)
     return {name: (found - expected).abs().max().item() for name, found in waves.items()}
+
+
+def use_graphs(decoder: StreamingCode2Wav, device: torch.device, max_streams: int) -> None:
+    """CUDA graphs; on a CPU the same buffers and sizes, with a replay that computes again."""
+    decoder.use_graphs(max_streams, None if device.type == "cuda" else lambda call: call)
 
 
 def measure(decoder: StreamingCode2Wav, dtype: str, options: Options) -> list[dict[str, Any]]:
@@ -178,10 +197,10 @@ def _codes(options: Options, n_streams: int, n_frames: int, seed: int) -> Tensor
 
 def _lines(errors: dict[str, float], rows: list[dict[str, Any]]) -> list[str]:
     lines = [f"max error, {name.replace('_', ' ')}: {error:.2e}" for name, error in errors.items()]
-    lines.append("dtype     batch  frames  ms/chunk  time per second of audio")
+    lines.append("arithmetic       batch  frames  ms/chunk  time per second of audio")
     for row in rows:
         lines.append(
-            f"{row['dtype']:8}  {row['batch']:5d}  {row['chunk_frames']:6d}  "
+            f"{row['dtype']:15}  {row['batch']:5d}  {row['chunk_frames']:6d}  "
             f"{row['ms_per_chunk']:8.2f}  {row['realtime_factor']:8.4f}"
         )
     return lines

@@ -3,6 +3,7 @@
 import os
 
 from sglang_live.bridge import seams
+from sglang_live.bridge.platform.tree_core import use_matching_tree_core
 from sglang_live.bridge.scheduler.progress_lock import forgo_progress_lock
 from sglang_live.telemetry.log_lines import log_in_lines
 
@@ -10,4 +11,5 @@ from sglang_live.telemetry.log_lines import log_in_lines
 def register() -> None:
     log_in_lines()
     forgo_progress_lock()
+    use_matching_tree_core()
     seams.install_or_exit(os.environ.get(seams.STAGE_ENV))

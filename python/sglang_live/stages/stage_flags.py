@@ -19,6 +19,7 @@ from sglang_live.stages.vocoder.config import VocoderConfig
 # Of a stage, not of the engine in it: `--STAGE.replicas 2`.
 STAGE_SETTINGS = ("replicas", "connect", "device")
 _VOCODER_FIELDS = tuple(field.name for field in fields(VocoderConfig))
+_VOCODER_SWITCHES = tuple(f.name for f in fields(VocoderConfig) if isinstance(f.default, bool))
 # With a scale per block, into which a rotated key does not fit.
 _KV_IN_BLOCKS = ("nvfp4", "fp4_mx_block16", "mxfp8")
 
@@ -105,10 +106,14 @@ def _setting(typed: str, name: str, text: str | None) -> Any:
     return text
 
 
-def _vocoder_field(typed: str, name: str, text: str | None) -> int:
+def _vocoder_field(typed: str, name: str, text: str | None) -> int | bool:
     if name not in _VOCODER_FIELDS:
         known = (*_VOCODER_FIELDS, *STAGE_SETTINGS)
         raise _unknown(typed, name, known, "a vocoder has no such setting")
+    if name in _VOCODER_SWITCHES:
+        if text not in (None, "true", "false"):
+            raise BadInputError(f"{typed} takes true or false, or no value, got {text!r}")
+        return text != "false"
     try:
         return int(text or "")
     except ValueError:

@@ -17,6 +17,13 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 from sglang_live.errors import BadInputError
 from sglang_live.models.qwen3_omni.code2wav_attention import WindowTransformer
 from sglang_live.models.qwen3_omni.code2wav_checkpoint import load_code2wav
+from sglang_live.models.qwen3_omni.code2wav_graphs import (
+    Capture,
+    ChunkInputs,
+    ChunkOutputs,
+    Code2WavGraphs,
+    CudaCapture,
+)
 from sglang_live.models.qwen3_omni.code2wav_layers import (
     CausalConv,
     CausalUpsample,
@@ -56,6 +63,7 @@ class StreamingCode2Wav:
         codebook_size: codes lie in [0, codebook_size).
         samples_per_frame: samples per frame once a stream is under way.
         sample_rate_hz: samples per second of the output.
+        graphs: None until use_graphs.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class StreamingCode2Wav:
         if module.code_embedding.weight.dtype != torch.float32:
             raise ValueError(f"need a float32 module, got {module.code_embedding.weight.dtype}")
         self._device, self._dtype = torch.device(device), dtype
+        self.graphs: Code2WavGraphs | None = None
         config = module.config
         self.n_quantizers, self.codebook_size = config.num_quantizers, config.codebook_size
         self.sample_rate_hz = _SAMPLE_RATE_HZ
@@ -171,28 +180,57 @@ class StreamingCode2Wav:
         is_first = streams[0].n_frames == 0
         if any((stream.n_frames == 0) != is_first for stream in streams):
             raise ValueError("first chunks and later ones cannot share a batch")
-        past, ages = self._gather_kv(streams)
-        tape = ColumnTape(torch.stack([stream.columns for stream in streams]), is_first=is_first)
-        hidden, fresh_kv = self._transformer(self._embed(codes.to(self._device)), past, ages)
+        outputs = None if self.graphs is None else self.graphs.run(streams, codes, is_first)
+        if outputs is None:
+            outputs = self._compute(self._gather(streams, codes, is_first))
+        self._commit(streams, outputs.fresh_kv, outputs.columns)
+        return outputs.wave
+
+    def use_graphs(self, max_streams: int, capture: Capture | None = None) -> Code2WavGraphs:
+        """Capture every shape that comes from now on, until `graphs.freeze()`.
+
+        A returned wave is then overwritten by the next decode.
+
+        Args:
+            max_streams: batches above it run without a graph.
+            capture: CUDA graphs on this decoder's device by default.
+        """
+        self.graphs = Code2WavGraphs(
+            self._compute,
+            self.new_stream(),
+            n_past=self._transformer.n_window_frames - 1,
+            max_streams=max_streams,
+            capture=capture or CudaCapture(self._device),
+        )
+        return self.graphs
+
+    def _compute(self, inputs: ChunkInputs) -> ChunkOutputs:
+        """Tensors in, tensors out, without a wait for the device."""
+        tape = ColumnTape(inputs.columns, is_first=inputs.is_first)
+        hidden = self._embed(inputs.codes)
+        hidden, fresh_kv = self._transformer(hidden, inputs.past, inputs.first_real)
         wave = hidden.transpose(1, 2)
         for layer in self._layers:
             wave = layer(wave, tape)
-        self._commit(streams, fresh_kv, tape.rewritten())
-        return wave[:, 0].float().clamp_(-1.0, 1.0)
+        return ChunkOutputs(wave[:, 0].float().clamp_(-1.0, 1.0), fresh_kv, tape.rewritten())
 
     def _embed(self, codes: Tensor) -> Tensor:
         ids = (codes + self._code_offset).flatten(0, 1)
         return F.embedding_bag(ids, self._embedding, mode="mean").unflatten(0, codes.shape[:2])
 
-    def _gather_kv(self, streams: list[Code2WavStream]) -> tuple[Tensor, list[int]]:
-        """Return the streams' windows right-aligned in one tensor, and their lengths."""
+    def _gather(self, streams: list[Code2WavStream], codes: Tensor, is_first: bool) -> ChunkInputs:
+        """The streams' windows right-aligned in one tensor, as long as the longest."""
         ages = [stream.kv.shape[2] for stream in streams]
         n_past = max(ages)
         n_layers, n_heads, _, head_dim = streams[0].kv.shape
         past = streams[0].kv.new_zeros(len(streams), n_layers, n_heads, n_past, head_dim)
         for row, stream, age in zip(past, streams, ages, strict=True):
             row[:, :, n_past - age :] = stream.kv
-        return past, ages
+        first_real = None
+        if any(age < n_past for age in ages):
+            first_real = torch.tensor([n_past - age for age in ages], device=self._device)
+        columns = torch.stack([stream.columns for stream in streams])
+        return ChunkInputs(codes.to(self._device), past, first_real, columns, is_first)
 
     def _commit(self, streams: list[Code2WavStream], fresh_kv: Tensor, columns: Tensor) -> None:
         """Write the new states, each to its own memory: a view would keep the batch alive."""

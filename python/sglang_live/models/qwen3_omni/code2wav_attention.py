@@ -50,21 +50,26 @@ class WindowTransformer:
         frequency = config.rope_parameters["rope_theta"] ** -exponent
         self._frequency = frequency.to(self._norm.device)
 
-    def __call__(self, hidden: Tensor, past: Tensor, ages: list[int]) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, hidden: Tensor, past: Tensor, first_real: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Run the chunk through all layers.
 
         Args:
             hidden: [n_streams, n_new, hidden_size].
             past: [n_streams, n_layers, 2 * n_kv_heads, n_past, head_dim], keys before values,
                 oldest first, padded on the left for streams with fewer than n_past frames.
-            ages: of each stream, how many of the n_past are real.
+            first_real: [n_streams], index of the first of the n_past that is not padding. None:
+                no stream is padded.
         Returns:
             hidden states like `hidden`, and the chunk's keys and values,
             [n_streams, n_layers, 2 * n_kv_heads, n_new, head_dim].
         """
         n_new, n_past = hidden.shape[1], past.shape[3]
         cos, sin = self._rotation(n_past + n_new, hidden)
-        chunk = _Chunk(self._mask(n_past, n_new, ages, hidden.device), cos[n_past:], sin[n_past:])
+        chunk = _Chunk(
+            self._mask(n_past, n_new, first_real, hidden.device), cos[n_past:], sin[n_past:]
+        )
         past_k, past_v = past.split(self.n_kv_heads, dim=2)
         past_k = _rotate(past_k, cos[:n_past], sin[:n_past])
         fresh = []
@@ -80,17 +85,15 @@ class WindowTransformer:
         return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
 
     def _mask(
-        self, n_past: int, n_new: int, ages: list[int], device: torch.device
+        self, n_past: int, n_new: int, first_real: Tensor | None, device: torch.device
     ) -> Tensor | None:
-        is_padded = any(age < n_past for age in ages)
-        if n_new == 1 and not is_padded:
+        if n_new == 1 and first_real is None:
             return None  # past never exceeds the window, so one new frame sees all of it
         key = torch.arange(n_past + n_new, device=device)
         query = key[n_past:, None]
         visible = (key <= query) & (key > query - self.n_window_frames)
-        if not is_padded:
+        if first_real is None:
             return visible[None, None]
-        first_real = torch.tensor([n_past - age for age in ages], device=device)
         return (visible & (key >= first_real[:, None, None]))[:, None]
 
 

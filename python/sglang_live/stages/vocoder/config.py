@@ -15,6 +15,7 @@ class VocoderConfig:
         chunk_frames: frames of every later chunk; more, because each decode has a fixed cost.
         max_batch: chunks per decode.
         max_buffered_frames: frames of one job that may wait; 750 are a minute of speech.
+        disable_cuda_graph: decode without graphs on a GPU, too.
     """
 
     max_streams: int = 64
@@ -23,11 +24,12 @@ class VocoderConfig:
     chunk_frames: int = 4
     max_batch: int = 16
     max_buffered_frames: int = 750
+    disable_cuda_graph: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value < 1:
+            if not isinstance(value, bool) and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
         if self.max_buffered_frames < max(self.first_chunk_frames, self.chunk_frames):
             raise ValueError(

@@ -39,7 +39,10 @@ class VocoderStage:
         )
         self._n_quantizers = decoder.n_quantizers
         defaults = {"max_batch": CPU_MAX_BATCH} if on_cpu else {}
-        self._engine = VocoderEngine(decoder, VocoderConfig(**(defaults | spec.engine_args)))
+        config = VocoderConfig(**(defaults | spec.engine_args))
+        on_graphs = not on_cpu and not config.disable_cuda_graph
+        self._graphs = decoder.use_graphs(config.max_batch) if on_graphs else None
+        self._engine = VocoderEngine(decoder, config)
         begin = cpu.begin_computing if on_cpu else None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="vocoder", initializer=begin)
         self._log = ForwardLog.from_env("vocoder")
@@ -50,6 +53,9 @@ class VocoderStage:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._worker, self._engine.warm_up)
+        if self._graphs is not None:
+            self._graphs.freeze()
+            log.info("vocoder_graphs %s", self._graphs.counts)
         self._stepping = vital(self._step_forever(), "vocoder steps")
 
     async def run(self, job: ServedJob) -> None:
@@ -74,7 +80,9 @@ class VocoderStage:
 
     def load(self) -> dict[str, float]:
         modelled = self._device.clock.report() if self._device is not None else {}
-        return {"streams": float(len(self._outputs)), **modelled}
+        graphs = {} if self._graphs is None else self._graphs.counts
+        counts = {f"graph_{name}": float(n) for name, n in graphs.items()}
+        return {"streams": float(len(self._outputs)), **modelled, **counts}
 
     async def _feed(self, job: ServedJob) -> None:
         async for message in job.inputs():
