@@ -63,12 +63,10 @@ REASONS = {
     },
     "models/qwen3_omni/code2wav.py": {
         "StreamingCode2Wav._build.place to": ELSEWHERE,
-        "StreamingCode2Wav.decode to": ELSEWHERE,
+        "StreamingCode2Wav._gather tensor": ELSEWHERE,
+        "StreamingCode2Wav._gather to": ELSEWHERE,
     },
-    "models/qwen3_omni/code2wav_attention.py": {
-        "WindowTransformer.__init__ to": ELSEWHERE,
-        "WindowTransformer._mask tensor": ELSEWHERE,
-    },
+    "models/qwen3_omni/code2wav_attention.py": {"WindowTransformer.__init__ to": ELSEWHERE},
     "models/qwen3_omni/code_predictor.py": {"CodePredictor._rope to": WEIGHTS},
     "models/qwen3_omni/engine/talker.py": {
         "Qwen3OmniTalker._all_greedy bool": "on a CPU alone",
