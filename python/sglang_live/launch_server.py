@@ -41,6 +41,7 @@ from sglang_live.models.demo.location import (
     TRAINED,
     default_directory,
 )
+from sglang_live.models.qwen3_omni.ranks import check_ranks
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.open_files import raise_open_files
 from sglang_live.orchestrator.sessions import LiveOrchestrator
@@ -91,6 +92,9 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     limits = connection_limits(config)
     raise_open_files(config.max_sessions, limits.per_address + limits.silent)
     model = load_model(config.model_path, config.cache_dir)
+    for name, stage in config.stages.items():
+        if not stage.connect:
+            check_ranks(model.path, name, f"--{name}.tp-size", stage.args.get("tp_size", 1))
     return uvloop.run(_serve(config, model, drops))
 
 

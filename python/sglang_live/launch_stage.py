@@ -26,6 +26,7 @@ from sglang_live.arguments import (
 from sglang_live.devices import DEFAULT_DEVICE, check_devices, devices_of_ranks, read_devices
 from sglang_live.errors import BadInputError
 from sglang_live.launch_server import check_machine, end_in_one_line, load_model
+from sglang_live.models.qwen3_omni.ranks import check_ranks
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
@@ -90,6 +91,7 @@ def _spec(
     device = _device(own.device, engine_args)
     check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)
     model = load_model(own.model_path, Path(own.cache_dir))
+    check_ranks(Path(model.path), own.stage, "--tp-size", engine_args.get("tp_size", 1))
     return StageSpec(
         stage=own.stage,
         replica=0,

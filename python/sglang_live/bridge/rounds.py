@@ -187,6 +187,11 @@ class Rounds:
         return decision
 
     @property
+    def last(self) -> Round | None:
+        """The latest decision; None while the table is empty."""
+        return self._last
+
+    @property
     def urgent(self) -> bool:
         """Whether an urgent request can step or begin in this round."""
         return self._last is not None and self._last.urgent

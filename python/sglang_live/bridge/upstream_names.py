@@ -59,7 +59,7 @@ NAMES = (
         },
         attributes=(
             "batch_is_full req_pool_indices req_pool_indices_cpu seq_lens "
-            "seq_lens_cpu orig_seq_lens seq_lens_sum multimodal_inputs "
+            "seq_lens_cpu orig_seq_lens seq_lens_sum multimodal_inputs out_cache_loc "
             "sampling_info input_ids chunked_req extend_num_tokens prefix_lens extend_lens"
         ),
         used_in="bridge/scheduler",
@@ -138,14 +138,17 @@ NAMES = (
         attributes="CLIP_MAX_NEW_TOKENS",
         used_in="bridge/scheduler/sliced_prefill.py",
     ),
+    Upstream("sglang.srt.layers.moe.utils", {"reduce_moe_output": "hidden_states"}, "", "models"),
+    Upstream("sglang.srt.runtime_context.ParallelContext", attributes="tp_rank", used_in="models"),
     Upstream(
         "sglang.srt.session.session_controller.Session",
         functions={
             "abort_req": "self",
+            "is_timed_out": "self",
         },
         attributes=(
             "_inflight req_nodes streaming session_id committed_origin_len "
-            "committed_unpadded_len committed_fill_len"
+            "committed_unpadded_len committed_fill_len close_on_finish"
         ),
         used_in="bridge/session",
     ),
@@ -154,7 +157,11 @@ NAMES = (
         functions={
             "__contains__": "self, session_id",
             "get": "self, session_id",
+            "maybe_reap": "self, now, interval=",
+            "_close": "self, session_id",
+            "_all_requests_finished": "session",
         },
+        attributes="sessions",
         used_in="bridge/session",
     ),
     Upstream(

@@ -59,6 +59,7 @@ def default_engine_args(device: str) -> dict[str, Any]:
             "hicache_io_backend": "direct",
             "hicache_mem_layout": "layer_first",
             "chunked_prefill_size": 512,
+            "disable_custom_all_reduce": True,  # for CUDA
         }
     else:
         # SGLang reads the index from base_gpu_id, not from the device's name.
@@ -89,10 +90,9 @@ class EngineHost:
             os.environ[PROGRESS_ENV] = str(path)
             self._cell = ProgressCell(path)
         if args.get("nnodes", 1) == 1 and not args.get("dist_init_addr"):
-            # torch's TCP store listens on all interfaces, even for a single rank.
-            meeting = spec.file_path(f"ranks-{os.getpid()}")
-            meeting.unlink(missing_ok=True)
-            os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{meeting}"
+            _meet_on_this_host(spec.file_path(f"ranks-{os.getpid()}"))
+        if cpu.is_active():
+            cpu.place_ranks(args.get("tp_size", 1) * args.get("pp_size", 1))
         self.engine = sgl.Engine(**{**default_engine_args(spec.device), **args})
         # SGLang only logs a plugin that fails.
         seams.check_landed(spec.stage)
@@ -245,6 +245,21 @@ class EngineHost:
             if self._http.done():
                 self._http.result()
             await asyncio.sleep(0.01)
+
+
+def _meet_on_this_host(meeting: Path) -> None:
+    """Have an engine's ranks find each other by a file, and exchange tensors over loopback.
+
+    torch's TCP store, and gloo by the name of the host, listen on other interfaces too, even for a
+    single rank.
+    """
+    meeting.unlink(missing_ok=True)
+    os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{meeting}"
+    names = {name for _, name in socket.if_nameindex()}
+    # 25 MB of shared memory, which stays when the engine is killed. Nothing here would use it.
+    os.environ.setdefault("SGLANG_USE_MESSAGE_QUEUE_BROADCASTER", "false")
+    if loopback := next((name for name in ("lo", "lo0") if name in names), None):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def _running_compiler() -> str:

@@ -36,6 +36,15 @@ def share_cores(n_sharing: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (n_cores or 1) // n_sharing)))
 
 
+def place_ranks(n_ranks: int) -> None:
+    """Let several ranks of an engine run on one NUMA node, which SGLang otherwise refuses.
+
+    SGLang's own kernels alone bind threads to the cores that are named here, and there are none.
+    """
+    if n_ranks > 1:
+        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(["0"] * n_ranks))
+
+
 def begin_computing() -> None:
     """Lower the priority of a thread that runs a model, and flush denormal numbers to zero, also
     in the threads that it starts.

@@ -17,6 +17,7 @@ from sglang_live.bridge.scheduler.fault_injection import FaultInjection
 from sglang_live.bridge.scheduler.memory import MemoryScheduler
 from sglang_live.bridge.scheduler.paused import PausedRequest, ReqsView, decode_batch_of
 from sglang_live.bridge.scheduler.progress import ProgressCell
+from sglang_live.bridge.scheduler.round_log import RoundLog
 from sglang_live.bridge.scheduler.sync_log import SyncLog
 from sglang_live.engine_channel.messages import SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.policy.config import THINKER
@@ -38,6 +39,7 @@ class LiveScheduler(MemoryScheduler):
             raise RuntimeError("pausing requests excludes speculation and DP attention")
         self._loads_ahead = False  # KV is being loaded ahead, one part a round
         self._progress = ProgressCell.from_env() if self.outbox is not None else None
+        self._round_log = RoundLog.from_env(self)
         self._fault_injection = FaultInjection.from_env() if self.policy_config is THINKER else None
         SyncLog.begin_from_env("thinker" if self.policy_config is THINKER else "talker")
 
@@ -144,6 +146,8 @@ class LiveScheduler(MemoryScheduler):
         self._loads_ahead = self.tier_events is not None and self.tier_events.load_ahead()
         if self.rounds is not None and (events := self.rounds.take_events()) and self.outbox:
             self.outbox.send(events)
+        if self._round_log is not None:
+            self._round_log.write(plan)
         if plan.batch_to_run is None and self.paused and last_batch is None:
             self._wait_for_input()
         return plan
@@ -152,7 +156,12 @@ class LiveScheduler(MemoryScheduler):
         limit_s = IDLE_WAIT_MS / 1000
         if self.rounds is not None:
             limit_s = min(limit_s, self.rounds.wait_limit_s())
-        self._poller.poll(max(1, round(1000 * limit_s)))
+        self._poll(max(1, round(1000 * limit_s)))
+
+    def _poll(self, limit_ms: int) -> None:
+        """Wait on rank 0; the other ranks then wait in the broadcast of its input."""
+        if self.inbox is not None:
+            self._poller.poll(limit_ms)
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         self._pause_requests(running_batch)
@@ -359,7 +368,7 @@ class LiveScheduler(MemoryScheduler):
             # The loop may sleep now, which would delay the report of the last events.
             self.report(at_once=True)
         if self._loads_ahead:
-            self._poller.poll(LOADING_WAIT_MS)  # SGLang's own sleep takes up to a second
+            self._poll(LOADING_WAIT_MS)  # SGLang's own sleep takes up to a second
             return None
         return super().on_idle()
 

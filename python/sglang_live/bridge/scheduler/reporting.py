@@ -19,6 +19,7 @@ from sglang_live.bridge.rate_meter import RateMeter
 from sglang_live.bridge.rounds import LinkRate, RoundStamp, rounds_of
 from sglang_live.bridge.scheduler.device_peers import DevicePeers
 from sglang_live.bridge.scheduler.request_log import RequestLog
+from sglang_live.bridge.session.reap import ReapSessions, SessionReaper
 from sglang_live.bridge.session.retention import Retention
 from sglang_live.bridge.session.tier_events import TierEvents
 from sglang_live.bridge.session.truncate import truncate_session
@@ -96,6 +97,7 @@ class ReportingScheduler(Scheduler):
         is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND
         self.retention = Retention(self) if is_bounded else None
         self.tier_events = TierEvents(self) if is_bounded else None
+        self.reaper = SessionReaper(self.session_controller)
         # Rank 0 alone communicates with other engines, and measures.
         is_first = self.rounds is not None and self.outbox is not None
         self.device_peers = DevicePeers.from_env() if is_first else None
@@ -106,6 +108,7 @@ class ReportingScheduler(Scheduler):
         self._request_dispatcher += TypeBasedDispatcher(
             [
                 (RoundStamp, self._on_stamp),
+                (ReapSessions, self._on_reap),
                 (Progress, self._on_progress),
                 (Interrupt, self._on_interrupt),
                 (TruncateSession, self._on_truncate),
@@ -120,11 +123,12 @@ class ReportingScheduler(Scheduler):
 
     def _poll_timeout_aborts(self) -> list[Any]:
         # SGLang calls it on rank 0 only, and broadcasts the result with the round's requests.
+        now_s = time.monotonic()
         feeds: list[Any] = list(self.inbox.drain()) if self.inbox is not None else []
+        feeds += self.reaper.due(now_s)
         if self.rounds is not None or self.tier_events is not None:
             events = self.tier_events
             rate = events.link_rate() if events is not None else LinkRate(None, 0.0)
-            now_s = time.monotonic()
             urgent = self.device_peers is not None and self.device_peers.urgent(now_s)
             stamp = RoundStamp(now_s, urgent, rate)
             if self.meter is not None:
@@ -144,6 +148,9 @@ class ReportingScheduler(Scheduler):
             self.rounds.stamp(stamp)
         if self.tier_events is not None:
             self.tier_events.stamp(stamp)
+
+    def _on_reap(self, order: ReapSessions) -> None:
+        self.reaper.reap(order)
 
     def _on_progress(self, news: Progress) -> None:
         if self.rounds is not None:

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from sglang_live.bridge.platform.cpu import share_cores
+from sglang_live.bridge.platform.cpu import place_ranks, share_cores
 
 
 @pytest.mark.parametrize(("n_cores", "n_threads"), [(1, "1"), (2, "1"), (8, "2"), (64, "21")])
@@ -20,6 +20,14 @@ def test_a_users_omp_num_threads_is_kept(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     share_cores(3)
     assert os.environ["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize(("n_ranks", "bound"), [(1, None), (2, "0|0")])
+def test_several_ranks_may_share_a_numa_node(monkeypatch, n_ranks, bound):
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "to be restored")
+    monkeypatch.delenv("SGLANG_CPU_OMP_THREADS_BIND")
+    place_ranks(n_ranks)
+    assert os.environ.get("SGLANG_CPU_OMP_THREADS_BIND") == bound
 
 
 def test_threads_that_compute_flush_denormals_and_have_lower_priority():

@@ -1,10 +1,11 @@
-"""The prompts of a round's prefill; the rest of the scheduler needs an engine."""
+"""The prompts of a round's prefill, and its wait; the rest of the scheduler needs an engine."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from sglang_live.bridge.scheduler.live import audio_within
+from sglang_live.bridge.scheduler.live import LiveScheduler, audio_within
 
 SPOKEN, WRITTEN = (
     SimpleNamespace(multimodal_inputs=object()),
@@ -26,3 +27,13 @@ def test_one_prompt_with_audio_is_admitted_and_others_as_far_as_they_fit(queue, 
     first, rest = audio_within(150, queue, [100] * len(queue))
     assert first + rest == queue and len(first) == n_first
     assert audio_within(100 * len(queue), queue, [100] * len(queue)) == (queue, [])
+
+
+@pytest.mark.parametrize(("inbox", "n_waits"), [(object(), 1), (None, 0)])
+def test_the_rank_that_receives_input_alone_waits_for_it(inbox, n_waits):
+    """Another rank that slept would delay rank 0's input by as much."""
+    waits: list[int] = []
+    rank = SimpleNamespace(inbox=inbox, rounds=None, _poller=SimpleNamespace(poll=waits.append))
+    rank._poll = partial(LiveScheduler._poll, rank)
+    LiveScheduler._wait_for_input(rank)
+    assert len(waits) == n_waits

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
-from sglang.srt.distributed import tensor_model_parallel_all_reduce
 from sglang.srt.layers.activation import SiluAndMul
 from sglang.srt.layers.linear import (
     MergedColumnParallelLinear,
@@ -20,6 +19,7 @@ from sglang.srt.layers.linear import (
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.moe.ep_moe.layer import get_moe_impl_class
 from sglang.srt.layers.moe.topk import TopK
+from sglang.srt.layers.moe.utils import reduce_moe_output
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from sglang.srt.models.qwen2_moe import Qwen2MoeModel
 from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer
@@ -90,7 +90,7 @@ class _SharedExpertMoe(nn.Module):
         routed = self.experts(x, self.topk(x, router_logits))
         shared, _ = self.shared_down(self._act(self.shared_gate_up(x)[0]))
         out = routed + torch.sigmoid(self.shared_gate(x)) * shared
-        return tensor_model_parallel_all_reduce(out)
+        return reduce_moe_output(out)
 
 
 class _TalkerLayer(Qwen3MoeDecoderLayer):

@@ -12,6 +12,7 @@ from sglang.srt.managers.schedule_batch import MM_PAD_SHIFT_VALUE
 from sglang.srt.models.qwen3_omni_moe import (
     Qwen3OmniMoeForConditionalGeneration as UpstreamThinker,
 )
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_live.engine_channel.inbox import OUTBOX_ENV, RowsOutbox
 from sglang_live.telemetry.forward_log import ForwardLog
@@ -25,7 +26,9 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
         address = os.environ.get(OUTBOX_ENV)
         if not address:
             return
-        self._rows_outbox = RowsOutbox(address)
+        # All ranks tap, because that may communicate; the states leave from one.
+        is_first = get_parallel().tp_rank == 0
+        self._rows_outbox = RowsOutbox(address) if is_first else None
         self._audio_at: torch.Tensor | None = None
         # The input of this layer is hidden_states[accept_hidden_layer] of the reference.
         self.thinker.model.layers_to_capture = [config.talker_config.accept_hidden_layer]
@@ -51,7 +54,8 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
     def _forward_tapped(self, input_ids, positions, forward_batch, **kwargs):
         # Placeholder ids are clamped and media dropped from the batch before the tap is reached.
         self._audio_at = None
-        if forward_batch.forward_mode.is_extend() and forward_batch.contains_audio_inputs():
+        is_prefill = forward_batch.forward_mode.is_extend()
+        if self._rows_outbox is not None and is_prefill and forward_batch.contains_audio_inputs():
             self._audio_at = input_ids >= MM_PAD_SHIFT_VALUE
         with self._log.span() if self._log else nullcontext():
             return self.thinker.forward(input_ids, positions, forward_batch, **kwargs)
@@ -67,7 +71,7 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
 
     def _send_rows(self, batch, states: torch.Tensor) -> None:
         """states: [n_tokens, hidden], flat over the requests of one prefill batch."""
-        assert self._audio_at is not None
+        assert self._audio_at is not None and self._rows_outbox is not None
         begin = 0
         for rid, prefix, n in zip(
             batch.rids, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=True

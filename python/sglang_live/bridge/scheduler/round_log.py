@@ -1,0 +1,101 @@
+"""Log of every round's facts and decisions on each rank, for tests that compare the ranks.
+
+Off unless ROUND_LOG_ENV names a directory. A rank writes a line to its own file whenever something
+has changed, with the number of the round; equal files mean equal decisions in every round. It reads
+device memory, so it is for the CPU platform.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_batch import NextBatchPlan, Req
+
+from sglang_live.bridge.seams import STAGE_ENV
+
+ROUND_LOG_ENV = "SGLANG_LIVE_ROUND_LOG"
+# Measured by each rank's own clock, for reports alone.
+_OWN_CLOCK = ("decide_s", "compact_s", "reload_s")
+
+
+class RoundLog:
+    def __init__(self, directory: Path, scheduler: Any):
+        name = f"{os.environ[STAGE_ENV]}-rank{torch.distributed.get_rank()}.jsonl"
+        self._file = (directory / name).open("w", buffering=1)
+        self._scheduler = scheduler
+        self._n_rounds = 0
+        self._last: dict[str, Any] = {}
+
+    @staticmethod
+    def from_env(scheduler: Any) -> "RoundLog | None":
+        directory = os.environ.get(ROUND_LOG_ENV)
+        return RoundLog(Path(directory), scheduler) if directory else None
+
+    def write(self, plan: NextBatchPlan) -> None:
+        """To be called when the round's batch is chosen."""
+        self._n_rounds += 1
+        facts = {"batch": self._batch(plan.batch_to_run), **self._queues(), **self._memory()}
+        changed = {name: fact for name, fact in facts.items() if fact != self._last.get(name)}
+        if changed or plan.batch_to_run is not None:
+            self._last = facts
+            self._file.write(json.dumps({"round": self._n_rounds, **changed}) + "\n")
+
+    def _batch(self, batch: Any) -> dict[str, Any] | None:
+        if batch is None:
+            return None
+        return {
+            "mode": batch.forward_mode.name,
+            "reqs": [(req.rid, *_tokens(req)) for req in batch.reqs],
+            "rows": batch.req_pool_indices_cpu.tolist(),
+            "lengths": batch.seq_lens_cpu.tolist(),
+            "slots": _digest(batch.out_cache_loc.tolist()),
+        }
+
+    def _queues(self) -> dict[str, Any]:
+        scheduler = self._scheduler
+        rounds = scheduler.rounds
+        facts = {
+            "waiting": [req.rid for req in scheduler.waiting_queue],
+            "running": [req.rid for req in scheduler.running_batch.reqs],
+            "paused": list(scheduler.paused),
+            "partial": [req.rid for req in scheduler.partial_prefills()],
+            "sessions": _digest(sorted(scheduler.session_controller.sessions)),
+        }
+        if rounds is not None and (decision := rounds.last) is not None:
+            facts["decision"] = [
+                decision.urgency.tolist(),
+                decision.pause.tolist(),
+                decision.admit.tolist(),
+                decision.prefill_budget,
+            ]
+            facts["rates"] = repr(rounds.rates)
+        return facts
+
+    def _memory(self) -> dict[str, Any]:
+        """Pool and tiers. The totals count evictions, compactions, copies and preloads."""
+        scheduler = self._scheduler
+        facts: dict[str, Any] = {
+            "free": scheduler.token_to_kv_pool_allocator.available_size(),
+            "rows": scheduler.req_to_token_pool.available_size(),
+            "tree": scheduler.tree_cache.evictable_size(),
+            "counts": dict(scheduler._counts),
+        }
+        if scheduler.retention is not None:
+            totals = scheduler.retention.report()
+            facts["totals"] = {k: v for k, v in totals.items() if k not in _OWN_CLOCK}
+        sessions = getattr(scheduler.tree_cache, "session", None)
+        if (tier := getattr(sessions, "tier", None)) is not None:
+            facts["host"] = tier.copies.n_free_slots
+        return facts
+
+
+def _tokens(req: Req) -> tuple[int, int]:
+    return len(req.output_ids), req.output_ids[-1] if req.output_ids else -1
+
+
+def _digest(values: Iterable[Any]) -> int:
+    return zlib.crc32(repr(values).encode())

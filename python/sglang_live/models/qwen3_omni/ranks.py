@@ -1,0 +1,49 @@
+"""Which numbers of ranks a checkpoint's layers can be divided among. Without torch."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang_live.errors import BadInputError
+
+_DECODER = ("num_attention_heads", "moe_intermediate_size")
+
+
+def check_ranks(path: Path, stage: str, flag: str, n_ranks: int) -> None:
+    """Check that a stage's model can be divided among tensor-parallel ranks.
+
+    Raises:
+        BadInputError: names the flag, and a size that cannot be divided.
+    """
+    if n_ranks < 1:
+        raise BadInputError(f"{flag} takes a number from 1, got {n_ranks}")
+    if n_ranks == 1 or stage == "vocoder":
+        return
+    config = json.loads((path / "config.json").read_text())[f"{stage}_config"]
+    text = config["text_config"]
+    sizes = {name: text[name] for name in _DECODER}
+    if shared := text.get("shared_expert_intermediate_size"):
+        sizes["shared_expert_intermediate_size"] = shared
+    sizes |= _encoders(config)
+    for name, size in sizes.items():
+        if size % n_ranks:
+            raise _undivided(flag, n_ranks, name, size)
+    # Ranks beyond the number of KV heads hold copies of them.
+    n_kv = text["num_key_value_heads"]
+    if n_kv % n_ranks and n_ranks % n_kv:
+        raise _undivided(flag, n_ranks, "num_key_value_heads", n_kv)
+
+
+def _encoders(config: Mapping[str, Any]) -> dict[str, int]:
+    """Attention heads of the thinker's encoders."""
+    names = {"audio_config": "encoder_attention_heads", "vision_config": "num_heads"}
+    return {
+        f"{part}.{name}": config[part][name] for part, name in names.items() if config.get(part)
+    }
+
+
+def _undivided(flag: str, n_ranks: int, name: str, size: int) -> BadInputError:
+    return BadInputError(
+        f"{flag}: this model's {name} is {size}, which cannot be divided among {n_ranks} ranks"
+    )
