@@ -89,10 +89,7 @@ class StreamEvent(Message, frozen=True, tag=True):
 
 
 class UserSpeaking(Message, frozen=True, tag=True):
-    """The user of the session has begun to speak.
-
-    speaks: False: what seemed to be speech was none.
-    """
+    """The user of the session has begun to speak; not speaks: it was a false alarm."""
 
     session_id: str
     speaks: bool = True
@@ -179,8 +176,8 @@ class UserSegment(Message, frozen=True, tag=True):
     """One user message as the talker needs it.
 
     token_ids: with one placeholder per audio token.
-    states: the thinker's hidden states at the placeholders, float32 [n_placeholders,
-        thinker_hidden]. None: the message has no audio.
+    states: the thinker's hidden states at the placeholders, [n_placeholders, thinker_hidden], as
+        engine_channel/states.py stores their dtype. None: the message has no audio.
     """
 
     key: str
@@ -303,6 +300,16 @@ class TalkerRequest(Message, frozen=True, tag=True):
     slack_frames: int = 1
 
 
+class SegmentsNeeded(Message, frozen=True, tag=True):
+    """The stage lacks these of the job's user messages; the answer is TalkerSegments."""
+
+    keys: list[str]
+
+
+class TalkerSegments(Message, frozen=True, tag=True):
+    segments: list[WireSegment]
+
+
 class TalkerInput(Message, frozen=True, tag=True):
     """ids: the next tokens of the response. done: no more will come."""
 
@@ -350,12 +357,19 @@ class Pcm(Message, frozen=True, tag=True):
     pcm: bytes
 
 
-class VocoderDone(Message, frozen=True, tag=True):
-    pass
+class VocoderDone(Message, frozen=True, tag=True): ...
 
+
+# Messages that open a job, with a time limit for it.
+Opener = (
+    ThinkerRequest | ScriptRequest | RetainNative | MeasurePrompt | TalkerRequest | VocoderRequest
+)
+OPENERS = get_args(Opener)
 
 AnyMessage = (
-    Ping
+    Opener
+    | SessionHint
+    | Ping
     | Ready
     | Cancel
     | Failed
@@ -363,36 +377,24 @@ AnyMessage = (
     | Progress
     | Interrupt
     | StreamEvent
-    | UserSpeaking
-    | NextUseHint
-    | ThinkerRequest
-    | ScriptRequest
     | UserSegment
     | TextTokens
     | PrefillStarted
     | FunctionCallProgress
     | ThinkerDone
-    | RetainNative
     | NativeRetained
-    | MeasurePrompt
     | PromptMeasured
     | CloseSession
-    | TalkerRequest
+    | SegmentsNeeded
+    | TalkerSegments
     | TalkerInput
     | CodecFrames
     | TalkerDone
-    | VocoderRequest
     | VocoderFrames
     | VocoderEnd
     | Pcm
     | VocoderDone
 )
-
-# Messages that open a job, with a time limit for it.
-Opener = (
-    ThinkerRequest | ScriptRequest | RetainNative | MeasurePrompt | TalkerRequest | VocoderRequest
-)
-OPENERS = get_args(Opener)
 
 # Messages that count against a job's window. Others are never delayed by a full window.
 STREAMED = (TextTokens, CodecFrames, Pcm, TalkerInput, VocoderFrames)

@@ -9,6 +9,7 @@ import torch
 import zmq
 
 from sglang_live.engine_channel.messages import Feed, HiddenRows, Report
+from sglang_live.engine_channel.states import to_array
 from sglang_live.policy.policies import Policies
 
 INBOX_ENV = "SGLANG_LIVE_INBOX"
@@ -79,7 +80,7 @@ class RowsOutbox:
             rows: [len(at), hidden] on the model's device.
         """
         event = None
-        host = rows.to("cpu", torch.float32, non_blocking=True)
+        host = rows.to("cpu", non_blocking=True)
         if rows.is_cuda:
             event = torch.cuda.Event()
             event.record()
@@ -91,7 +92,8 @@ class RowsOutbox:
             rid, at, host, event = self._pending.get()
             if event is not None:
                 event.synchronize()
-            outbox.send(HiddenRows(rid, at, host.numpy().tobytes()))
+            states = to_array(host)
+            outbox.send(HiddenRows(rid, at, states.dtype.str, states.tobytes()))
 
 
 def address_from_env(name: str) -> str:

@@ -35,7 +35,7 @@ class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     Attributes:
         temperature: of code 0, unless greedy; the model samples it from seed and frame alone.
         audio_at: prompt positions of thinker states.
-        audio: float32 rows of those states, row-major.
+        states: of TalkerStates, the ids, in the order of the prompt.
         window_frames: newest frames that a long request keeps beside its prompt; 0: all frames
             (bridge/scheduler/talker_window.py).
         slack_frames: frames by which a request may exceed the window before it is compacted.
@@ -48,9 +48,30 @@ class TalkerPrompt(msgspec.Struct, frozen=True, tag="prompt"):
     temperature: float = 0.9
     penalty: float = 1.0
     audio_at: list[int] = []
-    audio: bytes = b""
+    states: list[int] = []
     window_frames: int = 0
     slack_frames: int = 1
+
+
+class TalkerStates(msgspec.Struct, frozen=True, tag="states"):
+    """Thinker states of one user message, which prompts refer to until ForgetStates.
+
+    Attributes:
+        id: chosen by the stage, never used again.
+        dtype: as numpy writes it (engine_channel/states.py).
+        rows: [n_rows, thinker_hidden], row-major.
+    """
+
+    id: int
+    dtype: str
+    n_rows: int
+    rows: bytes
+
+
+class ForgetStates(msgspec.Struct, frozen=True, tag="forget_states"):
+    """Free these TalkerStates; requests that were announced keep theirs."""
+
+    ids: list[int]
 
 
 class TalkerText(msgspec.Struct, frozen=True, tag="text"):
@@ -183,7 +204,7 @@ class NextUseHint(msgspec.Struct, frozen=True, tag="next_use"):
     observed_gap_s: float | None
 
 
-TalkerFeed = TalkerPrompt | TalkerText | TalkerForget
+TalkerFeed = TalkerPrompt | TalkerStates | ForgetStates | TalkerText | TalkerForget
 Feed = (
     TalkerFeed
     | Progress
@@ -209,11 +230,13 @@ class HiddenRows(msgspec.Struct, frozen=True, tag="rows"):
 
     Attributes:
         at: absolute positions in the session.
-        rows: float32 [len(at), thinker_hidden], row-major.
+        dtype: as numpy writes it (engine_channel/states.py).
+        rows: [len(at), thinker_hidden], row-major.
     """
 
     rid: str
     at: list[int]
+    dtype: str
     rows: bytes
 
 

@@ -16,10 +16,12 @@ from sglang_live.messages import (
     Pcm,
     Progress,
     ScriptRequest,
+    SegmentsNeeded,
     StreamEvent,
     TalkerDone,
     TalkerInput,
     TalkerRequest,
+    TalkerSegments,
     TextTokens,
     ThinkerDone,
     ThinkerRequest,
@@ -209,21 +211,19 @@ class TalkerJob:
         """int16 [n, num_code_groups] as they come."""
         if not await self._begun:
             return
-        try:
-            async for message, _ in self._job.events(TalkerDone):
-                self._note_stage_has_history()
-                if isinstance(message, StreamEvent):
-                    self.on_stream_event("talker", message.what, message.buffered_s)
-                elif isinstance(message, CodecFrames):
-                    self.n_frames += message.n_frames
-                    yield message.codes
-                elif isinstance(message, TalkerDone):
-                    self.ended = message.finish == "stop"
-                    self.cut = message.finish == "length"
-        except StageFailedError as error:
-            if error.reason == "items_missing":
-                self._known.clear()  # the next turn sends all of them again
-            raise
+        async for message, _ in self._job.events(TalkerDone):
+            if isinstance(message, SegmentsNeeded):
+                await self._send_segments(message.keys)
+                continue
+            self._note_stage_has_history()
+            if isinstance(message, StreamEvent):
+                self.on_stream_event("talker", message.what, message.buffered_s)
+            elif isinstance(message, CodecFrames):
+                self.n_frames += message.n_frames
+                yield message.codes
+            elif isinstance(message, TalkerDone):
+                self.ended = message.finish == "stop"
+                self.cut = message.finish == "length"
 
     async def _begin(self, first_id: int) -> None:
         turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
@@ -250,6 +250,14 @@ class TalkerJob:
             tensors,
         )
         self._begun.set_result(True)
+
+    async def _send_segments(self, keys: list[str]) -> None:
+        """The stage does not have these any more: it has restarted, or needed their memory."""
+        if unknown := set(keys) - set(self._keys):
+            raise StageFailedError(f"the talker needs {len(unknown)} messages of another turn")
+        tensors = self._job.tensors()
+        segments = [_wire_segment(key, self._segments[key], tensors) for key in keys]
+        await self._job.send(TalkerSegments(self._job.job_id, segments), tensors)
 
     def _note_stage_has_history(self) -> None:
         # The stage keeps the segments of its latest job and drops all others.

@@ -6,17 +6,20 @@ import torch
 import zmq
 from msgspec import msgpack
 
-from sglang_live.bridge.scheduler.talker_input import stream_of
+from sglang_live.bridge.scheduler.talker_input import PromptStates
 from sglang_live.engine_channel import inbox as inbox_module
 from sglang_live.engine_channel.inbox import INBOX_ENV, Inbox, Outbox, RowsOutbox, address_from_env
 from sglang_live.engine_channel.messages import (
+    ForgetStates,
     Frames,
     HiddenRows,
     Report,
     TalkerForget,
     TalkerPrompt,
+    TalkerStates,
     TalkerText,
 )
+from sglang_live.engine_channel.states import to_array, to_tensor
 from sglang_live.stages import engine_host
 from sglang_live.stages.endings import EXIT_STUCK
 
@@ -51,7 +54,9 @@ def test_an_inbox_returns_all_messages_in_order_and_never_blocks(address, peer):
     inbox, stage = Inbox(address), peer(zmq.PUSH)
     assert inbox.drain() == []
     feeds = [
-        TalkerPrompt("r", prompt_len=9, seed=-(2**60), greedy=True, audio_at=[1], audio=b"abcd"),
+        TalkerStates(7, "<f4", 1, b"abcd"),
+        TalkerPrompt("r", prompt_len=9, seed=-(2**60), greedy=True, audio_at=[1], states=[7]),
+        ForgetStates([7]),
         *(TalkerText("r", [n]) for n in range(20)),
         TalkerText("r", [], done=True),
         TalkerForget("r"),
@@ -100,16 +105,18 @@ def test_a_stage_that_reads_nothing_blocks_its_scheduler(address, monkeypatch):
     outbox._socket.close(linger=0)
 
 
-def test_hidden_rows_arrive_as_float32_whatever_the_model_computes_in(address, peer):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_hidden_rows_arrive_in_the_models_dtype(address, peer, dtype):
     stage = peer(zmq.PULL)
     outbox = RowsOutbox(address)
-    rows = torch.tensor([[0.5, -2.0], [1.5, 3.0]])
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        outbox.send("r", [4, 7], rows.to(dtype))
-        report = received(stage)
-        assert isinstance(report, HiddenRows)
-        assert (report.rid, report.at) == ("r", [4, 7])
-        assert np.frombuffer(report.rows, np.float32).tolist() == [0.5, -2.0, 1.5, 3.0]
+    rows = torch.tensor([[0.5, -2.0], [1.5, 3.0]], dtype=dtype)
+    outbox.send("r", [4, 7], rows)
+    report = received(stage)
+    assert isinstance(report, HiddenRows)
+    assert (report.rid, report.at) == ("r", [4, 7])
+    assert len(report.rows) == 4 * dtype.itemsize
+    came = to_tensor(np.frombuffer(report.rows, report.dtype).reshape(2, 2))
+    assert came.dtype == dtype and torch.equal(came, rows)
 
 
 def test_an_engine_outside_a_stage_is_an_error_with_the_variables_name(monkeypatch):
@@ -118,19 +125,33 @@ def test_an_engine_outside_a_stage_is_an_error_with_the_variables_name(monkeypat
         address_from_env(INBOX_ENV)
 
 
-def test_an_announced_prompt_becomes_a_record_with_its_audio_rows():
-    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
-    stream = stream_of(
+def states_message(states_id: int, rows: torch.Tensor) -> TalkerStates:
+    array = to_array(rows)
+    return TalkerStates(states_id, array.dtype.str, len(array), array.tobytes())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_announced_prompt_becomes_a_record_with_the_states_it_refers_to(dtype):
+    rows = torch.arange(15, dtype=dtype).reshape(5, 3)
+    states = PromptStates()
+    states.take(states_message(1, rows[:2]))
+    states.take(states_message(2, rows[2:]))
+    stream = states.stream_of(
         TalkerPrompt(
-            "r", prompt_len=20, seed=5, greedy=False, audio_at=[4, 9], audio=rows.tobytes()
+            "r", prompt_len=20, seed=5, greedy=False, audio_at=[4, 5, 9, 10, 11], states=[1, 2]
         )
     )
+    states.forget(ForgetStates([1, 2]))
     assert (stream.rid, stream.prompt_len, stream.seed, stream.greedy) == ("r", 20, 5, False)
-    assert stream.audio_at.tolist() == [4, 9]
-    np.testing.assert_array_equal(stream.audio_rows, rows)
+    assert stream.audio_at.tolist() == [4, 5, 9, 10, 11]
+    for begin in range(5):
+        for end in range(begin + 1, 6):
+            part = stream.audio.between(begin, end)
+            assert part.dtype == dtype and torch.equal(part, rows[begin:end])
     assert not stream.has_text_for(0)
 
 
-def test_a_prompt_without_audio_has_no_rows():
-    stream = stream_of(TalkerPrompt("r", prompt_len=20, seed=5, greedy=True))
-    assert stream.audio_rows is None and len(stream.audio_at) == 0
+def test_a_prompt_without_audio_has_no_states():
+    prompt = TalkerPrompt("r", prompt_len=20, seed=5, greedy=True)
+    stream = PromptStates().stream_of(prompt)
+    assert stream.audio is None and len(stream.audio_at) == 0

@@ -27,7 +27,7 @@ def stream(rid: str = "r", text_ids: tuple[int, ...] = ()) -> TalkerStream:
     return TalkerStream(
         rid=rid,
         prompt_len=12,
-        audio_rows=None,
+        audio=None,
         audio_at=np.empty(0, np.int64),
         seed=77,
         greedy=False,

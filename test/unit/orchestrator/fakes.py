@@ -14,7 +14,7 @@ from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import SimClock
 from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.errors import CapacityError
-from sglang_live.message_parts import WireAudio
+from sglang_live.message_parts import WireAudio, WireSegment
 from sglang_live.messages import (
     CodecFrames,
     Interrupt,
@@ -25,10 +25,12 @@ from sglang_live.messages import (
     PromptMeasured,
     Ready,
     RetainNative,
+    SegmentsNeeded,
     SessionHint,
     TalkerDone,
     TalkerInput,
     TalkerRequest,
+    TalkerSegments,
     TextTokens,
     ThinkerDone,
     ThinkerRequest,
@@ -203,24 +205,34 @@ class FakeThinker(FakeStage):
 
 
 class FakeTalker(FakeStage):
+    """needed: keys that it requested again."""
+
     name = "talker"
+
+    def __init__(self):
+        super().__init__()
+        self.needed: list[list[str]] = []
 
     async def serve(self, job: ServedJob) -> None:
         request: TalkerRequest = job.opener
-        segments = {
-            segment.key: None if not segment.states else wire.take(segment.states, job.frames)
-            for segment in request.segments
-        }
+        segments = self._taken(job, request.segments)
+        inputs, early = job.inputs(), []
+        known = self.items.get(request.session_id, {}) | segments
+        if missing := [key for key in request.segment_keys if key not in known]:
+            self.needed.append(missing)
+            await job.send(SegmentsNeeded(job.job_id, missing))
+            while not isinstance(message := await anext(inputs), TalkerSegments):
+                early.append(message)
+            segments |= self._taken(job, message.segments)
         self.remember(request.session_id, segments, request.segment_keys)
         n = 0
         ids = [request.first_id]
-        inputs = job.inputs()
         while True:
             for token in ids:
                 await self.step(n)
                 await job.send(CodecFrames(job.job_id, np.array([token], "<i2").tobytes(), 1))
                 n += 1
-            message: TalkerInput | Progress = await anext(inputs)
+            message: TalkerInput | Progress = early.pop(0) if early else await anext(inputs)
             if isinstance(message, Progress):
                 self.progress.append(message)
                 ids = []
@@ -229,6 +241,10 @@ class FakeTalker(FakeStage):
             if message.done:
                 break
         await job.send(TalkerDone(job.job_id, "stop", n))
+
+    @staticmethod
+    def _taken(job: ServedJob, segments: list[WireSegment]) -> dict:
+        return {s.key: s.states and wire.take(s.states, job.frames) for s in segments}
 
 
 class FakeVocoder(FakeStage):

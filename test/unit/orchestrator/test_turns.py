@@ -8,7 +8,7 @@ import pytest
 from sglang_live.core import AudioDelta, TextDone, TranscriptDelta, TurnDone
 from sglang_live.errors import DeadlineError, StageFailedError, StageUnavailableError
 from sglang_live.message_parts import WireAudio, WireText
-from sglang_live.messages import TalkerDone
+from sglang_live.messages import SegmentsNeeded, TalkerDone
 from sglang_live.orchestrator import stage_jobs
 from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.spec import STAGES
@@ -229,13 +229,25 @@ async def test_a_talker_cancelled_before_it_had_its_items_receives_them_again(wo
     assert sound(events) == [5, 6, 7]
 
 
-async def test_a_talker_that_lost_the_session_fails_one_turn_only(world, session):
-    await answer(session, ask("t1", user("u1", "hi")))
-    world.talker.items.clear()
-    with pytest.raises(StageFailedError) as caught:
-        await answer(session, ask("t2", user("u1", "hi")))
-    assert caught.value.reason == "items_missing"
-    assert sound(await answer(session, ask("t3", user("u1", "hi")))) == [5, 6, 7]
+async def test_a_talker_that_lost_messages_receives_them_within_the_turn(world, session):
+    first, second = user("u1", "hi", 300), user("u2", "and?", 300)
+    await answer(session, ask("t1", first, second))
+    del world.talker.items["session"]["u1"]
+    events = await answer(session, ask("t2", first, second, user("u3", "hello?")))
+    assert sound(events) == [5, 6, 7]
+    assert world.talker.needed == [["u1"]]
+    states = world.talker.items["session"]["u1"]
+    np.testing.assert_array_equal(states, np.full((N_STATES, 2), 0.5, np.float32))
+
+
+async def test_a_talker_that_needs_messages_of_another_turn_fails_its_turn(world, session):
+    async def ask_for_more(job):
+        await job.send(SegmentsNeeded(job.job_id, ["another"]))
+        await anext(job.inputs())
+
+    world.talker.serve = ask_for_more
+    with pytest.raises(StageFailedError, match="messages of another turn"):
+        await answer(session, ask("t1", user("u1", "hi")))
 
 
 async def test_a_message_that_returns_after_its_deletion_is_sent_again(world, session):

@@ -15,13 +15,15 @@ from sglang.utils import TypeBasedDispatcher
 from sglang_live.bridge.scheduler.codes_observer import CodesObserver
 from sglang_live.bridge.scheduler.live import LiveScheduler
 from sglang_live.bridge.scheduler.talker_cache import TalkerCache
-from sglang_live.bridge.scheduler.talker_input import stream_of
+from sglang_live.bridge.scheduler.talker_input import PromptStates
 from sglang_live.bridge.scheduler.talker_window import TalkerWindow
 from sglang_live.engine_channel.inbox import OUTBOX_ENV, Outbox, address_from_env
 from sglang_live.engine_channel.messages import (
     SPEAK_PREFIX,
+    ForgetStates,
     TalkerForget,
     TalkerPrompt,
+    TalkerStates,
     TalkerText,
 )
 from sglang_live.policy.config import TALKER
@@ -53,9 +55,12 @@ class TalkerScheduler(LiveScheduler):
 
     def init_request_dispatcher(self) -> None:
         super().init_request_dispatcher()
+        self.states = PromptStates()
         self._request_dispatcher += TypeBasedDispatcher(
             [
                 (TalkerPrompt, self._on_prompt),
+                (TalkerStates, self.states.take),
+                (ForgetStates, self.states.forget),
                 (TalkerText, self._on_text),
                 (TalkerForget, self._on_forget),
             ]
@@ -64,7 +69,7 @@ class TalkerScheduler(LiveScheduler):
     # --- feed messages ---
 
     def _on_prompt(self, prompt: TalkerPrompt) -> None:
-        self.model.streams[prompt.rid] = stream_of(prompt)
+        self.model.streams[prompt.rid] = self.states.stream_of(prompt)
         self.unfinished_text.add(prompt.rid)
         self.window.announce(prompt)
 

@@ -1,23 +1,43 @@
-"""Conversion of a feed message into the model's record of a request."""
+"""What feed messages bring for the talker's model: records of requests, and audio states."""
 
 import numpy as np
+from torch import Tensor
 
-from sglang_live.engine_channel.messages import TalkerPrompt
-from sglang_live.models.qwen3_omni.talker_state import TalkerStream
+from sglang_live.engine_channel.messages import ForgetStates, TalkerPrompt, TalkerStates
+from sglang_live.engine_channel.states import to_tensor
+from sglang_live.models.qwen3_omni.talker_state import AudioStates, TalkerStream
 
 
-def stream_of(prompt: TalkerPrompt) -> TalkerStream:
-    at = np.asarray(prompt.audio_at, dtype=np.int64)
-    rows = None
-    if len(at):
-        rows = np.frombuffer(prompt.audio, dtype=np.float32).reshape(len(at), -1).copy()
-    return TalkerStream(
-        rid=prompt.rid,
-        prompt_len=prompt.prompt_len,
-        audio_rows=rows,
-        audio_at=at,
-        seed=prompt.seed,
-        greedy=prompt.greedy,
-        temperature=prompt.temperature,
-        penalty=prompt.penalty,
-    )
+class PromptStates:
+    """The thinker's states of user messages, for the prompts that refer to them.
+
+    The stage decides what is kept (stages/talker/segments.py).
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[int, Tensor] = {}
+
+    def take(self, message: TalkerStates) -> None:
+        rows = np.frombuffer(message.rows, message.dtype).reshape(message.n_rows, -1)
+        self._states[message.id] = to_tensor(rows)
+
+    def forget(self, message: ForgetStates) -> None:
+        for states_id in message.ids:
+            del self._states[states_id]
+
+    def stream_of(self, prompt: TalkerPrompt) -> TalkerStream:
+        """Convert an announcement into the model's record of its request."""
+        at = np.asarray(prompt.audio_at, dtype=np.int64)
+        audio = AudioStates([self._states[i] for i in prompt.states]) if prompt.states else None
+        n_rows = audio.n_rows if audio is not None else 0
+        assert n_rows == len(at), f"{n_rows} states for {len(at)} positions"
+        return TalkerStream(
+            rid=prompt.rid,
+            prompt_len=prompt.prompt_len,
+            audio=audio,
+            audio_at=at,
+            seed=prompt.seed,
+            greedy=prompt.greedy,
+            temperature=prompt.temperature,
+            penalty=prompt.penalty,
+        )

@@ -4,6 +4,7 @@ A request loses its row at its end and at a retraction. What it needs to be resu
 is kept in its `TalkerStream`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +18,8 @@ class TalkerStream:
 
     Attributes:
         prompt_len: positions before the first codec frame.
-        audio_rows: [n_audio, thinker_hidden] float32 thinker hidden states, in prompt order; None
-            without audio.
-        audio_at: [n_audio] int64 prompt positions of audio_rows, ascending.
+        audio: thinker hidden states in prompt order; None without audio.
+        audio_at: [n_audio] int64 prompt positions of them, ascending.
         text_ids: text that decode steps add to their frames, one id per frame.
         text_done: whether the text is complete; later frames get tts_pad.
         mid_prefill: whether the running batch has a chunk of its prefill that is not the last.
@@ -32,7 +32,7 @@ class TalkerStream:
 
     rid: str
     prompt_len: int
-    audio_rows: np.ndarray | None
+    audio: "AudioStates | None"
     audio_at: np.ndarray
     seed: int
     greedy: bool
@@ -61,6 +61,27 @@ class TalkerStream:
 
     def drop(self, sink: int, n_frames: int) -> None:
         self.sink, self.n_dropped = sink, self.n_dropped + n_frames
+
+
+class AudioStates:
+    """Thinker states of one prompt, on the host.
+
+    Args:
+        parts: [n, thinker_hidden] of each user message with audio, shared by prompts.
+    """
+
+    def __init__(self, parts: Sequence[Tensor]):
+        self._parts = tuple(parts)
+        self.n_rows = sum(len(part) for part in self._parts)
+
+    def between(self, begin: int, end: int) -> Tensor:
+        """[end - begin, thinker_hidden]: the rows from begin to end, counted over all parts."""
+        found, at = [], 0
+        for part in self._parts:
+            if at < end and begin < at + len(part):
+                found.append(part[max(0, begin - at) : end - at])
+            at += len(part)
+        return found[0] if len(found) == 1 else torch.cat(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,7 @@ import asyncio
 import json
 import logging
 import os
-from collections import defaultdict
 from contextlib import aclosing
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +22,16 @@ from sglang_live.engine_channel.messages import (
     TalkerText,
 )
 from sglang_live.errors import BadInputError, StageFailedError
+from sglang_live.message_parts import WireSegment
 from sglang_live.messages import (
+    AnyMessage,
     CodecFrames,
     Progress,
+    SegmentsNeeded,
     TalkerDone,
     TalkerInput,
     TalkerRequest,
+    TalkerSegments,
 )
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.models.qwen3_omni.stage_view import talker_view
@@ -43,6 +45,7 @@ from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.stream_events import StreamEventRoutes
 from sglang_live.stages.talker.context import n_left_out
 from sglang_live.stages.talker.frame_queue import FrameQueue
+from sglang_live.stages.talker.segments import Segments
 from sglang_live.stages.talker.speech_bound import SpeechBound
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.server import ServedJob
@@ -55,17 +58,6 @@ REPETITION_PENALTY = 1.05
 # Four frames per token are usual, and a response has at most 4096 tokens: 22 minutes.
 MAX_FRAMES = 16_384
 MAX_RUNNING = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A user message in the talker's token ids.
-
-    states: the thinker's hidden states at its audio positions. None: it has none.
-    """
-
-    ids: list[int]
-    states: np.ndarray | None
 
 
 class TalkerStage:
@@ -95,7 +87,7 @@ class TalkerStage:
         )
         self.engine = self.host.engine
         self._outbox, self._feed = outbox, FeedSocket(inbox)
-        self._segments: dict[str, dict[str, Segment]] = defaultdict(dict)
+        self._segments = Segments(self.ids, self.model.audio_pad_id, self._feed.send)
         self._frames: dict[str, FrameQueue] = {}
         self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
         self._bounds = spec.policies.retention
@@ -125,26 +117,18 @@ class TalkerStage:
     async def run(self, job: ServedJob) -> None:
         request = job.opener
         assert isinstance(request, TalkerRequest)
-        prompt, states_at, states = self._prompt(request, job.frames)
-        rid = ids.new_rid(SPEAK_PREFIX, job.job_id)
+        # The messages of a stateless job are its own.
+        session = request.session_id or job.job_id
+        try:
+            early = await self._receive_segments(job, request, session)
+            rid, prompt = self._announce(request, session)
+        finally:
+            if not request.session_id:
+                self._segments.close(session)
         frames = self._frames[rid] = FrameQueue()
         self._stream_events.add(rid, job)
-        self._feed.send(
-            TalkerPrompt(
-                rid,
-                prompt_len=len(prompt),
-                seed=request.seed,
-                greedy=request.temperature == 0,
-                temperature=request.temperature or TEMPERATURE,
-                penalty=REPETITION_PENALTY,
-                audio_at=states_at,
-                audio=b"" if states is None else states.tobytes(),
-                window_frames=(request.window_frames or 0) if self._bounds else 0,
-                slack_frames=request.slack_frames,
-            )
-        )
         bound = SpeechBound(MAX_FRAMES)
-        feeding = asyncio.create_task(self._receive(job, rid, bound))
+        feeding = asyncio.create_task(self._receive(job, early, rid, bound))
         sending = asyncio.create_task(self._send_frames(job, frames))
         try:
             generating = self._generate(rid, prompt, bound)
@@ -185,37 +169,56 @@ class TalkerStage:
         return last
 
     async def close_session(self, session_id: str) -> None:
-        self._segments.pop(session_id, None)
+        self._segments.close(session_id)
 
     def load(self) -> dict[str, float]:
         own = {
-            "sessions": float(len(self._segments)),
+            "sessions": float(self._segments.n_sessions),
             "replies": float(len(self._frames)),
             "frames": float(self._n_frames),
             "speech_truncated": float(self._n_dropped),
             "segments_left_out": float(self._n_left_out),
+            "segments_requested": float(self._segments.n_requested),
+            "states_bytes": float(self._segments.n_bytes),
         }
         return {**self.host.load(), **self._totals.load(), **own}
 
-    def _prompt(
-        self, request: TalkerRequest, frames: list[bytes]
-    ) -> tuple[list[int], list[int], np.ndarray | None]:
-        """Prompt ids, the positions of audio states in it, and the states."""
+    async def _receive_segments(
+        self, job: ServedJob, request: TalkerRequest, session: str
+    ) -> list[AnyMessage]:
+        """Take the request's user messages, and request those that are missing.
+
+        Returns:
+            Messages that came before them.
+        """
+        self._add(session, request.segments, job.frames)
+        self._segments.keep_only(session, request.segment_keys)
+        early: list[AnyMessage] = []
+        if missing := self._segments.missing(session, request.segment_keys):
+            log.info("segments_requested job=%s n=%d", job.job_id, len(missing))
+            await job.send(SegmentsNeeded(job.job_id, missing))
+            async with aclosing(job.inputs()) as messages:
+                async for message in messages:
+                    if isinstance(message, TalkerSegments):
+                        self._add(session, message.segments, job.frames)
+                        break
+                    early.append(message)
+        if missing := self._segments.missing(session, request.segment_keys):
+            raise ItemsMissingError(f"{len(missing)} user messages unknown")
+        return early
+
+    def _add(self, session: str, segments: list[WireSegment], frames: list[bytes]) -> None:
+        for segment in segments:
+            states = None if segment.states is None else wire.take(segment.states, frames)
+            self._segments.add(session, segment.key, segment.token_ids, states)
+
+    def _announce(self, request: TalkerRequest, session: str) -> tuple[str, list[int]]:
+        """Announce the request to the scheduler. Returns its id and its prompt."""
         speaker = self.model.speakers.get(request.voice.lower())
         if speaker is None:
             raise BadInputError(f"voice {request.voice!r} is not one of {self.model.voices}")
-        known = self._segments[request.session_id] if request.session_id else {}
-        for segment in request.segments:
-            rows = None if segment.states is None else wire.take(segment.states, frames)
-            segment_ids = self.ids.user_segment(segment.token_ids, self.model.audio_pad_id, rows)
-            known[segment.key] = Segment(segment_ids, rows)
-        missing = [key for key in request.segment_keys if key not in known]
-        if missing:
-            raise ItemsMissingError(f"{len(missing)} user segments unknown")
-        for key in known.keys() - set(request.segment_keys):
-            del known[key]
         prefix = self.ids.response_prefix(self.model, speaker, self._newline_id, request.first_id)
-        lengths = [len(known[key].ids) for key in request.segment_keys]
+        lengths = self._segments.lengths(session, request.segment_keys)
         most_tokens = self.engine.tokenizer_manager.max_req_input_len
         first_read = n_left_out(lengths, len(prefix), most_tokens)
         if first_read:
@@ -223,34 +226,48 @@ class TalkerStage:
             log.warning(
                 "segments_left_out job=%s n=%d of=%d", request.job_id, first_read, len(lengths)
             )
-        prompt: list[int] = []
-        states_at: list[int] = []
-        states: list[np.ndarray] = []
-        for key in request.segment_keys[first_read:]:
-            message = known[key]
-            first = len(prompt)
-            states_at += [first + i for i, t in enumerate(message.ids) if t >= self.ids.audio]
-            if message.states is not None:
-                states.append(message.states)
-            prompt += message.ids
-        prompt += prefix
-        return prompt, states_at, np.concatenate(states) if states else None
+        prompt = self._segments.prompt(session, request.segment_keys[first_read:])
+        ids_of_prompt = prompt.ids + prefix
+        rid = ids.new_rid(SPEAK_PREFIX, request.job_id)
+        self._feed.send(
+            TalkerPrompt(
+                rid,
+                prompt_len=len(ids_of_prompt),
+                seed=request.seed,
+                greedy=request.temperature == 0,
+                temperature=request.temperature or TEMPERATURE,
+                penalty=REPETITION_PENALTY,
+                audio_at=prompt.states_at,
+                states=prompt.states,
+                window_frames=(request.window_frames or 0) if self._bounds else 0,
+                slack_frames=request.slack_frames,
+            )
+        )
+        self._segments.make_room()
+        return rid, ids_of_prompt
 
-    async def _receive(self, job: ServedJob, rid: str, bound: SpeechBound) -> None:
+    async def _receive(
+        self, job: ServedJob, early: list[AnyMessage], rid: str, bound: SpeechBound
+    ) -> None:
         """Pass text tokens and playback from the orchestrator on to the scheduler."""
+        for message in early:
+            self._pass_on(message, rid, bound)
         async for message in job.inputs():
-            if isinstance(message, Progress) and self._progress is not None:
-                self._progress.put(rid, message)
-            if not isinstance(message, TalkerInput):
-                continue
-            ids = list(message.ids)
-            if message.done:
-                ids.append(self.model.tts_eos_id)
-            bound.n_ids += len(ids)
-            bound.is_complete = message.done
-            if bound.n_ids > MAX_FRAMES:
-                raise StageFailedError(f"the response is longer than {MAX_FRAMES} tokens")
-            self._feed.send(TalkerText(rid, ids, message.done))
+            self._pass_on(message, rid, bound)
+
+    def _pass_on(self, message: AnyMessage, rid: str, bound: SpeechBound) -> None:
+        if isinstance(message, Progress) and self._progress is not None:
+            self._progress.put(rid, message)
+        if not isinstance(message, TalkerInput):
+            return
+        ids = list(message.ids)
+        if message.done:
+            ids.append(self.model.tts_eos_id)
+        bound.n_ids += len(ids)
+        bound.is_complete = message.done
+        if bound.n_ids > MAX_FRAMES:
+            raise StageFailedError(f"the response is longer than {MAX_FRAMES} tokens")
+        self._feed.send(TalkerText(rid, ids, message.done))
 
     async def _send_frames(self, job: ServedJob, frames: FrameQueue) -> None:
         while ready := await frames.next():

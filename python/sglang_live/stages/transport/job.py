@@ -54,7 +54,7 @@ class Job:
         self._window, self._count = SendWindow(), ReceiveCount()
         await self._client.send(opener, tensors)
 
-    async def send(self, message: AnyMessage) -> None:
+    async def send(self, message: AnyMessage, tensors: wire.TensorFrames | None = None) -> None:
         """Send more input. It is dropped once the stage has ended the job.
 
         Raises:
@@ -63,7 +63,7 @@ class Job:
         if isinstance(message, STREAMED):
             await self._window.take()
         if not self._over:
-            await self._client.send(message)
+            await self._client.send(message, tensors)
 
     def post(self, message: AnyMessage) -> None:
         """As send, without waiting, for a message that is not streamed. Dropped before `begin`."""

@@ -39,7 +39,10 @@ MAX_JOBS = 16_384
 
 
 class ServedJob:
-    """The stage's end of one job."""
+    """The stage's end of one job.
+
+    frames: raw frames of its newest message with tensors.
+    """
 
     def __init__(self, server: "StageServer", peer: bytes, opener: Opener, frames: list[bytes]):
         self.job_id, self.opener, self.frames = opener.job_id, opener, frames
@@ -76,15 +79,16 @@ class ServedJob:
     async def inputs(self) -> AsyncGenerator[AnyMessage, None]:
         """Yield what the orchestrator sends after opening the job. Never ends by itself."""
         while True:
-            message, _ = await self._unread.take()
+            message, frames = await self._unread.take()
+            self.frames = frames or self.frames
             if isinstance(message, STREAMED) and (n := self._count.took_one()):
                 await self._server.send(self._peer, Credit(self.job_id, n))
             yield message
 
-    def receive(self, message: AnyMessage) -> None:
+    def receive(self, message: AnyMessage, frames: list[bytes]) -> None:
         if isinstance(message, Credit):
             self._window.add(message.n)
-        elif self.error is None and not self._unread.put(message, []):
+        elif self.error is None and not self._unread.put(message, frames):
             self.fail(queues.FloodedError("the peer sent more than its window"))
 
 
@@ -218,7 +222,7 @@ class StageServer:
         elif isinstance(message, Cancel):
             job.cancel()
         else:
-            job.receive(message)
+            job.receive(message, frames)
 
     def _admit(self, peer: bytes, opener: Opener) -> None:
         """Raises LiveError if the session is another server's, or the peer has too much open."""

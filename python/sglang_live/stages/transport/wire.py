@@ -20,7 +20,13 @@ import zmq
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from sglang_live.message_parts import TensorRef, WireAudio
-from sglang_live.messages import AnyMessage, TalkerRequest, ThinkerRequest, UserSegment
+from sglang_live.messages import (
+    AnyMessage,
+    TalkerRequest,
+    TalkerSegments,
+    ThinkerRequest,
+    UserSegment,
+)
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +207,7 @@ def _refs(message: AnyMessage) -> Iterator[TensorRef]:
     elif isinstance(message, ThinkerRequest):
         parts = (part for item in message.items for part in item.parts)
         yield from (part.pcm for part in parts if isinstance(part, WireAudio))
-    elif isinstance(message, TalkerRequest):
+    elif isinstance(message, TalkerRequest | TalkerSegments):
         yield from (s.states for s in message.segments if s.states is not None)
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from sglang_live.bridge.scheduler.paused import PausedRequest
 from sglang_live.bridge.scheduler.talker import TalkerScheduler
-from sglang_live.bridge.scheduler.talker_input import stream_of
+from sglang_live.bridge.scheduler.talker_input import PromptStates
 from sglang_live.engine_channel.messages import SPEAK_PREFIX, TalkerPrompt
 
 
@@ -29,7 +29,7 @@ def gate(*reqs: FakeReq, text: int = 0, done: bool = False) -> TalkerScheduler:
     streams = {}
     for req in reqs:
         prompt = TalkerPrompt(req.rid, prompt_len=len(req.origin_input_ids), seed=0, greedy=True)
-        streams[req.rid] = stream_of(prompt)
+        streams[req.rid] = PromptStates().stream_of(prompt)
         streams[req.rid].text_ids = [0] * text
         streams[req.rid].text_done = done
     scheduler.model = SimpleNamespace(streams=streams)

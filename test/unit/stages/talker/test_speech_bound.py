@@ -63,7 +63,10 @@ def talker(ends_at: int) -> TalkerStage:
     stage._frames, stage._progress, stage._bounds, stage._n_dropped = {}, None, False, 0
     stage._stream_events = SimpleNamespace(add=lambda *a: None, remove=lambda *a: None)
     stage._feed = SimpleNamespace(send=lambda message: None)
-    stage._prompt = lambda request, frames: ([1, 2], [], None)
+    stage._segments = SimpleNamespace(
+        keep_only=lambda *a: None, missing=lambda *a: [], close=lambda *a: None
+    )
+    stage._announce = lambda request, session: ("speak-job", [1, 2])
     stage.model = SimpleNamespace(tts_eos_id=9)
     stage.host = FakeHost(stage, ends_at)
     return stage

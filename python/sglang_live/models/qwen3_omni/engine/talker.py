@@ -302,12 +302,12 @@ class Qwen3OmniTalker(nn.Module):
 
     def _place_audio(self, out: Tensor, stream: TalkerStream, prefix: int) -> None:
         """Write projected thinker states to the audio positions inside this chunk."""
-        if stream.audio_rows is None:
+        if stream.audio is None:
             return
         begin, end = stream.audio_at.searchsorted((prefix, prefix + len(out)))
         if begin == end:
             return
-        rows = torch.from_numpy(stream.audio_rows[begin:end]).to(out.device, out.dtype)
+        rows = stream.audio.between(begin, end).to(out.device, out.dtype)
         at = torch.from_numpy(stream.audio_at[begin:end] - prefix).to(out.device)
         out[at] = self.hidden_projection(rows)
 
