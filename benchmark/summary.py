@@ -129,6 +129,31 @@ def pressure_table(document: dict) -> list[str]:
     return lines
 
 
+def replayed_lines(document: dict) -> list[str]:
+    """The same schedules without an engine: misses of each policy. Empty in older documents."""
+    found: dict[str, list[dict]] = {}
+    for row in document.get("replayed", ()):
+        found.setdefault(row["policy"], []).append(row)
+    if not found:
+        return []
+    misses = {name: sum(r["demand"]["misses"] for r in rows) for name, rows in found.items()}
+    reuses = sum(row["demand"]["reuses"] for row in found["informed"])
+    hidden, early = (
+        sum(row["preload"][f"{what}_tokens"] for row in found["next-use"])
+        for what in ("hidden", "reloaded")
+    )
+    names = ", ".join(f"`{name}` {n}" for name, n in misses.items())
+    return [
+        "",
+        f"The same schedules replayed without an engine (benchmark.kv.judge): of {reuses} requests "
+        f"after a session's first, the number that found KV evicted: {names}. With preload "
+        f"at the begin of speech `next-use` hides {_share(hidden / early)} of the reloads, over a "
+        "link that takes no time. `informed` knows as much as a server can: who speaks, how far "
+        "playback is, and how much text is complete; `belady`, the optimum, also when each user "
+        "will speak, for how long, and which response is the last.",
+    ]
+
+
 def kv_rows(results: Path) -> list[str]:
     rows = []
     if document := newest(results, "retention"):
@@ -272,6 +297,7 @@ def section(results: Path) -> str:
             f"{pressure['config']['sessions']} sessions, {link}. {_source(pressure)}.",
             "",
             *pressure_table(pressure),
+            *replayed_lines(pressure),
             "",
         ]
     if rows := single_rows(results):

@@ -167,6 +167,27 @@ def test_kv_under_pressure_has_a_row_per_arm_over_all_repeats(tmp_path):
     )
 
 
+def test_replayed_schedules_are_summed_over_repeats(tmp_path):
+    outcome = {"misses": 20, "reuses": 100, "hidden_tokens": 95, "reloaded_tokens": 100}
+    replayed = [
+        {"policy": policy, "demand": {**outcome, "misses": n}, "preload": outcome}
+        for policy, n in (("next-use", 21), ("informed", 20), ("belady", 15))
+        for _ in range(2)
+    ]
+    write(
+        tmp_path,
+        "kv_pressure_a.json",
+        date="2026-01-02",
+        device="cpu",
+        config={"sessions": 24, "link": ""},
+        rows=[],
+        replayed=replayed,
+    )
+    text = section(tmp_path)
+    assert "of 200 requests" in text and "`next-use` 42, `informed` 40, `belady` 30." in text
+    assert "`next-use` hides 95.0 % of the reloads" in text
+
+
 def test_retention_and_eviction_have_a_row_each(tmp_path):
     age = {"tokens_talked": 6000, "turn_ms": 20.0}
     rows = [
