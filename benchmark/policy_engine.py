@@ -33,6 +33,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument(
         "--tokens", type=int, default=150, help="per response (default: %(default)s)"
     )
+    parser.add_argument(
+        "--device-model", type=Path, metavar="FILE", help="rounds take the time of this device"
+    )
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -76,6 +79,18 @@ async def measure(replica, n_streams: int, n_tokens: int) -> dict[str, float]:
         "round_ms": round_ms,
         "pauses": grown["pauses"],
         "resumes": grown["resumes"],
+        **_python(grown),
+    }
+
+
+def _python(grown: dict[str, float]) -> dict[str, float]:
+    """Share of a modelled device's time in which its scheduler neither computes nor waits."""
+    if not grown.get("device_modelled_s"):
+        return {}
+    idle_s = grown["device_computed_s"] + grown["device_waited_s"]
+    return {
+        "python_share_of_rounds": 1 - idle_s / grown["device_modelled_s"],
+        "late_share_of_rounds": grown["device_late_s"] / grown["device_modelled_s"],
     }
 
 
@@ -87,12 +102,14 @@ def _request(rid: str, n: int, n_tokens: int) -> dict:
     }
 
 
-async def run(points: list[int], n_tokens: int) -> list[dict[str, float]]:
+async def run(
+    points: list[int], n_tokens: int, device_model: Path | None
+) -> list[dict[str, float]]:
     rows = []
     # Without it, SGLang reserves room for thousands of tokens per response.
     estimate = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "64"}
     rows_of_engine = {"max_running_requests": max(points) + 8}
-    async with thinker(POLICIES, rows_of_engine, estimate) as replica:
+    async with thinker(POLICIES, rows_of_engine, estimate, device_model) as replica:
         for n_streams in points:
             rows.append(await measure(replica, n_streams, n_tokens))
             print(_line(rows[-1]), flush=True)
@@ -104,15 +121,21 @@ def _line(row: dict[str, float]) -> str:
         f"{row['n_streams']:5.0f} streams  {row['rounds']:6.0f} rounds of {row['round_ms']:6.1f} ms"
         f"  policies {row['decide_ms_per_round']:.3f} ms ({row['share_of_rounds']:.2%})"
         f"  {row['pauses']:.0f} pauses"
+        + (
+            f"  Python {row['python_share_of_rounds']:.1%}, late {row['late_share_of_rounds']:.1%}"
+            if "python_share_of_rounds" in row
+            else ""
+        )
     )
 
 
 def main() -> None:
     args = parse_args()
     points = [int(n) for n in args.streams.split(",")]
-    rows = asyncio.run(run(points, args.tokens))
+    rows = asyncio.run(run(points, args.tokens, args.device_model))
     if args.json:
-        document = {"benchmark": "policy_engine", **facts(), "policies": POLICIES, "rows": rows}
+        known = facts(args.device_model)
+        document = {"benchmark": "policy_engine", **known, "policies": POLICIES, "rows": rows}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 

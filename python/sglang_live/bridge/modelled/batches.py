@@ -27,7 +27,9 @@ def run_batch_on_clock(
     if cost_s is None:
         return run(scheduler, batch, *args, **kwargs)
     event = device.compute(cost_s, launched_s)
+    began_s = time.monotonic()
     result = run(scheduler, batch, *args, **kwargs)
+    device.clock.count_computation(time.monotonic() - began_s)
     result.copy_done = event
     return result
 

@@ -22,7 +22,15 @@ import numpy as np
 DEVICE_CLOCK_ENV = "SGLANG_LIVE_DEVICE_CLOCK"
 COMPUTE, TO_DEVICE, TO_HOST = range(3)
 _QUEUES = 8
-COUNTERS = ("batches", "late_batches", "late_s", "modelled_s", "queued_s")
+COUNTERS = (
+    "batches",
+    "late_batches",
+    "late_s",
+    "modelled_s",
+    "queued_s",
+    "computed_s",
+    "waited_s",
+)
 _STAGES = ("thinker", "talker", "vocoder")
 _MAX_REPLICAS = 64
 # A thread that sleeps wakes up this much late on an idle machine.
@@ -86,11 +94,11 @@ class DeviceClock:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         return Work(began_s, done_s)
 
-    def count(self, launched_s: float, work: Work, noticed_s: float) -> None:
+    def count(self, launched_s: float, work: Work, asked_s: float, noticed_s: float) -> None:
         """Count a batch whose result was awaited.
 
         Args:
-            noticed_s: when the wait for its result ended.
+            asked_s, noticed_s: when the wait for its result began and ended.
         """
         counts, late_s = self._counts, noticed_s - work.done_s
         counts[0] += 1
@@ -99,6 +107,11 @@ class DeviceClock:
             counts[2] += late_s
         counts[3] += work.done_s - work.began_s
         counts[4] += work.began_s - launched_s
+        counts[6] += noticed_s - asked_s
+
+    def count_computation(self, seconds: float) -> None:
+        """Count the time that the small model took for a batch."""
+        self._counts[5] += seconds
 
     def report(self) -> dict[str, float]:
         """The counters of this stage, also in another process than the one that counts."""
@@ -109,23 +122,26 @@ class ModelledEvent:
     """Takes the role of a device event that ends with a piece of work.
 
     Args:
-        arrive: runs once, when a reader first observes the end, with the time of that.
+        arrive: runs once, when a reader first observes the end, with the times when that reader
+            began to wait and ended.
     """
 
-    def __init__(self, work: Work, arrive: Callable[[float], None] = lambda now_s: None):
+    def __init__(self, work: Work, arrive: Callable[[float, float], None] | None = None):
         self.work = work
-        self._arrive: Callable[[float], None] | None = arrive
+        self._arrive = arrive
 
     def query(self) -> bool:
-        if time.monotonic() < self.work.done_s:
+        now_s = time.monotonic()
+        if now_s < self.work.done_s:
             return False
-        self._observed()
+        self._observed(now_s)
         return True
 
     def synchronize(self) -> None:
+        asked_s = time.monotonic()
         while (left_s := self.work.done_s - time.monotonic()) > 0:
             time.sleep(left_s)
-        self._observed()
+        self._observed(asked_s)
 
     def wait(self, stream: Any = None) -> None:
         self.synchronize()
@@ -137,7 +153,7 @@ class ModelledEvent:
         """Milliseconds, the unit of torch's events, between the ends of two pieces of work."""
         return 1000 * (end.work.done_s - self.work.done_s)
 
-    def _observed(self) -> None:
+    def _observed(self, asked_s: float) -> None:
         arrive, self._arrive = self._arrive, None
         if arrive is not None:
-            arrive(time.monotonic())
+            arrive(asked_s, time.monotonic())

@@ -33,7 +33,9 @@ class ModelledDevice:
             not_before_s = self._loads_done_s + cost_s / self._n_layers
             self._loads_done_s = 0.0
         work = self.clock.book(COMPUTE, cost_s, launched_s=launched_s, not_before_s=not_before_s)
-        return ModelledEvent(work, lambda now_s: self.clock.count(launched_s, work, now_s))
+        return ModelledEvent(
+            work, lambda asked_s, now_s: self.clock.count(launched_s, work, asked_s, now_s)
+        )
 
     def next_batch_waits(self, done_s: float, n_layers: int) -> None:
         """Have the batch that is launched next wait for loads, layer by layer.

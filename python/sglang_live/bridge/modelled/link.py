@@ -34,7 +34,7 @@ class ModelledLink(L2TransferEngine):
     ) -> TransferCompletion:
         work = self._book(TO_DEVICE, self._device.model.link.to_device_s, transfers)
 
-        def copy(observed_s: float = 0.0) -> None:
+        def copy(asked_s: float = 0.0, noticed_s: float = 0.0) -> None:
             L2TransferEngine.submit_host_to_device(
                 self,
                 transfers,

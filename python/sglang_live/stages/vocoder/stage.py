@@ -109,8 +109,10 @@ class VocoderStage:
             if self._device is None or batch.codes is None:
                 return batch.decode()
             cost_s = self._device.model.vocoder.decode_s(len(batch.jobs))
-            done = self._device.compute(cost_s, time.monotonic())
+            began_s = time.monotonic()
+            done = self._device.compute(cost_s, began_s)
             pcm = batch.decode()
+            self._device.clock.count_computation(time.monotonic() - began_s)
             done.synchronize()
             return pcm
 

@@ -77,12 +77,12 @@ def test_an_event_ends_with_its_work(time):
 
 
 def test_an_arrival_is_told_once_with_its_time(time):
-    told: list[float] = []
-    event = ModelledEvent(Work(100.0, 101.0), told.append)
+    told: list[tuple[float, float]] = []
+    event = ModelledEvent(Work(100.0, 101.0), lambda *times: told.append(times))
     time.now_s = 103.0
     event.synchronize()
     event.wait()
-    assert event.query() and told == [103.0]
+    assert event.query() and told == [(103.0, 103.0)]
 
 
 def test_results_that_are_noticed_after_their_end_are_counted_with_their_lateness(
@@ -90,7 +90,8 @@ def test_results_that_are_noticed_after_their_end_are_counted_with_their_latenes
 ):
     for launched_s, noticed_s in ((100.0, 102.0), (100.0, 104.0005), (110.0, 112.5)):
         work = thinker.book(COMPUTE, 2.0, launched_s=launched_s)
-        thinker.count(launched_s, work, noticed_s)
+        thinker.count(launched_s, work, noticed_s - 0.25, noticed_s)
+    thinker.count_computation(0.75)
     reader = DeviceClock(tmp_path / "clock", 0)
     assert reader.report() == {
         "device_batches": 3.0,
@@ -98,5 +99,7 @@ def test_results_that_are_noticed_after_their_end_are_counted_with_their_latenes
         "device_late_s": pytest.approx(0.5),
         "device_modelled_s": pytest.approx(6.0),
         "device_queued_s": pytest.approx(2.0),
+        "device_computed_s": pytest.approx(0.75),
+        "device_waited_s": pytest.approx(0.75),
     }
     assert DeviceClock(tmp_path / "clock", 64).report()["device_batches"] == 0.0
