@@ -1,6 +1,5 @@
 """Device models are read whole or refused by name."""
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -8,14 +7,9 @@ import pytest
 from sglang_live.device_model.costs import LinkCosts, TalkerCosts, ThinkerCosts, VocoderCosts
 from sglang_live.device_model.model import load_device_model
 from sglang_live.errors import BadInputError
+from test.unit.device_model.plain_model import TEXT
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "device_models"
-KINDS = (("thinker", ThinkerCosts), ("talker", TalkerCosts), ("vocoder", VocoderCosts))
-TEXT = 'name = "test"\nn_devices = 2\n' + "".join(
-    f"\n[{name}]\n"
-    + "".join(f'{f.name} = {{ value = 1, source = "test" }}\n' for f in fields(kind))
-    for name, kind in (*KINDS, ("link", LinkCosts))
-)
 
 
 def load(tmp_path, text: str | bytes):
