@@ -6,12 +6,14 @@ import random
 import pytest
 import pytest_asyncio
 
+from sglang_live.bridge.modelled.wait_recorder import WAIT_RECORD_ENV
 from sglang_live.device_model.model import load_device_model
 from sglang_live.engine_channel.messages import THINK_PREFIX
 from test.engine import parity_claims
 from test.engine.conftest import DEVICE_MODELS, Stages, running_stages
 from test.engine.test_pauses import Thinker
 from test.engine.turns import greedy_turn, think, user
+from test.unit.bridge.device_waits import REASONS, REASONS_AT_RUNTIME
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
 
@@ -23,15 +25,20 @@ N_STREAMS = 4
     scope="module", loop_scope="session", params=[False, True], ids=["overlap", "no-overlap"]
 )
 async def stages(request, endless_checkpoint, tmp_path_factory):
+    cache = tmp_path_factory.mktemp("modelled")
+    record = {WAIT_RECORD_ENV: str(cache / "waits")}
     running = running_stages(
         endless_checkpoint,
-        tmp_path_factory.mktemp("modelled"),
+        cache,
         {"disable_overlap_schedule": request.param},
         policies=("urgency", "pacing", "truncate"),
         device_model="slow_rounds",
+        talker_environment=record,
+        thinker_environment=record,
         names=("thinker", "talker"),
     )
     async with running as found:
+        found.record = cache / "waits"
         yield found
 
 
@@ -85,3 +92,11 @@ async def test_measured_rates_are_the_devices_over_a_mixed_load(stages, speech):
 async def load_of(stages: Stages, stage: str) -> dict[str, float]:
     await asyncio.sleep(1.0)  # the scheduler reports twice a second
     return (await stages.replica(stage).client.ping(5.0)).load
+
+
+async def test_schedulers_read_tensors_in_listed_places_only(stages):
+    """On a GPU a read of the device's tensors would wait for it."""
+    read = {tuple(line.split()[:2]) for line in stages.record.read_text().splitlines()}
+    listed = {(file, place.split()[0]) for file, places in REASONS.items() for place in places}
+    assert ("models/qwen3_omni/engine/talker.py", "Qwen3OmniTalker._all_greedy") in read
+    assert read - listed - REASONS_AT_RUNTIME.keys() == set()

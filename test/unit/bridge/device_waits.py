@@ -14,6 +14,84 @@ READS = {"item", "tolist", "nonzero", "cpu", "numpy", "cuda", "synchronize", "ar
 REDUCTIONS = {"max", "min", "sum", "any", "all", "argmax", "argmin", "mean"}
 MAKERS = {"torch.tensor", "torch.as_tensor", "torch.from_numpy"}
 
+NUMPY = "an array of the host"
+HOST = "a tensor of the host"
+WEIGHTS = "while weights are loaded"
+ELSEWHERE = "in another thread or process than the scheduler's"
+RESULT = "the result has arrived, or is waited for"
+
+REASONS = {
+    "bridge/modelled/batches.py": {"batch_cost_s int": "seq_lens_cpu"},
+    "bridge/modelled/clock.py": {
+        "DeviceClock.book float": NUMPY,
+        "ModelledEvent.wait synchronize": "of a modelled device",
+    },
+    "bridge/platform/audio_input.py": {
+        "placeholder_spans nonzero x2": ELSEWHERE,
+        "placeholder_spans tolist x2": ELSEWHERE,
+    },
+    "bridge/platform/cpu_attention.py": {"own_rows tolist x3": "a CPU alone"},
+    "bridge/platform/kv_copy.py": {"copy_rows tolist x2": "indices of the host"},
+    "bridge/platform/native_moe.py": {
+        "_by_expert tolist": "eager prefills without a grouped product: no supported GPU"
+    },
+    "bridge/rate_meter.py": {"PrefillFit.into tolist": NUMPY, "PrefillFit._fit int": NUMPY},
+    "bridge/rounds.py": {
+        "Rounds.decide tolist": NUMPY,
+        "Rounds.pause bool": NUMPY,
+        "Rounds.pauses_any bool": NUMPY,
+        "Rounds.admission_order tolist": NUMPY,
+        "Rounds._record float": NUMPY,
+        "Rounds.report tolist": NUMPY,
+    },
+    "bridge/scheduler/batch_times.py": {"book_arrival synchronize": RESULT},
+    "bridge/scheduler/codes_observer.py": {"_HostFrames.consume tolist": RESULT},
+    "bridge/scheduler/talker.py": {"TalkerScheduler.run_batch tolist": "seq_lens_cpu"},
+    "bridge/session/compact.py": {"Rebase.due int": HOST},
+    "bridge/session/media.py": {"media_before int": HOST, "position_gap int": HOST},
+    "bridge/session/radix.py": {"LiveRadixCache.loading_check synchronize": "the load has ended"},
+    "bridge/stream_table.py": {
+        "StreamTable.is_paused bool": NUMPY,
+        "StreamTable.record_urgency nonzero": NUMPY,
+        "StreamTable.buffered_s float": NUMPY,
+    },
+    "bridge/tiers/host.py": {"SessionTier._least_of_all_ranks tolist": HOST},
+    "bridge/tiers/host_copies.py": {"HostCopies.compact nonzero": HOST},
+    "bridge/tiers/storage.py": {"StoredTails._begin tolist": HOST, "_bytes_of numpy": HOST},
+    "engine_channel/inbox.py": {
+        "RowsOutbox.send to": "to pinned memory, on a stream of its own",
+        "RowsOutbox._run synchronize": ELSEWHERE,
+        "RowsOutbox._run numpy": ELSEWHERE,
+    },
+    "models/qwen3_omni/code2wav.py": {
+        "StreamingCode2Wav._build.place to": ELSEWHERE,
+        "StreamingCode2Wav._gather tensor": ELSEWHERE,
+        "StreamingCode2Wav._gather to": ELSEWHERE,
+    },
+    "models/qwen3_omni/code2wav_attention.py": {"WindowTransformer.__init__ to": ELSEWHERE},
+    "models/qwen3_omni/code_predictor.py": {"CodePredictor._rope to": WEIGHTS},
+    "models/qwen3_omni/engine/talker.py": {
+        "Qwen3OmniTalker._all_greedy bool": "on a CPU alone",
+        "Qwen3OmniTalker._place_audio to x2": "to be repaired: waits in each prefill with audio",
+        "Qwen3OmniTalker._place_frames tensor x2": "to be repaired: waits after a retraction",
+        "Qwen3OmniTalker._place_frames int x2": "to be repaired: waits after a retraction",
+        "Qwen3OmniTalker._frames_of_extend to": "to be repaired: waits in each prefill",
+        "Qwen3OmniTalker.load_weights to": WEIGHTS,
+    },
+    "models/qwen3_omni/engine/talker_weights.py": {"load_predictor_weight int": WEIGHTS},
+    "models/qwen3_omni/engine/thinker.py": {
+        "Qwen3OmniMoeForConditionalGeneration._audio_features to x2": "to be repaired: pageable",
+        "Qwen3OmniMoeForConditionalGeneration._audio_features tolist": "to be repaired: waits",
+        "Qwen3OmniMoeForConditionalGeneration._audio_features tensor": "to be repaired: pageable",
+        "Qwen3OmniMoeForConditionalGeneration._send_rows nonzero": "to be repaired: waits",
+        "Qwen3OmniMoeForConditionalGeneration._send_rows tolist": "to be repaired: waits",
+    },
+    "models/qwen3_omni/talker_state.py": {"TalkerRows.write_text to": "from pinned memory"},
+}
+
+# Reads that the source does not show, seen by bridge/modelled/wait_recorder.py in an engine.
+REASONS_AT_RUNTIME: dict[tuple[str, str], str] = {}
+
 
 def waits_in(path: Path) -> Iterator[str]:
     """ "<function> <what>" of each place in a file."""

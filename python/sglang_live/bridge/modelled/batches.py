@@ -8,11 +8,13 @@ launched the next one.
 
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 from sglang_live.bridge.modelled.device import modelled_device
+from sglang_live.bridge.modelled.wait_recorder import record_waits
 from sglang_live.bridge.scheduler.batch_times import encoded_audio_s
 from sglang_live.device_model.costs import EngineCosts
 
@@ -21,6 +23,7 @@ def run_batch_on_clock(
     run: Callable[..., Any], scheduler: Any, batch: ScheduleBatch, *args: Any, **kwargs: Any
 ) -> Any:
     """Around Scheduler.run_batch."""
+    _begin_to_record()
     launched_s, device = time.monotonic(), modelled_device()
     assert device is not None  # the seam is installed only then
     cost_s = batch_cost_s(batch, device.engine_costs)
@@ -32,6 +35,11 @@ def run_batch_on_clock(
     device.clock.count_computation(time.monotonic() - began_s)
     result.copy_done = event
     return result
+
+
+@cache
+def _begin_to_record() -> None:
+    record_waits()
 
 
 def batch_cost_s(batch: ScheduleBatch, costs: EngineCosts) -> float | None:
