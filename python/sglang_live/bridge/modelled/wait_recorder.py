@@ -43,7 +43,7 @@ class WaitRecorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _record(self, operator: str) -> None:
-        place = _own_caller(sys._getframe(2))
+        place = _own_place(sys._getframe(2))
         if place is None:
             return
         line = f"{place} {operator}"
@@ -59,8 +59,8 @@ def _has_mask(args: Any) -> bool:
     return any(isinstance(index, torch.Tensor) and index.dtype in masks for index in indices)
 
 
-def _own_caller(frame: FrameType | None) -> str | None:
-    """Module and function of the caller of torch; None if it is not of this project."""
+def _own_place(frame: FrameType | None) -> str | None:
+    """Module and function that called torch; None if they are not of this project."""
     while frame is not None:
         path = Path(frame.f_code.co_filename)
         if "torch" not in path.parts:
