@@ -77,11 +77,13 @@ class _Slope:
 
 
 class PrefillFit:
-    """Duration of a prefill: fixed + per token + per second of audio, none of them negative.
+    """Duration of a prefill: fixed + per token + per second of audio.
 
     Least squares of the relative errors of the latest prefills, twice: the second time without
     those that the first explains worst, such as a prefill that compiled a kernel. Where the
     prefills do not determine a cost, because all have the same size, it stays near its last value.
+    No cost is negative. Few short prefills may show no cost of a token, and a long one would then
+    seem free: a token costs at least a tenth of what it did in the quickest of them.
     """
 
     _KEPT = 64
@@ -89,6 +91,7 @@ class PrefillFit:
     _INERTIA = 0.05
     # A prefill whose error is this many times the median is left out, from an error of a tenth on.
     _OUTLIER, _TOLERANCE = 3.0, 0.1
+    _LEAST = 0.1
     # Smallest scale of each cost: one that was zero can be found again.
     _SCALE = np.array([1e-3, 1e-5, 1e-3])
 
@@ -106,6 +109,8 @@ class PrefillFit:
         error = np.abs(spent - sizes @ costs) / np.maximum(spent, sizes @ costs)
         is_usual = error <= max(self._OUTLIER * float(np.median(error)), self._TOLERANCE)
         self._costs = costs if is_usual.all() else self._fit(sizes[is_usual], spent[is_usual])
+        quickest = float((spent / np.maximum(sizes[:, 1], 1.0)).min())
+        self._costs[1] = max(self._costs[1], self._LEAST * quickest)
 
     def into(self, rates: StageRates) -> StageRates:
         fixed_s, per_token_s, per_audio_s = self._costs.tolist()

@@ -45,7 +45,9 @@ def prefill_budget(
     slack_s = buffered_s - latency_s(rates.round_s, config) - rates.round_s - rates.prefill_s_fixed
     if slack_s >= config.chunk_tokens * rates.prefill_s_per_token:
         return None
-    budget = max(int(slack_s / rates.prefill_s_per_token), _short_tokens(view, admitted, config))
+    # Where prefills are short, the measured cost of a token may be zero.
+    in_time = int(slack_s / max(rates.prefill_s_per_token, 1e-9))
+    budget = max(in_time, _short_tokens(view, admitted, config))
     if budget >= config.min_chunk_tokens:
         return budget
     # Without decodes in this round deferring has no use. Free indices have no KV.

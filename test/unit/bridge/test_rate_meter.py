@@ -132,7 +132,7 @@ def test_a_cost_that_was_zero_is_found_again():
     device, rng = FakeDevice(overlap=False, prefill_s=0.05, per_token_s=0.0), random.Random(8)
     for _ in range(100):
         rates = device.run(n_tokens=rng.randrange(100, 2000))
-    assert rates.prefill_s_per_token == pytest.approx(0.0, abs=1e-6)
+    assert rates.prefill_s_per_token == pytest.approx(0.0, abs=5e-6)
     device.per_token_s = 1e-4
     for _ in range(100):
         rates = device.run(n_tokens=rng.randrange(100, 2000))
@@ -147,6 +147,7 @@ def test_no_cost_is_negative():
         )
         costs = rates.prefill_s_fixed, rates.prefill_s_per_token, rates.encoder_s_per_audio_s
         assert min(costs) >= 0.0
+        assert rates.prefill_s_per_token > 0.0
 
 
 def test_busy_is_the_share_of_time_in_which_batches_are_computed(overlap):

@@ -51,6 +51,13 @@ def test_buffers_longer_than_a_chunk_of_the_engine_set_no_budget():
     assert budget(playing(LATENCY_S + 2.2), waiting()) is None
 
 
+def test_tokens_without_a_measured_cost_need_no_slices():
+    free = StageRates(round_s=0.02, prefill_s_per_token=0.0)
+    for prompt in (waiting(100), waiting(100, for_s=3.0)):
+        assert budget(playing(0.1), prompt, rates=free) >= CONFIG.chunk_tokens
+    assert budget(playing(3.0), waiting(100), rates=free) is None
+
+
 def test_a_paused_stream_is_protected_as_well():
     assert budget(paused(LATENCY_S + 0.5), waiting()) is not None
 
