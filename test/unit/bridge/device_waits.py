@@ -35,7 +35,11 @@ REASONS = {
     "bridge/platform/native_moe.py": {
         "_by_expert tolist": "eager prefills without a grouped product: no supported GPU"
     },
-    "bridge/rate_meter.py": {"PrefillFit.into tolist": NUMPY, "PrefillFit._fit int": NUMPY},
+    "bridge/rate_meter.py": {
+        "PrefillFit.take float": NUMPY,
+        "PrefillFit.into tolist": NUMPY,
+        "PrefillFit._fit int": NUMPY,
+    },
     "bridge/rounds.py": {
         "Rounds.decide tolist": NUMPY,
         "Rounds.pause bool": NUMPY,
@@ -46,6 +50,10 @@ REASONS = {
     },
     "bridge/scheduler/batch_times.py": {"book_arrival synchronize": RESULT},
     "bridge/scheduler/codes_observer.py": {"_HostFrames.consume tolist": RESULT},
+    "bridge/scheduler/round_log.py": {
+        "RoundLog._batch tolist x3": "a log for tests on a CPU",
+        "RoundLog._queues tolist x3": "a log for tests on a CPU",
+    },
     "bridge/scheduler/talker.py": {"TalkerScheduler.run_batch tolist": "seq_lens_cpu"},
     "bridge/session/compact.py": {"Rebase.due int": HOST},
     "bridge/session/media.py": {"media_before int": HOST, "position_gap int": HOST},
