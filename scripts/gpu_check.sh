@@ -12,7 +12,7 @@ usage: scripts/gpu_check.sh [--device cuda|cpu] [--tiny] [--out DIR] [--commit H
   --out      folder of the JSON documents (default: benchmark/results)
   --commit   recorded in them, where the checkout has no git history
   CHECK      server talker thinker code_predictor code2wav syncs voice_load page_copy
-             write_back (default: all, in this order)
+             write_back constants (default: all, in this order)
 
 Environment: PYTHON chooses the interpreter (default: .venv's if there is one, else python3).
 Sizes are options of a single check: python -m benchmark.gpu CHECK --help
@@ -21,7 +21,8 @@ TEXT
 }
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-CHECKS=(server talker thinker code_predictor code2wav syncs voice_load page_copy write_back)
+CHECKS=(server talker thinker code_predictor code2wav syncs voice_load page_copy write_back
+    constants)
 CHECK_TIMEOUT_S=300
 CANNOT_RUN=77
 
@@ -101,7 +102,7 @@ fi
 # Documents are moved at the end: each records whether the checkout is dirty.
 work=$(mktemp -d "${TMPDIR:-/tmp}/sglang_live_gpu.XXXXXX")
 keep_documents() {
-    find "$work" -name '*.json' -exec mv -- {} "$out" \;
+    find "$work" \( -name '*.json' -o -name '*.toml' \) -exec mv -- {} "$out" \;
     rm -rf "$work"
 }
 trap keep_documents EXIT

@@ -29,6 +29,7 @@ CHECKS = {
     "write_back": ("torch", "sglang"),
     "talker": _ENGINE,
     "thinker": (*_ENGINE, "httpx"),
+    "constants": (*_ENGINE, "httpx"),
     "server": _SERVER,
     "syncs": _SERVER,
     "voice_load": _SERVER,
@@ -82,6 +83,8 @@ def _run(name: str, check: Any, options: Any, args: argparse.Namespace) -> int:
     path = args.out / _file_name(name, document["device"])
     args.out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
+    for end, text in findings.files.items():
+        path.with_name(f"{path.stem}_{end}").write_text(text)
     for line in (*findings.lines, *(f"PROBLEM: {problem}" for problem in findings.problems)):
         print(line)
     return FAILED if findings.problems else PASSED

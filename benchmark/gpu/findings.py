@@ -1,6 +1,6 @@
 """The result of a check, and the error of one that cannot run on this machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -16,8 +16,10 @@ class Findings:
         figures: measurements, ready for JSON.
         problems: one sentence per problem; empty if the check passed.
         lines: the figures as text.
+        files: further files, by the end of their name.
     """
 
     figures: dict[str, Any]
     problems: tuple[str, ...]
     lines: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=dict)

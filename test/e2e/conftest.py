@@ -99,6 +99,7 @@ def running_server(
     log_dir: Path,
     *flags: str,
     environment: dict[str, str] | None = None,
+    start_timeout_s: float = START_TIMEOUT_S,
 ) -> Iterator[Server]:
     """A separate server, with the model name `demo`."""
     port = free_port()
@@ -125,7 +126,7 @@ def running_server(
             assert process.poll() is None, f"server ended:\n{text}"
             return running.is_healthy()
 
-        wait_until(is_up, START_TIMEOUT_S, "server healthy")
+        wait_until(is_up, start_timeout_s, "server healthy")
         yield running
     finally:
         children = []

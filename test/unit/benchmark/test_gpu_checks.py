@@ -17,6 +17,7 @@ from benchmark.gpu import (
     arms,
     code2wav,
     code_predictor,
+    constants,
     page_copy,
     server,
     syncs,
@@ -26,6 +27,7 @@ from benchmark.gpu import (
 from benchmark.gpu.findings import CannotRunError, Findings
 from benchmark.gpu.measuring import exact_float32
 from sglang_live.client.turn_record import TurnRecord
+from sglang_live.device_model.model import load_device_model
 from sglang_live.sgl_patches import kv_copy
 
 PREDICTOR, VOCODER = code_predictor.TINY, code2wav.TINY
@@ -233,9 +235,33 @@ def test_a_load_without_audio_or_with_a_failed_turn_is_a_problem():
     assert len(voice_load.judge("cpu", result(failed)).problems) == 2
 
 
+def test_a_fit_finds_the_costs_that_made_its_times():
+    rows = [[n, n * kv] for n in (1, 8, 32) for kv in (50, 2000)]
+    times = [3.0 + 0.5 * n + 2e-5 * kv for n, kv in rows]
+    assert constants.fit(rows, times) == pytest.approx([3.0, 0.5, 2e-5])
+
+
+def test_measured_constants_are_a_device_model(tmp_path):
+    place = torch.device("cpu")
+    measured = {
+        "link": constants.link(place, constants.TINY),
+        "vocoder": constants.vocoder(place, constants.TINY, seed=1),
+        "talker": constants.predictor(place, constants.TINY, seed=1),
+        "thinker": {"decode_fixed_ms": constants.figure(-0.2, "a test")},
+    }
+    path = tmp_path / "measured.toml"
+    path.write_text(constants.device_model("a test's device", measured))
+    model = load_device_model(path)
+    assert model.name == "a test's device"
+    assert model.vocoder.fixed_ms == pytest.approx(measured["vocoder"]["fixed_ms"][0], rel=1e-5)
+    assert "thinker.decode_fixed_ms" in model.estimates
+    assert "thinker.kv_token_bytes" in model.estimates
+    assert "link.to_host_gb_per_s" not in model.estimates
+
+
 def test_every_check_has_tiny_sizes_and_a_place_in_the_script():
     script = (Path(__file__).parents[3] / "scripts/gpu_check.sh").read_text()
-    (listed,) = re.findall(r"^CHECKS=\((.*)\)$", script, re.MULTILINE)
+    (listed,) = re.findall(r"^CHECKS=\((.*?)\)$", script, re.MULTILINE | re.DOTALL)
     assert sorted(listed.split()) == sorted(command.CHECKS)
     for name in command.CHECKS:
         check = importlib.import_module(f"benchmark.gpu.{name}")

@@ -1,0 +1,48 @@
+"""The whole server on the platform of CUDA, with a device that is only pretended.
+
+SGLang's Triton kernels, graphs of decode and of the vocoder, native operators: the paths of a GPU
+without sgl-kernel, with the arithmetic of a CPU.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from test.e2e.conftest import running_server
+from test.e2e.socket_client import NO_VAD, connected
+
+FAKE_CUDA = Path(__file__).parents[1] / "fake_cuda"
+sys.path.insert(0, str(FAKE_CUDA))
+from fake_cuda import ENVIRONMENT  # noqa: E402
+
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
+
+# Interpreted kernels: a capture takes minutes for every size, a frame half a second.
+FLAGS = ("--thinker.cuda-graph-bs-decode=1", "--talker.cuda-graph-bs-decode=1")
+START_TIMEOUT_S = 400
+TURN_TIMEOUT_S = 200
+
+
+async def test_the_server_talks_on_the_platform_of_cuda(tmp_path):
+    server = running_server(
+        "demo", tmp_path, *FLAGS, environment=ENVIRONMENT, start_timeout_s=START_TIMEOUT_S
+    )
+    with server as running:
+        async with connected(running.ws) as socket:
+            await socket.session(**NO_VAD)
+            await socket.send("conversation.item.create", item=QUESTION)
+            await socket.send("response.create")
+            done = await socket.until("response.done", timeout_s=TURN_TIMEOUT_S)
+        [item] = done["response"]["output"]
+        assert item["content"][0]["transcript"].strip() == "Paris is the capital of France."
+        # The stages' figures arrive with a ping every two seconds.
+        assert running.stage_load("vocoder", "graph_failed_captures") == 0
+        assert running.stage_load("vocoder", "graph_replays") > 0
+
+
+QUESTION = {
+    "type": "message",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "What is the capital of France?"}],
+}
