@@ -75,8 +75,14 @@ if [[ -z $python ]]; then
     if [[ -x $ROOT/.venv/bin/python ]]; then python=$ROOT/.venv/bin/python; fi
 fi
 cd "$ROOT"
-# Check the code of the checkout, whether it is installed or not.
-export PYTHONPATH=$ROOT/python:$ROOT${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+export PYTHONUNBUFFERED=1
+# Check the code of the checkout. A package that was installed from a wheel is used instead: the
+# checkout's folders alone are not the whole package.
+others=${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH=$ROOT/python:$ROOT$others
+if ! "$python" -c 'import sglang_live.sgl_patches' 2>/dev/null; then
+    export PYTHONPATH=$ROOT$others
+fi
 
 why_no_gpu() {
     "$python" - <<'PYTHON'
