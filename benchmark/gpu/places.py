@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 from benchmark.gpu.findings import CannotRunError
+from sglang_live.stages.spec import STAGES
 
 _HIDING = "CUDA_VISIBLE_DEVICES"
+# Of the demo model. SGLang would give the first engine most of the GPU, and the second none.
+_POOL = {"max-total-tokens": 65_536, "mem-fraction-static": 0.5}
 
 
 @contextmanager
@@ -15,8 +18,16 @@ def on_device(device: str) -> Iterator[tuple[str, ...]]:
     """Flags of a server whose stages compute on the device. On the CPU, GPUs are hidden from
     processes that are started within the context."""
     with gpus_hidden(device == "cpu"):
-        stages = () if device == "cpu" else ("thinker", "talker", "vocoder")
-        yield tuple(f"--{stage}.device={_indexed(device)}" for stage in stages)
+        if device == "cpu":
+            yield ()
+            return
+        places = [f"--{stage}.device={_indexed(device)}" for stage in STAGES]
+        pools = [
+            f"--{stage}.{name}={value}"
+            for stage in ("thinker", "talker")
+            for name, value in _POOL.items()
+        ]
+        yield (*places, *pools)
 
 
 def gpus_hidden(hide: bool) -> AbstractContextManager[None]:

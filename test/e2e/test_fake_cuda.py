@@ -19,7 +19,11 @@ from fake_cuda import ENVIRONMENT  # noqa: E402
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 # Interpreted kernels: a capture takes minutes for every size, a frame half a second.
-FLAGS = ("--thinker.cuda-graph-bs-decode=1", "--talker.cuda-graph-bs-decode=1")
+FLAGS = [
+    f"--{stage}.{flag}"
+    for stage in ("thinker", "talker")
+    for flag in ("cuda-graph-bs-decode=1", "max-total-tokens=8192", "max-running-requests=4")
+]
 START_TIMEOUT_S = 400
 TURN_TIMEOUT_S = 200
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchmark.gpu import (
     code_predictor,
     constants,
     page_copy,
+    places,
     server,
     syncs,
     voice_load,
@@ -182,6 +184,16 @@ def test_an_engine_on_the_cpu_has_no_arms_of_a_gpu():
     on_gpu = arms.arms_on("cuda:1")
     assert {place for name, (place, _) in on_gpu.items() if name != "cpu"} == {"cuda:1"}
     assert "disable_cuda_graph" not in on_gpu["bfloat16"][1]
+
+
+def test_a_server_on_a_gpu_gets_its_device_and_pools_that_leave_room():
+    with places.on_device("cuda") as flags:
+        assert "--vocoder.device=cuda:0" in flags
+        assert "--talker.max-total-tokens=65536" in flags
+    with places.on_device("cpu") as flags:
+        assert flags == ()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
 WHOLE = TurnRecord(kind="speech", status="completed", audio_s=2.0, ttfp_ms=500.0)
