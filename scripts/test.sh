@@ -63,6 +63,11 @@ check "unit tests" "$python" -m pytest test/unit --numprocesses auto --dist load
     "${marks[@]}" "$@"
 if [[ $extent != fast ]]; then
     check "engine and end-to-end tests" "$python" -m pytest test/engine test/e2e "${marks[@]}" "$@"
+    if [[ $extent == all ]]; then
+        # docs/seams.md, decode graphs without a GPU
+        check "engine tests on decode graphs" env SGLANG_LIVE_CPU_GRAPHS=1,2,4,8 \
+            "$python" -m pytest test/engine -m "not nightly" "$@"
+    fi
 fi
 
 if ((${#failed[@]})); then

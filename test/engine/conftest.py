@@ -26,6 +26,7 @@ from test.engine.reference import Reference
 # overlap, run in some of the other files.
 NIGHTLY = {
     "test_full_pool.py": ("page-1",),
+    "test_graphs.py": ("no-overlap",),
     "test_host_tier.py": ("page-16-no-overlap-slow-link",),
     "test_long_responses.py": ("page-1",),
     "test_modelled_device.py": ("no-overlap",),

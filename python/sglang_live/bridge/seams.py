@@ -16,6 +16,7 @@ A seam module declares
     CUDA_NATIVE  True for one that CUDA without sgl-kernel needs, too
     WITH_POLICIES  True if only policies need it: with the policies off it is not installed
     WITH_DEVICE_MODEL  True if only a modelled device needs it
+    WITH_GRAPHS  True if only decode graphs on the CPU platform need it
 """
 
 import importlib
@@ -55,6 +56,7 @@ class Seam:
     with_policies: bool = False
     cuda_native: bool = False
     with_device_model: bool = False
+    with_graphs: bool = False
 
     @staticmethod
     def of(module: ModuleType) -> "Seam":
@@ -71,6 +73,7 @@ class Seam:
             with_policies=getattr(module, "WITH_POLICIES", False),
             cuda_native=getattr(module, "CUDA_NATIVE", False),
             with_device_model=getattr(module, "WITH_DEVICE_MODEL", False),
+            with_graphs=getattr(module, "WITH_GRAPHS", False),
         )
 
     def needed(
@@ -84,6 +87,8 @@ class Seam:
         if not self.fits(platform) or (self.with_policies and not policies):
             return False
         if self.with_device_model and not modelled:
+            return False
+        if self.with_graphs and not cpu.graph_sizes():
             return False
         return "*" in self.stages or stage in self.stages
 
@@ -103,8 +108,7 @@ def needed_seams(stage: str | None) -> list[Seam]:
     """The seams of this process. Outside a stage only the platforms' shims apply."""
     platform = active_platform()
     if stage is None:
-        shims = [seam for seam in all_seams() if seam.cpu_only and "*" in seam.stages]
-        return [seam for seam in shims if seam.fits(platform)]
+        return [seam for seam in all_seams() if seam.cpu_only and seam.needed(None, platform)]
     policies, modelled = policies_from_env(), bool(os.environ.get(DEVICE_MODEL_ENV))
     return [s for s in all_seams() if s.needed(stage, platform, policies, modelled)]
 

@@ -5,6 +5,7 @@ sgl_patches/.
 """
 
 from sglang_live.bridge.upstream import Upstream
+from sglang_live.bridge.upstream_engine_names import ENGINE_NAMES
 
 NAMES = (
     Upstream(
@@ -303,95 +304,5 @@ NAMES = (
         attributes="_patched",
         used_in="bridge/seams.py",
     ),
-    Upstream(
-        "sglang.srt.platforms.interface.SRTPlatform",
-        functions={
-            "get_default_attention_backend": "self",
-            "get_mha_kv_pool_cls": "self",
-            "get_paged_allocator_cls": "self",
-            "is_pin_memory_available": "self, device=",
-        },
-        attributes="_enum",
-        used_in="bridge/platform/cpu.py",
-    ),
-    Upstream(
-        "sglang.srt.platforms.interface.SRTPlatform",
-        functions={
-            "apply_server_args_defaults": "self, server_args",
-            "get_graph_runner_cls": "self",
-            "support_cuda_graph": "self",
-            "get_dispatch_key_name": "self",
-            "init_backend": "self",
-        },
-        used_in="bridge/platform/cuda.py",
-    ),
-    Upstream(
-        "sglang.srt.utils.common",
-        functions={"is_cuda": "", "is_cuda_alike": ""},
-        used_in="bridge/platform/cuda.py",
-    ),
-    Upstream(
-        "sglang.kernels.fused_op.BaseFusedOp",
-        functions={"register_oot_forward": "op_cls, fn, platform_key"},
-        used_in="bridge/platform/native_moe.py",
-    ),
-    Upstream(
-        "sglang.srt.layers.quantization.unquant.UnquantizedFusedMoEMethod",
-        functions={"forward_native": "self, layer, dispatch_output"},
-        used_in="bridge/platform/native_moe.py",
-    ),
-    Upstream(
-        "sglang.srt.model_executor.model_runner.ModelRunner",
-        attributes="sampling_observer model",
-        used_in="bridge/scheduler/codes_observer.py",
-    ),
-    Upstream(
-        "sglang.srt.models.qwen3_omni_moe.Qwen3OmniMoeForConditionalGeneration",
-        functions={
-            "__init__": "self, config, quant_config=, prefix=",
-        },
-        attributes="thinker",
-        used_in="models/qwen3_omni/engine/thinker.py",
-    ),
-    Upstream(
-        "sglang.srt.models.qwen3_omni_moe.Qwen3OmniMoeThinkerForConditionalGeneration",
-        functions={
-            "get_audio_feature": "self, items",
-            "forward": (
-                "self, input_ids, positions, forward_batch, get_embedding=, pp_proxy_tensors="
-            ),
-        },
-        attributes="audio_tower model",
-        used_in="models/qwen3_omni/engine/thinker.py",
-    ),
-    Upstream(
-        "sglang.srt.managers.schedule_batch",
-        attributes="MM_PAD_SHIFT_VALUE",
-        used_in="models/qwen3_omni/engine/thinker.py",
-    ),
-    Upstream(
-        "sglang.srt.layers.moe.ep_moe.layer",
-        functions={
-            "get_moe_impl_class": "quant_config",
-        },
-        used_in="models/qwen3_omni/engine/talker.py",
-    ),
-    Upstream(
-        "sglang.srt.models.qwen3_moe.Qwen3MoeDecoderLayer",
-        functions={
-            "__init__": (
-                "self, config, layer_id, start_layer=, quant_config=, prefix=, alt_stream="
-            ),
-        },
-        used_in="models/qwen3_omni/engine/talker.py",
-    ),
-    Upstream(
-        "sglang.srt.layers.moe.fused_moe_triton.FusedMoE",
-        functions={
-            "make_expert_params_mapping": (
-                "ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name, num_experts"
-            ),
-        },
-        used_in="models/qwen3_omni/engine/talker_weights.py",
-    ),
+    *ENGINE_NAMES,
 )

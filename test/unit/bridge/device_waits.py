@@ -80,21 +80,12 @@ REASONS = {
     "models/qwen3_omni/code_predictor.py": {"CodePredictor._rope to": WEIGHTS},
     "models/qwen3_omni/engine/talker.py": {
         "Qwen3OmniTalker._all_greedy bool": "on a CPU alone",
-        "Qwen3OmniTalker._place_audio to x2": "to be repaired: waits in each prefill with audio",
-        "Qwen3OmniTalker._place_frames tensor x2": "to be repaired: waits after a retraction",
-        "Qwen3OmniTalker._place_frames int x2": "to be repaired: waits after a retraction",
-        "Qwen3OmniTalker._frames_of_extend to": "to be repaired: waits in each prefill",
         "Qwen3OmniTalker.load_weights to": WEIGHTS,
     },
     "models/qwen3_omni/engine/talker_weights.py": {"load_predictor_weight int": WEIGHTS},
     "models/qwen3_omni/engine/thinker.py": {
-        "Qwen3OmniMoeForConditionalGeneration._audio_features to x2": "to be repaired: pageable",
-        "Qwen3OmniMoeForConditionalGeneration._audio_features tolist": "to be repaired: waits",
-        "Qwen3OmniMoeForConditionalGeneration._audio_features tensor": "to be repaired: pageable",
-        "Qwen3OmniMoeForConditionalGeneration._send_rows nonzero": "to be repaired: waits",
-        "Qwen3OmniMoeForConditionalGeneration._send_rows tolist": "to be repaired: waits",
+        "Qwen3OmniMoeForConditionalGeneration._audio_features tolist": "masks stay on the host",
     },
-    "models/qwen3_omni/talker_state.py": {"TalkerRows.write_text to": "from pinned memory"},
 }
 
 # Reads that the source does not show, seen by bridge/modelled/wait_recorder.py in an engine.

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+# Batch sizes for which decode graphs are captured, separated by commas. Empty or absent: none.
+GRAPHS_ENV = "SGLANG_LIVE_CPU_GRAPHS"
 # Niceness of threads that compute: a thread of the same stage that passes messages gets three
 # times their share of a core.
 COMPUTING_NICE = 5
@@ -24,6 +26,19 @@ def activate() -> str | None:
 
 def is_active() -> bool:
     return activate() is not None
+
+
+def graph_sizes() -> list[int]:
+    """Batch sizes for which decode graphs are captured on this platform, ascending.
+
+    Raises:
+        ValueError: the variable has another form.
+    """
+    text = os.environ.get(GRAPHS_ENV, "")
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"{GRAPHS_ENV} takes batch sizes as 1,2,4,8, got {text!r}")
+    return sorted({int(part) for part in parts})
 
 
 def share_cores(n_sharing: int) -> None:
@@ -73,6 +88,7 @@ def __getattr__(name: str) -> type:
 
 
 def _platform_class() -> type:
+    from sglang.srt.model_executor.cuda_graph_config import Phase, with_phase
     from sglang.srt.platforms.cpu import CpuDeviceMixin
     from sglang.srt.platforms.device_mixin import PlatformEnum
     from sglang.srt.platforms.interface import SRTPlatform
@@ -92,6 +108,24 @@ def _platform_class() -> type:
             from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 
             return PagedTokenToKVPoolAllocator
+
+        def support_cuda_graph(self) -> bool:
+            return bool(graph_sizes())
+
+        def get_graph_runner_cls(self) -> type:
+            from sglang_live.bridge.platform.cpu_graph import TapeGraphRunner
+
+            return TapeGraphRunner
+
+        def get_full_graph_backend_cls(self) -> type:
+            from sglang_live.bridge.platform.cpu_graph import TapeGraphBackend
+
+            return TapeGraphBackend
+
+        def apply_server_args_defaults(self, server_args: Any) -> None:
+            if sizes := graph_sizes():
+                config, decode = server_args.cuda_graph_config, Phase.DECODE
+                server_args.cuda_graph_config = with_phase(config, decode, bs=sizes)
 
         def is_pin_memory_available(self, device: Any = None) -> bool:
             return False

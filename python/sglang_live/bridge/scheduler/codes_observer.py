@@ -18,10 +18,10 @@ class CodesObserver:
         self._model, self._outbox = model, outbox
 
     def is_active(self, sampling_info) -> bool:
-        return self._model.frame_codes is not None
+        return True
 
     def before_grammar(self, logits: Tensor, sampling_info) -> Tensor:
-        # A captured graph writes the next step's codes into the same buffer.
+        # The next step writes its codes into the same buffer, behind this copy on the same stream.
         return self._model.frame_codes[: logits.shape[0]].clone()
 
     def after_sample(self, state: Tensor, token_ids: Tensor) -> "_DeviceFrames":

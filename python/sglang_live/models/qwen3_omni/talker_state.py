@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_live.models.host_copy import copy_to
+
 
 @dataclass(slots=True)
 class TalkerStream:
@@ -161,9 +163,8 @@ class TalkerRows:
         if stream.row is None or not new:
             return
         table = self.text_ids
-        # From pinned memory: a copy from pageable memory would wait for the device.
-        ids = torch.tensor(new, dtype=torch.int32, pin_memory=table.is_cuda)
-        table[stream.row, known : known + len(new)] = ids.to(table.device, non_blocking=True)
+        ids = copy_to(torch.tensor(new, dtype=torch.int32), table.device)
+        table[stream.row, known : known + len(new)] = ids
         stream.n_text_written = len(stream.text_ids)
 
     def unbind(self, stream: TalkerStream) -> None:

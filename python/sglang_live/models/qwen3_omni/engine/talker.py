@@ -21,10 +21,12 @@ from sglang.srt.layers.moe.ep_moe.layer import get_moe_impl_class
 from sglang.srt.layers.moe.topk import TopK
 from sglang.srt.layers.moe.utils import reduce_moe_output
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
 from sglang.srt.models.qwen2_moe import Qwen2MoeModel
 from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer
 from torch import Tensor, nn
 
+from sglang_live.models.host_copy import copy_to
 from sglang_live.models.qwen3_omni.code_predictor import TOP_K, CodePredictor, traced
 from sglang_live.models.qwen3_omni.engine.talker_weights import load_talker_weights
 from sglang_live.models.qwen3_omni.sampling_noise import draws_of
@@ -116,7 +118,16 @@ class _Projection(nn.Module):
 
 
 class Qwen3OmniTalker(nn.Module):
-    rows: TalkerRows  # allocated when the weights are loaded
+    """
+    rows, frame_codes: allocated when the weights are loaded, before graphs are captured, which
+        refer to their memory.
+    frame_codes: [n_rows, num_code_groups] int64, by place in the batch: the frame that the last
+        step completed, -1 where a prefill completed none. A captured graph runs no Python, so
+        every kind of step writes it on the device.
+    """
+
+    rows: TalkerRows
+    frame_codes: Tensor
 
     def __init__(self, config, quant_config=None, prefix: str = ""):
         super().__init__()
@@ -144,8 +155,6 @@ class Qwen3OmniTalker(nn.Module):
         self.logits_processor = LogitsProcessor(config)
         self.streams: dict[str, TalkerStream] = {}
         self._log = ForwardLog.from_env("talker")
-        # [n, num_code_groups] codes of the frames that the last step completed.
-        self.frame_codes: Tensor | None = None
 
     def _allocate_rows(self, n_rows: int, max_frames: int) -> None:
         weight = self.codec_head.weight
@@ -159,6 +168,9 @@ class Qwen3OmniTalker(nn.Module):
             device=weight.device,
             dtype=weight.dtype,
         )
+        # A batch has at most as many requests as there are rows.
+        shape = (n_rows, self.code_predictor.n_steps + 1)
+        self.frame_codes = torch.full(shape, -1, dtype=torch.int64, device=weight.device)
 
     @torch.no_grad()
     def forward(self, input_ids, positions, forward_batch, input_embeds=None, **_):
@@ -173,10 +185,9 @@ class Qwen3OmniTalker(nn.Module):
             embeds = self._complete_frames(input_ids, rows, forward_batch.seq_lens)
         else:
             positions = self._logical_positions(positions, forward_batch)
-            self.frame_codes = None
             embeds = self._embed_extend(input_ids, forward_batch)
             if forward_batch.forward_mode.is_extend():
-                self.frame_codes = self._frames_of_extend(input_ids, forward_batch)
+                self._keep_frames_of_extend(input_ids, forward_batch)
         hidden = self.model(input_ids, positions, forward_batch, embeds)
         if is_decode:
             self.rows.past_hidden[rows] = hidden
@@ -245,6 +256,8 @@ class Qwen3OmniTalker(nn.Module):
     def _complete_frames(self, code0: Tensor, rows: Tensor, seq_lens: Tensor) -> Tensor:
         """Embeddings [n, hidden] of the frames that the previous step began."""
         state = self.rows
+        # Rows that pad a captured batch keep the id that was in their place: that of a prompt too.
+        code0 = code0.clamp(max=self.config.vocab_size - 1)
         frame = seq_lens - 1 - state.prompt_len[rows] + state.n_dropped[rows]
         frame = frame.clamp(0, state.max_frames - 1)
         first = self.model.embed_tokens(code0)
@@ -252,16 +265,20 @@ class Qwen3OmniTalker(nn.Module):
         draws = None
         if not self._all_greedy(greedy):
             draws = draws_of(state.seed[rows], frame, self.code_predictor.n_steps)
-        codes, residual = self._predict_codes(state.past_hidden[rows], first, greedy, draws)
+        # A captured graph records operators, which the traced predictor does not show.
+        predict = self.code_predictor if get_is_capture_mode() else self._predict_codes
+        codes, residual = predict(state.past_hidden[rows], first, greedy, draws)
         state.codes[rows, frame] = codes.to(torch.int16)
         state.seen[rows, code0] = True
-        self.frame_codes = torch.cat((code0.unsqueeze(1), codes), dim=1)
+        self.frame_codes[: len(code0)] = torch.cat((code0.unsqueeze(1), codes), dim=1)
         return first + residual + self.text_table[state.text_ids[rows, frame].long()]
 
     @staticmethod
     def _all_greedy(greedy: Tensor) -> bool:
         # A branch on device data would sync, and a captured graph must not branch at all.
-        return greedy.device.type == "cpu" and bool(greedy.all())
+        if greedy.device.type != "cpu" or get_is_capture_mode():
+            return False
+        return bool(greedy.all())
 
     def _embed_extend(self, input_ids: Tensor, forward_batch) -> Tensor:
         """Embeddings [n_tokens, hidden] of a prefill: prompts, and frames of retracted requests."""
@@ -307,8 +324,8 @@ class Qwen3OmniTalker(nn.Module):
         begin, end = stream.audio_at.searchsorted((prefix, prefix + len(out)))
         if begin == end:
             return
-        rows = stream.audio.between(begin, end).to(out.device, out.dtype)
-        at = torch.from_numpy(stream.audio_at[begin:end] - prefix).to(out.device)
+        rows = copy_to(stream.audio.between(begin, end), out.device, out.dtype)
+        at = copy_to(torch.from_numpy(stream.audio_at[begin:end] - prefix), out.device)
         out[at] = self.hidden_projection(rows)
 
     def _place_frames(self, out: Tensor, ids: Tensor, stream: TalkerStream, prefix: int) -> None:
@@ -319,37 +336,36 @@ class Qwen3OmniTalker(nn.Module):
         state, row = self.rows, stream.row
         assert row is not None  # the scheduler binds it before the forward pass
         places = range(prefix + first, prefix + len(out))
-        frame = torch.tensor([stream.frame_at(place) for place in places], device=out.device)
-        if int(frame[-1]) >= stream.n_frames:
+        frames = [stream.frame_at(place) for place in places]
+        frame = copy_to(torch.tensor(frames), out.device)
+        if frames[-1] >= stream.n_frames:
             # The newest frame had only its code 0 when the request was retracted.
             draws = None
             if not stream.greedy:
-                seed = torch.tensor([stream.seed], device=out.device)
-                draws = draws_of(seed, frame[-1:], self.code_predictor.n_steps)
+                # The seed of its row: `torch.tensor([seed], device=…)` would wait for the device.
+                draws = draws_of(state.seed[row : row + 1], frame[-1:], self.code_predictor.n_steps)
             first_embed = self.model.embed_tokens(ids[-1:])
             past_hidden = state.past_hidden[row : row + 1]
             codes, _ = self.code_predictor(past_hidden, first_embed, None, draws)
-            state.codes[row, frame[-1]] = codes[0].to(torch.int16)
-            stream.n_frames = int(frame[-1]) + 1
+            state.codes[row, frames[-1]] = codes[0].to(torch.int16)
+            stream.n_frames = frames[-1] + 1
         state.seen[row, ids[first:]] = True
         residual = self.code_predictor.embed_frames(state.codes[row, frame].long())
         text = self.text_table[state.text_ids[row, frame].long()]
         out[first:] = self.model.embed_tokens(ids[first:]) + residual + text
 
-    def _frames_of_extend(self, input_ids: Tensor, forward_batch) -> Tensor:
-        """[n_requests, num_code_groups] newest frame of retracted requests, -1 for prompts."""
-        n_groups = self.code_predictor.n_steps + 1
-        codes = torch.full((len(forward_batch.rids), n_groups), -1, dtype=torch.int64)
-        codes = codes.to(input_ids.device)
+    def _keep_frames_of_extend(self, input_ids: Tensor, forward_batch) -> None:
+        """The newest frame of each retracted request, for frame_codes; -1 for prompts."""
+        kept = self.frame_codes[: len(forward_batch.rids)]
+        kept.fill_(-1)
         at = 0
-        for i, (rid, prefix, n) in enumerate(_chunks(forward_batch)):
+        for codes, (rid, prefix, n) in zip(kept, _chunks(forward_batch), strict=True):
             stream = self.streams.get(rid)
             if stream is not None and prefix + n > stream.prompt_len:
                 frame = stream.frame_at(prefix + n - 1)
-                codes[i, 0] = input_ids[at + n - 1]
-                codes[i, 1:] = self.rows.codes[stream.row, frame].long()
+                codes[0] = input_ids[at + n - 1]
+                codes[1:] = self.rows.codes[stream.row, frame]
             at += n
-        return codes
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         embedding = load_talker_weights(self, weights)
@@ -360,7 +376,6 @@ class Qwen3OmniTalker(nn.Module):
         self.code_predictor.prepare()
         if weight.device.type == "cpu":
             self._predict_codes = traced(self.code_predictor)
-        # Before CUDA graphs are captured: they refer to these tensors.
         self._allocate_rows(self.config.live_rows, self.config.live_max_frames)
 
 

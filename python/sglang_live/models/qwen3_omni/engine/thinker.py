@@ -1,21 +1,77 @@
 """SGLang's Qwen3-Omni thinker, with an output of hidden states at audio positions, for the talker.
 
 It also accepts clips of different lengths in one prefill batch, which crash the upstream engine.
+Nothing here reads from the device, or copies to it from pageable memory: a prefill with audio
+would block the scheduler until the device has done all its work.
 The class keeps the upstream name, by which SGLang finds models and processors.
 """
 
 import os
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from sglang.srt.managers.schedule_batch import MM_PAD_SHIFT_VALUE
 from sglang.srt.models.qwen3_omni_moe import (
     Qwen3OmniMoeForConditionalGeneration as UpstreamThinker,
 )
 from sglang.srt.runtime_context import get_parallel
+from torch import Tensor
 
 from sglang_live.engine_channel.inbox import OUTBOX_ENV, RowsOutbox
+from sglang_live.models.host_copy import copy_to, pinned
+from sglang_live.models.qwen3_omni.engine.audio_encoder import encode
 from sglang_live.telemetry.forward_log import ForwardLog
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSpans:
+    """Audio of one request in a prefill batch.
+
+    start: index of the request's first token in the batch.
+    prefix: tokens of its session before that.
+    spans: half-open spans of tokens of the session, ascending.
+    items: SGLang's items of these spans.
+    """
+
+    rid: str
+    start: int
+    prefix: int
+    spans: list[tuple[int, int]]
+    items: list[Any]
+
+    @property
+    def positions(self) -> list[int]:
+        return [at for begin, end in self.spans for at in range(begin, end)]
+
+    def rows(self, states: Tensor) -> Tensor:
+        """states: [n_tokens, hidden] of the batch -> [n_positions, hidden]."""
+        shift = self.start - self.prefix
+        return torch.cat([states[begin + shift : end + shift] for begin, end in self.spans])
+
+
+def audio_spans(batch: Any) -> list[AudioSpans]:
+    """Where a prefill batch has audio, by the offsets that SGLang's processor has found."""
+    found, start = [], 0
+    for rid, prefix, n, media in zip(
+        batch.rids,
+        batch.extend_prefix_lens_cpu,
+        batch.extend_seq_lens_cpu,
+        batch.mm_inputs,
+        strict=True,
+    ):
+        spans, items = [], []
+        for item in media.mm_items if media is not None else ():
+            runs = (item.offsets or ()) if item.is_audio() else ()
+            inside = [(max(first, prefix), min(last + 1, prefix + n)) for first, last in runs]
+            inside = [(begin, end) for begin, end in inside if begin < end]
+            if inside:
+                spans += inside
+                items.append(item)
+        if spans:
+            found.append(AudioSpans(rid, start, prefix, sorted(spans), items))
+        start += n
+    return found
 
 
 class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
@@ -29,34 +85,39 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
         # All ranks tap, because that may communicate; the states leave from one.
         is_first = get_parallel().tp_rank == 0
         self._rows_outbox = RowsOutbox(address) if is_first else None
-        self._audio_at: torch.Tensor | None = None
+        self._audio: list[AudioSpans] = []
         # The input of this layer is hidden_states[accept_hidden_layer] of the reference.
         self.thinker.model.layers_to_capture = [config.talker_config.accept_hidden_layer]
         self.thinker.model.register_forward_hook(self._tap, with_kwargs=True)
         self.forward = self._forward_tapped  # upstream also sets it per instance
 
-    def _audio_features(self, items) -> torch.Tensor:
+    def _audio_features(self, items) -> Tensor:
         """Encode clips [n_clips of (1, n_mels, n_frames), masks] -> [n_placeholders, hidden].
 
         Upstream concatenates the padded features and fails when clips were padded differently.
         """
         tower = self.thinker.audio_tower
         weight = next(tower.parameters())
-        clips = []
+        clips, lengths = [], []
         for item in items:
-            is_audio = item.feature_attention_mask.bool().to(item.feature.device)
-            clips.append(item.feature.permute(0, 2, 1)[is_audio].permute(1, 0))
-        frames = torch.cat(clips, dim=1).to(weight.device, weight.dtype)
-        lengths = [n for item in items for n in item.feature_attention_mask.sum(1).tolist()]
-        n_frames = torch.tensor(lengths, device=weight.device)
-        return tower(frames, feature_lens=n_frames).last_hidden_state
+            # The mask is on the host, and every clip is padded at its end.
+            for clip, n in zip(
+                item.feature, item.feature_attention_mask.sum(1).tolist(), strict=True
+            ):
+                clips.append(clip[:, :n])
+                lengths.append(n)
+        frames = torch.cat(clips, dim=1)
+        return encode(tower, copy_to(frames, weight.device, weight.dtype), lengths)
 
     def _forward_tapped(self, input_ids, positions, forward_batch, **kwargs):
-        # Placeholder ids are clamped and media dropped from the batch before the tap is reached.
-        self._audio_at = None
-        is_prefill = forward_batch.forward_mode.is_extend()
-        if self._rows_outbox is not None and is_prefill and forward_batch.contains_audio_inputs():
-            self._audio_at = input_ids >= MM_PAD_SHIFT_VALUE
+        # Media are dropped from the batch before the tap is reached.
+        self._audio = []
+        if forward_batch.forward_mode.is_extend() and forward_batch.contains_audio_inputs():
+            self._audio = audio_spans(forward_batch)
+            if input_ids.is_cuda:
+                # SGLang uploads the features of these clips before it encodes them.
+                for item in (item for audio in self._audio for item in audio.items):
+                    item.feature = pinned(item.feature)
         with self._log.span() if self._log else nullcontext():
             return self.thinker.forward(input_ids, positions, forward_batch, **kwargs)
 
@@ -64,23 +125,10 @@ class Qwen3OmniMoeForConditionalGeneration(UpstreamThinker):
         if not isinstance(output, tuple):
             return output
         hidden, captured = output
-        if self._audio_at is not None:
-            batch = kwargs["forward_batch"]
-            self._send_rows(batch, captured[0])
+        if self._rows_outbox is not None:
+            for audio in self._audio:
+                self._rows_outbox.send(audio.rid, audio.positions, audio.rows(captured[0]))
         return hidden
-
-    def _send_rows(self, batch, states: torch.Tensor) -> None:
-        """states: [n_tokens, hidden], flat over the requests of one prefill batch."""
-        assert self._audio_at is not None and self._rows_outbox is not None
-        begin = 0
-        for rid, prefix, n in zip(
-            batch.rids, batch.extend_prefix_lens_cpu, batch.extend_seq_lens_cpu, strict=True
-        ):
-            at = self._audio_at[begin : begin + n].nonzero(as_tuple=True)[0]
-            if len(at):
-                positions = (at + prefix).tolist()
-                self._rows_outbox.send(rid, positions, states[begin : begin + n][at])
-            begin += n
 
 
 EntryClass = Qwen3OmniMoeForConditionalGeneration

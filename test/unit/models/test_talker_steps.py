@@ -1,0 +1,140 @@
+"""Steps of the talker's model outside an engine: what they read, and where they write."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("sglang")
+from sglang_live.bridge.platform.graph_tape import Tape
+from sglang_live.models.qwen3_omni.engine.talker import Qwen3OmniTalker
+from sglang_live.models.qwen3_omni.talker_state import AudioStates, TalkerRows, TalkerStream
+
+PAD, HIDDEN, N_RESIDUAL, MAX_FRAMES, VOCAB, N_ROWS = 9, 4, 3, 16, 20, 6
+
+
+class FakePredictor(nn.Module):
+    """Codes that depend on the first embedding."""
+
+    n_steps = N_RESIDUAL
+
+    def forward(self, past_hidden, first_embed, greedy, draws):
+        codes = (first_embed[:, :N_RESIDUAL] * 10).long().remainder(100)
+        return codes, past_hidden + first_embed
+
+    def embed_frames(self, codes):
+        return codes.float().sum(dim=1, keepdim=True).expand(-1, HIDDEN)
+
+
+class FakeTalker(SimpleNamespace):
+    """A talker without layers; its steps are the model's own."""
+
+    _all_greedy = staticmethod(lambda greedy: False)
+    complete_frames = Qwen3OmniTalker._complete_frames
+    embed_extend = Qwen3OmniTalker._embed_extend
+    _place_audio = Qwen3OmniTalker._place_audio
+    _place_frames = Qwen3OmniTalker._place_frames
+    keep_frames_of_extend = Qwen3OmniTalker._keep_frames_of_extend
+
+    def _embed_prompt(self, ids):
+        return torch.zeros(len(ids), HIDDEN)
+
+
+@pytest.fixture
+def talker() -> FakeTalker:
+    torch.manual_seed(0)
+    predictor = FakePredictor()
+    return FakeTalker(
+        config=SimpleNamespace(vocab_size=VOCAB),
+        rows=TalkerRows(
+            n_rows=N_ROWS,
+            max_frames=MAX_FRAMES,
+            hidden=HIDDEN,
+            n_residual=N_RESIDUAL,
+            codec_vocab=VOCAB,
+            pad_id=PAD,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+        ),
+        frame_codes=torch.full((N_ROWS, N_RESIDUAL + 1), -1),
+        model=SimpleNamespace(embed_tokens=nn.Embedding(VOCAB, HIDDEN)),
+        text_table=torch.randn(50, HIDDEN),
+        hidden_projection=nn.Linear(6, HIDDEN),
+        code_predictor=predictor,
+        _predict_codes=predictor,
+        streams={},
+    )
+
+
+def stream(rid: str, prompt_len: int, row: int, **fields) -> TalkerStream:
+    found = TalkerStream(
+        rid=rid,
+        prompt_len=prompt_len,
+        audio=AudioStates([torch.ones(2, 6)]),
+        audio_at=np.array([1, 3]),
+        seed=7,
+        greedy=False,
+        temperature=0.9,
+        penalty=1.05,
+        text_ids=[1, 2, 3, 4],
+        **fields,
+    )
+    found.row = row
+    return found
+
+
+@torch.no_grad()
+def test_a_replayed_step_leaves_its_frames_where_the_observer_reads(talker):
+    code0, rows, seq_lens = torch.tensor([3, 4]), torch.tensor([2, 5]), torch.tensor([1, 1])
+    tape = Tape()
+    with tape.recording():
+        talker.complete_frames(code0, rows, seq_lens)
+    for ids in ([5, 6], [7, 8]):
+        code0.copy_(torch.tensor(ids))
+        tape.replay()
+        expected = (talker.model.embed_tokens(code0)[:, :3] * 10).long().remainder(100)
+        assert talker.frame_codes[:2, 0].tolist() == ids
+        assert torch.equal(talker.frame_codes[:2, 1:], expected)
+    assert (talker.frame_codes[2:] == -1).all()
+
+
+@torch.no_grad()
+def test_rows_that_pad_a_batch_touch_no_row_of_a_request(talker):
+    """Padding has row 0, and the id that was left in its place: also one of a prompt."""
+    state = talker.rows
+    before = {name: t.clone() for name, t in vars(state).items() if isinstance(t, torch.Tensor)}
+    code0, rows = torch.tensor([3, 150_000, 7_000_000]), torch.tensor([4, 0, 0])
+    talker.complete_frames(code0, rows, torch.tensor([1, 1, 1]))
+    for name, values in before.items():
+        others = [row for row in range(1, N_ROWS) if row != 4]
+        assert torch.equal(getattr(state, name)[others], values[others]), name
+    assert state.seen[4].nonzero().flatten().tolist() == [3]
+    assert talker.frame_codes[0, 0] == 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n_frames", [0, 2], ids=["of which code 0 existed", "that was whole"])
+def test_a_prefill_reads_nothing_on_the_host(talker, n_frames):
+    """A new request with audio, and a retracted one with its newest frame."""
+    talker.streams = {
+        "new": stream("new", 5, 1),
+        "back": stream("back", 4, 3, n_frames=n_frames + 1),
+    }
+    talker.rows.codes[3, 0] = torch.tensor([11, 12, 13])
+    batch = SimpleNamespace(
+        rids=["new", "back", "plain"],
+        extend_prefix_lens_cpu=[0, 0, 0],
+        extend_seq_lens_cpu=[5, 6, 2],
+        forward_mode=SimpleNamespace(is_extend=lambda: True),
+    )
+    ids = torch.tensor([1] * 5 + [1] * 4 + [8, 9] + [1, 1])
+    # A recording refuses whatever reads a tensor's data.
+    with Tape().recording():
+        embeds = talker.embed_extend(ids, batch)
+        talker.keep_frames_of_extend(ids, batch)
+    assert (embeds[[1, 3]] != 0).all() and (embeds[[0, 2]] == 0).all()
+    assert talker.frame_codes[:, 0].tolist()[:3] == [-1, 9, -1]
+    assert torch.equal(talker.frame_codes[1, 1:], talker.rows.codes[3, 1].long())
+    assert talker.streams["back"].n_frames == max(2, n_frames + 1)
