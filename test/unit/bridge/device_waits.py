@@ -69,8 +69,8 @@ REASONS = {
     "engine_channel/inbox.py": {
         "RowsOutbox.send to": "to pinned memory, on a stream of its own",
         "RowsOutbox._run synchronize": ELSEWHERE,
-        "RowsOutbox._run numpy": ELSEWHERE,
     },
+    "engine_channel/states.py": {"to_array numpy": ELSEWHERE},
     "models/qwen3_omni/code2wav.py": {
         "StreamingCode2Wav._build.place to": ELSEWHERE,
         "StreamingCode2Wav._gather tensor": ELSEWHERE,
