@@ -1,5 +1,6 @@
 """Steps of the talker's model outside an engine: what they read, and where they write."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,8 @@ from torch import nn
 
 pytest.importorskip("sglang")
 from sglang_live.bridge.platform.graph_tape import Tape
+from sglang_live.bridge.scheduler.codes_observer import CodesObserver
+from sglang_live.engine_channel.messages import Frames
 from sglang_live.models.qwen3_omni.engine.talker import Qwen3OmniTalker
 from sglang_live.models.qwen3_omni.talker_state import AudioStates, TalkerRows, TalkerStream
 
@@ -85,19 +88,46 @@ def stream(rid: str, prompt_len: int, row: int, **fields) -> TalkerStream:
     return found
 
 
+class FakeOutbox:
+    def __init__(self) -> None:
+        self.sent: list[Frames] = []
+
+    def send(self, frames: Frames) -> None:
+        self.sent.append(frames)
+
+
+def sent_frames(talker: FakeTalker, rids: list[str], steps: Callable[[], None]) -> list[Frames]:
+    """What the real observer sends after a step of a batch."""
+    outbox = FakeOutbox()
+    observer = CodesObserver(talker, outbox)
+    steps()
+    if observer.is_active(None):
+        state = observer.before_grammar(torch.zeros(len(rids), VOCAB), None)
+        batch = SimpleNamespace(reqs=[SimpleNamespace(rid=rid) for rid in rids])
+        commits = [SimpleNamespace(output_index=1)] * len(rids)
+        host = observer.after_sample(state, None).copy_to_host(lambda codes: codes)
+        host.consume(batch, commits)
+    return outbox.sent
+
+
 @torch.no_grad()
-def test_a_replayed_step_leaves_its_frames_where_the_observer_reads(talker):
-    code0, rows, seq_lens = torch.tensor([3, 4]), torch.tensor([2, 5]), torch.tensor([1, 1])
+@pytest.mark.parametrize("rids", [["a"], ["a", "b"]])
+def test_frames_of_replayed_steps_are_sent(talker, rids):
+    """A prefill of one request, then steps that run no Python."""
+    n = len(rids)
+    code0, rows = torch.arange(3, 3 + n), torch.arange(2, 2 + n)
     tape = Tape()
     with tape.recording():
-        talker.complete_frames(code0, rows, seq_lens)
-    for ids in ([5, 6], [7, 8]):
-        code0.copy_(torch.tensor(ids))
-        tape.replay()
-        expected = (talker.model.embed_tokens(code0)[:, :3] * 10).long().remainder(100)
-        assert talker.frame_codes[:2, 0].tolist() == ids
-        assert torch.equal(talker.frame_codes[:2, 1:], expected)
-    assert (talker.frame_codes[2:] == -1).all()
+        talker.complete_frames(code0, rows, torch.ones(n, dtype=torch.int64))
+    batch = SimpleNamespace(rids=["a"], extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[5])
+    ids = torch.ones(5, dtype=torch.int64)
+    assert sent_frames(talker, ["a"], lambda: talker.keep_frames_of_extend(ids, batch)) == []
+    for first in (5, 7):
+        code0.copy_(torch.arange(first, first + n))
+        [frames] = sent_frames(talker, rids, tape.replay)
+        expected = (talker.model.embed_tokens(code0)[:, :N_RESIDUAL] * 10).long().remainder(100)
+        assert frames.rids == rids
+        assert frames.codes == torch.cat((code0.unsqueeze(1), expected), dim=1).tolist()
 
 
 @torch.no_grad()
