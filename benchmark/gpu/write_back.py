@@ -12,6 +12,7 @@ from sglang.srt.plugins import load_plugins
 
 from benchmark.gpu.findings import Findings
 from benchmark.gpu.measuring import median_ms
+from benchmark.gpu.places import platform_of
 
 GB = 1e9
 
@@ -36,13 +37,15 @@ TINY = Options(layers=2, kv_heads=1, head_dim=4, page_tokens=(1, 4), moved_token
 
 def run(options: Options, device: str, seed: int) -> Findings:
     place = torch.device(device)
-    if place.type == "cpu":
-        # On a CPU both tiers are host memory: the cost of finding and copying pages without a link.
+    platform = platform_of(device)
+    if platform != "cuda":
+        # Copies without sgl-kernel. On a CPU both tiers are host memory: the cost of finding and
+        # copying pages without a link.
         load_plugins()
     rows, problems = [], []
     large = _large(options, place)
     for n_tokens in options.page_tokens:
-        tiers = Tiers(options, n_tokens, place, seed)
+        tiers = Tiers(options, n_tokens, place, seed, with_kernels=platform == "cuda")
         for direction, move in (("to_host", tiers.save), ("to_device", tiers.load)):
             ms = median_ms(move, place, options.repeats)
             gb_per_s = tiers.n_bytes / GB / (ms / 1e3)
@@ -50,14 +53,16 @@ def run(options: Options, device: str, seed: int) -> Findings:
             rows.append({**row, "share_of_one_copy": gb_per_s / large[direction]})
         if not tiers.returned_intact():
             problems.append(f"pages of {n_tokens} tokens: bytes differ")
-    figures = {"one_copy_gb_per_s": large, "transfers": rows}
+    figures = {"platform": platform, "one_copy_gb_per_s": large, "transfers": rows}
     return Findings(figures, tuple(problems), tuple(_lines(rows)))
 
 
 class Tiers:
     """SGLang's pools, with room for twice the moved tokens."""
 
-    def __init__(self, options: Options, page: int, device: torch.device, seed: int):
+    def __init__(
+        self, options: Options, page: int, device: torch.device, seed: int, *, with_kernels: bool
+    ):
         from sglang.srt.mem_cache.l2_transfer import L2Transfer, L2TransferEngine
         from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
         from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
@@ -81,8 +86,10 @@ class Tiers:
         self._slots = _slots_of(pages[0][:n_pages] + 1, page)
         on_host = _slots_of(pages[1][:n_pages], page)
         self._layers = options.layers
-        self._engine = L2TransferEngine("kernel" if on_gpu else "direct")
-        self._transfer = L2Transfer(host, self._pool, on_host.to(device), self._slots.to(device))
+        self._engine = L2TransferEngine("kernel" if with_kernels else "direct")
+        # Kernels read the indices on the device, direct copies on the host.
+        indices = [x.to(device) if with_kernels else x for x in (on_host, self._slots)]
+        self._transfer = L2Transfer(host, self._pool, *indices)
         for buffer in (*self._pool.k_buffer, *self._pool.v_buffer):
             buffer.copy_(torch.randn(buffer.shape, generator=order))
         self.n_bytes = options.moved_tokens * host.size_per_token

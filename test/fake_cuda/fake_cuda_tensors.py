@@ -158,7 +158,8 @@ def _refuse_wait(name, args, kwargs, there, goes_there) -> None:
     )
     # A mask with a number is a masked fill.
     by_mask = masks and not (name == "__setitem__" and isinstance(args[2], int | float | bool))
-    leaves = name in ("to", "cpu") and blocking and there[0] != goes_there
+    moves = goes_there is not None and bool(there) and there[0] != goes_there
+    leaves = moves and blocking and name in ("to", "cpu")
     from_host = name in ("tensor", "as_tensor") and goes_there
     to_host = name == "copy_" and blocking and there[0] != all(there[1:])
     if (name in WAITS and any(there)) or by_mask or leaves or from_host or to_host:
