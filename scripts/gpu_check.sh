@@ -122,7 +122,7 @@ for check in "${checks[@]}"; do
     echo "=== $check"
     status=0
     # A process of its own: a device error must not affect the next check.
-    timeout --kill-after=10 "$CHECK_TIMEOUT_S" "$python" -m benchmark.gpu "$check" \
+    timeout --kill-after=30 "$CHECK_TIMEOUT_S" "$python" -m benchmark.gpu "$check" \
         --device "$device" "${tiny[@]}" --out "$work" ${commit:+--commit "$commit"} \
         </dev/null >"$work/output" 2>"$work/errors" || status=$?
     cat "$work/output"

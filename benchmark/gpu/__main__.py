@@ -8,6 +8,7 @@ Exit status: 0 passed, 1 failed, 2 wrong usage, 77 cannot run here.
 import argparse
 import importlib
 import json
+import signal
 import sys
 import time
 import traceback
@@ -90,6 +91,10 @@ def _run(name: str, check: Any, options: Any, args: argparse.Namespace) -> int:
     return FAILED if findings.problems else PASSED
 
 
+def _interrupt(_signal: int, _frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def _import_needed(names: tuple[str, ...]) -> None:
     for name in names:
         try:
@@ -144,4 +149,6 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
+    # The script's limit of time ends a check with SIGTERM: what it has started must end, too.
+    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main())
