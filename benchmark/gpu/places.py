@@ -9,8 +9,6 @@ from benchmark.gpu.findings import CannotRunError
 from sglang_live.stages.spec import STAGES
 
 _HIDING = "CUDA_VISIBLE_DEVICES"
-# Of the demo model. SGLang would give the first engine most of the GPU, and the second none.
-_POOL = {"max-total-tokens": 65_536, "mem-fraction-static": 0.5}
 
 
 @contextmanager
@@ -18,16 +16,8 @@ def on_device(device: str) -> Iterator[tuple[str, ...]]:
     """Flags of a server whose stages compute on the device. On the CPU, GPUs are hidden from
     processes that are started within the context."""
     with gpus_hidden(device == "cpu"):
-        if device == "cpu":
-            yield ()
-            return
-        places = [f"--{stage}.device={_indexed(device)}" for stage in STAGES]
-        pools = [
-            f"--{stage}.{name}={value}"
-            for stage in ("thinker", "talker")
-            for name, value in _POOL.items()
-        ]
-        yield (*places, *pools)
+        stages = () if device == "cpu" else STAGES
+        yield tuple(f"--{stage}.device={_indexed(device)}" for stage in stages)
 
 
 def gpus_hidden(hide: bool) -> AbstractContextManager[None]:

@@ -25,6 +25,7 @@ from sglang_live.clock import MonotonicClock
 from sglang_live.engine_channel.inbox import QUEUE_MESSAGES
 from sglang_live.engine_channel.messages import Feed, Report
 from sglang_live.errors import StageFailedError
+from sglang_live.models.demo.location import is_demo
 from sglang_live.stages.endings import EXIT_ENGINE_DIED, EXIT_STUCK
 from sglang_live.stages.native_api import KeyGuard, restrict
 from sglang_live.stages.ports import free_port
@@ -35,11 +36,16 @@ log = logging.getLogger(__name__)
 
 # Value of SGLANG_EXTERNAL_MODEL_PACKAGE: SGLang looks for model classes there, too.
 EXTERNAL_MODELS = "sglang_live.models.qwen3_omni.engine"
+# Of the demo models, and of every model on a CPU.
+SMALL_POOL_TOKENS = 65_536
 _COMPILERS = ("ninja", "nvcc", "cicc", "ptxas", "cc1plus", "c++", "g++", "clang", "hipcc")
 
 
-def default_engine_args(device: str) -> dict[str, Any]:
-    """Arguments of every engine, unless flags override them."""
+def default_engine_args(device: str, *, demo: bool = False) -> dict[str, Any]:
+    """Arguments of every engine, unless flags override them.
+
+    demo: whether the engine runs a demo model.
+    """
     args: dict[str, Any] = {
         "log_level": "warning",
         # An idle scheduler must not use a core: stages share the machine.
@@ -54,7 +60,7 @@ def default_engine_args(device: str) -> dict[str, Any]:
             "device": "cpu",
             "attention_backend": "torch_native",
             "dtype": "float32",
-            "max_total_tokens": 65_536,
+            "max_total_tokens": SMALL_POOL_TOKENS,
             "max_running_requests": 64,
             "hicache_io_backend": "direct",
             "hicache_mem_layout": "layer_first",
@@ -72,6 +78,9 @@ def default_engine_args(device: str) -> dict[str, Any]:
         }
         if cuda.is_active():
             args |= {"hicache_io_backend": "direct", "hicache_mem_layout": "layer_first"}
+        if demo:
+            # SGLang gives the first engine most of the GPU, and the second finds none.
+            args |= {"max_total_tokens": SMALL_POOL_TOKENS, "mem_fraction_static": 0.3}
     return args
 
 
@@ -93,7 +102,9 @@ class EngineHost:
             _meet_on_this_host(spec.file_path(f"ranks-{os.getpid()}"))
         if cpu.is_active():
             cpu.place_ranks(args.get("tp_size", 1) * args.get("pp_size", 1))
-        self.engine = sgl.Engine(**{**default_engine_args(spec.device), **args})
+        self.engine = sgl.Engine(
+            **{**default_engine_args(spec.device, demo=is_demo(spec.model_path)), **args}
+        )
         # SGLang only logs a plugin that fails.
         seams.check_landed(spec.stage)
         self.loop: asyncio.AbstractEventLoop = self.engine.loop

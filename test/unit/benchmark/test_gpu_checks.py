@@ -186,10 +186,9 @@ def test_an_engine_on_the_cpu_has_no_arms_of_a_gpu():
     assert "disable_cuda_graph" not in on_gpu["bfloat16"][1]
 
 
-def test_a_server_on_a_gpu_gets_its_device_and_pools_that_leave_room():
+def test_a_server_gets_its_device():
     with places.on_device("cuda") as flags:
         assert "--vocoder.device=cuda:0" in flags
-        assert "--talker.max-total-tokens=65536" in flags
     with places.on_device("cpu") as flags:
         assert flags == ()
         assert os.environ["CUDA_VISIBLE_DEVICES"] == ""

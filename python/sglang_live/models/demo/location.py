@@ -44,3 +44,9 @@ def default_directory(size: DemoSize | None = None, cache: Path | None = None) -
     parent = cache or os.environ.get(CACHE_ENV) or Path.home() / ".cache" / "sglang_live"
     text = json.dumps([RECIPE, asdict(size or DemoSize())], sort_keys=True)
     return Path(parent) / f"demo-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def is_demo(directory: str) -> bool:
+    """Whether the directory is the trained demo model, or the random one of any cache."""
+    path = Path(directory)
+    return path == TRAINED or path.name == default_directory().name
