@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 
+from sglang_live.messages import CloseSession
 from test.engine.conftest import Stages
 from test.engine.reference import AUDIO, Reference, chat
 from test.engine.turns import greedy_turn, reply_of, speak, think, user
@@ -75,6 +76,21 @@ async def talker_matches_the_reference(
     heard = await speak(links, turn, reply_ids[:-1], n_frames)
     links.close()
     np.testing.assert_array_equal(heard, codes[:n_frames])
+
+
+async def a_talker_that_lost_a_session_receives_its_messages_again(stages: Stages, speech) -> None:
+    links = stages.links("lost")
+    turn = greedy_turn(user(speech[:48_000]), system=SYSTEM, n_tokens=12)
+    done = await think(links, turn)
+    first = await speak(links, turn, done.ids, 10)
+    client = stages.replica("talker").client
+    before = (await client.ping(10.0)).load
+    client.send_later(CloseSession("", "lost"))
+    again = await speak(links, turn, done.ids, 10)
+    np.testing.assert_array_equal(again, first)
+    load = (await client.ping(10.0)).load
+    assert load["states_bytes"] == before["states_bytes"] > 0
+    links.close()
 
 
 async def eight_starving_streams_match(
