@@ -6,6 +6,7 @@ are padded to one, or are larger than all. Tokens and codes are those of eager e
 
 import asyncio
 import random
+import re
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from sglang_live.bridge.platform.cpu import GRAPHS_ENV
 from test.engine import parity_claims
 from test.engine.conftest import Stages, running_stages
-from test.engine.test_pauses import hear, pause_patterns
+from test.engine.test_pauses import hear, pause_patterns, total
 from test.engine.turns import greedy_turn, think, user
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="session")]
@@ -32,16 +33,20 @@ ENGINE_ARGS = {"chunked_prefill_size": 64}
 N_KINDS, N_FRAMES = 7, 60
 
 
-@pytest_asyncio.fixture(
-    scope="module", loop_scope="session", params=[False, True], ids=["overlap", "no-overlap"]
-)
-async def graph_stages(request, endless_checkpoint, tmp_path_factory):
+@pytest.fixture(scope="module", params=[False, True], ids=["overlap", "no-overlap"])
+def retracts(request) -> bool:
+    """Without overlap, the talker's running responses are retracted, too."""
+    return request.param
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def graph_stages(retracts, endless_checkpoint, tmp_path_factory):
     cache = tmp_path_factory.mktemp("graphs")
     stages = running_stages(
         endless_checkpoint,
         cache,
-        ENGINE_ARGS | {"disable_overlap_schedule": request.param},
-        talker_environment=GRAPHS | (RETRACT if request.param else {}),
+        ENGINE_ARGS | {"disable_overlap_schedule": retracts},
+        talker_environment=GRAPHS | (RETRACT if retracts else {}),
         thinker_environment=GRAPHS,
         policies=POLICIES,
         names=("thinker", "talker"),
@@ -162,9 +167,22 @@ async def run_together(
 async def test_a_batch_that_shrinks_crosses_all_captured_sizes(graph_stages, kinds, eager):
     load = [Response(kind, n_frames=6 + 9 * kind) for kind in range(N_KINDS)]
     await run_together(graph_stages, kinds, eager, load)
+    for stage in ("thinker", "talker"):
+        log = graph_stages.supervisor.log_of(f"{stage}/0")
+        batches = re.findall(r"decode_graph batch=(\d+) replayed=(True|False)", log)
+        # 3 is padded to 4.
+        assert {int(n) for n, is_replayed in batches if is_replayed == "True"} == {1, 2, 3, 4}
+        assert {int(n) > 4 for n, is_replayed in batches if is_replayed == "False"} == {True}
 
 
 @pause_patterns(8)
 @given(load=st.lists(responses, min_size=1, max_size=8))
 async def test_tokens_and_codes_equal_eager_engines(graph_stages, kinds, eager, load):
     await run_together(graph_stages, kinds, eager, load)
+
+
+async def test_the_loads_did_pause_and_retract(graph_stages, retracts):
+    """Otherwise the claims above would be empty."""
+    assert await total(graph_stages, "talker", "policy_pauses") > 0
+    if retracts:
+        assert "Testing retraction" in graph_stages.supervisor.log_of("talker/0")

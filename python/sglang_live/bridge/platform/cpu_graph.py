@@ -5,6 +5,7 @@ copies their inputs into static buffers. Only the graph itself is a `Tape`. Pref
 beyond the largest captured size, run eagerly, as on a GPU.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from sglang.srt.model_executor.runner_backend.base_cuda_graph_backend import (
 from torch import Tensor
 
 from sglang_live.bridge.platform.graph_tape import Tape, as_one_call
+
+log = logging.getLogger(__name__)
 
 # SGLang's own backends run a shape twice before they capture it.
 _WARMUPS = 2
@@ -72,6 +75,19 @@ class TapeAttention(TorchNativeAttnBackend):
 
 
 class TapeGraphRunner(DecodeCudaGraphRunner):
+    """Logs each batch size once, and whether such batches are replayed."""
+
+    def __init__(self, model_runner: Any):
+        super().__init__(model_runner)
+        self._logged: set[int] = set()
+
+    def can_run_graph(self, forward_batch: Any) -> bool:
+        is_replayed, n = super().can_run_graph(forward_batch), forward_batch.batch_size
+        if n not in self._logged:
+            self._logged.add(n)
+            log.info("decode_graph batch=%d replayed=%s", n, is_replayed)
+        return is_replayed
+
     def _record_in_graph_metadata_prep_done(self) -> None:
         """A CPU has no stream that another could wait for."""
 
@@ -101,6 +117,7 @@ class TapeGraphBackend(BaseCudaGraphBackend):
         with tape.recording():
             out = forward_fn()
         self._tapes[shape_key] = tape, out
+        log.info("decode_graph_captured batch=%d calls=%d", shape_key.size, len(tape))
 
     def can_run(self, forward_batch: Any, shape_key: Any) -> bool:
         return shape_key in self._tapes
