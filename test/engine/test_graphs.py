@@ -59,6 +59,7 @@ async def test_the_thinker_matches_the_reference_on_audio(graph_stages, referenc
     await parity_claims.turns_equal_one_stateless_run(graph_stages, reference, speech)
 
 
+@pytest.mark.nightly
 async def test_streams_that_starve_match_the_reference(graph_stages, reference, speech):
     await parity_claims.eight_starving_streams_match(graph_stages, reference, speech, 40)
 
