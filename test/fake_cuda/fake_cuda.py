@@ -41,6 +41,8 @@ class _WithTorch(MetaPathFinder):
 
 
 def install_with_torch():
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":  # as for a GPU
+        return
     sys.meta_path.insert(0, _WithTorch())
 
 

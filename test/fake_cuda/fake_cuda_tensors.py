@@ -162,5 +162,8 @@ def _refuse_wait(name, args, kwargs, there, goes_there) -> None:
     leaves = moves and blocking and name in ("to", "cpu")
     from_host = name in ("tensor", "as_tensor") and goes_there
     to_host = name == "copy_" and blocking and there[0] != all(there[1:])
-    if (name in WAITS and any(there)) or by_mask or leaves or from_host or to_host:
+    by_host_index = name in ("__getitem__", "__setitem__", "index_put_") and any(
+        not is_there(x) and x.dim() > 0 for x in tensors_in(args, kwargs)
+    )
+    if (name in WAITS and any(there)) or by_mask or leaves or from_host or to_host or by_host_index:
         raise RuntimeError(f"fake CUDA: {name}: not permitted when the stream is capturing")
