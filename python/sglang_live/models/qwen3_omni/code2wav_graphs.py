@@ -127,6 +127,7 @@ class Code2WavGraphs:
         self._first_real = torch.full((max_streams,), n_past, device=like.kv.device)
         self._host_first_real = torch.full((max_streams,), n_past, pin_memory=on_gpu)
         self._codes: dict[int, tuple[Tensor, Tensor]] = {}  # by n_frames: device, host
+        self._copied = torch.cuda.Event() if on_gpu else None
 
     def freeze(self) -> None:
         """From now on a shape without a graph runs without one: a capture would be a gap."""
@@ -176,6 +177,8 @@ class Code2WavGraphs:
         """Rows behind the streams keep what they held: valid inputs, whose outputs are dropped."""
         n, n_past = len(streams), self._past.shape[3]
         on_device, on_host = self._code_buffers(codes)
+        if self._copied is not None:
+            self._copied.synchronize()  # of the previous chunk, long done in serving
         on_host[:n] = codes
         on_device.copy_(on_host, non_blocking=True)
         for i, stream in enumerate(streams):
@@ -184,6 +187,8 @@ class Code2WavGraphs:
             self._columns[i] = stream.columns
             self._host_first_real[i] = n_past - age
         self._first_real.copy_(self._host_first_real, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
 
     def _code_buffers(self, codes: Tensor) -> tuple[Tensor, Tensor]:
         _, n_frames, n_quantizers = codes.shape
