@@ -179,8 +179,15 @@ class _HostMethods(TorchFunctionMode):
 
 
 def _check_operator(function: Any, args: Any, kwargs: Any) -> None:
-    """Raises CaptureError for an operator whose result's value or shape the host must read."""
+    """
+    Raises:
+        CaptureError: the host must read the value or the shape of the operator's result, or wait
+            for other ranks.
+    """
     name = function._schema.name
+    if function.namespace == "c10d":
+        # Python waits for the result of a collective, and a replay runs no Python.
+        raise CaptureError(f"{function} cannot be recorded: use one rank, or no decode graphs")
     if name in _INDEXING:
         indices = kwargs.get("indices", args[1] if len(args) > 1 else ())
         masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]

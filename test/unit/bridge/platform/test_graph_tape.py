@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import distributed
 
 from sglang_live.bridge.platform.graph_tape import CaptureError, Tape, as_one_call
 
@@ -117,6 +118,16 @@ def test_a_call_that_is_one_entry_writes_into_its_recorded_result():
     x.fill_(4)
     tape.replay()
     assert out.tolist() == [5.0] * 3 and out.data_ptr() == address
+
+
+def test_collectives_are_refused():
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        x = torch.ones(2)
+        with pytest.raises(CaptureError, match="one rank"), Tape().recording():
+            distributed.all_reduce(x)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_an_error_ends_the_recording():
