@@ -1,11 +1,14 @@
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
 from sglang_live.bridge.platform import cuda
+
+SETUP = Path(__file__).parents[4] / "setup.py"
 
 
 @pytest.fixture
@@ -51,8 +54,14 @@ def test_the_environment_may_refuse_it(gpu, monkeypatch):
 
 def test_sglangs_modules_import_without_sgl_kernel_and_flashinfer():
     """In a process of its own, that believes to have a GPU until SGLang is imported."""
+    # The declared entry point, also where the installed metadata is older.
+    assert "sglang_live_cuda = sglang_live.bridge.platform.cuda:activate" in SETUP.read_text()
     program = """
+import importlib.metadata as metadata
 import torch
+group, installed = "sglang.srt.platforms", metadata.entry_points
+declared = metadata.EntryPoint("ours", "sglang_live.bridge.platform.cuda:activate", group)
+metadata.entry_points = lambda **of: [declared] if of.get("group") == group else installed(**of)
 torch.cuda.is_available, torch.version.cuda = (lambda: True), "13.0"
 torch.cuda.get_device_capability = lambda device=None: (9, 0)
 import sglang.srt.managers.scheduler, sglang.srt.models.qwen3_omni_moe
