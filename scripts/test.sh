@@ -66,7 +66,8 @@ if [[ $extent != fast ]]; then
     if [[ $extent == all ]]; then
         # docs/seams.md, decode graphs without a GPU
         check "engine tests on decode graphs" env SGLANG_LIVE_CPU_GRAPHS=1,2,4,8 \
-            "$python" -m pytest test/engine -m "not nightly" "$@"
+            "$python" -m pytest test/engine/test_{pauses,truncation,long_responses,retention}.py \
+            -m "not nightly" "$@"
     fi
 fi
 
