@@ -2,8 +2,9 @@
 
 Tensors of the device lie in host memory and say that they are on `cuda:0`. Streams and events do
 nothing, Triton's kernels are interpreted, a graph is a list of calls. What a GPU refuses is
-refused: an operator over tensors of both devices, and a wait while a graph is captured. Code in
-other languages sees plain tensors, so that SGLang's tree in Rust must be the one in Python.
+refused: an operator over tensors of both devices, and a wait while a graph is captured. Triton's
+interpreter computes with fp16 and fp32; its products of bf16 are wrong. Code in other languages
+sees plain tensors, so that SGLang's tree must be the one in Python.
 """
 
 import importlib.machinery
