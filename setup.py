@@ -6,7 +6,6 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
-SGLANG = "sglang==0.5.21"
 
 # Folders of the repository root that are installed inside the package.
 PATCHES = "sglang_live.sgl_patches"
@@ -23,6 +22,10 @@ def pinned(file_name: str) -> list[str]:
     """The requirement lines of a file in requirements/."""
     lines = (ROOT / "requirements" / file_name).read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def pinned_sglang() -> list[str]:
+    return [line for line in pinned("cpu_no_deps.txt") if line.startswith("sglang==")]
 
 
 def package_folders() -> dict[str, str]:
@@ -81,7 +84,7 @@ setup(
     extras_require={
         # SGLang itself is missing here: see requirements/cpu_no_deps.txt.
         "cpu": pinned("cpu.txt"),
-        "cuda": [SGLANG, *pinned("cuda.txt")],
+        "cuda": [*pinned_sglang(), *pinned("cuda.txt")],
         "test": pinned("test.txt"),
         "bench": pinned("bench.txt"),
         "training": pinned("training.txt"),

@@ -94,7 +94,7 @@ class Tree:
         params = MatchPrefixParams(key=key)
 
         def step() -> None:
-            assert len(self._cache.match_prefix(params).device_indices) == self._options.length
+            assert self._cache.match_prefix(params).device_prefix_len == self._options.length
 
         return step
 
@@ -109,7 +109,8 @@ class Tree:
     def insert(self) -> Callable[[], None]:
         prompt = self._new()
         self._prompts.append(prompt)
-        held = self._cache.match_prefix(MatchPrefixParams(key=RadixKey(prompt))).device_indices
+        match = self._cache.match_prefix(MatchPrefixParams(key=RadixKey(prompt)))
+        held = self._cache.path_device_indices(match.last_device_node)
         slots = self._cache.token_to_kv_pool_allocator.alloc(self._options.length - len(held))
         params = InsertParams(key=RadixKey(prompt), value=torch.cat([held, slots]))
         return lambda: self._cache.insert(params)

@@ -4,7 +4,8 @@ TARGET = "sglang.srt.session.session_controller.Session.create_req"
 KIND = "after"
 SIGNATURE = (
     "(self, req: 'TokenizedGenerateReqInput', tokenizer, vocab_size: 'int', eos_token_ids=None, "
-    "disagg_mode: 'Optional[DisaggregationMode]' = None)"
+    "disagg_mode: 'Optional[DisaggregationMode]' = None, "
+    "req_factory: 'Callable[..., Req]' = <class 'sglang.srt.managers.schedule_batch.Req'>)"
 )
 WHY = "a third request is then admitted beside the first: KV is lost, and the pool check exits"
 DROP_WHEN = "sgl-project/sglang#36475 is fixed in the pinned version"

@@ -78,7 +78,17 @@ class Tiers:
             enable_memory_saver=False,
         )
         on_gpu = device.type == "cuda"
-        host = MHATokenToKVPoolHost(self._pool, 2.0, 0, page, "layer_first", pin_memory=on_gpu)
+        host = MHATokenToKVPoolHost(
+            self._pool.get_device_pool_infos()[0].buffer_info,
+            2.0,
+            0,
+            page,
+            "layer_first",
+            pin_memory=on_gpu,
+            device_capacity_tokens=self._pool.size,
+            start_layer=0,
+            end_layer=options.layers,
+        )
         order = torch.Generator().manual_seed(seed)
         n_pages = options.moved_tokens // page
         pages = [torch.randperm(2 * n_pages, generator=order) for _ in range(2)]

@@ -78,7 +78,7 @@ def test_a_frontend_program_runs_unchanged(server):
 
 
 async def test_a_third_turn_is_refused_beside_a_running_one(server):
-    """Stock SGLang 0.5.21 admits it, mixes both contexts, and its pool check then exits."""
+    """Stock SGLang 0.5.23 admits it, mixes both contexts, and its pool check then exits."""
     async with httpx.AsyncClient(base_url=server.http, timeout=60) as http:
         request = {"capacity_of_str_len": 1 << 20, "streaming": True}
         session = (await http.post("/open_session", json=request)).json()

@@ -22,14 +22,13 @@ class Session:
         request = OpenSessionReqInput(capacity_of_str_len=1 << 20, streaming=True)
         return cls(engine, await engine.tokenizer_manager.open_session(request, None))
 
-    async def turn(self, first_id: int, n_tokens: int, rid: str | None = None) -> dict | str:
+    async def turn(self, first_id: int, n_tokens: int) -> dict | str:
         """Run a turn. Returns its response, or the error's text."""
         try:
             return await self._engine.async_generate(
                 input_ids=list(range(first_id, first_id + 20)),
                 sampling_params=_sampling(n_tokens),
                 session_params={"id": self._id},
-                rid=rid,
             )
         except ValueError as error:
             return str(error)
@@ -53,30 +52,7 @@ async def third_turn_beside_a_running_one(engine) -> dict:
     }
 
 
-async def abort_of_a_waiting_turn(engine) -> dict:
-    session = await Session.open(engine)
-    await session.turn(100, 4)
-    others = [
-        asyncio.create_task(
-            engine.async_generate(
-                input_ids=[50 + n] * 10, sampling_params=_sampling(3000), rid=f"other-{n}"
-            )
-        )
-        for n in range(MAX_RUNNING)
-    ]
-    await asyncio.sleep(0.5)
-    waiting = asyncio.create_task(session.turn(200, 4, rid="waiting"))
-    while not waiting.done():  # an abort that arrives before its request has no effect
-        engine.tokenizer_manager.abort_request(rid="waiting")
-        await asyncio.sleep(0.05)
-    for n in range(MAX_RUNNING):
-        engine.tokenizer_manager.abort_request(rid=f"other-{n}")
-    await asyncio.wait(others)
-    response = await session.turn(300, 4)
-    return {"aborted": isinstance(waiting.result(), dict), "later_turn": str(response)}
-
-
-FAULTS = {"third-turn": third_turn_beside_a_running_one, "abort": abort_of_a_waiting_turn}
+FAULTS = {"third-turn": third_turn_beside_a_running_one}
 MAX_RUNNING = 2
 
 

@@ -28,10 +28,3 @@ async def test_stock_sglang_admits_a_third_turn_beside_a_running_one(endless_che
     """The seam session_rejects_cleanly repairs it."""
     told = await seen("third-turn", endless_checkpoint)
     assert told == {"second_refused": True, "third_admitted": True}
-
-
-async def test_stock_sglang_refuses_every_turn_after_the_abort_of_a_waiting_one(endless_checkpoint):
-    """The seam session_waiting_abort repairs it (test_host_tier.py)."""
-    told = await seen("abort", endless_checkpoint)
-    assert told["aborted"]
-    assert "already has an active request" in told["later_turn"]

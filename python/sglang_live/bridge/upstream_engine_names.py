@@ -7,15 +7,12 @@ ENGINE_NAMES = (
         "sglang.srt.platforms.interface.SRTPlatform",
         functions={
             "get_default_attention_backend": "self",
-            "get_mha_kv_pool_cls": "self",
-            "get_paged_allocator_cls": "self",
             "is_pin_memory_available": "self, device=",
-            "support_cuda_graph": "self",
             "get_graph_runner_cls": "self",
             "get_full_graph_backend_cls": "self",
             "apply_server_args_defaults": "self, server_args",
         },
-        attributes="_enum",
+        attributes="_enum capabilities",
         used_in="bridge/platform/cpu.py",
     ),
     Upstream(
@@ -23,10 +20,11 @@ ENGINE_NAMES = (
         functions={
             "apply_server_args_defaults": "self, server_args",
             "get_graph_runner_cls": "self",
-            "support_cuda_graph": "self",
+            "get_group_coordinator_device": "self, local_rank",
             "get_dispatch_key_name": "self",
             "init_backend": "self",
         },
+        attributes="capabilities",
         used_in="bridge/platform/cuda.py",
     ),
     Upstream(

@@ -1,4 +1,4 @@
-"""SGLang 0.5.21's private and undocumented names that bridge and models use.
+"""SGLang 0.5.23's private and undocumented names that bridge and models use.
 
 scripts/check_seams.py compares them with the installed SGLang. The hooks' own targets are in
 sgl_patches/.
@@ -15,7 +15,6 @@ NAMES = (
             "init_idle_sleeper": "self",
             "init_running_status": "self",
             "init_request_dispatcher": "self",
-            "init_pool_stats_observer": "self",
             "init_invariant_checker": "self",
             "init_load_inquirer": "self",
             "_poll_timeout_aborts": "self",
@@ -41,7 +40,8 @@ NAMES = (
             "ipc_channels idle_sleeper pool_stats_observer invariant_checker "
             "load_inquirer new_token_ratio_tracker future_map forward_stream_ctx "
             "max_total_num_tokens req_to_token_pool token_to_kv_pool_allocator "
-            "tree_cache tp_worker spec_algorithm enable_overlap enable_lora device_module"
+            "tree_cache tp_worker spec_algorithm enable_overlap enable_lora device_module "
+            "attn_dp_enabled"
         ),
         used_in="bridge/scheduler",
     ),
@@ -53,7 +53,7 @@ NAMES = (
                 "model_config, enable_overlap, spec_algorithm, chunked_req=, "
                 "dllm_config="
             ),
-            "filter_batch": "self, chunked_req_to_exclude=, keep_indices=",
+            "filter_batch": "self, reqs_to_exclude=, keep_indices=",
             "merge_batch": "self, other",
             "check_decode_mem": "self, selected_indices=",
             "is_empty": "self",
@@ -70,14 +70,14 @@ NAMES = (
         functions={
             "finished": "self",
             "detach_kv": "self",
-            "get_fill_ids": "self",
+            "release_mm_inputs_on_abort": "self",
         },
         attributes=(
-            "kv session to_finish finished_reason retracted_stain prefix_indices "
+            "kv session to_finish finished_reason retracted_stain prefix_len extend_end "
             "host_hit_length output_ids origin_input_ids "
             "origin_input_ids_unpadded full_untruncated_fill_ids "
             "send_token_offset cur_decode_ids_len multimodal_inputs extra_key "
-            "cache_salt last_node lock_receipt swa_prefix_lock_released"
+            "cache_salt last_node lock skip_radix_cache_insert"
         ),
         used_in="bridge",
     ),
@@ -139,7 +139,6 @@ NAMES = (
         attributes="CLIP_MAX_NEW_TOKENS",
         used_in="bridge/scheduler/sliced_prefill.py",
     ),
-    Upstream("sglang.srt.layers.moe.utils", {"reduce_moe_output": "hidden_states"}, "", "models"),
     Upstream("sglang.srt.runtime_context.ParallelContext", attributes="tp_rank", used_in="models"),
     Upstream(
         "sglang.srt.session.session_controller.Session",
@@ -172,22 +171,17 @@ NAMES = (
             "_trim_overshoot": "self, req, finished_len",
             "try_match_prefix": "self, params",
             "try_cache_finished_req": "self, req",
-            "try_cache_unfinished_req": "self, req, chunked=, **kwargs",
-            "try_inc_lock_ref": "self, node",
-            "try_dec_lock_ref": "self, node, params=",
+            "try_checkpoint": "self, req, *, up_to, **kwargs",
+            "take": "self, req",
+            "borrowed_slot": "self, req",
             "release_session": "self, session_id",
-            "session_held_tokens": "self, active_pool_idxs=",
         },
-        attributes="slots inner",
+        attributes="slots cache",
         used_in="bridge/session",
     ),
     Upstream(
         "sglang.srt.session.streaming_session.SessionSlot",
-        functions={
-            "save_from_req": "self, req, is_first",
-            "restore_to_req": "self, req",
-        },
-        attributes="kv virtual_node last_node lock_receipt swa_prefix_lock_released",
+        attributes="kv virtual_node lock publishes_prompt",
         used_in="bridge/session",
     ),
     Upstream(
@@ -210,12 +204,15 @@ NAMES = (
             "init_load_back": "self, params",
             "insert": "self, params",
             "evict": "self, params",
-            "evict_for_alloc": "self, params",
+            "evict_for_alloc": "self, params, *, allocation_reclaim_satisfied=",
             "evict_host": "self, num_tokens, component_type=",
             "free_kv_row": "self, kv, ranges",
-            "inc_lock_ref": "self, node_id, skip_lock_components=",
-            "dec_lock_ref": "self, node_id, params, skip_swa=",
-            "cache_unfinished_req": "self, req, chunked=, **kwargs",
+            "lock": "self, node_id, skip_lock_components=",
+            "unlock": "self, lock",
+            "inc_host_lock_ref": "self, node_id",
+            "dec_host_lock_ref": "self, node_id, params",
+            "prefix_device_indices": "self, req",
+            "session_records": "self",
             "evictable_size": "self",
             "full_evictable_size": "self",
         },

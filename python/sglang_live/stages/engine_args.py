@@ -30,6 +30,7 @@ RESERVED = {
     "port": "ports between the processes are chosen by the server: see --port",
     "model_path": "all stages load one checkpoint: see --model-path",
     "enable_dp_attention": "live streams need SGLang without DP attention",
+    "attn_dp_size": "live streams need SGLang without DP attention",
     "dp_size": "replicas of a stage are started with --STAGE.replicas",
     "base_gpu_id": "devices are named with --STAGE.device",
     "scheduler_recv_interval": "text and interruptions are received in every round",

@@ -114,7 +114,10 @@ class FakeEngine:
 
 
 class FakeController:
-    """SGLang's HybridCacheController. load_fence_stream: of forward passes."""
+    """SGLang's HybridCacheController.
+
+    load_fence_stream: of forward passes, which its own writes wait for as well.
+    """
 
     transfer_layer_id_max = 1
 
@@ -132,6 +135,7 @@ class FakeController:
         operation = CacheOperation.merge_ops(self.write_queue)
         self.write_queue.clear()
         host, device = self._move_op_indices(operation)
+        self.l2_transfer_engine.device_to_host_stream.wait_stream(self.load_fence_stream)
         done = self.l2_transfer_engine.submit_device_to_host(host, device)
         self.ack_write_queue.append(self._ack(operation, done))
 

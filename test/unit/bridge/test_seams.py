@@ -8,9 +8,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sglang_live.bridge import seams
 from sglang_live.bridge.platform import cpu, cuda
@@ -271,26 +268,3 @@ def test_a_process_whose_seams_do_not_fit_exits_with_the_reason(install, monkeyp
         seams.install_or_exit("thinker")
     assert exited.value.args == (seams.EXIT_BAD_SEAM,)
     assert "refuses to start" in (said := capsys.readouterr().err) and "seam odd" in said
-
-
-# --- shims with something to compute ---
-
-
-@given(st.data())
-def test_the_decode_allocator_continues_a_page_or_takes_the_next_free_one(data):
-    from sglang_live.sgl_patches.cpu_alloc_decode import HOOK
-
-    page_size = data.draw(st.sampled_from([1, 4, 16]))
-    seq_lens = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
-    free_pages = data.draw(st.permutations(range(100, 100 + len(seq_lens))))
-    last_loc = [1000 * n + seq_len for n, seq_len in enumerate(seq_lens)]
-    expected, left = [], iter(free_pages)
-    for seq_len, last in zip(seq_lens, last_loc, strict=True):
-        needs_page = (seq_len - 1) % page_size == 0
-        expected.append(next(left) * page_size if needs_page else last + 1)
-
-    out = torch.empty(len(seq_lens), dtype=torch.int64)
-    HOOK[(len(seq_lens),)](
-        torch.tensor(seq_lens), torch.tensor(last_loc), torch.tensor(free_pages), out, 8, page_size
-    )
-    assert out.tolist() == expected

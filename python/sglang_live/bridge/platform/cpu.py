@@ -91,7 +91,7 @@ def _platform_class() -> type:
     from sglang.srt.model_executor.cuda_graph_config import Phase, with_phase
     from sglang.srt.platforms.cpu import CpuDeviceMixin
     from sglang.srt.platforms.device_mixin import PlatformEnum
-    from sglang.srt.platforms.interface import SRTPlatform
+    from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
     class CpuReferencePlatform(CpuDeviceMixin, SRTPlatform):
         _enum = PlatformEnum.OOT
@@ -99,18 +99,9 @@ def _platform_class() -> type:
         def get_default_attention_backend(self) -> str:
             return "torch_native"
 
-        def get_mha_kv_pool_cls(self) -> type:
-            from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-
-            return MHATokenToKVPool
-
-        def get_paged_allocator_cls(self) -> type:
-            from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-
-            return PagedTokenToKVPoolAllocator
-
-        def support_cuda_graph(self) -> bool:
-            return bool(graph_sizes())
+        @property
+        def capabilities(self) -> PlatformCapabilities:
+            return PlatformCapabilities(graph_capture=bool(graph_sizes()))
 
         def get_graph_runner_cls(self) -> type:
             from sglang_live.bridge.platform.cpu_graph import TapeGraphRunner

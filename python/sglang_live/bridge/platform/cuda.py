@@ -115,10 +115,13 @@ def __getattr__(name: str) -> type:
 def _platform_class() -> type:
     from sglang.srt.platforms.cuda import CudaDeviceMixin
     from sglang.srt.platforms.device_mixin import PlatformEnum
-    from sglang.srt.platforms.interface import SRTPlatform
+    from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
     class CudaNativePlatform(CudaDeviceMixin, SRTPlatform):
         _enum = PlatformEnum.OOT
+        capabilities = PlatformCapabilities(
+            supports_triton=True, graph_capture=True, supports_pynccl=True
+        )
 
         def apply_server_args_defaults(self, server_args: Any) -> None:
             # FlashInfer's sampler and sgl-kernel's all-reduce are SGLang's defaults on CUDA.
@@ -134,18 +137,8 @@ def _platform_class() -> type:
 
             return DecodeCudaGraphRunner
 
-        def get_mha_kv_pool_cls(self) -> type:
-            from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-
-            return MHATokenToKVPool
-
-        def get_paged_allocator_cls(self) -> type:
-            from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
-
-            return PagedTokenToKVPoolAllocator
-
-        def support_cuda_graph(self) -> bool:
-            return True
+        def get_group_coordinator_device(self, local_rank: int) -> torch.device:
+            return torch.device("cuda", local_rank)
 
         def get_dispatch_key_name(self) -> str:
             return DISPATCH_KEY

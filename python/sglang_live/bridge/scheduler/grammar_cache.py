@@ -13,8 +13,8 @@ MOST_BYTES = 256 << 20
 class BoundedCompiler(xgrammar.GrammarCompiler):
     """A grammar compiler whose cache is limited to MOST_BYTES."""
 
-    def __init__(self, tokenizer_info: xgrammar.TokenizerInfo):
-        super().__init__(tokenizer_info, cache_limit_bytes=MOST_BYTES)
+    def __init__(self, tokenizer_info: xgrammar.TokenizerInfo, *, cache_enabled: bool = True):
+        super().__init__(tokenizer_info, cache_enabled=cache_enabled, cache_limit_bytes=MOST_BYTES)
 
 
 def keep_bounded(

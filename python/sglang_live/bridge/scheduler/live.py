@@ -19,6 +19,7 @@ from sglang_live.bridge.scheduler.paused import PausedRequest, ReqsView, decode_
 from sglang_live.bridge.scheduler.progress import ProgressCell
 from sglang_live.bridge.scheduler.round_log import RoundLog
 from sglang_live.bridge.scheduler.sync_log import SyncLog
+from sglang_live.bridge.session.cache import SessionCache
 from sglang_live.engine_channel.messages import SPEAK_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
 from sglang_live.policy.config import THINKER
 
@@ -35,17 +36,13 @@ class LiveScheduler(MemoryScheduler):
 
     def init_running_status(self) -> None:
         super().init_running_status()
-        if not self.spec_algorithm.is_none() or self.server_args.enable_dp_attention:
+        if not self.spec_algorithm.is_none() or self.attn_dp_enabled:
             raise RuntimeError("pausing requests excludes speculation and DP attention")
         self._loads_ahead = False  # KV is being loaded ahead, one part a round
         self._progress = ProgressCell.from_env() if self.outbox is not None else None
         self._round_log = RoundLog.from_env(self)
         self._fault_injection = FaultInjection.from_env() if self.policy_config is THINKER else None
         SyncLog.begin_from_env("thinker" if self.policy_config is THINKER else "talker")
-
-    def init_pool_stats_observer(self) -> None:
-        super().init_pool_stats_observer()
-        self._observe(self.pool_stats_observer, self._holding_kv)
 
     def init_invariant_checker(self) -> None:
         super().init_invariant_checker()
@@ -165,10 +162,6 @@ class LiveScheduler(MemoryScheduler):
 
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         self._pause_requests(running_batch)
-        if running_batch.is_empty():
-            # Upstream clears the flag when a request ends. With no request running, memory may
-            # still have been freed: by a closed session, or one whose protection ran out.
-            running_batch.batch_is_full = False
         queue, later = self._admission_order(self.waiting_queue)
         if self.tier_events is not None:
             queue, fetching = self.tier_events.ready(queue)
@@ -322,6 +315,9 @@ class LiveScheduler(MemoryScheduler):
         if self.rounds is not None:
             self.rounds.table.remove(req.rid)
         super()._release_aborted_request(req)
+        sessions = getattr(self.tree_cache, "session", None)
+        if req.retracted_stain and not req.finished() and isinstance(sessions, SessionCache):
+            sessions.drop(req)
 
     # --- counts of live requests ---
 

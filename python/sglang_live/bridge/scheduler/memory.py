@@ -77,8 +77,12 @@ class MemoryScheduler(ReportingScheduler):
         PrefillAdder: beside the tokens that the running requests are expected to decode.
         """
         needed = self._tokens_to_prefill(req) + decode_tokens_left(req) + self.page_size
-        promised = sum(decode_tokens_left(running) for running in running_batch.reqs)
-        return needed + self.new_token_ratio_tracker.current * promised <= self._pool().free
+        ratio = self.new_token_ratio_tracker.current
+        promised = sum(
+            decode_tokens_left(running) * (1.0 if running.sampling_params.ignore_eos else ratio)
+            for running in running_batch.reqs
+        )
+        return needed + promised <= self._pool().free
 
     def _make_room(self, batch: ScheduleBatch) -> None:
         """Retract paused requests, then half-prefilled prompts, until the batch can decode."""

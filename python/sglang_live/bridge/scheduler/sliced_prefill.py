@@ -163,9 +163,9 @@ class SlicedPrefill:
 
 
 def prefill_tokens_left(req: Req) -> int:
-    """Tokens to compute of a prompt whose computed part is in prefix_indices."""
+    """Tokens to compute of a prompt whose first prefix_len tokens are computed."""
     total = len(req.origin_input_ids) + len(req.output_ids)
-    return max(1, total - len(req.prefix_indices))
+    return max(1, total - req.prefix_len)
 
 
 def decode_tokens_left(req: Req) -> int:

@@ -5,7 +5,8 @@ the tree as part of the prompt. No other request has the same frames, and a long
 drop KV that the tree owns (bridge/scheduler/talker_window.py).
 """
 
-import torch
+from typing import Any
+
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.session.streaming_session import StreamingSession
 
@@ -15,9 +16,8 @@ from sglang_live.engine_channel.messages import SPEAK_PREFIX
 class TalkerCache(StreamingSession):
     """Installed as `session` of the talker's tree cache, which calls it first."""
 
-    def try_cache_unfinished_req(self, req: Req, chunked: bool = False, **kwargs) -> bool:
-        if not (req.retracted_stain and req.rid.startswith(SPEAK_PREFIX)):
-            return super().try_cache_unfinished_req(req, chunked=chunked, **kwargs)
-        row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx, : len(req.get_fill_ids())]
-        req.prefix_indices = row.to(dtype=torch.int64, copy=True)
-        return True
+    def try_checkpoint(self, req: Req, *, up_to: int, **kwargs: Any) -> bool:
+        if req.retracted_stain and req.rid.startswith(SPEAK_PREFIX):
+            return True
+        handled: bool = super().try_checkpoint(req, up_to=up_to, **kwargs)
+        return handled

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req
 from sglang.srt.mem_cache.base_prefix_cache import (
+    DecLockRefParams,
     MatchPrefixParams,
     MatchResult,
+    TreeLock,
 )
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.session.session_controller import Session
@@ -37,85 +39,83 @@ class SessionCache(StreamingSession):
         preloads: None if KV on the host is loaded with a prefill only.
     """
 
-    def __init__(self, inner: UnifiedRadixCache):
-        super().__init__(inner)
+    def __init__(self, cache: UnifiedRadixCache):
+        super().__init__(cache)
         self.compaction = SessionCompaction(self)
         self.idle: IdleSessions | None = None
         self.tier: SessionTier | None = None
         self.preloads: Preloads | None = None
-        self._sharing = False
         # Idle sessions whose row holds nothing but their part of the tree.
         self._bare_rows: dict[str, None] = {}
+
+    def take(self, req: Req) -> None:
+        if req.session is not None and req.session.streaming:
+            req.kv = LiveKvInfo.of(req.kv)
+        super().take(req)
 
     def try_cache_finished_req(self, req: Req) -> bool:
         session = req.session
         if session is None or not session.streaming:
             return False
+        slot = self.borrowed_slot(req)
+        assert slot is not None, f"{req.rid} does not run on its session's row"
+        if isinstance(req.finished_reason or req.to_finish, FINISH_ABORT):
+            self._hand_back(req, slot)
+            return False
         if req.finished_reason is None:
-            # Retracted; or aborted for lack of memory, and then it is not resumed.
-            if isinstance(req.to_finish, FINISH_ABORT):
-                self._drop_row(req)
-            else:
-                self._keep_row(req)
+            self._keep_row(req, slot)
             return True
-        if isinstance(req.finished_reason, FINISH_ABORT):
-            self.forget_if_compacted(session)
-        elif session.session_id not in self.slots and req.sampling_params.max_new_tokens == 0:
-            self._share(req)
-        handled = super().try_cache_finished_req(req)
-        if (slot := self.slots.get(session.session_id)) is not None:
-            slot.kv = LiveKvInfo.of(slot.kv)
-            if req.output_ids:
-                # With overlap, a step beyond the end may or may not have computed the newest
-                # token. The next request always computes it, so its input is the same either way.
-                n_tokens = len(req.origin_input_ids) + len(req.output_ids)
-                slot.kv.kv_committed_len = min(slot.kv.kv_committed_len, n_tokens - 1)
-            self._set_idle(session.session_id, slot)
-        return handled
+        if slot.publishes_prompt and req.sampling_params.max_new_tokens == 0:
+            # Upstream inserts only prompts of requests that decode into the tree. This one holds
+            # the instructions: in the tree, sessions with the same instructions share their KV.
+            super().try_checkpoint(req, up_to=req.extend_end)
+        super().try_cache_finished_req(req)
+        if req.output_ids:
+            # With overlap, a step beyond the end may or may not have computed the newest token.
+            # The next request always computes it, so its input is the same either way.
+            n_tokens = len(req.origin_input_ids) + len(req.output_ids)
+            slot.kv.kv_committed_len = min(slot.kv.kv_committed_len, n_tokens - 1)
+        self._set_idle(session.session_id, slot)
+        return True
 
-    def _share(self, req: Req) -> None:
-        """Insert a first prompt without outputs, which holds the instructions, into the tree.
-
-        Upstream inserts only prompts of requests that decode. In the tree, sessions with the same
-        instructions share their KV.
-        """
-        self._sharing = True
-        try:
-            self.inner.cache_unfinished_req(req)
-        finally:
-            self._sharing = False
-
-    def _keep_row(self, req: Req) -> None:
+    def _keep_row(self, req: Req, slot: SessionSlot) -> None:
         """Keep the computed KV of a retracted request in its session.
 
         Upstream ends the request for the session instead, and at a second retraction removes the
         request from its own session.
         """
-        slot = self.slots.get(req.session.session_id)
-        is_first = slot is None
-        if is_first:
-            slot = self.slots[req.session.session_id] = SessionSlot()
         n_outputs = len(req.output_ids)
         self._trim_overshoot(req, n_outputs)
         n_tokens = len(req.origin_input_ids) + n_outputs
-        slot.save_from_req(req, is_first=is_first)
-        slot.kv = LiveKvInfo.of(slot.kv)
+        req.detach_kv()
+        slot.publishes_prompt = False
         # A resumed request computes its newest token again, as any request does.
         slot.kv.kv_committed_len = min(n_tokens - 1, slot.kv.kv_allocated_len)
         self._set_idle(req.session.session_id, slot)
 
-    def _drop_row(self, req: Req) -> None:
-        session, kv = req.session, req.detach_kv()
+    def _hand_back(self, req: Req, slot: SessionSlot) -> None:
+        """Give an aborted request its row and tree lock, which upstream then releases.
+
+        Without a finished_reason, the request is aborted for lack of memory, and is not resumed.
+        """
+        session = req.session
         self.forget_if_compacted(session)
-        if session.session_id not in self.slots:
-            self.slots[session.session_id] = SessionSlot(
-                kv=kv,
-                last_node=req.last_node,
-                lock_receipt=req.lock_receipt,
-                swa_prefix_lock_released=req.swa_prefix_lock_released,
-            )
-        self.release_session(session.session_id)
+        self._forget(session.session_id)
+        del self.slots[session.session_id]
+        req.lock, slot.lock = slot.lock, None
+        # Upstream inserts the KV into the tree, where token ids alone must determine it.
+        req.skip_radix_cache_insert = True
+        if req.finished_reason is not None:
+            req.release_mm_inputs_on_abort()
         session.abort_req()
+
+    def drop(self, req: Req) -> None:
+        """Drop the KV of a session whose retracted request was aborted in the queue: the request's
+        tokens will not be the session's.
+        """
+        if req.session is not None and req.session.streaming:
+            self.forget_if_compacted(req.session)
+            self.release_session(req.session.session_id)
 
     def forget_if_compacted(self, session: Session) -> None:
         """Empty the session of an aborted request, if it was compacted.
@@ -146,7 +146,7 @@ class SessionCache(StreamingSession):
             return
         if slot.virtual_node.n_pins:
             return
-        n_tokens = ceil_align(slot.kv.kv_allocated_len, self.page_size)
+        n_tokens = ceil_align(slot.kv.kv_allocated_len, self.cache.page_size)
         self.idle.put(session_id, n_tokens - slot.kv.cache_protected_len)
         if self._holds_only_a_row(slot):
             self._bare_rows[session_id] = None
@@ -174,42 +174,39 @@ class SessionCache(StreamingSession):
             return None
         if req.to_finish is not None:
             # It will not run, and its end must not count as the end of the session's request.
+            req.release_mm_inputs_on_abort()
             req.session.abort_req()
             req.session = None
             return None
-        slot.restore_to_req(req)
+        req.kv = slot.kv
         node = slot.virtual_node
         return MatchResult(
-            device_indices=slot.kv.parked,
+            device_prefix_len=len(slot.kv.parked),
             last_device_node=node,
             last_host_node=node,
             best_match_node=node,
             cache_protected_len=len(slot.kv.parked),
         )
 
-    def try_cache_unfinished_req(self, req: Req, chunked: bool = False, **kwargs: Any) -> bool:
-        if self._sharing:
-            return False
-        if self.idle is not None and not chunked and req.session and req.session.streaming:
+    def try_checkpoint(self, req: Req, *, up_to: int, **kwargs: Any) -> bool:
+        if self.idle is not None and self.borrowed_slot(req) is not None:
             # In the tree, a first prompt would be locked until the session closes.
             return True
-        return super().try_cache_unfinished_req(req, chunked=chunked, **kwargs)
+        handled: bool = super().try_checkpoint(req, up_to=up_to, **kwargs)
+        return handled
 
-    def try_inc_lock_ref(self, node: Any) -> Any:
-        if isinstance(node, SessionNode):
-            assert self.idle is not None
-            node.n_pins += 1
-            self.idle.remove(node.session_id)
+    def pin(self, node: SessionNode) -> TreeLock:
+        assert self.idle is not None
+        node.n_pins += 1
+        self.idle.remove(node.session_id)
+        self._correct_protected_len(node)
+        return TreeLock(node, DecLockRefParams())
+
+    def unpin(self, node: SessionNode) -> None:
+        node.n_pins -= 1
+        if not node.n_pins:
             self._correct_protected_len(node)
-        return super().try_inc_lock_ref(node)
-
-    def try_dec_lock_ref(self, node: Any, params: Any = None) -> Any:
-        if isinstance(node, SessionNode) and node.n_pins:
-            node.n_pins -= 1
-            if not node.n_pins:
-                self._correct_protected_len(node)
-            self.resized(node.session_id)
-        return super().try_dec_lock_ref(node, params)
+        self.resized(node.session_id)
 
     def _correct_protected_len(self, node: SessionNode) -> None:
         """Restore cache_protected_len after SGLang counted loaded KV as part of the tree."""
@@ -218,6 +215,10 @@ class SessionCache(StreamingSession):
         node.own_from = None
 
     def release_session(self, session_id: str) -> None:
+        self._forget(session_id)
+        super().release_session(session_id)
+
+    def _forget(self, session_id: str) -> None:
         self._bare_rows.pop(session_id, None)
         if self.idle is not None:
             self.idle.forget(session_id)
@@ -225,7 +226,6 @@ class SessionCache(StreamingSession):
             self.preloads.forget(session_id)
         if self.tier is not None:
             self.tier.forget(session_id)
-        super().release_session(session_id)
 
     def n_computed(self, session_id: str) -> int:
         """Tokens of the session that its next request need not compute."""
@@ -234,10 +234,6 @@ class SessionCache(StreamingSession):
             return 0
         on_device: int = slot.kv.kv_committed_len
         return on_device if self.tier is None else self.tier.end_of(session_id, on_device)
-
-    def session_held_tokens(self, active_pool_idxs: set[int] | None = None) -> int:
-        held: int = super().session_held_tokens(active_pool_idxs)
-        return held if self.idle is None else held - self.idle.tokens
 
     def update_tiers(self) -> None:
         """To be called once a round."""
@@ -259,7 +255,7 @@ class SessionCache(StreamingSession):
         freed = 0
         for session_id, n_victim in self.idle.pick_victims(n_tokens, later_than_s):
             slot = self.slots[session_id]
-            kept = ceil_align(slot.kv.kv_allocated_len, self.page_size) - n_victim
+            kept = ceil_align(slot.kv.kv_allocated_len, self.cache.page_size) - n_victim
             if self.tier is not None:
                 self.tier.save(session_id, slot, kept)
             self._free_tail(slot.kv, kept)
@@ -272,9 +268,9 @@ class SessionCache(StreamingSession):
 
     def park(self, slot: SessionSlot) -> None:
         """Free the row of a session that has no KV of its own on the device."""
-        row = self.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]
+        row = self.cache.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]
         slot.kv.parked = row[: slot.kv.cache_protected_len].to(torch.int64)
-        self.req_to_token_pool.free(slot)
+        self.cache.req_to_token_pool.free(slot)
 
     def has_row(self, session_id: str) -> bool:
         slot = self.slots.get(session_id)

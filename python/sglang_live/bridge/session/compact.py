@@ -84,7 +84,7 @@ class SessionCompaction:
         if not self.rebase.due(req.multimodal_inputs, kv.sink_tokens):
             return
         self._sessions.before_change(session_id)
-        row = self._sessions.req_to_token_pool.req_to_token[kv.req_pool_idx]
+        row = self._sessions.cache.req_to_token_pool.req_to_token[kv.req_pool_idx]
         rows = row[kv.sink_tokens : kv.kv_committed_len]
         req.multimodal_inputs = self.rebase.rebase(req.multimodal_inputs, kv.sink_tokens, rows)
         self.n_rebased += 1
@@ -95,7 +95,7 @@ class SessionCompaction:
         The request's batch must then be passed to shorten().
         """
         slot = self._sessions.slots.get(req.session.session_id)
-        if slot is None or req.kv is not slot.kv:
+        if slot is None or req.kv is not slot.kv or slot.publishes_prompt:
             return None  # the session's first request has no history yet
         n_outputs = slot.kv.kv_committed_len - len(req.origin_input_ids)
         compaction = self._choose(slot, req, config, n_outputs)
@@ -114,7 +114,7 @@ class SessionCompaction:
             n_tokens=kv.kv_committed_len,
             sink_tokens=config.sink_tokens,
             window_tokens=max(config.window_tokens, n_outputs),
-            page_size=self._sessions.page_size,
+            page_size=self._sessions.cache.page_size,
             owned_from=kv.cache_protected_len,
             # With the tokens that open and close an item: one of them alone means nothing.
             media=[(a - 1, b + 1) for a, b in media_spans(req.multimodal_inputs)],
@@ -133,7 +133,7 @@ class SessionCompaction:
         own_from = max(kv.cache_protected_len, compaction.begin)
         kv.cache_protected_len = min(kv.cache_protected_len, compaction.begin)
         self._sessions.before_compaction(req.session.session_id, compaction)
-        compact_row(self._sessions, kv, compaction, own_from)
+        compact_row(self._sessions.cache, kv, compaction, own_from)
         remove_tokens(req, compaction)
         req.multimodal_inputs = compact_media(req.multimodal_inputs, compaction, n_tokens)
         kv.sink_tokens, kv.n_dropped = compaction.begin, kv.n_dropped + compaction.n_tokens
@@ -147,15 +147,15 @@ class SessionCompaction:
         if slot.kv.cache_protected_len <= begin:
             return True
         key = RadixKey(req.origin_input_ids, req.extra_key, limit=begin, cache_salt=req.cache_salt)
-        match = self._sessions.inner.tree_core.match_prefix(MatchPrefixParams(key=key, req=None))
-        self._sessions.inner._apply_cache_actions(match.cache_actions)
-        if len(match.device_indices) != begin:
+        cache = self._sessions.cache
+        match = cache.tree_core.match_prefix(MatchPrefixParams(key=key, req=None))
+        cache._apply_cache_actions(match.cache_actions)
+        if match.device_prefix_len != begin:
             log.warning("sink_not_in_tree session=%s", req.session and req.session.session_id)
             return False
-        lock = self._sessions.inner.inc_lock_ref(match.last_device_node)
-        skip = {"skip_swa": True} if slot.swa_prefix_lock_released else {}
-        self._sessions.inner.dec_lock_ref(slot.last_node, slot.lock_receipt, **skip)
-        slot.last_node, slot.lock_receipt = match.last_device_node, lock.to_dec_params()
+        lock = cache.lock(match.last_device_node)
+        cache.unlock(slot.lock)
+        slot.lock = lock
         return True
 
 

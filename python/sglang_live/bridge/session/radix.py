@@ -4,16 +4,23 @@ In: unlocked leaves of the tree, and idle sessions. Out: free memory, first from
 use is expected last. Transfers of both to the host and back use SGLang's HiCache.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from sglang.srt.managers.cache_controller import HiCacheAck
+from sglang.srt.managers.schedule_batch import Req, ReqKvInfo
 from sglang.srt.mem_cache.base_prefix_cache import (
+    DecLockRefParams,
+    DecLockRefResult,
     EvictParams,
     EvictResult,
+    IncLockRefResult,
     InitLoadBackParams,
     InsertParams,
     InsertResult,
+    TreeLock,
 )
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
@@ -40,7 +47,7 @@ class LiveRadixCache(UnifiedRadixCache):
     def __init__(self, params: CacheInitParams):
         self._age = TreeAge()
         super().__init__(params)
-        self.session = SessionCache(inner=self)
+        self.session = SessionCache(self)
 
     def _reset_full(self) -> None:
         super()._reset_full()
@@ -78,7 +85,14 @@ class LiveRadixCache(UnifiedRadixCache):
             return super().evict(params)
         return self._evict_oldest(params, super().evict)
 
-    def evict_for_alloc(self, params: EvictParams) -> EvictResult:
+    def evict_for_alloc(
+        self,
+        params: EvictParams,
+        *,
+        allocation_reclaim_satisfied: Callable[[], bool] | None = None,
+    ) -> EvictResult:
+        # Only pools of several kinds of attention have the condition.
+        assert allocation_reclaim_satisfied is None
         if self.session.idle is None:
             return super().evict_for_alloc(params)
         return self._evict_oldest(params, super().evict_for_alloc)
@@ -125,6 +139,44 @@ class LiveRadixCache(UnifiedRadixCache):
             result.num_tokens_evicted += self.session.evict_idle(missing)
         return result
 
+    def session_records(self) -> dict[str, ReqKvInfo]:
+        """Upstream's, but without the KV of idle sessions, which is counted as evictable."""
+        records: dict[str, ReqKvInfo] = super().session_records()
+        if self.session.idle is None:
+            return records
+        return {
+            session_id: _row_alone(kv) if session_id in self.session.idle else kv
+            for session_id, kv in records.items()
+        }
+
+    # --- sessions in the place of a tree node ---
+
+    def lock(self, node_id: Any, skip_lock_components: Sequence[Any] = ()) -> TreeLock | None:
+        if isinstance(node_id, SessionNode):
+            return self.session.pin(node_id)
+        return super().lock(node_id, skip_lock_components)
+
+    def unlock(self, lock: TreeLock | None) -> None:
+        if lock is not None and isinstance(lock.node, SessionNode):
+            self.session.unpin(lock.node)
+        else:
+            super().unlock(lock)
+
+    def inc_host_lock_ref(self, node_id: Any) -> IncLockRefResult:
+        if isinstance(node_id, SessionNode):
+            return IncLockRefResult()
+        return super().inc_host_lock_ref(node_id)
+
+    def dec_host_lock_ref(self, node_id: Any, params: DecLockRefParams) -> DecLockRefResult:
+        if isinstance(node_id, SessionNode):
+            return DecLockRefResult()
+        return super().dec_host_lock_ref(node_id, params)
+
+    def prefix_device_indices(self, req: Req) -> torch.Tensor:
+        slot = self.session.borrowed_slot(req)
+        # Only a session whose row was evicted has none.
+        return super().prefix_device_indices(req) if slot is None else slot.kv.parked
+
     # --- the host ---
 
     def init_load_back(self, params: InitLoadBackParams) -> Any:
@@ -163,6 +215,12 @@ class LiveRadixCache(UnifiedRadixCache):
                 # SGLang looks up every remaining id among the tree's nodes.
                 ack.node_ids[:] = [i for i in ack.node_ids if not tier.copies.acknowledged(i)]
         super().loading_check(finish_count)
+
+
+def _row_alone(kv: ReqKvInfo) -> ReqKvInfo:
+    without = copy.copy(kv)
+    without.kv_allocated_len = without.kv_committed_len = kv.cache_protected_len
+    return without
 
 
 def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:

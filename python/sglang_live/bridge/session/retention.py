@@ -125,7 +125,7 @@ class Retention:
         assert config.sink_tokens is not None  # retain() sets it
         bound = config.sink_tokens + config.window_tokens + config.slack_tokens
         n_tokens: int = req.kv.kv_committed_len
-        return n_tokens > bound + 2 * self._sessions.page_size
+        return n_tokens > bound + 2 * self._sessions.cache.page_size
 
     def _state(self, session_id: str) -> Retained:
         session = self._scheduler.session_controller.get(session_id)

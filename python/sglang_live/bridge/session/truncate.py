@@ -1,4 +1,4 @@
-"""Truncation of streaming sessions, and repairs of how upstream ends a session's requests.
+"""Truncation of streaming sessions, and a repair of how upstream rejects a session's requests.
 
 SGLang's streaming sessions only append. Between two requests their length is recorded in two
 places: the finished request that the next one extends, and the slot that keeps its KV.
@@ -51,9 +51,7 @@ def truncate_session(scheduler: Any, session_id: str, position: int) -> int:
 
 
 def streaming_sessions(tree_cache: Any) -> StreamingSession | None:
-    """SGLang's session slots, which are stand-alone or embedded in the unified cache."""
-    if hasattr(tree_cache, "slots"):
-        return tree_cache
+    """SGLang's session slots; None if its cache supports no sessions."""
     return getattr(tree_cache, "session", None)
 
 
@@ -93,10 +91,6 @@ def _drop_input(session: Session, req: Req, n_tokens: int) -> bool:
     return True
 
 
-# --- faults of upstream that an aborted request meets: Session._inflight, which says that a request
-# --- of the session is running, is cleared too early or never
-
-
 def detach_rejected(request: Req, session: Session, *args: Any, **kwargs: Any) -> Req:
     """After Session.create_req: detach a rejected request from its session.
 
@@ -106,20 +100,3 @@ def detach_rejected(request: Req, session: Session, *args: Any, **kwargs: Any) -
     if session.streaming and request.to_finish is not None:
         request.session = None
     return request
-
-
-def release_waiting(result: None, scheduler: Any, req: Req) -> None:
-    """After Scheduler._release_aborted_request: release the session of an aborted waiting request.
-
-    Upstream does not: the session then rejects every later request, and never closes.
-    """
-    session = req.session
-    if session is not None and session.streaming and not req.finished():
-        session.abort_req()
-        if req.retracted_stain:
-            # Its KV is the session's, but its tokens will not be.
-            sessions = getattr(scheduler.tree_cache, "session", None)
-            if isinstance(sessions, SessionCache):
-                sessions.forget_if_compacted(session)
-            scheduler.tree_cache.release_session(session.session_id)
-    return result

@@ -45,7 +45,7 @@ class SessionTier:
 
     def __init__(self, sessions: Any, open_storage: Callable[[int], PageFile] | None = None):
         self._sessions = sessions
-        self.copies = HostCopies(sessions.inner)
+        self.copies = HostCopies(sessions.cache)
         self.stored: StoredTails | None = None
         if open_storage is not None:
             file = open_storage(self.copies.bytes_per_token * self._page_size)
@@ -61,7 +61,7 @@ class SessionTier:
 
     def _least_of_all_ranks(self, numbers: list[int]) -> list[int]:
         tensor = torch.tensor(numbers, dtype=torch.int64)
-        self._sessions.inner._all_reduce(tensor, torch.distributed.ReduceOp.MIN)
+        self._sessions.cache._all_reduce(tensor, torch.distributed.ReduceOp.MIN)
         return [int(number) for number in tensor.tolist()]
 
     def reset(self) -> None:
@@ -180,7 +180,7 @@ class SessionTier:
             n_key: tokens of the request.
         """
         self._wait_for_arrival(session_id)
-        n_device = len(result.device_indices)
+        n_device = result.device_prefix_len
         copy = self._behind(session_id, n_device)
         if copy is None or min(copy.end, n_key) <= n_device:
             return result
@@ -201,17 +201,17 @@ class SessionTier:
         stored_end = None if self.stored is None else self.stored.end_of(session_id)
         return max(n_device, stored_end or copy.end)
 
-    def load_back(self, req: Req) -> tuple[torch.Tensor, object]:
+    def load_back(self, req: Req) -> tuple[int, object]:
         """Load the host hit that with_host_hit() reported, or nothing.
 
         Returns:
-            the device slots of the loaded tokens, and the request's last node.
+            the number of loaded tokens, and the request's last node.
         """
         sessions, session_id = self._sessions, req.session.session_id
         slot = sessions.slots[session_id]
         # SGLang then sets cache_protected_len as if the loaded tokens were in the tree.
         slot.virtual_node.own_from = slot.kv.cache_protected_len
-        begin, end = len(req.prefix_indices), len(req.prefix_indices) + req.host_hit_length
+        begin, end = req.prefix_len, req.prefix_len + req.host_hit_length
         device = None
         copy = self._behind(session_id, begin)
         if copy is not None and end <= copy.end and self._has_row(slot):
@@ -221,10 +221,10 @@ class SessionTier:
         if device is None:
             self.counts["loads_refused"] += 1
             self._drop_empty_row(slot)
-            return torch.empty(0, dtype=torch.int64, device=sessions.inner.device), req.last_node
+            return 0, req.last_node
         self.counts["loads"] += 1
         self._attach(slot, begin, end, device)
-        return device[: end - begin], req.last_node
+        return end - begin, req.last_node
 
     def keeping(self, session_id: str) -> AbstractContextManager[None]:
         """A context in which the session's host copy is not evicted."""
@@ -242,7 +242,7 @@ class SessionTier:
     def has_spare_row(self, session_id: str) -> bool:
         """Whether a preload may take a row: without free rows SGLang admits no request."""
         slot = self._sessions.slots[session_id]
-        n_free: int = self._sessions.req_to_token_pool.available_size()
+        n_free: int = self._sessions.cache.req_to_token_pool.available_size()
         return bool(slot.kv.holds_kv) or n_free > _SPARE_ROWS
 
     def preload(self, session_id: str, most_tokens: int) -> int:
@@ -260,7 +260,7 @@ class SessionTier:
             return 0
         if not self.has_spare_row(session_id) or not self._has_row(slot):
             return 0
-        device = self._sessions.token_to_kv_pool_allocator.alloc(n_slots)
+        device = self._sessions.cache.token_to_kv_pool_allocator.alloc(n_slots)
         if device is None:
             self._drop_empty_row(slot)
             return 0
@@ -272,7 +272,7 @@ class SessionTier:
         return n_slots
 
     def _attach(self, slot: SessionSlot, begin: int, end: int, device: torch.Tensor) -> None:
-        row = self._sessions.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]
+        row = self._sessions.cache.req_to_token_pool.req_to_token[slot.kv.req_pool_idx]
         assert begin == ceil_align(slot.kv.kv_allocated_len, self._page_size)
         row[begin : begin + len(device)] = device.to(row.dtype)
         slot.kv.kv_allocated_len = slot.kv.kv_committed_len = end
@@ -281,11 +281,11 @@ class SessionTier:
         """Allocate the row of a fully evicted session. Returns False if no row is free."""
         if slot.kv.holds_kv:
             return True
-        rows = self._sessions.req_to_token_pool.alloc_rows(1)
+        rows = self._sessions.cache.req_to_token_pool.alloc_rows(1)
         if rows is None:
             return False
         slot.kv.req_pool_idx = rows[0]
-        row = self._sessions.req_to_token_pool.req_to_token[rows[0]]
+        row = self._sessions.cache.req_to_token_pool.req_to_token[rows[0]]
         row[: len(slot.kv.parked)] = slot.kv.parked.to(row.dtype)
         return True
 
@@ -294,9 +294,9 @@ class SessionTier:
             self._sessions.park(slot)
 
     def _make_room(self, n_slots: int) -> None:
-        missing = n_slots - self._sessions.token_to_kv_pool_allocator.available_size()
+        missing = n_slots - self._sessions.cache.token_to_kv_pool_allocator.available_size()
         if missing > 0:
-            self._sessions.inner.evict_for_alloc(EvictParams(num_tokens=missing))
+            self._sessions.cache.evict_for_alloc(EvictParams(num_tokens=missing))
 
     def _wait_for_arrival(self, session_id: str) -> None:
         for event in self._arriving.pop(session_id, ()):
@@ -314,9 +314,9 @@ class SessionTier:
         }
 
     def _free_share(self) -> float:
-        inner = self._sessions.inner
-        allocator = inner.token_to_kv_pool_allocator
-        n_free: int = allocator.available_size() + inner.tree_evictable_size()
+        cache = self._sessions.cache
+        allocator = cache.token_to_kv_pool_allocator
+        n_free: int = allocator.available_size() + cache.tree_evictable_size()
         return float(n_free / allocator.size)
 
     @property
@@ -326,7 +326,7 @@ class SessionTier:
 
     @property
     def _page_size(self) -> int:
-        page_size: int = self._sessions.page_size
+        page_size: int = self._sessions.cache.page_size
         return page_size
 
 

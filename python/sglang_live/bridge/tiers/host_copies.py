@@ -167,10 +167,6 @@ class HostCopies:
 
     def _submit_write(self, copy: HostCopy, host: torch.Tensor, device: torch.Tensor) -> None:
         controller, transfer = self._controller, self.new_number()
-        if controller.load_fence_stream is not None:
-            # A request may be retracted, and its session evicted, while its step still runs.
-            stream = controller.l2_transfer_engine.device_to_host_stream
-            stream.wait_stream(controller.load_fence_stream)
         controller.write_queue.append(CacheOperation(host, device, node_id=transfer))
         began_s = time.monotonic()
         controller.start_writing()

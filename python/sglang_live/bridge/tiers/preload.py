@@ -181,7 +181,7 @@ class Preloads:
         if not self._loading or self.rate.bytes_per_s is None:
             return
         window_s = max(self._config.in_flight_s, min(self._round_s, _LONGEST_ROUND_S))
-        copies, page_size = self._tier.copies, self._sessions.page_size
+        copies, page_size = self._tier.copies, self._sessions.cache.page_size
         window_tokens = int(window_s * self.rate.bytes_per_s / copies.bytes_per_token)
         in_flight = copies.bytes_to_device // copies.bytes_per_token
         room = max(page_size, window_tokens) - in_flight
@@ -213,8 +213,8 @@ class Preloads:
         speaks = self._idle.is_speaking(session_id)
         share = config.max_protected_share if speaks else config.max_expected_share
         n_tokens = tier.tokens_to_preload(session_id)
-        allocator = sessions.token_to_kv_pool_allocator
-        free = allocator.available_size() + sessions.inner.tree_evictable_size()
+        allocator = sessions.cache.token_to_kv_pool_allocator
+        free = allocator.available_size() + sessions.cache.tree_evictable_size()
         return PreloadView(
             now_s=now_s,
             needed_at_s=needed_at_s,
@@ -241,9 +241,9 @@ class Preloads:
     def _make_room(self, n_slots: int, later_than_s: float) -> None:
         """Evict what is needed later than later_than_s: unlocked leaves of the tree first."""
         sessions = self._sessions
-        missing = n_slots - sessions.token_to_kv_pool_allocator.available_size()
+        missing = n_slots - sessions.cache.token_to_kv_pool_allocator.available_size()
         if missing > 0:
-            missing -= sessions.inner.evict_tree(missing)
+            missing -= sessions.cache.evict_tree(missing)
         if missing > 0:
             sessions.evict_idle(missing, later_than_s=later_than_s)
 

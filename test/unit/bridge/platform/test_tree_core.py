@@ -14,14 +14,19 @@ def nothing_chosen(monkeypatch):
 
 
 def test_the_installed_sglang_says_which_pytorch_it_is_built_for():
-    assert tree_core.torch_of_sglang() == "2.13.0"
+    assert tree_core.torch_of_sglang() == "2.14.1"
 
 
 @pytest.mark.parametrize(
     ("installed", "chosen"),
-    [("2.13.0+cpu", None), ("2.13.1", None), ("2.11.0+cu130", "python"), ("2.14.0", "python")],
+    [
+        ("2.13.0+cpu", None),
+        ("2.14.1+cu130", None),
+        ("2.11.0+cu130", "python"),
+        ("2.15.0", "python"),
+    ],
 )
-def test_the_tree_in_rust_needs_its_own_pytorch(monkeypatch, installed, chosen):
+def test_the_tree_in_rust_needs_a_pytorch_that_it_works_with(monkeypatch, installed, chosen):
     monkeypatch.setattr(torch, "__version__", installed)
     use_matching_tree_core()
     assert os.environ.get(BACKEND_ENV) == chosen

@@ -28,3 +28,9 @@ def test_the_compilers_cache_is_bounded_in_bytes(monkeypatch):
         compiler.compile_json_schema(json.dumps(schema))
     # Without a limit it is 674,000.
     assert 20_000 < compiler.get_cache_size_bytes() < 150_000
+
+
+def test_sglang_may_turn_the_compilers_cache_off():
+    compiler = BoundedCompiler(tokenizer_info=VOCABULARY, cache_enabled=False)
+    compiler.compile_json_schema('{"type": "object"}')
+    assert compiler.get_cache_size_bytes() == 0

@@ -24,8 +24,8 @@ class FakeReq:
         return [0] * self.n_prompt
 
     @property
-    def prefix_indices(self) -> list[int]:
-        return [0] * self.n_done
+    def prefix_len(self) -> int:
+        return self.n_done
 
     @property
     def sampling_params(self) -> SimpleNamespace:

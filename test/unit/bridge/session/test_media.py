@@ -123,6 +123,11 @@ class Talk:
         items = self.mm_inputs.mm_items
         return [list(ids[a : b + 1]) for item in items for a, b in item.offsets]
 
+    def padding(self) -> list[list[int]]:
+        """What SGLang writes into the token arrays for each item."""
+        items = self.mm_inputs.mm_items
+        return [item.padding_sequence(b - a + 1) for item in items for a, b in item.offsets]
+
     def _media(self, prompt: list[int]) -> MultimodalInputs | None:
         """As the processor of Qwen3-Omni has it for one prompt."""
         kinds = [(AUDIO, Modality.AUDIO), (IMAGE, Modality.IMAGE)]
@@ -236,7 +241,7 @@ def test_dropped_tokens_leave_neither_offsets_nor_positions(before, said):
         one.turn(*WORDS)
         one.turn(*BOTH)
     assert torch.equal(talk.positions, other.positions)
-    assert all(len(set(run)) == 1 for run in talk.runs())
+    assert talk.runs() == talk.padding()
     assert list(map(len, talk.runs())) == list(map(len, other.runs()))
 
 
@@ -345,10 +350,10 @@ def test_items_are_where_their_tokens_are():
     first = len(CLIP) + N_REPLY
     talk.compact(first, first + len(PICTURE) + N_REPLY)
     talk.turn(*CLIP)
-    pads = [found.pad_value for found in talk.mm_inputs.mm_items]
     sizes = [AUDIO_TOKENS, AUDIO_TOKENS, IMAGE_TOKENS, AUDIO_TOKENS]
-    assert talk.runs() == [[pad] * n for pad, n in zip(pads, sizes, strict=True)]
-    assert len(set(pads)) == 4
+    assert list(map(len, talk.runs())) == sizes
+    assert talk.runs() == talk.padding()
+    assert len(set(map(tuple, talk.runs()))) == 4
 
 
 def test_sglang_embeds_the_new_clip_only():

@@ -32,8 +32,10 @@ class FakeAllocator:
 
 
 class FakeTree:
+    page_size = 1
+
     def __init__(self, allocator: FakeAllocator):
-        self._allocator, self.n_tokens = allocator, 0
+        self.token_to_kv_pool_allocator, self.n_tokens = allocator, 0
 
     def tree_evictable_size(self) -> int:
         return self.n_tokens
@@ -41,7 +43,7 @@ class FakeTree:
     def evict_tree(self, n_tokens: int) -> int:
         evicted = min(n_tokens, self.n_tokens)
         self.n_tokens -= evicted
-        self._allocator.n_free += evicted
+        self.token_to_kv_pool_allocator.n_free += evicted
         return evicted
 
 
@@ -70,7 +72,7 @@ class FakeTier:
         return self.on_host.get(session_id, 0)
 
     def preload(self, session_id: str, most_tokens: int) -> int:
-        allocator = self._sessions.token_to_kv_pool_allocator
+        allocator = self._sessions.allocator
         n_tokens = min(self.on_host[session_id], most_tokens)
         if not self.has_rows or n_tokens > allocator.n_free:
             return 0
@@ -88,11 +90,9 @@ class FakeTier:
 class FakeSessions:
     """Memory of idle sessions, ranked by the real IdleSessions; tokens are plain numbers."""
 
-    page_size = 1
-
     def __init__(self):
-        self.token_to_kv_pool_allocator = FakeAllocator()
-        self.inner = FakeTree(self.token_to_kv_pool_allocator)
+        self.allocator = FakeAllocator()
+        self.cache = FakeTree(self.allocator)
         self.idle = IdleSessions(page_size=1)
         self.tier = FakeTier(self)
         self.on_device: dict[str, int] = {}
@@ -108,7 +108,7 @@ class FakeSessions:
         for session_id, n_victim in self.idle.pick_victims(n_tokens, later_than_s):
             self.on_device[session_id] -= n_victim
             self.tier.on_host[session_id] = self.tier.on_host.get(session_id, 0) + n_victim
-            self.token_to_kv_pool_allocator.n_free += n_victim
+            self.allocator.n_free += n_victim
             self._expect(session_id)
 
     def _expect(self, session_id: str) -> None:
@@ -133,7 +133,7 @@ class FakeSessions:
 
     def replied(self, session_id: str, n_tokens: int) -> None:
         """It is idle, all on the device."""
-        self.token_to_kv_pool_allocator.n_free -= n_tokens
+        self.allocator.n_free -= n_tokens
         self.on_device[session_id] = n_tokens
         self.resized(session_id)
 
@@ -229,12 +229,12 @@ def test_memory_comes_from_the_tree_and_then_from_sessions_needed_later(sessions
     sessions.replied("late", 500)
     sessions.plays("soon", 0.0)
     sessions.plays("late", 30.0)
-    sessions.token_to_kv_pool_allocator.n_free = 20
-    sessions.inner.n_tokens = 80
+    sessions.allocator.n_free = 20
+    sessions.cache.n_tokens = 80
     sessions.on_host("a", 150)
     sessions.speaks("a")
     assert sessions.tier.brought == ["a"]
-    assert sessions.inner.n_tokens == 0
+    assert sessions.cache.n_tokens == 0
     assert (sessions.on_device["soon"], sessions.on_device["late"]) == (400, 450)
 
 
@@ -249,7 +249,7 @@ def test_a_session_needed_earlier_is_not_evicted(sessions):
 
 def test_with_all_memory_in_use_the_prefill_loads(sessions):
     sessions.on_host("a", 100)
-    sessions.token_to_kv_pool_allocator.n_free = 0
+    sessions.allocator.n_free = 0
     sessions.speaks("a")
     sessions.run(REMAINING_SPEECH_S)
     assert sessions.tier.brought == []
@@ -263,14 +263,14 @@ def test_memory_that_comes_in_time_is_used(sessions):
     sessions.speaks("a")
     sessions.run(0.3)
     assert sessions.tier.brought == [] and sessions.skipped == {}
-    sessions.token_to_kv_pool_allocator.n_free = 150
+    sessions.allocator.n_free = 150
     sessions.run(CONFIG.retry_s)
     assert sessions.tier.brought == ["a"]
 
 
 def test_running_requests_keep_a_reserve(sessions):
     sessions.on_host("a", 100)
-    sessions.token_to_kv_pool_allocator.n_free = 149
+    sessions.allocator.n_free = 149
     sessions.speaks("a")
     sessions.run(0.1)
     assert sessions.tier.brought == []
@@ -278,11 +278,11 @@ def test_running_requests_keep_a_reserve(sessions):
 
 def test_a_request_ends_the_wait(sessions):
     sessions.on_host("a", 100)
-    sessions.token_to_kv_pool_allocator.n_free = 0
+    sessions.allocator.n_free = 0
     sessions.speaks("a")
     sessions.run(0.1)
     sessions.asks("a")
-    sessions.token_to_kv_pool_allocator.n_free = POOL_TOKENS
+    sessions.allocator.n_free = POOL_TOKENS
     sessions.run(1)
     assert sessions.tier.brought == []
     assert sessions.skipped == {"preloads_overtaken_memory": 1}
@@ -369,11 +369,11 @@ def test_speech_precedes_a_hint(sessions):
 
 def test_a_hint_does_not_cancel_a_speaking_users_wait(sessions):
     sessions.on_host("a", 100)
-    sessions.token_to_kv_pool_allocator.n_free = 0
+    sessions.allocator.n_free = 0
     sessions.speaks("a")
     sessions.plays("a", 20.0)
     sessions.run(0.1)
-    sessions.token_to_kv_pool_allocator.n_free = POOL_TOKENS
+    sessions.allocator.n_free = POOL_TOKENS
     sessions.run(CONFIG.retry_s)
     assert sessions.tier.brought == ["a"]
 
@@ -478,10 +478,10 @@ def test_a_false_alarm_ends_a_preload_and_its_protection(sessions):
 def test_after_a_false_alarm_the_preload_waits_for_the_expected_use(sessions):
     sessions.on_host("a", 100)
     sessions.plays("a", 20.0)
-    sessions.token_to_kv_pool_allocator.n_free = 0
+    sessions.allocator.n_free = 0
     sessions.speaks("a")
     sessions.coughs("a")
-    sessions.token_to_kv_pool_allocator.n_free = POOL_TOKENS
+    sessions.allocator.n_free = POOL_TOKENS
     sessions.run(20.9)
     assert sessions.tier.brought == []
     sessions.run(0.2)
@@ -527,7 +527,7 @@ def lived_through(events) -> FakeSessions:
                 sessions.run(number / 5)
             case "evict":
                 sessions.evict_idle(int(number * 100))
-        held = sum(sessions.on_device.values()) + sessions.token_to_kv_pool_allocator.n_free
+        held = sum(sessions.on_device.values()) + sessions.allocator.n_free
         assert held == POOL_TOKENS
     return sessions
 

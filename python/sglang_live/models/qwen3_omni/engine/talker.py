@@ -19,7 +19,6 @@ from sglang.srt.layers.linear import (
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.moe.ep_moe.layer import get_moe_impl_class
 from sglang.srt.layers.moe.topk import TopK
-from sglang.srt.layers.moe.utils import reduce_moe_output
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
 from sglang.srt.models.qwen2_moe import Qwen2MoeModel
@@ -72,6 +71,9 @@ class _SharedExpertMoe(nn.Module):
             prefix=f"{prefix}.experts",
             inplace=False,  # the shared expert reads the same input afterwards
         )
+        self.topk.bind_runner_backend(
+            self.experts.runner_backend, routing_method_type=self.experts.routing_method_type
+        )
         self.shared_gate_up = MergedColumnParallelLinear(
             config.hidden_size, [inner] * 2, bias=False, prefix=f"{prefix}.shared_gate_up"
         )
@@ -91,8 +93,8 @@ class _SharedExpertMoe(nn.Module):
         router_logits, _ = self.gate(x)
         routed = self.experts(x, self.topk(x, router_logits))
         shared, _ = self.shared_down(self._act(self.shared_gate_up(x)[0]))
-        out = routed + torch.sigmoid(self.shared_gate(x)) * shared
-        return reduce_moe_output(out)
+        # The decoder layer sums it over the ranks.
+        return routed + torch.sigmoid(self.shared_gate(x)) * shared
 
 
 class _TalkerLayer(Qwen3MoeDecoderLayer):
