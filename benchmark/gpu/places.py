@@ -17,7 +17,7 @@ def on_device(device: str) -> Iterator[tuple[str, ...]]:
     processes that are started within the context."""
     with gpus_hidden(device == "cpu"):
         stages = () if device == "cpu" else STAGES
-        yield tuple(f"--{stage}.device={_indexed(device)}" for stage in stages)
+        yield tuple(f"--{stage}.device={indexed(device)}" for stage in stages)
 
 
 def gpus_hidden(hide: bool) -> AbstractContextManager[None]:
@@ -54,5 +54,8 @@ def platform_of(device: str) -> str:
     return "cuda_native" if cuda.is_active() else "cuda"
 
 
-def _indexed(device: str) -> str:
+def indexed(device: str) -> str:
+    """As stages take it: with the index of the GPU."""
+    if device == "cpu":
+        return device
     return device if ":" in device else f"{device}:0"

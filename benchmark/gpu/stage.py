@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmark.gpu.places import gpus_hidden
+from benchmark.gpu.places import gpus_hidden, indexed
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
@@ -37,7 +37,7 @@ async def running_stage(
         run_dir=str(run_dir),
         served_name="demo",
         native_key="benchmark" if stage == "thinker" else "",
-        device=device,
+        device=indexed(device),
         engine_args=engine_args,
         environment=environment or {},
     )

@@ -187,6 +187,9 @@ def test_an_engine_on_the_cpu_has_no_arms_of_a_gpu():
 
 
 def test_a_server_gets_its_device():
+    assert [places.indexed(name) for name in ("cpu", "cuda", "cuda:1")] == [
+        *("cpu", "cuda:0", "cuda:1"),
+    ]
     with places.on_device("cuda") as flags:
         assert "--vocoder.device=cuda:0" in flags
     with places.on_device("cpu") as flags:
