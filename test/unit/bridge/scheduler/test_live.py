@@ -1,6 +1,5 @@
 """The prompts of a round's prefill, and its wait; the rest of the scheduler needs an engine."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +32,7 @@ def test_one_prompt_with_audio_is_admitted_and_others_as_far_as_they_fit(queue, 
 def test_the_rank_that_receives_input_alone_waits_for_it(inbox, n_waits):
     """Another rank that slept would delay rank 0's input by as much."""
     waits: list[int] = []
-    rank = SimpleNamespace(inbox=inbox, rounds=None, _poller=SimpleNamespace(poll=waits.append))
-    rank._poll = partial(LiveScheduler._poll, rank)
-    LiveScheduler._wait_for_input(rank)
+    rank = LiveScheduler.__new__(LiveScheduler)
+    rank.inbox, rank.rounds, rank._poller = inbox, None, SimpleNamespace(poll=waits.append)
+    rank._wait_for_input()
     assert len(waits) == n_waits
