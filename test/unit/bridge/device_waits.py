@@ -90,7 +90,9 @@ REASONS = {
 }
 
 # Reads that the source does not show, seen by bridge/modelled/wait_recorder.py in an engine.
-REASONS_AT_RUNTIME: dict[tuple[str, str], str] = {}
+REASONS_AT_RUNTIME = {
+    ("models/qwen3_omni/code_predictor.py", "traced.<locals>.predict"): "on a CPU alone",
+}
 
 
 def waits_in(path: Path) -> Iterator[str]:
