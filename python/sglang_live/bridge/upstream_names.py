@@ -38,7 +38,7 @@ NAMES = (
             "_request_dispatcher _pending_chunked_abort_req chunked_req "
             "chunked_prefill_size waiting_queue running_batch session_controller "
             "ipc_channels idle_sleeper pool_stats_observer invariant_checker "
-            "load_inquirer new_token_ratio_tracker future_map forward_stream_ctx "
+            "load_inquirer new_token_ratio_tracker forward_stream_ctx "
             "max_total_num_tokens req_to_token_pool token_to_kv_pool_allocator "
             "tree_cache tp_worker spec_algorithm enable_overlap enable_lora device_module "
             "attn_dp_enabled"
@@ -106,23 +106,6 @@ NAMES = (
             "mm_items mrope_positions mrope_position_delta mrope_position_delta_repeated_cache"
         ),
         used_in="bridge/session/media.py",
-    ),
-    Upstream(
-        "sglang.srt.managers.overlap_utils.RelayPayload",
-        functions={
-            "__init__": (
-                "self, bonus_tokens, topk_p=, topk_index=, hidden_states=, "
-                "draft_probs=, dsa_topk_indices=, accept_tokens=, accept_lens="
-            ),
-        },
-        used_in="bridge/scheduler/paused.py",
-    ),
-    Upstream(
-        "sglang.srt.managers.overlap_utils.FutureMap",
-        functions={
-            "stash": "self, future_indices, payload",
-        },
-        used_in="bridge/scheduler/paused.py",
     ),
     Upstream(
         "sglang.srt.managers.utils.GenerationBatchResult",

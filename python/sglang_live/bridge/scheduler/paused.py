@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from sglang.srt.managers.overlap_utils import RelayPayload
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
@@ -90,9 +89,8 @@ def decode_batch_of(scheduler: Any, returning: list[PausedRequest]) -> ScheduleB
     if batch.return_logprob:
         batch.top_logprobs_nums = [req.logprob.top_logprobs_num for req in reqs]
         batch.token_ids_logprobs = [req.logprob.token_ids_logprob for req in reqs]
-    newest = copy_to(torch.tensor([req.output_ids[-1] for req in reqs], dtype=torch.int64), device)
-    scheduler.future_map.stash(batch.req_pool_indices, RelayPayload(bonus_tokens=newest))
-    batch.input_ids = None  # gathered from the relay just stashed
+    # The newest token is in the relay since its step, at the row that a paused request keeps.
+    batch.input_ids = None
     vocab_size = scheduler.model_config.vocab_size
     batch.sampling_info = SamplingBatchInfo.from_schedule_batch(batch, vocab_size)
     if batch.sampling_info.penalizer_orchestrator.is_required:
