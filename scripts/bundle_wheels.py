@@ -31,7 +31,7 @@ LEFT_OUT = {
 }
 # Files that neither SGLang's server nor sglang_live reads, by package.
 NEVER_READ = {
-    "sglang": r"sglang/(multimodal_gen|test)/",
+    "sglang": r"sglang/(multimodal_gen/|test/|srt/rust_extensions/_bench\.)",
     "silero-vad": r"silero_vad/data/(?!silero_vad_16k_sequence\.onnx)",
     "jedi": r"jedi/third_party/",
 }
