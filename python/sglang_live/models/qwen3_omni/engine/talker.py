@@ -271,7 +271,8 @@ class Qwen3OmniTalker(nn.Module):
         predict = self.code_predictor if get_is_capture_mode() else self._predict_codes
         codes, residual = predict(state.past_hidden[rows], first, greedy, draws)
         state.codes[rows, frame] = codes.to(torch.int16)
-        state.seen[rows, code0] = True
+        # A Python scalar would be copied from pageable memory, which a CUDA graph cannot capture.
+        state.seen[rows, code0] = torch.ones_like(code0, dtype=torch.bool)
         self.frame_codes[: len(code0)] = torch.cat((code0.unsqueeze(1), codes), dim=1)
         return first + residual + self.text_table[state.text_ids[rows, frame].long()]
 
