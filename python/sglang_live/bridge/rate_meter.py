@@ -31,12 +31,14 @@ class BatchWork:
         n_streams: requests of a decode round; 0: the batch is a prefill.
         n_tokens: tokens of a prefill.
         audio_s: seconds of audio that the prefill's encoder computes.
+        n_pairs: pairs of a new token and a token that it attends to.
     """
 
     number: int
     n_streams: int = 0
     n_tokens: int = 0
     audio_s: float = 0.0
+    n_pairs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +79,13 @@ class _Slope:
 
 
 class PrefillFit:
-    """Duration of a prefill: fixed + per token + per second of audio.
+    """Duration of a prefill: fixed + per token + per second of audio + per attended pair.
 
     Least squares of the relative errors of the latest prefills, twice: the second time without
     those that the first explains worst, such as a prefill that compiled a kernel. Where the
     prefills do not determine a cost, because all have the same size, it stays near its last value.
+    A token's cost grows with its context; the rate is the cost at the contexts of the latest
+    prefills, so that the slices of a long prompt do not become longer one by one.
     No cost is negative. Few short prefills may show no cost of a token, and a long one would then
     seem free: a token costs at least a tenth of what it did in the quickest of them.
     """
@@ -92,19 +96,26 @@ class PrefillFit:
     # A prefill whose error is this many times the median is left out, from an error of a tenth on.
     _OUTLIER, _TOLERANCE = 3.0, 0.1
     _LEAST = 0.1
+    # Weight of a prefill's context beside that of the next one.
+    _RECENT = 0.7
     # Smallest scale of each cost: one that was zero can be found again.
-    _SCALE = np.array([1e-3, 1e-5, 1e-3])
+    _SCALE = np.array([1e-3, 1e-5, 1e-3, 1e-9])
 
     def __init__(self, rates: StageRates):
         self._costs = np.array(
-            [rates.prefill_s_fixed, rates.prefill_s_per_token, rates.encoder_s_per_audio_s]
+            [rates.prefill_s_fixed, rates.prefill_s_per_token, rates.encoder_s_per_audio_s, 0.0]
         )
-        self._seen: deque[tuple[float, float, float, float]] = deque(maxlen=self._KEPT)
+        self._recent_tokens = self._recent_pairs = 0.0
+        self._seen: deque[tuple[float, ...]] = deque(maxlen=self._KEPT)
 
-    def take(self, n_tokens: int, audio_s: float, spent_s: float) -> None:
-        self._seen.append((1.0, float(n_tokens), audio_s, spent_s))
+    def take(self, work: BatchWork, spent_s: float) -> None:
+        n_tokens, n_pairs = float(work.n_tokens), float(work.n_pairs)
+        # Long prefills count more: a prompt between two slices of another does not hide it.
+        self._recent_tokens = self._RECENT * self._recent_tokens + n_tokens
+        self._recent_pairs = self._RECENT * self._recent_pairs + n_pairs
+        self._seen.append((1.0, n_tokens, work.audio_s, n_pairs, spent_s))
         found = np.array(self._seen)
-        sizes, spent = found[:, :3], found[:, 3]
+        sizes, spent = found[:, :4], found[:, 4]
         costs = self._fit(sizes, spent)
         error = np.abs(spent - sizes @ costs) / np.maximum(spent, sizes @ costs)
         is_usual = error <= max(self._OUTLIER * float(np.median(error)), self._TOLERANCE)
@@ -113,21 +124,22 @@ class PrefillFit:
         self._costs[1] = max(self._costs[1], self._LEAST * quickest)
 
     def into(self, rates: StageRates) -> StageRates:
-        fixed_s, per_token_s, per_audio_s = self._costs.tolist()
+        fixed_s, per_token_s, per_audio_s, per_pair_s = self._costs.tolist()
+        context_tokens = self._recent_pairs / max(self._recent_tokens, 1.0)
         return replace(
             rates,
             prefill_s_fixed=fixed_s,
-            prefill_s_per_token=per_token_s,
+            prefill_s_per_token=per_token_s + context_tokens * per_pair_s,
             encoder_s_per_audio_s=per_audio_s,
         )
 
     def _fit(self, sizes: np.ndarray, spent: np.ndarray) -> np.ndarray:
         """
         Args:
-            sizes: [n, 3] float64: 1, tokens, seconds of audio.
+            sizes: [n, 4] float64: 1, tokens, seconds of audio, attended pairs.
             spent: [n] float64, seconds.
         Returns:
-            [3] float64, costs of at least 0.
+            [4] float64, costs of at least 0.
         """
         # A result that was noticed late makes the batch after it seem short: its error counts
         # relative to what it should have taken.
@@ -136,7 +148,7 @@ class PrefillFit:
         inertia = self._INERTIA / np.maximum(self._costs, self._SCALE)
         square = rows.T @ rows + np.diag(inertia**2)
         right = rows.T @ (spent / scale) + inertia**2 * self._costs
-        costs, free = np.zeros(3), np.ones(3, bool)
+        costs, free = np.zeros(4), np.ones(4, bool)
         while free.any():
             costs[free] = np.linalg.solve(square[np.ix_(free, free)], right[free])
             costs[~free] = 0.0
@@ -171,7 +183,7 @@ class RateMeter:
         if spent_s <= 0.0:
             return
         if not work.n_streams:
-            self._prefill.take(work.n_tokens, work.audio_s, spent_s)
+            self._prefill.take(work, spent_s)
             self._rates = self._prefill.into(self._rates)
         elif spent_s < _LONGEST_ROUND_S:
             self._slope.take(work.n_streams, spent_s)

@@ -139,11 +139,11 @@ class Rounds:
         self._n_launched += 1
         return BatchWork(self._n_launched, n_streams=len(reqs))
 
-    def launch_prefill(self, n_tokens: int, audio_s: float) -> BatchWork:
-        """Record the launch of a prefill. audio_s: seconds of audio that it encodes."""
+    def launch_prefill(self, n_tokens: int, audio_s: float, n_pairs: int) -> BatchWork:
+        """Record the launch of a prefill. The sizes are those of BatchWork."""
         self._n_launched += 1
         self._launched_prefill = self._n_launched
-        return BatchWork(self._n_launched, n_tokens=n_tokens, audio_s=audio_s)
+        return BatchWork(self._n_launched, n_tokens=n_tokens, audio_s=audio_s, n_pairs=n_pairs)
 
     # --- decisions ---
 

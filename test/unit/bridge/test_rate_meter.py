@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from sglang_live.bridge.rate_meter import BatchWork, Launch, RateMeter
+from sglang_live.policy.config import PolicyConfig
+from sglang_live.policy.sliced_prefill import slice_tokens
 from sglang_live.policy.view import StageRates
 
 LAUNCH_S = PROCESS_S = 0.0005
@@ -22,6 +24,7 @@ class FakeDevice:
     prefill_s: float = 0.012
     per_token_s: float = 80e-6
     per_audio_s: float = 0.004
+    per_pair_s: float = 0.0
     now_s: float = 100.0
 
     def __post_init__(self):
@@ -32,7 +35,8 @@ class FakeDevice:
         if work.n_streams:
             return self.decode_s + work.n_streams * self.per_stream_s
         tokens_s = work.n_tokens * self.per_token_s
-        return self.prefill_s + tokens_s + work.audio_s * self.per_audio_s
+        attention_s = work.n_pairs * self.per_pair_s
+        return self.prefill_s + tokens_s + work.audio_s * self.per_audio_s + attention_s
 
     def run(self, more_s: float = 0.0, **sizes) -> StageRates:
         """Launch a batch and process the result that the loop processes then.
@@ -126,6 +130,23 @@ def test_a_new_speed_is_found_within_the_prefills_that_are_kept(overlap):
     for _ in range(70):
         rates = device.run(n_tokens=rng.randrange(100, 2000))
     assert rates.prefill_s_per_token == pytest.approx(1e-3, rel=0.05)
+
+
+def test_slices_of_a_long_prompt_keep_their_duration_as_its_context_grows(overlap):
+    device, rng = FakeDevice(overlap, prefill_s=0.002, per_pair_s=2e-8), random.Random(9)
+    for _ in range(20):
+        rates = device.run(n_tokens=rng.randrange(20, 200))
+    context, slices_s = 0, []
+    while context < 27_000:
+        n = min(512, slice_tokens(rates, PolicyConfig()))
+        work = BatchWork(0, n_tokens=n, n_pairs=n * (context + n // 2))
+        slices_s.append(device.cost_s(work))
+        rates = device.run(n_tokens=n, n_pairs=work.n_pairs)
+        context += n
+        device.run(n_streams=1)
+    aim_s = PolicyConfig().slice_s + device.prefill_s
+    assert max(slices_s) < 1.75 * aim_s  # until the cost of the context is found
+    assert max(slices_s[10:]) < 1.25 * aim_s
 
 
 def test_a_cost_that_was_zero_is_found_again():

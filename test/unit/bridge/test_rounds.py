@@ -90,7 +90,7 @@ def test_every_rank_decides_by_the_rates_of_the_stamp():
 
 def test_a_prefill_lasts_until_its_result_arrives():
     rounds = Engine("urgency").rounds
-    assert rounds.launch_prefill(100, 0.0).number == 1
+    assert rounds.launch_prefill(100, 0.0, 5050).number == 1
     rounds.stamp(RoundStamp(101.0))
     assert rounds.last_prefill_s == 101.0  # it is computed
     assert rounds.launch_decode([]).number == 2

@@ -18,8 +18,16 @@ def launch_work(batch: ScheduleBatch, rounds: Rounds) -> BatchWork | None:
     if batch.forward_mode.is_decode():
         return rounds.launch_decode(batch.reqs)
     if batch.forward_mode.is_extend():
-        return rounds.launch_prefill(batch.extend_num_tokens, encoded_audio_s(batch))
+        return rounds.launch_prefill(
+            batch.extend_num_tokens, encoded_audio_s(batch), attended_pairs(batch)
+        )
     return None
+
+
+def attended_pairs(batch: ScheduleBatch) -> int:
+    """Pairs of a prefill's new tokens with the tokens that they attend to."""
+    lengths = zip(batch.prefix_lens, batch.extend_lens, strict=True)
+    return sum(n * prefix + n * (n + 1) // 2 for prefix, n in lengths)
 
 
 def encoded_audio_s(batch: ScheduleBatch) -> float:
