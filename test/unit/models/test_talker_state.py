@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from sglang_live.bridge.platform.graph_tape import Tape
 from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream
 
 PAD, HIDDEN, N_RESIDUAL, MAX_FRAMES = 9, 4, 3, 16
@@ -68,6 +69,15 @@ def test_binding_one_row_does_not_change_the_others(rows):
     rows.bind(stream("b", text_ids=(2,)), 2)
     assert text_of(rows, 1) == padded(1)
     assert rows.seen[1].nonzero().tolist() == [[5]]
+
+
+def test_a_row_is_bound_without_a_number_from_the_host(rows):
+    one = stream("a", text_ids=())
+    with Tape().recording():  # raises where CUDA would wait
+        rows.bind(one, 3)
+        one.n_dropped = 2
+        rows.refresh(one)
+    assert rows.n_dropped[3] == one.n_dropped_written == 2
 
 
 def test_text_is_written_once_as_it_comes(rows):

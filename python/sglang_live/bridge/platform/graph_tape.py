@@ -175,7 +175,29 @@ class _HostMethods(TorchFunctionMode):
                     f"torch.{function.__name__}(…, device=…) copies from the host; "
                     "preallocate the tensor outside the graph"
                 )
+            if function is torch.Tensor.__setitem__ and _copies_number(*args):
+                raise CaptureError(
+                    "a number assigned to single places is copied from pageable memory; "
+                    "assign a tensor of the device, or fill_ the places"
+                )
         return function(*args, **kwargs)
+
+
+def _copies_number(target: Tensor, index: Any, value: Any) -> bool:
+    """Whether an assignment makes a tensor on the host of its value.
+
+    It does for places given by a tensor and for a single place; slices and masks are filled.
+    """
+    if isinstance(value, Tensor):
+        return False
+    indices = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(i, list) or (isinstance(i, Tensor) and not _is_mask(i)) for i in indices):
+        return True
+    return len(indices) == target.dim() and all(isinstance(i, int) for i in indices)
+
+
+def _is_mask(index: Tensor) -> bool:
+    return index.dtype in (torch.bool, torch.uint8)
 
 
 def _check_operator(function: Any, args: Any, kwargs: Any) -> None:
@@ -190,8 +212,7 @@ def _check_operator(function: Any, args: Any, kwargs: Any) -> None:
         raise CaptureError(f"{function} cannot be recorded: use one rank, or no decode graphs")
     if name in _INDEXING:
         indices = kwargs.get("indices", args[1] if len(args) > 1 else ())
-        masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
-        if masks:
+        if any(i is not None and _is_mask(i) for i in indices):
             raise CaptureError(_refusal("indexing with a mask"))
     elif name in _UNTAGGED_READS or any(tag in function.tags for tag in _READS_DATA):
         raise CaptureError(_refusal(str(function)))

@@ -136,14 +136,16 @@ class TalkerRows:
 
     def bind(self, stream: TalkerStream, row: int) -> None:
         """Assign a row at the first prefill, and again after a retraction."""
-        self.prompt_len[row] = stream.prompt_len
-        self.n_dropped[row] = stream.n_dropped_written = stream.n_dropped
-        self.seed[row] = stream.seed
-        self.greedy[row] = stream.greedy
-        self.penalty[row] = stream.penalty
-        self.temperature[row] = stream.temperature
-        self.seen[row] = False
-        self.text_ids[row] = self._pad_id
+        # Not by assignment, which copies a number from pageable memory and waits for the device.
+        self.prompt_len[row].fill_(stream.prompt_len)
+        self.n_dropped[row].fill_(stream.n_dropped)
+        self.seed[row].fill_(stream.seed)
+        self.greedy[row].fill_(stream.greedy)
+        self.penalty[row].fill_(stream.penalty)
+        self.temperature[row].fill_(stream.temperature)
+        self.seen[row].fill_(False)
+        self.text_ids[row].fill_(self._pad_id)
+        stream.n_dropped_written = stream.n_dropped
         stream.row, stream.n_text_written = row, 0
         if (saved := stream.saved) is not None:
             self.codes[row, : len(saved.codes)] = saved.codes
@@ -155,7 +157,8 @@ class TalkerRows:
         """Write the changes since the last step."""
         self.write_text(stream)
         if stream.n_dropped != stream.n_dropped_written:
-            self.n_dropped[stream.row] = stream.n_dropped_written = stream.n_dropped
+            self.n_dropped[stream.row].fill_(stream.n_dropped)
+            stream.n_dropped_written = stream.n_dropped
 
     def write_text(self, stream: TalkerStream) -> None:
         """Copy text that came since the last call."""

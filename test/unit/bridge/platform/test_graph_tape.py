@@ -52,6 +52,23 @@ def test_what_python_has_computed_is_frozen():
     assert out.tolist() == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("place", [torch.tensor([2, 0]), [2, 0], 1], ids=["tensor", "list", "one"])
+def test_a_number_assigned_to_single_places_is_refused(place):
+    seen = torch.zeros(3, dtype=torch.bool)
+    with pytest.raises(CaptureError, match="pageable"), Tape().recording():
+        seen[place] = True
+
+
+def test_numbers_in_slices_and_tensors_in_indexed_places_are_recorded():
+    rows, state, tape = torch.tensor([2, 0]), torch.zeros(3), Tape()
+    with tape.recording():
+        state[:2] = 5
+        state[rows] = torch.ones_like(rows, dtype=torch.float32)
+    state.zero_()
+    tape.replay()
+    assert state.tolist() == [1.0, 5.0, 1.0]
+
+
 def test_writes_in_place_happen_again_and_in_order():
     rows, state, tape = torch.tensor([2, 0]), torch.zeros(3), Tape()
     with tape.recording():

@@ -352,7 +352,7 @@ class Qwen3OmniTalker(nn.Module):
             codes, _ = self.code_predictor(past_hidden, first_embed, None, draws)
             state.codes[row, frames[-1]] = codes[0].to(torch.int16)
             stream.n_frames = frames[-1] + 1
-        state.seen[row, ids[first:]] = True
+        state.seen[row, ids[first:]] = torch.ones_like(ids[first:], dtype=torch.bool)
         residual = self.code_predictor.embed_frames(state.codes[row, frame].long())
         text = self.text_table[state.text_ids[row, frame].long()]
         out[first:] = self.model.embed_tokens(ids[first:]) + residual + text
