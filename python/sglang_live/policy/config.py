@@ -60,11 +60,12 @@ class PolicyConfig:
             does by its prefill_decode_interval. Otherwise slices only add cost.
 
     Long prompts:
-        slice_s: duration of a slice, which has min_chunk_tokens at least; a request that comes
-            meanwhile waits for half of it on average.
+        slice_overhead: share of a slice that the fixed cost of a prefill takes.
+        min_slice_s, max_slice_s: bounds of a slice's duration, which has min_chunk_tokens at least;
+            a request that comes meanwhile waits for half of it on average.
         long_slices: a prompt of at most this many slices is computed in one go.
         max_preempt_s: how long shorter prompts pass a half-prefilled one before a slice of it is
-            computed: it always has a sixth of the time.
+            computed: it always has an eleventh of the time at least.
 
     Admission:
         max_bypass_s: how long smaller streams may pass a stream that does not fit.
@@ -102,7 +103,9 @@ class PolicyConfig:
     short_rounds: float = 1.5
     min_prefill_share: float = 0.2
     may_pause_prefill: bool = False
-    slice_s: float = 0.05
+    slice_overhead: float = 0.2
+    min_slice_s: float = 0.025
+    max_slice_s: float = 0.1
     long_slices: float = 4.0
     max_preempt_s: float = 0.25
     max_bypass_s: float = 2.0
@@ -126,6 +129,7 @@ class PolicyConfig:
             ("min_gap_s", "max_gap_s"),
             ("p_safe_s", "max_low_s"),
             ("min_chunk_tokens", "chunk_tokens"),
+            ("min_slice_s", "max_slice_s"),
         ):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"policy config: {low} must not be above {high}")

@@ -1,9 +1,9 @@
 """Long prompts: prefilled in slices, and when shorter prompts preempt them.
 
 Shortest remaining first, with two bounds. Shorter prompts pass a half-prefilled one for
-max_preempt_s at most, then one slice of it goes first: so half-prefilled prompts together have a
-sixth of the time, whatever comes. And the order among them counts their age, so that no prompt is
-behind those that came long after it.
+max_preempt_s at most, then one slice of it goes first: so half-prefilled prompts together have
+their share of the time, whatever comes. And the order among them counts their age, so that no
+prompt is behind those that came long after it.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,17 @@ from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.view import StageRates
 
 
+def slice_s(rates: StageRates, config: PolicyConfig) -> float:
+    """Returns the duration of a slice: as short as the fixed cost of a prefill allows, because a
+    request that comes meanwhile waits for its end."""
+    efficient_s = rates.prefill_s_fixed / config.slice_overhead
+    return max(config.min_slice_s, min(efficient_s, config.max_slice_s))
+
+
 def slice_tokens(rates: StageRates, config: PolicyConfig) -> int:
-    """Returns the tokens of one slice, for which a request that comes meanwhile waits."""
-    tokens = int(config.slice_s / max(rates.prefill_s_per_token, 1e-9))
+    """Returns the tokens of one slice."""
+    variable_s = slice_s(rates, config) - rates.prefill_s_fixed
+    tokens = round(variable_s / max(rates.prefill_s_per_token, 1e-9))
     return max(config.min_chunk_tokens, tokens)
 
 
@@ -33,7 +41,8 @@ def rank_s(since_s: float, left: int, rates: StageRates, config: PolicyConfig) -
         since_s: time at which its prefill began.
         left: tokens to compute.
     """
-    share = config.slice_s / (config.slice_s + config.max_preempt_s)
+    own_s = slice_s(rates, config)
+    share = own_s / (own_s + config.max_preempt_s)
     return since_s + left * rates.prefill_s_per_token / share
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_live.bridge.rate_meter import BatchWork, Launch, RateMeter
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.sliced_prefill import slice_tokens
+from sglang_live.policy.sliced_prefill import slice_s, slice_tokens
 from sglang_live.policy.view import StageRates
 
 LAUNCH_S = PROCESS_S = 0.0005
@@ -136,17 +136,20 @@ def test_slices_of_a_long_prompt_keep_their_duration_as_its_context_grows(overla
     device, rng = FakeDevice(overlap, prefill_s=0.002, per_pair_s=2e-8), random.Random(9)
     for _ in range(20):
         rates = device.run(n_tokens=rng.randrange(20, 200))
-    context, slices_s = 0, []
+    config = PolicyConfig()
+    context, excess = 0, []
     while context < 27_000:
-        n = min(512, slice_tokens(rates, PolicyConfig()))
+        n = min(512, slice_tokens(rates, config))
         work = BatchWork(0, n_tokens=n, n_pairs=n * (context + n // 2))
-        slices_s.append(device.cost_s(work))
+        least = config.min_chunk_tokens
+        shortest = BatchWork(0, n_tokens=least, n_pairs=least * (context + least // 2))
+        aim_s = max(slice_s(rates, config), device.cost_s(shortest))
+        excess.append(device.cost_s(work) / aim_s)
         rates = device.run(n_tokens=n, n_pairs=work.n_pairs)
         context += n
         device.run(n_streams=1)
-    aim_s = PolicyConfig().slice_s + device.prefill_s
-    assert max(slices_s) < 1.75 * aim_s  # until the cost of the context is found
-    assert max(slices_s[10:]) < 1.25 * aim_s
+    assert max(excess) < 1.75  # until the cost of the context is found
+    assert max(excess[10:]) < 1.25
 
 
 def test_a_cost_that_was_zero_is_found_again():

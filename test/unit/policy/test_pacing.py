@@ -279,12 +279,15 @@ def test_constants_at_their_bounds_are_accepted(edge):
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {name: 0}
-        for name in ("step_s", "alpha", "max_bypass_s", "chunk_steps", "n_startup_max", "slice_s")
+    [{name: 0} for name in ("step_s", "alpha", "max_bypass_s", "chunk_steps", "n_startup_max")]
+    + [
+        {"min_slice_s": 0},
+        {"slice_overhead": 0},
+        {"n_startup_max": 1.5},
+        {"chunk_tokens": 100.0},
+        {"may_pause_prefill": 1},
     ]
-    + [{"n_startup_max": 1.5}, {"chunk_tokens": 100.0}, {"may_pause_prefill": 1}]
-    + [{"pipeline_s": -0.1}, {"p_safe_s": 30.1}],
+    + [{"pipeline_s": -0.1}, {"p_safe_s": 30.1}, {"min_slice_s": 0.2}],
     ids=str,
 )
 def test_constants_beyond_their_bounds_are_refused(wrong):

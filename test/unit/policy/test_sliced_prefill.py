@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sglang_live.policy.config import PolicyConfig
-from sglang_live.policy.sliced_prefill import is_long, passing, rank_s, slice_tokens
+from sglang_live.policy.sliced_prefill import is_long, passing, rank_s, slice_s, slice_tokens
 from sglang_live.policy.view import StageRates
 
 CONFIG = PolicyConfig()
-RATES = StageRates(prefill_s_per_token=5e-4)  # a slice is 100 tokens
-SHARE = CONFIG.slice_s / (CONFIG.slice_s + CONFIG.max_preempt_s)
+# A slice takes 50 ms: 10 ms and 100 tokens.
+RATES = StageRates(prefill_s_fixed=0.01, prefill_s_per_token=4e-4)
+SLICE_S = 0.05
+SHARE = SLICE_S / (SLICE_S + CONFIG.max_preempt_s)
 
 
 def passed(left, waiting, *, idle_s=0.0, free=10**6, most=100):
@@ -42,9 +44,20 @@ def test_no_prompt_passes_into_reserved_memory():
     assert passed(10_000, [30, 20], free=39) == [1]
 
 
-@pytest.mark.parametrize(("per_token_s", "tokens"), [(5e-4, 100), (1e-5, 5000), (1.0, 64)])
-def test_slices_follow_the_measured_cost(per_token_s, tokens):
-    rates = StageRates(prefill_s_per_token=per_token_s)
+@pytest.mark.parametrize(
+    ("fixed_s", "duration_s"),
+    [(0.0, 0.025), (0.004, 0.025), (0.01, 0.05), (0.016, 0.08), (0.2, 0.1)],
+)
+def test_a_slice_is_as_short_as_the_fixed_cost_allows(fixed_s, duration_s):
+    assert slice_s(StageRates(prefill_s_fixed=fixed_s), CONFIG) == pytest.approx(duration_s)
+
+
+@pytest.mark.parametrize(
+    ("fixed_s", "per_token_s", "tokens"),
+    [(0.01, 4e-4, 100), (0.01, 8e-6, 5000), (0.01, 1.0, 64), (0.005, 2e-4, 100), (0.2, 1e-4, 64)],
+)
+def test_slices_follow_the_measured_cost(fixed_s, per_token_s, tokens):
+    rates = StageRates(prefill_s_fixed=fixed_s, prefill_s_per_token=per_token_s)
     assert slice_tokens(rates, CONFIG) == tokens
     assert not is_long(4 * tokens, rates, CONFIG)
     assert is_long(4 * tokens + 1, rates, CONFIG)
@@ -55,9 +68,9 @@ def test_the_prompt_with_least_left_goes_on_until_age_outweighs_it():
         return rank_s(since_s, left, RATES, CONFIG)
 
     assert rank(1.0, 2_000) < rank(0.0, 20_000)
-    # 18,000 tokens are 9 s of work, and at a sixth of the time 54 s.
-    assert rank(53.0, 2_000) < rank(0.0, 20_000)
-    assert rank(55.0, 2_000) > rank(0.0, 20_000)
+    # 18,000 tokens are 7.2 s of work, and at a sixth of the time 43.2 s.
+    assert rank(43.0, 2_000) < rank(0.0, 20_000)
+    assert rank(43.5, 2_000) > rank(0.0, 20_000)
 
 
 @given(
@@ -172,7 +185,7 @@ class ArrivalsAndAborts(RuleBasedStateMachine):
         if self.engine.half:
             # A prompt that passes may itself be long: then its own slices are the latest.
             idle_s = self.engine.now_s - self.engine.half_sliced_s
-            assert idle_s <= CONFIG.max_preempt_s + 2 * CONFIG.slice_s
+            assert idle_s <= CONFIG.max_preempt_s + 2 * SLICE_S
 
     def teardown(self):
         for _ in range(20_000):
