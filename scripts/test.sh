@@ -58,16 +58,19 @@ check "ruff check" "$python" -m ruff check .
 check "ruff format" "$python" -m ruff format --check .
 check "mypy" "$python" -m mypy
 # Unit tests first: they fail in seconds, the engines take minutes. Those of one file run in one
-# process, because they share fixtures; engines of several processes would slow each other.
-check "unit tests" "$python" -m pytest test/unit --numprocesses auto --dist loadfile \
-    "${marks[@]}" "$@"
+# process, because they share fixtures; so do the engines of one file.
+files=(--dist loadfile "$@")
+check "unit tests" "$python" -m pytest test/unit --numprocesses auto "${marks[@]}" "${files[@]}"
 if [[ $extent != fast ]]; then
-    check "engine and end-to-end tests" "$python" -m pytest test/engine test/e2e "${marks[@]}" "$@"
+    # Two processes at most: one computes while the other waits, for sound that is played or for an
+    # engine's start. More engines at once would slow each other.
+    check "engine and end-to-end tests" "$python" -m pytest test/engine test/e2e --numprocesses 2 \
+        "${marks[@]}" "${files[@]}"
     if [[ $extent == all ]]; then
         # docs/seams.md, decode graphs without a GPU
         check "engine tests on decode graphs" env SGLANG_LIVE_CPU_GRAPHS=1,2,4,8 \
             "$python" -m pytest test/engine/test_{pauses,truncation,long_responses,retention}.py \
-            -m "not nightly" "$@"
+            --numprocesses 2 -m "not nightly" "${files[@]}"
     fi
 fi
 

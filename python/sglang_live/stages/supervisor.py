@@ -33,6 +33,8 @@ HUNG_AFTER_S = 60.0
 REMOTE_LOST_AFTER_S = 6.0
 # Seconds before a start, by the number of starts in a row that have failed.
 RESTART_DELAY_S = (0.0, 1.0, 5.0, 15.0, 30.0)
+# Variables of the environment that no module reads when it is imported.
+_OWN_VARIABLES = "SGLANG_LIVE_"
 # When a process has ended, its last lines may still be in the pipe.
 _LAST_LINES_S = 1.0
 STAGE_COMMAND = (sys.executable, "-m", "sglang_live.stages.runtime")
@@ -76,7 +78,8 @@ class Supervisor:
         on_change: called when a replica comes up or goes down. It may raise.
         command: of a stage process, which finds its spec in the environment.
         clock: for the waits between starts.
-        zygote: forks stages that need no environment of their own. None: each starts by command.
+        zygote: forks the stages, except those with variables of their own that other modules may
+            read when they are imported. None: each starts by command.
         drops: counts lines for which no log had room.
         on_death: called with the jobs that a replica had when it died, before they fail, if one of
             them may be the cause. Not called when the replica was ended from outside.
@@ -260,7 +263,8 @@ class Supervisor:
         half a second, whatever their nice values.
         """
         logs = self._logs
-        if self._zygote is not None and not spec.environment and logs is not None:
+        read_late = all(name.startswith(_OWN_VARIABLES) for name in spec.environment)
+        if self._zygote is not None and read_late and logs is not None:
             return await self._zygote.fork(environment, out, lambda: logs.open("zygote"))
         try:
             return await asyncio.create_subprocess_exec(
