@@ -1,6 +1,7 @@
-"""When memory is short, paused requests are retracted for others, and continue unchanged."""
+"""When memory is short, requests that have time are retracted, and continue unchanged."""
 
 import asyncio
+import re
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -34,13 +35,17 @@ async def cramped(endless_checkpoint, tmp_path_factory):
 
 
 async def codes(
-    links, turn, listening: asyncio.Event | None = None, n_frames: int = N_FRAMES
+    links,
+    turn,
+    listening: asyncio.Event | None = None,
+    n_frames: int = N_FRAMES,
+    interrupts: float = INTERRUPTS,
 ) -> np.ndarray:
     """The response's codes. Its listener plays nothing until `listening`, then all."""
     frames: list[np.ndarray] = []
     async with links.talker.open(turn) as speech:
         await speech.write(list(range(20, 20 + N_FRAMES + 10)))
-        hearing = asyncio.create_task(_listen(speech, listening))
+        hearing = asyncio.create_task(_listen(speech, listening, interrupts))
         try:
             async with aclosing(speech.frames()) as chunks:
                 async for some in chunks:
@@ -52,23 +57,36 @@ async def codes(
     return np.stack(frames[:n_frames])
 
 
-async def _listen(speech, listening: asyncio.Event | None) -> None:
+async def _listen(speech, listening: asyncio.Event | None, interrupts: float) -> None:
     while listening is not None and not listening.is_set():
-        speech.report(0.0, False, INTERRUPTS)
+        speech.report(0.0, False, interrupts)
         await asyncio.sleep(0.02)
     while True:
-        speech.report(1000.0, False, INTERRUPTS)
+        speech.report(1000.0, False, interrupts)
         await asyncio.sleep(0.02)
 
 
-async def test_paused_streams_are_retracted_and_continue_with_equal_codes(cramped):
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def jobs(cramped):
+    """Four sessions with a turn each."""
     jobs = []
     for n in range(4):
         turn = greedy_turn(user(f"tell me {n}"), system="", n_tokens=4)
         links = cramped.links(f"cramped-{n}")
         await think(links, turn)
         jobs.append((links, replace(turn, temperature=None, seed=70 + n)))
-    expected = [await codes(*job) for job in jobs]
+    yield jobs
+    for links, _ in jobs:
+        links.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def expected(jobs):
+    """Their codes, one after the other."""
+    return [await codes(*job) for job in jobs]
+
+
+async def test_paused_streams_are_retracted_and_continue_with_equal_codes(cramped, jobs, expected):
     heard = asyncio.Event()
     waiting = [asyncio.create_task(codes(*job, heard)) for job in jobs[:3]]
     async with asyncio.timeout(60):
@@ -84,6 +102,27 @@ async def test_paused_streams_are_retracted_and_continue_with_equal_codes(crampe
         heard.set()
         for got, wanted in zip(await asyncio.gather(*waiting), expected[:3], strict=True):
             np.testing.assert_array_equal(got, wanted)
-    for links, _ in jobs:
-        links.close()
+    assert await total(cramped, "talker", "requests_running") == 0
+
+
+async def test_running_streams_with_time_are_retracted_and_never_one_about_to_run_dry(
+    cramped, jobs, expected
+):
+    """Listeners who never interrupt: their streams run on instead of being paused."""
+    n_retracted = await total(cramped, "talker", "policy_running_retracted")
+    n_logged = len(cramped.supervisor.log_of("talker/0"))
+    heard = asyncio.Event()
+    ahead = [asyncio.create_task(codes(*job, heard, interrupts=0.0)) for job in jobs[:3]]
+    async with asyncio.timeout(60):
+        while await total(cramped, "talker", "policy_running_retracted") == n_retracted:
+            pass
+        # All of the pool is held by streams with time. This one is urgent from its first frame on.
+        urgent = await codes(*jobs[3])
+    np.testing.assert_array_equal(urgent, expected[3])
+    heard.set()
+    for got, wanted in zip(await asyncio.gather(*ahead), expected[:3], strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    log = cramped.supervisor.log_of("talker/0")[n_logged:]
+    retracted = re.findall(r"request_retracted rid=speak-(turn-\d+)", log)
+    assert retracted and jobs[3][1].turn_id not in retracted
     assert await total(cramped, "talker", "requests_running") == 0

@@ -18,7 +18,7 @@ from sglang_live.engine_channel.messages import Progress, StreamEvents
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
-from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates
+from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates, StageView
 
 _CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
 # A longer interval between two rounds is idle time: no stream was in a class for it.
@@ -164,7 +164,21 @@ class Rounds:
             return self._last
         began_s = time.thread_time()
         self._decided_s, self.table.changed = self.now_s, False
-        view = self.table.view(
+        view = self._view(pool, prefill_running, blocked)
+        self._last = decision = self._policy.decide(view)
+        self._managed = view.managed.copy()
+        self._buffered_s = view.buffered_s
+        for slot in self.table.record_urgency(decision.urgency).tolist():
+            for rid in self.table.rids([slot]):
+                self._record(rid, _CLASSES[decision.urgency[slot]], slot)
+        self.totals["unknown"] += decision.n_unknown
+        self.totals["decide_s"] += time.thread_time() - began_s
+        return decision
+
+    def _view(
+        self, pool: Pool, prefill_running: bool = False, blocked: Iterable[str] = ()
+    ) -> StageView:
+        return self.table.view(
             now_s=self.now_s,
             occupancy=pool.occupancy,
             free_tokens=pool.free,
@@ -176,15 +190,15 @@ class Rounds:
             decoded_since_prefill=self._launched_prefill < self._n_launched,
             peer_urgent=self._peer_urgent,
         )
-        self._last = decision = self._policy.decide(view)
-        self._managed = view.managed.copy()
-        self._buffered_s = view.buffered_s
-        for slot in self.table.record_urgency(decision.urgency).tolist():
-            for rid in self.table.rids([slot]):
-                self._record(rid, _CLASSES[decision.urgency[slot]], slot)
-        self.totals["unknown"] += decision.n_unknown
-        self.totals["decide_s"] += time.thread_time() - began_s
-        return decision
+
+    def retraction_order(self, pool: Pool) -> tuple[list[str], list[str]]:
+        """Requests with KV as they are retracted where memory is short: of U2, and the others."""
+        well_buffered, others = self._policy.retraction_order(self._view(pool))
+        return self.table.rids(well_buffered.tolist()), self.table.rids(others.tolist())
+
+    def spare(self, pool: Pool) -> list[str]:
+        """Requests that are retracted for an urgent one that finds no room, in this order."""
+        return self.table.rids(self._policy.spare(self._view(pool)).tolist())
 
     @property
     def last(self) -> Round | None:
@@ -208,9 +222,6 @@ class Rounds:
         if slot is None or self._last is None or slot >= len(self._last.urgency):
             return False
         return self._last.urgency[slot] == U2
-
-    def buffered_s(self, rid: str) -> float:
-        return self.table.buffered_s(rid, self.now_s)
 
     def pauses_any(self) -> bool:
         """Whether the decision pauses any request."""

@@ -66,6 +66,10 @@ class StreamTable:
         slot = self._slot.get(rid)
         return slot is not None and bool(self._columns["paused"][slot])
 
+    def is_managed(self, rid: str) -> bool:
+        slot = self._slot.get(rid)
+        return slot is not None and bool(self._columns["managed"][slot])
+
     def slot(self, rid: str) -> int | None:
         return self._slot.get(rid)
 
@@ -191,11 +195,6 @@ class StreamTable:
         self._columns["reported"][at] = True
 
     # --- for the policies ---
-
-    def buffered_s(self, rid: str, now_s: float) -> float:
-        """Seconds of speech that one request has buffered, for reports; nan if unknown."""
-        slot = self._slot.get(rid)
-        return float("nan") if slot is None else float(self._buffered_s(now_s)[slot])
 
     def view(
         self,

@@ -77,7 +77,7 @@ NAMES = (
             "host_hit_length output_ids origin_input_ids "
             "origin_input_ids_unpadded full_untruncated_fill_ids "
             "send_token_offset cur_decode_ids_len multimodal_inputs extra_key "
-            "cache_salt last_node lock skip_radix_cache_insert"
+            "cache_salt last_node lock skip_radix_cache_insert beam_group"
         ),
         used_in="bridge",
     ),
@@ -95,6 +95,12 @@ NAMES = (
                 "offload_kv="
             ),
         },
+        used_in="bridge/scheduler/memory.py",
+    ),
+    Upstream(
+        "sglang.srt.managers.scheduler_components.new_token_ratio_tracker.NewTokenRatioTracker",
+        functions={"estimate_new_token_ratio_after_retract": "reqs"},
+        attributes="current",
         used_in="bridge/scheduler/memory.py",
     ),
     Upstream(

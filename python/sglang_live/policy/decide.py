@@ -1,6 +1,6 @@
 """The decision of one round of one stage: StageView in, Round out.
 
-The only entry point of the engines into policy/.
+Where memory is short, also who is retracted. The only entry point of the engines into policy/.
 """
 
 import math
@@ -9,7 +9,7 @@ from functools import reduce
 
 import numpy as np
 
-from sglang_live.policy import deadline, fcfs, urgency
+from sglang_live.policy import deadline, fcfs, retraction, urgency
 from sglang_live.policy.admission import fitting
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.pacing import (
@@ -87,6 +87,16 @@ class RoundPolicy:
             n_unknown=n_unknown,
             next_change_s=next_change_s,
         )
+
+    def retraction_order(self, view: StageView) -> tuple[Ints, Ints]:
+        """Streams with KV as they are retracted where memory is short: of U2, and the others."""
+        classes, _ = urgency.classify(view, self.safe_s)
+        return retraction.retraction_order(view, classes, self.config)
+
+    def spare(self, view: StageView) -> Ints:
+        """Streams that are retracted for an urgent one that finds no room, in this order."""
+        classes, _ = urgency.classify(view, self.safe_s)
+        return retraction.spare(view, classes, self.safe_s, self.config)
 
     def _admit(self, view: StageView, classes: Classes) -> tuple[Ints, float | None]:
         if not np.count_nonzero(view.waiting):

@@ -43,8 +43,12 @@ def classify(view: StageView, safe_s: float) -> tuple[Classes, int]:
 
 
 def utility(view: StageView, which: Ints, config: PolicyConfig) -> Floats:
-    """Returns the utility of streams of U2: KV they will free, minus speech they may waste."""
+    """Returns the utility of streams of U2: KV they will free, minus speech they may waste.
+
+    Without a listener there is no speech to waste.
+    """
     exposure = np.maximum(0.0, view.buffered_s[which] - config.p_safe_s) / config.p_safe_s
+    exposure = np.where(view.managed[which], exposure, 0.0)
     return config.beta * view.kv_tokens[which] * view.occupancy - config.alpha * exposure
 
 

@@ -163,6 +163,7 @@ class LiveScheduler(MemoryScheduler):
     def get_new_batch_prefill(self, running_batch: ScheduleBatch) -> NextBatchPlan:
         self._pause_requests(running_batch)
         queue, later = self._admission_order(self.waiting_queue)
+        waiting = [*queue, *later]
         if self.tier_events is not None:
             queue, fetching = self.tier_events.ready(queue)
             later = fetching + later
@@ -179,7 +180,10 @@ class LiveScheduler(MemoryScheduler):
             queue, others, most = chosen
             later = others + later
             budget = min((n for n in (budget, most) if n is not None), default=None)
-        return self._prefill(queue, later, budget, running_batch)
+        plan = self._prefill(queue, later, budget, running_batch)
+        if self.rounds is not None and plan.batch_to_run is None and waiting:
+            self._retract_for(waiting, plan.running_batch)
+        return plan
 
     def _prefill(
         self, queue: list[Req], later: list[Req], budget: int | None, running_batch: ScheduleBatch
@@ -214,8 +218,6 @@ class LiveScheduler(MemoryScheduler):
         self.waiting_queue.extend(later)
         if self.rounds is not None and plan.batch_to_run is not None:
             self._launched(plan.batch_to_run.reqs)
-        elif self.rounds is not None and self.paused:
-            self._retract_for(queue, plan.running_batch)
         return plan
 
     def _launched(self, reqs: list[Req]) -> None:
@@ -238,7 +240,7 @@ class LiveScheduler(MemoryScheduler):
             return batch
         if self.retention is not None:
             self.retention.compact_running_requests(batch)
-        if self.paused or self.partial_prefills():
+        if self.paused or self.partial_prefills() or self.rounds is not None:
             self._make_room(batch)
         reqs = batch.reqs
         left = super().update_running_batch(batch)

@@ -1,8 +1,10 @@
 """SGLang's scheduler under memory pressure: which requests are retracted, and when.
 
-Paused requests and half-prefilled prompts hold KV between their steps. They are retracted before
-running requests.
+SGLang looks at the running batch only, but paused requests and half-prefilled prompts hold KV as
+well. The order is the policy's (policy/retraction.py).
 """
+
+from collections.abc import Iterable
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch, release_req
 
@@ -53,24 +55,22 @@ class MemoryScheduler(ReportingScheduler):
         if n_needed > n_free:
             sessions.evict_rows(n_needed - n_free)
 
-    def _retract_for(self, queue: list[Req], running_batch: ScheduleBatch) -> None:
-        """Retract the paused request with the most buffered speech, if memory is short for the
-        first urgent request of the queue and none was admitted. A paused request would otherwise
-        hold its KV until its buffer is played.
+    def _retract_for(self, waiting: list[Req], running_batch: ScheduleBatch) -> None:
+        """Retract one request that has time, if memory is short for the first urgent one of the
+        waiting requests and none was admitted. It would otherwise hold its KV until its buffer is
+        played. Running requests are retracted only where a listener waits.
         """
         assert self.rounds is not None
         if not self.req_to_token_pool.available_size():
             return
-        urgent = [req for req in queue if not self.rounds.is_well_buffered(req.rid)]
-        if not urgent or self._fits(urgent[0], running_batch):
+        urgent = next((r for r in waiting if not self.rounds.is_well_buffered(r.rid)), None)
+        if urgent is None or self._fits(urgent, running_batch):
             return
-        rounds = self.rounds
-        spare = [p for rid, p in self.paused.items() if rounds.is_well_buffered(rid)]
-        spare = [paused for paused in spare if self._can_retract(paused)]
-        if spare:
-            most_buffered = max(spare, key=lambda paused: rounds.buffered_s(paused.req.rid))
-            self._retract_paused(most_buffered.req, len(running_batch.reqs))
-            running_batch.batch_is_full = False
+        is_heard = self.rounds.table.is_managed(urgent.rid)
+        for rid in self.rounds.spare(self._pool()):
+            if (is_heard or rid in self.paused) and self._retract_one(rid, running_batch):
+                running_batch.batch_is_full = False
+                return
 
     def _fits(self, req: Req, running_batch: ScheduleBatch) -> bool:
         """Whether a request's prefill and decode fit into memory, by the measure of upstream's
@@ -85,20 +85,64 @@ class MemoryScheduler(ReportingScheduler):
         return needed + promised <= self._pool().free
 
     def _make_room(self, batch: ScheduleBatch) -> None:
-        """Retract paused requests, then half-prefilled prompts, until the batch can decode."""
+        """Retract requests until the batch can decode: of those that have time, the one with the
+        lowest utility first; then half-prefilled prompts; then the others. One stays in the batch.
+        """
         if self.token_to_kv_pool_allocator.available_size() > 2 * self.page_size * len(batch.reqs):
             return
-        spare = [p for p in self.paused.values() if self._can_retract(p)]
-        spare.sort(key=lambda paused: len(paused.req.output_ids))
-        while spare and not batch.check_decode_mem():
-            self._retract_paused(spare.pop().req, len(batch.reqs))
-        if self.sliced_prefill is None:
-            return
-        half = [req for req in self.partial_prefills() if self._frees_memory(req)]
-        half.sort(key=lambda req: (-prefill_tokens_left(req), req.rid))
-        while half and not batch.check_decode_mem():
-            self.sliced_prefill.retract(req := half.pop())
-            self._retract(req, len(batch.reqs))
+        n_before = len(batch.reqs)
+        batch.filter_batch()  # those that have ended need no memory
+        n_running = len(batch.reqs)
+        well_buffered: list[str] = []
+        if self.rounds is None:  # the talker's requests that wait for text
+            others = [p.req.rid for p in _longest_first(self.paused.values())]
+        else:
+            well_buffered, others = self.rounds.retraction_order(self._pool())
+        half = sorted(self.partial_prefills(), key=lambda req: (-prefill_tokens_left(req), req.rid))
+        for rid in (*well_buffered, *(req.rid for req in half), *others):
+            if batch.check_decode_mem():
+                break
+            if {req.rid for req in batch.reqs} != {rid}:
+                self._retract_one(rid, batch)
+        if len(batch.reqs) < n_running:
+            # As upstream after a retraction, but no request is admitted more easily for it.
+            tracker = self.new_token_ratio_tracker
+            estimate = tracker.estimate_new_token_ratio_after_retract(batch.reqs)
+            tracker.current = max(tracker.current, estimate)
+        if len(batch.reqs) < n_before:
+            batch.batch_is_full = False
+
+    def _retract_one(self, rid: str, batch: ScheduleBatch) -> bool:
+        """Retract a paused, running or half-prefilled request. Returns False if that frees no
+        memory, or is not possible now.
+        """
+        if (paused := self.paused.get(rid)) is not None:
+            if not self._can_retract(paused):
+                return False
+            self._retract_paused(paused.req, len(batch.reqs))
+            return True
+        for req in self.partial_prefills():
+            if req.rid == rid:
+                if self.sliced_prefill is None or not self._frees_memory(req):
+                    return False
+                self.sliced_prefill.retract(req)
+                self._retract(req, len(batch.reqs))
+                return True
+        return self._retract_running(rid, batch)
+
+    def _retract_running(self, rid: str, batch: ScheduleBatch) -> bool:
+        at = next((at for at, req in enumerate(batch.reqs) if req.rid == rid), None)
+        if at is None:
+            return False
+        req = batch.reqs[at]
+        if req.finished() or req.to_finish is not None or req.beam_group is not None:
+            return False
+        if not self._frees_memory(req):
+            return False
+        self._counts["running_retracted"] += 1
+        self._retract(req, len(batch.reqs) - 1)
+        batch.filter_batch(keep_indices=[i for i in range(len(batch.reqs)) if i != at])
+        return True
 
     def _retract_paused(self, req: Req, n_running: int) -> None:
         del self.paused[req.rid]
@@ -140,3 +184,7 @@ class MemoryScheduler(ReportingScheduler):
         free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
         rows = self.req_to_token_pool.available_size()
         return Pool(free=free, total=self.max_total_num_tokens, free_rows=rows)
+
+
+def _longest_first(paused: Iterable[PausedRequest]) -> list[PausedRequest]:
+    return sorted(paused, key=lambda one: len(one.req.output_ids), reverse=True)

@@ -83,6 +83,7 @@ class ReportingScheduler(Scheduler):
         self._counts = dict.fromkeys(
             (
                 "paused_retracted",
+                "running_retracted",
                 "retracted",
                 "interrupted",
                 "truncated",
