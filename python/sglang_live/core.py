@@ -88,6 +88,7 @@ class TurnRequest:
     script: text to speak word for word; the history then is one message with the same text. None:
         the model generates the text.
     prefill_only: whether the user still speaks, so that no response is generated.
+    preheat: whether the history alone is prefilled, and only if its KV is lost. With prefill_only.
     speculative: whether the user's turn may go on; the next history may lack its last message.
     frame_s: time until the turn has to be done, in seconds, for a turn that is a frame and starts
         with the next tick. None: no frame.
@@ -108,6 +109,7 @@ class TurnRequest:
     tools: Tools = Tools()
     script: str | None = None
     prefill_only: bool = False
+    preheat: bool = False
     speculative: bool = False
     frame_s: float | None = None
     drops_oldest: bool = False

@@ -254,6 +254,7 @@ def _gateway_config(config: ServerConfig, native: StageSpec | None) -> GatewayCo
         retention=config.retention,
         speculate_ms=config.speculate_ms,
         turn_prefill_s=config.turn_prefill_s if config.policies.turn_prefill else 0.0,
+        preheat=config.policies.preheat,
     )
 
 

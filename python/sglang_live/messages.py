@@ -31,7 +31,6 @@ class Ping(Message, frozen=True, tag=True):
 
 class Ready(Message, frozen=True, tag=True):
     """
-    stage: its name.
     startup_s: from the start of the process until it was ready.
     load: gauges for /metrics, by name.
     """
@@ -130,8 +129,8 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     sink_tokens: kept at the beginning. None: the instructions and the markup around them.
     slack_tokens: one compaction drops at least this many.
     functions, must_call: see Tools in core.py.
-    prefill_only: the user still speaks: prefill the utterance so far, behind other requests. After
-        an Interrupt it goes before them, because a turn waits for its end.
+    prefill_only: the user still speaks: prefill the utterance so far, behind other requests; after
+        an Interrupt before them, as a turn waits. preheat: the history only, if its KV is lost.
     speculative: the next history may lack the items that are new in this one.
     timely: the response is heard, and goes before those that are only read.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
@@ -152,6 +151,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     functions: list[str] = []
     must_call: str | None = None
     prefill_only: bool = False
+    preheat: bool = False
     speculative: bool = False
     timely: bool = True
     drops_oldest: bool = False

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -179,3 +180,32 @@ async def test_prompts_and_sessions_are_evicted_in_one_order(pool):
     assert await pool.load("policy_tokens_evicted") == n_evicted
     assert await plain(pool, prompt) < 96
     await pool.close("new")
+
+
+async def test_evicted_kv_is_computed_while_the_user_begins_to_speak(pool):
+    words = "the cat sat on a mat and looked at me " * 4
+    histories, links = [], []
+    for name in ("preheated", "left alone"):
+        links.append(pool.stages.links(name))
+        turn = greedy_turn(user(words), system=SYSTEM, n_tokens=12)
+        histories.append([*turn.history, reply_of(turn, await think(links[-1], turn))])
+    # Others take all of the pool.
+    for name in ("one", "two", "three"):
+        await pool.open(name)
+        await pool.say(name, list(range(20, 200)), 2)
+        await pool.close(name)
+    speaks = greedy_turn(*histories[0], system=SYSTEM, n_tokens=12)
+    for _ in range(2):
+        await think(links[0], replace(speaks, prefill_only=True, preheat=True))
+    assert await pool.load("preheats_evicted") == 1
+    assert await pool.load("preheats_needless") == 1
+    computed = []
+    for link, history in zip(links, histories, strict=True):
+        turn = greedy_turn(*history, user("and now?"), system=SYSTEM, n_tokens=12)
+        done = await think(link, turn)
+        fresh = await think(pool.stages.links(""), turn)
+        assert done.ids == fresh.ids and not done.rebuilt
+        computed.append(done.n_prompt - done.n_cached)
+        link.close()
+    assert computed[0] < 40 < computed[1], "tokens that the turn had to compute"
+    assert await pool.load("preheats_unused") == 0

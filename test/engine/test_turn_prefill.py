@@ -137,3 +137,38 @@ async def test_turn_prefill_matches_the_reference_on_the_same_clips(stages, refe
         {"input_ids": ids, "clips": clips}, len(prompt), [0] * len(ids[0])
     )
     assert logprobs[len(prompt) - 1 : -1].argmax(-1).tolist() == done.ids
+
+
+async def test_after_a_kill_the_beginning_of_speech_builds_the_conversation_anew(stages, speech):
+    """Two sessions lose their KV with their thinker's process; the user of one begins to speak."""
+    replica = stages.replica("thinker")
+    sessions = []
+    for name in ("preheated", "left-alone"):
+        links = stages.links(f"{name}-{next(_count)}")
+        turn = greedy_turn(
+            user("tell me more " * 60, speech[: 9 * INPUT_RATE_HZ]), system=SYSTEM, n_tokens=8
+        )
+        sessions.append((links, [*turn.history, reply_of(turn, await think(links, turn))]))
+    replica.process.kill()
+    async with asyncio.timeout(90):
+        while replica.is_up:
+            await asyncio.sleep(0.05)
+        while not replica.is_up:
+            await asyncio.sleep(0.05)
+    links, history = sessions[0]
+    speaks = greedy_turn(*history, system=SYSTEM, n_tokens=8)
+    for _ in range(2):
+        await think(links, replace(speaks, prefill_only=True, preheat=True))
+    turns = []
+    for links, history in sessions:
+        turn = greedy_turn(*history, user("and now?"), system=SYSTEM, n_tokens=8)
+        done = await think(links, turn)
+        fresh = await think(stages.links(""), turn)
+        assert done.ids == fresh.ids and done.n_prompt == fresh.n_prompt
+        turns.append(done)
+        links.close()
+    preheated, left_alone = turns
+    assert preheated.n_prompt - preheated.n_cached < 40, "the turn computed more than its message"
+    assert preheated.n_audio == 0 and left_alone.n_audio > 100
+    load = (await replica.client.ping(5.0)).load
+    assert (load["preheats"], load["preheats_needless"], load["preheats_unused"]) == (1, 1, 0)

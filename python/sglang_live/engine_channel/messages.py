@@ -150,6 +150,12 @@ class TruncateSession(msgspec.Struct, frozen=True, tag="truncate"):
     n_tokens: int
 
 
+class MeasureKv(msgspec.Struct, frozen=True, tag="measure_kv"):
+    """Report how much of a session's KV is held on any tier. Answered by SessionKv."""
+
+    session: str
+
+
 class RetainSession(msgspec.Struct, frozen=True, tag="retain"):
     """From now on a session keeps its first sink_tokens and a window of its last tokens.
 
@@ -210,6 +216,7 @@ Feed = (
     | Progress
     | Interrupt
     | TruncateSession
+    | MeasureKv
     | RetainSession
     | SpeechStart
     | SpeechDismissed
@@ -252,6 +259,18 @@ class Truncated(msgspec.Struct, frozen=True, tag="truncated"):
     n_tokens: int
 
 
+class SessionKv(msgspec.Struct, frozen=True, tag="session_kv"):
+    """Answer to MeasureKv.
+
+    Attributes:
+        n_tokens: from the session's beginning, those that its next request need not compute; 0 for
+            an unknown session.
+    """
+
+    session: str
+    n_tokens: int
+
+
 class Retained(msgspec.Struct, frozen=True, tag="retained"):
     """Result of RetainSession.
 
@@ -287,4 +306,4 @@ class StreamEvents(msgspec.Struct, frozen=True, tag="events"):
     buffered_s: list[float]
 
 
-Report = Frames | HiddenRows | Truncated | Retained | PolicyReport | StreamEvents
+Report = Frames | HiddenRows | Truncated | SessionKv | Retained | PolicyReport | StreamEvents

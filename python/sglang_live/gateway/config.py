@@ -36,6 +36,7 @@ class GatewayConfig:
     max_body_bytes: body of one HTTP request to SGLang's own API.
     default_instructions: system prompt of a session without instructions.
     turn_prefill_s: seconds of speech in each piece of a turn prefill; 0: no turn prefill.
+    preheat: whether a conversation whose KV is lost is prefilled when its user begins to speak.
     speculate_ms: milliseconds of silence before a speculative turn; None: no speculative turns.
     vad: defaults for server_vad; confirm_ms also for semantic_vad.
     retention: part of a long conversation that a session keeps; None: all of it, even if a client
@@ -68,6 +69,7 @@ class GatewayConfig:
     max_body_bytes: int = 64 * _MIB
     default_instructions: str = ""
     turn_prefill_s: float = 0.0
+    preheat: bool = False
     speculate_ms: int | None = None
     vad: VadSettings = field(default_factory=VadSettings)
     retention: RetentionConfig | None = None

@@ -56,12 +56,13 @@ class VoiceSession(Protocol):
         ...
 
     def prefill_turn(self, turn: TurnRequest) -> bool:
-        """Prefill the utterance so far in the background, while the user still speaks.
+        """Prefill the utterance so far in the background, while the user still speaks; with
+        `preheat` the history alone, if its KV is lost.
 
         Requests with a deadline go first. The next turn waits for its end.
 
         Returns:
-            False if a turn or another turn prefill runs.
+            False if a turn or another turn prefill runs, or if the thinker of a preheat is down.
         """
         ...
 

@@ -196,6 +196,8 @@ class LiveSession:
     def prefill_turn(self, turn: TurnRequest) -> bool:
         if self._closed or self._busy:
             return False
+        if turn.preheat and not self._replicas["thinker"].is_up:
+            return False  # its KV is lost; it may be up again while the user still speaks
         try:
             turn = self._numbered(turn)
             content = self._content.of(turn)

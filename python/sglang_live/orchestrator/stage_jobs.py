@@ -141,6 +141,7 @@ class ThinkerJob:
                 functions=list(turn.tools.functions),
                 must_call=turn.tools.must_call,
                 prefill_only=turn.prefill_only,
+                preheat=turn.preheat,
                 speculative=turn.speculative,
                 timely=turn.is_timely,
                 drops_oldest=turn.drops_oldest,

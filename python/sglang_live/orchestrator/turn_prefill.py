@@ -1,7 +1,8 @@
 """Prefill of an utterance while the user still speaks.
 
 At the end of the user's turn only the last piece is left to encode and prefill (LiveServe, arXiv
-2606.22983, section 3). Owner: one TurnPrefill per session.
+2606.22983, section 3). A preheat, of the conversation alone, is one of these.
+Owner: one TurnPrefill per session.
 """
 
 import asyncio
@@ -71,7 +72,8 @@ class TurnPrefill:
                     self._prioritise = thinker.interrupt
                     async for _ in thinker.tokens():
                         pass
-            self._prefilled |= {item.key for item in turn.history if not item.closes}
+            if not turn.preheat:
+                self._prefilled |= {item.key for item in turn.history if not item.closes}
         except LiveError as error:
             # The turn itself prefills it, or fails for a reason that its client sees.
             log.warning("not_prefilled turn=%s: %s", turn.turn_id, error)

@@ -18,6 +18,7 @@ POLICIES = (
     "pacing",
     "truncate",
     "turn-prefill",
+    "preheat",
     "startup-delay",
     "retention",
     "next-use",
@@ -38,6 +39,7 @@ class Policies:
     pacing: bool = False
     truncate: bool = False
     turn_prefill: bool = False
+    preheat: bool = False
     startup_delay: bool = False
     retention: bool = False
     next_use: bool = False

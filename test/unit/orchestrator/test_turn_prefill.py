@@ -89,3 +89,43 @@ async def test_closing_a_session_cancels_its_turn_prefill(world):
     async with asyncio.timeout(5):
         while world.thinker.cancelled != ["a-think"]:
             await asyncio.sleep(0.01)
+
+
+# --- preheat ---
+
+
+def preheat_of(name: str, *history: HistoryItem):
+    return replace(prefill_only(name, *history), preheat=True)
+
+
+async def test_a_turn_waits_for_its_preheat_and_interrupts_it(world):
+    world.thinker.busy = True
+    session = await world.orchestrator.open_session("session")
+    assert session.prefill_turn(preheat_of("a", user("u0", "hi")))
+    await asyncio.sleep(0.05)
+    await done(session, ask("t", user("u0", "hi"), user("u1", "and")))
+    assert world.thinker.n_ended == 1
+    opened = [(o.job_id, o.prefill_only, o.preheat) for o in world.thinker.openers]
+    assert opened == [("a-think", True, True), ("t-think", False, False)]
+    assert [[item.key for item in o.items] for o in world.thinker.openers] == [["u0"], ["u1"]]
+
+
+async def test_what_a_preheat_computes_is_no_audio_of_the_turn(world):
+    session = await world.orchestrator.open_session("session")
+    history = (piece(0), piece(1, closes=True))
+    assert session.prefill_turn(preheat_of("a", *history))
+    await until_idle(session)
+    end = await done(session, ask("t", *history, user("u1", "and")))
+    alone = await world.orchestrator.open_session("alone")
+    without = await done(alone, ask("t", *history, user("u1", "and")))
+    assert end.usage.input_audio_tokens < without.usage.input_audio_tokens == 2 * N_STATES
+
+
+async def test_the_preheat_of_a_thinker_that_is_down_is_refused(world):
+    session = await world.orchestrator.open_session("session")
+    replica = session._replicas["thinker"]
+    client, replica.client = replica.client, None
+    assert not session.prefill_turn(preheat_of("a", user("u0", "hi")))
+    replica.client = client
+    assert session.prefill_turn(preheat_of("a", user("u0", "hi")))
+    await until_idle(session)

@@ -21,6 +21,9 @@ class FakeEngine:
     refuses: it does not truncate, and does not answer to a bound. Nor does it truncate to where it
         has dropped tokens.
     before_request, before_token: called with the rid, and with the number of the token.
+    left_after_eviction: tokens of KV that every session has left at most.
+    answers: whether it tells how much KV a session has.
+    speaking: sessions whose users were reported to speak. rids: of all requests.
     n_prefilled: tokens that requests have appended. salts: of each request.
     """
 
@@ -31,6 +34,10 @@ class FakeEngine:
         self.cuts: dict[str, tuple[int, int]] = {}  # sink and tokens cut, by session
         self.truncations: list[int] = []
         self.bounds: list[RetainSession] = []
+        self.left_after_eviction = 1 << 30
+        self.answers = True
+        self.speaking: list[str] = []
+        self.rids: list[str] = []
         self.before_request: Callable[[str], None] = lambda rid: None
         self.before_token: Callable[[int], None] = lambda n: None
         self.n_prefilled = 0
@@ -54,6 +61,7 @@ class FakeEngine:
 
     async def stream(self, rid: str, *, sampling_params, session_params, **content):
         self.before_request(rid)
+        self.rids.append(rid)
         self.salts.append(content.get("cache_salt"))
         tokens = self.sessions[session_params["id"]]
         new = content.get("input_ids") or _expanded(content["prompt"])
@@ -77,6 +85,14 @@ class FakeEngine:
 
     def interrupt(self, rid: str) -> None:
         self._ended.add(rid)
+
+    def speech(self, engine_session: str, speaks: bool) -> None:
+        self.speaking.append(engine_session)
+
+    async def kv_held(self, engine_session: str) -> int | None:
+        """All but the newest token, or what is left after an eviction."""
+        held = len(self.sessions[engine_session]) - 1
+        return min(held, self.left_after_eviction) if self.answers else None
 
     async def truncate(self, engine_session: str, n_tokens: int) -> bool:
         self.truncations.append(n_tokens)

@@ -22,7 +22,7 @@ from sglang_live.bridge.scheduler.request_log import RequestLog
 from sglang_live.bridge.session.reap import ReapSessions, SessionReaper
 from sglang_live.bridge.session.retention import Retention
 from sglang_live.bridge.session.tier_events import TierEvents
-from sglang_live.bridge.session.truncate import truncate_session
+from sglang_live.bridge.session.truncate import n_computed, streaming_sessions, truncate_session
 from sglang_live.engine_channel.inbox import (
     INBOX_ENV,
     OUTBOX_ENV,
@@ -34,10 +34,12 @@ from sglang_live.engine_channel.inbox import (
 )
 from sglang_live.engine_channel.messages import (
     Interrupt,
+    MeasureKv,
     NextUseHint,
     PolicyReport,
     Progress,
     RetainSession,
+    SessionKv,
     SpeechDismissed,
     SpeechStart,
     Truncated,
@@ -113,6 +115,7 @@ class ReportingScheduler(Scheduler):
                 (Progress, self._on_progress),
                 (Interrupt, self._on_interrupt),
                 (TruncateSession, self._on_truncate),
+                (MeasureKv, self._on_measure_kv),
                 (RetainSession, self._on_retain),
                 (SpeechStart, self._on_speech_start),
                 (SpeechDismissed, self._on_speech_dismissed),
@@ -195,6 +198,12 @@ class ReportingScheduler(Scheduler):
         self.request_log.truncated(order.session, n_tokens)
         if self.outbox is not None:
             self.outbox.send(Truncated(order.session, n_tokens))
+
+    def _on_measure_kv(self, order: MeasureKv) -> None:
+        streaming = streaming_sessions(self.tree_cache)
+        n_tokens = 0 if streaming is None else n_computed(streaming, order.session)
+        if self.outbox is not None:
+            self.outbox.send(SessionKv(order.session, n_tokens))
 
     def _on_retain(self, order: RetainSession) -> None:
         if self.retention is None:

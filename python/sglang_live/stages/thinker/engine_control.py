@@ -9,9 +9,11 @@ import msgspec
 from sglang_live.clock import Clock
 from sglang_live.engine_channel.messages import (
     Interrupt,
+    MeasureKv,
     NextUseHint,
     Retained,
     RetainSession,
+    SessionKv,
     SpeechDismissed,
     SpeechStart,
     Truncated,
@@ -22,7 +24,7 @@ from sglang_live.stages.progress_feed import ProgressFeed
 
 log = logging.getLogger(__name__)
 
-_Answer = TypeVar("_Answer", Truncated, Retained)
+_Answer = TypeVar("_Answer", Truncated, SessionKv, Retained)
 
 # The scheduler changes sessions between two rounds, and one with much prefill may take that long.
 LATE_S = 2.0
@@ -99,13 +101,23 @@ class ThinkerFeed:
             log.warning("unanswered order=RetainSession session=%s", order.session)
             return None
 
-    def answered(self, report: Truncated | Retained) -> None:
+    async def kv_held(self, engine_session: str) -> int | None:
+        """Tokens of the session that its next request need not compute. None: not known."""
+        try:
+            async with asyncio.timeout(RETAIN_TIMEOUT_S):
+                answer = await self._send_and_wait(MeasureKv(engine_session), SessionKv)
+        except TimeoutError:
+            log.warning("unanswered order=MeasureKv session=%s", engine_session)
+            return None
+        return answer.n_tokens
+
+    def answered(self, report: Truncated | SessionKv | Retained) -> None:
         answer = self._awaited.get((type(report), report.session))
         if answer is not None and not answer.done():
             answer.set_result(report)
 
     async def _send_and_wait(
-        self, order: TruncateSession | RetainSession, kind: type[_Answer]
+        self, order: TruncateSession | MeasureKv | RetainSession, kind: type[_Answer]
     ) -> _Answer:
         key = kind, order.session
         answer = self._awaited[key] = asyncio.get_running_loop().create_future()

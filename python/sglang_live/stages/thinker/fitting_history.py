@@ -97,3 +97,9 @@ def newest_that_are_kept(
         total -= sizes[kept]
         kept += 1
     return history[kept:]
+
+
+def keys_missing(history: list[HistoryItem], fitting: list[HistoryItem]) -> list[str]:
+    """Keys of the history's items that are not in its fitting part."""
+    left = frozenset(item.key for item in fitting)
+    return [item.key for item in history if item.key not in left]

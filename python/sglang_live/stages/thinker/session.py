@@ -28,6 +28,7 @@ from sglang_live.stages.streaming_session import append_request, close_session, 
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
 from sglang_live.stages.thinker.fitting_history import (
     check_header,
+    keys_missing,
     most_tokens_of,
     newest_that_are_kept,
     newest_that_fit,
@@ -104,7 +105,7 @@ class ThinkerSession:
             check_header(self.prompt, instructions, limit)
         known = await self._reconcile(instructions, history, state, drops_oldest)
         fitting = await self._fit(known, limit, drops_oldest, retention, state)
-        state.dropped = _keys_missing(history, fitting)
+        state.dropped = keys_missing(history, fitting)
         self.ledger = replace(self.ledger, left_out=frozenset(state.dropped))
         self._tell_bound(retention)
         start, new = self.ledger, fitting[len(self.ledger.items) :]
@@ -146,7 +147,7 @@ class ThinkerSession:
             # Also on cancellation: what the engine session holds by then is not known.
             if answer is None or answer.n_tokens + answer.n_dropped != self.ledger.n_tokens:
                 log.warning("session_lost session=%s retained=%s", self.engine_session, answer)
-                await self._lose()
+                await self.lose()
         if self.lost or answer is None:
             return []
         self.ledger, gone = self.ledger.after_drop(answer.sink_tokens, answer.n_dropped)
@@ -158,7 +159,7 @@ class ThinkerSession:
         if session is not None:
             await close_session(self.host, session)
 
-    async def _lose(self) -> None:
+    async def lose(self) -> None:
         self.lost = True
         await self.close()
 
@@ -180,7 +181,7 @@ class ThinkerSession:
             return known if self.ledger.items else history
         state.rebuilt = self.engine_session is not None or self.lost
         await self.close()
-        await self._open(instructions)
+        await self._open(instructions, state)
         return history
 
     async def _hold_beginning(self, history: list[HistoryItem], state: TurnState) -> bool:
@@ -195,14 +196,14 @@ class ThinkerSession:
                     self.ledger = ledger
                     return True
                 case TruncateTo(ledger):
-                    state.truncated = await self._truncate(ledger)
+                    state.truncated = await self.truncate(ledger)
                     state.refused = not state.truncated
                     if state.refused:
                         return False
                 case Rebuild():
                     return False
 
-    async def _truncate(self, ledger: Ledger) -> bool:
+    async def truncate(self, ledger: Ledger) -> bool:
         """Returns False if the engine refused: the engine session is lost then."""
         assert self.feed is not None and self.engine_session is not None
         truncated = False
@@ -211,7 +212,7 @@ class ThinkerSession:
         finally:
             # Also on cancellation: what the engine session holds by then is not known.
             if not truncated:
-                await self._lose()
+                await self.lose()
         if truncated:
             self.ledger = ledger
         return truncated
@@ -230,7 +231,7 @@ class ThinkerSession:
             fitting = newest_that_fit(self.prompt, history, room, drops_oldest)
             log.warning("history_cut items=%d of=%d", len(history) - len(fitting), len(history))
             await self.close()
-            await self._open(self.instructions or "")
+            await self._open(self.instructions or "", state)
             state.rebuilt = True
             return fitting
         if retention is not None and drops_oldest and not self.ledger.items:
@@ -302,14 +303,14 @@ class ThinkerSession:
         completed = False
         try:
             for append in appends[:n_alike]:
-                yield await self._prefill(append, state)
+                yield await self.prefill(append, state)
             if state.ending:
                 # Without the markup that opens a response; the next turn needs their KV.
                 for append in said[n_alike:]:
-                    yield await self._prefill(append, state)
+                    yield await self.prefill(append, state)
             else:
                 for append in appends[n_alike:-1]:
-                    yield await self._prefill(append, state)
+                    yield await self.prefill(append, state)
                     if state.ending:
                         return  # lost: the markup that opens a response is in it
                 async for event in self._generate(appends[-1], sampling, state):
@@ -320,9 +321,9 @@ class ThinkerSession:
             completed = True
         finally:
             if not completed:
-                await self._lose()
+                await self.lose()
 
-    async def _open(self, instructions: str) -> None:
+    async def _open(self, instructions: str, state: TurnState) -> None:
         """A new SGLang session, its header prefilled by itself.
 
         Only a session's first request meets the radix tree. With the header alone in it, sessions
@@ -334,15 +335,17 @@ class ThinkerSession:
         opened = False
         try:
             await open_session(self.host, self.engine_session)
+            # While the user speaks, nothing waits for the header.
+            own = state if state.prefill_only else TurnState(job_id=self.engine_session)
             for append in self.prompt.appends(self.prompt.header(instructions)):
-                await self._prefill(append, TurnState(job_id=self.engine_session))
+                await self.prefill(append, own)
             self.ledger = replace(self.ledger, n_header=self.ledger.n_tokens)
             opened = True
         finally:
             if not opened:
-                await self._lose()
+                await self.lose()
 
-    async def _prefill(self, append: Append, state: TurnState) -> Prefilled:
+    async def prefill(self, append: Append, state: TurnState) -> Prefilled:
         rid = ids.new_rid(state.rid_prefix, state.job_id)
         sampling = {"max_new_tokens": 0, "temperature": 0}
         state.prefilling = rid if state.prefill_only else None
@@ -393,8 +396,3 @@ class ThinkerSession:
         state.n_prompt = meta["prompt_tokens"]
         state.n_cached = max(state.n_cached, meta["cached_tokens"])
         return Prefilled(rid, append, n_new, meta["prompt_tokens"] - n_new)
-
-
-def _keys_missing(history: list[HistoryItem], fitting: list[HistoryItem]) -> list[str]:
-    left = frozenset(item.key for item in fitting)
-    return [item.key for item in history if item.key not in left]

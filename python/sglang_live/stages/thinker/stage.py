@@ -18,11 +18,11 @@ from sglang_live.engine_channel.messages import (
     PolicyReport,
     Retained,
     RetainSession,
+    SessionKv,
     StreamEvents,
     Truncated,
 )
 from sglang_live.errors import DeadlineError
-from sglang_live.kv.retention import RetentionConfig
 from sglang_live.messages import (
     PROMPT_TOKENS_MOST,
     Interrupt,
@@ -50,10 +50,11 @@ from sglang_live.stages.thinker.audio_states import AudioStates
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
 from sglang_live.stages.thinker.output import ResponseOutput
 from sglang_live.stages.thinker.prefill_signs import show_prefill
+from sglang_live.stages.thinker.preheat import Preheats
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes
 from sglang_live.stages.thinker.session import ThinkerSession
 from sglang_live.stages.thinker.turn import Generated, Prefilled, Started, TurnState
-from sglang_live.stages.thinker.wire_items import history_item
+from sglang_live.stages.thinker.wire_items import history_item, retention_of
 from sglang_live.stages.transport.server import ServedJob
 
 MAX_RESPONSE_TOKENS = 1024
@@ -99,6 +100,7 @@ class ThinkerStage:
             self.host.owes = lambda: feed.awaits_answer
         names = ("sessions_rebuilt", "sessions_truncated", "truncations_refused")
         self._counts = dict.fromkeys(names, 0.0)
+        self._preheats = Preheats()
 
     async def start(self) -> None:
         self._reader = vital(self._read_reports(), "read reports")
@@ -148,6 +150,7 @@ class ThinkerStage:
             session = self._sessions.pop(session_id, None)
             if session is not None:
                 await session.close()
+            self._preheats.closed(session_id)
         self._busy.pop(session_id, None)
 
     def on_hint(self, hint: SessionHint) -> None:
@@ -172,6 +175,7 @@ class ThinkerStage:
         own = {
             "sessions": float(len(self._sessions)),
             **self._counts,
+            **self._preheats.counts,
             "answers_late": float(n_late),
         }
         own[PROMPT_TOKENS_MOST] = float(self._max_tokens)
@@ -218,7 +222,7 @@ class ThinkerStage:
             match report:
                 case HiddenRows():
                     await self._states.add(report)
-                case Truncated() | Retained():
+                case Truncated() | SessionKv() | Retained():
                     if self._feed is not None:
                         self._feed.answered(report)
                 case StreamEvents():
@@ -252,6 +256,10 @@ class ThinkerStage:
             self._counts["sessions_rebuilt"] += state.rebuilt
             self._counts["sessions_truncated"] += state.truncated
             self._counts["truncations_refused"] += state.refused
+            if request.preheat:
+                self._preheats.ended(session)
+            else:
+                self._preheats.used(session_id, state.rebuilt)
         if not request.prefill_only:
             self._items[session_id][request.item_key] = HistoryItem(
                 key=request.item_key, role="assistant", parts=(), token_ids=tuple(output.ids)
@@ -302,14 +310,19 @@ class ThinkerStage:
         state: TurnState,
         output: ResponseOutput,
     ) -> None:
+        instructions = self.prompt.with_functions(request.instructions, request.functions)
+        if request.preheat:
+            drops = request.drops_oldest
+            if not await self._preheats.begin(session, instructions, history, drops, state):
+                return
         turn = session.think(
-            instructions=self.prompt.with_functions(request.instructions, request.functions),
+            instructions=instructions,
             history=history,
             item_key=request.item_key,
             sampling=self._sampling(request),
             end_ids=self.model.end_of_turn_ids,
             state=state,
-            retention=_retention(request) if self._bounds else None,
+            retention=retention_of(request) if self._bounds else None,
             opening=self.prompt.opening(request.must_call),
             speculative=request.speculative,
             max_tokens=self._max_tokens,
@@ -378,13 +391,3 @@ class ThinkerStage:
             ref = tensors.put(np.concatenate(states)) if states else None
             ids = self.prompt.segment_ids(item, [len(s) for s in states])
             await job.send(UserSegment(job.job_id, item.key, ids, ref), tensors)
-
-
-def _retention(request: ThinkerRequest) -> RetentionConfig | None:
-    if request.window_tokens is None:
-        return None
-    return RetentionConfig(
-        sink_tokens=request.sink_tokens,
-        window_tokens=request.window_tokens,
-        slack_tokens=request.slack_tokens,
-    )

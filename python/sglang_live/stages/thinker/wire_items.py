@@ -1,9 +1,11 @@
-"""Conversation items as messages carry them, made into HistoryItems."""
+"""What messages carry of a conversation: its items, made into HistoryItems, and its bound."""
 
 from typing import cast
 
 from sglang_live.core import AudioPart, HistoryItem, Role, TextPart
+from sglang_live.kv.retention import RetentionConfig
 from sglang_live.message_parts import WireAudio, WireItem, WireText
+from sglang_live.messages import ThinkerRequest
 from sglang_live.stages.transport import wire
 
 
@@ -23,3 +25,13 @@ def _part(part: WireText | WireAudio, frames: list[bytes]) -> TextPart | AudioPa
     if isinstance(part, WireAudio):
         return AudioPart(wire.take(part.pcm, frames))
     return TextPart(part.text)
+
+
+def retention_of(request: ThinkerRequest) -> RetentionConfig | None:
+    if request.window_tokens is None:
+        return None
+    return RetentionConfig(
+        sink_tokens=request.sink_tokens,
+        window_tokens=request.window_tokens,
+        slack_tokens=request.slack_tokens,
+    )

@@ -17,12 +17,12 @@ SECOND = INPUT_RATE_HZ
 class Turn:
     """An utterance that begins at a sample of the buffer, and a prefill that may refuse."""
 
-    def __init__(self, chunk_s: float = 1.0, start: int = 0):
+    def __init__(self, chunk_s: float = 1.0, start: int = 0, preheats: bool = False):
         self.buffer, self.start = InputBuffer(600.0), start
         self.buffer.append(np.zeros(start, np.int16))
         self.prefilled: list[int] = []
         self.accepts = True
-        self.prefill = TurnPrefill(chunk_s, self._prefill_turn)
+        self.prefill = TurnPrefill(chunk_s, self._prefill_turn, preheats)
         self._rng = np.random.default_rng(1)
 
     def _prefill_turn(self, chunks) -> bool:
@@ -101,6 +101,40 @@ def test_without_a_chunk_size_nothing_is_prefilled():
     assert turn.end()[1] == () and turn.prefilled == []
 
 
+# --- preheat ---
+
+
+def test_the_conversation_is_preheated_once_before_the_first_chunk():
+    turn = Turn(preheats=True)
+    turn.prefill.begin()
+    for _ in range(12):
+        turn.say(0.1)
+    assert turn.prefilled == [0]
+    turn.say(0.2)
+    assert turn.prefilled == [0, 1]
+    assert len(turn.end()[1]) == 2
+
+
+def test_a_refused_preheat_is_tried_again():
+    turn = Turn(chunk_s=0.0, preheats=True)
+    turn.prefill.begin()
+    turn.accepts = False
+    turn.say(0.1)
+    turn.accepts = True
+    turn.say(0.1)
+    turn.say(0.1)
+    assert turn.prefilled == [0]
+    assert turn.end()[1] == ()
+
+
+def test_there_is_no_preheat_without_its_policy_or_before_speech():
+    without, silent = Turn(), Turn(preheats=True)
+    without.prefill.begin()
+    for turn in (without, silent):
+        turn.say(0.5)
+        assert turn.prefilled == []
+
+
 # --- in a session ---
 
 
@@ -136,3 +170,19 @@ async def test_while_a_response_is_made_nothing_is_prefilled():
         assert orchestrator.session.prefilled == []
         gate.set()
         await client.until("response.done")
+
+
+async def test_a_session_preheats_its_conversation_when_its_user_begins_to_speak():
+    orchestrator = FakeOrchestrator([spoken("Yes."), spoken("And yes.")])
+    base = services(orchestrator)
+    preheating = replace(base, config=replace(base.config, preheat=True))
+    async with connected(orchestrator, preheating) as client:
+        client.append(tone(600) + bytes(48_000))
+        await client.until("response.done")
+        assert orchestrator.session.prefilled == []  # there was no conversation yet
+        client.append(tone(600) + bytes(48_000))
+        await client.until("response.done")
+    [preheat], turns = orchestrator.session.prefilled, orchestrator.turns
+    assert preheat.prefill_only and preheat.preheat
+    keys = [item.key for item in turns[1].history]
+    assert [item.key for item in preheat.history] == keys[:-1]

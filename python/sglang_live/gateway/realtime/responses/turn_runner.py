@@ -118,13 +118,16 @@ class TurnRunner:
     # --- before the end of the user's turn ---
 
     def prefill_turn(self, config: SessionConfig, utterance: Utterance) -> bool:
-        """Prefill an utterance while the user still speaks. Returns False if a turn of the
-        conversation runs, or the session refuses."""
+        """Prefill an utterance while the user still speaks; without one, the conversation if its
+        KV is lost. Returns False if a turn of the conversation runs, or the session refuses."""
         if self._conversation_tasks:
             return False
         request = self.request(config)
         history = (*request.history, *utterance)
-        return self.session.prefill_turn(replace(request, history=history, prefill_only=True))
+        if not history:
+            return True
+        request = replace(request, history=history, prefill_only=True, preheat=not utterance)
+        return self.session.prefill_turn(request)
 
     def speculate(self, config: SessionConfig, utterance: Utterance) -> None:
         """Start a speculative turn after what the user has said so far, unless a turn of the

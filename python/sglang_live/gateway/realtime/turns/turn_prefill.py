@@ -1,5 +1,7 @@
 """Turn prefill: complete chunks of an utterance are prefilled while the user still speaks.
 
+Before the first chunk comes the preheat: the conversation alone, in case its KV is lost (LiveServe,
+arXiv 2606.22983, section 3).
 In: the utterance's audio as it grows. Out: its chunks, as messages for the model's session.
 Owner: one TurnPrefill per connection. Once a chunk is prefilled its limits and its key stay as
 they are: the message of the whole utterance must begin with the same chunks.
@@ -23,12 +25,17 @@ class TurnPrefill:
     """
     Args:
         chunk_s: length of a chunk; 0: nothing is prefilled before the utterance ends.
-        prefill: starts the prefill of these chunks; returns False if it refuses for now.
+        prefill: starts the prefill of these chunks; returns False if it refuses for now. Without
+            chunks: the preheat.
+        preheats: whether there is a preheat.
     """
 
-    def __init__(self, chunk_s: float, prefill: Callable[[Utterance], bool]) -> None:
+    def __init__(
+        self, chunk_s: float, prefill: Callable[[Utterance], bool], preheats: bool = False
+    ) -> None:
         self._chunk_samples = round(chunk_s * INPUT_RATE_HZ)
-        self._prefill = prefill
+        self._prefill, self._preheats = prefill, preheats
+        self._preheat_due = False
         self._chunks: list[HistoryItem] = []
         self._n_prefilled = 0
 
@@ -36,9 +43,17 @@ class TurnPrefill:
         """The utterance is over; the next one starts without chunks."""
         self._chunks = []
         self._n_prefilled = 0
+        self._preheat_due = False
+
+    def begin(self) -> None:
+        """An utterance begins."""
+        self.reset()
+        self._preheat_due = self._preheats
 
     def grow(self, buffer: InputBuffer, start_sample: int) -> None:
         """The utterance, which began at start_sample, goes on up to the end of the buffer."""
+        if self._preheat_due and self._prefill(()):
+            self._preheat_due = False
         if not self._chunk_samples:
             return
         while True:

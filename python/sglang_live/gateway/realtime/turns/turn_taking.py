@@ -92,7 +92,9 @@ class TurnTaking:
         self._detector: SpeechDetector | None = None
         self._next_item()
         self._turn_start_ms = 0
-        self._turn_prefill = TurnPrefill(self.gateway.turn_prefill_s, self._prefill)
+        self._turn_prefill = TurnPrefill(
+            self.gateway.turn_prefill_s, self._prefill, self.gateway.preheat
+        )
         self._idle = IdleTimer(self.clock, self._on_idle)
         self._barge_in = BargeIn(
             self.playout, self.responses.interrupt, self.monitor, self.clock, self.metrics
@@ -274,7 +276,7 @@ class TurnTaking:
     def _on_started(self, event: SpeechStarted) -> None:
         assert self.config.turn_detection is not None
         self._idle.disarm()
-        self._turn_prefill.reset()
+        self._turn_prefill.begin()
         self._turn_start_ms = event.at_ms
         onset_s = self._at_s(event.onset_ms)
         self.monitor.speech_started(onset_s)
