@@ -89,6 +89,27 @@ async def test_long_responses_have_the_codes_of_a_windowed_reference(bounded, re
     assert await total(stages, "talker", "kv_tokens_used") == 0
 
 
+async def test_a_prompt_whose_first_message_is_dropped_leaves_out_half_of_the_rest(bounded):
+    """Its codes are those of a session that has only the messages that are left."""
+    stages, _ = bounded
+    retention = RetentionConfig(window_tokens=WINDOW, slack_tokens=SLACK)
+    told = [user(f"tell me {n}") for n in range(6)]
+
+    async def codes(links, *history) -> np.ndarray:
+        turn = replace(greedy_turn(*history, system="", n_tokens=4), retention=retention)
+        await think(links, turn)
+        return await speak(links, turn, list(range(20, 40)), 8)
+
+    links, n_before = stages.links("halved"), await total(stages, "talker", "prompts_begun_anew")
+    await codes(links, *told[:4])
+    for history, read in ((told[1:5], told[3:5]), (told[2:6], told[3:6])):
+        got, alone = await codes(links, *history), stages.links(f"reads-{len(read)}")
+        np.testing.assert_array_equal(got, await codes(alone, *read))
+        alone.close()
+    links.close()
+    assert await total(stages, "talker", "prompts_begun_anew") == n_before + 1
+
+
 POOL_TOKENS = 140
 
 

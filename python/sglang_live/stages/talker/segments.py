@@ -52,6 +52,7 @@ class Segments:
         send: to the scheduler.
 
     Attributes:
+        began_with: by session, the first message of its latest prompt.
         n_bytes: of states that the scheduler holds.
         n_requested: states that were requested again.
     """
@@ -68,6 +69,7 @@ class Segments:
         self._sessions: dict[str, dict[str, _Segment]] = {}
         # By id, used longest ago first: the message, and the bytes of its states.
         self._held: OrderedDict[int, tuple[_Segment, int]] = OrderedDict()
+        self.began_with: dict[str, str] = {}
         self._last_id = 0
         self.n_bytes = self.n_requested = 0
 
@@ -144,6 +146,7 @@ class Segments:
             self._send(ForgetStates(out))
 
     def close(self, session: str) -> None:
+        self.began_with.pop(session, None)
         self._forget(self._sessions.pop(session, {}).values())
 
     def _forget(self, segments: Iterable[_Segment]) -> None:

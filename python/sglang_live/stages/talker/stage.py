@@ -43,7 +43,7 @@ from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.progress_feed import ProgressFeed
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.stream_events import StreamEventRoutes
-from sglang_live.stages.talker.context import n_left_out
+from sglang_live.stages.talker.context import first_kept, n_left_out
 from sglang_live.stages.talker.frame_queue import FrameQueue
 from sglang_live.stages.talker.segments import Segments
 from sglang_live.stages.talker.speech_bound import SpeechBound
@@ -92,7 +92,7 @@ class TalkerStage:
         self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
         self._bounds = spec.policies.retention
         self._totals, self._n_frames, self._n_dropped = PolicyTotals(), 0, 0
-        self._n_left_out = 0
+        self._n_left_out = self._n_begun_anew = 0
         self._stream_events = StreamEventRoutes()
         self._warm_up_rid = ids.new_rid(SPEAK_PREFIX, "warm-up")
         self._newline_id = _newline_id(self.model.path)
@@ -178,6 +178,7 @@ class TalkerStage:
             "frames": float(self._n_frames),
             "speech_truncated": float(self._n_dropped),
             "segments_left_out": float(self._n_left_out),
+            "prompts_begun_anew": float(self._n_begun_anew),
             "segments_requested": float(self._segments.n_requested),
             "states_bytes": float(self._segments.n_bytes),
         }
@@ -218,15 +219,8 @@ class TalkerStage:
         if speaker is None:
             raise BadInputError(f"voice {request.voice!r} is not one of {self.model.voices}")
         prefix = self.ids.response_prefix(self.model, speaker, self._newline_id, request.first_id)
-        lengths = self._segments.lengths(session, request.segment_keys)
-        most_tokens = self.engine.tokenizer_manager.max_req_input_len
-        first_read = n_left_out(lengths, len(prefix), most_tokens)
-        if first_read:
-            self._n_left_out += first_read
-            log.warning(
-                "segments_left_out job=%s n=%d of=%d", request.job_id, first_read, len(lengths)
-            )
-        prompt = self._segments.prompt(session, request.segment_keys[first_read:])
+        keys = self._read(request, session, len(prefix))
+        prompt = self._segments.prompt(session, keys)
         ids_of_prompt = prompt.ids + prefix
         rid = ids.new_rid(SPEAK_PREFIX, request.job_id)
         self._feed.send(
@@ -245,6 +239,23 @@ class TalkerStage:
         )
         self._segments.make_room()
         return rid, ids_of_prompt
+
+    def _read(self, request: TalkerRequest, session: str, prefix_tokens: int) -> list[str]:
+        """The user messages that the response's prompt contains."""
+        keys, began_with = request.segment_keys, self._segments.began_with.get(session)
+        lengths = self._segments.lengths(session, keys)
+        most_tokens = self.engine.tokenizer_manager.max_req_input_len
+        unread = n_left_out(lengths, prefix_tokens, most_tokens)
+        if unread:
+            self._n_left_out += unread
+            log.warning("segments_left_out job=%s n=%d of=%d", request.job_id, unread, len(lengths))
+        if request.window_frames is not None:
+            unread = max(unread, first_kept(keys, lengths, began_with))
+        read = keys[unread:]
+        if read and session == request.session_id:
+            self._n_begun_anew += began_with not in (None, read[0])
+            self._segments.began_with[session] = read[0]
+        return read
 
     async def _receive(
         self, job: ServedJob, early: list[AnyMessage], rid: str, bound: SpeechBound
