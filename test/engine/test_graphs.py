@@ -167,13 +167,23 @@ async def run_together(
 
 async def test_a_batch_that_shrinks_crosses_all_captured_sizes(graph_stages, kinds, eager):
     load = [Response(kind, n_frames=6 + 9 * kind) for kind in range(N_KINDS)]
-    await run_together(graph_stages, kinds, eager, load)
-    for stage in ("thinker", "talker"):
-        log = graph_stages.supervisor.log_of(f"{stage}/0")
-        batches = re.findall(r"decode_graph batch=(\d+) replayed=(True|False)", log)
+    for _ in range(5):  # on a busy machine the first may have ended before the last begins
+        await run_together(graph_stages, kinds, eager, load)
+        sizes = [decoded_sizes(graph_stages, stage) for stage in ("thinker", "talker")]
+        if all(max(not_replayed, default=0) > 4 for _, not_replayed in sizes):
+            break
+    for replayed, not_replayed in sizes:
         # 3 is padded to 4.
-        assert {int(n) for n, is_replayed in batches if is_replayed == "True"} == {1, 2, 3, 4}
-        assert {int(n) > 4 for n, is_replayed in batches if is_replayed == "False"} == {True}
+        assert replayed == {1, 2, 3, 4}
+        assert min(not_replayed) > 4
+
+
+def decoded_sizes(stages: Stages, stage: str) -> tuple[set[int], set[int]]:
+    """Sizes of the batches that were replayed, and of the others."""
+    log = stages.supervisor.log_of(f"{stage}/0")
+    batches = re.findall(r"decode_graph batch=(\d+) replayed=(True|False)", log)
+    replayed = {int(n) for n, is_replayed in batches if is_replayed == "True"}
+    return replayed, {int(n) for n, is_replayed in batches if is_replayed == "False"}
 
 
 @pause_patterns(8)
