@@ -103,7 +103,7 @@ class PolicyConfig:
     short_rounds: float = 1.5
     min_prefill_share: float = 0.2
     may_pause_prefill: bool = False
-    slice_overhead: float = 0.2
+    slice_overhead: float = 0.33
     min_slice_s: float = 0.025
     max_slice_s: float = 0.1
     long_slices: float = 4.0

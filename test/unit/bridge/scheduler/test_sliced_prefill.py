@@ -44,8 +44,8 @@ class FakeScheduler:
         self.free = free
         self.rounds = SimpleNamespace(
             now_s=100.0,
-            # A slice takes 50 ms: 10 ms and 100 tokens.
-            rates=StageRates(prefill_s_fixed=0.01, prefill_s_per_token=4e-4),
+            # A slice takes 50 ms: 16.5 ms and 100 tokens.
+            rates=StageRates(prefill_s_fixed=0.0165, prefill_s_per_token=3.35e-4),
             config=PolicyConfig(),
             is_well_buffered=lambda rid: False,
         )
