@@ -105,7 +105,8 @@ def test_sound_arrives_while_it_is_generated():
         loop.call_soon_threadsafe(gate.set)
         rest = list(chunks)
         assert np.concatenate([begun, *rest]).tobytes() == tone(80) * 5
-        assert "".join(state.text_iter("more")) == "Still."
+        # Not text_iter: SGLang's may end before it has read a text that comes at once.
+        assert state["more"] == "Still."
 
 
 @pytest.mark.parametrize(
