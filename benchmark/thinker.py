@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
+from sglang_live.models.family import model_facts
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
@@ -39,6 +40,7 @@ async def thinker(
         stage="thinker",
         replica=0,
         model_path=str(checkpoint),
+        family=model_facts(checkpoint).family,
         cache_dir=str(run_dir),
         address=loopback_address(run_dir, "thinker", 0),
         same_host=True,

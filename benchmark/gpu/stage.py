@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.gpu.places import gpus_hidden, indexed
+from sglang_live.models.family import model_facts
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import Replica, Supervisor, loopback_address
@@ -31,6 +32,7 @@ async def running_stage(
         stage=stage,
         replica=0,
         model_path=str(checkpoint),
+        family=model_facts(checkpoint).family,
         cache_dir=str(checkpoint.parent),
         address=loopback_address(run_dir, stage, 0),
         same_host=True,

@@ -46,6 +46,7 @@ def parse(argv: list[str]) -> ServerConfig:
     return ServerConfig(
         model_path=own.model_path,
         served_model_name=own.served_model_name or Path(own.model_path).resolve().name,
+        families=tuple(own.model_family),
         host=own.host,
         port=own.port,
         policies=policies,
@@ -160,6 +161,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model-path", required=True, help="checkpoint directory, or demo, demo-random")
     add("--served-model-name", help="name for clients (default: last part of the path)")
+    add_family_argument(parser)
     add("--host", default=_DEFAULTS["host"])
     add("--port", type=int, default=_DEFAULTS["port"])
     add(
@@ -167,6 +169,16 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="without a GPU: have the stages take the time of the device in this file, as "
         "deploy/device_models/h100_qwen3_omni.toml",
+    )
+
+
+def add_family_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-family",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="module of a model family outside this package (docs/new_model.md); repeatable",
     )
 
 

@@ -65,6 +65,7 @@ class SessionStorage:
 class ServerConfig:
     """Settings of one server.
 
+    families: modules of model families outside this package.
     policies: the policies that are on; OFF: SGLang's own scheduling.
     retention: bounds of what sessions keep of long conversations; None: sessions keep everything.
     session_storage: disk space of each thinker; None: KV stays in host memory.
@@ -90,6 +91,7 @@ class ServerConfig:
 
     model_path: str
     served_model_name: str
+    families: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 30000
     policies: Policies = OFF

@@ -9,7 +9,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import uvicorn
@@ -41,8 +41,7 @@ from sglang_live.models.demo.location import (
     TRAINED,
     default_directory,
 )
-from sglang_live.models.qwen3_omni.ranks import check_ranks
-from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.family import ModelFacts, family_at, model_facts
 from sglang_live.open_files import raise_open_files
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.orchestrator.suspects import Suspects
@@ -91,10 +90,11 @@ def _main(argv: list[str], drops: LogDrops) -> int:
         check_devices(_used_devices(config))
     limits = connection_limits(config)
     raise_open_files(config.max_sessions, limits.per_address + limits.silent)
-    model = load_model(config.model_path, config.cache_dir)
+    model = load_model(config.model_path, config.cache_dir, config.families)
     for name, stage in config.stages.items():
         if not stage.connect:
-            check_ranks(model.path, name, f"--{name}.tp-size", stage.args.get("tp_size", 1))
+            n_ranks = stage.args.get("tp_size", 1)
+            family_at(model.family).check_ranks(model.path, name, f"--{name}.tp-size", n_ranks)
     return uvloop.run(_serve(config, model, drops))
 
 
@@ -141,15 +141,15 @@ def check_machine(storage: SessionStorage | None) -> None:
         check_storage(storage.directory, storage.n_bytes)
 
 
-def load_model(model_path: str, cache_dir: Path) -> Qwen3OmniSpec:
-    """Raises BadInputError if the path is no Qwen3-Omni checkpoint, or a file of it is broken."""
+def load_model(model_path: str, cache_dir: Path, families: Sequence[str]) -> ModelFacts:
+    """Raises BadInputError if no model family claims the path, or a file of it is broken."""
     path = resolve_checkpoint(model_path, cache_dir)
-    model = Qwen3OmniSpec.load(path)
+    model = model_facts(path, *families)
     check_checkpoint(path)
     return model
 
 
-async def _serve(config: ServerConfig, model: Qwen3OmniSpec, drops: LogDrops) -> int:
+async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> int:
     listen_socket = ListenSocket(config.host, config.port)
     run_dir, native_key = RunDir.make(), secrets.token_urlsafe(32)
     if config.allow_private_media_urls:
@@ -210,7 +210,7 @@ def _metrics(
 
 def _application(
     config: ServerConfig,
-    model: Qwen3OmniSpec,
+    model: ModelFacts,
     supervisor: Supervisor,
     orchestrator: LiveOrchestrator,
     metrics: GatewayMetrics,
@@ -229,7 +229,7 @@ def _application(
         suspects=orchestrator.suspects,
         drain=drain,
         native_limits=NativeLimits(
-            vocab_size=model.thinker_vocab,
+            vocab_size=model.vocab_size,
             context_tokens=_context(config, model),
             takes_images=template_takes_images(model.path),
         ),
@@ -314,9 +314,9 @@ def _capacity(config: ServerConfig) -> CapacityConfig:
     )
 
 
-def _context(config: ServerConfig, model: Qwen3OmniSpec) -> int:
+def _context(config: ServerConfig, model: ModelFacts) -> int:
     given = config.stages["thinker"].args.get("context_length")
-    return given if type(given) is int else model.thinker_context
+    return given if type(given) is int else model.context_tokens
 
 
 def _pools(supervisor: Supervisor) -> dict[str, float]:

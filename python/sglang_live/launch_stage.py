@@ -16,6 +16,7 @@ from typing import Any
 
 from sglang_live.arguments import (
     POLICIES_HELP,
+    add_family_argument,
     add_log_argument,
     add_storage_arguments,
     add_stuck_argument,
@@ -26,7 +27,7 @@ from sglang_live.arguments import (
 from sglang_live.devices import DEFAULT_DEVICE, check_devices, devices_of_ranks, read_devices
 from sglang_live.errors import BadInputError
 from sglang_live.launch_server import check_machine, end_in_one_line, load_model
-from sglang_live.models.qwen3_omni.ranks import check_ranks
+from sglang_live.models.family import family_at
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--bind", required=True, help="tcp:// address to listen on")
     parser.add_argument("--served-model-name")
+    add_family_argument(parser)
     parser.add_argument("--cache-dir", default=default_cache_dir())
     parser.add_argument("--device", default=DEFAULT_DEVICE)
     parser.add_argument(
@@ -90,12 +92,14 @@ def _spec(
     check_machine(storage)
     device = _device(own.device, engine_args)
     check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)
-    model = load_model(own.model_path, Path(own.cache_dir))
-    check_ranks(Path(model.path), own.stage, "--tp-size", engine_args.get("tp_size", 1))
+    model = load_model(own.model_path, Path(own.cache_dir), own.model_family)
+    n_ranks = engine_args.get("tp_size", 1)
+    family_at(model.family).check_ranks(model.path, own.stage, "--tp-size", n_ranks)
     return StageSpec(
         stage=own.stage,
         replica=0,
         model_path=str(model.path),
+        family=model.family,
         cache_dir=str(own.cache_dir),
         address=own.bind,
         same_host=False,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.config import ServerConfig
-from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.family import ModelFacts
 from sglang_live.stages.spec import STAGES, StageSpec
 from sglang_live.stages.supervisor import loopback_address
 
@@ -14,7 +14,7 @@ SPARE_REQUEST_ROWS = 32
 
 
 def stage_specs(
-    config: ServerConfig, model: Qwen3OmniSpec, run_dir: Path, native_key: str
+    config: ServerConfig, model: ModelFacts, run_dir: Path, native_key: str
 ) -> list[StageSpec]:
     """One spec per replica; only the first local thinker serves SGLang's own API."""
     specs = []
@@ -29,6 +29,7 @@ def stage_specs(
                     stage=stage,
                     replica=replica,
                     model_path=str(model.path),
+                    family=model.family,
                     cache_dir=str(config.cache_dir),
                     address=address,
                     same_host=not remote,

@@ -39,6 +39,7 @@ NIGHTLY = {
 }
 # Set by scripts/test.sh --all.
 IS_NIGHTLY = "SGLANG_LIVE_NIGHTLY" in os.environ
+FAMILY = "sglang_live.models.qwen3_omni.family"
 DATA = Path(__file__).parents[1] / "data" / "audio"
 DEVICE_MODELS = Path(__file__).parents[1] / "data" / "device_models"
 
@@ -137,6 +138,7 @@ async def running_stages(
             stage=stage,
             replica=0,
             model_path=str(checkpoint),
+            family=FAMILY,
             cache_dir=str(cache),
             address=loopback_address(run_dir.path, stage, 0),
             same_host=True,

@@ -169,8 +169,8 @@ def accept_server(argv: list[str], _monkeypatch) -> None:
 
 def accept_stage(argv: list[str], monkeypatch) -> None:
     taken_over = []
-    model = SimpleNamespace(path="/models/m")
-    monkeypatch.setattr(launch_stage, "load_model", lambda _path, _cache: model)
+    model = SimpleNamespace(path="/models/m", family="sglang_live.models.qwen3_omni.family")
+    monkeypatch.setattr(launch_stage, "load_model", lambda _path, _cache, _families: model)
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: model)
     monkeypatch.setattr(launch_stage.os, "execve", lambda *args: taken_over.append(args[-1]))
     assert launch_stage.main(argv) is None, argv

@@ -128,6 +128,21 @@ def test_sglang_is_imported_only_where_the_engine_is_meant():
     assert [module for module in sorted(importers) if not module.startswith(SGLANG)] == []
 
 
+def test_a_model_family_is_imported_only_by_itself_and_by_the_demos_checkpoint():
+    families = [
+        m.removesuffix("family") for m in MODULES if m.count(".") > 1 and m.endswith(".family")
+    ]
+    assert families
+    importers = {
+        (module, target)
+        for module, targets in GRAPH.items()
+        for target in targets
+        for family in families
+        if target.startswith(family) and not module.startswith((family, "models.demo."))
+    }
+    assert importers == set()
+
+
 def test_no_folder_lists_more_modules_than_the_limit():
     folders = Counter(path.parent for path in MODULES.values() if path.name != "__init__.py")
     assert {str(folder): n for folder, n in folders.items() if n > MAX_FILES} == {}

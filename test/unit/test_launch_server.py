@@ -16,7 +16,7 @@ from sglang_live.clock import SimClock
 from sglang_live.errors import StageUnavailableError
 from sglang_live.gateway.config import MAX_FRAME_BYTES
 from sglang_live.gateway.draining import Drain
-from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.family import ModelFacts
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.policy.policies import Policies
 from sglang_live.stage_specs import stage_specs
@@ -84,7 +84,7 @@ def test_it_refuses_in_one_line_and_with_status_1(argv, message, capsys):
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(monkeypatch, model, capsys):
-    monkeypatch.setattr(launch_server, "load_model", lambda _path, _cache: model)
+    monkeypatch.setattr(launch_server, "load_model", lambda _path, _cache, _families: model)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert launch_server.main(["--model-path", "demo", "--port", str(port)]) == 1
@@ -96,16 +96,18 @@ def test_a_port_in_use_is_refused_before_anything_starts(monkeypatch, model, cap
 def test_another_model_is_refused_by_its_architecture(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     assert launch_server.main(["--model-path", str(tmp_path)]) == 1
-    assert "['LlamaForCausalLM'], expected Qwen3Omni" in capsys.readouterr().err
+    assert "no model family claims its architecture (LlamaForCausalLM)" in capsys.readouterr().err
 
 
 @pytest.fixture
-def model(monkeypatch) -> Qwen3OmniSpec:
-    values = dict.fromkeys(Qwen3OmniSpec.__slots__, 0) | {
-        "path": Path("/models/m"),
-        "speakers": {"a": 1},
-    }
-    return Qwen3OmniSpec(**values)
+def model() -> ModelFacts:
+    return ModelFacts(
+        path=Path("/models/m"),
+        family="sglang_live.models.qwen3_omni.family",
+        voices=("a",),
+        vocab_size=100,
+        context_tokens=1000,
+    )
 
 
 def test_a_stage_that_does_not_start_is_reported_and_removed(tmp_path, monkeypatch, model, capsys):
@@ -125,7 +127,7 @@ def test_a_stage_that_does_not_start_is_reported_and_removed(tmp_path, monkeypat
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(launch_server, "Supervisor", FailingSupervisor)
-    monkeypatch.setattr(launch_server, "load_model", lambda _path, _cache: model)
+    monkeypatch.setattr(launch_server, "load_model", lambda _path, _cache, _families: model)
     assert launch_server.main(["--model-path", "/models/m", "--port", str(free_port())]) == 1
     assert "error: talker/0 did not start (exit 3)" in capsys.readouterr().err
     assert stopped and not list(tmp_path.iterdir())

@@ -25,8 +25,9 @@ def launched(monkeypatch, tmp_path):
 
     monkeypatch.setattr(launch_stage.os, "execve", execve)
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: SimpleNamespace(path=tmp_path))
-    checkpoint = SimpleNamespace(path="/models/m")
-    monkeypatch.setattr(launch_stage, "load_model", lambda _path, _cache: checkpoint)
+    family = "sglang_live.models.qwen3_omni.family"
+    checkpoint = SimpleNamespace(path="/models/m", family=family)
+    monkeypatch.setattr(launch_stage, "load_model", lambda _path, _cache, _families: checkpoint)
 
     def launch(*argv: str) -> dict | int:
         try:

@@ -34,8 +34,8 @@ from sglang_live.stages.spec import StageSpec
 
 log = logging.getLogger(__name__)
 
-# Value of SGLANG_EXTERNAL_MODEL_PACKAGE: SGLang looks for model classes there, too.
-EXTERNAL_MODELS = "sglang_live.models.qwen3_omni.engine"
+# A package in which SGLang looks for model classes, too.
+EXTERNAL_MODELS_ENV = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 # Of the demo models, and of every model on a CPU.
 SMALL_POOL_TOKENS = 65_536
 _COMPILERS = ("ninja", "nvcc", "cicc", "ptxas", "cc1plus", "c++", "g++", "clang", "hipcc")

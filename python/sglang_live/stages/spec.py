@@ -18,6 +18,7 @@ STAGES = ("thinker", "talker", "vocoder")
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
     stage: thinker, talker or vocoder.
+    family: module of the model's family (models/family.py).
     address: endpoint to bind.
     same_host: whether the server shares this machine's memory.
     run_dir: directory for sockets, and for what stages of one server share.
@@ -36,6 +37,7 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     stage: str
     replica: int
     model_path: str
+    family: str
     cache_dir: str
     address: str
     same_host: bool

@@ -5,7 +5,7 @@ import io
 import soundfile as sf
 
 from sglang_live.core import INPUT_RATE_HZ, AudioPart
-from sglang_live.models.qwen3_omni.prompt import Append
+from sglang_live.models.prompt import Append
 from sglang_live.stages.engine_host import EngineHost
 
 # SGLang requires a bound on a session's text; here sessions are bounded in tokens.

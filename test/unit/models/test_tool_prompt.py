@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_live.models.qwen3_omni.tool_prompt import ResponseParts, instructions_with, opening_of
+from sglang_live.models.tool_prompt import ResponseParts, instructions_with, opening_of
 
 WEATHER = json.dumps({"name": "weather", "parameters": {"type": "object"}})
+
+
+SYSTEM = "<|im_start|>system\n", "<|im_end|>"
 
 
 class FakeTokenizer:
@@ -26,20 +29,20 @@ class FakeTokenizer:
 
 
 def test_the_checkpoints_template_describes_functions():
-    text = instructions_with(FakeTokenizer(True), "Be brief.", [WEATHER])
+    text = instructions_with(FakeTokenizer(True), "Be brief.", [WEATHER], SYSTEM)
     assert text.startswith("Be brief. You may use <tool_call>")
     assert '"weather"' in text and "<|im" not in text
 
 
 def test_a_template_without_functions_gets_our_own_description():
-    text = instructions_with(FakeTokenizer(False), "Be brief.", [WEATHER])
+    text = instructions_with(FakeTokenizer(False), "Be brief.", [WEATHER], SYSTEM)
     assert text.startswith("Be brief.\n\n")
     assert WEATHER in text and "<tool_call>" in text
-    assert instructions_with(FakeTokenizer(False), "", [WEATHER])[0].isalpha()
+    assert instructions_with(FakeTokenizer(False), "", [WEATHER], SYSTEM)[0].isalpha()
 
 
 def test_without_functions_instructions_stay_as_they_are():
-    assert instructions_with(FakeTokenizer(True), "Be brief.", []) == "Be brief."
+    assert instructions_with(FakeTokenizer(True), "Be brief.", [], SYSTEM) == "Be brief."
 
 
 def test_a_required_call_has_a_forced_beginning():

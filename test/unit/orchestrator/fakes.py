@@ -272,6 +272,7 @@ class FakeReplica:
                 stage=stage.name,
                 replica=number,
                 model_path="",
+                family="",
                 cache_dir="",
                 address="",
                 same_host=True,

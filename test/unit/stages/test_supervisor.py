@@ -61,6 +61,7 @@ class Stages:
                 stage=stage,
                 replica=0,
                 model_path="",
+                family="",
                 cache_dir="",
                 address=loopback_address(self.run_dir, stage, 0),
                 same_host=True,

@@ -14,7 +14,7 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang_live.bridge.session.compact import compact_row, shorten
 from sglang_live.engine_channel.messages import TalkerPrompt
 from sglang_live.kv.retention import Compaction, RetentionConfig, compaction_of
-from sglang_live.models.qwen3_omni.talker_state import TalkerStream
+from sglang_live.models.speech_lm.streams import TalkerStream
 
 
 class TalkerWindow:

@@ -1,12 +1,12 @@
 """Ids and sizes of a Qwen3-Omni checkpoint directory, read once at start-up."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.family import read_json
 
 ARCHITECTURE = "Qwen3OmniMoeForConditionalGeneration"
 FRAME_RATE_HZ = 12.5
@@ -54,7 +54,7 @@ class Qwen3OmniSpec:
         """Raises BadInputError if the directory is not a Qwen3-Omni checkpoint with a talker."""
         path = Path(path)
         try:
-            return Qwen3OmniSpec._of(path, _read_json(path / "config.json"))
+            return Qwen3OmniSpec._of(path, read_json(path / "config.json"))
         except KeyError as error:
             raise BadInputError(f"{path}/config.json lacks {error}") from error
         except (TypeError, AttributeError, ValueError) as error:
@@ -69,7 +69,7 @@ class Qwen3OmniSpec:
             raise BadInputError(f"{path}: checkpoint has no talker (enable_audio_output is false)")
         thinker, talker = config["thinker_config"], config["talker_config"]
         generation = (
-            _read_json(path / "generation_config.json")
+            read_json(path / "generation_config.json")
             if (path / "generation_config.json").exists()
             else {}
         )
@@ -113,13 +113,3 @@ def _sampling(generation: dict[str, Any]) -> dict[str, float]:
         return {"temperature": 0.0}
     names = ("temperature", "top_p", "top_k", "repetition_penalty", "min_new_tokens")
     return {name: generation[name] for name in names if generation.get(name) is not None}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadInputError(f"cannot read {path}: {error}") from error
-    if not isinstance(document, dict):
-        raise BadInputError(f"{path} is not a JSON object")
-    return document

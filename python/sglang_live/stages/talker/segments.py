@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_live.engine_channel.messages import ForgetStates, TalkerStates
-from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
+from sglang_live.models.family import TalkerModel
 
 # 1024 audio tokens of Qwen3-Omni in bfloat16 take 4 MiB: all that 500 users said in 80 s.
 MOST_STATES_BYTES = 2 << 30
@@ -59,12 +59,11 @@ class Segments:
 
     def __init__(
         self,
-        ids: TalkerIds,
-        audio_pad_id: int,
+        model: TalkerModel,
         send: Callable[[TalkerStates | ForgetStates], None],
         most_bytes: int = MOST_STATES_BYTES,
     ):
-        self._ids, self._audio_pad_id = ids, audio_pad_id
+        self._model = model
         self._send, self._most_bytes = send, most_bytes
         self._sessions: dict[str, dict[str, _Segment]] = {}
         # By id, used longest ago first: the message, and the bytes of its states.
@@ -94,7 +93,7 @@ class Segments:
         if old is not None:
             self.n_requested += _lacks_states(old)
             self._forget([old])
-        ids = self._ids.user_segment(token_ids, self._audio_pad_id, states)
+        ids = self._model.message(token_ids, states)
         segment = known[key] = _Segment(ids, 0 if states is None else len(states))
         if segment.n_states and states is not None:
             self._last_id += 1
@@ -120,8 +119,8 @@ class Segments:
                 assert segment.states_id is not None, "its states are missing"
                 states.append(segment.states_id)
                 self._held.move_to_end(segment.states_id)
-                first = len(ids)
-                states_at += [first + i for i, t in enumerate(segment.ids) if t >= self._ids.audio]
+                first, least = len(ids), self._model.first_state_id
+                states_at += [first + i for i, t in enumerate(segment.ids) if t >= least]
             ids += segment.ids
         return Prompt(ids, states_at, states)
 

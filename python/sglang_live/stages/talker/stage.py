@@ -1,7 +1,6 @@
 """The talker stage. One request of its engine speaks one response, and gets text as it comes."""
 
 import asyncio
-import json
 import logging
 import os
 from contextlib import aclosing
@@ -21,7 +20,7 @@ from sglang_live.engine_channel.messages import (
     TalkerPrompt,
     TalkerText,
 )
-from sglang_live.errors import BadInputError, StageFailedError
+from sglang_live.errors import StageFailedError
 from sglang_live.message_parts import WireSegment
 from sglang_live.messages import (
     AnyMessage,
@@ -33,11 +32,14 @@ from sglang_live.messages import (
     TalkerRequest,
     TalkerSegments,
 )
-from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
-from sglang_live.models.qwen3_omni.stage_view import talker_view
-from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
+from sglang_live.models.family import TalkerModel, family_at, part
 from sglang_live.stages import ids
-from sglang_live.stages.engine_host import EXTERNAL_MODELS, EngineHost, FeedSocket, Reports
+from sglang_live.stages.engine_host import (
+    EXTERNAL_MODELS_ENV,
+    EngineHost,
+    FeedSocket,
+    Reports,
+)
 from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.progress_feed import ProgressFeed
@@ -52,9 +54,6 @@ from sglang_live.stages.transport.server import ServedJob
 
 log = logging.getLogger(__name__)
 
-# Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
-TEMPERATURE = 0.9
-REPETITION_PENALTY = 1.05
 # Four frames per token are usual, and a response has at most 4096 tokens: 22 minutes.
 MAX_FRAMES = 16_384
 MAX_RUNNING = 32
@@ -63,31 +62,25 @@ MAX_RUNNING = 32
 class TalkerStage:
     def __init__(self, spec: StageSpec):
         inbox, outbox = spec.socket_path("inbox"), spec.socket_path("outbox")
+        self.model: TalkerModel = part(family_at(spec.family).talker)(Path(spec.model_path))
         os.environ |= {
             INBOX_ENV: inbox,
             OUTBOX_ENV: outbox,
-            "SGLANG_EXTERNAL_MODEL_PACKAGE": EXTERNAL_MODELS,
+            EXTERNAL_MODELS_ENV: self.model.external_models,
         }
-        self.model = Qwen3OmniSpec.load(spec.model_path)
-        self.ids = TalkerIds.of(self.model)
         args = dict(spec.engine_args)
         n_running = args.setdefault("max_running_requests", MAX_RUNNING)
-        view = talker_view(self.model.path, Path(spec.cache_dir))
         self.host = EngineHost(
             spec,
             {
-                "model_path": str(view),
                 "skip_tokenizer_init": True,
-                # The model keeps tensors per request row (see talker_state.py).
-                "json_model_override_args": json.dumps(
-                    {"live_rows": n_running + 2, "live_max_frames": MAX_FRAMES}
-                ),
+                **self.model.engine_args(Path(spec.cache_dir), n_running + 2, MAX_FRAMES),
                 **args,
             },
         )
         self.engine = self.host.engine
         self._outbox, self._feed = outbox, FeedSocket(inbox)
-        self._segments = Segments(self.ids, self.model.audio_pad_id, self._feed.send)
+        self._segments = Segments(self.model, self._feed.send)
         self._frames: dict[str, FrameQueue] = {}
         self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
         self._bounds = spec.policies.retention
@@ -95,7 +88,6 @@ class TalkerStage:
         self._n_left_out = self._n_begun_anew = 0
         self._stream_events = StreamEventRoutes()
         self._warm_up_rid = ids.new_rid(SPEAK_PREFIX, "warm-up")
-        self._newline_id = _newline_id(self.model.path)
 
     async def start(self) -> None:
         self._reader = vital(self._read_reports(), "read reports")
@@ -105,11 +97,9 @@ class TalkerStage:
 
     async def _warm_up(self) -> None:
         """Speak a few frames: the first request loads what is loaded lazily."""
-        model, rid = self.model, self._warm_up_rid
-        speaker = next(iter(model.speakers.values()))
-        prompt = self.ids.response_prefix(model, speaker, self._newline_id, self._newline_id)
+        prompt, rid = self.model.warm_up_prompt, self._warm_up_rid
         self._feed.send(TalkerPrompt(rid, prompt_len=len(prompt), seed=0, greedy=False))
-        self._feed.send(TalkerText(rid, [model.tts_eos_id], done=True))
+        self._feed.send(TalkerText(rid, [self.model.text_end_id], done=True))
         sampling = {"max_new_tokens": 4, "temperature": 0.0}
         await self.host.run(rid, input_ids=prompt, sampling_params=sampling)
         self._feed.send(TalkerForget(rid))
@@ -215,10 +205,7 @@ class TalkerStage:
 
     def _announce(self, request: TalkerRequest, session: str) -> tuple[str, list[int]]:
         """Announce the request to the scheduler. Returns its id and its prompt."""
-        speaker = self.model.speakers.get(request.voice.lower())
-        if speaker is None:
-            raise BadInputError(f"voice {request.voice!r} is not one of {self.model.voices}")
-        prefix = self.ids.response_prefix(self.model, speaker, self._newline_id, request.first_id)
+        prefix = self.model.response(request.voice, request.first_id)
         keys = self._read(request, session, len(prefix))
         prompt = self._segments.prompt(session, keys)
         ids_of_prompt = prompt.ids + prefix
@@ -229,8 +216,8 @@ class TalkerStage:
                 prompt_len=len(ids_of_prompt),
                 seed=request.seed,
                 greedy=request.temperature == 0,
-                temperature=request.temperature or TEMPERATURE,
-                penalty=REPETITION_PENALTY,
+                temperature=request.temperature or self.model.temperature,
+                penalty=self.model.repetition_penalty,
                 audio_at=prompt.states_at,
                 states=prompt.states,
                 window_frames=(request.window_frames or 0) if self._bounds else 0,
@@ -273,7 +260,7 @@ class TalkerStage:
             return
         ids = list(message.ids)
         if message.done:
-            ids.append(self.model.tts_eos_id)
+            ids.append(self.model.text_end_id)
         bound.n_ids += len(ids)
         bound.is_complete = message.done
         if bound.n_ids > MAX_FRAMES:
@@ -300,9 +287,3 @@ class TalkerStage:
             self._n_frames += rid != self._warm_up_rid
             if (queue := self._frames.get(rid)) is not None:
                 queue.put(index, codes)
-
-
-def _newline_id(checkpoint: Path) -> int:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(checkpoint).encode("\n", add_special_tokens=False)[0]

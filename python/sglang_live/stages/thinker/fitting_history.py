@@ -8,7 +8,7 @@ from math import ceil
 from sglang_live.core import INPUT_RATE_HZ, AudioPart, HistoryItem
 from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+from sglang_live.models.prompt import PiecewisePrompt
 
 # 12.5 tokens a second, rounded up once per started second.
 AUDIO_TOKENS_PER_S = 13
@@ -34,7 +34,7 @@ def room_for_header(room_tokens: int) -> int:
     return int(room_tokens * _HEADER_SHARE)
 
 
-def check_header(prompt: ChatPrompt, instructions: str, room_tokens: int) -> None:
+def check_header(prompt: PiecewisePrompt, instructions: str, room_tokens: int) -> None:
     """Raises ContextLengthError if the instructions and functions do not fit."""
     header = prompt.n_tokens(prompt.header(instructions), iter(()))
     if header > (most := room_for_header(room_tokens)):
@@ -43,7 +43,7 @@ def check_header(prompt: ChatPrompt, instructions: str, room_tokens: int) -> Non
         )
 
 
-def most_tokens_of(prompt: ChatPrompt, item: HistoryItem) -> int:
+def most_tokens_of(prompt: PiecewisePrompt, item: HistoryItem) -> int:
     """An upper bound of the tokens that the item adds to a session."""
     clips = (part for part in item.parts if isinstance(part, AudioPart))
     places = (AUDIO_TOKENS_PER_S * (ceil(len(c.pcm) / INPUT_RATE_HZ) + 1) for c in clips)
@@ -51,7 +51,7 @@ def most_tokens_of(prompt: ChatPrompt, item: HistoryItem) -> int:
 
 
 def newest_that_fit(
-    prompt: ChatPrompt, history: list[HistoryItem], limit_tokens: int, drops_oldest: bool
+    prompt: PiecewisePrompt, history: list[HistoryItem], limit_tokens: int, drops_oldest: bool
 ) -> list[HistoryItem]:
     """The history without its oldest messages, so that it fits and leaves room for more.
 
@@ -81,7 +81,7 @@ def newest_that_fit(
 
 
 def newest_that_are_kept(
-    prompt: ChatPrompt, history: list[HistoryItem], retention: RetentionConfig
+    prompt: PiecewisePrompt, history: list[HistoryItem], retention: RetentionConfig
 ) -> list[HistoryItem]:
     """The history without its oldest items that exceed the window.
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sglang_live.messages import FunctionCallProgress, Progress, TextTokens
-from sglang_live.models.qwen3_omni.tool_prompt import ResponseParts
+from sglang_live.models.tool_prompt import ResponseParts
 from sglang_live.policy.view import FIRST_INTERRUPTS, FRAME_S
 from sglang_live.stages.thinker.turn import Generated
 from sglang_live.stages.transport.server import ServedJob

@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 from sglang_live.messages import MeasurePrompt, PromptMeasured
-from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+from sglang_live.models.prompt import PiecewisePrompt
 from sglang_live.stages.thinker.fitting_history import (
     AUDIO_TOKENS_PER_S,
     room_for_header,
@@ -23,7 +23,7 @@ class PromptSizes:
         tokenizer: of the prompt, a fast one of transformers.
     """
 
-    def __init__(self, prompt: ChatPrompt, tokenizer: Any):
+    def __init__(self, prompt: PiecewisePrompt, tokenizer: Any):
         self._prompt = prompt
         # A copy: whether control tokens are text is a setting of the tokenizer, and the event loop
         # changes it while another thread counts.

@@ -14,12 +14,12 @@ from typing import Any
 from sglang_live.core import HistoryItem
 from sglang_live.engine_channel.messages import RetainSession
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.models.qwen3_omni.prompt import (
+from sglang_live.models.prompt import (
     NO_OPENING,
     Append,
-    ChatPrompt,
     Opening,
     Piece,
+    PiecewisePrompt,
     Words,
 )
 from sglang_live.stages import ids
@@ -54,7 +54,7 @@ class ThinkerSession:
     """
 
     host: EngineHost
-    prompt: ChatPrompt
+    prompt: PiecewisePrompt
     session_id: str
     feed: ThinkerFeed | None = None
     truncates: bool = False

@@ -1,9 +1,10 @@
-"""The thinker stage: SGLang's own Qwen3-Omni model, in streaming sessions."""
+"""The thinker stage: a model that SGLang runs, in streaming sessions."""
 
 import asyncio
 import os
 from collections import defaultdict
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,13 @@ from sglang_live.messages import (
     UserSegment,
     UserSpeaking,
 )
-from sglang_live.models.qwen3_omni.prompt import ChatPrompt
-from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
-from sglang_live.stages.engine_host import EXTERNAL_MODELS, EngineHost, FeedSocket, Reports
+from sglang_live.models.family import ThinkerModel, family_at, part
+from sglang_live.stages.engine_host import (
+    EXTERNAL_MODELS_ENV,
+    EngineHost,
+    FeedSocket,
+    Reports,
+)
 from sglang_live.stages.errors import ItemsMissingError
 from sglang_live.stages.policy_totals import PolicyTotals
 from sglang_live.stages.spec import StageSpec
@@ -67,18 +72,18 @@ class ThinkerStage:
         os.environ[OUTBOX_ENV] = outbox
         if spec.policies:
             os.environ[INBOX_ENV] = inbox
-        os.environ["SGLANG_EXTERNAL_MODEL_PACKAGE"] = EXTERNAL_MODELS
         self.spec = spec
         self._bounds = spec.policies.retention
         own_cache = self._bounds or spec.policies.next_use
-        self.model = Qwen3OmniSpec.load(spec.model_path)
+        self.model: ThinkerModel = part(family_at(spec.family).thinker)(Path(spec.model_path))
+        os.environ[EXTERNAL_MODELS_ENV] = self.model.external_models
         self.host = EngineHost(
             spec,
             {
                 "model_path": spec.model_path,
                 "served_model_name": spec.served_name,
-                "enable_multimodal": True,
                 "enable_streaming_session": True,
+                **self.model.engine_args,
                 **(_CPU_ARGS if cpu.is_active() else {}),
                 **({"radix_cache_backend": RADIX_BACKEND} if own_cache else {}),
                 **spec.engine_args,
@@ -88,7 +93,7 @@ class ThinkerStage:
         )
         self.engine = self.host.engine
         tokenizer = self.engine.tokenizer_manager.tokenizer
-        self.prompt = ChatPrompt(self.model, tokenizer)
+        self.prompt = self.model.prompt(tokenizer)
         self._sizes = PromptSizes(self.prompt, tokenizer)
         self._sessions: dict[str, ThinkerSession] = {}
         self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -120,7 +125,7 @@ class ThinkerStage:
             history=[item],
             item_key="warm-up response",
             sampling={"max_new_tokens": 4},
-            end_ids=self.model.end_of_turn_ids,
+            end_ids=self.model.end_ids,
             state=TurnState(),
         )
         async for _ in turn:
@@ -287,7 +292,7 @@ class ThinkerStage:
             if self._feed is not None and state.generating is not None:
                 self._feed.progress.put(state.generating, progress)
 
-        end_ids, call_begin_id = self.model.end_of_turn_ids, self.prompt.call_begin_id()
+        end_ids, call_begin_id = self.model.end_ids, self.prompt.call_begin_id()
         return ResponseOutput(job, end_ids, call_begin_id, report_progress)
 
     async def _receive(
@@ -320,7 +325,7 @@ class ThinkerStage:
             history=history,
             item_key=request.item_key,
             sampling=self._sampling(request),
-            end_ids=self.model.end_of_turn_ids,
+            end_ids=self.model.end_ids,
             state=state,
             retention=retention_of(request) if self._bounds else None,
             opening=self.prompt.opening(request.must_call),
@@ -371,7 +376,7 @@ class ThinkerStage:
         return {
             **sampling,
             "max_new_tokens": n_max,
-            "stop_token_ids": list(self.model.end_of_turn_ids),
+            "stop_token_ids": list(self.model.end_ids),
         }
 
     async def _clip_states(self, event: Prefilled) -> np.ndarray:

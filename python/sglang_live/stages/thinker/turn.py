@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from sglang_live.core import HistoryItem
 from sglang_live.engine_channel.messages import TEXT_PREFIX, THINK_PREFIX, TURN_PREFILL_PREFIX
-from sglang_live.models.qwen3_omni.prompt import Append
+from sglang_live.models.prompt import Append
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.platform import cpu
 from sglang_live.errors import CapacityError
 from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames
-from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
+from sglang_live.models.family import family_at, part
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
 from sglang_live.stages.vocoder.batcher import VocoderBatch, VocoderEngine
@@ -32,7 +32,7 @@ class VocoderStage:
         on_cpu = cpu.is_active()
         if on_cpu:
             torch.set_num_threads(1)
-        decoder = StreamingCode2Wav.from_pretrained(
+        decoder = part(family_at(spec.family).decoder).from_pretrained(
             spec.model_path,
             device=torch.device("cpu" if on_cpu else spec.device),
             dtype=torch.float32,

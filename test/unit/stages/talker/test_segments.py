@@ -13,12 +13,19 @@ WIDTH = 2
 ROW_BYTES = 4 * WIDTH
 
 
+class FakeModel:
+    first_state_id = IDS.audio
+
+    def message(self, token_ids: list[int], states: np.ndarray | None) -> list[int]:
+        return IDS.user_segment(token_ids, PAD, states)
+
+
 class World:
     """messages: to the scheduler. held: ids of states that it holds."""
 
     def __init__(self):
         self.messages: list[TalkerStates | ForgetStates] = []
-        self.segments = Segments(IDS, PAD, self.messages.append, most_bytes=10 * ROW_BYTES)
+        self.segments = Segments(FakeModel(), self.messages.append, most_bytes=10 * ROW_BYTES)
 
     def add(self, key: str, n_states: int, session: str = "s") -> None:
         states = np.full((n_states, WIDTH), ord(key[-1]), np.float32) if n_states else None

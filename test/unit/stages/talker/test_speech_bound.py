@@ -67,7 +67,7 @@ def talker(ends_at: int) -> TalkerStage:
         keep_only=lambda *a: None, missing=lambda *a: [], close=lambda *a: None
     )
     stage._announce = lambda request, session: ("speak-job", [1, 2])
-    stage.model = SimpleNamespace(tts_eos_id=9)
+    stage.model = SimpleNamespace(text_end_id=9)
     stage.host = FakeHost(stage, ends_at)
     return stage
 

@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_live.messages import FunctionCallProgress, Progress, TextTokens
-from sglang_live.models.qwen3_omni.tool_prompt import CALL_BEGIN, CALL_END
+from sglang_live.models.tool_prompt import CALL_BEGIN, CALL_END
 from sglang_live.policy.view import FRAME_S
 from sglang_live.stages.thinker.output import ResponseOutput
 from sglang_live.stages.thinker.turn import Generated

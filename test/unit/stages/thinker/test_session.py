@@ -13,7 +13,7 @@ import pytest
 from sglang_live.core import AudioPart, HistoryItem, TextPart
 from sglang_live.errors import ContextLengthError
 from sglang_live.kv.retention import RetentionConfig
-from sglang_live.models.qwen3_omni.prompt import NO_OPENING, Opening
+from sglang_live.models.prompt import NO_OPENING, Opening
 from sglang_live.stages.thinker.fitting_history import room_for_header, room_for_prompt
 from sglang_live.stages.thinker.session import ThinkerSession
 from sglang_live.stages.thinker.turn import Generated, Prefilled, TurnState

@@ -55,14 +55,26 @@ class Job:
         return np.frombuffer(pcm, "<i2").tolist()
 
 
+class FakeCheckpoint:
+    @staticmethod
+    def from_pretrained(path, device, dtype) -> FirstCodeDecoder:
+        return FirstCodeDecoder()
+
+
+class FakeFamily:
+    decoder = f"{__name__}:FakeCheckpoint"
+
+
+FAMILY = FakeFamily()
+
+
 @pytest.fixture
-async def stage(monkeypatch):
-    load = vocoder_stage.StreamingCode2Wav
-    monkeypatch.setattr(load, "from_pretrained", lambda *_args, **_kwargs: FirstCodeDecoder())
+async def stage():
     spec = StageSpec(
         stage="vocoder",
         replica=0,
         model_path="",
+        family=__name__,
         cache_dir="",
         address="",
         same_host=True,

@@ -30,7 +30,8 @@ from sglang_live.models.qwen3_omni.code_predictor import TOP_K, CodePredictor, t
 from sglang_live.models.qwen3_omni.engine.talker_weights import load_talker_weights
 from sglang_live.models.qwen3_omni.sampling_noise import draws_of
 from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
-from sglang_live.models.qwen3_omni.talker_state import TalkerRows, TalkerStream
+from sglang_live.models.qwen3_omni.talker_state import TalkerRows
+from sglang_live.models.speech_lm.streams import TalkerStream
 from sglang_live.telemetry.forward_log import ForwardLog
 
 # The last ids of the codec vocabulary are controls; of these only the end may be sampled.

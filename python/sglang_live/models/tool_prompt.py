@@ -1,4 +1,4 @@
-"""Qwen's form of functions in prompts, and of function calls: JSON between two tags.
+"""Functions in prompts, and function calls: JSON between two tags.
 
 The checkpoint's own chat template has the form of its training. If it does not support functions,
 this module's own text describes them, with the same form of calls.
@@ -8,22 +8,25 @@ import json
 from typing import Any
 
 CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
-_SYSTEM, _END = "<|im_start|>system\n", "<|im_end|>"
 
 
-def instructions_with(tokenizer: Any, instructions: str, functions: list[str]) -> str:
+def instructions_with(
+    tokenizer: Any, instructions: str, functions: list[str], system: tuple[str, str]
+) -> str:
     """The content of the system message.
 
     Args:
         functions: JSON text of each, as in OpenAI's chat API.
+        system: markup before and after that content.
     """
     if not functions:
         return instructions
     tools = [{"type": "function", "function": json.loads(text)} for text in functions]
     message = {"role": "system", "content": instructions}
+    begin, end = system
     rendered = tokenizer.apply_chat_template([message], tools=tools, tokenize=False)
-    _, _, content = rendered.partition(_SYSTEM)
-    content, _, _ = content.partition(_END)
+    _, _, content = rendered.partition(begin)
+    content, _, _ = content.partition(end)
     if all(tool["function"]["name"] in content for tool in tools) and CALL_BEGIN in content:
         return content
     return f"{instructions}\n\n{_description_of(functions)}".lstrip()

@@ -1,0 +1,193 @@
+"""A model family: what its folder models/NAME/ declares in family.py as FAMILY.
+
+A family has a part in each stage: it thinks (an engine that generates text), speaks (an engine that
+generates codes) and decodes (codes to sound). Each part is named as "module:attribute", and loaded
+in its stage's process. A family.py imports neither torch nor SGLang, and neither does this module:
+the server reads facts before any stage runs.
+"""
+
+import json
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+import sglang_live.models
+from sglang_live.errors import BadInputError
+from sglang_live.models.prompt import PiecewisePrompt, Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the server knows of a checkpoint.
+
+    Attributes:
+        family: module of its family.
+        voices: by which a response may be spoken; the first is the default.
+        vocab_size: of the thinker.
+        context_tokens: of the thinker.
+    """
+
+    path: Path
+    family: str
+    voices: tuple[str, ...]
+    vocab_size: int
+    context_tokens: int
+
+
+class Family(Protocol):
+    """
+    Attributes:
+        thinker: creates a ThinkerModel from the checkpoint's path.
+        talker: creates a TalkerModel from the checkpoint's path.
+        decoder: the class of the vocoder's decoder; see vocoder/stage.py.
+    """
+
+    thinker: str
+    talker: str
+    decoder: str
+
+    def claims(self, config: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint with this config.json is of this family."""
+        ...
+
+    def facts(self, path: Path) -> ModelFacts:
+        """Raises BadInputError if the checkpoint lacks something."""
+        ...
+
+    def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:
+        """Raises BadInputError if the stage's model cannot be divided among n_ranks ranks.
+
+        flag: that sets their number, for the error.
+        """
+        ...
+
+
+class ThinkerModel(Protocol):
+    """How the thinker stage runs a family's thinker.
+
+    Attributes:
+        external_models: package with classes of models that SGLang lacks.
+        engine_args: SGLang's server arguments.
+        end_ids: tokens that end a response.
+        sampling: the checkpoint's own defaults, by SGLang's names.
+    """
+
+    external_models: str
+    engine_args: Mapping[str, Any]
+    end_ids: tuple[int, ...]
+    sampling: Mapping[str, float]
+
+    def prompt(self, tokenizer: Tokenizer) -> PiecewisePrompt: ...
+
+
+class TalkerModel(Protocol):
+    """How the talker stage runs a family's talker.
+
+    In a prompt every id determines the embedding at its position, so that SGLang's radix tree can
+    compare prompts. The ids of audio states are hashes of them.
+
+    Attributes:
+        external_models: package with classes of models that SGLang lacks.
+        voices: see ModelFacts.
+        temperature, repetition_penalty: of the model's own sampling, by default.
+        text_end_id: behind the last token of a response's text.
+        first_state_id: ids from here on are those of audio states.
+        warm_up_prompt: any prompt of a response.
+    """
+
+    external_models: str
+    voices: tuple[str, ...]
+    temperature: float
+    repetition_penalty: float
+    text_end_id: int
+    first_state_id: int
+    warm_up_prompt: list[int]
+
+    def engine_args(self, cache_dir: Path, n_rows: int, max_frames: int) -> Mapping[str, Any]:
+        """SGLang's server arguments.
+
+        Args:
+            cache_dir: for files that are derived from the checkpoint.
+            n_rows: request rows, for which the model keeps tensors of its own.
+            max_frames: of one response.
+        """
+        ...
+
+    def message(self, token_ids: list[int], states: np.ndarray | None) -> list[int]:
+        """Prompt ids of one user message.
+
+        Args:
+            token_ids: in the thinker's vocabulary, with a placeholder for each state.
+            states: [n_states, thinker_hidden]; None: it has no audio.
+        """
+        ...
+
+    def response(self, voice: str, first_id: int) -> list[int]:
+        """Prompt ids between the user messages and the first frame of a response.
+
+        Args:
+            first_id: the response's first text token.
+        Raises:
+            BadInputError: there is no such voice.
+        """
+        ...
+
+
+def family_at(module: str) -> Family:
+    """The family that a module declares. Raises BadInputError if there is none."""
+    try:
+        family: Family = import_module(module).FAMILY
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise BadInputError(f"{module} is no module of a model family: {error}") from error
+    return family
+
+
+def part(name: str) -> Any:
+    """The attribute that "module:attribute" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def model_facts(path: Path, *more: str) -> ModelFacts:
+    """
+    Args:
+        more: modules of families outside this package, which are asked first.
+    Raises:
+        BadInputError: there is no such module, no family claims the checkpoint, or the checkpoint
+            lacks something.
+    """
+    config = read_json(path / "config.json")
+    modules = [*more, *family_modules()]
+    for module in modules:
+        family = family_at(module)
+        if family.claims(config):
+            return family.facts(path)
+    architectures = ", ".join(config.get("architectures") or ["none"])
+    raise BadInputError(
+        f"{path}: no model family claims its architecture ({architectures}); asked: "
+        f"{', '.join(modules)}"
+    )
+
+
+def family_modules() -> list[str]:
+    """Modules of the families in the folders of sglang_live.models, in alphabetical order."""
+    folders = sglang_live.models.__path__
+    names = sorted(found.name for found in pkgutil.iter_modules(folders) if found.ispkg)
+    files = [(name, Path(folder) / name / "family.py") for name in names for folder in folders]
+    return [f"sglang_live.models.{name}.family" for name, file in files if file.is_file()]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises BadInputError if the file is not a JSON object."""
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"cannot read {path}: {error}") from error
+    if not isinstance(document, dict):
+        raise BadInputError(f"{path} is not a JSON object")
+    return document

@@ -1,0 +1,187 @@
+"""The thinker's prompt in pieces that can be appended to an engine session.
+
+A piece ends at a special token, so tokenising piece by piece gives the same ids as tokenising the
+whole. Text of users never becomes special tokens. A model family derives its prompt from
+PiecewisePrompt.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from sglang_live.core import AudioPart, HistoryItem
+from sglang_live.models.tool_prompt import CALL_BEGIN, instructions_with, opening_of
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str, **kwargs) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """Text of the family's own; may have special tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Token ids of users' text or of an assistant item; never special tokens of Markup."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip:
+    """One clip of audio. markup: its placeholder, one token, and what is around it."""
+
+    audio: AudioPart
+    markup: str
+
+
+Piece = Markup | Words | Clip
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The first tokens of a response, which the model does not choose."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+
+
+NO_OPENING = Opening()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Append:
+    """The prompt of one request: ids, or markup around one clip (the processor makes the ids)."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    clip: AudioPart | None = None
+
+
+class PiecewisePrompt(ABC):
+    """
+    Args:
+        system: markup before and after the content of a system message in the tokenizer's chat
+            template, where it describes functions.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, system: tuple[str, str]):
+        self._tokenizer, self._system = tokenizer, system
+
+    # --- what a family writes ---
+
+    @abstractmethod
+    def header(self, instructions: str) -> list[Piece]:
+        """The beginning of a session, which sessions with the same instructions share, and which
+        is their attention sink. At least one token.
+        """
+
+    @abstractmethod
+    def item(self, item: HistoryItem) -> list[Piece]:
+        """One message, or a piece of an utterance."""
+
+    @abstractmethod
+    def open_response(self) -> list[Piece]:
+        """The beginning of the assistant's message: markup alone."""
+
+    @abstractmethod
+    def close_response(self, *, model_wrote_end: bool) -> list[Piece]:
+        """The pieces between a response and the next item."""
+
+    @abstractmethod
+    def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:
+        """One user message as the talker reads it, placeholders expanded to n_places each."""
+
+    # --- functions ---
+
+    def with_functions(self, instructions: str, functions: list[str]) -> str:
+        """Instructions with a description of functions, each as JSON text."""
+        return instructions_with(self._tokenizer, instructions, functions, self._system)
+
+    def opening(self, must_call: str | None) -> Opening:
+        """The forced beginning of a response.
+
+        Args:
+            must_call: see Tools.
+        """
+        if must_call is None:
+            return NO_OPENING
+        text = opening_of(must_call)
+        return Opening(tuple(self.markup_ids(text)), text)
+
+    def call_begin_id(self) -> int | None:
+        """The token that begins a function call; None if it is several tokens."""
+        ids = self.markup_ids(CALL_BEGIN)
+        return ids[0] if len(ids) == 1 else None
+
+    # --- requests ---
+
+    def appends(self, pieces: list[Piece]) -> list[Append]:
+        """Join pieces into as few requests as possible: at most one clip each."""
+        out: list[Append] = []
+        ids: list[int] = []
+        markup, clip = "", None  # markup not yet tokenised, perhaps around a clip
+
+        def flush() -> None:
+            nonlocal markup, clip
+            if clip is not None:
+                if ids:
+                    out.append(Append(token_ids=tuple(ids)))
+                    ids.clear()
+                out.append(Append(text=markup, clip=clip))
+            elif markup:
+                ids.extend(self.markup_ids(markup))
+            markup, clip = "", None
+
+        for piece in pieces:
+            if isinstance(piece, Markup):
+                markup += piece.text
+            elif isinstance(piece, Words):
+                flush()
+                ids.extend(piece.token_ids)
+            else:
+                if clip is not None:
+                    flush()
+                markup, clip = markup + piece.markup, piece.audio
+        flush()
+        if ids:
+            out.append(Append(token_ids=tuple(ids)))
+        return out
+
+    def n_tokens(self, pieces: list[Piece], n_places: Iterator[int]) -> int:
+        """Tokens that `pieces` add to a session.
+
+        Args:
+            n_places: placeholders of each clip, in order.
+        """
+        n = 0
+        for piece in pieces:
+            match piece:
+                case Markup():
+                    n += len(self.markup_ids(piece.text))
+                case Words():
+                    n += len(piece.token_ids)
+                case Clip():
+                    n += len(self.markup_ids(piece.markup)) - 1 + next(n_places)
+        return n
+
+    def n_places(self, append: Append, n_new: int) -> int:
+        """Placeholders of an append with a clip that added n_new tokens in all."""
+        return n_new - (len(self.markup_ids(append.text)) - 1)
+
+    # --- ids ---
+
+    def words(self, text: str) -> list[int]:
+        """Token ids of users' text; never special tokens."""
+        return self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+    def markup_ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def _words(self, text: str) -> Words:
+        return Words(tuple(self.words(text)))

@@ -1,0 +1,73 @@
+"""Qwen3-Omni in the stages of thinker and talker (models/family.py)."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_live.errors import BadInputError
+from sglang_live.models.prompt import Tokenizer
+from sglang_live.models.qwen3_omni.prompt import ChatPrompt
+from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.qwen3_omni.stage_view import talker_view
+from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
+
+_ENGINE = "sglang_live.models.qwen3_omni.engine"
+
+
+class OmniThinker:
+    """A ThinkerModel."""
+
+    external_models = _ENGINE
+    engine_args: Mapping[str, Any] = {"enable_multimodal": True}
+
+    def __init__(self, path: Path):
+        self._spec = spec = Qwen3OmniSpec.load(path)
+        self.end_ids, self.sampling = spec.end_of_turn_ids, spec.sampling
+
+    def prompt(self, tokenizer: Tokenizer) -> ChatPrompt:
+        return ChatPrompt(self._spec, tokenizer)
+
+
+class OmniTalker:
+    """A TalkerModel."""
+
+    external_models = _ENGINE
+    # Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
+    temperature, repetition_penalty = 0.9, 1.05
+
+    def __init__(self, path: Path):
+        self._spec = spec = Qwen3OmniSpec.load(path)
+        self._ids, self._newline_id = TalkerIds.of(spec), _newline_id(path)
+        self.voices, self.text_end_id = spec.voices, spec.tts_eos_id
+        self.first_state_id = self._ids.audio
+        self.warm_up_prompt = self.response(self.voices[0], self._newline_id)
+
+    def engine_args(self, cache_dir: Path, n_rows: int, max_frames: int) -> dict[str, Any]:
+        return {
+            "model_path": str(talker_view(self._spec.path, cache_dir)),
+            # The model keeps tensors per request row (see talker_state.py).
+            "json_model_override_args": json.dumps(
+                {"live_rows": n_rows, "live_max_frames": max_frames}
+            ),
+        }
+
+    def message(self, token_ids: list[int], states: np.ndarray | None) -> list[int]:
+        return self._ids.user_segment(token_ids, self._spec.audio_pad_id, states)
+
+    def response(self, voice: str, first_id: int) -> list[int]:
+        speaker = self._spec.speakers.get(voice.lower())
+        if speaker is None:
+            raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
+        return self._ids.response_prefix(self._spec, speaker, self._newline_id, first_id)
+
+
+def _newline_id(checkpoint: Path) -> int:
+    from transformers import AutoTokenizer
+
+    ids: list[int] = AutoTokenizer.from_pretrained(checkpoint).encode(
+        "\n", add_special_tokens=False
+    )
+    return ids[0]

@@ -1,0 +1,1 @@
+"""What language models that speak have in common, whatever their family."""
