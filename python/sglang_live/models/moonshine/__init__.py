@@ -1,0 +1,1 @@
+"""Moonshine tiny: speech recognition in English on a CPU."""

@@ -1,0 +1,143 @@
+"""Moonshine tiny through onnxruntime: encoder, and greedy decoding with a KV cache.
+
+In: int16 at 16 kHz. Out: text with capitals and punctuation. The weights are those of the package
+moonshine-voice (packages/pins.py), whose own library is not used.
+Source: Moonshine, arXiv:2410.15608.
+"""
+
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_live.core import INPUT_RATE_HZ
+from sglang_live.models.moonshine.cuts import utterance_cuts
+from sglang_live.models.moonshine.vocabulary import Vocabulary
+from sglang_live.models.speech import Pcm
+
+ASSETS = Path("moonshine_voice/assets/tiny-en")
+
+# Shorter audio holds no word, and the encoder's convolutions need 0.06 s.
+MIN_S = 0.1
+# The model hallucinates repetitions otherwise; the rate is that of its authors.
+MAX_TOKENS_PER_S = 6.5
+_START, _END = 1, 2
+# A tail that repeats itself is cut: at least so many tokens, and so many times.
+_LOOP_TOKENS, _LOOP_TIMES, _MAX_PERIOD = 12, 3, 16
+
+_N_HEADS, _HEAD_DIM = 8, 36
+
+Floats = npt.NDArray[np.float32]
+
+
+class MoonshineRecogniser:
+    """One per process; a Recogniser (models/speech.py). Its sessions may run in several threads."""
+
+    def __init__(self, encoder: Any, decoder: Any, vocabulary: Vocabulary) -> None:
+        """encoder, decoder: onnxruntime sessions."""
+        self._encoder = encoder
+        self._decoder = decoder
+        self._vocabulary = vocabulary
+        names = [given.name for given in decoder.get_inputs()]
+        self._past_names = [name for name in names if name.startswith("past_key_values.")]
+        self._outputs = [
+            "logits",
+            *(name.replace("past_key_values", "present") for name in self._past_names),
+        ]
+
+    @classmethod
+    def load(cls, directory: Path, *, n_threads: int = 1) -> Self:
+        """Load the files of the fetched package.
+
+        Args:
+            directory: as returned by `fetch(MOONSHINE)`.
+            n_threads: of onnxruntime, for one call.
+        """
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = n_threads
+        options.inter_op_num_threads = 1
+        # The weights are int8: see SmartTurnModel in interaction/endpoint.py.
+        options.add_session_config_entry("session.x64quantprecision", "1")
+        encoder, decoder = (
+            onnxruntime.InferenceSession(
+                str(directory / ASSETS / name), options, providers=["CPUExecutionProvider"]
+            )
+            for name in ("encoder_model.ort", "decoder_model_merged.ort")
+        )
+        vocabulary = Vocabulary.load(directory / ASSETS / "tokenizer.bin")
+        return cls(encoder, decoder, vocabulary)
+
+    def transcribe(self, pcm: Pcm) -> str:
+        """Recognise speech of any length; longer audio is cut where it is quietest.
+
+        Args:
+            pcm: [n] int16, mono, at INPUT_RATE_HZ.
+        Returns:
+            The text; "" for audio shorter than MIN_S.
+        """
+        cuts = utterance_cuts(pcm)
+        texts = [
+            self._transcribe_piece(pcm[begin:end])
+            for begin, end in zip((0, *cuts), (*cuts, len(pcm)), strict=True)
+        ]
+        return " ".join(text for text in texts if text)
+
+    def _transcribe_piece(self, pcm: Pcm) -> str:
+        duration_s = len(pcm) / INPUT_RATE_HZ
+        if duration_s < MIN_S:
+            return ""
+        wave = pcm.astype(np.float32)[None] / 32768
+        # The decoder shortens this mask itself, so it has the length of the audio.
+        mask = np.ones(wave.shape, np.int64)
+        [states] = self._encoder.run(None, {"input_values": wave, "attention_mask": mask})
+        max_tokens = int(duration_s * MAX_TOKENS_PER_S) + 1
+        return self._vocabulary.text(self._decode(states, mask, max_tokens))
+
+    def _decode(self, states: Floats, mask: npt.NDArray[np.int64], max_tokens: int) -> list[int]:
+        """Token ids of one piece, without the end.
+
+        Args:
+            states: [1, n_frames, 288], of the encoder.
+            mask: [1, n_samples] of ones.
+        """
+        empty = np.zeros((1, _N_HEADS, 0, _HEAD_DIM), np.float32)
+        past = dict.fromkeys(self._past_names, empty)
+        ids: list[int] = []
+        while len(ids) < max_tokens:
+            inputs = {
+                "input_ids": np.array([[ids[-1] if ids else _START]], np.int64),
+                "encoder_hidden_states": states,
+                "encoder_attention_mask": mask,
+                "use_cache_branch": np.array([bool(ids)]),
+                **past,
+            }
+            logits, *present = self._decoder.run(self._outputs, inputs)
+            for name, values in zip(self._past_names, present, strict=True):
+                # Only the first step computes the encoder's keys and values.
+                if not ids or ".decoder." in name:
+                    past[name] = values
+            token = int(logits[0, -1].argmax())
+            if token == _END:
+                break
+            ids.append(token)
+            looped = loop_start(ids)
+            if looped is not None:
+                return ids[:looped]
+        return ids
+
+
+def loop_start(ids: list[int]) -> int | None:
+    """Find a tail that only repeats what stands before it.
+
+    Returns:
+        Number of tokens up to the end of the loop's first round; None without a loop.
+    """
+    for period in range(1, _MAX_PERIOD + 1):
+        n_tail = max(_LOOP_TOKENS, _LOOP_TIMES * period)
+        tail = ids[-n_tail:]
+        if len(tail) == n_tail and tail[period:] == tail[:-period]:
+            return len(ids) - n_tail + period
+    return None

