@@ -23,7 +23,7 @@ MIN_S = 0.1
 # The model hallucinates repetitions otherwise; the rate is that of its authors.
 MAX_TOKENS_PER_S = 6.5
 _START, _END = 1, 2
-# A tail that repeats itself is cut: at least so many tokens, and so many times.
+# A tail that repeats itself is cut: its least number of tokens, and of rounds.
 _LOOP_TOKENS, _LOOP_TIMES, _MAX_PERIOD = 12, 3, 16
 
 _N_HEADS, _HEAD_DIM = 8, 36
@@ -76,7 +76,7 @@ class MoonshineRecogniser:
         Args:
             pcm: [n] int16, mono, at INPUT_RATE_HZ.
         Returns:
-            The text; "" for audio shorter than MIN_S.
+            The text; "" for audio shorter than MIN_S and for zeros.
         """
         cuts = utterance_cuts(pcm)
         texts = [
@@ -87,7 +87,8 @@ class MoonshineRecogniser:
 
     def _transcribe_piece(self, pcm: Pcm) -> str:
         duration_s = len(pcm) / INPUT_RATE_HZ
-        if duration_s < MIN_S:
+        # In digital silence the model hears "You".
+        if duration_s < MIN_S or not pcm.any():
             return ""
         wave = pcm.astype(np.float32)[None] / 32768
         # The decoder shortens this mask itself, so it has the length of the audio.

@@ -230,7 +230,8 @@ def _disk_error(package: Package, parent: Path, error: OSError) -> LiveError:
     needed = 2 * package.wheel_bytes + package.kept_bytes
     return LiveError(
         f"{package.requirement} cannot be stored in {parent}: {error.strerror or error}. It needs "
-        f"{_mb(needed)} while it is downloaded. Free space, or set {CACHE_ENV} to another directory."
+        f"{_mb(needed)} while it is downloaded. Free space, or set {CACHE_ENV} to a directory that "
+        "has it."
     )
 
 

@@ -7,9 +7,7 @@ from sglang_live.models.packages.pins import PACKAGES, Package
 
 def licence_line(package: Package) -> str:
     """One line about a package, for the terminal."""
-    return (
-        f"{package.name} {package.version}: {package.holds}; {package.licence}; {package.source}"
-    )
+    return f"{package.name} {package.version}: {package.holds}; {package.licence}; {package.source}"
 
 
 def licence_notice(packages: Iterable[Package] = PACKAGES) -> str:

