@@ -1,6 +1,5 @@
-"""Published weights for the tests of this folder, and how they are compared."""
+"""What the speech models of the tests of this folder say and hear."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import soxr
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.models.speech import Pcm, Speech
 
-# The words of numbers that the recogniser writes as digits are left out of the compared texts.
+# Without numbers, which the recogniser writes as digits.
 SENTENCES = (
     "Hello there, what can I do for you today?",
     "The weather in Paris is sunny, with a light breeze from the west.",
@@ -40,20 +39,3 @@ def as_heard(speech: Speech, rate_hz: int, end_s: float | None = None) -> Pcm:
 def as_pcm(wave: np.ndarray, rate_hz: int) -> Pcm:
     resampled = soxr.resample(wave, rate_hz, INPUT_RATE_HZ)
     return (np.clip(resampled, -1, 1) * 32767).astype(np.int16)
-
-
-def words_of(text: str) -> list[str]:
-    """Lower case, without punctuation; a hyphen separates words."""
-    return re.sub(r"[^a-z0-9' ]", "", text.lower().replace("-", " ")).split()
-
-
-def word_errors(said: str, heard: str) -> int:
-    """Fewest words to replace, insert or delete."""
-    reference, hypothesis = words_of(said), words_of(heard)
-    costs = list(range(len(hypothesis) + 1))
-    for number, word in enumerate(reference, 1):
-        above, costs[0] = costs[0], number
-        for at, other in enumerate(hypothesis, 1):
-            best = min(costs[at] + 1, costs[at - 1] + 1, above + (word != other))
-            above, costs[at] = costs[at], best
-    return costs[-1]

