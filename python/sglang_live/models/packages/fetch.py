@@ -153,8 +153,8 @@ def _pip_error(package: Package, parent: Path, output: str) -> LiveError:
 def _by_hand(package: Package) -> str:
     return (
         "Check the connection, or set pip's index (PIP_INDEX_URL) to one that can be reached. "
-        f"Without a network, put its wheel ({package.source}) into a directory and set "
-        "PIP_FIND_LINKS to that directory and PIP_NO_INDEX to 1."
+        f"Without a network, put {package.wheel_name} into a directory, and set PIP_FIND_LINKS to "
+        "that directory and PIP_NO_INDEX to 1."
     )
 
 

@@ -38,6 +38,10 @@ class Package:
         return f"{self.name}=={self.version}"
 
     @property
+    def wheel_name(self) -> str:
+        return f"{self.name.replace('-', '_')}-{self.version}-py3-none-{self.platform}.whl"
+
+    @property
     def directory_name(self) -> str:
         """Another one for each choice of files, so that an old cache is not taken for complete."""
         text = json.dumps([self.sha256, sorted(self.files.items())])
