@@ -18,6 +18,7 @@ ORDER = (
     "aio",
     "kernels",
     "sound",
+    "speakable",
     "kv",
     "policy",
     "capacity",

@@ -1,0 +1,107 @@
+"""Where a text may be cut: how strong the boundary between two words is.
+
+In: what stands before a gap, and the first character behind it. Out: a Strength. Pure.
+"""
+
+import re
+from enum import IntEnum
+
+from sglang_live.speakable.numbers import listed
+
+
+class Strength(IntEnum):
+    NONE = 0  # the two belong together
+    WORD = 1
+    CLAUSE = 2
+    SENTENCE = 3
+
+
+CLOSERS = "\"'”’»)]}*_~`"
+# Enough for any word that matters here.
+LOOK_BEHIND = 48
+
+# After these a sentence goes on, whatever follows.
+_TITLES = frozenset(
+    listed(
+        "dr mr mrs ms prof st mt ft gen col sgt capt lt rev hon gov sen rep pres vs cf ca "
+        "approx est al incl esp resp viz eg ie messrs mme mlle"
+    )
+)
+# After these a number goes on: No. 5, Fig. 3, pp. 10, Jan. 5.
+_BEFORE_NUMBERS = frozenset(
+    listed(
+        "no nos p pp fig figs vol ch sec eq eqs art op tab ex nr jan feb mar apr jun jul "
+        "aug sep sept oct nov dec"
+    )
+)
+# Of the form of initials, but often the last word of a sentence.
+_LAST_WORDS = frozenset(("a.m", "p.m", "i"))
+_INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
+_LAST_TOKEN = re.compile(r"[^\s(\[{\"'“‘«*_`—–/]*$")
+_MARKER = re.compile(r"[\s>]*(?:\d{1,3}[.)]|[-*+•‣◦▪–]|#{1,6}|[-*+] \[[ xX]\])?[\s>]*")
+_ASIAN_SENTENCE = "。！？"
+_ASIAN_CLAUSE = "，、；："
+
+
+def is_marker(line: str) -> bool:
+    """Whether the line so far is no more than indentation, quotation and list marks."""
+    return _MARKER.fullmatch(line) is not None
+
+
+def _after_period(before: str, following: str) -> Strength:
+    if before.endswith(".."):
+        return Strength.CLAUSE
+    found = _LAST_TOKEN.search(before[:-1])
+    token = found[0].lower() if found else ""
+    if following.islower() or token in _TITLES:
+        return Strength.WORD
+    if token in _BEFORE_NUMBERS and following.isdigit():
+        return Strength.NONE
+    if token not in _LAST_WORDS and _INITIALS.fullmatch(token):
+        return Strength.WORD
+    return Strength.SENTENCE
+
+
+def strength(before: str, following: str) -> Strength:
+    """
+    Args:
+        before: the end of what stands before the gap, without whitespace at its end.
+        following: the first character behind the gap.
+    """
+    open_end = before.rstrip(CLOSERS) or before
+    last = open_end[-1:]
+    if last == ".":
+        return _after_period(open_end, following)
+    if last and last in "!?":
+        return Strength.CLAUSE if following.islower() else Strength.SENTENCE
+    if last == "," and following.isdigit() and open_end[-2:-1].isdigit():
+        return Strength.NONE  # May 6, 2024
+    if last and last in ",;:—…":
+        return Strength.CLAUSE
+    if open_end.endswith((" -", " –")):
+        digit = following.isdigit() and open_end[:-2].rstrip()[-1:].isdigit()
+        return Strength.NONE if digit else Strength.CLAUSE
+    return strength_without_gap(open_end, following) or Strength.WORD
+
+
+def strength_without_gap(before: str, following: str) -> Strength:
+    """The boundary where no whitespace is: after a long dash, and in scripts without spaces."""
+    last = before.rstrip(CLOSERS)[-1:]
+    if not last or following in CLOSERS or following in ".,;:!?":
+        return Strength.NONE
+    if last in _ASIAN_SENTENCE:
+        return Strength.SENTENCE
+    return Strength.CLAUSE if last in _ASIAN_CLAUSE or last == "—" else Strength.NONE
+
+
+def is_soft(before: str, line: str, following: str) -> bool:
+    """Whether a single line break only wraps a sentence.
+
+    Args:
+        before: as for strength().
+        line: the line that was broken, from its start.
+        following: the first character of the next line.
+    """
+    if not following.islower() or not before or before[-1] in ".!?:;|":
+        return False
+    return not line.lstrip().startswith("#")

@@ -1,0 +1,118 @@
+"""Words of what a number is part of: money, shares, units, ranges, ordinals, versions.
+
+In: text without markdown, in which dates and times are words already. Out: text without digits.
+"""
+
+import re
+from collections.abc import Callable
+
+from sglang_live.speakable.numbers import bare, cardinal, number, ordinal, plural, year
+from sglang_live.speakable.units import CURRENCIES, SCALES, UNIT_PATTERN, unit
+
+_N = r"\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
+_SCALE = r"(?:\s?(million|billion|trillion|thousand|mn|bn|tn|[kKMBT])(?![\w'’]))?"
+_SIGN = "".join(map(re.escape, CURRENCIES))
+Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
+
+
+def _money(found: re.Match[str]) -> str:
+    return _amount(found[1], found[2], found[3])
+
+
+def _amount(sign: str, text: str, scale: str | None) -> str:
+    one, many, hundredth = CURRENCIES[sign]
+    if scale:
+        return f" {number(text)} {SCALES.get(scale, scale)} {many} "
+    whole, _, part = text.replace(",", "").partition(".")
+    if len(part) != 2 or not hundredth:
+        return f" {number(text)} {one if text == '1' else many} "
+    cents = hundredth[part != "01"]
+    small = f"{cardinal(int(part))} {cents}"
+    large = f"{number(whole)} {one if whole == '1' else many}" if whole else ""
+    if not int(part):
+        return f" {large} "
+    return f" {large} and {small} " if whole and int(whole) else f" {small} "
+
+
+def _with_unit(found: re.Match[str]) -> str:
+    return f" {number(found[1])} {unit(found[2], singular=found[1] == '1')} "
+
+
+def _scaled(found: re.Match[str]) -> str:
+    return f" {number(found[1])} {SCALES[found[2]]} "
+
+
+def _decade(found: re.Match[str]) -> str:
+    n = int(found[1])
+    if n < 100:
+        return f" {plural(cardinal(n))} "
+    return f" {plural(year(n))} "
+
+
+def _ordinal(found: re.Match[str]) -> str:
+    return f" {ordinal(int(found[1].replace(',', '')))} "
+
+
+_NAMED_PARTS = {2: ("half", "halves"), 4: ("quarter", "quarters")}
+_LARGEST_PART = 20
+
+
+def _fraction(found: re.Match[str]) -> str:
+    whole, above, below = found[1], int(found[2]), int(found[3])
+    if (above, below) in ((24, 7), (9, 11)):
+        words = f"{cardinal(above)} {cardinal(below)}"
+    elif below in (0, 1) or below > _LARGEST_PART or above >= below:
+        words = f"{number(found[2])} over {number(found[3])}"
+    else:
+        one, many = _NAMED_PARTS.get(below, (ordinal(below), ordinal(below) + "s"))
+        words = f"{cardinal(above)} {one if above == 1 else many}"
+    return f" {bare(whole)} and {words} " if whole else f" {words} "
+
+
+def _version(found: re.Match[str]) -> str:
+    parts = found[1].split(".")
+    return " " + (" dot " if len(parts) == 4 else " point ").join(map(number, parts)) + " "
+
+
+def _plain(found: re.Match[str]) -> str:
+    return f" {bare(found[0])} "
+
+
+# Bounds on counts of digits: what is longer is an identifier, and _plain says its digits.
+_RULES: tuple[Rule, ...] = (
+    # Ranges: the unit of both numbers stands behind the second one.
+    (re.compile(rf"([{_SIGN}])\s?({_N})\s?[-–—]\s?({_N})(?![\d-])"), r"\2 to \1\3"),
+    (re.compile(rf"(?<=[\d%CFs])\s?[–—]\s?(?=[{_SIGN}+]?\d)"), " to "),
+    (re.compile(r"(?<![\w.-])(\d+(?:[.,]\d+)*[%x]?)-(?=\d+(?:[.,]\d+)*(?![\w-]*-))"), r"\1 to "),
+    # A sign that is part of its number, not one that stands between two.
+    (re.compile(rf"(?<![\w)\].,}}])[-−](?=[{_SIGN}]?\.?\d)"), " minus "),
+    (re.compile(rf"(?<![\w)\].,}}])\+(?=[{_SIGN}]?\.?\d)"), " plus "),
+    (re.compile(r"~\s?(?=[$€£]?\d)"), " about "),
+    (re.compile(rf"(?:\b(?:US|AU|CA|NZ|C|A))?([{_SIGN}])\s?({_N}){_SCALE}(?!\d)"), _money),
+    (
+        re.compile(rf"(?<![\w.,])({_N}){_SCALE}\s?([€£₹₽$¢])(?![\w\d])"),
+        lambda found: _amount(found[3], found[1], found[2]),
+    ),
+    (re.compile(rf"(?<![\w.,])({_N})\s?%"), lambda found: f" {number(found[1])} percent "),
+    (re.compile(r"(?<![\w.])(?:['’])?(1\d\d0|20\d0|[2-9]0)['’]?s(?!\w)"), _decade),
+    (re.compile(rf"(?<![\w.,])({_N})[ -]?({UNIT_PATTERN})(?![\w°'’])"), _with_unit),
+    (re.compile(rf"(?<![\w.,])({_N})\s?(thousand|mn|bn|tn|[kKMBT])(?![\w'’.-])"), _scaled),
+    (re.compile(rf"(?<![\w.,])({_N})[x×](?![\w×])"), lambda found: f" {number(found[1])} times "),
+    (re.compile(r"(?<![\w.])(\d{1,3}(?:,\d{3}){0,3}|\d{1,15})(?:st|nd|rd|th)(?!\w)"), _ordinal),
+    (re.compile(r"(?<![\w./])(?:(\d{1,4})[ -])?(\d{1,4})[/⁄](\d{1,4})(?![\w/]|\.\d)"), _fraction),
+    (re.compile(r"(?<=\d)(?:[x×]| [x×] )(?=\d)"), " by "),
+    (re.compile(r"(?<![\w.])[vV]\.?\s?(?=\d)"), " version "),
+    (re.compile(r"(?<![\d.])(\d+(?:\.\d+){2,})"), _version),
+    (re.compile(r"(?<=\d)\+(?!\s?[\w(])"), " plus "),
+    (re.compile(r"(?<=[^\W\d_])-(?=\d)|(?<=\d)-(?=[^\W\d_])"), " "),
+    (re.compile(r"\d+(?:,\d{3})+(?:\.\d+)?|\d+\.\d+|\d+|(?<!\w)\.\d+"), _plain),
+    (re.compile(r"°"), " degrees "),
+    (re.compile(r"(?<=\w) ?%"), " percent "),
+)
+
+
+def without_digits(text: str) -> str:
+    """The text with words in place of all numbers that ASCII digits write."""
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    return text

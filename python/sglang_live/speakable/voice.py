@@ -1,0 +1,95 @@
+"""What a voice can speak: letters of some scripts, spaces and basic punctuation.
+
+In: text in which figures and symbols are words already. Out: only what can be spoken, and the
+number of letters that were left out.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import lru_cache
+
+PUNCTUATION = ".,!?;:"
+_ASIAN = str.maketrans("。，、！？；：", ".,,!?;:")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voice:
+    """
+    scripts: whose letters it speaks, by the first word of their Unicode names.
+    folds: Latin letters lose their diacritics.
+    says_code, says_table: words in place of a fenced code block and of a table.
+    """
+
+    scripts: frozenset[str] = frozenset(("LATIN",))
+    folds: bool = False
+    says_code: str = ""
+    says_table: str = ""
+
+
+@lru_cache(maxsize=4096)
+def script_of(char: str) -> str:
+    """The first word of a letter's or mark's name, empty for any other character."""
+    if unicodedata.category(char)[0] not in "LM":
+        return ""
+    return unicodedata.name(char, "UNNAMED").partition(" ")[0]
+
+
+def fold(text: str) -> str:
+    """Latin letters without their diacritics; others as they are."""
+    folded = (
+        unicodedata.normalize("NFD", char)[0] if script_of(char) == "LATIN" else char
+        for char in text
+    )
+    return "".join(folded).translate(_WITHOUT_DECOMPOSITION)
+
+
+_WITHOUT_DECOMPOSITION = str.maketrans(
+    {"ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "đ": "d"}
+    | {"Đ": "D", "ł": "l", "Ł": "L", "ð": "d", "Ð": "D", "þ": "th", "Þ": "Th", "ı": "i"}
+)
+
+
+def filtered(text: str, voice: Voice) -> tuple[str, int]:
+    """The characters that the voice can speak; the number of letters that it cannot."""
+    kept: list[str] = []
+    n_unspeakable = 0
+    for char in text.translate(_ASIAN):
+        if char.isascii():
+            spoken = char.isalpha() or char in PUNCTUATION or char in " '-"
+            kept.append(char if spoken else " ")
+            continue
+        script = script_of(char)
+        if script in voice.scripts:
+            kept.append(char)
+        elif script != "COMBINING":
+            # A mark above a letter is left out without a gap in its word.
+            kept.append(" ")
+            n_unspeakable += bool(script) and not unicodedata.category(char).startswith("M")
+    return "".join(kept), n_unspeakable
+
+
+_TIDY = (
+    # Hyphens and apostrophes are parts of words only.
+    (re.compile(r"(?<!\w)['-]+|-+(?!\w)|'+(?=[^\w\s])|(?<=-)[-']+|(?<=')[-']+"), " "),
+    (re.compile(r"(?<![sS])'(?!\w)"), ""),
+    (re.compile(r"[ \t\n]+"), " "),
+    # Marks stand behind a word, one at a time: the strongest of several.
+    (re.compile(r"\s+(?=[.,!?;:])"), ""),
+    (re.compile(r"[.,!?;:]*\?[.,!?;:]*"), "?"),
+    (re.compile(r"[.,!;:]*![.,!;:]*"), "!"),
+    (re.compile(r"[.,;:]*\.[.,;:]*"), "."),
+    (re.compile(r"[,;:]*([;:])[,;:]*"), r"\1"),
+    (re.compile(r",,+"), ","),
+    (re.compile(r"(?<=[.,!?;:])(?=\w)"), " "),
+    (re.compile(r"^[.,!?;:\s'-]+|\s+$"), ""),
+)
+
+
+def tidied(text: str, *, closes: bool) -> str:
+    """Spaces and punctuation as in prose; with closes, a mark at the end."""
+    for pattern, replacement in _TIDY:
+        text = pattern.sub(replacement, text)
+    if not closes or not text or text[-1] in ".!?":
+        return text
+    return text.rstrip(",;: ") + "."
