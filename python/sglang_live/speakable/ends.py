@@ -79,8 +79,7 @@ def strength(before: str, following: str) -> Strength:
     if last and last in ",;:—…":
         return Strength.CLAUSE
     if open_end.endswith((" -", " –")):
-        digit = following.isdigit() and open_end[:-2].rstrip()[-1:].isdigit()
-        return Strength.NONE if digit else Strength.CLAUSE
+        return Strength.NONE if following.isdigit() else Strength.CLAUSE
     return strength_without_gap(open_end, following) or Strength.WORD
 
 
@@ -92,6 +91,39 @@ def strength_without_gap(before: str, following: str) -> Strength:
     if last in _ASIAN_SENTENCE:
         return Strength.SENTENCE
     return Strength.CLAUSE if last in _ASIAN_CLAUSE or last == "—" else Strength.NONE
+
+
+# Words before which a speaker may pause.
+_PAUSE = re.compile(
+    r"\s(?=(?:and|or|but|that|which|who|because|when|where|while|if|so|for|with|from|to|in|on|at|by|"
+    r"as|about|into|between|than|is|are|was|were|can|will)\s)"
+)
+
+
+def best_pause(text: str, n_words: int) -> int:
+    """The place in a text without clauses before which a speaker may pause; 0 if there is none.
+
+    Args:
+        n_words: fewest words before the pause.
+    """
+    places = [found.end() for found in _PAUSE.finditer(text)]
+    return next((at for at in reversed(places) if len(text[:at].split()) >= n_words), 0)
+
+
+def middle(text: str) -> int:
+    """The place near the middle of two or more characters at which they are best divided."""
+    half = len(text) // 2
+    for pattern in (_AFTER_CLAUSE, _AFTER_GAP, _AFTER_MARK):
+        places = [found.end() for found in pattern.finditer(text)]
+        inner = [at for at in places if len(text) // 5 < at < len(text) - len(text) // 5]
+        if inner:
+            return min(inner, key=lambda at: abs(at - half))
+    return half
+
+
+_AFTER_CLAUSE = re.compile(r"[.,;:!?]\s+(?=\S)|\n+(?=\S)")
+_AFTER_GAP = re.compile(r"\s+(?=\S)")
+_AFTER_MARK = re.compile(r"[,;:/|=&_-]+(?=\w)")
 
 
 def is_soft(before: str, line: str, following: str) -> bool:

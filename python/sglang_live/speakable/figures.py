@@ -12,15 +12,20 @@ from sglang_live.speakable.units import CURRENCIES, SCALES, UNIT_PATTERN, unit
 _N = r"\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
 _SCALE = r"(?:\s?(million|billion|trillion|thousand|mn|bn|tn|[kKMBT])(?![\w'’]))?"
 _SIGN = "".join(map(re.escape, CURRENCIES))
+# What follows 9x where it is a product, and no multiple.
+_ALGEBRA = r"\s+(?:plus|minus|equals|squared|cubed|to the power|less|greater|over)\b"
 Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 
 def _money(found: re.Match[str]) -> str:
-    return _amount(found[1], found[2], found[3])
+    # Of what kind a thing is, not how much: a five dollar bill.
+    single = found.string[: found.start()].lower().endswith((" a ", " an "))
+    return _amount(found[1], found[2], found[3], single=single)
 
 
-def _amount(sign: str, text: str, scale: str | None) -> str:
+def _amount(sign: str, text: str, scale: str | None, *, single: bool = False) -> str:
     one, many, hundredth = CURRENCIES[sign]
+    many = one if single else many
     if scale:
         return f" {number(text)} {SCALES.get(scale, scale)} {many} "
     whole, _, part = text.replace(",", "").partition(".")
@@ -66,6 +71,8 @@ def _fraction(found: re.Match[str]) -> str:
     else:
         one, many = _NAMED_PARTS.get(below, (ordinal(below), ordinal(below) + "s"))
         words = f"{cardinal(above)} {one if above == 1 else many}"
+    if found[4]:
+        words = f"{words} {unit(found[4], singular=not whole)}"
     return f" {bare(whole)} and {words} " if whole else f" {words} "
 
 
@@ -84,6 +91,7 @@ _RULES: tuple[Rule, ...] = (
     (re.compile(rf"([{_SIGN}])\s?({_N})\s?[-–—]\s?({_N})(?![\d-])"), r"\2 to \1\3"),
     (re.compile(rf"(?<=[\d%CFs])\s?[–—]\s?(?=[{_SIGN}+]?\d)"), " to "),
     (re.compile(r"(?<![\w.-])(\d+(?:[.,]\d+)*[%x]?)-(?=\d+(?:[.,]\d+)*(?![\w-]*-))"), r"\1 to "),
+    (re.compile(r"(?<=[A-Za-z])/(?=\d)"), ", "),
     # A sign that is part of its number, not one that stands between two.
     (re.compile(rf"(?<![\w)\].,}}])[-−](?=[{_SIGN}]?\.?\d)"), " minus "),
     (re.compile(rf"(?<![\w)\].,}}])\+(?=[{_SIGN}]?\.?\d)"), " plus "),
@@ -97,9 +105,18 @@ _RULES: tuple[Rule, ...] = (
     (re.compile(r"(?<![\w.])(?:['’])?(1\d\d0|20\d0|[2-9]0)['’]?s(?!\w)"), _decade),
     (re.compile(rf"(?<![\w.,])({_N})[ -]?({UNIT_PATTERN})(?![\w°'’])"), _with_unit),
     (re.compile(rf"(?<![\w.,])({_N})\s?(thousand|mn|bn|tn|[kKMBT])(?![\w'’.-])"), _scaled),
-    (re.compile(rf"(?<![\w.,])({_N})[x×](?![\w×])"), lambda found: f" {number(found[1])} times "),
+    (
+        re.compile(rf"(?<![\w.,])(?<!plus )(?<!minus )(?<!equals )({_N})[x×](?![\w×]|{_ALGEBRA})"),
+        lambda found: f" {number(found[1])} times ",
+    ),
     (re.compile(r"(?<![\w.])(\d{1,3}(?:,\d{3}){0,3}|\d{1,15})(?:st|nd|rd|th)(?!\w)"), _ordinal),
-    (re.compile(r"(?<![\w./])(?:(\d{1,4})[ -])?(\d{1,4})[/⁄](\d{1,4})(?![\w/]|\.\d)"), _fraction),
+    (
+        re.compile(
+            r"(?<![\w./])(?:(\d{1,4})[ -])?(\d{1,4})[/⁄](\d{1,4})(?![\w/]|\.\d)"
+            rf"(?:\s({UNIT_PATTERN})(?![\w°'’/]))?"
+        ),
+        _fraction,
+    ),
     (re.compile(r"(?<=\d)(?:[x×]| [x×] )(?=\d)"), " by "),
     (re.compile(r"(?<![\w.])[vV]\.?\s?(?=\d)"), " version "),
     (re.compile(r"(?<![\d.])(\d+(?:\.\d+){2,})"), _version),

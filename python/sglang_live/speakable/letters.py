@@ -42,7 +42,7 @@ _PRONOUNCED = frozenset(
     listed(
         "NASA NATO UNESCO UNICEF OPEC FIFA NAFTA RAM ROM LAN WAN PIN SIM GIF ASCII JPEG "
         "LASER RADAR SONAR AIDS COVID SARS BERT LLAMA CUDA REST CRUD SAAS ACID SCUBA SWAT "
-        "BIOS CAPTCHA MIDI NASDAQ POTUS FEMA OSHA HIPAA YOLO LIDAR ASEAN GAAP GUI JSON"
+        "BIOS CAPTCHA MIDI NASDAQ POTUS FEMA OSHA HIPAA YOLO LIDAR ASEAN GAAP GUI JSON YAML"
     )
 )
 _RESPELLED = {"JSON": "jason", "GUI": "gooey", "JPEG": "jay peg", "SAAS": "sass", "OK": "okay"}
@@ -68,7 +68,7 @@ _KNOWN = frozenset(
 )
 _CAPITALS = re.compile(r"(?<![\w'’])([A-Z]{2,}(?:[A-Z&]*[A-Z])?)(['’]?s)?(?![\w])")
 _INITIALS = re.compile(r"(?<![\w.])((?:[A-Z]\.){2,}(?:[A-Z](?!\w))?)(['’]s)?")
-_INITIAL = re.compile(r"(?<![\w.'’])(?<![A-Z] )([A-Z])\.(?=\s+[A-Z])")
+_INITIAL = re.compile(r"(?<![\w.'’])(?<![A-Z] )([A-Z])\.(?=\s+(?:[A-Z][^\W\d_]|[A-Z]\.))")
 _NEXT_SENTENCE = re.compile(
     r"\s*$|\s+(?:The|A|An|It|In|This|That|He|She|They|We|I|You|But|And|So|If|When|There|These|For|"
     r"As|However|Its|His|Her|My|Our|What|How|Why|Where|At|On|To|Then)\b"
@@ -167,7 +167,7 @@ def without_acronyms(text: str) -> str:
         if word in _KNOWN and not (shouting and word in ("IT", "US", "AM")):
             return _spelled(word, end)
         has_vowel = any(char in "AEIOUY" for char in word)
-        if word in _SHOUTED or (has_vowel and (shouting or len(word) > 5)):
+        if word in _SHOUTED or (has_vowel and (shouting or len(word) > 4)):
             return word.lower() + end
         return _spelled(word, end) if len(word) <= 6 else word.lower() + end
 

@@ -16,6 +16,7 @@ _RULE = re.compile(r"^\s*(?:([-*_=])(?:\s*\1){2,}|=+|\[[^\]\s]+\]:\s+\S.*|[\s|:-
 _HEADING = re.compile(r"^\s*#{1,6}(?:\s+|$)(.*?)\s*#*$")
 _BULLET = re.compile(r"^\s*[-*+•‣◦▪–]\s+(?:\[[ xX]\]\s+)?")
 _NUMBERED = re.compile(r"^\s*(\d{1,3})[.)]\s+")
+_LETTERED = re.compile(r"^\s*\(?([a-zA-Z])\)\s+")
 
 _CODE = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 _TARGET = r"\((?:[^()\s]|\([^()\s]*\))*(?:\s+(?:\"[^\"]*\"|'[^']*'))?\s*\)"
@@ -31,7 +32,12 @@ _INLINE: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\[\^[^\]\s]*\]:?|(?<=[\w.,;:!?\])])\s?\[\d{1,3}(?:\s?[,–-]\s?\d{1,3})*\]"), " "),
     (re.compile(r"\[([^\[\]]*)\]\[[^\[\]]*\]"), r"\1"),
     # What remains of marks when multiplication is a word.
-    (re.compile(r"(?<=[\w)]) \* (?=[\w(])|(?<=\d)\*(?=\d)"), " × "),
+    (
+        re.compile(
+            r"(?<=[\w)]) \* (?=[\w(])|(?<=\d)\*(?=[\da-z(])|(?<=\b[a-zA-Z])\*(?=[a-zA-Z]\b)"
+        ),
+        " × ",
+    ),
     (re.compile(r"\\([!-/:-@\[-`{-~])"), r"\1"),
     (re.compile(r"\*+|~~+|(?<!\w)_+|_+(?!\w)|`+"), ""),
     (re.compile(r"_+"), " "),
@@ -63,6 +69,7 @@ def _line(line: str) -> str:
         return f"{heading[1]}." if heading[1] and heading[1][-1] not in ".!?:" else heading[1]
     line, n_bullets = _BULLET.subn("", line)
     line = _NUMBERED.sub(r"\1. ", line)
+    line = _LETTERED.sub(r"\1: ", line)
     # A break before an item is never soft, though the item may begin with a small letter.
     return f"\0{line}" if n_bullets else line
 

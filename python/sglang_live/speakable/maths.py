@@ -15,12 +15,23 @@ _SIGNS = {
     "≥": "greater than or equal to", "≠": "not equal to", "≈": "approximately", "≡": "equals",
     "√": "square root of", "∞": "infinity", "∑": "sum of", "∏": "product of", "∫": "integral of",
     "∂": "partial", "∈": "in", "∉": "not in", "∪": "union", "∩": "intersection", "⊂": "subset of",
-    "→": "to", "⇒": "implies", "⟶": "to", "↔": "to", "∴": "therefore", "π": "pi", "−": "minus", "∆": "delta", "§": "section",
-    "¶": "paragraph",
+    "→": "to", "⇒": "implies", "⟶": "to", "↔": "to", "∴": "therefore", "π": "pi", "−": "minus",
+    "∆": "delta", "§": "section", "¶": "paragraph",
     "⋅": "times", "∝": "proportional to", "⇔": "if and only if", "∀": "for all", "∃": "there is",
 }  # fmt: skip
+_WAYS: dict[str, str] = {"<": " less than ", ">": " greater than "}
 _ASCII: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    (re.compile(r"(?<=\d) - (?=\d+(?!\d|\s?[-+×÷*/=]))"), " to "),
+    # An argument belongs to its function; other brackets hold a remark, with pauses around it.
+    (re.compile(r"\b([a-zA-Z]|sin|cos|tan|log|ln|exp)\(([\w ,+]{1,12})\)"), r"\1 of \2 "),
+    (re.compile(r"\|([^|\n]{1,24})\|(?=\s*[<>=≤≥+])"), r" absolute value of \1 "),
+    (
+        re.compile(
+            r"(?<![\w^.=+*/-])(?<![=+×*/] )(\d+(?:\.\d+)?) - (?=\d+(?:\.\d+)?(?!\w|\s?[-+×÷*/=^]))"
+        ),
+        r"\1 to ",
+    ),
+    (re.compile(r"(?<![\w'-])([aA])-([zZ])(?![\w'-])"), r"\1 to \2"),
+    (re.compile(r"(?<![\w'-])([a-z])-([a-z])(?![\w'-])"), r"\1 minus \2"),
     (re.compile(r"\b([A-Z]{1,3})&([A-Z]{1,3})\b"), lambda found: _spelled_pair(found)),
     (re.compile(r"<=>|<->"), " to "),
     (re.compile(r"[-=]{1,2}>"), " → "),
@@ -35,7 +46,7 @@ _ASCII: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\+/-|\+-"), " ± "),
     (re.compile(r"(?<=[\w)!%²]) ?= ?(?=\S)|(?<=\s)=(?=\s)"), " equals "),
     (re.compile(r"(?<=[\w)]) ?\+ ?(?=[\w(.$])"), " plus "),
-    (re.compile(r"(?<=[\d)]) - (?=[\w(])|(?<=[\w)]) - (?=\d)|(?<=\b[a-z]) - (?=[a-z]\b)"),
+    (re.compile(r"(?<=[\d)]) - (?=[\w(])|(?<=[\w)]) {1,2}- (?=\d)|(?<=\b[a-z]) - (?=[a-z]\b)"),
      " minus "),
     (re.compile(r"(?<=[\d)]) / (?=[\w(])|(?<=\)) ?/ ?(?=[\w(])"), " divided by "),
     (re.compile(r"\^\(([^()]*)\)"), r"^\1 "),
@@ -46,7 +57,6 @@ _ASCII: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"&"), " and "),
     (re.compile(r"(?<=\d)!(?=\s[=+×])"), " factorial "),
 )  # fmt: skip
-_WAYS = {"<": " less than ", ">": " greater than "}
 _SIGN = re.compile("|".join(_SIGNS))
 # One Greek letter is a name of a quantity; a word of them is of another language.
 _GREEK = re.compile(r"(?<![Ͱ-Ͽἀ-῿])[Α-Ωα-ω](?![Ͱ-Ͽἀ-῿])")

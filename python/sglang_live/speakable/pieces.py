@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from sglang_live.speakable.ends import (
     LOOK_BEHIND,
     Strength,
+    best_pause,
     is_marker,
     is_soft,
+    middle,
     strength,
     strength_without_gap,
 )
@@ -192,8 +194,11 @@ class Pieces:
         self._words = self._end
         if self._is_first and not self._in_code:
             ends = boundary >= Strength.CLAUSE and self._n_words >= limits.first_words
-            if ends or self._n_words >= limits.first_most:
+            if ends:
                 self._cut(self._end, closes=boundary is Strength.SENTENCE)
+            elif self._n_words >= limits.first_most:
+                n = best_pause(self._text, (limits.first_words + limits.first_most) // 2)
+                self._cut(self._begin + n if n else self._end, closes=False)
         elif boundary is Strength.SENTENCE and len(self._text) >= limits.enough:
             self._cut(self._end, closes=True)
         elif boundary >= Strength.CLAUSE:
@@ -229,27 +234,40 @@ class Pieces:
     def _cut(self, at: int, *, closes: bool, block: Block = Block.TEXT) -> None:
         """End the piece before the character at a place, with a full stop if it closes."""
         n = at - self._begin
-        spoken = self._spoken(self._text[:n], closes) if block is Block.TEXT else self._said(block)
-        self._out.append(Piece(spoken, self._begin, at))
+        if block is Block.TEXT:
+            self._speak(self._text[:n], self._begin, closes)
+        else:
+            self._put(self._said(block), self._begin, at)
         self._starts_line = _starts_line(self._text[:n], self._starts_line)
         if self._starts_line:
             self._line_begin = max(self._line_begin, at)
-        self._is_first = self._is_first and not spoken
         self._text, self._begin = self._text[n:], at
         self._clauses = [place for place in self._clauses if place > at]
         self._words = max(self._words, at)
         self._n_words = 0
 
-    def _spoken(self, text: str, closes: bool) -> str:
+    def _put(self, spoken: str, begin: int, end: int) -> None:
+        self._out.append(Piece(spoken, begin, end))
+        self._is_first = self._is_first and not spoken
+
+    def _speak(self, source: str, begin: int, closes: bool) -> None:
+        """Put the words of a text, in two pieces where figures make too many words."""
+        text = source
         if self._torn:
             # The rest of a word without end, as its begin before, is no speech.
-            text = _WORD.sub("", text)
+            text = _WORD.sub("", source)
             self._torn = not text
         speech = speech_of(text, self._voice, starts_line=self._starts_line, closes=closes)
+        if len(speech.words) > self._limits.longest and len(text) > 1 and text == source:
+            n = middle(text)
+            self._speak(text[:n], begin, False)
+            self._starts_line = _starts_line(text[:n], self._starts_line)
+            self._speak(text[n:], begin + n, closes)
+            return
         self.n_unspeakable += speech.n_unspeakable
         if speech.words:
             self._said_block = Block.TEXT
-        return speech.words
+        self._put(speech.words, begin, begin + len(source))
 
     def _said(self, block: Block) -> str:
         """The voice's remark in place of a block, once for blocks that follow one another."""

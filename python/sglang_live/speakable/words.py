@@ -36,10 +36,8 @@ _QUOTES = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "`": " ", "´": "'",
 _PAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"[\u200b-\u200f\u2060\ufeff]"), ""),
     (re.compile(r"\.\s?\.\s?\.[.\s]*"), ", "),
-    (re.compile(r"\s+[-–—]+\s+|[—―]|(?<=\D)–(?=\D)|--+"), ", "),
-    # An argument belongs to its function, other brackets hold a remark.
-    (re.compile(r"(?<=[^\W_])\((?=\w{1,3}\))"), " of "),
-    (re.compile(r"(?<=[^\W_])\((?=e?s\))"), " "),
+    (re.compile(r"\s+[-–—]+(?:\s+|$)|[—―]|(?<=\D)–(?=\D)|--+"), ", "),
+    (re.compile(r"(?<=[^\W_])\(e?s\)"), "s"),
     (re.compile(r"\s[(\[{]"), ", "),
     (re.compile(r"[)\]}](?=\s+\w)"), ","),
     (re.compile(r"\s\|\s"), ", "),
