@@ -91,6 +91,7 @@ _RULES: tuple[Rule, ...] = (
     (re.compile(rf"([{_SIGN}])\s?({_N})\s?[-–—]\s?({_N})(?![\d-])"), r"\2 to \1\3"),
     (re.compile(rf"(?<=[\d%CFs])\s?[–—]\s?(?=[{_SIGN}+]?\d)"), " to "),
     (re.compile(r"(?<![\w.-])(\d+(?:[.,]\d+)*[%x]?)-(?=\d+(?:[.,]\d+)*(?![\w-]*-))"), r"\1 to "),
+    (re.compile(r"(?<=\d)/(?=(?:hour|day|week|month|year|user|person|night|unit)\b)"), " per "),
     (re.compile(r"(?<=[A-Za-z])/(?=\d)"), ", "),
     # A sign that is part of its number, not one that stands between two.
     (re.compile(rf"(?<![\w)\].,}}])[-−](?=[{_SIGN}]?\.?\d)"), " minus "),
@@ -103,6 +104,13 @@ _RULES: tuple[Rule, ...] = (
     ),
     (re.compile(rf"(?<![\w.,])({_N})\s?%"), lambda found: f" {number(found[1])} percent "),
     (re.compile(r"(?<![\w.])(?:['’])?(1\d\d0|20\d0|[2-9]0)['’]?s(?!\w)"), _decade),
+    (
+        re.compile(
+            r"(?<![\w./])(?:(\d{1,4})[ -])?(\d{1,4})[/⁄](\d{1,4})(?![\w/]|\.\d)"
+            rf"(?:\s{{1,2}}({UNIT_PATTERN})(?![\w°'’/]))?"
+        ),
+        _fraction,
+    ),
     (re.compile(rf"(?<![\w.,])({_N})[ -]?({UNIT_PATTERN})(?![\w°'’])"), _with_unit),
     (re.compile(rf"(?<![\w.,])({_N})\s?(thousand|mn|bn|tn|[kKMBT])(?![\w'’.-])"), _scaled),
     (
@@ -110,13 +118,6 @@ _RULES: tuple[Rule, ...] = (
         lambda found: f" {number(found[1])} times ",
     ),
     (re.compile(r"(?<![\w.])(\d{1,3}(?:,\d{3}){0,3}|\d{1,15})(?:st|nd|rd|th)(?!\w)"), _ordinal),
-    (
-        re.compile(
-            r"(?<![\w./])(?:(\d{1,4})[ -])?(\d{1,4})[/⁄](\d{1,4})(?![\w/]|\.\d)"
-            rf"(?:\s({UNIT_PATTERN})(?![\w°'’/]))?"
-        ),
-        _fraction,
-    ),
     (re.compile(r"(?<=\d)(?:[x×]| [x×] )(?=\d)"), " by "),
     (re.compile(r"(?<![\w.])[vV]\.?\s?(?=\d)"), " version "),
     (re.compile(r"(?<![\d.])(\d+(?:\.\d+){2,})"), _version),

@@ -23,7 +23,7 @@ _TARGET = r"\((?:[^()\s]|\([^()\s]*\))*(?:\s+(?:\"[^\"]*\"|'[^']*'))?\s*\)"
 _INLINE: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL), " "),
     (re.compile(r"<((?:https?://|mailto:)[^<>\s]+)>"), r"\1"),
-    (re.compile(r"<br\s*/?>", re.IGNORECASE), "\n"),
+    (re.compile(r"<br\s*/?>", re.IGNORECASE), "\n\n"),
     (re.compile(r"</?[a-zA-Z][^<>]*>"), " "),
     (re.compile(r"!\[([^\[\]]*)\]" + _TARGET), r"\1"),
     (re.compile(r"(?<!!)\[([^\[\]]*)\]" + _TARGET), r"\1"),
@@ -68,10 +68,10 @@ def _line(line: str) -> str:
     if heading := _HEADING.match(line):
         return f"{heading[1]}." if heading[1] and heading[1][-1] not in ".!?:" else heading[1]
     line, n_bullets = _BULLET.subn("", line)
-    line = _NUMBERED.sub(r"\1. ", line)
-    line = _LETTERED.sub(r"\1: ", line)
+    line, n_numbers = _NUMBERED.subn(r"\1. ", line)
+    line, n_letters = _LETTERED.subn(r"\1: ", line)
     # A break before an item is never soft, though the item may begin with a small letter.
-    return f"\0{line}" if n_bullets else line
+    return f"\0{line}" if n_bullets or n_numbers or n_letters else line
 
 
 def _joined(lines: list[str]) -> str:

@@ -78,7 +78,7 @@ def _height(found: re.Match[str]) -> str:
 
 
 _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
-    (re.compile(r"(?<![\d-])([12]\d{3})-(\d{2})-(\d{2})(?:([T ])(?=\d{1,2}:\d))?(?![\d-])"), _iso),
+    (re.compile(r"(?<![\d-])([12]\d{3})-(\d{2})-(\d{2})(?:([T ])(?=\d{1,2}:\d)|(?![\d-]))"), _iso),
     (re.compile(r"(?<![\d/.])(\d{1,2})/(\d{1,2})/(\d{4}|\d{2})(?![\d/])"), _slashed),
     (
         re.compile(

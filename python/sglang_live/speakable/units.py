@@ -45,16 +45,13 @@ _FIXED = {
     "bps": "bits per second", "ppm": "parts per million",
 }  # fmt: skip
 _DEGREES = {"°C": "Celsius", "°F": "Fahrenheit", "°": "", "℃": "Celsius", "℉": "Fahrenheit"}
-_POWERS = {"²": "square", "³": "cubic", "^2": "square", "^3": "cubic", "2": "square", "3": "cubic"}
+_POWERS = {"2": "square", "3": "cubic"}
 _PLURALS = {"foot": "feet", "hertz": "hertz"}
 
 _LONGEST_FIRST = sorted((*_UNITS, *_FIXED), key=len, reverse=True)
 _ONE = "|".join(map(re.escape, _LONGEST_FIRST))
-_POWER = "|".join(map(re.escape, ("²", "³", "^2", "^3")))
 _PER = "h|hr|s|sec|min|day|week|month|year|yr|m|kg|L|l|user|hour|minute|second|person|token"
-UNIT_PATTERN = (
-    rf"(?:{_ONE})(?:{_POWER})?(?:\s?/\s?(?:{_PER})(?:{_POWER})?)?|(?:[kc]?m)[23]|°\s?[CF]|[℃℉°]"
-)
+UNIT_PATTERN = rf"(?:{_ONE})(?:\s?/\s?(?:{_PER}))?|[kc]?m[23]|°\s?[CF]|[℃℉°]"
 
 
 def unit(text: str, *, singular: bool) -> str:
