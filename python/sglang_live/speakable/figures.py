@@ -17,10 +17,14 @@ _ALGEBRA = r"\s+(?:plus|minus|equals|squared|cubed|to the power|less|greater|ove
 Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 
+def _is_kind(found: re.Match[str]) -> bool:
+    """Whether an amount says of what kind a thing is, not how much: a five dollar bill."""
+    before = found.string[max(0, found.start() - 4) : found.start()]
+    return re.search(r"(?:\A|\s)[aA]n?\s\Z", before) is not None
+
+
 def _money(found: re.Match[str]) -> str:
-    # Of what kind a thing is, not how much: a five dollar bill.
-    single = found.string[: found.start()].lower().endswith((" a ", " an "))
-    return _amount(found[1], found[2], found[3], single=single)
+    return _amount(found[1], found[2], found[3], single=_is_kind(found))
 
 
 def _amount(sign: str, text: str, scale: str | None, *, single: bool = False) -> str:
@@ -40,7 +44,8 @@ def _amount(sign: str, text: str, scale: str | None, *, single: bool = False) ->
 
 
 def _with_unit(found: re.Match[str]) -> str:
-    return f" {number(found[1])} {unit(found[2], singular=found[1] == '1')} "
+    single = found[1] == "1" or _is_kind(found) or "-" in found[0]
+    return f" {number(found[1])} {unit(found[2], singular=single)} "
 
 
 def _scaled(found: re.Match[str]) -> str:

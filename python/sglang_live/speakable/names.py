@@ -36,6 +36,7 @@ _FILE = re.compile(
 )
 _PATH = re.compile(
     r"(?<![\w/.:])(?:~|\.{1,2})?(?:/[\w.@+-]+){2,}/?|(?<![\w/.:])(?:~|\.{1,2})/[\w.-]+"
+    rf"|(?<![\w/.:])(?:[\w.-]{{1,64}}/){{1,8}}[\w-]{{1,64}}\.(?:{'|'.join(_FILES)})\b"
 )
 # A path that is said: few words, none of them an identifier.
 _SHORT_PATH = re.compile(r"(?:/[a-zA-Z][a-zA-Z-]{0,15}){1,2}/?")
@@ -103,6 +104,7 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (_PATH, _path),
     (_FILE, _file),
     (re.compile(r"(?<!\w)\.NET\b"), " dot net "),
+    (re.compile(r"(?<![\w.])\.(?=[a-z]{2})"), " dot "),
     (re.compile(r"(?<![\w&])#\s?(?=\d)"), " number "),
     (re.compile(r"(?<![\w&])#(?=[^\W\d_])"), " hashtag "),
     (re.compile(r"(?<!\w)@(?=\w)"), " at "),

@@ -13,9 +13,9 @@ from sglang_live.speakable.voice import Voice
 # Text that has what matters to the cutting more often than random characters have it.
 FRAGMENTS = st.sampled_from(
     ["Hello", "a", " ", "  ", "\n", "\n\n", ". ", ", ", "! ", "? ", "... ", "Dr. ", "e.g. ",
-     "U.S. ", "3.14", "10:30 ", "https://a.b/c ", "- ", "1. ", "# ", "> ", "|", "| a | b |\n", "```",
-     "(", "```py\n", "`", "``", "**", "—", "。", "你好", "x" * 90, "May 6, ", "2024 ", ") ", "[a](",
-     "😀", "~~~\n", "and the word goes on to the next ", "\t", "\u0301", "\x00", "9" * 40]
+     "U.S. ", "3.14", "10:30 ", "https://a.b/c ", "- ", "1. ", "# ", "> ", "|", "| a | b |\n",
+     "```", "(", "```py\n", "`", "``", "**", "—", "。", "你好", "x" * 90, "May 6, ", ") ", "[a](",
+     "2024 ", "😀", "~~~\n", "and the word goes on to the next ", "\t", "\u0301", "\x00", "9" * 40]
 )  # fmt: skip
 TEXTS = st.one_of(
     st.text(max_size=400),

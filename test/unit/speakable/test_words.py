@@ -48,6 +48,7 @@ CASES = {
         ("60 km/h", "sixty kilometers per hour."),
         ("25°C, 90°", "twenty-five degrees Celsius, ninety degrees."),
         ("77 °F", "seventy-seven degrees Fahrenheit."),
+        ("a 12 oz cup, a 10-km run", "a twelve ounce cup, a ten kilometer run."),
         ("8GB, 1 kg, 5 kg", "eight gigabytes, one kilogram, five kilograms."),
         ("5 km2", "five square kilometers."),
         ("20 m², 9.8 m/s^2", "twenty meters squared, nine point eight meters per second squared."),
@@ -133,6 +134,7 @@ CASES = {
     ],
     "files and code": [
         ("main.py, config.json", "main dot pie, config dot jason."),
+        ("docs/kv.md, .venv", "docs kv dot M D, dot venv."),
         ("in /usr/local/bin", "in usr local bin."),
         ("call `foo_bar(x)`", "call foo bar x."),
         ("`getUserName()`", "get User Name."),
