@@ -63,6 +63,10 @@ class Lines:
 
     def _in_code(self, char: str) -> bool:
         if char != "\n":
+            if self._opening and not self._line and char == self._fence[0]:
+                # A fence of more marks than this is closed by any that has as many.
+                self._fence = (self._fence + char)[:_MAX_PREFIX]
+                return False
             # A line that is longer than this closes no fence, and need not be kept.
             if len(self._line) <= _MAX_PREFIX:
                 self._line += char
@@ -71,7 +75,7 @@ class Lines:
         if self._opening:
             self._opening = False
             # CommonMark: with a further backtick in its line it is inline code.
-            closes = self._fence[0] == "`" and line.rstrip("`").count("`") != line.count("`")
+            closes = self._fence[0] == "`" and "`" in line
         else:
             mark = line.lstrip(" \t>").rstrip()
             closes = mark.startswith(self._fence) and not mark.strip(self._fence[0])

@@ -196,6 +196,12 @@ def test_a_fence_ends_with_its_own_mark(fence):
     assert [words for words in spoken(text) if words] == ["Begin of it.", "The end."]
 
 
+def test_three_backticks_in_one_line_are_no_fence():
+    assert [words for words in spoken("Begin of it.\n```x = 1```\nThe end.") if words] == [
+        "Begin of it.", "The end.",
+    ]  # fmt: skip
+
+
 def test_code_that_does_not_end_is_not_spoken():
     assert [words for words in spoken("Here it is:\n```\nx. Y.") if words] == ["Here it is."]
 
