@@ -69,7 +69,7 @@ _LARGEST_PART = 20
 
 def _fraction(found: re.Match[str]) -> str:
     whole, above, below = found[1], int(found[2]), int(found[3])
-    if (above, below) in ((24, 7), (9, 11)):
+    if (above, below) in ((24, 7), (9, 11), (50, 50)):
         words = f"{cardinal(above)} {cardinal(below)}"
     elif below in (0, 1) or below > _LARGEST_PART or above >= below:
         words = f"{number(found[2])} over {number(found[3])}"
@@ -96,7 +96,8 @@ _RULES: tuple[Rule, ...] = (
     (re.compile(rf"([{_SIGN}])\s?({_N})\s?[-–—]\s?({_N})(?![\d-])"), r"\2 to \1\3"),
     (re.compile(rf"(?<=[\d%CFs])\s?[–—]\s?(?=[{_SIGN}+]?\d)"), " to "),
     (re.compile(r"(?<![\w.-])(\d+(?:[.,]\d+)*[%x]?)-(?=\d+(?:[.,]\d+)*(?![\w-]*-))"), r"\1 to "),
-    (re.compile(r"(?<=\d)/(?=(?:hour|day|week|month|year|user|person|night|unit)\b)"), " per "),
+    (re.compile(r"(?<=[\d%])/yr\b"), " per year "),
+    (re.compile(r"(?<=[\d%])/(?=(?:hour|day|week|month|year|user|person|night|unit)\b)"), " per "),
     (re.compile(r"(?<=[A-Za-z])/(?=\d)"), ", "),
     # A sign that is part of its number, not one that stands between two.
     (re.compile(rf"(?<![\w)\].,}}])[-−](?=[{_SIGN}]?\.?\d)"), " minus "),
@@ -117,7 +118,15 @@ _RULES: tuple[Rule, ...] = (
         _fraction,
     ),
     (re.compile(rf"(?<![\w.,])({_N})[ -]?({UNIT_PATTERN})(?![\w°'’])"), _with_unit),
-    (re.compile(rf"(?<![\w.,])({_N})\s?(thousand|mn|bn|tn|[kKMBT])(?![\w'’.-])"), _scaled),
+    (re.compile(rf"(?<![\w.,])({_N})\s?(thousand|mn|bn|tn)(?![\w'’-])"), _scaled),
+    # A larger number in front of the letter is a model's, and so is the resolution of a display.
+    (
+        re.compile(
+            r"(?<![\w.,])(?![48]K\s(?:TV|UHD|video|display|monitor|screen|resolution|camera))"
+            r"(\d{1,3}(?:\.\d+)?)\s?([kKMBT])(?![\w'’-]|\.\w)"
+        ),
+        _scaled,
+    ),
     (
         re.compile(rf"(?<![\w.,])(?<!plus )(?<!minus )(?<!equals )({_N})[x×](?![\w×]|{_ALGEBRA})"),
         lambda found: f" {number(found[1])} times ",

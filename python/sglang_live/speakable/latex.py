@@ -44,6 +44,7 @@ def without_latex(text: str) -> str:
     # A folder's name is no command.
     if "\\" in text and re.search(r"[A-Za-z]:\\", text):
         return text.replace("\\", " ")
+    text = text.replace("{,}", ",")
     text = _INLINE.sub(r" \1 ", _DELIMITER.sub(" ", text))
     for _ in range(_DEPTH):
         before = text

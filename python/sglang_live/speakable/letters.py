@@ -20,6 +20,7 @@ _PHRASES = {
     r"approx\.": "approximately", r"cf\.": "compare", r"ca\.": "about", r"est\.": "estimated",
     r"incl\.": "including", r"esp\.": "especially", r"resp\.": "respectively",
     r"et al\.": "and others", r"a\.k\.a\.": "also known as", r"aka": "also known as",
+    r"WWII": "World War two", r"WWI": "World War one",
     r"w\.r\.t\.": "with respect to", r"min\.(?=\s+[a-z])": "minimum",
     r"max\.(?=\s+[a-z])": "maximum",
     r"ASAP": "as soon as possible", r"FYI": "for your information", r"TL;DR": "in short",
@@ -67,6 +68,7 @@ _KNOWN = frozenset(
     )
 )
 _CAPITALS = re.compile(r"(?<![\w'’])([A-Z]{2,}(?:[A-Z&]*[A-Z])?)(['’]?s)?(?![\w])")
+_SPELLED_PAIR = re.compile(r"(?<=\b[A-Z])-(?=[A-Z]\b)")
 _INITIALS = re.compile(r"(?<![\w.])((?:[A-Z]\.){2,}(?:[A-Z](?!\w))?)(['’]s)?")
 _INITIAL = re.compile(r"(?<![\w.'’])(?<![A-Z] )([A-Z])\.(?=\s+(?:[A-Z][^\W\d_]|[A-Z]\.))")
 _NEXT_SENTENCE = re.compile(
@@ -171,7 +173,7 @@ def without_acronyms(text: str) -> str:
             return word.lower() + end
         return _spelled(word, end) if len(word) <= 6 else word.lower() + end
 
-    return _CAPITALS.sub(said, text)
+    return _SPELLED_PAIR.sub(" ", _CAPITALS.sub(said, text))
 
 
 def _spelled(word: str, end: str) -> str:

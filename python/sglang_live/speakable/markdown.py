@@ -42,6 +42,8 @@ _INLINE: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\*+|~~+|(?<!\w)_+|_+(?!\w)|`+"), ""),
     (re.compile(r"_+"), " "),
 )
+# An ellipsis at the end of a line ends the sentence too.
+_TRAILING_OFF = re.compile(r"(?:…|\.{3,})\s*$")
 
 
 def plain(text: str, *, starts_line: bool, say_code: Callable[[str], str]) -> str:
@@ -85,6 +87,7 @@ def _joined(lines: list[str]) -> str:
             continue
         soft = not ends and "\0" not in line and is_soft(text.rstrip(), "", stripped[0])
         if text and not soft:
+            text = _TRAILING_OFF.sub("", text)
             closed = text.rstrip("\"'”’»)]}*_~` ")[-1:] in tuple(".!?:;,…。！？；：")
             text += " " if closed else ". "
         elif text:

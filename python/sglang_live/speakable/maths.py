@@ -22,7 +22,9 @@ _SIGNS = {
 _WAYS: dict[str, str] = {"<": " less than ", ">": " greater than "}
 _ASCII: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     # An argument belongs to its function; other brackets hold a remark, with pauses around it.
-    (re.compile(r"\b([a-zA-Z]|sin|cos|tan|log|ln|exp)\(([\w ,+]{1,12})\)"), r"\1 of \2 "),
+    (re.compile(r"\b([a-zA-Z]|sin|cos|tan|log|ln|exp)\(([\w ,+^]{1,12})\)"), r"\1 of \2 "),
+    (re.compile(r"(?<=\d)!(?=\s[=+×])"), " factorial "),
+    (re.compile(r"(?<=[^\W\d])–(?=[^\W\d])|(?<=\d)–(?=[^\W\d])"), " to "),
     (re.compile(r"\|([^|\n]{1,24})\|(?=\s*[<>=≤≥+])"), r" absolute value of \1 "),
     (
         re.compile(
@@ -44,8 +46,8 @@ _ASCII: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"(?<=[\w)]) ?> ?(?=[\w(])"), " greater than "),
     (re.compile(r"(?<!\S)[<>](?=\s?\d)"), lambda found: _WAYS[found[0]]),
     (re.compile(r"\+/-|\+-"), " ± "),
-    (re.compile(r"(?<=[\w)!%²]) ?= ?(?=\S)|(?<=\s)=(?=\s)"), " equals "),
-    (re.compile(r"(?<=[\w)]) ?\+ ?(?=[\w(.$])"), " plus "),
+    (re.compile(r"(?<=[\w)!%]) {0,2}= ?(?=\S)|(?<=\s)=(?=\s)"), " equals "),
+    (re.compile(r"(?<=[\w)]) {0,2}\+ ?(?=[\w(.$])"), " plus "),
     (re.compile(r"(?<=[\d)]) - (?=[\w(])|(?<=[\w)]) {1,2}- (?=\d)|(?<=\b[a-z]) - (?=[a-z]\b)"),
      " minus "),
     (re.compile(r"(?<=[\d)]) / (?=[\w(])|(?<=\)) ?/ ?(?=[\w(])"), " divided by "),
@@ -55,7 +57,6 @@ _ASCII: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"\^-"), " to the power of minus "),
     (re.compile(r"(?<=[\w)])\^(?=\w)"), " to the power of "),
     (re.compile(r"&"), " and "),
-    (re.compile(r"(?<=\d)!(?=\s[=+×])"), " factorial "),
 )  # fmt: skip
 _SIGN = re.compile("|".join(_SIGNS))
 # One Greek letter is a name of a quantity; a word of them is of another language.

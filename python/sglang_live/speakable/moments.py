@@ -104,6 +104,11 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"(?<![\w.,$-])\d+(?:-\d+){2,}(?![\w-])"), _telephone),
     (re.compile(r"(?<![\w.,])(\d)['′](?:\s?(\d{1,2})[\"″])?(?!\w)"), _height),
 )
+_DAY_NAMES = {
+    "Mon": "Monday", "Tue": "Tuesday", "Wed": "Wednesday", "Thu": "Thursday", "Fri": "Friday",
+    "Sat": "Saturday", "Sun": "Sunday",
+}  # fmt: skip
+_DAYS = re.compile(rf"\b({'|'.join(_DAY_NAMES)})\s?[-–]\s?({'|'.join(_DAY_NAMES)})\b")
 _SPAN = re.compile(rf"(\d{{1,2}}(?::\d{{2}})?{_HALF}?)\s?[-–—]\s?(?=\d{{1,2}}(?::\d{{2}}|{_HALF}))")
 _TIME = re.compile(rf"(?<![\d:.,])(\d{{1,2}}):(\d{{2}})(?::(\d{{2}})(?:\.\d+)?)?{_HALF}?(?![\d:])")
 _HOUR = re.compile(rf"(?<![\d:.,])(\d{{1,2}}){_HALF}")
@@ -120,4 +125,5 @@ def without_moments(text: str) -> str:
         text = _TIME.sub(_time, text)
         text = _HOUR.sub(lambda found: f" {cardinal(int(found[1]))} {found[2].upper()} M ", text)
         text = _RATIO.sub(r"\1 to \2", text)
+    text = _DAYS.sub(lambda found: f"{_DAY_NAMES[found[1]]} to {_DAY_NAMES[found[2]]}", text)
     return _BARE_HALF.sub(lambda found: f"{(found[1] or found[2]).upper()} M", text)

@@ -33,7 +33,8 @@ _UNITS = {
     "Mb": "megabit", "kb": "kilobit", "W": "watt", "kW": "kilowatt", "MW": "megawatt",
     "GW": "gigawatt", "mW": "milliwatt", "V": "volt", "kV": "kilovolt", "mV": "millivolt",
     "mA": "milliamp", "N": "newton", "J": "joule", "kJ": "kilojoule", "MJ": "megajoule",
-    "cal": "calorie", "kcal": "kilocalorie", "px": "pixel", "ha": "hectare", "dB": "decibel",
+    "cal": "calorie", "kcal": "kilocalorie", "px": "pixel", "ha": "hectare",
+    "pt": "point", "pts": "point", "dB": "decibel",
     "Ω": "ohm", "atm": "atmosphere", "Pa": "pascal", "kPa": "kilopascal", "mol": "mole",
 }  # fmt: skip
 # Same in singular and plural.
