@@ -110,6 +110,14 @@ def best_pause(text: str, n_words: int) -> int:
     return next((at for at in reversed(places) if len(text[:at].split()) >= n_words), 0)
 
 
+def belongs_together(before: str, following: str) -> bool:
+    """Whether two words may be one name or figure: World War II, five km, 3 million."""
+    last = before.split()[-1] if before.strip() else ""
+    if following.isdigit() or last[-1:].isdigit():
+        return True
+    return following.isupper() and last[:1].isupper()
+
+
 def middle(text: str) -> int:
     """The place near the middle of two or more characters at which they are best divided."""
     half = len(text) // 2

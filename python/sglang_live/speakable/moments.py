@@ -55,6 +55,10 @@ def _day_first(found: re.Match[str]) -> str:
     return _date(_month(found[2]), found[1], found[3]) + " "
 
 
+def _month_and_year(found: re.Match[str]) -> str:
+    return f"{_month(found[1])} {year(int(found[2]))} "
+
+
 def _time(found: re.Match[str]) -> str:
     hour, minute, second, half = int(found[1]), int(found[2]), found[3], found[4]
     if hour > 24 or minute > 59:
@@ -92,6 +96,7 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
         ),
         _day_first,
     ),
+    (re.compile(rf"\b{_MONTH}\s{_YEAR}(?!\d)"), _month_and_year),
     # Telephone numbers: groups of three and four digits, or a sign and many groups.
     (
         re.compile(

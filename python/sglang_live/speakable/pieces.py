@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from sglang_live.speakable.ends import (
     LOOK_BEHIND,
     Strength,
+    belongs_together,
     best_pause,
     is_marker,
     is_soft,
@@ -160,7 +161,7 @@ class Pieces:
                 self._line_begin, self._in_code = self._end + 1, False
         else:
             if self._text:
-                self._offer(self._boundary(char))
+                self._offer(self._boundary(char), char)
             self._gap = self._breaks = 0
             self._in_word = True
             self._word_counts = self._word_counts or char.isalnum()
@@ -186,8 +187,8 @@ class Pieces:
         found = strength(near, char)
         return min(found, Strength.WORD) if self._in_code else found
 
-    def _offer(self, boundary: Strength) -> None:
-        """Cut before the next character, or note that this is possible."""
+    def _offer(self, boundary: Strength, char: str) -> None:
+        """Cut before the next character, no whitespace, or note that this is possible."""
         if boundary is Strength.NONE:
             return
         limits = self._limits
@@ -198,7 +199,8 @@ class Pieces:
                 self._cut(self._end, closes=boundary is Strength.SENTENCE)
             elif self._n_words >= limits.first_most:
                 n = best_pause(self._text, (limits.first_words + limits.first_most) // 2)
-                self._cut(self._begin + n if n else self._end, closes=False)
+                if n or not belongs_together(self._text, char):
+                    self._cut(self._begin + n if n else self._end, closes=False)
         elif boundary is Strength.SENTENCE and len(self._text) >= limits.enough:
             self._cut(self._end, closes=True)
         elif boundary >= Strength.CLAUSE:

@@ -134,6 +134,10 @@ def test_work_grows_in_proportion_to_the_text(unit):
         ("# A short title\n\nThen text. More.", "A short title."),
         ("1. Take the milk\n2. Drink it", "one. Take the milk."),
         ("一二三。Hello there my friend. Bye.", "Hello there my friend."),
+        (
+            "What might be if Allied powers had never quite begun World War II? Yes.",
+            "What might be if Allied powers had never quite begun World War two?",
+        ),
         ("He said no. Then he left.", "He said no."),
         ("See No. 5 and Fig. 3 there. Good.", "See number five and figure three there."),
         (

@@ -69,6 +69,7 @@ CASES = {
         ("2024-05-06", "May sixth, twenty twenty-four."),
         ("May 6, 2024", "May sixth, twenty twenty-four."),
         ("6 May 2024 or Jan. 5th", "May sixth, twenty twenty-four or January fifth."),
+        ("in Feb. 2018", "in February twenty eighteen."),
         ("on 5/6/2024", "on May sixth, twenty twenty-four."),
         ("2024-05-06T10:30", "May sixth, twenty twenty-four at ten thirty."),
         ("2024-15-40", "two zero two four, one five, four zero."),
