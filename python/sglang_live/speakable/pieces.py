@@ -81,7 +81,7 @@ class Pieces:
         # The current piece: its text so far, its place, and where it may be cut.
         self._text = ""
         self._begin = 0
-        self._clauses: list[int] = []
+        self._clauses: list[tuple[int, bool]] = []  # with True where a sentence ends
         self._words = 0  # place of the last word's begin; the piece's own begin if none
         self._n_words = 0
         self._is_first = True
@@ -204,13 +204,14 @@ class Pieces:
         elif boundary is Strength.SENTENCE and len(self._text) >= limits.enough:
             self._cut(self._end, closes=True)
         elif boundary >= Strength.CLAUSE:
-            self._clauses.append(self._end)
+            self._clauses.append((self._end, boundary is Strength.SENTENCE))
 
     def _cut_long(self) -> bool:
         """Cut a piece that has become long, at its best place; False if it may grow further."""
-        grown = [at for at in self._clauses if at - self._begin >= self._limits.enough]
-        if at := (grown or self._clauses or [0])[-1]:
-            self._cut(at, closes=False)
+        if self._clauses:
+            # The last one, also if none of them is far enough from the piece's begin.
+            at, closes = self._clauses[-1]
+            self._cut(at, closes=closes)
         elif len(self._text) < self._limits.longest:
             return False
         elif self._words > self._begin:
@@ -244,7 +245,7 @@ class Pieces:
         if self._starts_line:
             self._line_begin = max(self._line_begin, at)
         self._text, self._begin = self._text[n:], at
-        self._clauses = [place for place in self._clauses if place > at]
+        self._clauses = [clause for clause in self._clauses if clause[0] > at]
         self._words = max(self._words, at)
         self._n_words = 0
 

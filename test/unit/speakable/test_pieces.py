@@ -170,6 +170,11 @@ def test_a_long_sentence_is_cut_at_a_clause():
     assert all(60 <= len(words) <= 200 for words in long[1:-1])
 
 
+def test_a_heading_stays_a_sentence_before_a_long_one():
+    text = "One two three. Short heading\n\n" + "Word " * 60 + "end."
+    assert spoken(text)[1] == "Short heading."
+
+
 def test_a_sentence_without_marks_is_cut_between_words():
     pieces = spoken("One two three. " + "word " * 200)
     assert " ".join(pieces).split() == ["One", "two", "three.", *["word"] * 199, "word."]
