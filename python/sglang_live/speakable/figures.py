@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable
 
 from sglang_live.speakable.numbers import bare, cardinal, number, ordinal, plural, year
-from sglang_live.speakable.units import CURRENCIES, SCALES, UNIT_PATTERN, unit
+from sglang_live.speakable.units import CODES, CURRENCIES, SCALES, UNIT_PATTERN, unit
 
 _N = r"\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
 _SCALE = r"(?:\s?(million|billion|trillion|thousand|mn|bn|tn|[kKMBT])(?![\w'’]))?"
 _SIGN = "".join(map(re.escape, CURRENCIES))
 # What follows 9x where it is a product, and no multiple.
 _ALGEBRA = r"\s+(?:plus|minus|equals|squared|cubed|to the power|less|greater|over)\b"
+_CODES = "|".join(CODES)
 Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
 
@@ -92,13 +93,19 @@ def _plain(found: re.Match[str]) -> str:
 
 # Bounds on counts of digits: what is longer is an identifier, and _plain says its digits.
 _RULES: tuple[Rule, ...] = (
+    (re.compile(rf"\b({_CODES})\s?(?=\d)"), lambda found: CODES[found[1]]),
+    (re.compile(rf"({_N})\s?({_CODES})\b"), lambda found: CODES[found[2]] + found[1]),
     # Ranges: the unit of both numbers stands behind the second one.
     (re.compile(rf"([{_SIGN}])\s?({_N})\s?[-–—]\s?({_N})(?![\d-])"), r"\2 to \1\3"),
     (re.compile(rf"(?<=[\d%CFs])\s?[–—]\s?(?=[{_SIGN}+]?\d)"), " to "),
     (re.compile(r"(?<![\w.-])(\d+(?:[.,]\d+)*[%x]?)-(?=\d+(?:[.,]\d+)*(?![\w-]*-))"), r"\1 to "),
+    (
+        re.compile(r"(?<=\d)/(kg|g|lb|oz|GB|TB|L|mi|km|min|hr)\b"),
+        lambda found: f" per {unit(found[1], singular=True)}",
+    ),
     (re.compile(r"(?<=[\d%])/yr\b"), " per year "),
     (re.compile(r"(?<=[\d%])/(?=(?:hour|day|week|month|year|user|person|night|unit)\b)"), " per "),
-    (re.compile(r"(?<=[A-Za-z])/(?=\d)"), ", "),
+    (re.compile(r"(?<=°[CF])/(?=\d)|(?<=[a-z])/(?=\d)"), ", "),
     # A sign that is part of its number, not one that stands between two.
     (re.compile(rf"(?<![\w)\].,}}])[-−](?=[{_SIGN}]?\.?\d)"), " minus "),
     (re.compile(rf"(?<![\w)\].,}}])\+(?=[{_SIGN}]?\.?\d)"), " plus "),
@@ -123,7 +130,7 @@ _RULES: tuple[Rule, ...] = (
     (
         re.compile(
             r"(?<![\w.,])(?![48]K\s(?:TV|UHD|video|display|monitor|screen|resolution|camera))"
-            r"(\d{1,3}(?:\.\d+)?)\s?([kKMBT])(?![\w'’-]|\.\w)"
+            r"(\d{1,3}(?:\.\d+)?)\s?([kKMBT])(?![\w'’-]|\.\w|(?<=[BMT])\s[A-Z])"
         ),
         _scaled,
     ),
@@ -138,6 +145,7 @@ _RULES: tuple[Rule, ...] = (
     (re.compile(r"(?<=\d)\+(?!\s?[\w(])"), " plus "),
     (re.compile(r"(?<=[^\W\d_])-(?=\d)|(?<=\d)-(?=[^\W\d_])"), " "),
     (re.compile(r"\d+(?:,\d{3})+(?:\.\d+)?|\d+\.\d+|\d+|(?<!\w)\.\d+"), _plain),
+    (re.compile(r"(?<=[a-z])\s+['’]s\b"), "'s"),
     (re.compile(r"°"), " degrees "),
     (re.compile(r"(?<=\w) ?%"), " percent "),
 )

@@ -18,13 +18,14 @@ _WORDS = frozenset(
     )
 )
 _GROUP = r"\{([^{}]*)\}"
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*\}")
 _FRACTION = re.compile(r"\\[dt]?frac\s*" + _GROUP + r"\s*" + _GROUP)
 _ROOT = re.compile(r"\\sqrt\s*" + _GROUP)
 _TEXT = re.compile(r"\\(?:text|mathrm|mathbf|mathit|boxed|operatorname)\s*" + _GROUP)
 _POWER = re.compile(r"\^" + _GROUP)
 _INDEX = re.compile(r"(?<=[A-Za-z0-9])_(?:" + _GROUP + r"|(?=\w))")
 _COMMAND = re.compile(r"\\([A-Za-z]+)(?![A-Za-z])\s?")
-_SPACE = re.compile(r"\\(?:[,;:! ]|\\)|(?<=\w)&(?==)")
+_SPACE = re.compile(r"\\(?:[,;:! ]|\\)|&(?=\s*[=<>])")
 _DELIMITER = re.compile(r"\\[()\[\]]|\$\$")
 _INLINE = re.compile(r"\$(?!\d[\d,.]*\s)([^$\n]*[\\^_=][^$\n]*)\$(?!\d)")
 _DEPTH = 4
@@ -44,7 +45,7 @@ def without_latex(text: str) -> str:
     # A folder's name is no command.
     if "\\" in text and re.search(r"[A-Za-z]:\\", text):
         return text.replace("\\", " ")
-    text = text.replace("{,}", ",")
+    text = _ENVIRONMENT.sub(" ", text.replace("{,}", ","))
     text = _INLINE.sub(r" \1 ", _DELIMITER.sub(" ", text))
     for _ in range(_DEPTH):
         before = text

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from sglang_live.speakable.numbers import cardinal, listed, ordinal
 
-_NAME = r"(?=\s+[A-Z])"
+_NAME = r"(?=\s+(?:[A-Z]|and\s+(?:Mrs|Ms|Dr)\b))"
 _TITLES = {
     "Dr": "Doctor", "Mr": "Mister", "Mrs": "Missus", "Ms": "Ms", "Prof": "Professor",
     "St": "Saint", "Mt": "Mount", "Gen": "General", "Col": "Colonel", "Sgt": "Sergeant",
@@ -16,10 +16,11 @@ _TITLES = {
     "Sen": "Senator", "Rep": "Representative", "Pres": "President",
 }  # fmt: skip
 _PHRASES = {
-    r"e\.\s?g\.": "for example", r"i\.\s?e\.": "that is", r"vs\.?": "versus",
+    r"[eE]\.\s?g\.": "for example", r"[iI]\.\s?e\.": "that is", r"vs\.?": "versus",
     r"approx\.": "approximately", r"cf\.": "compare", r"ca\.": "about", r"est\.": "estimated",
     r"incl\.": "including", r"esp\.": "especially", r"resp\.": "respectively",
     r"et al\.": "and others", r"a\.k\.a\.": "also known as", r"aka": "also known as",
+    r"IPv(?=\s?\d|\s)": "I P version",
     r"WWII": "World War two", r"WWI": "World War one",
     r"w\.r\.t\.": "with respect to", r"min\.(?=\s+[a-z])": "minimum",
     r"max\.(?=\s+[a-z])": "maximum",
@@ -27,7 +28,7 @@ _PHRASES = {
     r"PhD|Ph\.D\.": "P H D", r"OK": "okay",
 }  # fmt: skip
 # A full stop that also ends a sentence stays.
-_ENDING = {"etc": "et cetera", "Jr": "Junior", "Sr": "Senior", "Inc": "Incorporated",
+_ENDING = {"etc": "et cetera", "Etc": "et cetera", "Jr": "Junior", "Sr": "Senior", "Inc": "Incorporated",
            "Ltd": "Limited", "Corp": "Corporation", "Co": "Company", "Ave": "Avenue",
            "Blvd": "Boulevard", "Rd": "Road", "Dept": "Department"}  # fmt: skip
 _NUMBERED = {"No": "number", "no": "number", "Nos": "numbers", "Fig": "figure", "fig": "figure",
@@ -43,7 +44,7 @@ _PRONOUNCED = frozenset(
     listed(
         "NASA NATO UNESCO UNICEF OPEC FIFA NAFTA RAM ROM LAN WAN PIN SIM GIF ASCII JPEG "
         "LASER RADAR SONAR AIDS COVID SARS BERT LLAMA CUDA REST CRUD SAAS ACID SCUBA SWAT "
-        "BIOS CAPTCHA MIDI NASDAQ POTUS FEMA OSHA HIPAA YOLO LIDAR ASEAN GAAP GUI JSON YAML"
+        "BIOS CAPTCHA MIDI NASDAQ POTUS FEMA OSHA HIPAA YOLO LIDAR ASEAN GAAP GUI JSON ZIP YAML"
     )
 )
 _RESPELLED = {"JSON": "jason", "GUI": "gooey", "JPEG": "jay peg", "SAAS": "sass", "OK": "okay"}

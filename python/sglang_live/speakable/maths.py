@@ -22,7 +22,10 @@ _SIGNS = {
 _WAYS: dict[str, str] = {"<": " less than ", ">": " greater than "}
 _ASCII: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     # An argument belongs to its function; other brackets hold a remark, with pauses around it.
-    (re.compile(r"\b([a-zA-Z]|sin|cos|tan|log|ln|exp)\(([\w ,+^]{1,12})\)"), r"\1 of \2 "),
+    (re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]\+?(-?\d{1,3})(?![\w.]\w)"), r"\1 × 10^\2"),
+    (re.compile(r"(?<![\w-])(A|B|C|D|O|AB)-(?=[\s.,;])"), r"\1 minus"),
+    (re.compile(r"\b([a-zA-Z])['’′](?=\()"), r"\1 prime"),
+    (re.compile(r"\b([a-zA-Z]|prime|sin|cos|tan|log|ln|exp)\(([\w ,+^]{1,12})\)"), r"\1 of \2 "),
     (re.compile(r"(?<=\d)!(?=\s[=+×])"), " factorial "),
     (re.compile(r"(?<=[^\W\d])–(?=[^\W\d])|(?<=\d)–(?=[^\W\d])"), " to "),
     (re.compile(r"\|([^|\n]{1,24})\|(?=\s*[<>=≤≥+])"), r" absolute value of \1 "),

@@ -47,6 +47,13 @@ def _slashed(found: re.Match[str]) -> str:
     return _date(MONTHS[month - 1], str(day), full) + " "
 
 
+def _dotted(found: re.Match[str]) -> str:
+    day, month = int(found[1]), int(found[2])
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return found[0]
+    return _date(MONTHS[month - 1], str(day), found[3]) + " "
+
+
 def _month_first(found: re.Match[str]) -> str:
     return _date(_month(found[1]), found[2], found[3]) + " "
 
@@ -83,6 +90,8 @@ def _height(found: re.Match[str]) -> str:
 
 _RULES: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"(?<![\d-])([12]\d{3})-(\d{2})-(\d{2})(?:([T ])(?=\d{1,2}:\d)|(?![\d-]))"), _iso),
+    (re.compile(r"(?<![\d/])([12]\d{3})/(\d{2})/(\d{2})()(?![\d/])"), _iso),
+    (re.compile(r"(?<![\d.])(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\.?\d)"), _dotted),
     (re.compile(r"(?<![\d/.])(\d{1,2})/(\d{1,2})/(\d{4}|\d{2})(?![\d/])"), _slashed),
     (
         re.compile(
@@ -113,7 +122,13 @@ _DAY_NAMES = {
     "Mon": "Monday", "Tue": "Tuesday", "Wed": "Wednesday", "Thu": "Thursday", "Fri": "Friday",
     "Sat": "Saturday", "Sun": "Sunday",
 }  # fmt: skip
-_DAYS = re.compile(rf"\b({'|'.join(_DAY_NAMES)})\s?[-–]\s?({'|'.join(_DAY_NAMES)})\b")
+_DAYS = re.compile(
+    rf"\b({'|'.join(_DAY_NAMES)})\.?\s?[-–]\s?({'|'.join(_DAY_NAMES)})\b(?:\.(?!\s*$))?"
+)
+# Jan, Mar, Jun and Jul are words and names too, unless a range begins with them.
+_ALONE = re.compile(
+    r"\b((?:Feb|Apr|Aug|Sept|Sep|Oct|Nov|Dec)(?![a-z])|(?:Jan|Mar|Jun|Jul)(?=\.?\s?[-–]))\b"
+)
 _SPAN = re.compile(rf"(\d{{1,2}}(?::\d{{2}})?{_HALF}?)\s?[-–—]\s?(?=\d{{1,2}}(?::\d{{2}}|{_HALF}))")
 _TIME = re.compile(rf"(?<![\d:.,])(\d{{1,2}}):(\d{{2}})(?::(\d{{2}})(?:\.\d+)?)?{_HALF}?(?![\d:])")
 _HOUR = re.compile(rf"(?<![\d:.,])(\d{{1,2}}){_HALF}")
@@ -130,5 +145,6 @@ def without_moments(text: str) -> str:
         text = _TIME.sub(_time, text)
         text = _HOUR.sub(lambda found: f" {cardinal(int(found[1]))} {found[2].upper()} M ", text)
         text = _RATIO.sub(r"\1 to \2", text)
+    text = _ALONE.sub(lambda found: _month(found[1]), text)
     text = _DAYS.sub(lambda found: f"{_DAY_NAMES[found[1]]} to {_DAY_NAMES[found[2]]}", text)
     return _BARE_HALF.sub(lambda found: f"{(found[1] or found[2]).upper()} M", text)

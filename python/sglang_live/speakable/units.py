@@ -14,6 +14,7 @@ CURRENCIES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "¢": ("cent", "cents", ()),
     "₿": ("bitcoin", "bitcoins", ()),
 }
+CODES = {"USD": "$", "EUR": "€", "GBP": "£", "JPY": "¥", "INR": "₹"}
 SCALES = {
     "k": "thousand", "K": "thousand", "M": "million", "mn": "million", "B": "billion",
     "bn": "billion", "T": "trillion", "tn": "trillion", "thousand": "thousand",
