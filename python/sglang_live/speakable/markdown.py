@@ -28,6 +28,7 @@ _INLINE: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"!\[([^\[\]]*)\]" + _TARGET), r"\1"),
     (re.compile(r"(?<!!)\[([^\[\]]*)\]" + _TARGET), r"\1"),
     # A link of which a part is in another piece.
+    (re.compile(r"\[(?=[^\[\]]*\Z)"), ""),
     (re.compile(r"\]\((?=\S*[/.#])[^\s()]*\)?"), " "),
     (re.compile(r"\[\^[^\]\s]*\]:?|(?<=[\w.,;:!?\])])\s?\[\d{1,3}(?:\s?[,–-]\s?\d{1,3})*\]"), " "),
     (re.compile(r"\[([^\[\]]*)\]\[[^\[\]]*\]"), r"\1"),

@@ -211,6 +211,18 @@ def test_three_backticks_in_one_line_are_no_fence():
     ]  # fmt: skip
 
 
+def test_a_link_may_lie_in_two_pieces():
+    text = "You can [see this page, and the next](https://a.b/c,d.html) today. Then go on."
+    assert spoken(text) == ["You can see this page,", "and the next today. Then go on."]
+
+
+def test_code_in_a_list_is_not_spoken():
+    text = "Do this first:\n\n1. ```sh\n   rm -rf x\n   ```\n2. Then that.\n"
+    assert [words for words in spoken(text) if words] == [
+        "Do this first.", "one.", "two. Then that.",
+    ]  # fmt: skip
+
+
 def test_code_that_does_not_end_is_not_spoken():
     assert [words for words in spoken("Here it is:\n```\nx. Y.") if words] == ["Here it is."]
 
