@@ -28,9 +28,11 @@ _PHRASES = {
     r"PhD|Ph\.D\.": "P H D", r"OK": "okay",
 }  # fmt: skip
 # A full stop that also ends a sentence stays.
-_ENDING = {"etc": "et cetera", "Etc": "et cetera", "Jr": "Junior", "Sr": "Senior",
-           "Inc": "Incorporated", "Ltd": "Limited", "Corp": "Corporation", "Co": "Company", "Ave": "Avenue",
-           "Blvd": "Boulevard", "Rd": "Road", "Dept": "Department"}  # fmt: skip
+_ENDING = {
+    "etc": "et cetera", "Etc": "et cetera", "Jr": "Junior", "Sr": "Senior", "Inc": "Incorporated",
+    "Ltd": "Limited", "Corp": "Corporation", "Co": "Company", "Ave": "Avenue",
+    "Blvd": "Boulevard", "Rd": "Road", "Dept": "Department",
+}  # fmt: skip
 _NUMBERED = {"No": "number", "no": "number", "Nos": "numbers", "Fig": "figure", "fig": "figure",
              "Vol": "volume", "vol": "volume", "pp": "pages", "p": "page", "Ch": "chapter",
              "Sec": "section", "Eq": "equation", "Figs": "figures"}  # fmt: skip
