@@ -1,0 +1,1 @@
+"""SmolLM2 Instruct: a checkpoint in Hugging Face's layout from the package's GGUF file."""
