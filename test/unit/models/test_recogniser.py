@@ -8,7 +8,7 @@ import pytest
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError
 from sglang_live.models.moonshine.cuts import utterance_cuts
-from sglang_live.models.moonshine.recogniser import MoonshineRecogniser, loop_start
+from sglang_live.models.moonshine.recogniser import MARGIN_S, MoonshineRecogniser, loop_start
 from sglang_live.models.moonshine.vocabulary import Vocabulary
 from sglang_live.models.speech import Speech, SpokenWord
 
@@ -94,7 +94,8 @@ def test_what_cannot_hold_a_word_is_not_given_to_the_model(pcm):
 def test_long_audio_is_heard_in_pieces_that_are_joined():
     model = recogniser([3, 4, END])
     assert model.transcribe(noise(65.0)) == "hello hello hello"
-    assert sum(model._encoder.n_samples) == 65 * INPUT_RATE_HZ
+    margins = 3 * 2 * MARGIN_S
+    assert sum(model._encoder.n_samples) == pytest.approx((65 + margins) * INPUT_RATE_HZ)
 
 
 def test_a_cut_lies_in_the_middle_of_the_quietest_pause():
