@@ -24,6 +24,7 @@ from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.model_source import ModelSource, add_model_arguments
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.spec import STAGES, STUCK_AFTER_S
 from sglang_live.stages.stage_flags import check_engine, split_arguments
@@ -44,9 +45,8 @@ def parse(argv: list[str]) -> ServerConfig:
     remote = tuple(address for stage in stages.values() for address in stage.connect)
     check_exposed(remote, own.stage_key_file, own.allow_keyless_stages)
     return ServerConfig(
-        model_path=own.model_path,
+        model=ModelSource.of(own),
         served_model_name=own.served_model_name or Path(own.model_path).resolve().name,
-        families=tuple(own.model_family),
         host=own.host,
         port=own.port,
         policies=policies,
@@ -159,9 +159,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model-path", required=True, help="checkpoint directory, or demo, demo-random")
+    add_model_arguments(parser)
     add("--served-model-name", help="name for clients (default: last part of the path)")
-    add_family_argument(parser)
     add("--host", default=_DEFAULTS["host"])
     add("--port", type=int, default=_DEFAULTS["port"])
     add(
@@ -169,16 +168,6 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="without a GPU: have the stages take the time of the device in this file, as "
         "deploy/device_models/h100_qwen3_omni.toml",
-    )
-
-
-def add_family_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model-family",
-        metavar="MODULE",
-        action="append",
-        default=[],
-        help="module of a model family outside this package (docs/new_model.md); repeatable",
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from sglang_live.devices import DEFAULT_DEVICE
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
+from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import OFF, Policies
 from sglang_live.stages.spec import STUCK_AFTER_S
 
@@ -65,7 +66,6 @@ class SessionStorage:
 class ServerConfig:
     """Settings of one server.
 
-    families: modules of model families outside this package.
     policies: the policies that are on; OFF: SGLang's own scheduling.
     retention: bounds of what sessions keep of long conversations; None: sessions keep everything.
     session_storage: disk space of each thinker; None: KV stays in host memory.
@@ -89,9 +89,8 @@ class ServerConfig:
     stage_key_file: file of the secret shared with stages on other hosts; "": no such file.
     """
 
-    model_path: str
+    model: ModelSource
     served_model_name: str
-    families: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 30000
     policies: Policies = OFF

@@ -89,6 +89,8 @@ class TurnRequest:
         the model generates the text.
     prefill_only: whether the user still speaks, so that no response is generated.
     preheat: whether the history alone is prefilled, and only if its KV is lost. With prefill_only.
+    transcribes: whether the response is the transcript of the newest message's audio, by the
+        model's recogniser. For models that read speech as text.
     speculative: whether the user's turn may go on; the next history may lack its last message.
     frame_s: time until the turn has to be done, in seconds, for a turn that is a frame and starts
         with the next tick. None: no frame.
@@ -109,6 +111,7 @@ class TurnRequest:
     tools: Tools = Tools()
     script: str | None = None
     prefill_only: bool = False
+    transcribes: bool = False
     preheat: bool = False
     speculative: bool = False
     frame_s: float | None = None
@@ -217,9 +220,14 @@ class TextDone:
 
 @dataclass(frozen=True, slots=True)
 class AudioDelta:
-    """pcm: int16 little-endian mono at OUTPUT_RATE_HZ."""
+    """
+    pcm: int16 little-endian mono at OUTPUT_RATE_HZ.
+    spoken: (n_tokens, end_s): the first tokens of the response are spoken at this time of all its
+        audio. Empty: the voice gives no alignment of text and audio.
+    """
 
     pcm: bytes
+    spoken: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

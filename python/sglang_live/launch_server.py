@@ -7,10 +7,8 @@ import gc
 import logging
 import os
 import secrets
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 import uvicorn
 import uvloop
@@ -24,7 +22,7 @@ from sglang_live.clock import MonotonicClock
 from sglang_live.config import ServerConfig, SessionStorage
 from sglang_live.device_model.model import load_device_model
 from sglang_live.devices import check_devices, devices_of_ranks
-from sglang_live.errors import LiveError
+from sglang_live.errors import BadInputError, LiveError
 from sglang_live.gateway.app import build_app
 from sglang_live.gateway.config import MAX_FRAME_BYTES, GatewayConfig
 from sglang_live.gateway.connection_guard import ConnectionGuard, ConnectionLimits
@@ -33,15 +31,7 @@ from sglang_live.gateway.http.health import SERVING, Health
 from sglang_live.gateway.listen_socket import ListenSocket
 from sglang_live.gateway.native.limits import NativeLimits, template_takes_images
 from sglang_live.interaction.endpoint import SmartTurnModel, installed_model_path
-from sglang_live.models.checkpoint_files import check_checkpoint
-from sglang_live.models.demo.location import (
-    CACHE_ENV,
-    DEMO,
-    DEMO_RANDOM,
-    TRAINED,
-    default_directory,
-)
-from sglang_live.models.family import ModelFacts, family_at, model_facts
+from sglang_live.models.family import ModelFacts, family_at
 from sglang_live.open_files import raise_open_files
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.orchestrator.suspects import Suspects
@@ -53,7 +43,6 @@ from sglang_live.preflight import (
 )
 from sglang_live.shutdown import Server, start_or_interrupt, stop_on_signals
 from sglang_live.stage_specs import stage_specs
-from sglang_live.stages.endings import telling_line
 from sglang_live.stages.metrics import StageCollector
 from sglang_live.stages.run_dir import RunDir, clear_dead
 from sglang_live.stages.spec import StageSpec
@@ -90,9 +79,11 @@ def _main(argv: list[str], drops: LogDrops) -> int:
         check_devices(_used_devices(config))
     limits = connection_limits(config)
     raise_open_files(config.max_sessions, limits.per_address + limits.silent)
-    model = load_model(config.model_path, config.cache_dir, config.families)
+    model = config.model.load(config.cache_dir)
     for name, stage in config.stages.items():
-        if not stage.connect:
+        if name not in model.stages and stage.connect:
+            raise BadInputError(f"--{name}.connect: this model has no {name}")
+        if name in model.stages and not stage.connect:
             n_ranks = stage.args.get("tp_size", 1)
             family_at(model.family).check_ranks(model.path, name, f"--{name}.tp-size", n_ranks)
     return uvloop.run(_serve(config, model, drops))
@@ -139,14 +130,6 @@ def check_machine(storage: SessionStorage | None) -> None:
     check_shared_memory()
     if storage is not None:
         check_storage(storage.directory, storage.n_bytes)
-
-
-def load_model(model_path: str, cache_dir: Path, families: Sequence[str]) -> ModelFacts:
-    """Raises BadInputError if no model family claims the path, or a file of it is broken."""
-    path = resolve_checkpoint(model_path, cache_dir)
-    model = model_facts(path, *families)
-    check_checkpoint(path)
-    return model
 
 
 async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> int:
@@ -221,7 +204,7 @@ def _application(
     native = next((spec for spec in specs if spec.native_key), None)
     return build_app(
         orchestrator,
-        config=_gateway_config(config, native),
+        config=_gateway_config(config, model, native),
         native_url="http://native" if native else None,
         health=lambda: _health(supervisor),
         metrics=metrics,
@@ -231,13 +214,17 @@ def _application(
         native_limits=NativeLimits(
             vocab_size=model.vocab_size,
             context_tokens=_context(config, model),
-            takes_images=template_takes_images(model.path),
+            takes_images=template_takes_images(model.weights),
         ),
     )
 
 
-def _gateway_config(config: ServerConfig, native: StageSpec | None) -> GatewayConfig:
+def _gateway_config(
+    config: ServerConfig, model: ModelFacts, native: StageSpec | None
+) -> GatewayConfig:
     """native: the thinker that serves SGLang's own API; None: no thinker of this machine."""
+    # A recogniser needs the whole utterance: pieces of speech end within words.
+    turn_prefill = config.policies.turn_prefill and family_at(model.family).recogniser is None
     return GatewayConfig(
         api_keys=config.api_keys,
         operator_key=config.operator_key,
@@ -253,7 +240,7 @@ def _gateway_config(config: ServerConfig, native: StageSpec | None) -> GatewayCo
         native_socket=native.native_socket if native else None,
         retention=config.retention,
         speculate_ms=config.speculate_ms,
-        turn_prefill_s=config.turn_prefill_s if config.policies.turn_prefill else 0.0,
+        turn_prefill_s=config.turn_prefill_s if turn_prefill else 0.0,
         preheat=config.policies.preheat,
     )
 
@@ -272,23 +259,6 @@ def _http(config: ServerConfig, app: FastAPI, metrics: GatewayMetrics) -> uvicor
     )
     ConnectionGuard(connection_limits(config), metrics.clients_dropped).protect(http)
     return http
-
-
-def resolve_checkpoint(model_path: str, cache_dir: Path) -> Path:
-    """The checkpoint's directory. Builds the random demo model in cache_dir if it is absent."""
-    if model_path != DEMO_RANDOM:
-        return TRAINED if model_path == DEMO else Path(model_path)
-    directory = default_directory(cache=cache_dir)
-    if not (directory / "config.json").exists():
-        print("building the random demo model", flush=True)
-        # In another process, so that this one imports neither torch nor transformers.
-        command = [sys.executable, "-m", "sglang_live.models.demo.build"]
-        environment = {**os.environ, CACHE_ENV: str(cache_dir)}
-        built = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if built.returncode:
-            cause = telling_line(built.stderr.splitlines()) or f"exit {built.returncode}"
-            raise LiveError(f"cannot build the random demo model in {cache_dir}: {cause}")
-    return directory
 
 
 def _announce(replica: Replica, what: str) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 from sglang_live.arguments import (
     POLICIES_HELP,
-    add_family_argument,
     add_log_argument,
     add_storage_arguments,
     add_stuck_argument,
@@ -26,7 +25,8 @@ from sglang_live.arguments import (
 )
 from sglang_live.devices import DEFAULT_DEVICE, check_devices, devices_of_ranks, read_devices
 from sglang_live.errors import BadInputError
-from sglang_live.launch_server import check_machine, end_in_one_line, load_model
+from sglang_live.launch_server import check_machine, end_in_one_line
+from sglang_live.model_source import ModelSource, add_model_arguments
 from sglang_live.models.family import family_at
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.run_dir import RunDir
@@ -54,12 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         "sglang_live.launch_stage", description=__doc__, allow_abbrev=False
     )
     parser.add_argument("--stage", required=True, choices=STAGES)
-    parser.add_argument(
-        "--model-path", required=True, help="checkpoint directory, `demo` or `demo-random`"
-    )
+    add_model_arguments(parser)
     parser.add_argument("--bind", required=True, help="tcp:// address to listen on")
     parser.add_argument("--served-model-name")
-    add_family_argument(parser)
     parser.add_argument("--cache-dir", default=default_cache_dir())
     parser.add_argument("--device", default=DEFAULT_DEVICE)
     parser.add_argument(
@@ -92,7 +89,7 @@ def _spec(
     check_machine(storage)
     device = _device(own.device, engine_args)
     check_exposed((own.bind,), own.stage_key_file, own.allow_keyless_stages)
-    model = load_model(own.model_path, Path(own.cache_dir), own.model_family)
+    model = ModelSource.of(own).load(Path(own.cache_dir))
     n_ranks = engine_args.get("tp_size", 1)
     family_at(model.family).check_ranks(model.path, own.stage, "--tp-size", n_ranks)
     return StageSpec(

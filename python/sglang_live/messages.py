@@ -131,6 +131,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     functions, must_call: see Tools in core.py.
     prefill_only: the user still speaks: prefill the utterance so far, behind other requests; after
         an Interrupt before them, as a turn waits. preheat: the history only, if its KV is lost.
+    transcribes: see TurnRequest in core.py.
     speculative: the next history may lack the items that are new in this one.
     timely: the response is heard, and goes before those that are only read.
     drops_oldest: a history that does not fit loses its oldest items; False: it is an error.
@@ -151,6 +152,7 @@ class ThinkerRequest(Message, frozen=True, tag=True):
     functions: list[str] = []
     must_call: str | None = None
     prefill_only: bool = False
+    transcribes: bool = False
     preheat: bool = False
     speculative: bool = False
     timely: bool = True
@@ -338,7 +340,10 @@ class TalkerDone(Message, frozen=True, tag=True):
 
 
 class VocoderRequest(Message, frozen=True, tag=True):
+    """voice: of a vocoder that reads text; codes have their voice."""
+
     timeout_s: float
+    voice: str = ""
 
 
 class VocoderFrames(Message, frozen=True, tag=True):
@@ -347,14 +352,28 @@ class VocoderFrames(Message, frozen=True, tag=True):
     codes: bytes
 
 
+class VocoderText(Message, frozen=True, tag=True):
+    """The next text of a response, for a vocoder that reads text.
+
+    n_tokens: of the response, up to the end of this text.
+    """
+
+    text: str
+    n_tokens: int
+
+
 class VocoderEnd(Message, frozen=True, tag=True):
-    """No more frames will come."""
+    """No more frames, or text, will come."""
 
 
 class Pcm(Message, frozen=True, tag=True):
-    """pcm: int16 little-endian mono at 24 kHz."""
+    """
+    pcm: int16 little-endian mono at 24 kHz.
+    spoken: see AudioDelta in core.py.
+    """
 
     pcm: bytes
+    spoken: list[tuple[int, float]] = []
 
 
 class VocoderDone(Message, frozen=True, tag=True): ...
@@ -366,35 +385,12 @@ Opener = (
 )
 OPENERS = get_args(Opener)
 
-AnyMessage = (
-    Opener
-    | SessionHint
-    | Ping
-    | Ready
-    | Cancel
-    | Failed
-    | Credit
-    | Progress
-    | Interrupt
-    | StreamEvent
-    | UserSegment
-    | TextTokens
-    | PrefillStarted
-    | FunctionCallProgress
-    | ThinkerDone
-    | NativeRetained
-    | PromptMeasured
-    | CloseSession
-    | SegmentsNeeded
-    | TalkerSegments
-    | TalkerInput
-    | CodecFrames
-    | TalkerDone
-    | VocoderFrames
-    | VocoderEnd
-    | Pcm
-    | VocoderDone
-)
+_Control = Ping | Ready | Cancel | Failed | Credit | Progress | Interrupt | StreamEvent
+_OfThinker = UserSegment | TextTokens | PrefillStarted | FunctionCallProgress | ThinkerDone
+_OfSession = NativeRetained | PromptMeasured | CloseSession
+_OfTalker = SegmentsNeeded | TalkerSegments | TalkerInput | CodecFrames | TalkerDone
+_OfVocoder = VocoderFrames | VocoderText | VocoderEnd | Pcm | VocoderDone
+AnyMessage = Opener | SessionHint | _Control | _OfThinker | _OfSession | _OfTalker | _OfVocoder
 
 # Messages that count against a job's window. Others are never delayed by a full window.
-STREAMED = (TextTokens, CodecFrames, Pcm, TalkerInput, VocoderFrames)
+STREAMED = (TextTokens, CodecFrames, Pcm, TalkerInput, VocoderFrames, VocoderText)

@@ -5,7 +5,7 @@ from typing import Any
 
 from sglang_live.config import ServerConfig
 from sglang_live.models.family import ModelFacts
-from sglang_live.stages.spec import STAGES, StageSpec
+from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import loopback_address
 
 MIN_REQUEST_ROWS = 256
@@ -18,7 +18,7 @@ def stage_specs(
 ) -> list[StageSpec]:
     """One spec per replica; only the first local thinker serves SGLang's own API."""
     specs = []
-    for stage in STAGES:
+    for stage in model.stages:
         settings = config.stages[stage]
         local = [loopback_address(run_dir, stage, i) for i in range(settings.replicas)]
         for replica, address in enumerate(settings.connect or local):

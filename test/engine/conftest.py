@@ -80,7 +80,7 @@ class Stages:
     """Running stages of one variant."""
 
     supervisor: Supervisor
-    model: Qwen3OmniSpec
+    model: Qwen3OmniSpec | None  # of another family
 
     def replica(self, stage: str) -> Replica:
         return next(r for r in self.supervisor.replicas if r.spec.stage == stage)
@@ -120,6 +120,7 @@ async def running_stages(
     session_storage: str = "",
     device_model: str = "",
     names: tuple[str, ...] = STAGES,
+    family: str = FAMILY,
 ) -> AsyncIterator[Stages]:
     """Start stages.
 
@@ -138,7 +139,7 @@ async def running_stages(
             stage=stage,
             replica=0,
             model_path=str(checkpoint),
-            family=FAMILY,
+            family=family,
             cache_dir=str(cache),
             address=loopback_address(run_dir.path, stage, 0),
             same_host=True,
@@ -156,7 +157,8 @@ async def running_stages(
     supervisor = Supervisor(specs, log_dir=cache, zygote=ZYGOTE)
     try:
         await supervisor.start()
-        yield Stages(supervisor, Qwen3OmniSpec.load(checkpoint))
+        model = Qwen3OmniSpec.load(checkpoint) if family == FAMILY else None
+        yield Stages(supervisor, model)
     finally:
         await supervisor.stop()
         run_dir.remove()

@@ -16,6 +16,7 @@ from sglang_live import arguments, launch_stage
 from sglang_live.client.config import parse_args as parse_client
 from sglang_live.gateway.config import GatewayConfig
 from sglang_live.interaction.vad import VadSettings
+from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import NAMES
 from sglang_live.stages.spec import SPEC_ENV, StageSpec
 from sglang_live.stages.vocoder.config import VocoderConfig
@@ -170,7 +171,7 @@ def accept_server(argv: list[str], _monkeypatch) -> None:
 def accept_stage(argv: list[str], monkeypatch) -> None:
     taken_over = []
     model = SimpleNamespace(path="/models/m", family="sglang_live.models.qwen3_omni.family")
-    monkeypatch.setattr(launch_stage, "load_model", lambda _path, _cache, _families: model)
+    monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: model)
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: model)
     monkeypatch.setattr(launch_stage.os, "execve", lambda *args: taken_over.append(args[-1]))
     assert launch_stage.main(argv) is None, argv

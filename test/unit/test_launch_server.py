@@ -3,7 +3,9 @@
 import json
 import logging
 import socket
+import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -16,6 +18,7 @@ from sglang_live.clock import SimClock
 from sglang_live.errors import StageUnavailableError
 from sglang_live.gateway.config import MAX_FRAME_BYTES
 from sglang_live.gateway.draining import Drain
+from sglang_live.model_source import ModelSource
 from sglang_live.models.family import ModelFacts
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.policy.policies import Policies
@@ -34,7 +37,7 @@ def no_processes(monkeypatch):
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(launch_server, "Supervisor", refuse)
-    monkeypatch.setattr(launch_server.subprocess, "run", refuse)
+    monkeypatch.setattr(subprocess, "run", refuse)
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +87,7 @@ def test_it_refuses_in_one_line_and_with_status_1(argv, message, capsys):
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(monkeypatch, model, capsys):
-    monkeypatch.setattr(launch_server, "load_model", lambda _path, _cache, _families: model)
+    monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: model)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert launch_server.main(["--model-path", "demo", "--port", str(port)]) == 1
@@ -103,6 +106,7 @@ def test_another_model_is_refused_by_its_architecture(tmp_path, capsys):
 def model() -> ModelFacts:
     return ModelFacts(
         path=Path("/models/m"),
+        weights=Path("/models/m"),
         family="sglang_live.models.qwen3_omni.family",
         voices=("a",),
         vocab_size=100,
@@ -127,7 +131,7 @@ def test_a_stage_that_does_not_start_is_reported_and_removed(tmp_path, monkeypat
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(launch_server, "Supervisor", FailingSupervisor)
-    monkeypatch.setattr(launch_server, "load_model", lambda _path, _cache, _families: model)
+    monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: model)
     assert launch_server.main(["--model-path", "/models/m", "--port", str(free_port())]) == 1
     assert "error: talker/0 did not start (exit 3)" in capsys.readouterr().err
     assert stopped and not list(tmp_path.iterdir())
@@ -187,8 +191,10 @@ async def test_the_application_has_the_settings_of_the_server(model):
     http = launch_server._http(config, app, metrics)
     assert http.ws_max_size == MAX_FRAME_BYTES
     thinker = supervisor.replicas[0].spec
-    gateway = launch_server._gateway_config(config, thinker)
+    gateway = launch_server._gateway_config(config, model, thinker)
     assert (gateway.api_keys, gateway.turn_prefill_s) == (("k",), 4.0)
+    cascade = replace(model, family="sglang_live.models.cascade.family")
+    assert launch_server._gateway_config(config, cascade, thinker).turn_prefill_s == 0
     assert (gateway.native_api_key, gateway.native_socket) == ("key", thinker.native_socket)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:

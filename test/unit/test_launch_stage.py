@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from sglang_live import devices, launch_stage
+from sglang_live.model_source import ModelSource
 from sglang_live.policy.policies import POLICIES, Policies
 from sglang_live.stages.spec import SPEC_ENV
 
@@ -27,7 +28,7 @@ def launched(monkeypatch, tmp_path):
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: SimpleNamespace(path=tmp_path))
     family = "sglang_live.models.qwen3_omni.family"
     checkpoint = SimpleNamespace(path="/models/m", family=family)
-    monkeypatch.setattr(launch_stage, "load_model", lambda _path, _cache, _families: checkpoint)
+    monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: checkpoint)
 
     def launch(*argv: str) -> dict | int:
         try:

@@ -68,6 +68,7 @@ async def transcribe(
         max_output_tokens=max(_MIN_TOKENS, round(audio.duration_s * _TOKENS_PER_S)),
         temperature=temperature,
         stateless=True,
+        transcribes=True,
     )
     async with aclosing(session.respond(turn)) as events:
         async for event in events:

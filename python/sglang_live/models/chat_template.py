@@ -69,7 +69,7 @@ class ChatMarkup:
         if turns is None:
             raise BadInputError("the chat template does not render a conversation")
         start, to_answer, to_next, opening = turns
-        special = [token for token in tokenizer.all_special_tokens if token]
+        special = special_tokens(tokenizer)
         pair = render(_FIRST, _SECOND)
         if pair is not None:
             # A user message ends where what follows it differs.
@@ -105,7 +105,7 @@ class TemplatePrompt(PiecewisePrompt):
     def __init__(self, tokenizer: Any, end_ids: Sequence[int]):
         self._markup = ChatMarkup.of(tokenizer)
         super().__init__(tokenizer, self._markup.system)
-        self._special = [token for token in tokenizer.all_special_tokens if token]
+        self._special = special_tokens(tokenizer)
         self._end_ids = frozenset(end_ids)
         self._check(tokenizer)
 
@@ -166,6 +166,13 @@ class TemplatePrompt(PiecewisePrompt):
         ids = [i for append in self.appends(pieces) for i in append.token_ids]
         if ids != self.markup_ids(expected):
             raise BadInputError("messages cannot be appended one by one with this chat template")
+
+
+def special_tokens(tokenizer: Any) -> list[str]:
+    """Tokens that no text of users becomes; a checkpoint need not give them a role."""
+    added = tokenizer.added_tokens_decoder.values()
+    named = [token for token in tokenizer.all_special_tokens if token]
+    return sorted({*named, *(token.content for token in added if token.special)})
 
 
 def _until_special(text: str, special: list[str]) -> str:

@@ -1,9 +1,10 @@
 """A model family: what its folder models/NAME/ declares in family.py as FAMILY.
 
 A family has a part in each stage: it thinks (an engine that generates text), speaks (an engine that
-generates codes) and decodes (codes to sound). Each part is named as "module:attribute", and loaded
-in its stage's process. A family.py imports neither torch nor SGLang, and neither does this module:
-the server reads facts before any stage runs.
+generates codes) and decodes (codes to sound). A language model without a talker has a recogniser,
+which hears for it, and a voice, which reads its text, instead. Each part is named as
+"module:attribute", and loaded in its stage's process. A family.py imports neither torch nor SGLang,
+and neither does this module: the server reads facts before any stage runs.
 """
 
 import json
@@ -11,6 +12,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +29,8 @@ class ModelFacts:
 
     Attributes:
         family: module of its family.
+        weights: directory of the thinker's weights.
+        stages: that the model needs.
         voices: by which a response may be spoken; the first is the default.
         vocab_size: of the thinker.
         context_tokens: of the thinker.
@@ -34,6 +38,8 @@ class ModelFacts:
 
     path: Path
     family: str
+    weights: Path
+    stages: tuple[str, ...] = ("thinker", "talker", "vocoder")
     voices: tuple[str, ...]
     vocab_size: int
     context_tokens: int
@@ -43,13 +49,19 @@ class Family(Protocol):
     """
     Attributes:
         thinker: creates a ThinkerModel from the checkpoint's path.
-        talker: creates a TalkerModel from the checkpoint's path.
-        decoder: the class of the vocoder's decoder; see vocoder/stage.py.
+        recogniser: creates a Recogniser (models/speech.py) from it, for a thinker that reads speech
+            as text. None: the thinker hears.
+        talker: creates a TalkerModel from it. None: the vocoder reads the thinker's text.
+        decoder: the class of the vocoder's decoder of codes; see stages/vocoder/stage.py. None:
+            there is no talker.
+        voice: creates a Voice (models/speech.py) from the checkpoint's path, if there is no talker.
     """
 
     thinker: str
-    talker: str
-    decoder: str
+    recogniser: str | None
+    talker: str | None
+    decoder: str | None
+    voice: str | None
 
     def claims(self, config: Mapping[str, Any]) -> bool:
         """Whether a checkpoint with this config.json is of this family."""
@@ -148,9 +160,9 @@ def family_at(module: str) -> Family:
 
 
 def part(name: str) -> Any:
-    """The attribute that "module:attribute" names."""
+    """The attribute that "module:attribute" names; it may be one of a class, "Class.method"."""
     module, _, attribute = name.partition(":")
-    return getattr(import_module(module), attribute)
+    return attrgetter(attribute)(import_module(module))
 
 
 def model_facts(path: Path, *more: str) -> ModelFacts:

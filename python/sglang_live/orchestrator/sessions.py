@@ -28,7 +28,6 @@ from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.orchestrator.turn_prefill import TurnPrefill
 from sglang_live.policy.policies import OFF, Policies
 from sglang_live.policy.view import FIRST_INTERRUPTS
-from sglang_live.stages.spec import STAGES
 from sglang_live.stages.supervisor import Replica, Supervisor
 from sglang_live.telemetry.log_context import set_log_ids
 from sglang_live.telemetry.trace import TurnTrace
@@ -268,7 +267,8 @@ class LiveOrchestrator:
     async def open_session(self, session_id: str) -> LiveSession:
         if session_id in self._sessions:
             raise BadInputError(f"session {session_id} exists already")
-        replicas = {stage: self._least_loaded(stage) for stage in STAGES}
+        stages = dict.fromkeys(replica.spec.stage for replica in self._supervisor.replicas)
+        replicas = {stage: self._least_loaded(stage) for stage in stages}
         self.capacity.admit()
         for replica in replicas.values():
             replica.sessions.add(session_id)

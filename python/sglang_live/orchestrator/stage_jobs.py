@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from sglang_live.core import AudioPart, HistoryItem, TurnRequest
+from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta, AudioPart, HistoryItem, TurnRequest
 from sglang_live.errors import StageFailedError
 from sglang_live.message_parts import WireAudio, WireItem, WireSegment, WireText
 from sglang_live.messages import (
@@ -30,6 +30,7 @@ from sglang_live.messages import (
     VocoderEnd,
     VocoderFrames,
     VocoderRequest,
+    VocoderText,
 )
 from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.stages.transport import wire
@@ -44,7 +45,7 @@ THINKER_SILENCE_LIMIT_S = 30.0
 OnStreamEvent = Callable[[str, str, float], None]
 
 
-def _ignore_event(stage: str, what: str, buffered_s: float) -> None:
+def ignore_event(stage: str, what: str, buffered_s: float) -> None:
     """Until VoiceSession.watch sets another."""
 
 
@@ -74,7 +75,7 @@ class ThinkerJob:
         self._job, self._turn, self._session_id = job, turn, session_id
         self._known, self._segments = known, segments
         self._interrupted = False
-        self.on_stream_event: OnStreamEvent = _ignore_event
+        self.on_stream_event: OnStreamEvent = ignore_event
         self.item_key = turn.item_key
         self.done: ThinkerDone | None = None
 
@@ -141,6 +142,7 @@ class ThinkerJob:
                 functions=list(turn.tools.functions),
                 must_call=turn.tools.must_call,
                 prefill_only=turn.prefill_only,
+                transcribes=turn.transcribes,
                 preheat=turn.preheat,
                 speculative=turn.speculative,
                 timely=turn.is_timely,
@@ -181,7 +183,7 @@ class TalkerJob:
         self._keys = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.n_frames, self.ended, self.cut = 0, False, False
-        self.on_stream_event: OnStreamEvent = _ignore_event
+        self.on_stream_event: OnStreamEvent = ignore_event
 
     def cancel(self) -> None:
         self._job.cancel()
@@ -190,7 +192,7 @@ class TalkerJob:
         """Report how much of the response was heard."""
         self._job.post(Progress(self._job.job_id, heard_s, playing, interrupts))
 
-    async def write(self, ids: list[int]) -> None:
+    async def write(self, ids: list[int], text: str = "") -> None:
         """Speak the next tokens of the response."""
         if not self._turn.wants_audio or not ids:
             return
@@ -266,42 +268,103 @@ class TalkerJob:
         self._known.update(self._keys)
 
 
-class VocoderJob:
-    """startup_delays: for how long the first audio is withheld. None: not at all."""
+@dataclass(frozen=True, slots=True)
+class SpokenText:
+    """Text of a response for a vocoder that reads. n_tokens: of the response, up to its end."""
 
-    def __init__(self, job: Job, startup_delays: StartupDelays | None = None):
-        self._job, self._startup_delays = job, startup_delays
+    text: str
+    n_tokens: int
+
+
+class TextJob:
+    """In the place of a TalkerJob, for a model without a talker: the vocoder reads its text.
+
+    Attributes: see TalkerJob.
+    """
+
+    n_frames, cut = 0, False
+
+    def __init__(self, turn: TurnRequest):
+        self._wants_audio = turn.wants_audio
+        self._texts: asyncio.Queue[SpokenText | None] = asyncio.Queue()
+        self._n_tokens, self._cancelled = 0, False
+        self.on_stream_event: OnStreamEvent = ignore_event
+
+    @property
+    def ended(self) -> bool:
+        return not self._cancelled
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._texts.put_nowait(None)
+
+    def report(self, heard_s: float, playing: bool, interrupts: float) -> None:
+        """No stage has this job."""
+
+    async def write(self, ids: list[int], text: str = "") -> None:
+        self._n_tokens += len(ids)
+        if self._wants_audio and text:
+            self._texts.put_nowait(SpokenText(text, self._n_tokens))
+
+    async def end_text(self) -> None:
+        self._texts.put_nowait(None)
+
+    async def frames(self) -> AsyncGenerator[SpokenText, None]:
+        """The text as it comes."""
+        while not self._cancelled and (text := await self._texts.get()) is not None:
+            yield text
+
+
+class VocoderJob:
+    """
+    Args:
+        voice: see VocoderRequest.
+        startup_delays: for how long the first audio is withheld. None: not at all.
+
+    Attributes:
+        audio_s: duration of the audio that has come.
+    """
+
+    def __init__(self, job: Job, voice: str = "", startup_delays: StartupDelays | None = None):
+        self._job, self._voice, self._startup_delays = job, voice, startup_delays
         self._begun = False
         self._ready = asyncio.Event()
+        self.audio_s = 0.0
 
     def cancel(self) -> None:
         self._job.cancel()
 
-    async def decode(self, codes: bytes) -> None:
+    async def decode(self, speech: bytes | SpokenText) -> None:
+        """Make sound of the response's next codes or text."""
         if not self._begun:
-            await self._job.begin(VocoderRequest(self._job.job_id, JOB_TIMEOUT_S))
+            request = VocoderRequest(self._job.job_id, JOB_TIMEOUT_S, voice=self._voice)
+            await self._job.begin(request)
             self._begun = True
             self._ready.set()
-        await self._job.send(VocoderFrames(self._job.job_id, codes))
+        if isinstance(speech, SpokenText):
+            message = VocoderText(self._job.job_id, speech.text, speech.n_tokens)
+            await self._job.send(message)
+        else:
+            await self._job.send(VocoderFrames(self._job.job_id, speech))
 
     async def end(self) -> None:
-        """No more frames will come."""
+        """No more frames, or text, will come."""
         if self._begun:
             await self._job.send(VocoderEnd(self._job.job_id))
         self._ready.set()
 
-    def pcm(self) -> AsyncGenerator[bytes, None]:
-        """int16 at 24 kHz as it comes."""
+    def audio(self) -> AsyncGenerator[AudioDelta, None]:
         decoded = self._decoded()
         return decoded if self._startup_delays is None else self._startup_delays.delayed(decoded)
 
-    async def _decoded(self) -> AsyncGenerator[bytes, None]:
+    async def _decoded(self) -> AsyncGenerator[AudioDelta, None]:
         await self._ready.wait()
         if not self._begun:
             return
         async for message, _ in self._job.events(VocoderDone):
             if isinstance(message, Pcm):
-                yield message.pcm
+                self.audio_s += len(message.pcm) / (2 * OUTPUT_RATE_HZ)
+                yield AudioDelta(message.pcm, tuple(message.spoken))
 
 
 def _wire_item(item: HistoryItem, tensors: wire.TensorFrames) -> WireItem:

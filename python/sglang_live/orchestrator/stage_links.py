@@ -20,6 +20,7 @@ from sglang_live.orchestrator.stage_jobs import (
     JOB_TIMEOUT_S,
     Segment,
     TalkerJob,
+    TextJob,
     ThinkerJob,
     VocoderJob,
 )
@@ -142,6 +143,17 @@ class TalkerLink(_Link):
             yield TalkerJob(job, turn, self.session_id, self.known, self.segments)
 
 
+class TextLink:
+    """In the place of a TalkerLink, for a model without a talker."""
+
+    @asynccontextmanager
+    async def open(self, turn: TurnRequest) -> AsyncIterator[TextJob]:
+        yield TextJob(turn)
+
+    def close(self) -> None:
+        """No stage holds anything."""
+
+
 class VocoderLink(_Link):
     def __init__(
         self, replica: Replica, session_id: str, startup_delays: StartupDelays | None = None
@@ -152,13 +164,13 @@ class VocoderLink(_Link):
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[VocoderJob]:
         async with self.client().open(ids.job_of(turn.turn_id, ids.VOICE)) as job:
-            yield VocoderJob(job, self._startup_delays)
+            yield VocoderJob(job, turn.voice, self._startup_delays)
 
 
 @dataclass(frozen=True, slots=True)
 class StageLinks:
     thinker: ThinkerLink
-    talker: TalkerLink
+    talker: TalkerLink | TextLink
     vocoder: VocoderLink
 
     @staticmethod
@@ -167,14 +179,15 @@ class StageLinks:
     ) -> "StageLinks":
         """
         Args:
-            replicas: by stage.
+            replicas: by stage; a model may have no talker.
             session_id: "" for the links of a stateless turn.
             startup_delays: None: audio is never withheld.
         """
         segments: dict[str, Segment] = {}
+        speaks = replicas.get("talker")
         return StageLinks(
             ThinkerLink(replicas["thinker"], session_id, segments),
-            TalkerLink(replicas["talker"], session_id, segments),
+            TalkerLink(speaks, session_id, segments) if speaks else TextLink(),
             VocoderLink(replicas["vocoder"], session_id, startup_delays),
         )
 

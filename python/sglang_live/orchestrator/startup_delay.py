@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from sglang_live.clock import Clock
-from sglang_live.core import OUTPUT_RATE_HZ
+from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta
 from sglang_live.policy.startup_delay import StartupDelayConfig, lateness_s, startup_delay_s
 
 _BYTES_PER_S = 2 * OUTPUT_RATE_HZ
@@ -29,7 +29,7 @@ class _Chunks:
     n_others: responses with audio that were not complete when this one's audio began.
     """
 
-    queue: asyncio.Queue[bytes | None] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[AudioDelta | None] = field(default_factory=asyncio.Queue)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     arrivals: list[tuple[float, float]] = field(default_factory=list)
     n_others: int = 0
@@ -54,17 +54,19 @@ class StartupDelays:
         recent = [(others, late_s) for at_s, others, late_s in self._ended if at_s >= oldest_s]
         return startup_delay_s(recent, n_others, self._config)
 
-    async def delayed(self, source: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """int16 PCM at 24 kHz in, the same out. Closes the source."""
+    async def delayed(
+        self, source: AsyncGenerator[AudioDelta, None]
+    ) -> AsyncGenerator[AudioDelta, None]:
+        """Yield the audio of the source, its beginning later. Closes the source."""
         chunks = _Chunks()
         pump = asyncio.create_task(self._pump(source, chunks))
         try:
-            pcm = await chunks.queue.get()
-            if pcm is not None:
+            chunk = await chunks.queue.get()
+            if chunk is not None:
                 await self._wait(chunks)
-            while pcm is not None:
-                yield pcm
-                pcm = await chunks.queue.get()
+            while chunk is not None:
+                yield chunk
+                chunk = await chunks.queue.get()
             await pump  # raises what the source raised
         finally:
             pump.cancel()
@@ -87,18 +89,18 @@ class StartupDelays:
     def _is_safe(self, chunks: _Chunks) -> bool:
         return chunks.buffered_s(self._clock.now_s()) >= self._config.safe_s
 
-    async def _pump(self, source: AsyncGenerator[bytes, None], chunks: _Chunks) -> None:
+    async def _pump(self, source: AsyncGenerator[AudioDelta, None], chunks: _Chunks) -> None:
         arrivals = chunks.arrivals
         try:
             async with aclosing(source):
-                async for pcm in source:
+                async for chunk in source:
                     now_s = self._clock.now_s()
                     if not arrivals:
                         chunks.n_others = self._n_open
                         self._n_open += 1
                     if not arrivals or now_s - arrivals[0][0] < _BEGINNING_S:
-                        arrivals.append((now_s, len(pcm) / _BYTES_PER_S))
-                    chunks.queue.put_nowait(pcm)
+                        arrivals.append((now_s, len(chunk.pcm) / _BYTES_PER_S))
+                    chunks.queue.put_nowait(chunk)
                     chunks.news.set()
             if arrivals:
                 self._ended.append((arrivals[0][0], chunks.n_others, lateness_s(arrivals)))

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from sglang_live.aio import merge
 from sglang_live.core import (
+    FRAME_S,
     AudioDelta,
     HistoryItem,
     TextDone,
@@ -19,7 +20,7 @@ from sglang_live.core import (
     TurnRequest,
     Usage,
 )
-from sglang_live.orchestrator.stage_jobs import TalkerJob, ThinkerJob
+from sglang_live.orchestrator.stage_jobs import TalkerJob, TextJob, ThinkerJob, VocoderJob
 from sglang_live.orchestrator.stage_links import StageLinks
 from sglang_live.orchestrator.turn_control import TurnControl
 from sglang_live.telemetry.trace import TurnTrace
@@ -46,7 +47,7 @@ async def run_turn(
                 trace.mark("thinker_first_token")
                 n_tokens += len(tokens.ids)
                 yield TranscriptDelta(tokens.text, n_tokens)
-                await talker.write(tokens.ids)
+                await talker.write(tokens.ids, tokens.text)
             trace.mark("thinker_done")
             if turn.wants_audio:
                 yield TextDone(n_tokens)
@@ -64,16 +65,17 @@ async def run_turn(
             yield  # makes it a generator like the others, though it has no events
 
         async def decode() -> AsyncGenerator[TurnEvent, None]:
-            async for pcm in vocoder.pcm():
+            async for audio in vocoder.audio():
                 trace.mark("first_audio")
-                yield AudioDelta(pcm)
+                control.audio_came(vocoder.audio_s)
+                yield audio
 
         parts = (generate(), speak(), decode()) if turn.wants_audio else (generate(),)
         async for event in merge(*parts):
             if not (control.interrupted and isinstance(event, TextDone | AudioDelta)):
                 yield event
         trace.mark("turn_done")
-        done = _turn_done(turn, thinker, talker, trace)
+        done = _turn_done(turn, thinker, talker, vocoder, trace)
         if control.interrupted:
             # The user did not wait for these calls, so the client must not make them.
             done = replace(done, status="interrupted", reason=None, function_calls=())
@@ -81,12 +83,18 @@ async def run_turn(
 
 
 def _turn_done(
-    turn: TurnRequest, thinker: ThinkerJob, talker: TalkerJob, trace: TurnTrace
+    turn: TurnRequest,
+    thinker: ThinkerJob,
+    talker: TalkerJob | TextJob,
+    vocoder: VocoderJob,
+    trace: TurnTrace,
 ) -> TurnDone:
     done = thinker.done
     assert done is not None, "its tokens have ended"
     # A talker that misses its end stops at a bound that follows from its text.
     hit_limit = done.finish == "length" or talker.cut
+    # Speech that is read from text has no codes.
+    n_frames = talker.n_frames or round(vocoder.audio_s / FRAME_S)
     return TurnDone(
         status="incomplete" if hit_limit else "completed",
         reason="max_output_tokens" if hit_limit else None,
@@ -101,9 +109,9 @@ def _turn_done(
             input_audio_tokens=done.n_audio,
             cached_tokens=done.n_cached,
             output_text_tokens=len(done.ids),
-            output_audio_tokens=talker.n_frames,
+            output_audio_tokens=n_frames,
         ),
-        n_frames=talker.n_frames,
+        n_frames=n_frames,
         function_calls=tuple(done.function_calls),
         spoken=talker.ended or not turn.wants_audio,
         gone=tuple(done.gone),

@@ -6,7 +6,13 @@ to the turn's jobs. Never waits. Owner: one TurnControl per turn.
 
 from sglang_live.clock import Clock
 from sglang_live.core import FRAME_S
-from sglang_live.orchestrator.stage_jobs import OnStreamEvent, TalkerJob, ThinkerJob, VocoderJob
+from sglang_live.orchestrator.stage_jobs import (
+    OnStreamEvent,
+    TalkerJob,
+    TextJob,
+    ThinkerJob,
+    VocoderJob,
+)
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FIRST_INTERRUPTS
 
@@ -31,13 +37,13 @@ class TurnControl:
     ):
         self._on_stream_event = on_stream_event
         self._policies, self._clock, self._interrupts = policies, clock, interrupts
-        self._jobs: tuple[ThinkerJob, TalkerJob, VocoderJob] | None = None
+        self._jobs: tuple[ThinkerJob, TalkerJob | TextJob, VocoderJob] | None = None
         # Seconds of speech that were reported to the thinker last, and when.
         self._reported: tuple[float, float] | None = None
         self._has_playback = False  # playback has been reported
         self.interrupted = False
 
-    def attach(self, thinker: ThinkerJob, talker: TalkerJob, vocoder: VocoderJob) -> None:
+    def attach(self, thinker: ThinkerJob, talker: TalkerJob | TextJob, vocoder: VocoderJob) -> None:
         self._jobs = thinker, talker, vocoder
         if self._on_stream_event is not None:
             thinker.on_stream_event = talker.on_stream_event = self._on_stream_event
@@ -75,9 +81,17 @@ class TurnControl:
         A talker that is ahead of its own consumer can wait for text; before there is playback, its
         own progress is all that says how urgent text is.
         """
+        self._speech_came(n_frames * FRAME_S)
+
+    def audio_came(self, audio_s: float) -> None:
+        """The same for a vocoder that reads text. audio_s: of the response so far."""
+        if self._jobs is not None and isinstance(self._jobs[1], TextJob):
+            self._speech_came(audio_s)
+
+    def _speech_came(self, spoken_s: float) -> None:
         if self._jobs is None or not self._policies or self._has_playback:
             return
-        now_s, spoken_s = self._clock.now_s(), n_frames * FRAME_S
+        now_s = self._clock.now_s()
         if self._reported is not None:
             reported_s, at_s = self._reported
             if abs(spoken_s - reported_s - (now_s - at_s)) <= TOLERANCE_S:

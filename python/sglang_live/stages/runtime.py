@@ -29,6 +29,7 @@ from sglang_live.devices import devices_of_ranks
 from sglang_live.engine_channel.inbox import POLICIES_ENV, STORAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
+from sglang_live.models.family import family_at
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob, StageServer
 from sglang_live.stages.transport.wire import fallbacks, shm_names
@@ -75,6 +76,10 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
 
         talker = TalkerStage(spec)
         return talker, talker.engine.loop
+    if spec.stage == "vocoder" and family_at(spec.family).talker is None:
+        from sglang_live.stages.vocoder.reading import ReadingStage
+
+        return ReadingStage(spec), asyncio.new_event_loop()
     if spec.stage == "vocoder":
         from sglang_live.stages.vocoder.stage import VocoderStage
 

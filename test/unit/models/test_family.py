@@ -23,7 +23,12 @@ class Toy:
 
     def facts(self, path):
         return ModelFacts(
-            path=path, family=__name__, voices=("bell",), vocab_size=7, context_tokens=99
+            path=path,
+            weights=path,
+            family=__name__,
+            voices=("bell",),
+            vocab_size=7,
+            context_tokens=99,
         )
 
 PART = "a part of the toy"

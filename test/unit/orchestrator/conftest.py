@@ -13,9 +13,11 @@ from .fakes import FakeWorld
 async def world_of(run_dir) -> AsyncIterator[Callable]:
     worlds: list[FakeWorld] = []
 
-    async def start(reply=(5, 6, 7), n_replicas=1, max_sessions=8, policies=()) -> FakeWorld:
+    async def start(
+        reply=(5, 6, 7), n_replicas=1, max_sessions=8, policies=(), has_talker=True
+    ) -> FakeWorld:
         on = Policies.parse(policies)
-        worlds.append(FakeWorld(run_dir, list(reply), n_replicas, max_sessions, on))
+        worlds.append(FakeWorld(run_dir, list(reply), n_replicas, max_sessions, on, has_talker))
         await worlds[-1].start()
         return worlds[-1]
 

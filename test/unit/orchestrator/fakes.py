@@ -12,7 +12,7 @@ import numpy as np
 
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import SimClock
-from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
+from sglang_live.core import OUTPUT_RATE_HZ, AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.errors import CapacityError
 from sglang_live.message_parts import WireAudio, WireSegment
 from sglang_live.messages import (
@@ -38,6 +38,7 @@ from sglang_live.messages import (
     VocoderDone,
     VocoderEnd,
     VocoderFrames,
+    VocoderText,
 )
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.policy.policies import Policies
@@ -261,6 +262,32 @@ class FakeVocoder(FakeStage):
                 return await job.send(VocoderDone(job.job_id))
 
 
+class FakeReader(FakeStage):
+    """A vocoder that reads text: a sample per character, and the tokens up to each text's end.
+
+    texts: that it was given.
+    """
+
+    name = "vocoder"
+
+    def __init__(self):
+        super().__init__()
+        self.texts: list[str] = []
+
+    async def serve(self, job: ServedJob) -> None:
+        n_samples = 0
+        async for message in job.inputs():
+            if isinstance(message, VocoderText):
+                await self.step(len(self.texts))
+                self.texts.append(message.text)
+                n_samples += len(message.text)
+                pcm = np.full(len(message.text), message.n_tokens, "<i2").tobytes()
+                spoken = [(message.n_tokens, n_samples / OUTPUT_RATE_HZ)]
+                await job.send(Pcm(job.job_id, pcm, spoken))
+            elif isinstance(message, VocoderEnd):
+                return await job.send(VocoderDone(job.job_id))
+
+
 class FakeReplica:
     """A stage behind a socket, as the supervisor would have started it."""
 
@@ -325,10 +352,12 @@ class FakeWorld:
         n_replicas: int,
         max_sessions: int,
         policies: Policies,
+        has_talker: bool = True,
     ):
         self.thinkers = [FakeThinker(reply) for _ in range(n_replicas)]
-        self.talkers = [FakeTalker() for _ in range(n_replicas)]
-        self.vocoders = [FakeVocoder() for _ in range(n_replicas)]
+        self.talkers = [FakeTalker() for _ in range(n_replicas)] if has_talker else []
+        vocoder = FakeVocoder if has_talker else FakeReader
+        self.vocoders = [vocoder() for _ in range(n_replicas)]
         self.processes = [
             FakeReplica(stage, run_dir, number)
             for stages in (self.thinkers, self.talkers, self.vocoders)
@@ -401,6 +430,5 @@ def user(key: str, *contents: str | int, token_ids=None) -> HistoryItem:
 
 
 def ask(turn_id: str, *history: HistoryItem, **changes) -> TurnRequest:
-    return TurnRequest(
-        turn_id=turn_id, instructions="Be brief.", history=history, voice="ethan", **changes
-    )
+    given = {"instructions": "Be brief.", "voice": "ethan", **changes}
+    return TurnRequest(turn_id=turn_id, history=history, **given)

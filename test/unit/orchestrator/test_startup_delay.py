@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from sglang_live.clock import SimClock
-from sglang_live.core import OUTPUT_RATE_HZ
+from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta
 from sglang_live.orchestrator.startup_delay import StartupDelays
 
 pytestmark = pytest.mark.asyncio
@@ -23,12 +23,12 @@ class FakeVocoder:
         self.queue: asyncio.Queue = asyncio.Queue()
         self.closed = False
 
-    async def pcm(self):
+    async def audio(self):
         try:
             while (item := await self.queue.get()) is not None:
                 if isinstance(item, Exception):
                     raise item
-                yield item
+                yield AudioDelta(item)
         finally:
             self.closed = True
 
@@ -41,9 +41,9 @@ class Reply:
         self.task = asyncio.create_task(self._listen(delays))
 
     async def _listen(self, delays: StartupDelays) -> None:
-        async with aclosing(delays.delayed(self.vocoder.pcm())) as chunks:
-            async for pcm in chunks:
-                self.sounds.append((self.clock.now_s(), pcm))
+        async with aclosing(delays.delayed(self.vocoder.audio())) as chunks:
+            async for chunk in chunks:
+                self.sounds.append((self.clock.now_s(), chunk.pcm))
 
     async def make(self, pcm) -> None:
         self.vocoder.queue.put_nowait(pcm)

@@ -76,17 +76,27 @@ class SessionCompaction:
             fold_outputs(session, node.req)
             self._drop(slot, node.req, compaction, n_tokens)
             confirm_lengths(session, node.req)
-            self._rebase_if_due(session.session_id, slot.kv, node.req)
+            if self.rebase.has_table:
+                self._rebase_if_due(session.session_id, slot.kv, node.req)
+            else:
+                self._rotate(session.session_id, slot.kv, compaction.n_tokens)
             self._sessions.resized(session.session_id)
         return compaction
 
     def _rebase_if_due(self, session_id: str, kv: LiveKvInfo, req: Req) -> None:
         if not self.rebase.due(req.multimodal_inputs, kv.sink_tokens):
             return
+        gap = position_gap(req.multimodal_inputs, kv.sink_tokens)
+        self._rotate(session_id, kv, gap)
+        req.multimodal_inputs = shift_positions(
+            req.multimodal_inputs, gap, sink_tokens=kv.sink_tokens
+        )
+
+    def _rotate(self, session_id: str, kv: LiveKvInfo, gap: int) -> None:
+        """Move the keys behind the sink to positions that are smaller by `gap`."""
         self._sessions.before_change(session_id)
         row = self._sessions.cache.req_to_token_pool.req_to_token[kv.req_pool_idx]
-        rows = row[kv.sink_tokens : kv.kv_committed_len]
-        req.multimodal_inputs = self.rebase.rebase(req.multimodal_inputs, kv.sink_tokens, rows)
+        self.rebase.rotate(row[kv.sink_tokens : kv.kv_committed_len], gap)
         self.n_rebased += 1
 
     def compact_running(self, req: Req, config: RetentionConfig) -> Compaction | None:
@@ -97,6 +107,8 @@ class SessionCompaction:
         slot = self._sessions.slots.get(req.session.session_id)
         if slot is None or req.kv is not slot.kv or slot.publishes_prompt:
             return None  # the session's first request has no history yet
+        if not self.rebase.has_table:
+            return None  # a step in flight may read the keys that would be rotated
         n_outputs = slot.kv.kv_committed_len - len(req.origin_input_ids)
         compaction = self._choose(slot, req, config, n_outputs)
         if compaction is not None:
@@ -135,7 +147,8 @@ class SessionCompaction:
         self._sessions.before_compaction(req.session.session_id, compaction)
         compact_row(self._sessions.cache, kv, compaction, own_from)
         remove_tokens(req, compaction)
-        req.multimodal_inputs = compact_media(req.multimodal_inputs, compaction, n_tokens)
+        if self.rebase.has_table:
+            req.multimodal_inputs = compact_media(req.multimodal_inputs, compaction, n_tokens)
         kv.sink_tokens, kv.n_dropped = compaction.begin, kv.n_dropped + compaction.n_tokens
 
     def _release_tree_prefix(self, slot: SessionSlot, req: Req, begin: int) -> bool:
@@ -265,16 +278,20 @@ class Rebase:
     are rotated to the positions right behind the sink, and the table of positions follows.
     Distances within the window stay; those to the sink become the distances of a shorter
     conversation. Source: StreamingLLM, arXiv 2309.17453, which always assigns such positions.
+    A model without M-RoPE has no table: the position of a token is its place among those that are
+    left, so each compaction is followed by a rebase.
 
     Args:
         model: whose layers share one rotary embedding.
         kv: SGLang's pool of one device.
         limit: positions that the model was made for.
+        has_table: whether requests have a table of positions.
     Raises:
         ValueError: the model's keys cannot be rotated in place.
     """
 
-    def __init__(self, model: nn.Module, kv: Any, limit: int):
+    def __init__(self, model: nn.Module, kv: Any, limit: int, *, has_table: bool):
+        self.has_table = has_table
         ropes: list[Any] = [m for m in model.modules() if hasattr(m, "cos_sin_cache")]
         if not ropes or not hasattr(ropes[0], "base"):
             raise ValueError("endless sessions need a rotary embedding with a base")
@@ -294,17 +311,12 @@ class Rebase:
         n_taken = int(mm_inputs.mrope_positions.max()) + 1 - gap
         return rebase_due(gap, n_taken, self._limit, self._reserve)
 
-    def rebase(
-        self, mm_inputs: MultimodalInputs, sink_tokens: int, rows: Tensor
-    ) -> MultimodalInputs:
-        """Rotate the keys behind the sink in place.
+    def rotate(self, rows: Tensor, gap: int) -> None:
+        """Rotate keys in place to positions that are smaller by `gap`.
 
         Args:
             rows: [n] KV slots of all tokens behind the sink.
-        Returns:
-            mm_inputs with the new positions.
         """
-        gap = position_gap(mm_inputs, sink_tokens)
         rope, kv = self._rope, self._kv
         if self._inv_freq is None:
             self._inv_freq = copy_to(rope._compute_inv_freq(rope.base).float(), rows.device)
@@ -317,4 +329,3 @@ class Rebase:
                 neox=rope.is_neox_style,
                 rotary_dim=rope.rotary_dim,
             )
-        return shift_positions(mm_inputs, gap, sink_tokens=sink_tokens)

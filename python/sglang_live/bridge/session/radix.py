@@ -231,9 +231,6 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
     """
     if ctx.is_hybrid_swa or ctx.is_hybrid_ssm or ctx.disable_radix_cache:
         raise ValueError("bounded sessions need a radix cache and plain attention in every layer")
-    if not ctx.model_config.model_is_mrope:
-        # Without a table, positions would follow from the number of remaining tokens.
-        raise ValueError("bounded sessions need a model with M-RoPE, whose positions are a table")
     cache = create_unified_radix_cache(ctx, cache_class=LiveRadixCache)
     policies = policies_from_env()
     if policies.next_use:
@@ -247,7 +244,10 @@ def live_radix_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
                 cache.session.preloads = Preloads(cache.session)
     kv = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     cache.session.compaction.rebase = Rebase(
-        ctx.tp_worker.model_runner.model, kv, ctx.model_config.context_len
+        ctx.tp_worker.model_runner.model,
+        kv,
+        ctx.model_config.context_len,
+        has_table=ctx.model_config.model_is_mrope,
     )
     return cache
 

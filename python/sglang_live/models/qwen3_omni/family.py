@@ -11,6 +11,7 @@ from sglang_live.models.qwen3_omni.spec import ARCHITECTURE, Qwen3OmniSpec
 
 class Qwen3Omni:
     thinker = "sglang_live.models.qwen3_omni.parts:OmniThinker"
+    recogniser = voice = None
     talker = "sglang_live.models.qwen3_omni.parts:OmniTalker"
     decoder = "sglang_live.models.qwen3_omni.code2wav:StreamingCode2Wav"
 
@@ -22,6 +23,7 @@ class Qwen3Omni:
         return ModelFacts(
             path=path,
             family=__name__,
+            weights=path,
             voices=spec.voices,
             vocab_size=spec.thinker_vocab,
             context_tokens=spec.thinker_context,

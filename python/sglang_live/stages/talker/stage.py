@@ -62,7 +62,9 @@ MAX_RUNNING = 32
 class TalkerStage:
     def __init__(self, spec: StageSpec):
         inbox, outbox = spec.socket_path("inbox"), spec.socket_path("outbox")
-        self.model: TalkerModel = part(family_at(spec.family).talker)(Path(spec.model_path))
+        name = family_at(spec.family).talker
+        assert name is not None, "a model without a talker has no such stage"
+        self.model: TalkerModel = part(name)(Path(spec.model_path))
         os.environ |= {
             INBOX_ENV: inbox,
             OUTBOX_ENV: outbox,

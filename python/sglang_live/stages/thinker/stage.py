@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections import defaultdict
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from sglang_live.messages import (
     RetainNative,
     ScriptRequest,
     SessionHint,
-    TextTokens,
     ThinkerDone,
     ThinkerRequest,
     UserSegment,
@@ -53,6 +53,8 @@ from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.stream_events import StreamEventRoutes
 from sglang_live.stages.thinker.audio_states import AudioStates
 from sglang_live.stages.thinker.engine_control import ThinkerFeed
+from sglang_live.stages.thinker.given_text import recite, transcribe
+from sglang_live.stages.thinker.hearing import Hearing
 from sglang_live.stages.thinker.output import ResponseOutput
 from sglang_live.stages.thinker.prefill_signs import show_prefill
 from sglang_live.stages.thinker.preheat import Preheats
@@ -75,7 +77,10 @@ class ThinkerStage:
         self.spec = spec
         self._bounds = spec.policies.retention
         own_cache = self._bounds or spec.policies.next_use
-        self.model: ThinkerModel = part(family_at(spec.family).thinker)(Path(spec.model_path))
+        family, path = family_at(spec.family), Path(spec.model_path)
+        self.model: ThinkerModel = part(family.thinker)(path)
+        self._hearing = Hearing(part(family.recogniser)(path)) if family.recogniser else None
+        self._has_talker = family.talker is not None
         os.environ[EXTERNAL_MODELS_ENV] = self.model.external_models
         self.host = EngineHost(
             spec,
@@ -119,6 +124,9 @@ class ThinkerStage:
         """Respond to one second of silence: the first request loads what is loaded lazily."""
         silence = AudioPart(np.zeros(INPUT_RATE_HZ, np.int16))
         item = HistoryItem(key="warm-up", role="user", parts=(silence,))
+        if self._hearing is not None:
+            heard = await self._hearing.as_text(item)
+            item = replace(heard, parts=(*heard.parts, TextPart("Hello.")))
         session = ThinkerSession(self.host, self.prompt, "warm-up")
         turn = session.think(
             instructions="",
@@ -138,9 +146,11 @@ class ThinkerStage:
         if isinstance(job.opener, MeasurePrompt):
             return await job.send(await self._sizes.of(job.opener, self._max_tokens))
         if isinstance(job.opener, ScriptRequest):
-            return await self._recite_script(job, job.opener)
+            return await recite(job, job.opener, self.prompt, for_talker=self._has_talker)
         request = job.opener
         assert isinstance(request, ThinkerRequest)
+        if request.transcribes and self._hearing is not None:
+            return await transcribe(job, request, self._hearing)
         session_id = request.session_id or f"once-{request.job_id}"
         try:
             async with self._busy[session_id]:
@@ -184,7 +194,8 @@ class ThinkerStage:
             "answers_late": float(n_late),
         }
         own[PROMPT_TOKENS_MOST] = float(self._max_tokens)
-        return {**self.host.load(), **self._totals.load(), **own}
+        heard = self._hearing.counts if self._hearing is not None else {}
+        return {**self.host.load(), **self._totals.load(), **own, **heard}
 
     async def _bound_native(self, job: ServedJob, request: RetainNative) -> None:
         assert self._bounds and self._feed is not None, "the gateway checks the policy"
@@ -194,25 +205,6 @@ class ThinkerStage:
         if not await self._feed.retain_native(order):
             raise DeadlineError("the engine has not confirmed the bound")
         await job.send(NativeRetained(job.job_id))
-
-    async def _recite_script(self, job: ServedJob, script: ScriptRequest) -> None:
-        item = HistoryItem(key=script.key, role="user", parts=(TextPart(script.text),))
-        segment = self.prompt.segment_ids(item, [])
-        await job.send(UserSegment(job.job_id, script.key, segment))
-        ids = self.prompt.words(script.text)
-        await job.send(TextTokens(job.job_id, ids, script.text))
-        await job.send(
-            ThinkerDone(
-                job.job_id,
-                finish="stop",
-                ids=ids,
-                text=script.text,
-                n_prompt=0,
-                n_audio=0,
-                n_cached=0,
-                rebuilt=False,
-            )
-        )
 
     def _engine_session(self, session_id: str) -> str | None:
         session = self._sessions.get(session_id)
@@ -236,7 +228,7 @@ class ThinkerStage:
                     self._totals.take(report)
 
     async def _think(self, job: ServedJob, request: ThinkerRequest, session_id: str) -> None:
-        history = self._history(session_id, request, job.frames)
+        history = await self._history(session_id, request, job.frames)
         session = self._sessions.setdefault(session_id, self._new_session(session_id))
         state = TurnState(
             job_id=job.job_id,
@@ -355,12 +347,13 @@ class ThinkerStage:
             # turn sends their segments.
             await self._send_segments(job, prefilled, clips)
 
-    def _history(
+    async def _history(
         self, session_id: str, request: ThinkerRequest, frames: list[bytes]
     ) -> list[HistoryItem]:
         known = self._items[session_id]
         for item in request.items:
-            known[item.key] = history_item(item, frames)
+            new = history_item(item, frames)
+            known[item.key] = new if self._hearing is None else await self._hearing.as_text(new)
         missing = [key for key in request.keys if key not in known]
         if missing:
             raise ItemsMissingError(f"{len(missing)} of {len(request.keys)} items unknown")
@@ -388,7 +381,7 @@ class ThinkerStage:
         self, job: ServedJob, items: list[HistoryItem], clips: list[np.ndarray]
     ) -> None:
         left = iter(clips)
-        for item in items:
+        for item in items if self._has_talker else ():
             states = [next(left) for part in item.parts if isinstance(part, AudioPart)]
             if item.role != "user" or item.token_ids is not None:
                 continue

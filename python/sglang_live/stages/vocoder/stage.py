@@ -32,7 +32,9 @@ class VocoderStage:
         on_cpu = cpu.is_active()
         if on_cpu:
             torch.set_num_threads(1)
-        decoder = part(family_at(spec.family).decoder).from_pretrained(
+        name = family_at(spec.family).decoder
+        assert name is not None, "codes are decoded"
+        decoder = part(name).from_pretrained(
             spec.model_path,
             device=torch.device("cpu" if on_cpu else spec.device),
             dtype=torch.float32,

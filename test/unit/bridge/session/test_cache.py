@@ -304,7 +304,7 @@ def test_compaction_unlocks_the_tree_behind_the_sink():
     assert engine.cache.protected_size() == 40
     sessions = engine.cache.session
     sessions.compaction = SessionCompaction(sessions)
-    sessions.compaction.rebase = SimpleNamespace(due=lambda *args: False)
+    sessions.compaction.rebase = SimpleNamespace(due=lambda *args: False, has_table=True)
     config = RetentionConfig(sink_tokens=8, window_tokens=8, slack_tokens=PAGE)
     compaction = sessions.compaction.compact(session, config)
     assert compaction.begin == 8 and compaction.n_tokens >= 32

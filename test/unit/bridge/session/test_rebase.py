@@ -19,8 +19,8 @@ class FakeModel(nn.Module):
 def test_keys_with_a_scale_per_block_cannot_be_rotated(scales):
     pool = SimpleNamespace(**{"k_scale_buffer": None, scales: [object()]})
     with pytest.raises(ValueError, match=r"FP4 or MXFP8 .* set kv_cache_dtype to fp8_e4m3"):
-        Rebase(FakeModel(), pool, 32768)
+        Rebase(FakeModel(), pool, 32768, has_table=True)
 
 
 def test_keys_without_scales_can_be_rotated():
-    Rebase(FakeModel(), SimpleNamespace(k_scale_buffer=None), 32768)
+    Rebase(FakeModel(), SimpleNamespace(k_scale_buffer=None), 32768, has_table=True)

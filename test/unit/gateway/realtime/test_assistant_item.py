@@ -204,3 +204,27 @@ def test_text_that_ends_in_blanks_is_truncated_in_linear_time():
     assert assistant_item.truncate_at_word("Well." + " " * 50_000, 1.0) == "Well."
     # Quadratic time would be about 40 s.
     assert time.process_time() - began_s < 2
+
+
+def test_a_voice_that_tells_when_words_end_decides_what_was_heard():
+    item = item_of(n_frames=40)
+    # The first words are slow: spread evenly, five of ten tokens would be heard after 1600 ms.
+    item.add_spoken([(1, 0.7), (2, 1.5), (3, 1.7)])
+    item.add_spoken([(10, 3.2)])
+    item.set_end(done(item=history_item_of(WORDS), n_frames=40))
+    item.close("completed")
+    item.truncate(1600)
+    assert item.history().token_ids == (1, 2)
+    assert item.visible_text == "one two"
+    item.truncate(1500)  # the very end of the second word
+    assert item.history().token_ids == (1, 2)
+    item.truncate(600)
+    assert item.history() is None and item.visible_text == ""
+
+
+def test_words_that_were_read_but_not_sent_were_not_heard():
+    item = item_of(n_frames=40, n_sent=20)
+    item.add_spoken([(4, 1.2), (9, 3.0)])
+    item.close("incomplete", stopped=True)
+    item.set_end(end_of())
+    assert item.history().token_ids == (1, 2, 3, 4)

@@ -6,6 +6,7 @@ the item a new history key.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,6 +59,7 @@ class AssistantItem(Item):
     has_content: bool = False
     audio: bytearray | None = field(default_factory=bytearray, repr=False)
     _marks: list[tuple[int, int]] = field(default_factory=list)  # (tokens, characters of text)
+    _spoken: list[tuple[int, float]] = field(default_factory=list)  # (tokens, end in seconds)
     _end: TurnDone | None = field(default=None, repr=False)
     _history: HistoryItem | None = field(default=None, repr=False)
 
@@ -85,6 +87,10 @@ class AssistantItem(Item):
         self.text += text
         if n_tokens:
             self._marks.append((n_tokens, len(self.text)))
+
+    def add_spoken(self, spoken: Iterable[tuple[int, float]]) -> None:
+        """spoken: see AudioDelta."""
+        self._spoken += spoken
 
     def audio_sent(self, frame: bytes) -> None:
         self.sent_bytes += len(frame)
@@ -153,6 +159,10 @@ class AssistantItem(Item):
             return len(ids)
         # Without an end of the heard audio, all sent audio counts as heard.
         end_ms = self.sent_ms if end_ms is None else min(end_ms, self.sent_ms)
+        if self._spoken:
+            # What follows the last word, such as a full stop, has no sound of its own.
+            heard = (n for n, at_s in self._spoken if 1000 * at_s <= end_ms + _ROUNDING_MS)
+            return min(max(heard, default=0), len(ids))
         n_frames = end.n_frames or (0 if self.stopped else round(self.made_ms / _FRAME_MS))
         return heard_tokens(
             end_ms / 1000,

@@ -248,7 +248,7 @@ class TurnRunner:
             case AudioDelta():
                 if response.in_conversation and not response.writer.done:
                     self.monitor.audio_generated(response.playback, len(event.pcm) / _BYTES_PER_S)
-                response.writer.add_audio(event.pcm)
+                response.writer.add_audio(event)
             case TranscriptDelta():
                 response.writer.add_transcript(event.text, event.n_tokens)
             case TextDone():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sglang_live.core import TurnDone, Usage
+from sglang_live.core import AudioDelta, TurnDone, Usage
 from sglang_live.errors import LiveError
 from sglang_live.gateway.audio.codec import WireEncoder, encode_base64
 from sglang_live.gateway.errors import error_body
@@ -89,10 +89,11 @@ class ResponseWriter:
         kind = "output_text" if item.modality == "text" else "output_audio_transcript"
         self._emit(f"response.{kind}.delta", delta=text, **self._part_address(item))
 
-    def add_audio(self, pcm: bytes) -> None:
-        """pcm: int16 at 24 kHz."""
+    def add_audio(self, audio: AudioDelta) -> None:
         if not self.done and self._plan.config.output_modalities == ("audio",):
-            self._send_frames(self._encoder.push(pcm))
+            self._send_frames(self._encoder.push(audio.pcm))
+            if audio.spoken:
+                self._open_item().add_spoken(audio.spoken)
 
     def complete(self, end: TurnDone, calls: Sequence[FunctionCall] = ()) -> None:
         """calls: function calls that the model wrote after its text."""

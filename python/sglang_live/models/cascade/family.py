@@ -1,0 +1,81 @@
+"""The family of cascades. A cascade's checkpoint is a directory with a config.json
+(models/composition.py)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang_live.errors import BadInputError
+from sglang_live.models.family import ModelFacts, read_json
+
+ARCHITECTURE = "Cascade"
+_DIVIDED = ("num_attention_heads", "intermediate_size", "vocab_size")
+
+
+class Cascade:
+    thinker = "sglang_live.models.cascade.parts:CascadeThinker"
+    recogniser = "sglang_live.models.cascade.parts:load_recogniser"
+    talker = decoder = None
+    voice = "sglang_live.models.cascade.parts:load_voice"
+
+    def claims(self, config: Mapping[str, Any]) -> bool:
+        return config.get("architectures") == [ARCHITECTURE]
+
+    def facts(self, path: Path) -> ModelFacts:
+        cascade = read_json(path / "config.json")
+        llm = Path(cascade["llm"])
+        config = llm_config(llm)
+        return ModelFacts(
+            path=path,
+            family=__name__,
+            weights=llm,
+            stages=("thinker", "vocoder"),
+            voices=tuple(cascade["voices"]),
+            vocab_size=config["vocab_size"],
+            context_tokens=config["max_position_embeddings"],
+        )
+
+    def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:
+        if n_ranks < 1:
+            raise BadInputError(f"{flag} takes a number from 1, got {n_ranks}")
+        if stage != "thinker":
+            return
+        config = llm_config(Path(read_json(path / "config.json")["llm"]))
+        for name in _DIVIDED:
+            if (size := config.get(name)) is not None and size % n_ranks:
+                raise BadInputError(
+                    f"{flag}: this model's {name} is {size}, which cannot be divided among "
+                    f"{n_ranks} ranks"
+                )
+
+
+def llm_config(path: Path) -> dict[str, Any]:
+    """The config of a language model, of its text part if it has others.
+
+    Raises:
+        BadInputError: it cannot be the language model of a cascade.
+    """
+    whole = read_json(path / "config.json")
+    config: dict[str, Any] = whole.get("text_config") or whole
+    if config.get("is_encoder_decoder"):
+        raise BadInputError(f"{path}: an encoder-decoder model cannot hold a conversation")
+    for name in ("vocab_size", "max_position_embeddings"):
+        if type(config.get(name)) is not int:
+            raise BadInputError(f"{path}/config.json lacks {name}")
+    if not any((path / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        raise BadInputError(f"{path} has no tokenizer")
+    if not has_template(path):
+        raise BadInputError(
+            f"{path} has no chat template: only models that were trained for chat can be used"
+        )
+    return config
+
+
+def has_template(path: Path) -> bool:
+    if (path / "chat_template.jinja").exists() or (path / "chat_template.json").exists():
+        return True
+    settings = path / "tokenizer_config.json"
+    return settings.exists() and bool(read_json(settings).get("chat_template"))
+
+
+FAMILY = Cascade()

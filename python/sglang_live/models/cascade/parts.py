@@ -1,0 +1,56 @@
+"""The parts of a cascade in their stages' processes (models/family.py)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from sglang_live.models.chat_template import TemplatePrompt
+from sglang_live.models.family import part, read_json
+from sglang_live.models.prompt import Tokenizer
+from sglang_live.models.speech import Recogniser, Voice
+
+_SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty")
+
+
+class CascadeThinker:
+    """A ThinkerModel: any language model that SGLang serves and that has a chat template."""
+
+    external_models = ""
+
+    def __init__(self, path: Path):
+        llm = Path(read_json(path / "config.json")["llm"])
+        generation = _optional(llm / "generation_config.json")
+        config = read_json(llm / "config.json")
+        self.engine_args: Mapping[str, Any] = {"model_path": str(llm), "enable_multimodal": False}
+        self.end_ids = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
+        does_sample = generation.get("do_sample", bool(generation.get("temperature")))
+        found = {n: generation[n] for n in _SAMPLING if generation.get(n) is not None}
+        self.sampling: Mapping[str, float] = MappingProxyType(
+            found if does_sample else {"temperature": 0.0}
+        )
+
+    def prompt(self, tokenizer: Tokenizer) -> TemplatePrompt:
+        return TemplatePrompt(tokenizer, self.end_ids)
+
+
+def load_recogniser(path: Path) -> Recogniser:
+    settings = read_json(path / "config.json")["recogniser"]
+    recogniser: Recogniser = part(settings["part"])(Path(settings["path"]))
+    return recogniser
+
+
+def load_voice(path: Path) -> Voice:
+    settings = read_json(path / "config.json")["voice"]
+    voice: Voice = part(settings["part"])(Path(settings["path"]))
+    return voice
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list) else (value,)

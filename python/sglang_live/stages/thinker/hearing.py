@@ -1,0 +1,78 @@
+"""Speech of users as text, for a language model that only reads.
+
+In: history items with audio. Out: the same items with the words in it. A worker thread recognises
+one clip at a time; a clip is recognised once.
+Owner: one Hearing per thinker stage of a family with a recogniser.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import blake2b
+
+import numpy as np
+
+from sglang_live.core import AudioPart, HistoryItem, TextPart
+from sglang_live.errors import StageFailedError
+from sglang_live.models.speech import Recogniser
+
+log = logging.getLogger(__name__)
+
+# Transcripts of clips, for the turn, its transcript for the client, and a retry.
+_KEPT = 1024
+
+
+class Hearing:
+    """
+    Attributes:
+        counts: clips that were recognised, for how long, and how many failed.
+    """
+
+    def __init__(self, recogniser: Recogniser):
+        self._recogniser = recogniser
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="recogniser")
+        self._texts: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()
+        self.counts = {"clips_recognised": 0.0, "recognition_s": 0.0, "recognitions_failed": 0.0}
+
+    async def as_text(self, item: HistoryItem) -> HistoryItem:
+        """The item with the words of its audio in place of it.
+
+        Raises:
+            StageFailedError: the recogniser failed.
+        """
+        if not any(isinstance(part, AudioPart) for part in item.parts):
+            return item
+        texts = [
+            await self.text_of(part.pcm) if isinstance(part, AudioPart) else part.text
+            for part in item.parts
+        ]
+        parts = (TextPart(" ".join(text for text in texts if text)),)
+        return replace(item, parts=parts, opens=True, closes=True)
+
+    async def text_of(self, pcm: np.ndarray) -> str:
+        """The words of a clip: [n] int16, mono, at INPUT_RATE_HZ."""
+        key = blake2b(pcm.tobytes(), digest_size=16).digest()
+        task = self._texts.get(key)
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            task = self._texts[key] = asyncio.create_task(self._recognise(pcm))
+        self._texts.move_to_end(key)
+        while len(self._texts) > _KEPT:
+            self._texts.popitem(last=False)
+        # A turn that is cancelled does not cancel the recognition: the next turn has the clip, too.
+        return await asyncio.shield(task)
+
+    async def _recognise(self, pcm: np.ndarray) -> str:
+        began_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        try:
+            text = await loop.run_in_executor(self._worker, self._recogniser.transcribe, pcm)
+        except Exception as error:
+            self.counts["recognitions_failed"] += 1
+            log.exception("recogniser_failed n_samples=%d", len(pcm))
+            raise StageFailedError(f"the recogniser failed: {error}") from error
+        self.counts["clips_recognised"] += 1
+        self.counts["recognition_s"] += time.monotonic() - began_s
+        return text

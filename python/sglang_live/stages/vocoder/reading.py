@@ -1,0 +1,224 @@
+"""The vocoder stage of a model without a talker: it reads the text of responses aloud.
+
+In: text as it grows. Out: PCM, with the time at which each word's tokens end. A text is cut into
+pieces (speakable/), and a worker thread synthesises one piece at a time, that of the response whose
+audio ends first.
+"""
+
+import asyncio
+import itertools
+import logging
+import time
+from bisect import bisect_left
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import soxr
+
+from sglang_live.aio import result_with, vital
+from sglang_live.bridge.platform import cpu
+from sglang_live.core import OUTPUT_RATE_HZ
+from sglang_live.errors import CapacityError, StageFailedError
+from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderRequest, VocoderText
+from sglang_live.models.family import family_at, part
+from sglang_live.models.speech import Speech, Voice
+from sglang_live.speakable.pieces import Piece, Pieces
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.transport.server import ServedJob
+from sglang_live.stages.vocoder.config import VocoderConfig
+
+log = logging.getLogger(__name__)
+
+# A message of this duration: an interruption need not wait for the end of a sentence.
+_MESSAGE_S = 0.5
+# Silence that is left at the beginning and at the end of a piece; voices add more. Quieter than a
+# hundredth of the loudest sample is silent.
+_LEAD_S, _TAIL_S, _SILENT = 0.03, 0.2, 100
+
+
+@dataclass(order=True, slots=True)
+class _Order:
+    """One piece to synthesise. due_s: when the audio of its response ends; smaller is sooner."""
+
+    due_s: float
+    number: int
+    text: str = field(compare=False)
+    voice: str = field(compare=False)
+    speech: asyncio.Future[Speech] = field(compare=False)
+
+
+@dataclass(slots=True)
+class _Text:
+    """The text of a response, and which of its tokens are at which character."""
+
+    text: str = ""
+    ends: list[int] = field(default_factory=list)  # characters up to the end of each part
+    tokens: list[int] = field(default_factory=list)  # tokens up to there
+
+    def add(self, message: VocoderText) -> None:
+        self.text += message.text
+        self.ends.append(len(self.text))
+        self.tokens.append(message.n_tokens)
+
+    def tokens_at(self, end: int) -> int:
+        """The tokens whose text contains the first `end` characters."""
+        return self.tokens[min(bisect_left(self.ends, end), len(self.ends) - 1)]
+
+
+class ReadingStage:
+    def __init__(self, spec: StageSpec):
+        voice = family_at(spec.family).voice
+        assert voice is not None, "a model without a talker has a voice"
+        self._voice: Voice = part(voice)(Path(spec.model_path))
+        self._max_streams = VocoderConfig(**spec.engine_args).max_streams
+        begin = cpu.begin_computing if cpu.is_active() else None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="voice", initializer=begin)
+        self._orders: asyncio.PriorityQueue[_Order] = asyncio.PriorityQueue()
+        self._numbers, self._jobs = itertools.count(), 0
+        self._counts = dict.fromkeys(("pieces", "unspeakable", "failed"), 0.0)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        voice = self._voice.voices[0]
+        await loop.run_in_executor(self._worker, self._voice.synthesise, "Hello.", voice)
+        self._working = vital(self._work(), "voice")
+
+    async def run(self, job: ServedJob) -> None:
+        request = job.opener
+        assert isinstance(request, VocoderRequest)
+        if self._jobs >= self._max_streams:
+            raise CapacityError(f"the vocoder reads {self._jobs} responses already")
+        self._jobs += 1
+        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        text = _Text()
+        cutting = asyncio.create_task(self._cut(job, text, pieces))
+        try:
+            await self._speak(job, request.voice, text, pieces, cutting)
+        finally:
+            self._jobs -= 1
+            cutting.cancel()
+        await job.send(VocoderDone(job.job_id))
+
+    async def close_session(self, session_id: str) -> None:
+        """A vocoder keeps nothing between jobs."""
+
+    def load(self) -> dict[str, float]:
+        return {"streams": float(self._jobs), **self._counts}
+
+    async def _cut(
+        self, job: ServedJob, text: _Text, pieces: "asyncio.Queue[Piece | None]"
+    ) -> None:
+        """Cut the job's text into pieces as it comes."""
+        cutter = Pieces()
+        async for message in job.inputs():
+            if isinstance(message, VocoderText):
+                text.add(message)
+                found = cutter.add(message.text)
+            elif isinstance(message, VocoderEnd):
+                found = cutter.end()
+            else:
+                continue
+            for piece in found:
+                pieces.put_nowait(piece)
+            if isinstance(message, VocoderEnd):
+                self._counts["unspeakable"] += cutter.n_unspeakable
+                pieces.put_nowait(None)
+                return
+
+    async def _speak(
+        self,
+        job: ServedJob,
+        voice: str,
+        text: _Text,
+        pieces: "asyncio.Queue[Piece | None]",
+        cutting: asyncio.Task[None],
+    ) -> None:
+        began_s, spoken_s = time.monotonic(), 0.0
+        while (piece := await result_with(pieces.get(), cutting)) is not None:
+            if not piece.spoken:
+                continue
+            # The first piece of a response goes before all that already sound.
+            due_s = began_s + spoken_s if spoken_s else 0.0
+            speech = await self._synthesised(piece.spoken, voice, due_s)
+            spoken_s += await self._send(job, piece, speech, text, spoken_s)
+
+    async def _synthesised(self, text: str, voice: str, due_s: float) -> Speech:
+        speech: asyncio.Future[Speech] = asyncio.get_running_loop().create_future()
+        self._orders.put_nowait(_Order(due_s, next(self._numbers), text, voice, speech))
+        return await speech
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            order = await self._orders.get()
+            if order.speech.cancelled():
+                continue
+            self._counts["pieces"] += 1
+            try:
+                speech = await loop.run_in_executor(
+                    self._worker, self._voice.synthesise, order.text, order.voice
+                )
+            except Exception as error:
+                self._counts["failed"] += 1
+                log.exception("voice_failed n_characters=%d", len(order.text))
+                if not order.speech.cancelled():
+                    order.speech.set_exception(StageFailedError(f"the voice failed: {error}"))
+                continue
+            if not order.speech.cancelled():
+                order.speech.set_result(speech)
+
+    async def _send(
+        self, job: ServedJob, piece: Piece, speech: Speech, text: _Text, from_s: float
+    ) -> float:
+        """Send one piece's sound. Returns its duration in seconds."""
+        whole = self._at_output_rate(speech.pcm)
+        first, last = _sounding(whole)
+        pcm = whole[first:last]
+        shift_s, end_s = from_s - first / OUTPUT_RATE_HZ, from_s + len(pcm) / OUTPUT_RATE_HZ
+        marks = [
+            (
+                text.tokens_at(_place_of(piece, text.text, word.end)),
+                min(shift_s + word.end_s, end_s),
+            )
+            for word in speech.words
+        ]
+        n = round(_MESSAGE_S * OUTPUT_RATE_HZ)
+        for begin in range(0, len(pcm), n):
+            end_s = from_s + (begin + n) / OUTPUT_RATE_HZ
+            is_last = begin + n >= len(pcm)
+            ready = [mark for mark in marks if is_last or mark[1] <= end_s]
+            marks = marks[len(ready) :]
+            await job.send(Pcm(job.job_id, pcm[begin : begin + n].tobytes(), ready))
+        return len(pcm) / OUTPUT_RATE_HZ
+
+    def _at_output_rate(self, pcm: np.ndarray) -> np.ndarray:
+        rate_hz = self._voice.sample_rate_hz
+        if rate_hz == OUTPUT_RATE_HZ:
+            return pcm
+        resampled: np.ndarray = soxr.resample(pcm, rate_hz, OUTPUT_RATE_HZ)
+        return resampled
+
+
+def _sounding(pcm: np.ndarray) -> tuple[int, int]:
+    """The samples of a piece without the silence around it; all of them if it is silent."""
+    level = np.abs(pcm.astype(np.int32))
+    loud = np.flatnonzero(level * _SILENT > level.max(initial=0))
+    if not len(loud):
+        return 0, len(pcm)
+    first = int(loud[0]) - round(_LEAD_S * OUTPUT_RATE_HZ)
+    last = int(loud[-1]) + 1 + round(_TAIL_S * OUTPUT_RATE_HZ)
+    return max(0, first), min(len(pcm), last)
+
+
+def _place_of(piece: Piece, text: str, spoken_end: int) -> int:
+    """The character of the response's text at which a word of the piece ends.
+
+    Where the words differ from the text, as in numbers, its share of the piece is taken.
+    """
+    source = text[piece.source_begin : piece.source_end]
+    lead = len(source) - len(source.lstrip())
+    if source.strip() == piece.spoken:
+        return piece.source_begin + lead + spoken_end
+    return piece.source_begin + round(len(source.rstrip()) * spoken_end / len(piece.spoken))

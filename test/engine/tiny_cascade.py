@@ -1,0 +1,76 @@
+"""A cascade with a tiny random language model, and a recogniser and a voice that are fakes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from sglang_live.core import OUTPUT_RATE_HZ
+from sglang_live.models.demo.tokenizer import build_tokenizer
+from sglang_live.models.speech import Speech
+
+FAMILY = "sglang_live.models.cascade.family"
+HEARD = "tell me more of it"
+
+
+class FakeRecogniser:
+    """Hears the same words in every clip; fails for one that is silent to its end."""
+
+    def transcribe(self, pcm: np.ndarray) -> str:
+        if len(pcm) > 48_000 and not pcm.any():
+            raise RuntimeError("broken")
+        return HEARD if pcm.any() else ""
+
+
+class FakeVoice:
+    sample_rate_hz, voices, max_characters = OUTPUT_RATE_HZ, ("anna",), 1000
+
+    def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
+        return Speech(pcm=np.zeros(480 * len(text), np.int16))
+
+
+def load_recogniser(path: Path) -> FakeRecogniser:
+    return FakeRecogniser()
+
+
+def load_voice(path: Path) -> FakeVoice:
+    return FakeVoice()
+
+
+def build(path: Path) -> Path:
+    """Returns the cascade's directory. Its model ends no response by itself."""
+    tokenizer = build_tokenizer(1024)
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=96,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = LlamaForCausalLM(config).eval()
+    llm, cascade = path / "llm", path / "cascade"
+    cascade.mkdir(parents=True)
+    with torch.no_grad():
+        model.lm_head.weight[tokenizer.eos_token_id] = 0.0
+    model.save_pretrained(llm)
+    tokenizer.save_pretrained(llm)
+    settings = {"path": str(path)}
+    (cascade / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["Cascade"],
+                "llm": str(llm),
+                "recogniser": {"part": f"{__name__}:load_recogniser", **settings},
+                "voice": {"part": f"{__name__}:load_voice", **settings},
+                "voices": ["anna"],
+            }
+        )
+    )
+    return cascade

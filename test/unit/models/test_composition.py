@@ -1,0 +1,102 @@
+"""A cascade's checkpoint: composed of a language model and fetched parts, or refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sglang_live.errors import BadInputError
+from sglang_live.model_source import ModelSource
+from sglang_live.models import composition
+from sglang_live.models.composition import compose
+from sglang_live.models.family import family_at, model_facts
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 6,
+}
+
+
+@pytest.fixture
+def llm(tmp_path) -> Path:
+    path = tmp_path / "llm"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    return path
+
+
+@pytest.fixture
+def fetched(tmp_path, monkeypatch) -> list[str]:
+    """Names of the packages that were fetched."""
+    names: list[str] = []
+
+    def fetch(package, *, cache, report):
+        names.append(package.name)
+        return tmp_path / package.name
+
+    monkeypatch.setattr(composition, "fetch", fetch)
+    return names
+
+
+def test_a_cascade_is_a_checkpoint_of_its_family(llm, fetched, tmp_path):
+    lines: list[str] = []
+    path = compose(llm, "moonshine", "hibari", tmp_path / "cache", lines.append)
+    facts = model_facts(path)
+    assert facts.family == "sglang_live.models.cascade.family"
+    assert facts.stages == ("thinker", "vocoder") and facts.weights == llm
+    assert (facts.vocab_size, facts.context_tokens, facts.voices) == (128, 512, ("heart",))
+    assert fetched == ["moonshine-voice", "hibari-tts"]
+    # The licence of what is fetched is printed.
+    assert any("MIT" in line for line in lines) and any("Apache-2.0" in line for line in lines)
+    assert compose(llm, "moonshine", "hibari", tmp_path / "cache", lines.append) == path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"vocab_size": None}, "lacks vocab_size"),
+        ({"max_position_embeddings": "many"}, "lacks max_position_embeddings"),
+    ],
+)
+def test_models_that_hold_no_conversation_are_refused(llm, fetched, tmp_path, change, message):
+    (llm / "config.json").write_text(json.dumps(CONFIG | change))
+    with pytest.raises(BadInputError, match=message):
+        compose(llm, "moonshine", "hibari", tmp_path, print)
+    assert fetched == []
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_a_directory_without_a_file_is_refused_by_name(llm, fetched, tmp_path, file):
+    (llm / file).unlink()
+    with pytest.raises(BadInputError, match=r"tokenizer|chat template|config\.json"):
+        compose(llm, "moonshine", "hibari", tmp_path, print)
+    assert fetched == []
+
+
+def test_unknown_parts_are_refused_with_the_known_ones(llm, fetched, tmp_path):
+    with pytest.raises(BadInputError, match="no recogniser 'ears'; there are moonshine"):
+        compose(llm, "ears", "hibari", tmp_path, print)
+    with pytest.raises(BadInputError, match="no voice 'mouth'; there are hibari"):
+        compose(llm, "moonshine", "mouth", tmp_path, print)
+    assert fetched == []
+
+
+def test_one_part_without_the_other_is_refused():
+    with pytest.raises(BadInputError, match="belong together"):
+        ModelSource(path="/models/m", recogniser="moonshine")
+    ModelSource(path="cascade", recogniser="moonshine")
+
+
+def test_numbers_of_ranks_that_do_not_divide_the_heads_are_refused(llm, fetched, tmp_path):
+    path = compose(llm, "moonshine", "hibari", tmp_path, print)
+    family = family_at(model_facts(path).family)
+    family.check_ranks(path, "thinker", "--thinker.tp-size", 2)
+    with pytest.raises(BadInputError, match="num_attention_heads is 6"):
+        family.check_ranks(path, "thinker", "--thinker.tp-size", 4)
+    with pytest.raises(BadInputError, match="from 1"):
+        family.check_ranks(path, "thinker", "--thinker.tp-size", 0)

@@ -1,0 +1,93 @@
+"""Speech as text for a language model: each clip is recognised once, and failures are told."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from sglang_live.core import AudioPart, HistoryItem, TextPart
+from sglang_live.errors import StageFailedError
+from sglang_live.stages.thinker.hearing import Hearing
+
+
+class FakeRecogniser:
+    """Hears the number of samples."""
+
+    def __init__(self):
+        self.heard: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fails = False
+
+    def transcribe(self, pcm: np.ndarray) -> str:
+        self.gate.wait(10)
+        if self.fails:
+            raise RuntimeError("no model")
+        self.heard.append(len(pcm))
+        return f"{len(pcm)} samples" if len(pcm) else ""
+
+
+def clip(n: int) -> AudioPart:
+    return AudioPart(np.arange(n, dtype=np.int16))
+
+
+def said(*parts: AudioPart | TextPart) -> HistoryItem:
+    return HistoryItem(key="k", role="user", parts=parts)
+
+
+@pytest.fixture
+def recogniser() -> FakeRecogniser:
+    return FakeRecogniser()
+
+
+@pytest.fixture
+def hearing(recogniser) -> Hearing:
+    return Hearing(recogniser)
+
+
+async def test_words_take_the_place_of_the_audio(hearing):
+    item = await hearing.as_text(said(clip(5), TextPart("and this"), clip(7)))
+    assert item.parts == (TextPart("5 samples and this 7 samples"),)
+    assert (item.key, item.role) == ("k", "user")
+
+
+async def test_text_alone_is_left_as_it_is(hearing, recogniser):
+    item = said(TextPart("hello"))
+    assert await hearing.as_text(item) is item
+    assert recogniser.heard == []
+
+
+async def test_silence_leaves_no_word_and_no_space(hearing):
+    item = await hearing.as_text(said(clip(0), TextPart("hello")))
+    assert item.parts == (TextPart("hello"),)
+
+
+async def test_a_clip_is_recognised_once_also_at_the_same_time(hearing, recogniser):
+    recogniser.gate.clear()
+    both = [asyncio.create_task(hearing.text_of(clip(5).pcm)) for _ in range(2)]
+    await asyncio.sleep(0)
+    recogniser.gate.set()
+    assert await asyncio.gather(*both) == ["5 samples"] * 2
+    assert await hearing.text_of(clip(5).pcm) == "5 samples"
+    assert recogniser.heard == [5] and hearing.counts["clips_recognised"] == 1
+
+
+async def test_a_cancelled_turn_leaves_the_recognition_to_the_next(hearing, recogniser):
+    recogniser.gate.clear()
+    first = asyncio.create_task(hearing.text_of(clip(5).pcm))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    recogniser.gate.set()
+    assert await hearing.text_of(clip(5).pcm) == "5 samples"
+    assert recogniser.heard == [5]
+
+
+async def test_a_failure_is_told_and_the_clip_is_tried_again(hearing, recogniser):
+    recogniser.fails = True
+    with pytest.raises(StageFailedError, match="the recogniser failed: no model"):
+        await hearing.text_of(clip(5).pcm)
+    recogniser.fails = False
+    assert await hearing.text_of(clip(5).pcm) == "5 samples"
+    assert hearing.counts["recognitions_failed"] == 1

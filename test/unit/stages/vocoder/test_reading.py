@@ -1,0 +1,230 @@
+"""A vocoder that reads text: its sound, what of the text is in it, and its order of work."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from sglang_live.core import OUTPUT_RATE_HZ
+from sglang_live.errors import CapacityError, StageFailedError
+from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderRequest, VocoderText
+from sglang_live.models.speech import Speech, SpokenWord
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.vocoder.reading import ReadingStage
+
+# Of the fake voice: each character has the same duration.
+SAMPLES_PER_CHARACTER = 480
+
+
+class FakeVoice:
+    """Sound is one sample value per piece; `gate` holds the worker back."""
+
+    sample_rate_hz, voices, max_characters = OUTPUT_RATE_HZ, ("anna", "ben"), 1000
+
+    def __init__(self):
+        self.said: list[tuple[str, str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
+        self.gate.wait(10)
+        if text == "Break.":
+            raise RuntimeError("no sound")
+        if text == "Slow.":
+            return slow()
+        self.said.append((text, voice))
+        pcm = np.full(len(text) * SAMPLES_PER_CHARACTER, len(self.said), np.int16)
+        ends = [i for i in range(1, len(text) + 1) if i == len(text) or text[i] == " "]
+        per_s = SAMPLES_PER_CHARACTER / OUTPUT_RATE_HZ
+        return Speech(pcm=pcm, words=tuple(SpokenWord(end, end * per_s) for end in ends))
+
+
+def slow() -> Speech:
+    """A word between half a second and a second, in two seconds of near silence."""
+    pcm = np.ones(2 * OUTPUT_RATE_HZ, np.int16)
+    pcm[OUTPUT_RATE_HZ // 2 : OUTPUT_RATE_HZ] = 1000
+    return Speech(pcm=pcm, words=(SpokenWord(5, 1.0),))
+
+
+VOICE = FakeVoice()
+
+
+def load_voice(path) -> FakeVoice:
+    return VOICE
+
+
+class FakeFamily:
+    talker, voice = None, f"{__name__}:load_voice"
+
+
+FAMILY = FakeFamily()
+
+
+class FakeJob:
+    def __init__(self, job_id: str, voice: str = "anna"):
+        self.job_id, self.opener = job_id, VocoderRequest(job_id, 60.0, voice=voice)
+        self.given: asyncio.Queue = asyncio.Queue()
+        self.sent: list = []
+
+    async def inputs(self):
+        while True:
+            yield await self.given.get()
+
+    def text(self, text: str, n_tokens: int) -> None:
+        self.given.put_nowait(VocoderText(self.job_id, text, n_tokens))
+
+    def end(self) -> None:
+        self.given.put_nowait(VocoderEnd(self.job_id))
+
+    async def send(self, message) -> None:
+        self.sent.append(message)
+
+    @property
+    def samples(self) -> list[int]:
+        pcm = b"".join(m.pcm for m in self.sent if isinstance(m, Pcm))
+        return np.frombuffer(pcm, "<i2").tolist()
+
+    @property
+    def marks(self) -> list[tuple[int, float]]:
+        return [mark for m in self.sent if isinstance(m, Pcm) for mark in m.spoken]
+
+
+@pytest.fixture
+async def stage():
+    VOICE.said.clear()
+    VOICE.gate.set()
+    running = ReadingStage(
+        StageSpec(
+            stage="vocoder",
+            replica=0,
+            model_path="",
+            family=__name__,
+            cache_dir="",
+            address="",
+            same_host=True,
+            run_dir="",
+            served_name="fake",
+            engine_args={"max_streams": 2},
+        )
+    )
+    await running.start()
+    VOICE.said.clear()
+    yield running
+    VOICE.gate.set()
+    running._working.cancel()
+    running._worker.shutdown()
+
+
+async def test_text_becomes_sound_in_order_then_done(stage):
+    job = FakeJob("a", voice="ben")
+    running = asyncio.create_task(stage.run(job))
+    for n, word in enumerate(["Hello ", "there, ", "my ", "friend. ", "How ", "are ", "you?"], 1):
+        job.text(word, n)
+    job.end()
+    await running
+    assert isinstance(job.sent[-1], VocoderDone)
+    said = [text for text, _ in VOICE.said]
+    assert " ".join(said) == "Hello there, my friend. How are you?"
+    assert {voice for _, voice in VOICE.said} == {"ben"}
+    assert len(job.samples) == SAMPLES_PER_CHARACTER * sum(map(len, said))
+
+
+async def test_each_word_is_marked_with_the_tokens_up_to_its_end(stage):
+    job = FakeJob("a")
+    running = asyncio.create_task(stage.run(job))
+    for n, word in enumerate(["One", " two", " three", "."], 1):
+        job.text(word, n)
+    job.end()
+    await running
+    per_s = SAMPLES_PER_CHARACTER / OUTPUT_RATE_HZ
+    assert [n for n, _ in job.marks] == [1, 2, 4]
+    assert [end_s for _, end_s in job.marks] == pytest.approx([n * per_s for n in (3, 7, 14)])
+    # A mark comes with the sound that it belongs to, or before.
+    sent_s = 0.0
+    for message in (m for m in job.sent if isinstance(m, Pcm)):
+        sent_s += len(message.pcm) / 2 / OUTPUT_RATE_HZ
+        assert all(end_s <= sent_s + 1e-6 for _, end_s in message.spoken)
+
+
+async def test_words_that_are_not_spoken_as_written_keep_their_place(stage):
+    job = FakeJob("a")
+    running = asyncio.create_task(stage.run(job))
+    for n, word in enumerate(["It", " costs", " $3", ".50", " now", "."], 1):
+        job.text(word, n)
+    job.end()
+    await running
+    tokens = [n for n, _ in job.marks]
+    assert tokens == sorted(tokens) and tokens[0] == 1 and tokens[-1] == 6
+
+
+async def test_the_first_piece_of_a_response_goes_before_later_ones(stage):
+    VOICE.gate.clear()
+    first, second = FakeJob("a"), FakeJob("b")
+    running = [asyncio.create_task(stage.run(first))]
+    first.text("The first one begins here. " + "It goes on and on without an end at all. " * 4, 50)
+    first.end()
+    await asyncio.sleep(0.05)  # its first piece is at the worker
+    running.append(asyncio.create_task(stage.run(second)))
+    second.text("The second one begins here. ", 5)
+    second.end()
+    await asyncio.sleep(0.05)
+    VOICE.gate.set()
+    await asyncio.gather(*running)
+    said = [text for text, _ in VOICE.said]
+    assert said.index("The second one begins here.") <= 1
+
+
+async def test_a_voice_that_fails_fails_its_response_alone(stage):
+    broken, whole = FakeJob("a"), FakeJob("b")
+    running = [asyncio.create_task(stage.run(job)) for job in (broken, whole)]
+    broken.text("Break.", 2)
+    broken.end()
+    whole.text("All is well.", 4)
+    whole.end()
+    with pytest.raises(StageFailedError, match="the voice failed: no sound"):
+        await running[0]
+    await running[1]
+    assert whole.samples and stage.load()["failed"] == 1
+
+
+async def test_more_responses_than_allowed_are_refused(stage):
+    jobs = [FakeJob(name) for name in "abc"]
+    running = [asyncio.create_task(stage.run(job)) for job in jobs[:2]]
+    await asyncio.sleep(0)
+    with pytest.raises(CapacityError):
+        await stage.run(jobs[2])
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert stage.load()["streams"] == 0
+
+
+async def test_a_cancelled_response_is_not_synthesised(stage):
+    VOICE.gate.clear()
+    first, gone = FakeJob("a"), FakeJob("b")
+    running = asyncio.create_task(stage.run(first))
+    first.text("Hello there. ", 2)
+    first.end()
+    await asyncio.sleep(0.05)
+    cancelled = asyncio.create_task(stage.run(gone))
+    gone.text("Not said. ", 3)
+    gone.end()
+    await asyncio.sleep(0.05)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    VOICE.gate.set()
+    await running
+    assert [text for text, _ in VOICE.said] == ["Hello there."]
+
+
+async def test_silence_around_a_piece_is_cut_and_words_keep_their_time(stage):
+    job = FakeJob("a")
+    running = asyncio.create_task(stage.run(job))
+    job.text("Slow.", 3)
+    job.end()
+    await running
+    lead, word, tail = (round(s * OUTPUT_RATE_HZ) for s in (0.03, 0.5, 0.2))
+    assert len(job.samples) == lead + word + tail
+    assert job.samples[lead - 1 : lead + 1] == [1, 1000]
+    assert job.marks == [(3, pytest.approx((lead + word) / OUTPUT_RATE_HZ))]
