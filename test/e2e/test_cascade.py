@@ -67,8 +67,8 @@ async def test_a_spoken_question_is_heard_and_its_answer_is_what_the_voice_says(
     async with connected(server.ws) as socket:
         audio = {"input": {"turn_detection": None, "transcription": {"model": "demo"}}}
         await socket.session(audio=audio)
-        done = await socket.say(question)
-        assert done["response"]["status"] == "completed"
+        done = await socket.say(question, max_output_tokens=60)
+        assert done["response"]["status"] in ("completed", "incomplete")
         said, spoken = words(transcript(socket)), heard(socket.audio())
         assert len(set(said) & set(spoken)) >= 0.7 * len(set(said))
         level_db = 20 * np.log10(np.sqrt(np.mean((socket.audio() / 32768) ** 2)))
@@ -109,7 +109,7 @@ async def test_after_an_interruption_the_model_has_the_words_that_were_heard(ser
         assert again["response"]["usage"]["input_token_details"]["cached_tokens"] > 30
 
 
-async def test_two_callers_at_once_get_each_their_own_answer(server, question):
+async def test_two_users_at_once_get_each_their_own_answer(server, question):
     async def call() -> list[str]:
         async with connected(server.ws) as socket:
             await socket.session(**NO_VAD)

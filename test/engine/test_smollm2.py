@@ -186,7 +186,7 @@ def test_a_paragraph_is_as_likely_as_with_the_weights_of_the_file(model, tokeniz
     ids = torch.tensor([tokenizer(PARAGRAPH).input_ids])
     of_converted, of_file = (m(ids, labels=ids).loss.exp().item() for m in (model, other))
     assert of_converted == pytest.approx(of_file, rel=0.01)
-    assert of_converted < 30
+    assert of_converted < 100  # tokens at random: 49,152
 
 
 @torch.no_grad()

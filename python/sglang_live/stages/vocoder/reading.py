@@ -12,6 +12,7 @@ import time
 from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -51,20 +52,32 @@ class _Order:
 
 @dataclass(slots=True)
 class _Text:
-    """The text of a response, and which of its tokens are at which character."""
+    """The text of a response, and which of its tokens are at which character.
+
+    Its parts may have several tokens each, over whose characters these are spread evenly.
+    """
 
     text: str = ""
-    ends: list[int] = field(default_factory=list)  # characters up to the end of each part
-    tokens: list[int] = field(default_factory=list)  # tokens up to there
+    ends: list[int] = field(default_factory=lambda: [0])  # characters up to the end of each part
+    tokens: list[int] = field(default_factory=lambda: [0])  # tokens up to there
 
     def add(self, message: VocoderText) -> None:
+        if not message.text:
+            self.tokens[-1] = message.n_tokens
+            return
         self.text += message.text
         self.ends.append(len(self.text))
         self.tokens.append(message.n_tokens)
 
     def tokens_at(self, end: int) -> int:
         """The tokens whose text contains the first `end` characters."""
-        return self.tokens[min(bisect_left(self.ends, end), len(self.ends) - 1)]
+        part = min(bisect_left(self.ends, end), len(self.ends) - 1)
+        if part == 0:
+            return 0
+        begin, last = self.ends[part - 1 : part + 1]
+        before, after = self.tokens[part - 1 : part + 1]
+        share = (min(end, last) - begin) / (last - begin)
+        return before + ceil(share * (after - before))
 
 
 class ReadingStage:

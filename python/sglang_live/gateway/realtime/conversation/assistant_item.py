@@ -150,6 +150,8 @@ class AssistantItem(Item):
         """Number of the turn's tokens that were spoken; None if only the text is known."""
         end = self._end
         ids = end.item.token_ids if end else None
+        if end is None and self._spoken and self._end_ms is not None:
+            return self._tokens_spoken(min(self._end_ms, self.sent_ms))
         if end is None or not ids or not self._marks:
             return None
         if self.modality == "text":
@@ -160,9 +162,7 @@ class AssistantItem(Item):
         # Without an end of the heard audio, all sent audio counts as heard.
         end_ms = self.sent_ms if end_ms is None else min(end_ms, self.sent_ms)
         if self._spoken:
-            # What follows the last word, such as a full stop, has no sound of its own.
-            heard = (n for n, at_s in self._spoken if 1000 * at_s <= end_ms + _ROUNDING_MS)
-            return min(max(heard, default=0), len(ids))
+            return min(self._tokens_spoken(end_ms), len(ids))
         n_frames = end.n_frames or (0 if self.stopped else round(self.made_ms / _FRAME_MS))
         return heard_tokens(
             end_ms / 1000,
@@ -172,11 +172,23 @@ class AssistantItem(Item):
             frames_per_token=self.frames_per_token,
         )
 
+    def _tokens_spoken(self, end_ms: float) -> int:
+        """Number of tokens whose words end within end_ms, by the voice's own times."""
+        heard = (n for n, at_s in self._spoken if 1000 * at_s <= end_ms + _ROUNDING_MS)
+        return max(heard, default=0)
+
     def _text_length(self, n_tokens: int) -> int:
-        """Number of characters of n_tokens; a character may take several tokens."""
-        if n_tokens >= self._marks[-1][0]:
-            return len(self.text)
-        return max((length for tokens, length in self._marks if tokens <= n_tokens), default=0)
+        """Number of characters of n_tokens; a character may take several tokens.
+
+        Of a part of the text with several tokens, the words that end within its share of them.
+        """
+        begin, before = 0, 0
+        for tokens, end in self._marks:
+            if tokens > n_tokens:
+                share = (n_tokens - before) / (tokens - before)
+                return begin + len(truncate_at_word(self.text[begin:end], share))
+            begin, before = end, tokens
+        return len(self.text)
 
     def _content(self, *, with_audio: bool) -> dict[str, Any]:
         if self.modality == "text":
