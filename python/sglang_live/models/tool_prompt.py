@@ -17,16 +17,18 @@ def instructions_with(
 
     Args:
         functions: JSON text of each, as in OpenAI's chat API.
-        system: markup before and after that content.
+        system: markup before and after that content; empty if the template has no such message.
     """
     if not functions:
         return instructions
     tools = [{"type": "function", "function": json.loads(text)} for text in functions]
     message = {"role": "system", "content": instructions}
     begin, end = system
-    rendered = tokenizer.apply_chat_template([message], tools=tools, tokenize=False)
-    _, _, content = rendered.partition(begin)
-    content, _, _ = content.partition(end)
+    content = ""
+    if begin and end:
+        rendered = tokenizer.apply_chat_template([message], tools=tools, tokenize=False)
+        _, _, content = rendered.partition(begin)
+        content, _, _ = content.partition(end)
     if all(tool["function"]["name"] in content for tool in tools) and CALL_BEGIN in content:
         return content
     return f"{instructions}\n\n{_description_of(functions)}".lstrip()

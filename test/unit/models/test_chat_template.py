@@ -132,6 +132,14 @@ def test_text_of_users_never_becomes_special_tokens(name):
     assert [i for i in ids if i in special_ids] == [i for i in plain if i in special_ids]
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_functions_are_described_where_a_template_has_no_place_for_them(name):
+    weather = '{"name": "weather", "parameters": {"type": "object"}}'
+    text = prompt_of(name).with_functions("Be brief.", [weather])
+    assert text.startswith("Be brief.") and weather in text and "<tool_call>" in text
+    assert prompt_of(name).with_functions("Be brief.", []) == "Be brief."
+
+
 def test_a_tokenizer_without_a_template_is_refused():
     tokenizer = deepcopy(BASE)
     tokenizer.chat_template = None
