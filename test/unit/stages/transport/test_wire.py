@@ -37,6 +37,8 @@ def values(hint) -> st.SearchStrategy:
         return st.lists(values(inner[0]), max_size=3)
     if origin is dict:
         return st.dictionaries(values(inner[0]), values(inner[1]), max_size=3)
+    if typing.get_origin(hint) is tuple:
+        return st.tuples(*map(values, typing.get_args(hint)))
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         hints = typing.get_type_hints(hint)
         return st.builds(hint, **{name: values(kind) for name, kind in hints.items()})
