@@ -26,7 +26,7 @@ class _Positive:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self)):  # type: ignore[arg-type]
+        for name in (f.name for f in fields(self)):  # type: ignore[arg-type] # a mixin
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}")

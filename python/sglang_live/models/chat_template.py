@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from sglang_live.core import AudioPart, HistoryItem, TextPart
+from sglang_live.core import AudioPart, HistoryItem, Role, TextPart
 from sglang_live.errors import BadInputError
 from sglang_live.models.prompt import Markup, Piece, PiecewisePrompt, Words
 
@@ -152,7 +152,11 @@ class TemplatePrompt(PiecewisePrompt):
 
     def _check(self, tokenizer: Any) -> None:
         """Compare with the template on a conversation."""
-        said = [("user", "Hi there."), ("assistant", "Hello! What is it?"), ("user", "Why 42?")]
+        said: list[tuple[Role, str]] = [
+            ("user", "Hi there."),
+            ("assistant", "Hello! What is it?"),
+            ("user", "Why 42?"),
+        ]
         system = [("system", "Be brief.")] if any(self._markup.system) else []
         messages = [{"role": role, "content": text} for role, text in (*system, *said)]
         expected = tokenizer.apply_chat_template(
@@ -160,7 +164,7 @@ class TemplatePrompt(PiecewisePrompt):
         )
         pieces = self.header(system[0][1] if system else "")
         for role, text in said:
-            item = HistoryItem(key="", role=role, parts=(TextPart(text),))  # type: ignore[arg-type]
+            item = HistoryItem(key="", role=role, parts=(TextPart(text),))
             pieces += self.item(item)
         pieces += self.open_response()
         ids = [i for append in self.appends(pieces) for i in append.token_ids]

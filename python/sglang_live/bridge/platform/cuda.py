@@ -70,8 +70,8 @@ class _UntilCommonIsThere(MetaPathFinder):
 
 def hide_cuda(module: ModuleType) -> None:
     """Have SGLang's `is_cuda()` say no, and `is_cuda_alike()` yes: torch.cuda is there."""
-    module.is_cuda = _no  # type: ignore[attr-defined]
-    module.is_cuda_alike = _yes  # type: ignore[attr-defined]
+    module.is_cuda = _no  # type: ignore[attr-defined] # upstream's own
+    module.is_cuda_alike = _yes  # type: ignore[attr-defined] # upstream's own
 
 
 def _no() -> bool:
@@ -83,7 +83,7 @@ def _yes() -> bool:
 
 
 # Upstream's functions are cached; SGLang's tests alone clear the cache.
-_no.cache_clear = _yes.cache_clear = lambda: None  # type: ignore[attr-defined]
+_no.cache_clear = _yes.cache_clear = lambda: None  # type: ignore[attr-defined] # upstream's own
 
 
 def check_hidden() -> None:
