@@ -21,6 +21,8 @@ from test.e2e.socket_client import NO_VAD, Socket, connected
 
 pytestmark = [pytest.mark.e2e]
 
+# The same response in every run.
+GREEDY = {"temperature": 0}
 QUESTION = "What is the capital of France?"
 TRANSCRIBED = "conversation.item.input_audio_transcription.completed"
 
@@ -67,7 +69,7 @@ async def test_a_spoken_question_is_heard_and_its_answer_is_what_the_voice_says(
     async with connected(server.ws) as socket:
         audio = {"input": {"turn_detection": None, "transcription": {"model": "demo"}}}
         await socket.session(audio=audio)
-        done = await socket.say(question, max_output_tokens=60)
+        done = await socket.say(question, max_output_tokens=60, **GREEDY)
         assert done["response"]["status"] in ("completed", "incomplete")
         said, spoken = words(transcript(socket)), heard(socket.audio())
         assert len(set(said) & set(spoken)) >= 0.7 * len(set(said))
@@ -88,7 +90,7 @@ async def test_after_an_interruption_the_model_has_the_words_that_were_heard(ser
             "content": [{"type": "input_text", "text": "Tell me a long story about a lighthouse."}],
         }
         await socket.send("conversation.item.create", item=item)
-        await socket.send("response.create")
+        await socket.send("response.create", response=GREEDY)
         while len(socket.audio()) < 3 * 24_000:
             await socket.until("response.output_audio.delta")
         await socket.send("response.cancel")
@@ -104,7 +106,7 @@ async def test_after_an_interruption_the_model_has_the_words_that_were_heard(ser
         sounded = heard(socket.audio()[: 2 * 24_000])
         assert remembered == words(transcript(socket))[: len(remembered)]
         assert abs(len(remembered) - len(sounded)) <= 1, (remembered, sounded)
-        again = await socket.ask("Go on.", max_output_tokens=20)
+        again = await socket.ask("Go on.", max_output_tokens=20, **GREEDY)
         # The instructions, the question and what was heard are still there.
         assert again["response"]["usage"]["input_token_details"]["cached_tokens"] > 30
 
@@ -113,7 +115,7 @@ async def test_two_users_at_once_get_each_their_own_answer(server, question):
     async def call() -> list[str]:
         async with connected(server.ws) as socket:
             await socket.session(**NO_VAD)
-            done = await socket.say(question, max_output_tokens=24)
+            done = await socket.say(question, max_output_tokens=24, **GREEDY)
             assert done["response"]["status"] in ("completed", "incomplete")
             return words(transcript(socket))
 
