@@ -261,7 +261,11 @@ class Pieces:
             text = _WORD.sub("", source)
             self._torn = not text
         speech = speech_of(text, self._voice, starts_line=self._starts_line, closes=closes)
-        if len(speech.words) > self._limits.longest and len(text) > 1 and text == source:
+        if len(speech.words) > self._limits.longest and len(text) > 1:
+            if n := len(source) - len(text):
+                self._put("", begin, begin + n)
+                self._speak(text, begin + n, closes)
+                return
             n = middle(text)
             self._speak(text[:n], begin, False)
             self._starts_line = _starts_line(text[:n], self._starts_line)

@@ -78,6 +78,13 @@ def test_neither_a_piece_nor_its_words_are_longer_than_the_limit(text):
         assert len(piece.spoken) <= limits.longest
 
 
+def test_figures_behind_a_word_without_end_are_divided_too():
+    limits = Limits(enough=20, much=50, longest=80)
+    pieces = pieces_of("x" * 80 + "x 101321121", limits=limits)
+    assert all(len(piece.spoken) <= limits.longest for piece in pieces)
+    assert sum(bool(piece.spoken) for piece in pieces) > 1
+
+
 @pytest.mark.parametrize(
     "text", ["x" * 10_000, " " * 10_000, "9" * 10_000, "😀" * 10_000, "`" * 10_000, "|" * 10_000,
              "\n" * 10_000, "你" * 10_000, "a." * 5_000, "```\n" + "x" * 10_000, "[" * 10_000]
