@@ -80,6 +80,8 @@ def _main(argv: list[str], drops: LogDrops) -> int:
     limits = connection_limits(config)
     raise_open_files(config.max_sessions, limits.per_address + limits.silent)
     model = config.model.load(config.cache_dir)
+    if config.device_model is not None and "talker" not in model.stages:
+        raise BadInputError("--device-model has the costs of a talker, and this model has none")
     for name, stage in config.stages.items():
         if name not in model.stages and stage.connect:
             raise BadInputError(f"--{name}.connect: this model has no {name}")

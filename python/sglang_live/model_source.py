@@ -12,7 +12,14 @@ from pathlib import Path
 
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.models.checkpoint_files import check_checkpoint
-from sglang_live.models.composition import CASCADE, RECOGNISERS, VOICES, compose, demo_llm
+from sglang_live.models.composition import (
+    CASCADE,
+    RECOGNISERS,
+    VOICES,
+    compose,
+    demo_weights,
+    is_cascade,
+)
 from sglang_live.models.demo.location import (
     CACHE_ENV,
     DEMO,
@@ -21,6 +28,7 @@ from sglang_live.models.demo.location import (
     default_directory,
 )
 from sglang_live.models.family import ModelFacts, model_facts
+from sglang_live.models.smollm2.location import converted_directory, is_converted
 from sglang_live.stages.endings import telling_line
 
 _DEFAULT_RECOGNISER, _DEFAULT_VOICE = next(iter(RECOGNISERS)), next(iter(VOICES))
@@ -69,10 +77,16 @@ class ModelSource:
             return TRAINED
         if self.path == DEMO_RANDOM:
             return _random_demo(cache_dir)
-        is_cascade = self.path == CASCADE
-        if not (self.recogniser or is_cascade):
-            return Path(self.path)
-        llm = demo_llm(cache_dir, _report) if is_cascade else Path(self.path)
+        if not self.recogniser and self.path != CASCADE:
+            directory = Path(self.path)
+            if is_cascade(directory):
+                # Its config names code to load, which must not come with a checkpoint.
+                raise BadInputError(
+                    f"{directory} is a composed cascade: give its language model as --model-path, "
+                    "with --recogniser and --voice-model"
+                )
+            return directory
+        llm = _demo_llm(cache_dir) if self.path == CASCADE else Path(self.path)
         recogniser, voice = self.recogniser or _DEFAULT_RECOGNISER, self.voice or _DEFAULT_VOICE
         return compose(llm, recogniser, voice, cache_dir, _report)
 
@@ -111,12 +125,28 @@ def _random_demo(cache_dir: Path) -> Path:
     """The random demo model in cache_dir, built if it is absent."""
     directory = default_directory(cache=cache_dir)
     if not (directory / "config.json").exists():
-        print("building the random demo model", flush=True)
-        # In another process, so that this one imports neither torch nor transformers.
-        command = [sys.executable, "-m", "sglang_live.models.demo.build"]
-        environment = {**os.environ, CACHE_ENV: str(cache_dir)}
-        built = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if built.returncode:
-            cause = telling_line(built.stderr.splitlines()) or f"exit {built.returncode}"
-            raise LiveError(f"cannot build the random demo model in {cache_dir}: {cause}")
+        _report("building the random demo model")
+        _run("sglang_live.models.demo.build", cache_dir=cache_dir)
     return directory
+
+
+def _demo_llm(cache_dir: Path) -> Path:
+    """The language model of the demo's cascade, fetched and converted if it is absent."""
+    directory = converted_directory(cache_dir)
+    if not is_converted(directory):
+        weights = demo_weights(cache_dir, _report)
+        _report(f"converting {weights.name}")
+        _run(
+            "sglang_live.models.smollm2.convert", str(weights), str(directory), cache_dir=cache_dir
+        )
+    return directory
+
+
+def _run(module: str, *arguments: str, cache_dir: Path) -> None:
+    """Run a module in another process, so that this one imports neither torch nor transformers."""
+    command = [sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, CACHE_ENV: str(cache_dir)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        cause = telling_line(done.stderr.splitlines()) or f"exit {done.returncode}"
+        raise LiveError(f"{module} failed in {cache_dir}: {cause}")

@@ -4,7 +4,7 @@ A template renders whole conversations. What it writes around the contents of me
 rendering conversations of known contents; the rest is the same for every conversation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,16 +97,19 @@ class ChatMarkup:
 class TemplatePrompt(PiecewisePrompt):
     """
     Args:
-        end_ids: tokens that end a response.
+        end_ids: tokens that end a response, beside the tokenizer's and the template's own.
     Raises:
         BadInputError: the template has a form that pieces cannot reproduce.
     """
 
-    def __init__(self, tokenizer: Any, end_ids: Sequence[int]):
+    def __init__(self, tokenizer: Any, end_ids: Iterable[int]):
         self._markup = ChatMarkup.of(tokenizer)
-        super().__init__(tokenizer, self._markup.system)
         self._special = special_tokens(tokenizer)
-        self._end_ids = frozenset(end_ids)
+        # A checkpoint may name the end of a document alone, which no response has.
+        self._end = _starting(self._markup.assistant[1], self._special)
+        ends = [self._end] if self._end else []
+        ids = tokenizer.convert_tokens_to_ids([*ends, *filter(None, [tokenizer.eos_token])])
+        super().__init__(tokenizer, (*end_ids, *ids), self._markup.system)
         self._check(tokenizer)
 
     def header(self, instructions: str) -> list[Piece]:
@@ -134,13 +137,8 @@ class TemplatePrompt(PiecewisePrompt):
     def close_response(self, *, model_wrote_end: bool) -> list[Piece]:
         end = self._markup.assistant[1]
         if model_wrote_end:
-            written = next((token for token in self._special if end.startswith(token)), "")
-            if written and self.markup_ids(written)[0] in self._end_ids:
-                end = end.removeprefix(written)
+            end = end.removeprefix(self._end)
         return [Markup(end)] if end else []
-
-    def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:
-        raise NotImplementedError("no talker reads the messages of this model")
 
     def _around(self, begin: str, text: str, end: str) -> list[Piece]:
         """Pieces that give the ids of the whole: a token may span text and markup."""
@@ -188,6 +186,11 @@ def _until_special(text: str, special: list[str]) -> str:
 def _from_special(text: str, special: list[str]) -> str:
     """The text from the beginning of its first special token on."""
     return text[min((text.find(token) for token in special if token in text), default=len(text)) :]
+
+
+def _starting(text: str, special: list[str]) -> str:
+    """The longest special token with which the text begins; "" if there is none."""
+    return max((token for token in special if text.startswith(token)), key=len, default="")
 
 
 def _common_end(one: str, other: str) -> str:

@@ -7,28 +7,27 @@ server composes before it starts a stage.
 import hashlib
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_live.errors import BadInputError, LiveError
+from sglang_live.errors import BadInputError
 from sglang_live.models.cascade.family import ARCHITECTURE, llm_config
+from sglang_live.models.family import read_json
 from sglang_live.models.packages.fetch import fetch, packages_directory
 from sglang_live.models.packages.licences import licence_line
 from sglang_live.models.packages.pins import HIBARI, MOONSHINE, SMOLLM2, Package
+from sglang_live.models.smollm2.location import GGUF
 
 Report = Callable[[str], None]
 
 # Value of --model-path for the cascade of the demo.
 CASCADE = "cascade"
-_CONVERT = "sglang_live.models.smollm2.convert"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SpeechModel:
     """A recogniser or a voice.
 
     package: with its weights.
@@ -41,14 +40,14 @@ class Part:
     voices: tuple[str, ...] = ()
 
 
-RECOGNISERS: Mapping[str, Part] = {
-    "moonshine": Part(
+RECOGNISERS: Mapping[str, SpeechModel] = {
+    "moonshine": SpeechModel(
         package=MOONSHINE,
         load="sglang_live.models.moonshine.recogniser:MoonshineRecogniser.load",
     ),
 }
-VOICES: Mapping[str, Part] = {
-    "hibari": Part(
+VOICES: Mapping[str, SpeechModel] = {
+    "hibari": SpeechModel(
         package=HIBARI,
         load="sglang_live.models.hibari.voice:HibariVoice.load",
         voices=("heart",),
@@ -86,21 +85,14 @@ def compose(llm: Path, recogniser: str, voice: str, cache: Path, report: Report)
     return directory
 
 
-def demo_llm(cache: Path, report: Report) -> Path:
-    """The language model of the demo's cascade; fetched and converted at first use."""
-    directory = packages_directory(cache) / f"{SMOLLM2.directory_name}-converted"
-    if (directory / "config.json").exists():
-        return directory
-    [name] = [name for name in SMOLLM2.files if name.endswith(".gguf")]
-    weights = _fetched(SMOLLM2, cache, report) / name
-    report(f"converting {weights.name}")
-    # In another process, so that this one imports neither torch nor transformers.
-    command = [sys.executable, "-m", _CONVERT, str(weights), str(directory)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        raise LiveError(f"cannot convert {weights.name}: {lines[-1] if lines else 'no reason'}")
-    return directory
+def demo_weights(cache: Path, report: Report) -> Path:
+    """The file of the demo cascade's language model, fetched at first use."""
+    return _fetched(SMOLLM2, cache, report) / GGUF
+
+
+def is_cascade(directory: Path) -> bool:
+    """Whether the directory is a composed cascade."""
+    return read_json(directory / "config.json").get("architectures") == [ARCHITECTURE]
 
 
 def _fetched(package: Package, cache: Path, report: Report) -> Path:
@@ -110,7 +102,7 @@ def _fetched(package: Package, cache: Path, report: Report) -> Path:
     return fetch(package, cache=cache, report=report)
 
 
-def _part(kind: str, name: str, parts: Mapping[str, Part]) -> Part:
+def _part(kind: str, name: str, parts: Mapping[str, SpeechModel]) -> SpeechModel:
     if name not in parts:
         raise BadInputError(f"there is no {kind} {name!r}; there are {', '.join(parts)}")
     return parts[name]

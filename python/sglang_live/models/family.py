@@ -85,13 +85,11 @@ class ThinkerModel(Protocol):
     Attributes:
         external_models: package with classes of models that SGLang lacks.
         engine_args: SGLang's server arguments.
-        end_ids: tokens that end a response.
         sampling: the checkpoint's own defaults, by SGLang's names.
     """
 
     external_models: str
     engine_args: Mapping[str, Any]
-    end_ids: tuple[int, ...]
     sampling: Mapping[str, float]
 
     def prompt(self, tokenizer: Tokenizer) -> PiecewisePrompt: ...

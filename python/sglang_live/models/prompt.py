@@ -6,7 +6,7 @@ PiecewisePrompt.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,12 +66,14 @@ class Append:
 class PiecewisePrompt(ABC):
     """
     Args:
+        end_ids: tokens that end a response.
         system: markup before and after the content of a system message in the tokenizer's chat
             template, where it describes functions.
     """
 
-    def __init__(self, tokenizer: Tokenizer, system: tuple[str, str]):
+    def __init__(self, tokenizer: Tokenizer, end_ids: Iterable[int], system: tuple[str, str]):
         self._tokenizer, self._system = tokenizer, system
+        self.end_ids = tuple(dict.fromkeys(end_ids))
 
     # --- what a family writes ---
 
@@ -92,10 +94,6 @@ class PiecewisePrompt(ABC):
     @abstractmethod
     def close_response(self, *, model_wrote_end: bool) -> list[Piece]:
         """The pieces between a response and the next item."""
-
-    @abstractmethod
-    def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:
-        """One user message as the talker reads it, placeholders expanded to n_places each."""
 
     # --- functions ---
 
@@ -185,3 +183,11 @@ class PiecewisePrompt(ABC):
 
     def _words(self, text: str) -> Words:
         return Words(tuple(self.words(text)))
+
+
+class TalkerReadPrompt(PiecewisePrompt):
+    """A prompt whose user messages a talker reads, too."""
+
+    @abstractmethod
+    def segment_ids(self, item: HistoryItem, n_places: list[int]) -> list[int]:
+        """One user message as the talker reads it, placeholders expanded to n_places each."""

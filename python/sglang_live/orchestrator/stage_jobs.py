@@ -45,7 +45,7 @@ THINKER_SILENCE_LIMIT_S = 30.0
 OnStreamEvent = Callable[[str, str, float], None]
 
 
-def ignore_event(stage: str, what: str, buffered_s: float) -> None:
+def _ignore_event(stage: str, what: str, buffered_s: float) -> None:
     """Until VoiceSession.watch sets another."""
 
 
@@ -75,7 +75,7 @@ class ThinkerJob:
         self._job, self._turn, self._session_id = job, turn, session_id
         self._known, self._segments = known, segments
         self._interrupted = False
-        self.on_stream_event: OnStreamEvent = ignore_event
+        self.on_stream_event: OnStreamEvent = _ignore_event
         self.item_key = turn.item_key
         self.done: ThinkerDone | None = None
 
@@ -183,7 +183,7 @@ class TalkerJob:
         self._keys = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.n_frames, self.ended, self.cut = 0, False, False
-        self.on_stream_event: OnStreamEvent = ignore_event
+        self.on_stream_event: OnStreamEvent = _ignore_event
 
     def cancel(self) -> None:
         self._job.cancel()
@@ -288,7 +288,7 @@ class TextJob:
         self._wants_audio = turn.wants_audio
         self._texts: asyncio.Queue[SpokenText | None] = asyncio.Queue()
         self._n_tokens, self._cancelled = 0, False
-        self.on_stream_event: OnStreamEvent = ignore_event
+        self.on_stream_event: OnStreamEvent = _ignore_event
 
     @property
     def ended(self) -> bool:

@@ -23,8 +23,8 @@ from sglang_live.speakable.ends import (
     strength_without_gap,
 )
 from sglang_live.speakable.lines import Block, Lines
-from sglang_live.speakable.voice import Voice
-from sglang_live.speakable.words import speech_of
+from sglang_live.speakable.style import SpeechStyle
+from sglang_live.speakable.words import wording_of
 
 _WORD = re.compile(r"\A\S+")
 
@@ -71,8 +71,8 @@ class Pieces:
         n_unspeakable: letters of the pieces that the voice cannot speak, and that are left out.
     """
 
-    def __init__(self, voice: Voice | None = None, limits: Limits | None = None):
-        self._voice = voice or Voice()
+    def __init__(self, style: SpeechStyle | None = None, limits: Limits | None = None):
+        self._style = style or SpeechStyle()
         self._limits = limits or Limits()
         self.n_unspeakable = 0
         self._lines = Lines()
@@ -260,7 +260,7 @@ class Pieces:
             # The rest of a word without end, as its begin before, is no speech.
             text = _WORD.sub("", source)
             self._torn = not text
-        speech = speech_of(text, self._voice, starts_line=self._starts_line, closes=closes)
+        speech = wording_of(text, self._style, starts_line=self._starts_line, closes=closes)
         if len(speech.words) > self._limits.longest and len(text) > 1:
             if n := len(source) - len(text):
                 self._put("", begin, begin + n)
@@ -281,7 +281,7 @@ class Pieces:
         if block is self._said_block:
             return ""
         self._said_block = block
-        return self._voice.says_code if block is Block.CODE else self._voice.says_table
+        return self._style.says_code if block is Block.CODE else self._style.says_table
 
 
 def _starts_line(before: str, so_far: bool) -> bool:

@@ -19,7 +19,7 @@ from sglang_live.speakable.markdown import plain
 from sglang_live.speakable.maths import normal, without_signs
 from sglang_live.speakable.moments import without_moments
 from sglang_live.speakable.names import code_words, without_names
-from sglang_live.speakable.voice import Voice, filtered, fold, tidied
+from sglang_live.speakable.style import SpeechStyle, filtered, fold, tidied
 
 # No language writes words of this length; what has it is data.
 MAX_WORD = 60
@@ -47,7 +47,7 @@ _PAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
+class Wording:
     """
     words: letters, spaces and . , ! ? : - ' only.
     n_unspeakable: letters that were left out, because the voice does not speak their script.
@@ -57,37 +57,37 @@ class Speech:
     n_unspeakable: int
 
 
-def speech_of(
-    text: str, voice: Voice | None = None, *, starts_line: bool = True, closes: bool = True
-) -> Speech:
+def wording_of(
+    text: str, style: SpeechStyle | None = None, *, starts_line: bool = True, closes: bool = True
+) -> Wording:
     """
     Args:
         starts_line: marks at the start of the text are those of a line, as of a list or heading.
         closes: a sentence ends with the text, though it may have no mark for it.
     """
-    voice = voice or Voice()
-    words, n_unspeakable = _pass(text, voice, starts_line=starts_line, closes=closes)
+    style = style or SpeechStyle()
+    words, n_unspeakable = _pass(text, style, starts_line=starts_line, closes=closes)
     for _ in range(_MAX_PASSES):
-        again, _ = _pass(words, voice, starts_line=starts_line, closes=closes)
+        again, _ = _pass(words, style, starts_line=starts_line, closes=closes)
         if again == words:
             break
         words = again
-    return Speech(words, n_unspeakable)
+    return Wording(words, n_unspeakable)
 
 
-def _pass(text: str, voice: Voice, *, starts_line: bool, closes: bool) -> tuple[str, int]:
+def _pass(text: str, style: SpeechStyle, *, starts_line: bool, closes: bool) -> tuple[str, int]:
     text = plain(text, starts_line=starts_line, say_code=code_words)
     text = normal(_EMOTICON.sub(" ", text)).translate(_QUOTES)
     text = without_names(text)
     text = _DATA.sub(" ", text)
     text = without_number_signs(without_roman(text))
     text = without_moments(text)
-    text = without_signs(text, greek="GREEK" not in voice.scripts)
+    text = without_signs(text, greek="GREEK" not in style.scripts)
     text = without_digits(text)
     text = without_acronyms(without_abbreviations(text))
     for pattern, replacement in _PAUSES:
         text = pattern.sub(replacement, text)
-    if voice.folds:
+    if style.folds:
         text = fold(text)
-    kept, n_unspeakable = filtered(text, voice)
+    kept, n_unspeakable = filtered(text, style)
     return tidied(kept, closes=closes), n_unspeakable

@@ -155,3 +155,12 @@ def test_a_template_that_numbers_its_messages_is_refused():
     )
     with pytest.raises(BadInputError, match="chat template"):
         TemplatePrompt(tokenizer, [1])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_templates_own_end_of_a_message_ends_a_response(name):
+    """Also where the checkpoint names another token, as base models do."""
+    tokenizer = TOKENIZERS[name]
+    prompt = TemplatePrompt(tokenizer, [3])
+    assert 3 in prompt.end_ids
+    assert tokenizer.convert_tokens_to_ids(TEMPLATES[name][2]) in prompt.end_ids

@@ -100,3 +100,16 @@ def test_numbers_of_ranks_that_do_not_divide_the_heads_are_refused(llm, fetched,
         family.check_ranks(path, "thinker", "--thinker.tp-size", 4)
     with pytest.raises(BadInputError, match="from 1"):
         family.check_ranks(path, "thinker", "--thinker.tp-size", 0)
+
+
+def test_a_composed_cascade_is_no_checkpoint(llm, fetched, tmp_path):
+    """Its config names code: a directory from elsewhere must not."""
+    path = compose(llm, "moonshine", "hibari", tmp_path, print)
+    with pytest.raises(BadInputError, match="composed cascade"):
+        ModelSource(path=str(path)).load(tmp_path)
+
+
+def test_a_size_of_the_vocabulary_need_not_be_divided(llm, fetched, tmp_path):
+    (llm / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 129}))
+    path = compose(llm, "moonshine", "hibari", tmp_path, print)
+    family_at(model_facts(path).family).check_ranks(path, "thinker", "--tp-size", 2)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sglang_live.speakable.letters import roman
 from sglang_live.speakable.numbers import MAX_DIGITS, cardinal, number, ordinal, year
-from sglang_live.speakable.voice import Voice
-from sglang_live.speakable.words import speech_of
+from sglang_live.speakable.style import SpeechStyle
+from sglang_live.speakable.words import wording_of
 
 # What the steps look for, so that they meet each other's traces.
 FRAGMENTS = st.sampled_from(
@@ -38,7 +38,7 @@ def is_latin(char: str) -> bool:
 @example("<\n>" * 400, True, True)
 @example("9" * 2000, True, False)
 def test_only_letters_and_basic_punctuation_are_said(text, starts_line, closes):
-    speech = speech_of(text, starts_line=starts_line, closes=closes)
+    speech = wording_of(text, starts_line=starts_line, closes=closes)
     assert speech.words == "" or FORM.fullmatch(speech.words)
     assert all(is_latin(char) for char in speech.words if char.isalpha())
     assert speech.n_unspeakable <= len(unicodedata.normalize("NFKC", text))
@@ -47,14 +47,14 @@ def test_only_letters_and_basic_punctuation_are_said(text, starts_line, closes):
 @given(TEXTS)
 @settings(max_examples=400, deadline=None)
 def test_words_are_said_as_they_are(text):
-    words = speech_of(text).words
-    assert speech_of(words).words == words
+    words = wording_of(text).words
+    assert wording_of(words).words == words
 
 
 @given(TEXTS)
 @settings(max_examples=100, deadline=None)
 def test_a_voice_that_folds_says_ascii_where_letters_have_it(text):
-    words = speech_of(text, Voice(folds=True)).words
+    words = wording_of(text, SpeechStyle(folds=True)).words
     assert not set(words) & set("éèüöäñçÅøßæœł")
 
 

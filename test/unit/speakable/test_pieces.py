@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglang_live.speakable.pieces import Limits, Piece, Pieces
-from sglang_live.speakable.voice import Voice
+from sglang_live.speakable.style import SpeechStyle
 
 # Text that has what matters to the cutting more often than random characters have it.
 FRAGMENTS = st.sampled_from(
@@ -199,9 +199,9 @@ def test_code_and_tables_are_pieces_without_words():
 
 
 def test_a_voice_may_say_that_something_was_left_out():
-    voice = Voice(says_code="Here is code.", says_table="Here is a table.")
+    style = SpeechStyle(says_code="Here is code.", says_table="Here is a table.")
     text = "```\n" + "x = 1\n" * 100 + "```\n| a |\n| b |\nEnd\n| c |\n"
-    assert [words for words in spoken(text, voice=voice) if words] == [
+    assert [words for words in spoken(text, style=style) if words] == [
         "Here is code.", "Here is a table.", "End.", "Here is a table.",
     ]  # fmt: skip
 

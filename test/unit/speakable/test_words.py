@@ -2,8 +2,8 @@
 
 import pytest
 
-from sglang_live.speakable.voice import Voice
-from sglang_live.speakable.words import speech_of
+from sglang_live.speakable.style import SpeechStyle
+from sglang_live.speakable.words import wording_of
 
 CASES = {
     "integers": [
@@ -203,29 +203,29 @@ CASES = {
     [pytest.param(*case, id=f"{kind}: {case[0]}") for kind in CASES for case in CASES[kind]],
 )
 def test_what_is_said(text, words):
-    assert speech_of(text).words == words
+    assert wording_of(text).words == words
 
 
 def test_letters_of_other_scripts_are_counted():
-    speech = speech_of("The word Привет and 你好")
+    speech = wording_of("The word Привет and 你好")
     assert (speech.words, speech.n_unspeakable) == ("The word and.", 8)
 
 
 def test_a_voice_speaks_the_scripts_that_it_is_given():
-    voice = Voice(scripts=frozenset(("LATIN", "CYRILLIC", "GREEK")))
-    assert speech_of("Привет α 你", voice) == speech_of("Привет α 你", voice)
-    assert speech_of("Привет α 你", voice).words == "Привет α."
+    style = SpeechStyle(scripts=frozenset(("LATIN", "CYRILLIC", "GREEK")))
+    assert wording_of("Привет α 你", style) == wording_of("Привет α 你", style)
+    assert wording_of("Привет α 你", style).words == "Привет α."
 
 
 def test_diacritics_are_folded_for_a_voice_that_wants_it():
-    words = speech_of("Café, Łódź, straße, x̂", Voice(folds=True)).words
+    words = wording_of("Café, Łódź, straße, x̂", SpeechStyle(folds=True)).words
     assert words == "Cafe, Lodz, strasse, x."
 
 
 def test_a_text_inside_of_a_sentence_gets_no_full_stop():
-    assert speech_of("and then", closes=False).words == "and then"
+    assert wording_of("and then", closes=False).words == "and then"
 
 
 def test_marks_of_lines_are_text_inside_of_a_line():
-    assert speech_of("5. Then", starts_line=True).words == "five. Then."
-    assert speech_of("# 5 of them", starts_line=False).words == "number five of them."
+    assert wording_of("5. Then", starts_line=True).words == "five. Then."
+    assert wording_of("# 5 of them", starts_line=False).words == "number five of them."

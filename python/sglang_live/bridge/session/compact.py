@@ -304,7 +304,12 @@ class Rebase:
             )
         self._rope, self._kv, self._limit = ropes[0], kv, limit
         self._reserve = min(REBASE_RESERVE_TOKENS, limit // 4)
-        self._inv_freq: Tensor | None = None
+        self._inv_freq = self._rope._compute_inv_freq(self._rope.base).float()
+        if any(not _turns_by(rope, self._inv_freq) for rope in ropes):
+            raise ValueError(
+                "endless sessions rotate keys, which was not tried with the rotary embedding of "
+                "this model: leave out the policy retention"
+            )
 
     def due(self, mm_inputs: MultimodalInputs, sink_tokens: int) -> bool:
         gap = position_gap(mm_inputs, sink_tokens)
@@ -318,8 +323,8 @@ class Rebase:
             rows: [n] KV slots of all tokens behind the sink.
         """
         rope, kv = self._rope, self._kv
-        if self._inv_freq is None:
-            self._inv_freq = copy_to(rope._compute_inv_freq(rope.base).float(), rows.device)
+        if self._inv_freq.device != rows.device:
+            self._inv_freq = copy_to(self._inv_freq, rows.device)
         for layer in range(kv.start_layer, kv.start_layer + kv.layer_num):
             rebase_keys(
                 kv.get_key_buffer(layer),
@@ -329,3 +334,14 @@ class Rebase:
                 neox=rope.is_neox_style,
                 rotary_dim=rope.rotary_dim,
             )
+
+
+def _turns_by(rope: Any, inv_freq: Tensor) -> bool:
+    """Whether a key's turn from one position to the next is that of these frequencies.
+
+    Embeddings that are scaled have others (YaRN), or arguments of another meaning.
+    """
+    cos, sin = rope.cos_sin_cache[1].float().cpu().chunk(2)
+    found, expected = torch.atan2(sin, cos), inv_freq.cpu()
+    # The table may be in bfloat16.
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=0.02, atol=1e-7)

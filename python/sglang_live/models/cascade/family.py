@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.errors import BadInputError
+from sglang_live.models.divided import check_divided, check_number
 from sglang_live.models.family import ModelFacts, read_json
 
 ARCHITECTURE = "Cascade"
-_DIVIDED = ("num_attention_heads", "intermediate_size", "vocab_size")
+_DIVIDED = ("num_attention_heads", "intermediate_size")
 
 
 class Cascade:
@@ -36,17 +37,13 @@ class Cascade:
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:
-        if n_ranks < 1:
-            raise BadInputError(f"{flag} takes a number from 1, got {n_ranks}")
+        check_number(flag, n_ranks)
         if stage != "thinker":
             return
         config = llm_config(Path(read_json(path / "config.json")["llm"]))
-        for name in _DIVIDED:
-            if (size := config.get(name)) is not None and size % n_ranks:
-                raise BadInputError(
-                    f"{flag}: this model's {name} is {size}, which cannot be divided among "
-                    f"{n_ranks} ranks"
-                )
+        sizes = {name: config[name] for name in _DIVIDED if name in config}
+        n_heads = config.get("num_attention_heads", n_ranks)
+        check_divided(flag, n_ranks, sizes, config.get("num_key_value_heads") or n_heads)
 
 
 def llm_config(path: Path) -> dict[str, Any]:
@@ -57,7 +54,7 @@ def llm_config(path: Path) -> dict[str, Any]:
     """
     whole = read_json(path / "config.json")
     config: dict[str, Any] = whole.get("text_config") or whole
-    if config.get("is_encoder_decoder"):
+    if whole.get("is_encoder_decoder") or config.get("is_encoder_decoder"):
         raise BadInputError(f"{path}: an encoder-decoder model cannot hold a conversation")
     for name in ("vocab_size", "max_position_embeddings"):
         if type(config.get(name)) is not int:

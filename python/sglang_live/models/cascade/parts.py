@@ -23,7 +23,7 @@ class CascadeThinker:
         generation = _optional(llm / "generation_config.json")
         config = read_json(llm / "config.json")
         self.engine_args: Mapping[str, Any] = {"model_path": str(llm), "enable_multimodal": False}
-        self.end_ids = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
+        self._end_ids = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
         does_sample = generation.get("do_sample", bool(generation.get("temperature")))
         found = {n: generation[n] for n in _SAMPLING if generation.get(n) is not None}
         self.sampling: Mapping[str, float] = MappingProxyType(
@@ -31,7 +31,7 @@ class CascadeThinker:
         )
 
     def prompt(self, tokenizer: Tokenizer) -> TemplatePrompt:
-        return TemplatePrompt(tokenizer, self.end_ids)
+        return TemplatePrompt(tokenizer, self._end_ids)
 
 
 def load_recogniser(path: Path) -> Recogniser:

@@ -25,7 +25,7 @@ class OmniThinker:
 
     def __init__(self, path: Path):
         self._spec = spec = Qwen3OmniSpec.load(path)
-        self.end_ids, self.sampling = spec.end_of_turn_ids, spec.sampling
+        self.sampling = spec.sampling
 
     def prompt(self, tokenizer: Tokenizer) -> ChatPrompt:
         return ChatPrompt(self._spec, tokenizer)

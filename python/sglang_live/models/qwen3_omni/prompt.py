@@ -5,15 +5,15 @@ one's.
 from itertools import groupby
 
 from sglang_live.core import AudioPart, HistoryItem, TextPart
-from sglang_live.models.prompt import Clip, Markup, Piece, PiecewisePrompt, Tokenizer, Words
+from sglang_live.models.prompt import Clip, Markup, Piece, TalkerReadPrompt, Tokenizer, Words
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 
 _SYSTEM = "<|im_start|>system\n", "<|im_end|>"
 
 
-class ChatPrompt(PiecewisePrompt):
+class ChatPrompt(TalkerReadPrompt):
     def __init__(self, spec: Qwen3OmniSpec, tokenizer: Tokenizer):
-        super().__init__(tokenizer, _SYSTEM)
+        super().__init__(tokenizer, spec.end_of_turn_ids, _SYSTEM)
         self._spec = spec
         self.newline_id = self.markup_ids("\n")[0]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang_live.errors import BadInputError
+from sglang_live.models.divided import check_divided, check_number
 
 _DECODER = ("num_attention_heads", "moe_intermediate_size")
 
@@ -16,8 +16,7 @@ def check_ranks(path: Path, stage: str, flag: str, n_ranks: int) -> None:
     Raises:
         BadInputError: names the flag, and a size that cannot be divided.
     """
-    if n_ranks < 1:
-        raise BadInputError(f"{flag} takes a number from 1, got {n_ranks}")
+    check_number(flag, n_ranks)
     if n_ranks == 1 or stage == "vocoder":
         return
     config = json.loads((path / "config.json").read_text())[f"{stage}_config"]
@@ -26,13 +25,7 @@ def check_ranks(path: Path, stage: str, flag: str, n_ranks: int) -> None:
     if shared := text.get("shared_expert_intermediate_size"):
         sizes["shared_expert_intermediate_size"] = shared
     sizes |= _encoders(config)
-    for name, size in sizes.items():
-        if size % n_ranks:
-            raise _undivided(flag, n_ranks, name, size)
-    # Ranks beyond the number of KV heads hold copies of them.
-    n_kv = text["num_key_value_heads"]
-    if n_kv % n_ranks and n_ranks % n_kv:
-        raise _undivided(flag, n_ranks, "num_key_value_heads", n_kv)
+    check_divided(flag, n_ranks, sizes, text["num_key_value_heads"])
 
 
 def _encoders(config: Mapping[str, Any]) -> dict[str, int]:
@@ -41,9 +34,3 @@ def _encoders(config: Mapping[str, Any]) -> dict[str, int]:
     return {
         f"{part}.{name}": config[part][name] for part, name in names.items() if config.get(part)
     }
-
-
-def _undivided(flag: str, n_ranks: int, name: str, size: int) -> BadInputError:
-    return BadInputError(
-        f"{flag}: this model's {name} is {size}, which cannot be divided among {n_ranks} ranks"
-    )

@@ -8,17 +8,15 @@ from sglang_live.messages import (
     ThinkerRequest,
     UserSegment,
 )
-from sglang_live.models.prompt import PiecewisePrompt
+from sglang_live.models.prompt import PiecewisePrompt, TalkerReadPrompt
 from sglang_live.stages.thinker.hearing import Hearing
 from sglang_live.stages.thinker.wire_items import history_item
 from sglang_live.stages.transport.server import ServedJob
 
 
-async def recite(
-    job: ServedJob, script: ScriptRequest, prompt: PiecewisePrompt, *, for_talker: bool
-) -> None:
-    """Respond with the script's text. for_talker: a talker reads user messages, too."""
-    if for_talker:
+async def recite(job: ServedJob, script: ScriptRequest, prompt: PiecewisePrompt) -> None:
+    """Respond with the script's text."""
+    if isinstance(prompt, TalkerReadPrompt):
         item = HistoryItem(key=script.key, role="user", parts=(TextPart(script.text),))
         await job.send(UserSegment(job.job_id, script.key, prompt.segment_ids(item, [])))
     await _send(job, prompt.words(script.text), script.text)
@@ -28,7 +26,7 @@ async def transcribe(job: ServedJob, request: ThinkerRequest, hearing: Hearing) 
     """Respond with the words of the newest item's audio."""
     newest = history_item(request.items[-1], job.frames)
     clips = [part.pcm for part in newest.parts if isinstance(part, AudioPart)]
-    await _send(job, [], " ".join([await hearing.text_of(pcm) for pcm in clips]))
+    await _send(job, [], " ".join([await hearing.transcript_of(pcm) for pcm in clips]))
 
 
 async def _send(job: ServedJob, ids: list[int], text: str) -> None:

@@ -1,7 +1,8 @@
 """Speech of users as text, for a language model that only reads.
 
 In: history items with audio. Out: the same items with the words in it. A worker thread recognises
-one clip at a time; a clip is recognised once.
+one clip of a turn at a time, another one those that are only transcribed and may be long. A clip is
+recognised once.
 Owner: one Hearing per thinker stage of a family with a recogniser.
 """
 
@@ -9,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -34,41 +35,59 @@ class Hearing:
     def __init__(self, recogniser: Recogniser):
         self._recogniser = recogniser
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="recogniser")
+        self._patient_worker = ThreadPoolExecutor(1, thread_name_prefix="transcriber")
         self._texts: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()
-        self.counts = {"clips_recognised": 0.0, "recognition_s": 0.0, "recognitions_failed": 0.0}
+        names = ("clips_recognised", "recognition_s", "recognitions_failed", "clips_given_up")
+        self.counts = dict.fromkeys(names, 0.0)
 
     async def as_text(self, item: HistoryItem) -> HistoryItem:
         """The item with the words of its audio in place of it.
 
         Raises:
-            StageFailedError: the recogniser failed.
+            StageFailedError: the recogniser failed. The next time the clip has no words, so that
+                the conversation goes on.
         """
         if not any(isinstance(part, AudioPart) for part in item.parts):
             return item
         texts = [
-            await self.text_of(part.pcm) if isinstance(part, AudioPart) else part.text
+            await self._words_of(part.pcm) if isinstance(part, AudioPart) else part.text
             for part in item.parts
         ]
         parts = (TextPart(" ".join(text for text in texts if text)),)
         return replace(item, parts=parts, opens=True, closes=True)
 
-    async def text_of(self, pcm: np.ndarray) -> str:
+    async def _words_of(self, pcm: np.ndarray) -> str:
+        known = self._texts.get(_key(pcm))
+        if known is not None and known.done() and not known.cancelled() and known.exception():
+            self.counts["clips_given_up"] += 1
+            return ""
+        return await self._text_of(pcm, self._worker)
+
+    async def transcript_of(self, pcm: np.ndarray) -> str:
+        """The words of a clip that no response waits for.
+
+        Raises:
+            StageFailedError: the recogniser failed.
+        """
+        return await self._text_of(pcm, self._patient_worker)
+
+    async def _text_of(self, pcm: np.ndarray, worker: Executor) -> str:
         """The words of a clip: [n] int16, mono, at INPUT_RATE_HZ."""
-        key = blake2b(pcm.tobytes(), digest_size=16).digest()
+        key = _key(pcm)
         task = self._texts.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
-            task = self._texts[key] = asyncio.create_task(self._recognise(pcm))
+            task = self._texts[key] = asyncio.create_task(self._recognise(pcm, worker))
         self._texts.move_to_end(key)
         while len(self._texts) > _KEPT:
             self._texts.popitem(last=False)
         # A turn that is cancelled does not cancel the recognition: the next turn has the clip, too.
         return await asyncio.shield(task)
 
-    async def _recognise(self, pcm: np.ndarray) -> str:
+    async def _recognise(self, pcm: np.ndarray, worker: Executor) -> str:
         began_s = time.monotonic()
         loop = asyncio.get_running_loop()
         try:
-            text = await loop.run_in_executor(self._worker, self._recogniser.transcribe, pcm)
+            text = await loop.run_in_executor(worker, self._recogniser.transcribe, pcm)
         except Exception as error:
             self.counts["recognitions_failed"] += 1
             log.exception("recogniser_failed n_samples=%d", len(pcm))
@@ -76,3 +95,7 @@ class Hearing:
         self.counts["clips_recognised"] += 1
         self.counts["recognition_s"] += time.monotonic() - began_s
         return text
+
+
+def _key(pcm: np.ndarray) -> bytes:
+    return blake2b(pcm.tobytes(), digest_size=16).digest()

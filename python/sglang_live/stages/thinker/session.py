@@ -73,7 +73,6 @@ class ThinkerSession:
         history: list[HistoryItem],
         item_key: str,
         sampling: dict[str, Any],
-        end_ids: tuple[int, ...],
         state: TurnState,
         retention: RetentionConfig | None = None,
         opening: Opening = NO_OPENING,
@@ -123,7 +122,7 @@ class ThinkerSession:
             new, self._ends_of(new, start), begun_at=start.n_tokens, speculative=speculative
         )
         if response_ids is not None:
-            self._hold_response(item_key, response_ids, end_ids)
+            self._hold_response(item_key, response_ids)
 
     def interrupt(self, state: TurnState) -> None:
         """End the running turn's response where it is. Another turn waits for its end."""
@@ -279,12 +278,12 @@ class ThinkerSession:
             ends.append(end)
         return ends
 
-    def _hold_response(self, key: str, response_ids: list[int], end_ids: tuple[int, ...]) -> None:
+    def _hold_response(self, key: str, response_ids: list[int]) -> None:
         [ask] = self.prompt.appends(self.prompt.open_response())
         self.ledger = self.ledger.with_response(
             key,
             response_ids,
-            model_wrote_end=bool(response_ids) and response_ids[-1] in end_ids,
+            model_wrote_end=bool(response_ids) and response_ids[-1] in self.prompt.end_ids,
             opening_tokens=len(ask.token_ids),
         )
 

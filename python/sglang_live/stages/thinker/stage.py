@@ -41,6 +41,7 @@ from sglang_live.messages import (
     UserSpeaking,
 )
 from sglang_live.models.family import ThinkerModel, family_at, part
+from sglang_live.models.prompt import TalkerReadPrompt
 from sglang_live.stages.engine_host import (
     EXTERNAL_MODELS_ENV,
     EngineHost,
@@ -82,7 +83,6 @@ class ThinkerStage:
         family, path = family_at(spec.family), Path(spec.model_path)
         self.model: ThinkerModel = part(family.thinker)(path)
         self._hearing = Hearing(part(family.recogniser)(path)) if family.recogniser else None
-        self._has_talker = family.talker is not None
         os.environ[EXTERNAL_MODELS_ENV] = self.model.external_models
         small_pool = cpu.is_active() and self._hearing is not None
         self.host = EngineHost(
@@ -103,6 +103,8 @@ class ThinkerStage:
         self.engine = self.host.engine
         tokenizer = self.engine.tokenizer_manager.tokenizer
         self.prompt = self.model.prompt(tokenizer)
+        # What a talker reads of user messages. None: there is no talker.
+        self._talker_reads = self.prompt if isinstance(self.prompt, TalkerReadPrompt) else None
         self._sizes = PromptSizes(self.prompt, tokenizer)
         self._sessions: dict[str, ThinkerSession] = {}
         self._busy: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -137,7 +139,6 @@ class ThinkerStage:
             history=[item],
             item_key="warm-up response",
             sampling={"max_new_tokens": 4},
-            end_ids=self.model.end_ids,
             state=TurnState(),
         )
         async for _ in turn:
@@ -150,7 +151,7 @@ class ThinkerStage:
         if isinstance(job.opener, MeasurePrompt):
             return await job.send(await self._sizes.of(job.opener, self._max_tokens))
         if isinstance(job.opener, ScriptRequest):
-            return await recite(job, job.opener, self.prompt, for_talker=self._has_talker)
+            return await recite(job, job.opener, self.prompt)
         request = job.opener
         assert isinstance(request, ThinkerRequest)
         if request.transcribes and self._hearing is not None:
@@ -288,7 +289,7 @@ class ThinkerStage:
             if self._feed is not None and state.generating is not None:
                 self._feed.progress.put(state.generating, progress)
 
-        end_ids, call_begin_id = self.model.end_ids, self.prompt.call_begin_id()
+        end_ids, call_begin_id = self.prompt.end_ids, self.prompt.call_begin_id()
         return ResponseOutput(job, end_ids, call_begin_id, report_progress)
 
     async def _receive(
@@ -321,7 +322,6 @@ class ThinkerStage:
             history=history,
             item_key=request.item_key,
             sampling=self._sampling(request),
-            end_ids=self.model.end_ids,
             state=state,
             retention=retention_of(request) if self._bounds else None,
             opening=self.prompt.opening(request.must_call),
@@ -373,7 +373,7 @@ class ThinkerStage:
         return {
             **sampling,
             "max_new_tokens": n_max,
-            "stop_token_ids": list(self.model.end_ids),
+            "stop_token_ids": list(self.prompt.end_ids),
         }
 
     async def _clip_states(self, event: Prefilled) -> np.ndarray:
@@ -385,11 +385,13 @@ class ThinkerStage:
         self, job: ServedJob, items: list[HistoryItem], clips: list[np.ndarray]
     ) -> None:
         left = iter(clips)
-        for item in items if self._has_talker else ():
+        if (prompt := self._talker_reads) is None:
+            return
+        for item in items:
             states = [next(left) for part in item.parts if isinstance(part, AudioPart)]
             if item.role != "user" or item.token_ids is not None:
                 continue
             tensors = job.tensors()
             ref = tensors.put(np.concatenate(states)) if states else None
-            ids = self.prompt.segment_ids(item, [len(s) for s in states])
+            ids = prompt.segment_ids(item, [len(s) for s in states])
             await job.send(UserSegment(job.job_id, item.key, ids, ref), tensors)

@@ -173,7 +173,7 @@ class ReadingStage:
                 speech = await loop.run_in_executor(
                     self._worker, self._voice.synthesise, order.text, order.voice
                 )
-            except Exception as error:
+            except Exception as error:  # of any voice: this response fails, the stage goes on
                 self._counts["failed"] += 1
                 log.exception("voice_failed n_characters=%d", len(order.text))
                 if not order.speech.cancelled():

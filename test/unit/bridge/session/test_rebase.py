@@ -1,18 +1,33 @@
-"""Which KV pools allow that keys are rotated in place."""
+"""Which models and KV pools allow that keys are rotated in place."""
 
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 from sglang_live.bridge.session.compact import Rebase
 
+POOL = SimpleNamespace(k_scale_buffer=None)
+
+
+class FakeRope(nn.Module):
+    """scale: of the frequencies in the table, which the embedding's own function does not know."""
+
+    def __init__(self, scale: float = 1.0, dtype: torch.dtype = torch.float32, base: float = 1e6):
+        super().__init__()
+        self.base = base
+        angles = torch.outer(torch.arange(4.0), self._compute_inv_freq(base) * scale)
+        self.cos_sin_cache = torch.cat([angles.cos(), angles.sin()], dim=-1).to(dtype)
+
+    def _compute_inv_freq(self, base: float) -> torch.Tensor:
+        return 1.0 / base ** (torch.arange(0, 64, 2).float() / 64)
+
 
 class FakeModel(nn.Module):
-    def __init__(self):
+    def __init__(self, *ropes: FakeRope):
         super().__init__()
-        self.rope = nn.Module()
-        self.rope.cos_sin_cache, self.rope.base = None, 1e6
+        self.ropes = nn.ModuleList(ropes or [FakeRope()])
 
 
 @pytest.mark.parametrize("scales", ["k_scale_buffer", "native_k_scale_buffer"])
@@ -22,5 +37,16 @@ def test_keys_with_a_scale_per_block_cannot_be_rotated(scales):
         Rebase(FakeModel(), pool, 32768, has_table=True)
 
 
-def test_keys_without_scales_can_be_rotated():
-    Rebase(FakeModel(), SimpleNamespace(k_scale_buffer=None), 32768, has_table=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_of_a_plain_embedding_can_be_rotated(dtype):
+    Rebase(FakeModel(FakeRope(dtype=dtype), FakeRope(dtype=dtype)), POOL, 32768, has_table=False)
+
+
+@pytest.mark.parametrize(
+    "ropes",
+    [(FakeRope(0.25),), (FakeRope(), FakeRope(base=1e4))],
+    ids=["scaled", "two of different bases"],
+)
+def test_keys_of_other_embeddings_cannot(ropes):
+    with pytest.raises(ValueError, match="leave out the policy retention"):
+        Rebase(FakeModel(*ropes), POOL, 32768, has_table=False)

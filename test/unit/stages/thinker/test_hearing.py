@@ -65,29 +65,50 @@ async def test_silence_leaves_no_word_and_no_space(hearing):
 
 async def test_a_clip_is_recognised_once_also_at_the_same_time(hearing, recogniser):
     recogniser.gate.clear()
-    both = [asyncio.create_task(hearing.text_of(clip(5).pcm)) for _ in range(2)]
+    both = [asyncio.create_task(hearing.transcript_of(clip(5).pcm)) for _ in range(2)]
     await asyncio.sleep(0)
     recogniser.gate.set()
     assert await asyncio.gather(*both) == ["5 samples"] * 2
-    assert await hearing.text_of(clip(5).pcm) == "5 samples"
+    assert await hearing.transcript_of(clip(5).pcm) == "5 samples"
     assert recogniser.heard == [5] and hearing.counts["clips_recognised"] == 1
 
 
 async def test_a_cancelled_turn_leaves_the_recognition_to_the_next(hearing, recogniser):
     recogniser.gate.clear()
-    first = asyncio.create_task(hearing.text_of(clip(5).pcm))
+    first = asyncio.create_task(hearing.transcript_of(clip(5).pcm))
     await asyncio.sleep(0.01)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     recogniser.gate.set()
-    assert await hearing.text_of(clip(5).pcm) == "5 samples"
+    assert await hearing.transcript_of(clip(5).pcm) == "5 samples"
     assert recogniser.heard == [5]
 
 
-async def test_a_failure_is_told_and_the_clip_is_tried_again(hearing, recogniser):
+async def test_a_failed_transcript_is_told_and_tried_again(hearing, recogniser):
     recogniser.fails = True
     with pytest.raises(StageFailedError, match="the recogniser failed: no model"):
-        await hearing.text_of(clip(5).pcm)
+        await hearing.transcript_of(clip(5).pcm)
     recogniser.fails = False
-    assert await hearing.text_of(clip(5).pcm) == "5 samples"
+    assert await hearing.transcript_of(clip(5).pcm) == "5 samples"
     assert hearing.counts["recognitions_failed"] == 1
+
+
+async def test_a_clip_that_failed_its_turn_has_no_words_in_the_next(hearing, recogniser):
+    """Otherwise no later turn of the conversation would be answered."""
+    recogniser.fails = True
+    with pytest.raises(StageFailedError, match="the recogniser failed: no model"):
+        await hearing.as_text(said(clip(5)))
+    assert (await hearing.as_text(said(clip(5)))).parts == (TextPart(""),)
+    assert hearing.counts["clips_given_up"] == 1
+
+
+async def test_a_long_transcription_does_not_delay_a_turn(hearing, recogniser):
+    recogniser.gate.clear()
+    transcript = asyncio.create_task(hearing.transcript_of(clip(500).pcm))
+    await asyncio.sleep(0.05)
+    held, recogniser.gate = recogniser.gate, threading.Event()
+    recogniser.gate.set()
+    assert (await hearing.as_text(said(clip(5)))).parts == (TextPart("5 samples"),)
+    assert not transcript.done()
+    held.set()
+    assert await transcript == "500 samples"

@@ -10,7 +10,7 @@ from sglang_live.messages import MeasurePrompt
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes
 from sglang_live.stages.thinker.session import ThinkerSession
 from sglang_live.stages.thinker.turn import TurnState
-from test.unit.stages.fake_engine import END_ID, PROMPT, TOKENIZER, FakeEngine
+from test.unit.stages.fake_engine import PROMPT, TOKENIZER, FakeEngine
 
 MOST = 400
 
@@ -57,7 +57,6 @@ def test_what_is_said_not_to_fit_fails_its_turn(n_words):
             history=[item],
             item_key="r",
             sampling={"max_new_tokens": 4},
-            end_ids=(END_ID,),
             state=TurnState(),
             max_tokens=MOST,
             drops_oldest=True,

@@ -17,7 +17,7 @@ from sglang_live.models.prompt import NO_OPENING, Opening
 from sglang_live.stages.thinker.fitting_history import room_for_header, room_for_prompt
 from sglang_live.stages.thinker.session import ThinkerSession
 from sglang_live.stages.thinker.turn import Generated, Prefilled, TurnState
-from test.unit.stages.fake_engine import END_ID, N_PLACES, PROMPT, FakeEngine
+from test.unit.stages.fake_engine import N_PLACES, PROMPT, FakeEngine
 
 pytestmark = pytest.mark.usefixtures("must_not_hang")
 
@@ -62,7 +62,6 @@ class Call:
             history=list(history),
             item_key=key,
             sampling={"max_new_tokens": 100},
-            end_ids=(END_ID,),
             state=self.state,
             retention=retention,
             opening=opening,
@@ -572,7 +571,6 @@ async def test_every_request_of_a_session_carries_its_owners_salt():
         history=[user("a", "Listen:", 1600, "What was it?")],
         item_key="r",
         sampling={"max_new_tokens": 4},
-        end_ids=(END_ID,),
         state=TurnState(),
         cache_salt="of one owner",
     )

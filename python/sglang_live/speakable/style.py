@@ -14,7 +14,7 @@ _ASIAN = str.maketrans("。，、！？；：", ".,,!?;:")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Voice:
+class SpeechStyle:
     """
     scripts: whose letters it speaks, by the first word of their Unicode names.
     folds: Latin letters lose their diacritics.
@@ -50,7 +50,7 @@ _WITHOUT_DECOMPOSITION = str.maketrans(
 )
 
 
-def filtered(text: str, voice: Voice) -> tuple[str, int]:
+def filtered(text: str, style: SpeechStyle) -> tuple[str, int]:
     """The characters that the voice can speak; the number of letters that it cannot."""
     kept: list[str] = []
     n_unspeakable = 0
@@ -60,7 +60,7 @@ def filtered(text: str, voice: Voice) -> tuple[str, int]:
             kept.append(char if spoken else " ")
             continue
         script = script_of(char)
-        if script in voice.scripts:
+        if script in style.scripts:
             kept.append(char)
         elif script != "COMBINING":
             # A mark above a letter is left out without a gap in its word.
