@@ -10,6 +10,7 @@ from array import array
 from typing import Any
 
 import torch
+from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.managers.schedule_batch import MultimodalInputs, Req, ReqKvInfo, ScheduleBatch
 from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -292,7 +293,7 @@ class Rebase:
 
     def __init__(self, model: nn.Module, kv: Any, limit: int, *, has_table: bool):
         self.has_table = has_table
-        ropes: list[Any] = [m for m in model.modules() if hasattr(m, "cos_sin_cache")]
+        ropes = _rotary_embeddings(model)
         if not ropes or not hasattr(ropes[0], "base"):
             raise ValueError("endless sessions need a rotary embedding with a base")
         scales = ("k_scale_buffer", "native_k_scale_buffer")
@@ -334,6 +335,17 @@ class Rebase:
                 neox=rope.is_neox_style,
                 rotary_dim=rope.rotary_dim,
             )
+
+
+def _rotary_embeddings(model: nn.Module) -> list[Any]:
+    """Those of the layers with KV. Encoders, of images for example, have others."""
+    layers = (m for m in model.modules() if _has_kv(m))
+    found = (getattr(layer, "rotary_emb", None) for layer in layers)
+    return [rope for rope in found if hasattr(rope, "cos_sin_cache")]
+
+
+def _has_kv(module: nn.Module) -> bool:
+    return any(isinstance(child, RadixAttention) for child in module.children())
 
 
 def _turns_by(rope: Any, inv_freq: Tensor) -> bool:

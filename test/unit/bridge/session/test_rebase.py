@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sglang.srt.layers.radix_attention import RadixAttention
 from torch import nn
 
 from sglang_live.bridge.session.compact import Rebase
@@ -24,10 +25,19 @@ class FakeRope(nn.Module):
         return 1.0 / base ** (torch.arange(0, 64, 2).float() / 64)
 
 
+class FakeLayer(nn.Module):
+    def __init__(self, rope: FakeRope):
+        super().__init__()
+        self.rotary_emb, self.attn = rope, RadixAttention(1, 64, 1.0, 1, layer_id=0)
+
+
 class FakeModel(nn.Module):
+    """Its encoder of images has an embedding of its own."""
+
     def __init__(self, *ropes: FakeRope):
         super().__init__()
-        self.ropes = nn.ModuleList(ropes or [FakeRope()])
+        self.visual = FakeRope(base=5e3)
+        self.layers = nn.ModuleList(map(FakeLayer, ropes or [FakeRope()]))
 
 
 @pytest.mark.parametrize("scales", ["k_scale_buffer", "native_k_scale_buffer"])
@@ -40,6 +50,11 @@ def test_keys_with_a_scale_per_block_cannot_be_rotated(scales):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_keys_of_a_plain_embedding_can_be_rotated(dtype):
     Rebase(FakeModel(FakeRope(dtype=dtype), FakeRope(dtype=dtype)), POOL, 32768, has_table=False)
+
+
+def test_keys_are_rotated_by_the_embedding_of_the_layers_with_kv():
+    rebase = Rebase(FakeModel(FakeRope(base=1e6)), POOL, 32768, has_table=True)
+    assert rebase._rope.base == 1e6
 
 
 @pytest.mark.parametrize(
