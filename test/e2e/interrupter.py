@@ -137,6 +137,19 @@ async def speech_over_response(socket: Socket) -> tuple[dict, dict]:
     return started, done
 
 
+async def truncated(socket: Socket) -> dict:
+    """The truncation of the interrupted response.
+
+    Raises:
+        UnsuitableResponse: the next response is done: all that was sent of the interrupted one
+            had been heard, as on a machine that generates audio more slowly than it is heard.
+    """
+    event = await socket.until(CUT, DONE)
+    if event["type"] == DONE:
+        raise UnsuitableResponse
+    return event
+
+
 async def cancelled(socket: Socket) -> dict:
     """Cancel the response. Returns its response.done."""
     await socket.send("response.cancel")

@@ -40,6 +40,7 @@ from test.e2e.interrupter import (
     sound_ms,
     speech_over_response,
     truncate,
+    truncated,
     until_suitable,
     voice,
 )
@@ -63,7 +64,7 @@ async def test_speech_over_a_response_ends_it_and_gets_a_response(server):
         speaking = asyncio.create_task(socket.speak(voice()))
         try:
             started, done = await speech_over_response(socket)
-            cut = await socket.until(CUT)
+            cut = await truncated(socket)
             after = await socket.until(DONE)
         finally:
             speaking.cancel()
@@ -110,7 +111,7 @@ async def test_without_a_window_the_same_cough_interrupts(server):
         item_id = await long_response(socket, 1.0)
         await socket.append(burst())
         await speech_over_response(socket)
-        cut = await socket.until(CUT)
+        cut = await truncated(socket)
         after = await socket.until(DONE)
     assert cut["item_id"] == item_id
     assert after["response"]["status"] == "completed"
@@ -238,7 +239,7 @@ async def test_acks_of_a_client_that_is_behind_are_accepted(server):
         await socket.send("playback.ack", item_id=item_id, audio_end_ms=200)
         await socket.append(voice(), step=480)
         await speech_over_response(socket)
-        cut = await socket.until(CUT)
+        cut = await truncated(socket)
         after = await socket.until(DONE)
         shown = await retrieve(socket, item_id)
     # By the clock it would be more than two seconds.

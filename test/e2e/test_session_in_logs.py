@@ -9,12 +9,12 @@ import pytest
 
 from test.e2e.conftest import Server, wait_until
 from test.e2e.interrupter import (
-    CUT,
     DONE,
     TEXT,
     UnsuitableResponse,
     long_response,
     speech_over_response,
+    truncated,
     until_suitable,
     voice,
 )
@@ -70,7 +70,7 @@ async def test_a_search_for_the_session_finds_the_turn_in_every_process(server):
         speaking = asyncio.create_task(socket.speak(voice()))
         try:
             _, done = await speech_over_response(socket)
-            await socket.until(CUT)
+            await truncated(socket)
             if (await socket.until(DONE))["response"]["status"] != "completed":
                 raise UnsuitableResponse
         finally:

@@ -110,6 +110,23 @@ async def test_a_response_that_only_plays_out_can_still_be_interrupted():
     assert world.value("barge_ins_total") == 1
 
 
+async def test_of_a_response_that_stalls_all_audio_that_was_sent_has_been_heard():
+    world = World(paced(WORDS, 20, asyncio.Event()), spoken("Yes?"))
+    async with world.connect() as client:
+        await start(client)
+        await world.play(client, 1.7)
+        client.append(VOICE)
+        events = await client.settle()
+        assert STARTED in types(events)
+        assert "response.done" in types(events)
+        # The client has no audio to discard.
+        assert TRUNCATED not in types(events)
+        heard = (await next_history(world, client))[0]
+        # 20 frames, at about 3.7 frames a token.
+        assert heard.token_ids == (1, 2, 3, 4, 5)
+    assert world.value("barge_ins_total") == 1
+
+
 async def test_a_response_that_was_heard_to_its_end_stays_whole():
     world = World(paced(WORDS, 40), spoken("Yes?"))
     async with world.connect() as client:
