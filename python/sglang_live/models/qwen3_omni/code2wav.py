@@ -63,8 +63,11 @@ class StreamingCode2Wav:
         codebook_size: codes lie in [0, codebook_size).
         samples_per_frame: samples per frame once a stream is under way.
         sample_rate_hz: samples per second of the output.
+        n_tail_frames: see StreamDecoder; it does not look ahead.
         graphs: None until use_graphs.
     """
+
+    n_tail_frames = 0
 
     def __init__(
         self,

@@ -4,13 +4,17 @@ In: codec frames per job, as the talker makes them. Out: PCM chunks.
 Owner: one VocoderEngine per vocoder worker; not thread-safe, never sleeps, reads no clock.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sglang_live.errors import BadInputError, CapacityError, LiveError
+from sglang_live.models.codecs import END_CODE
 from sglang_live.stages.vocoder.config import VocoderConfig
 
 
@@ -22,15 +26,23 @@ class UnknownJobError(LiveError):
 
 
 class StreamDecoder(Protocol):
-    """A codec decoder that carries left context as state; see StreamingCode2Wav."""
+    """A codec decoder that carries left context as state; see StreamingCode2Wav.
+
+    Attributes:
+        n_tail_frames: frames of END_CODE behind the last one of a stream, which bring its last
+            samples; 0 for a decoder that does not look ahead (see SnacDecoder).
+    """
 
     n_quantizers: int
+    n_tail_frames: int
 
     def new_stream(self) -> Any: ...
 
     def check_codes(self, codes: Tensor) -> None: ...
 
-    def decode(self, streams: list[Any], codes: Tensor) -> Tensor: ...
+    def decode(self, streams: list[Any], codes: Tensor) -> Sequence[Tensor]:
+        """[n_samples] of each stream, which may be none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,8 @@ class VocoderChunk:
     """The next piece of one job's audio.
 
     Attributes:
-        pcm: int16 little-endian, mono, at the decoder's rate.
+        pcm: int16 little-endian, mono, at the decoder's rate. Empty while a decoder that looks
+            ahead has too few frames.
         n_frames: codec frames it was decoded from; 0 only in an empty last chunk.
         is_last: nothing of this job follows; the job has ended.
     """
@@ -55,16 +68,34 @@ class _Job:
 
     Attributes:
         stream: the decoder's state.
-        pending: [n, n_quantizers] int64 on the CPU, frames not yet decoded, oldest first.
+        pending: [n, n_quantizers] int64 on the CPU, frames of the stream not yet decoded, oldest
+            first.
+        later: frames of the next utterances, each of which gets a stream of its own. The last of
+            them, or `pending` if there are none, may grow.
+        is_begun: whether frames of the stream were decoded.
+        n_emitted: chunks with sound.
         ready_since: arrival number at which the next chunk became ready. None: it is not ready.
     """
 
     job_id: str
     stream: Any
     pending: Tensor
+    later: list[Tensor] = field(default_factory=list)
+    is_begun: bool = False
     n_emitted: int = 0
     is_finished: bool = False
     ready_since: int | None = None
+
+    @property
+    def n_pending(self) -> int:
+        return len(self.pending) + sum(len(frames) for frames in self.later)
+
+    def append(self, codes: Tensor) -> None:
+        """Add frames to the utterance that may grow."""
+        if self.later:
+            self.later[-1] = torch.cat((self.later[-1], codes))
+        else:
+            self.pending = torch.cat((self.pending, codes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +114,12 @@ class VocoderBatch:
         """One int16 PCM chunk per job."""
         if self.codes is None:
             return [b""] * len(self.jobs)
-        wave = self.decoder.decode([job.stream for job in self.jobs], self.codes)
-        samples = (wave * 32767.0).round_().to(torch.int16).cpu().numpy().astype("<i2", copy=False)
-        return [row.tobytes() for row in samples]
+        waves = list(self.decoder.decode([job.stream for job in self.jobs], self.codes))
+        # One copy from the device for all of them.
+        samples = (torch.cat(waves) * 32767.0).round_().to(torch.int16).cpu().numpy()
+        ends = list(accumulate(len(wave) for wave in waves))
+        pieces = np.split(samples.astype("<i2", copy=False), ends[:-1])
+        return [piece.tobytes() for piece in pieces]
 
 
 class VocoderEngine:
@@ -121,8 +155,7 @@ class VocoderEngine:
             raise CapacityError(
                 f"vocoder full: {len(self._jobs)} of {self._config.max_streams} streams"
             )
-        no_frames = torch.empty(0, self._decoder.n_quantizers, dtype=torch.int64)
-        self._jobs[job_id] = _Job(job_id, self._decoder.new_stream(), no_frames)
+        self._jobs[job_id] = _Job(job_id, self._decoder.new_stream(), self._no_frames())
 
     def feed(self, job_id: str, codes: Tensor) -> None:
         """Append frames to a job. An error changes nothing.
@@ -138,18 +171,29 @@ class VocoderEngine:
         if codes.ndim != 2:
             raise BadInputError(f"codes must be [n, n_quantizers], got {list(codes.shape)}")
         self._decoder.check_codes(codes)
-        n_pending, cap = len(job.pending), self._config.max_buffered_frames
+        n_pending, cap = job.n_pending, self._config.max_buffered_frames
         if n_pending + len(codes) > cap:
             raise CapacityError(
                 f"vocoder job {job_id!r}: {n_pending} + {len(codes)} frames exceed {cap}"
             )
-        job.pending = torch.cat((job.pending, codes.cpu()))
+        job.append(codes.cpu())
+        self._note_readiness(job)
+
+    def end_utterance(self, job_id: str) -> None:
+        """The frames so far end here; those that follow are decoded apart from them."""
+        job = self._job(job_id)
+        self._add_tail(job)
+        job.later.append(self._no_frames())
+        self._go_on(job)
         self._note_readiness(job)
 
     def finish(self, job_id: str) -> None:
         """No more frames will come; `step` flushes the rest. Idempotent."""
         job = self._job(job_id)
+        if not job.is_finished:
+            self._add_tail(job)
         job.is_finished = True
+        self._go_on(job)
         self._note_readiness(job)
 
     def cancel(self, job_id: str) -> None:
@@ -192,17 +236,35 @@ class VocoderEngine:
             raise UnknownJobError(f"vocoder job {job_id!r} is not open")
         return self._jobs[job_id]
 
+    def _no_frames(self) -> Tensor:
+        return torch.empty(0, self._decoder.n_quantizers, dtype=torch.int64)
+
+    def _add_tail(self, job: _Job) -> None:
+        """Let the decoder know the end of the utterance that may grow, if it has any frame."""
+        if job.later[-1].numel() if job.later else job.is_begun or job.pending.numel():
+            shape = (self._decoder.n_tail_frames, self._decoder.n_quantizers)
+            job.append(torch.full(shape, END_CODE))
+
+    def _go_on(self, job: _Job) -> None:
+        """Begin the next utterance, if no frame of the current one is left to be decoded."""
+        while job.later and not len(job.pending):
+            job.pending = job.later.pop(0)
+            if job.is_begun:
+                job.stream, job.is_begun = self._decoder.new_stream(), False
+
     def _wanted_frames(self, job: _Job) -> int:
         config = self._config
         first = job.n_emitted < config.n_first_chunks
         return config.first_chunk_frames if first else config.chunk_frames
 
     def _chunk_shape(self, job: _Job) -> tuple[bool, int]:
-        """Return what must be equal in a batch: first chunk or later, and its frames."""
-        return job.n_emitted > 0, min(self._wanted_frames(job), len(job.pending))
+        """Return what must be equal in a batch: later chunk of a stream or first, and its
+        frames."""
+        return job.is_begun, min(self._wanted_frames(job), len(job.pending))
 
     def _note_readiness(self, job: _Job) -> None:
-        is_ready = job.is_finished or len(job.pending) >= self._wanted_frames(job)
+        is_complete = job.is_finished or bool(job.later)
+        is_ready = is_complete or len(job.pending) >= self._wanted_frames(job)
         if is_ready and job.ready_since is None:
             job.ready_since = self._n_arrivals
             self._n_arrivals += 1
@@ -221,9 +283,11 @@ class VocoderEngine:
 
     def _emit(self, job: _Job, pcm: bytes, n_frames: int) -> VocoderChunk:
         job.pending = job.pending[n_frames:]
-        job.n_emitted += 1
+        job.is_begun = job.is_begun or n_frames > 0
+        job.n_emitted += bool(pcm)
         job.ready_since = None
-        is_last = job.is_finished and len(job.pending) == 0
+        self._go_on(job)
+        is_last = job.is_finished and job.n_pending == 0
         if is_last:
             del self._jobs[job.job_id]
         else:

@@ -24,7 +24,7 @@ class SummingDecoder:
     1/32767, so that a lost, doubled or swapped frame shows in all samples after it.
     """
 
-    n_quantizers = 2
+    n_quantizers, n_tail_frames = 2, 0
 
     def __init__(self):
         self.batches: list[tuple[int, ...]] = []  # shape of the codes of every call
@@ -110,6 +110,24 @@ def test_a_finish_after_the_last_frame_was_decoded_ends_in_an_empty_chunk(engine
     engine.finish("a")
     engine.finish("a")
     assert drain(engine) == [VocoderChunk("a", b"", 0, True)]
+
+
+@pytest.mark.parametrize("decodes_at_once", [False, True])
+def test_utterances_of_a_job_are_decoded_apart(engine, decoder, decodes_at_once):
+    engine.open("a")
+    found = []
+    engine.end_utterance("a")  # before any frame: there is none
+    for n_frames in (5, 1, 3):
+        engine.feed("a", frames(n_frames, seed=n_frames))
+        if decodes_at_once:
+            found += drain(engine)
+        engine.end_utterance("a")
+    engine.finish("a")
+    found += drain(engine)
+    assert [chunk.is_last for chunk in found] == [False] * (len(found) - 1) + [True]
+    expected = [expected_pcm(frames(n_frames, seed=n_frames)) for n_frames in (5, 1, 3)]
+    assert b"".join(chunk.pcm for chunk in found) == b"".join(expected)
+    assert {n_frames for _, n_frames in decoder.batches} <= {1, 2, 3}
 
 
 def test_first_chunks_come_first(engine):

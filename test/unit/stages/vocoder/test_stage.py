@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("must_not_hang")
 
 
 class FirstCodeDecoder:
-    n_quantizers = 2
+    n_quantizers, n_tail_frames = 2, 0
 
     def new_stream(self) -> None:
         return None
