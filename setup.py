@@ -85,6 +85,7 @@ setup(
         # SGLang itself is missing here: see requirements/cpu_no_deps.txt.
         "cpu": pinned("cpu.txt"),
         "cuda": [*pinned_sglang(), *pinned("cuda.txt")],
+        "whisper": pinned("whisper.txt"),
         "test": pinned("test.txt"),
         "bench": pinned("bench.txt"),
         "training": pinned("training.txt"),

@@ -12,14 +12,7 @@ from pathlib import Path
 
 from sglang_live.errors import BadInputError, LiveError
 from sglang_live.models.checkpoint_files import check_checkpoint
-from sglang_live.models.composition import (
-    CASCADE,
-    RECOGNISERS,
-    VOICES,
-    compose,
-    demo_weights,
-    is_cascade,
-)
+from sglang_live.models.composition import CASCADE, compose, demo_weights, is_cascade
 from sglang_live.models.demo.location import (
     CACHE_ENV,
     DEMO,
@@ -29,6 +22,7 @@ from sglang_live.models.demo.location import (
 )
 from sglang_live.models.family import ModelFacts, model_facts
 from sglang_live.models.smollm2.location import converted_directory, is_converted
+from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
 from sglang_live.stages.endings import telling_line
 
 _DEFAULT_RECOGNISER, _DEFAULT_VOICE = next(iter(RECOGNISERS)), next(iter(VOICES))
@@ -39,17 +33,21 @@ class ModelSource:
     """
     path: directory of a checkpoint, or the name of a demo.
     families: modules of model families outside this package.
-    recogniser, voice: what hears and reads for a language model; both or none.
+    recogniser, voice: what hears and reads for a language model, names or paths; both or none.
+    language: that the recogniser hears; "": it detects it.
     """
 
     path: str
     families: tuple[str, ...] = ()
     recogniser: str = ""
     voice: str = ""
+    language: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.recogniser) != bool(self.voice) and self.path != CASCADE:
             raise BadInputError("--recogniser and --voice-model belong together")
+        if self.language and not self.recogniser:
+            raise BadInputError("--recogniser-language needs --recogniser")
 
     @staticmethod
     def of(own: argparse.Namespace) -> "ModelSource":
@@ -58,6 +56,7 @@ class ModelSource:
             families=tuple(own.model_family),
             recogniser=own.recogniser,
             voice=own.voice_model,
+            language=own.recogniser_language,
         )
 
     def load(self, cache_dir: Path) -> ModelFacts:
@@ -88,7 +87,7 @@ class ModelSource:
             return directory
         llm = _demo_llm(cache_dir) if self.path == CASCADE else Path(self.path)
         recogniser, voice = self.recogniser or _DEFAULT_RECOGNISER, self.voice or _DEFAULT_VOICE
-        return compose(llm, recogniser, voice, cache_dir, _report)
+        return compose(llm, recogniser, voice, cache_dir, _report, language=self.language)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,12 +107,22 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--recogniser",
         default="",
-        help=f"hears for a language model that only reads: {', '.join(RECOGNISERS)}",
+        metavar="NAME|PATH",
+        help=f"hears for a language model that only reads: {', '.join(RECOGNISERS)}, or a "
+        "directory (docs/cascade.md)",
+    )
+    add(
+        "--recogniser-language",
+        metavar="CODE",
+        default="",
+        help="that users speak, such as de; by default it is detected in each utterance",
     )
     add(
         "--voice-model",
         default="",
-        help=f"reads the text of a language model aloud: {', '.join(VOICES)}",
+        metavar="NAME|PATH",
+        help=f"reads the text of a language model aloud: {', '.join(VOICES)}, or a directory or "
+        "file (docs/cascade.md)",
     )
 
 

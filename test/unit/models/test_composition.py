@@ -79,10 +79,10 @@ def test_a_directory_without_a_file_is_refused_by_name(llm, fetched, tmp_path, f
 
 
 def test_unknown_parts_are_refused_with_the_known_ones(llm, fetched, tmp_path):
-    with pytest.raises(BadInputError, match="no recogniser 'ears'; there are moonshine"):
+    with pytest.raises(BadInputError, match="no recogniser 'ears': neither a path nor one of moon"):
         compose(llm, "ears", "hibari", tmp_path, print)
-    with pytest.raises(BadInputError, match="no voice 'mouth'; there are hibari"):
-        compose(llm, "moonshine", "mouth", tmp_path, print)
+    with pytest.raises(BadInputError, match="no voice '/mouth': neither a path nor one of hibari"):
+        compose(llm, "moonshine", "/mouth", tmp_path, print)
     assert fetched == []
 
 
@@ -90,6 +90,8 @@ def test_one_part_without_the_other_is_refused():
     with pytest.raises(BadInputError, match="belong together"):
         ModelSource(path="/models/m", recogniser="moonshine")
     ModelSource(path="cascade", recogniser="moonshine")
+    with pytest.raises(BadInputError, match="needs --recogniser"):
+        ModelSource(path="cascade", language="de")
 
 
 def test_numbers_of_ranks_that_do_not_divide_the_heads_are_refused(llm, fetched, tmp_path):

@@ -7,10 +7,10 @@ import pytest
 
 from sglang_live.core import INPUT_RATE_HZ
 from sglang_live.errors import BadInputError
-from sglang_live.models.moonshine.cuts import utterance_cuts
-from sglang_live.models.moonshine.recogniser import MARGIN_S, MoonshineRecogniser, loop_start
+from sglang_live.models.moonshine.recogniser import MARGIN_S, MoonshineRecogniser
 from sglang_live.models.moonshine.vocabulary import Vocabulary
 from sglang_live.models.speech import Speech, SpokenWord
+from sglang_live.models.utterances import unlooped, utterance_cuts
 
 START, END = 1, 2
 PIECES = [b"<unk>", b"<s>", b"</s>", "▁he".encode(), b"llo", "▁é".encode()[:-1], b"<<ST_7>>"]
@@ -133,7 +133,7 @@ def test_no_piece_exceeds_the_limit(duration_s):
     ],
 )
 def test_a_loop_is_a_tail_that_only_repeats(ids, end):
-    assert loop_start(ids) == end
+    assert unlooped(ids) == ids[:end]
 
 
 def test_special_tokens_and_cut_characters_have_no_text():

@@ -4,17 +4,9 @@ import numpy as np
 import pytest
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.hibari.reading import (
-    Phoneme,
-    Word,
-    aligned,
-    capped,
-    pieces,
-    readable,
-    stripped,
-    word_ends,
-)
-from sglang_live.models.hibari.voice import MAX_CHARACTERS, HibariVoice
+from sglang_live.models.hibari.reading import aligned, capped, readable
+from sglang_live.models.phoneme_voice import MAX_CHARACTERS, PhonemeVoice
+from sglang_live.models.phonemes import Phoneme, Word, pieces, stripped, word_ends
 
 
 class FakeReader:
@@ -35,19 +27,19 @@ class FakeReader:
 class FakeNetwork:
     """Every phoneme sounds for 10 ms at full scale times 1.5."""
 
-    sample_rate_hz = 1000
+    sample_rate_hz, max_phonemes = 1000, 400
 
     def __init__(self):
         self.pieces = []
 
-    def speak(self, piece, speed):
+    def speak(self, piece, voice, speed):
         self.pieces.append(piece)
         ends = np.arange(1, len(piece) + 1, dtype=np.int64) * int(10 / speed)
         return np.full(ends[-1], 1.5, np.float32), ends
 
 
-def voice() -> HibariVoice:
-    return HibariVoice(FakeNetwork(), FakeReader(), ["heart"])
+def voice() -> PhonemeVoice:
+    return PhonemeVoice(FakeNetwork(), FakeReader(), ["heart"])
 
 
 def signs(text: str) -> list[Phoneme]:

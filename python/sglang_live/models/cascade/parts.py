@@ -35,15 +35,19 @@ class CascadeThinker:
 
 
 def load_recogniser(path: Path) -> Recogniser:
-    settings = read_json(path / "config.json")["recogniser"]
-    recogniser: Recogniser = part(settings["part"])(Path(settings["path"]))
+    recogniser: Recogniser = _loaded(path, "recogniser")
     return recogniser
 
 
 def load_voice(path: Path) -> Voice:
-    settings = read_json(path / "config.json")["voice"]
-    voice: Voice = part(settings["part"])(Path(settings["path"]))
+    voice: Voice = _loaded(path, "voice")
     return voice
+
+
+def _loaded(path: Path, name: str) -> Any:
+    entry = read_json(path / "config.json")[name]
+    packages = {key: Path(value) for key, value in entry.get("packages", {}).items()}
+    return part(entry["part"])(Path(entry["path"]), **packages, **entry.get("settings", {}))
 
 
 def _optional(path: Path) -> dict[str, Any]:

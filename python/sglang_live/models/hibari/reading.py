@@ -4,13 +4,17 @@ The package's own rules turn text into phonemes (misaki's, ported; numbers, date
 become words). Here the text is made safe for them, and each phoneme is traced to a word.
 """
 
+import json
 import re
 import unicodedata
-from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
 from difflib import SequenceMatcher
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
+
+from sglang_live.models.packages.code import import_fetched
+from sglang_live.models.phonemes import Phoneme, Word
 
 # The rules take time with the third power of a word's length; no English word is longer.
 _MAX_WORD = 40
@@ -18,32 +22,10 @@ _MAX_WORD = 40
 _MAX_DIGITS = 15
 _LONG_NUMBER = re.compile(rf"(?:\d[,.]?){{{_MAX_DIGITS + 1},}}")
 _SYMBOL_RUN = re.compile(r"([^\w\s])\1{3,}")
-_CLAUSE_ENDS = frozenset(".,;:!?—…")
-_SILENT = _CLAUSE_ENDS | frozenset(' "()“”')
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word of the text between white space; end: index in the text after it."""
-
-    written: str
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Phoneme:
-    """sign: one character of the model's alphabet; word: number of the word it belongs to."""
-
-    sign: str
-    word: int
-
-    @property
-    def is_silent(self) -> bool:
-        return self.sign in _SILENT
-
-
-class Reader:
-    """Text to phonemes with the package's rules."""
+class EnglishReader:
+    """Text to phonemes of American English with the package's rules; a TextReader."""
 
     def __init__(self, package: Any, alphabet: Container[str]) -> None:
         """
@@ -58,6 +40,11 @@ class Reader:
         self._normalise = rules.normalize
         self._split = package.Hibari.split_sentences
         self._alphabet = alphabet
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """directory: as returned by `fetch(HIBARI)`."""
+        return cls(import_fetched(directory, "hibari"), english_alphabet(directory))
 
     def read(self, text: str) -> tuple[list[Word], list[list[Phoneme]]]:
         """
@@ -108,6 +95,17 @@ class Reader:
             yield written, signs
 
 
+def english_alphabet(directory: Path) -> dict[str, int]:
+    """Id of each phoneme, in hibari as in Kokoro.
+
+    Args:
+        directory: as returned by `fetch(HIBARI)`.
+    """
+    path = directory / "hibari" / "assets" / "vocab.json"
+    alphabet: dict[str, int] = json.loads(path.read_text(encoding="utf-8"))
+    return alphabet
+
+
 def readable(word: str) -> str:
     """Replace what the package's rules fail at; may return several words, or none."""
     word = "".join(c for c in word if unicodedata.category(c)[0] != "C")
@@ -139,40 +137,3 @@ def aligned(before: Sequence[str], after: Sequence[str]) -> list[int]:
         else:
             indexes += [i1 + (j - j1) * (i2 - i1) // (j2 - j1) for j in range(j1, j2)]
     return indexes
-
-
-def pieces(phonemes: Sequence[Phoneme], n_most: int) -> Iterator[Sequence[Phoneme]]:
-    """Cut a sentence that exceeds `n_most` phonemes: after a clause, else after a word."""
-    while len(phonemes) > n_most:
-        spaces = [at for at in range(1, n_most) if phonemes[at].sign == " "]
-        clauses = [at for at in spaces if phonemes[at - 1].sign in _CLAUSE_ENDS]
-        cut = (clauses or spaces or [n_most])[-1]
-        yield stripped(phonemes[:cut])
-        phonemes = stripped(phonemes[cut:])
-    yield stripped(phonemes)
-
-
-def stripped(phonemes: Sequence[Phoneme]) -> Sequence[Phoneme]:
-    """Without spaces at the ends."""
-    sounding = [at for at, phoneme in enumerate(phonemes) if phoneme.sign != " "]
-    return phonemes[sounding[0] : sounding[-1] + 1] if sounding else ()
-
-
-def word_ends(
-    words: Sequence[Word], ends_s: Iterable[tuple[int, float]]
-) -> list[tuple[int, float]]:
-    """
-    Args:
-        ends_s: number of a word, and the end of one of its phonemes in seconds.
-    Returns:
-        Of each word, its end in the text and in seconds; the latter never decreases.
-    """
-    latest = [0.0] * len(words)
-    for number, end_s in ends_s:
-        latest[number] = max(latest[number], end_s)
-    result = []
-    end_s = 0.0
-    for word, own_s in zip(words, latest, strict=True):
-        end_s = max(end_s, own_s)
-        result.append((word.end, end_s))
-    return result

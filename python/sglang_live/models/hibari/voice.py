@@ -11,32 +11,19 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from sglang_live.errors import BadInputError
-from sglang_live.models.hibari.reading import Phoneme, Reader, pieces, word_ends
+from sglang_live.models.hibari.reading import EnglishReader, english_alphabet
 from sglang_live.models.packages.code import import_fetched
-from sglang_live.models.speech import Speech, SpokenWord
+from sglang_live.models.phoneme_voice import Ends, Floats, PhonemeVoice
+from sglang_live.models.phonemes import Phoneme
 
-MAX_CHARACTERS = 1000
-# The limits of the package's documentation.
-MIN_SPEED, MAX_SPEED = 0.5, 2.0
-# Of one run of the network, as in the package.
-_MAX_PHONEMES = 400
 # Of the noise in unvoiced sounds: a sentence sounds the same each time.
 _SEED = 0
 _SPECTRA = ("lh", "theta", "ln", "lr", "phi", "f0")
 
-Floats = npt.NDArray[np.float32]
 
-
-class HibariVoice:
-    """One per process; a Voice (models/speech.py). May be used by several threads."""
-
-    def __init__(self, network: "Network", reader: Reader, voices: Sequence[str]) -> None:
-        self._network = network
-        self._reader = reader
-        self._voices = tuple(voices)
+class HibariVoice(PhonemeVoice):
+    """One per process."""
 
     @classmethod
     def load(cls, directory: Path, *, n_threads: int = 1) -> Self:
@@ -48,69 +35,18 @@ class HibariVoice:
         """
         package = import_fetched(directory, "hibari")
         assets = directory / "hibari" / "assets"
-        alphabet = json.loads((assets / "vocab.json").read_text(encoding="utf-8"))
+        alphabet = english_alphabet(directory)
         voices = json.loads((assets / "voices.json").read_text(encoding="utf-8"))
         network = Network(assets / "hibari.onnx", package.tts.dsp, alphabet, n_threads)
-        reader = Reader(package, alphabet)
+        reader = EnglishReader(package, alphabet)
         return cls(network, reader, [name for name in voices if voices[name].get("bundled")])
-
-    @property
-    def sample_rate_hz(self) -> int:
-        return self._network.sample_rate_hz
-
-    @property
-    def voices(self) -> tuple[str, ...]:
-        return self._voices
-
-    @property
-    def max_characters(self) -> int:
-        return MAX_CHARACTERS
-
-    def synthesise(self, text: str, voice: str, speed: float = 1.0) -> Speech:
-        """Read a text aloud, sentence by sentence.
-
-        Args:
-            text: at most MAX_CHARACTERS. What has no pronunciation, such as an emoji or another
-                script, makes no sound.
-            voice: one of `voices`.
-            speed: MIN_SPEED to MAX_SPEED.
-        Raises:
-            BadInputError: one of them is beyond its limits.
-        """
-        if len(text) > MAX_CHARACTERS:
-            raise BadInputError(
-                f"The text has {len(text)} characters; at most {MAX_CHARACTERS} are spoken at "
-                "once. Send it in pieces, such as sentences."
-            )
-        if voice not in self._voices:
-            raise BadInputError(f"Unknown voice {voice!r}: {', '.join(self._voices)} can be used.")
-        if not MIN_SPEED <= speed <= MAX_SPEED:
-            raise BadInputError(f"Speed {speed}: from {MIN_SPEED} to {MAX_SPEED} can be used.")
-        words, sentences = self._reader.read(text)
-        waves: list[Floats] = []
-        ends: list[tuple[int, float]] = []
-        n_samples = 0
-        for sentence in sentences:
-            for piece in pieces(sentence, _MAX_PHONEMES):
-                wave, piece_ends = self._network.speak(piece, speed)
-                ends += [
-                    (phoneme.word, (n_samples + int(end)) / self.sample_rate_hz)
-                    for phoneme, end in zip(piece, piece_ends, strict=True)
-                    if not phoneme.is_silent
-                ]
-                waves.append(wave)
-                n_samples += len(wave)
-        if not waves:
-            return Speech(pcm=np.zeros(0, np.int16))
-        wave = np.clip(np.concatenate(waves), -1.0, 1.0)
-        return Speech(
-            pcm=(wave * 32767).astype(np.int16),
-            words=tuple(SpokenWord(end, end_s) for end, end_s in word_ends(words, ends)),
-        )
 
 
 class Network:
     """The acoustic network, and the package's signal processing after it."""
+
+    # Of one run, as in the package.
+    max_phonemes = 400
 
     def __init__(self, path: Path, dsp: Any, alphabet: dict[str, int], n_threads: int) -> None:
         """
@@ -136,12 +72,8 @@ class Network:
         rate_hz: int = self._dsp.SR
         return rate_hz
 
-    def speak(self, piece: Sequence[Phoneme], speed: float) -> tuple[Floats, npt.NDArray[np.int64]]:
-        """
-        Returns:
-            wave: [n_samples] float32, about -1 to 1.
-            ends: [n_phonemes] int64, the sample after each phoneme's last.
-        """
+    def speak(self, piece: Sequence[Phoneme], voice: str, speed: float) -> tuple[Floats, Ends]:
+        """See AcousticNetwork; there is one voice."""
         ids = [0, *(self._alphabet[phoneme.sign] for phoneme in piece), 0]
         inputs = {
             "ids": np.array([ids], np.int64),

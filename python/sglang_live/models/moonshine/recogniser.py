@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_live.core import INPUT_RATE_HZ
-from sglang_live.models.moonshine.cuts import utterance_cuts
 from sglang_live.models.moonshine.vocabulary import Vocabulary
 from sglang_live.models.speech import Pcm
+from sglang_live.models.utterances import unlooped, utterances
 
 ASSETS = Path("moonshine_voice/assets/tiny-en")
 
@@ -26,8 +26,6 @@ MARGIN_S = 0.3
 # The model hallucinates repetitions otherwise; the rate is that of its authors.
 MAX_TOKENS_PER_S = 6.5
 _START, _END = 1, 2
-# A tail that repeats itself is cut: its least number of tokens, and of rounds.
-_LOOP_TOKENS, _LOOP_TIMES, _MAX_PERIOD = 12, 3, 16
 
 _N_HEADS, _HEAD_DIM = 8, 36
 
@@ -81,11 +79,7 @@ class MoonshineRecogniser:
         Returns:
             The text; "" for audio shorter than MIN_S and for zeros.
         """
-        cuts = utterance_cuts(pcm)
-        texts = [
-            self._transcribe_piece(pcm[begin:end])
-            for begin, end in zip((0, *cuts), (*cuts, len(pcm)), strict=True)
-        ]
+        texts = [self._transcribe_piece(piece) for piece in utterances(pcm)]
         return " ".join(text for text in texts if text)
 
     def _transcribe_piece(self, pcm: Pcm) -> str:
@@ -127,21 +121,6 @@ class MoonshineRecogniser:
             if token == _END:
                 break
             ids.append(token)
-            looped = loop_start(ids)
-            if looped is not None:
-                return ids[:looped]
+            if len(shorter := unlooped(ids)) < len(ids):
+                return shorter
         return ids
-
-
-def loop_start(ids: list[int]) -> int | None:
-    """Find a tail that only repeats what stands before it.
-
-    Returns:
-        Number of tokens up to the end of the loop's first round; None without a loop.
-    """
-    for period in range(1, _MAX_PERIOD + 1):
-        n_tail = max(_LOOP_TOKENS, _LOOP_TIMES * period)
-        tail = ids[-n_tail:]
-        if len(tail) == n_tail and tail[period:] == tail[:-period]:
-            return len(ids) - n_tail + period
-    return None

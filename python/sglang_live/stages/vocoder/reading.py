@@ -124,7 +124,7 @@ class ReadingStage:
         self, job: ServedJob, text: _Text, pieces: "asyncio.Queue[Piece | None]"
     ) -> None:
         """Cut the job's text into pieces as it comes."""
-        cutter = Pieces()
+        cutter = Pieces(self._voice.style)
         async for message in job.inputs():
             if isinstance(message, VocoderText):
                 text.add(message)

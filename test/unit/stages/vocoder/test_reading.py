@@ -10,6 +10,7 @@ from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.errors import CapacityError, StageFailedError
 from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderRequest, VocoderText
 from sglang_live.models.speech import Speech, SpokenWord
+from sglang_live.speakable.style import SpeechStyle
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.vocoder.reading import ReadingStage
 
@@ -21,6 +22,7 @@ class FakeVoice:
     """Sound is one sample value per piece; `gate` holds the worker back."""
 
     sample_rate_hz, voices, max_characters = OUTPUT_RATE_HZ, ("anna", "ben"), 1000
+    style = SpeechStyle()
 
     def __init__(self):
         self.said: list[tuple[str, str]] = []

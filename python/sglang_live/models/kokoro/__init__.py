@@ -1,0 +1,1 @@
+"""Kokoro: text to speech of 82 million parameters, from ONNX files of users."""

@@ -1,0 +1,1 @@
+"""Piper: text to speech in many languages, from ONNX files of users."""
