@@ -21,6 +21,7 @@ class SessionOptions:
         turn_timeout_s: longest wait for a response after the user's clip.
         frames_per_message: 20 ms frames of microphone audio in one message.
         truncate: whether the server is told how much of an interrupted response was heard.
+        transcribes: whether the server sends the text of the user's speech.
         acks: whether the server is told twice a second how much was heard so far.
     """
 
@@ -33,6 +34,7 @@ class SessionOptions:
     turn_timeout_s: float = 60.0
     frames_per_message: int = 1
     truncate: bool = True
+    transcribes: bool = False
     acks: bool = False
 
     def __post_init__(self) -> None:
@@ -57,6 +59,8 @@ class SessionOptions:
                 "output": {"format": _PCM_FORMAT},
             },
         }
+        if self.transcribes:
+            session["audio"]["input"]["transcription"] = {"model": self.model}
         if self.voice is not None:
             session["audio"]["output"]["voice"] = self.voice
         if self.instructions is not None:
