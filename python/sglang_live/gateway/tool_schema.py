@@ -30,6 +30,9 @@ _OLD_FORMS = {"items": list, "exclusiveMinimum": bool, "exclusiveMaximum": bool}
 # Matching a pattern can take exponential time; "unevaluated" keywords need a second validation.
 _IGNORED = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties")
 
+# All keywords of the draft that restrict what fits.
+KEYWORDS = frozenset(Draft202012Validator.VALIDATORS)
+
 Keyword = Callable[[Validator, Any, Any, dict[str, Any]], Any]
 
 
@@ -125,6 +128,29 @@ def _additional_properties(
 # --- the form of a schema ---
 
 
+def parts_of(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any] | bool]]:
+    """The schema, all schemas in it and the targets of its references, with their places.
+
+    Raises:
+        SchemaFaultError: one of them is not in the form of a schema.
+    """
+    pending: list[tuple[str, Any]] = [("#", root)]
+    seen: set[int] = set()
+    while pending:
+        at, part = pending.pop()
+        if isinstance(part, bool):
+            yield at, part
+            continue
+        if id(part) in seen:
+            continue
+        if not isinstance(part, dict):
+            raise SchemaFaultError(f"Not a JSON schema: {at} is none.")
+        seen.add(id(part))
+        for keyword, value in part.items():
+            pending += _schemas_in(root, keyword, value, f"{at}/{keyword}")
+        yield at, part
+
+
 def _cleaned(schema: Any) -> dict[str, Any]:
     """A copy without names. Targets of references are checked as schemas too."""
     if not isinstance(schema, dict):
@@ -133,20 +159,10 @@ def _cleaned(schema: Any) -> dict[str, Any]:
         root: dict[str, Any] = orjson.loads(orjson.dumps(schema))
     except orjson.JSONEncodeError as error:  # nested too deep, or a number beyond 64 bits
         raise SchemaFaultError(f"Not a JSON schema: {error}.") from None
-    pending: list[tuple[str, Any]] = [("#", root)]
-    seen: dict[int, dict[str, Any]] = {}
-    while pending:
-        at, part = pending.pop()
-        if isinstance(part, bool) or id(part) in seen:
-            continue
-        if not isinstance(part, dict):
-            raise SchemaFaultError(f"Not a JSON schema: {at} is none.")
-        seen[id(part)] = part
-        for keyword, value in part.items():
-            pending += _schemas_in(root, keyword, value, f"{at}/{keyword}")
-    for part in seen.values():
-        for name in _NAMES:
-            part.pop(name, None)
+    for _, part in list(parts_of(root)):
+        if isinstance(part, dict):
+            for name in _NAMES:
+                part.pop(name, None)
     return root
 
 

@@ -14,7 +14,9 @@ import orjson
 from sglang_live.core import Tools
 from sglang_live.errors import LiveError
 from sglang_live.gateway.errors import ClientEventError, cut
+from sglang_live.gateway.forced_call import check_enforceable
 from sglang_live.gateway.json_forms import missing_parameter, unknown_parameter
+from sglang_live.gateway.native.checks import ParameterError
 from sglang_live.gateway.tool_schema import (
     SchemaFaultError,
     TooManyStepsError,
@@ -136,9 +138,21 @@ def check_tools(tools: tuple[dict[str, Any], ...], *, path: str, inner: str = ""
 
 
 def check_choice(tools: tuple[dict[str, Any], ...], choice: Any, *, path: str) -> None:
-    """Raises ClientEventError if the choice names a function that is not declared."""
+    """Check a choice among the functions.
+
+    Raises:
+        ClientEventError: it names a function that is not declared, or forces a call whose
+            parameters no grammar can enforce.
+    """
     if not has_chosen(tools, choice):
         raise ClientEventError(f"There is no function {choice['name']!r}.", param=path)
+    if choice in ("auto", "none"):
+        return
+    forced = [tool for tool in tools if choice == "required" or tool["name"] == choice["name"]]
+    try:
+        check_enforceable(forced, path)
+    except ParameterError as error:
+        raise ClientEventError(str(error), param=path) from None
 
 
 def has_chosen(tools: tuple[dict[str, Any], ...], choice: Any) -> bool:

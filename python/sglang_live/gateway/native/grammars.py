@@ -156,7 +156,7 @@ def _has_endless_part(root: dict[str, Any]) -> bool:
             left[part_id] -= 1
             if left[part_id] == 0:
                 ended.append(part_id)
-    return n_ended < len(parts)
+    return n_ended < len(waits_for)
 
 
 def _objects_in(root: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ from collections import defaultdict
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -60,12 +59,12 @@ from sglang_live.stages.thinker.output import ResponseOutput
 from sglang_live.stages.thinker.prefill_signs import show_prefill
 from sglang_live.stages.thinker.preheat import Preheats
 from sglang_live.stages.thinker.prompt_sizes import PromptSizes
+from sglang_live.stages.thinker.sampling import sampling_of
 from sglang_live.stages.thinker.session import ThinkerSession
 from sglang_live.stages.thinker.turn import Generated, Prefilled, Started, TurnState
 from sglang_live.stages.thinker.wire_items import history_item, retention_of
 from sglang_live.stages.transport.server import ServedJob
 
-MAX_RESPONSE_TOKENS = 1024
 # On a CPU, for any language model: KV of a small one takes 46 kB a token in float32.
 _CPU_POOL_TOKENS = 16_384
 _CPU_ARGS = {"mm_attention_backend": "sdpa", "disable_fast_image_processor": True}
@@ -321,7 +320,7 @@ class ThinkerStage:
             instructions=instructions,
             history=history,
             item_key=request.item_key,
-            sampling=self._sampling(request),
+            sampling=sampling_of(request, self.model.sampling, self.prompt.end_ids),
             state=state,
             retention=retention_of(request) if self._bounds else None,
             opening=self.prompt.opening(request.must_call),
@@ -363,18 +362,6 @@ class ThinkerStage:
             raise ItemsMissingError(f"{len(missing)} of {len(request.keys)} items unknown")
         self._items[session_id] = {key: known[key] for key in request.keys}
         return [known[key] for key in request.keys]
-
-    def _sampling(self, request: ThinkerRequest) -> dict[str, Any]:
-        n_max = MAX_RESPONSE_TOKENS if request.max_tokens is None else request.max_tokens
-        own = {} if request.temperature is None else {"temperature": request.temperature}
-        sampling = {**self.model.sampling, **own}
-        if "min_new_tokens" in sampling:
-            sampling["min_new_tokens"] = min(sampling["min_new_tokens"], n_max)
-        return {
-            **sampling,
-            "max_new_tokens": n_max,
-            "stop_token_ids": list(self.prompt.end_ids),
-        }
 
     async def _clip_states(self, event: Prefilled) -> np.ndarray:
         """The thinker's states [n_placeholders, thinker_hidden] of one clip just prefilled."""

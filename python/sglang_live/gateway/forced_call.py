@@ -1,0 +1,101 @@
+"""Functions that a response has to call: a grammar enforces their parameters' schemas.
+
+In: the functions that a tool_choice forces. Out: nothing, or ParameterError with what the grammar
+cannot enforce. Without this check a response could end with arguments that do not fit, and the
+client would get no call. What the grammar (xgrammar) enforces is tested in
+test/unit/models/test_call_grammar.py.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_live.gateway.native import grammars
+from sglang_live.gateway.native.checks import ParameterError
+from sglang_live.gateway.tool_schema import KEYWORDS, parts_of
+
+_NEVER = frozenset(
+    (
+        *("uniqueItems", "contains", "minContains", "maxContains", "not", "if", "then", "else"),
+        *("dependentRequired", "dependentSchemas", "$dynamicRef", "$recursiveRef"),
+    )
+)
+# These decide alone: xgrammar ignores all keywords beside them.
+_ALONE = ("$ref", "const", "enum", "anyOf", "oneOf", "allOf")
+_LIMITS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_LENGTHS = ("minLength", "maxLength")
+_ONLY_WITH_TYPE = frozenset(
+    (
+        *(*_LIMITS, *_LENGTHS, "pattern", "minItems", "maxItems"),
+        *("minProperties", "maxProperties"),
+    )
+)
+_TABLES, _LISTS = ("properties", "patternProperties"), ("anyOf", "oneOf", "allOf", "prefixItems")
+
+
+def check_enforceable(tools: list[dict[str, Any]], at: str) -> None:
+    """
+    Args:
+        tools: in the realtime protocol's form, with valid schemas.
+        at: the path of the tool_choice.
+    Raises:
+        ParameterError: the grammar of a call of one of the tools cannot be made, or is too large.
+    """
+    for tool in tools:
+        parameters = tool.get("parameters") or {}
+        if parameters.get("type", "object") != "object":
+            raise ParameterError(at, f"the parameters of {tool['name']} must be an 'object'.")
+        for place, part in parts_of(parameters):
+            fault = next(_unenforced(part), None) if isinstance(part, dict) else None
+            if fault is not None:
+                raise ParameterError(
+                    at,
+                    f"of {tool['name']}, {fault} at {place} cannot be enforced; with 'auto' the "
+                    "function can be called.",
+                )
+        grammars.schema(parameters, at)
+
+
+def _unenforced(part: dict[str, Any]) -> Iterator[str]:
+    """Describe what the grammar of one schema would leave out."""
+    alone = next((name for name in _ALONE if name in part), None)
+    for name, value in part.items():
+        if name in _NEVER and value is not False:
+            yield f"{name!r}"
+        if name not in KEYWORDS or name == alone:
+            continue
+        if alone and (name != "type" or alone not in ("const", "enum")):
+            yield f"{name!r} beside {alone!r}"
+        if name in _ONLY_WITH_TYPE and "type" not in part:
+            yield f"{name!r} without 'type'"
+        if name in _LIMITS and _allows(part, "integer") and not _is_whole(value):
+            yield f"{name!r} of an integer that is no whole number"
+        if name in ("pattern", "format") and any(length in part for length in _LENGTHS):
+            yield f"{name!r} beside a length"
+    yield from _unenforced_forms(part)
+
+
+def _unenforced_forms(part: dict[str, Any]) -> Iterator[str]:
+    inner = [part.get("propertyNames")]
+    for name in _TABLES:
+        inner += part.get(name, {}).values()
+    for name in _LISTS:
+        inner += part.get(name, ())
+    if any(one is False for one in inner):
+        yield "the schema 'false'"
+    if isinstance(part.get("items"), list):
+        yield "a list of 'items'"
+    if len(part.get("allOf", ())) > 1:
+        yield "'allOf' of several schemas"
+    if "multipleOf" in part and _allows(part, "number"):
+        yield "'multipleOf' of a number"
+    if undeclared := set(part.get("required", ())) - set(part.get("properties", {})):
+        yield f"'required' of {min(undeclared)!r}, which is not in 'properties',"
+
+
+def _allows(part: dict[str, Any], name: str) -> bool:
+    types = part.get("type", ())
+    return name in (types if isinstance(types, list) else [types])
+
+
+def _is_whole(value: Any) -> bool:
+    return not isinstance(value, bool) and value == int(value)

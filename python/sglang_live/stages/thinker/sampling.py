@@ -1,0 +1,32 @@
+"""SGLang's sampling parameters of one response."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sglang_live.messages import ThinkerRequest
+from sglang_live.models.call_grammar import call_grammar
+
+MAX_RESPONSE_TOKENS = 1024
+
+
+def sampling_of(
+    request: ThinkerRequest, defaults: Mapping[str, float], end_ids: Sequence[int]
+) -> dict[str, Any]:
+    """
+    Args:
+        defaults: of the checkpoint, by SGLang's names.
+        end_ids: tokens that end a response.
+    Raises:
+        BadInputError: no grammar can be made of the function that the response has to call.
+    """
+    n_max = MAX_RESPONSE_TOKENS if request.max_tokens is None else request.max_tokens
+    sampling: dict[str, Any] = dict(defaults)
+    if request.temperature is not None:
+        sampling["temperature"] = request.temperature
+    if request.must_call is not None and not request.prefill_only:
+        sampling["ebnf"] = call_grammar(tuple(request.functions), request.must_call)
+        # Where the grammar ends, no token but the end is allowed.
+        sampling.pop("min_new_tokens", None)
+    elif "min_new_tokens" in sampling:
+        sampling["min_new_tokens"] = min(sampling["min_new_tokens"], n_max)
+    return {**sampling, "max_new_tokens": n_max, "stop_token_ids": list(end_ids)}
