@@ -3,6 +3,7 @@
 The reference is transformers with the checkpoint's own chat template.
 """
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from sglang_live.core import HistoryItem
+from sglang_live.core import HistoryItem, Tools
 from sglang_live.errors import StageFailedError
 from sglang_live.kv.retention import RetentionConfig
 from test.engine import tiny_cascade
@@ -27,6 +28,20 @@ SYSTEM = "You are a kind assistant."
 POLICIES = ("urgency", "pacing", "truncate", "retention", "next-use")
 N_TOKENS = 24
 WINDOW, SLACK = 60, 8
+SET_TIMER = json.dumps(
+    {
+        "name": "set_timer",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "minutes": {"type": "integer", "minimum": 1, "maximum": 9},
+                "sound": {"enum": ["bell", None]},
+            },
+            "required": ["minutes", "sound"],
+        },
+    }
+)
+HANG_UP = json.dumps({"name": "hang_up"})
 SPEECH = np.full(16_000, 1000, np.int16)
 
 
@@ -142,6 +157,32 @@ async def test_a_recogniser_that_fails_fails_the_turn_and_the_session_goes_on(st
     done = await think(links, greedy_turn(user("why"), system=SYSTEM, n_tokens=N_TOKENS))
     prompt = model.prompt([("system", SYSTEM), ("user", "why")])
     assert done.ids == model.generate(prompt, N_TOKENS)
+    links.close()
+
+
+@pytest.mark.parametrize("must_call", ["set_timer", ""], ids=["named", "any"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_forced_call_fits_its_parameters_with_random_weights(
+    stages, must_call, temperature
+):
+    links = stages.links(f"call-{must_call}-{temperature}")
+    turn = replace(
+        greedy_turn(user("set a timer"), system=SYSTEM, n_tokens=200),
+        tools=Tools(functions=(SET_TIMER, HANG_UP), must_call=must_call),
+        temperature=temperature,
+    )
+    done = await think(links, turn)
+    assert done.finish == "stop"
+    [call] = map(json.loads, done.function_calls)
+    if call["name"] == "set_timer":
+        assert call["arguments"].keys() == {"minutes", "sound"}
+        assert 1 <= call["arguments"]["minutes"] <= 9
+        assert call["arguments"]["sound"] in ("bell", None)
+    else:
+        assert must_call == "" and call == {"name": "hang_up", "arguments": {}}
+    # The next response is free.
+    turn = greedy_turn(user("why"), system=SYSTEM, n_tokens=4)
+    assert (await think(links, turn)).function_calls == []
     links.close()
 
 
