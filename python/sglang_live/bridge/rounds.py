@@ -18,7 +18,7 @@ from sglang_live.engine_channel.messages import Progress, StreamEvents
 from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
-from sglang_live.policy.view import FRAME_S, U0, U1, U2, Round, StageRates, StageView
+from sglang_live.policy.view import U0, U1, U2, Round, StageRates, StageView
 
 _CLASSES = {U0: "u0", U1: "u1", U2: "u2", -1: "unknown"}
 # A longer interval between two rounds is idle time: no stream was in a class for it.
@@ -102,7 +102,7 @@ def decides_rounds(policies: Policies) -> bool:
 class Rounds:
     def __init__(self, policy: RoundPolicy):
         self._policy = policy
-        self.table = StreamTable(FRAME_S)
+        self.table = StreamTable(policy.config.step_s)
         self.rates = _UNMEASURED
         self.now_s = 0.0
         self._peer_urgent = False

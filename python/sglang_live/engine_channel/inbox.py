@@ -3,6 +3,7 @@
 import os
 import queue
 import threading
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -10,12 +11,15 @@ import zmq
 
 from sglang_live.engine_channel.messages import Feed, HiddenRows, Report
 from sglang_live.engine_channel.states import to_array
+from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.policies import Policies
 
 INBOX_ENV = "SGLANG_LIVE_INBOX"
 OUTBOX_ENV = "SGLANG_LIVE_OUTBOX"
 # Comma-separated names of the policies that are on; empty or absent: SGLang's own scheduling.
 POLICIES_ENV = "SGLANG_LIVE_POLICIES"
+# "<seconds of speech of a decode step>:<steps of which the next stage makes one chunk of audio>".
+STEPS_ENV = "SGLANG_LIVE_STEPS"
 # "<bytes>:<directory>"; empty or absent: session KV has no storage tier.
 STORAGE_ENV = "SGLANG_LIVE_SESSION_STORAGE"
 # High-water mark of each end, a bound of memory: a stage or engine that falls behind so far has
@@ -101,6 +105,18 @@ def address_from_env(name: str) -> str:
     if not address:
         raise RuntimeError(f"{name} is not set: this engine was not started by a stage")
     return address
+
+
+def steps_text(step_s: float, chunk_steps: int) -> str:
+    """For STEPS_ENV. Other steps than the stage's own are those of a model with another codec."""
+    return f"{step_s!r}:{chunk_steps}"
+
+
+def with_steps_from_env(config: PolicyConfig) -> PolicyConfig:
+    step_s, _, chunk_steps = os.environ.get(STEPS_ENV, "").partition(":")
+    if not step_s:
+        return config
+    return replace(config, step_s=float(step_s), chunk_steps=int(chunk_steps))
 
 
 def policies_from_env() -> Policies:

@@ -103,6 +103,8 @@ class TalkerModel(Protocol):
 
     Attributes:
         external_models: package with classes of models that SGLang lacks.
+        step_s: seconds of speech of one decode step.
+        chunk_steps: steps of which the decoder makes one chunk of audio.
         voices: see ModelFacts.
         temperature, repetition_penalty: of the model's own sampling, by default.
         text_end_id: behind the last token of a response's text.
@@ -111,6 +113,8 @@ class TalkerModel(Protocol):
     """
 
     external_models: str
+    step_s: float
+    chunk_steps: int
     voices: tuple[str, ...]
     temperature: float
     repetition_penalty: float

@@ -11,8 +11,8 @@ class PolicyConfig:
     pipeline_s.
 
     From a decode step to the listener:
-        step_s: speech of one decode step; a codec frame.
-        chunk_steps: steps of which the next stage makes one chunk of audio.
+        step_s: speech of one decode step; of a talker, as its model says (TalkerModel).
+        chunk_steps: steps of which the next stage makes one chunk of audio; as step_s.
         pipeline_s: from a full chunk to its sound: vocoder, network, jitter buffer of the player.
 
     Urgency, LiveServe eqs. 1 to 3:

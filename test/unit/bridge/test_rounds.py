@@ -6,6 +6,7 @@ import pytest
 
 from sglang_live.bridge.rounds import Pool, Rounds, RoundStamp
 from sglang_live.engine_channel.messages import Progress
+from sglang_live.policy.config import PolicyConfig
 from sglang_live.policy.decide import RoundPolicy
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import StageRates
@@ -16,8 +17,8 @@ POOL = Pool(free=5000, total=10_000, free_rows=8)
 class Engine:
     """Rounds of 20 ms, with requests that are admitted at once."""
 
-    def __init__(self, *policies: str):
-        self.rounds = Rounds(RoundPolicy.of(Policies.parse(policies)))
+    def __init__(self, *policies: str, config: PolicyConfig | None = None):
+        self.rounds = Rounds(RoundPolicy.of(Policies.parse(policies), config))
         self.now_s = 100.0
         self.batch: list = []
 
@@ -78,6 +79,22 @@ def test_residence_is_the_time_that_requests_spent_in_each_class():
     report = engine.rounds.report()
     assert report["u1_s"] == pytest.approx(2 * 10 * 0.02)
     assert report["rounds"] == 11
+
+
+def rounds_until_paused(config: PolicyConfig) -> int:
+    engine = Engine("urgency", "pacing", config=config)
+    engine.add("a")
+    for n in range(2000):
+        engine.run(1, heard_s=0.0)
+        if engine.rounds.table.is_paused("a"):
+            return n
+    raise AssertionError("never paused")
+
+
+def test_a_stream_of_short_steps_needs_more_of_them_before_it_pauses():
+    n = rounds_until_paused(PolicyConfig())
+    shorter = PolicyConfig(step_s=PolicyConfig().step_s / 2, chunk_steps=8)
+    assert rounds_until_paused(shorter) >= 2 * n
 
 
 def test_every_rank_decides_by_the_rates_of_the_stamp():

@@ -1,5 +1,7 @@
 """Feed messages to a scheduler and reports from it, over real sockets."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,16 @@ from msgspec import msgpack
 
 from sglang_live.bridge.scheduler.talker_input import PromptStates
 from sglang_live.engine_channel import inbox as inbox_module
-from sglang_live.engine_channel.inbox import INBOX_ENV, Inbox, Outbox, RowsOutbox, address_from_env
+from sglang_live.engine_channel.inbox import (
+    INBOX_ENV,
+    STEPS_ENV,
+    Inbox,
+    Outbox,
+    RowsOutbox,
+    address_from_env,
+    steps_text,
+    with_steps_from_env,
+)
 from sglang_live.engine_channel.messages import (
     ForgetStates,
     Frames,
@@ -20,8 +31,16 @@ from sglang_live.engine_channel.messages import (
     TalkerText,
 )
 from sglang_live.engine_channel.states import to_array, to_tensor
+from sglang_live.policy.config import TALKER
 from sglang_live.stages import engine_host
 from sglang_live.stages.endings import EXIT_STUCK
+
+
+def test_a_models_steps_reach_its_scheduler(monkeypatch):
+    monkeypatch.delenv(STEPS_ENV, raising=False)
+    assert with_steps_from_env(TALKER) == TALKER
+    monkeypatch.setenv(STEPS_ENV, steps_text(0.0122, 28))
+    assert with_steps_from_env(TALKER) == replace(TALKER, step_s=0.0122, chunk_steps=28)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from sglang_live.engine_channel.inbox import (
     Outbox,
     address_from_env,
     policies_from_env,
+    with_steps_from_env,
 )
 from sglang_live.engine_channel.messages import (
     Interrupt,
@@ -96,7 +97,11 @@ class ReportingScheduler(Scheduler):
         )
         policies = policies_from_env()
         self._reports = bool(policies)
-        self.rounds = rounds_of(policies, self.policy_config, self.server_args.chunked_prefill_size)
+        self.rounds = rounds_of(
+            policies,
+            with_steps_from_env(self.policy_config),
+            self.server_args.chunked_prefill_size,
+        )
         is_bounded = self.server_args.radix_cache_backend == RADIX_BACKEND
         self.retention = Retention(self) if is_bounded else None
         self.tier_events = TierEvents(self) if is_bounded else None

@@ -10,7 +10,7 @@ import numpy as np
 from sglang_live.errors import BadInputError
 from sglang_live.models.prompt import Tokenizer
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
-from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
+from sglang_live.models.qwen3_omni.spec import FRAME_RATE_HZ, Qwen3OmniSpec
 from sglang_live.models.qwen3_omni.stage_view import talker_view
 from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
 
@@ -35,6 +35,7 @@ class OmniTalker:
     """A TalkerModel."""
 
     external_models = _ENGINE
+    step_s, chunk_steps = 1 / FRAME_RATE_HZ, 4
     # Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
     temperature, repetition_penalty = 0.9, 1.05
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sglang_live.aio import result_with, vital
 from sglang_live.clock import MonotonicClock
-from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV
+from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STEPS_ENV, steps_text
 from sglang_live.engine_channel.messages import (
     SPEAK_PREFIX,
     Frames,
@@ -68,6 +68,7 @@ class TalkerStage:
         os.environ |= {
             INBOX_ENV: inbox,
             OUTBOX_ENV: outbox,
+            STEPS_ENV: steps_text(self.model.step_s, self.model.chunk_steps),
             EXTERNAL_MODELS_ENV: self.model.external_models,
         }
         args = dict(spec.engine_args)
