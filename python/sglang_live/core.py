@@ -48,7 +48,8 @@ class HistoryItem:
         may give other tokens. None: the parts are tokenised.
     opens: whether a message begins with this item.
     closes: whether a message ends with this item. An utterance that is prefilled while the user
-        speaks is several items, each with a stretch of its audio.
+        speaks is several items, each with a stretch of its audio, or its words; the last one
+        has neither if nothing was left to say.
     """
 
     key: str
@@ -59,8 +60,8 @@ class HistoryItem:
     closes: bool = True
 
     def __post_init__(self) -> None:
-        if not (self.opens and self.closes) and [type(p) for p in self.parts] != [AudioPart]:
-            raise ValueError("a piece of an utterance is one stretch of audio")
+        if not (self.opens and self.closes) and len(self.parts) > 1:
+            raise ValueError("a piece of an utterance is one stretch of audio, or its words")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

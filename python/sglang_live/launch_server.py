@@ -225,8 +225,8 @@ def _gateway_config(
     config: ServerConfig, model: ModelFacts, native: StageSpec | None
 ) -> GatewayConfig:
     """native: the thinker that serves SGLang's own API; None: no thinker of this machine."""
-    # A recogniser needs the whole utterance: pieces of speech end within words.
-    turn_prefill = config.policies.turn_prefill and family_at(model.family).recogniser is None
+    turn_prefill = config.policies.turn_prefill
+    recognises = family_at(model.family).recogniser is not None
     return GatewayConfig(
         api_keys=config.api_keys,
         operator_key=config.operator_key,
@@ -242,7 +242,9 @@ def _gateway_config(
         native_socket=native.native_socket if native else None,
         retention=config.retention,
         speculate_ms=config.speculate_ms,
-        turn_prefill_s=config.turn_prefill_s if turn_prefill else 0.0,
+        # A chunk of a fixed length ends within a word, which a recogniser needs as a whole.
+        turn_prefill_s=config.turn_prefill_s if turn_prefill and not recognises else 0.0,
+        prefills_at_pauses=turn_prefill and recognises,
         preheat=config.policies.preheat,
     )
 

@@ -142,6 +142,24 @@ async def test_speech_is_read_as_the_words_that_the_recogniser_heard(stages, mod
     links.close()
 
 
+async def test_speech_is_prefilled_up_to_its_last_pause_while_the_user_speaks(stages, model):
+    links = stages.links("in-pauses")
+    first = replace(user(SPEECH), closes=False)
+    second = replace(user(SPEECH[: len(SPEECH) // 2]), opens=False, closes=False)
+    end = HistoryItem(key="end", role="user", parts=(), opens=False)
+    given_up = replace(user(SPEECH), opens=False, closes=False)
+    for said in ((first,), (first, given_up), (first, second)):
+        turn = greedy_turn(*said, system=SYSTEM, n_tokens=1)
+        assert (await think(links, replace(turn, prefill_only=True))).ids == []
+    done = await think(links, greedy_turn(first, second, end, system=SYSTEM, n_tokens=N_TOKENS))
+    heard = f"{tiny_cascade.HEARD} {tiny_cascade.HEARD}"
+    prompt = model.prompt([("system", SYSTEM), ("user", heard)])
+    assert done.ids == model.generate(prompt, N_TOKENS)
+    # Of this turn, only the markup behind the words is new.
+    assert not done.rebuilt and done.n_prompt - done.n_cached < 12
+    links.close()
+
+
 async def test_a_transcript_is_what_the_recogniser_heard(stages):
     links = stages.links("")
     turn = greedy_turn(user(SPEECH, "Transcribe."), system="", n_tokens=N_TOKENS)

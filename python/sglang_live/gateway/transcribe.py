@@ -34,6 +34,7 @@ async def transcribe(
     audio: AudioPart,
     speech_model: SpeechModel,
     *,
+    heard: tuple[AudioPart, ...] = (),
     language: str | None = None,
     hint: str | None = None,
     temperature: float = 0.0,
@@ -43,22 +44,25 @@ async def transcribe(
     Args:
         speech_model: finds the speech; long silences are removed, because the model invents words
             for them.
+        heard: the speech, if it was found before, in the clips that a recogniser has heard.
         language: of the speech, by name or code. hint: words that may occur in it.
     Raises:
         LiveError: the turn failed.
     """
-    speech = await asyncio.to_thread(speech_only, audio.pcm, speech_model)
-    if not len(speech):
-        yield Usage()
-        return
-    audio = audio if speech is audio.pcm else AudioPart(speech)
+    clips = heard
+    if not clips:
+        speech = await asyncio.to_thread(speech_only, audio.pcm, speech_model)
+        if not len(speech):
+            yield Usage()
+            return
+        clips = (audio if speech is audio.pcm else AudioPart(speech),)
     instruction = [_INSTRUCTION]
     if language:
         instruction.append(f"The language is {language}.")
     if hint:
         instruction.append(f"These words may occur: {hint}")
     item = HistoryItem(
-        key=new_id("key"), role="user", parts=(audio, TextPart(" ".join(instruction)))
+        key=new_id("key"), role="user", parts=(*clips, TextPart(" ".join(instruction)))
     )
     turn = TurnRequest(
         instructions="",

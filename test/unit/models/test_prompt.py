@@ -192,9 +192,9 @@ def test_a_message_in_pieces_is_one_span_of_audio_for_thinker_and_talker(n_place
     assert n_tokens == len(encode(f"{span}<|im_start|>"))
 
 
-def test_only_audio_can_be_a_part_of_a_split_message():
+def test_a_piece_of_an_utterance_is_not_split_itself():
     with pytest.raises(ValueError, match="one stretch of audio"):
-        HistoryItem(key="k", role="user", parts=(TextPart("x"),), closes=False)
+        HistoryItem(key="k", role="user", parts=(TextPart("x"), TextPart("y")), closes=False)
 
 
 @pytest.mark.parametrize("parts", [(), ("",), ("", "")], ids=len)

@@ -53,8 +53,10 @@ class Hearing:
             await self._words_of(part.pcm) if isinstance(part, AudioPart) else part.text
             for part in item.parts
         ]
-        parts = (TextPart(" ".join(text for text in texts if text)),)
-        return replace(item, parts=parts, opens=True, closes=True)
+        words = " ".join(text for text in texts if text)
+        if words and not item.opens:
+            words = f" {words}"  # it continues the utterance
+        return replace(item, parts=(TextPart(words),))
 
     async def _words_of(self, pcm: np.ndarray) -> str:
         known = self._texts.get(_key(pcm))

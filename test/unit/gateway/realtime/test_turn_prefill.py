@@ -135,6 +135,71 @@ def test_there_is_no_preheat_without_its_policy_or_before_speech():
         assert turn.prefilled == []
 
 
+# --- at pauses ---
+
+
+class PausedTurn(Turn):
+    def __init__(self):
+        super().__init__(chunk_s=0.0)
+        self.prefill = TurnPrefill(0.0, self._prefill_turn, at_pauses=True)
+
+    def pause(self, silent_s: float = 0.2) -> None:
+        """The user falls silent, which is detected after silent_s."""
+        end = self.buffer.end_sample
+        self.say(silent_s)
+        self.prefill.pause(self.buffer, self.start, end)
+
+
+def test_all_speech_is_prefilled_in_the_silence_that_ends_the_turn():
+    turn = PausedTurn()
+    turn.say(1.4)
+    turn.pause()
+    assert turn.prefilled == [1]
+    turn.say(0.3)
+    audio, (speech, end) = turn.end()
+    assert np.array_equal(speech.parts[0].pcm, audio.pcm[: round(1.4 * SECOND)])
+    assert (speech.opens, speech.closes) == (True, False)
+    # The rest is silence, in which a recogniser would hear words.
+    assert (end.opens, end.closes, end.parts) == (False, True, ())
+
+
+def test_a_short_chunk_is_given_up_when_the_user_goes_on_and_a_long_one_is_kept():
+    turn = PausedTurn()
+    turn.say(1.0)
+    turn.pause()
+    turn.prefill.resume()
+    turn.say(3.0)
+    turn.pause()
+    turn.prefill.resume()
+    turn.say(0.8)
+    turn.pause()
+    assert turn.prefilled == [1, 1, 2]
+    audio, chunks = turn.end()
+    lengths = [len(chunk.parts[0].pcm) / SECOND for chunk in chunks[:-1]]
+    assert lengths == pytest.approx([4.2, 1.0])
+    assert chunks[-1].parts == ()
+    assert np.array_equal(joined(chunks[:-1]), audio.pcm[: -round(0.2 * SECOND)])
+
+
+def test_a_turn_that_ends_without_a_pause_has_its_rest_as_speech():
+    turn = PausedTurn()
+    turn.say(4.0)
+    turn.pause()
+    turn.prefill.resume()
+    turn.say(2.0)
+    audio, chunks = turn.end()
+    assert np.array_equal(joined(chunks), audio.pcm)
+    assert [len(chunk.parts[0].pcm) / SECOND for chunk in chunks] == pytest.approx([4.0, 2.2])
+
+
+def test_a_refused_prefill_leaves_the_turn_whole():
+    turn = PausedTurn()
+    turn.accepts = False
+    turn.say(2.0)
+    turn.pause()
+    assert turn.end()[1] == ()
+
+
 # --- in a session ---
 
 
@@ -186,3 +251,25 @@ async def test_a_session_preheats_its_conversation_when_its_user_begins_to_speak
     assert preheat.prefill_only and preheat.preheat
     keys = [item.key for item in turns[1].history]
     assert [item.key for item in preheat.history] == keys[:-1]
+
+
+async def test_with_a_recogniser_the_turn_and_its_transcript_have_what_was_heard_in_the_pause():
+    orchestrator = FakeOrchestrator([spoken("Yes."), spoken("hello")])
+    base = services(orchestrator)
+    config = replace(base.config, prefills_at_pauses=True)
+    async with connected(orchestrator, replace(base, config=config)) as client:
+        client.send(
+            "session.update",
+            session={
+                "type": "realtime",
+                "audio": {"input": {"transcription": {"model": "whisper-1"}}},
+            },
+        )
+        await client.expect("session.updated")
+        client.append(tone(900) + bytes(48_000))
+        await client.until("conversation.item.input_audio_transcription.completed")
+    [prefilled], [turn, transcript] = orchestrator.session.prefilled, orchestrator.turns
+    speech, end = turn.history
+    assert [item.key for item in prefilled.history] == [speech.key] and end.parts == ()
+    clip, _ = transcript.history[0].parts
+    assert np.array_equal(clip.pcm, speech.parts[0].pcm)

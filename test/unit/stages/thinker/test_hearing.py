@@ -63,6 +63,21 @@ async def test_silence_leaves_no_word_and_no_space(hearing):
     assert item.parts == (TextPart("hello"),)
 
 
+async def test_words_of_an_utterance_in_pieces_are_separate(hearing):
+    pieces = [(clip(5), True, False), (clip(7), False, False), (None, False, True)]
+    items = [
+        HistoryItem(key="k", role="user", parts=(part,) if part else (), opens=opens, closes=closes)
+        for part, opens, closes in pieces
+    ]
+    heard = [await hearing.as_text(item) for item in items]
+    assert [item.parts for item in heard] == [
+        (TextPart("5 samples"),),
+        (TextPart(" 7 samples"),),
+        (),
+    ]
+    assert [(item.opens, item.closes) for item in heard] == [p[1:] for p in pieces]
+
+
 async def test_a_clip_is_recognised_once_also_at_the_same_time(hearing, recogniser):
     recogniser.gate.clear()
     both = [asyncio.create_task(hearing.transcript_of(clip(5).pcm)) for _ in range(2)]

@@ -22,7 +22,7 @@ from sglang_live.telemetry.metrics import GatewayMetrics
 log = logging.getLogger(__name__)
 
 # Longer than the closure of a stop consonant; the model was trained on pauses of this length.
-_PAUSE_MS = 200
+PAUSE_MS = 200
 # By eagerness: the least score of a complete turn, and the silence that ends a turn in any case.
 _EAGERNESS = {"low": (0.7, 8000), "medium": (0.5, 4000), "auto": (0.5, 4000), "high": (0.35, 2000)}
 
@@ -30,7 +30,7 @@ _EAGERNESS = {"low": (0.7, 8000), "medium": (0.5, 4000), "auto": (0.5, 4000), "h
 def vad_settings(detection: TurnDetection) -> VadSettings:
     """Settings of speech detection for a session whose turns the model ends."""
     _, max_silence_ms = _EAGERNESS[detection.eagerness]
-    return replace(detection.vad, silence_duration_ms=max_silence_ms, pause_ms=_PAUSE_MS)
+    return replace(detection.vad, silence_duration_ms=max_silence_ms, pause_ms=PAUSE_MS)
 
 
 @dataclass(eq=False)

@@ -17,6 +17,7 @@ from sglang_live.errors import LiveError
 from sglang_live.gateway.errors import error_body, internal_error
 from sglang_live.gateway.realtime.conversation.items import MessageItem
 from sglang_live.gateway.realtime.outbox import Emit
+from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.transcribe import transcribe
 from sglang_live.interaction.silero import SpeechModel
 from sglang_live.orchestrator.session import VoiceSession
@@ -32,10 +33,15 @@ _WIND_DOWN_S = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Order:
-    """One transcript to be made. language, hint: None if the client named none."""
+    """One transcript to be made.
+
+    heard: the audio as a recogniser has heard it for the turn; (): it has not.
+    language, hint: None if the client named none.
+    """
 
     item: MessageItem
     audio: AudioPart
+    heard: tuple[AudioPart, ...]
     language: str | None
     hint: str | None
 
@@ -57,9 +63,22 @@ class InputTranscription:
     _waiting: deque[_Order] = field(default_factory=deque)
     _worker: asyncio.Task[None] | None = None
 
-    def add(self, item: MessageItem, audio: AudioPart, settings: dict[str, str | None]) -> None:
-        """settings: of transcription, as in the session's config."""
-        self._waiting.append(_Order(item, audio, settings.get("language"), settings.get("prompt")))
+    def add(
+        self,
+        item: MessageItem,
+        audio: AudioPart,
+        settings: dict[str, str | None],
+        utterance: Utterance = (),
+    ) -> None:
+        """
+        Args:
+            settings: of transcription, as in the session's config.
+            utterance: the messages that a recogniser hears for the turn; (): one, of all the audio.
+        """
+        parts = [part for message in utterance for part in message.parts]
+        heard = tuple(part for part in parts if isinstance(part, AudioPart))
+        language, hint = settings.get("language"), settings.get("prompt")
+        self._waiting.append(_Order(item, audio, heard, language, hint))
         if len(self._waiting) > _MAX_WAITING:
             oldest = self._waiting.popleft()
             self._fail(oldest, LiveError("Turns came faster than they could be transcribed."))
@@ -93,6 +112,7 @@ class InputTranscription:
             self.session,
             order.audio,
             self.speech_model,
+            heard=order.heard,
             language=order.language,
             hint=order.hint,
         )

@@ -1,10 +1,14 @@
 """Turn prefill: complete chunks of an utterance are prefilled while the user still speaks.
 
+An encoder hears chunks of one length. A recogniser hears words, so that its chunks end in pauses:
+the last one is recognised during the silence that ends the turn.
 Before the first chunk comes the preheat: the conversation alone, in case its KV is lost (LiveServe,
 arXiv 2606.22983, section 3).
-In: the utterance's audio as it grows. Out: its chunks, as messages for the model's session.
+In: the utterance's audio as it grows, its pauses. Out: its chunks, as messages for the model's
+session.
 Owner: one TurnPrefill per connection. Once a chunk is prefilled its limits and its key stay as
-they are: the message of the whole utterance must begin with the same chunks.
+they are: the message of the whole utterance must begin with the same chunks. A short chunk before
+a pause in which the turn did not end is given up: a recogniser needs its context.
 """
 
 from collections.abc import Callable
@@ -19,30 +23,38 @@ from sglang_live.interaction.input_buffer import InputBuffer
 
 # The least audio left for the last chunk: the encoder makes no token of a few milliseconds.
 _MIN_REST_SAMPLES = INPUT_RATE_HZ // 4
+# Before a pause in which the turn goes on; about a clause.
+_MIN_KEPT_SAMPLES = 3 * INPUT_RATE_HZ
 
 
 class TurnPrefill:
     """
     Args:
-        chunk_s: length of a chunk; 0: nothing is prefilled before the utterance ends.
+        chunk_s: length of a chunk; 0: no chunk has a fixed length.
         prefill: starts the prefill of these chunks; returns False if it refuses for now. Without
             chunks: the preheat.
         preheats: whether there is a preheat.
+        at_pauses: whether chunks end at pauses.
     """
 
     def __init__(
-        self, chunk_s: float, prefill: Callable[[Utterance], bool], preheats: bool = False
+        self,
+        chunk_s: float,
+        prefill: Callable[[Utterance], bool],
+        preheats: bool = False,
+        at_pauses: bool = False,
     ) -> None:
         self._chunk_samples = round(chunk_s * INPUT_RATE_HZ)
-        self._prefill, self._preheats = prefill, preheats
-        self._preheat_due = False
-        self._chunks: list[HistoryItem] = []
-        self._n_prefilled = 0
+        self._prefill, self._preheats, self._at_pauses = prefill, preheats, at_pauses
+        self._min_rest = 0 if at_pauses else _MIN_REST_SAMPLES
+        self.reset()
 
     def reset(self) -> None:
         """The utterance is over; the next one starts without chunks."""
-        self._chunks = []
+        self._chunks: list[HistoryItem] = []
+        self._ends: list[int] = []  # of the chunks, in samples from the utterance's beginning
         self._n_prefilled = 0
+        self._in_pause = False  # nothing has been said since the last chunk
         self._preheat_due = False
 
     def begin(self) -> None:
@@ -54,16 +66,30 @@ class TurnPrefill:
         """The utterance, which began at start_sample, goes on up to the end of the buffer."""
         if self._preheat_due and self._prefill(()):
             self._preheat_due = False
-        if not self._chunk_samples:
-            return
-        while True:
-            start = start_sample + len(self._chunks) * self._chunk_samples
-            if buffer.end_sample - start < self._chunk_samples + _MIN_REST_SAMPLES:
+        while self._chunk_samples:
+            end = self._end + self._chunk_samples
+            if buffer.end_sample - start_sample < end + _MIN_REST_SAMPLES:
                 break
-            audio = AudioPart(buffer.peek(start, start + self._chunk_samples))
-            self._chunks.append(_message(audio, opens=not self._chunks, closes=False))
-        if len(self._chunks) > self._n_prefilled and self._prefill(tuple(self._chunks)):
-            self._n_prefilled = len(self._chunks)
+            self._cut(buffer, start_sample, end)
+        self._prefill_new()
+
+    def pause(self, buffer: InputBuffer, start_sample: int, pause_sample: int) -> None:
+        """The user is silent from pause_sample on; the turn may be over."""
+        if self._at_pauses and pause_sample - start_sample > self._end:
+            self._cut(buffer, start_sample, pause_sample - start_sample)
+            self._in_pause = True
+            self._prefill_new()
+
+    def resume(self) -> None:
+        """The user speaks again."""
+        if not self._in_pause:
+            return
+        self._in_pause = False
+        begin = self._ends[-2] if len(self._ends) > 1 else 0
+        if self._end - begin < _MIN_KEPT_SAMPLES:
+            self._chunks.pop()
+            self._ends.pop()
+            self._n_prefilled = min(self._n_prefilled, len(self._chunks))
 
     def finish(self, audio: AudioPart) -> Utterance:
         """Split the whole utterance: prefilled chunks and the rest; () if none was prefilled."""
@@ -75,20 +101,37 @@ class TurnPrefill:
         """Split an utterance that may go on; one message if no chunk was prefilled."""
         return self._split(audio) or (_message(audio, opens=True, closes=True),)
 
+    @property
+    def _end(self) -> int:
+        """End of the last chunk, in samples from the utterance's beginning."""
+        return self._ends[-1] if self._ends else 0
+
+    def _cut(self, buffer: InputBuffer, start_sample: int, end: int) -> None:
+        audio = AudioPart(buffer.peek(start_sample + self._end, start_sample + end))
+        self._chunks.append(_message(audio, opens=not self._chunks, closes=False))
+        self._ends.append(end)
+
+    def _prefill_new(self) -> None:
+        if len(self._chunks) > self._n_prefilled and self._prefill(tuple(self._chunks)):
+            self._n_prefilled = len(self._chunks)
+
     def _split(self, audio: AudioPart) -> Utterance:
-        size = self._chunk_samples
-        n_within = max(0, len(audio.pcm) - _MIN_REST_SAMPLES) // size if size else 0
-        prefilled = self._chunks[: min(self._n_prefilled, n_within)]
-        if not prefilled:
+        ends = [
+            end for end in self._ends[: self._n_prefilled] if end + self._min_rest <= len(audio.pcm)
+        ]
+        if not ends:
             return ()
-        *parts, rest = np.split(audio.pcm, [size * (i + 1) for i in range(len(prefilled))])
+        *parts, rest = np.split(audio.pcm, ends)
         # Views of the whole: the audio of a long turn is not kept twice.
         chunks = [
             replace(chunk, parts=(AudioPart(pcm),))
-            for chunk, pcm in zip(prefilled, parts, strict=True)
+            for chunk, pcm in zip(self._chunks, parts, strict=False)
         ]
-        return (*chunks, _message(AudioPart(rest), opens=False, closes=True))
+        is_silence = self._in_pause and len(ends) == len(self._chunks)
+        last = None if is_silence else AudioPart(rest)
+        return (*chunks, _message(last, opens=False, closes=True))
 
 
-def _message(audio: AudioPart, *, opens: bool, closes: bool) -> HistoryItem:
-    return HistoryItem(key=new_id("key"), role="user", parts=(audio,), opens=opens, closes=closes)
+def _message(audio: AudioPart | None, *, opens: bool, closes: bool) -> HistoryItem:
+    parts = () if audio is None else (audio,)
+    return HistoryItem(key=new_id("key"), role="user", parts=parts, opens=opens, closes=closes)

@@ -30,7 +30,7 @@ from sglang_live.gateway.realtime.responses.speculation import Utterance
 from sglang_live.gateway.realtime.responses.turn_runner import TurnRunner
 from sglang_live.gateway.realtime.session_config import SessionConfig
 from sglang_live.gateway.realtime.turn_detection import TurnDetection
-from sglang_live.gateway.realtime.turns.endpointing import Endpointing
+from sglang_live.gateway.realtime.turns.endpointing import PAUSE_MS, Endpointing
 from sglang_live.gateway.realtime.turns.endpointing import (
     vad_settings as endpointing_vad_settings,
 )
@@ -93,7 +93,10 @@ class TurnTaking:
         self._next_item()
         self._turn_start_ms = 0
         self._turn_prefill = TurnPrefill(
-            self.gateway.turn_prefill_s, self._prefill, self.gateway.preheat
+            self.gateway.turn_prefill_s,
+            self._prefill,
+            self.gateway.preheat,
+            self.gateway.prefills_at_pauses,
         )
         self._idle = IdleTimer(self.clock, self._on_idle)
         self._barge_in = BargeIn(
@@ -132,10 +135,14 @@ class TurnTaking:
     def _vad_settings(self, detection: TurnDetection) -> VadSettings:
         if detection.kind == "semantic_vad" and self.endpointing is not None:
             return endpointing_vad_settings(detection)
-        speculative_turns = detection.kind == "server_vad" and detection.create_response
-        return replace(
-            detection.vad, pause_ms=self.gateway.speculate_ms if speculative_turns else None
-        )
+        pause_ms = PAUSE_MS if self.gateway.prefills_at_pauses else None
+        if self._speculates(detection):
+            pause_ms = self.gateway.speculate_ms
+        return replace(detection.vad, pause_ms=pause_ms)
+
+    def _speculates(self, detection: TurnDetection) -> bool:
+        is_wanted = detection.kind == "server_vad" and detection.create_response
+        return is_wanted and self.gateway.speculate_ms is not None
 
     async def append(self, event: AudioAppend) -> None:
         """
@@ -264,6 +271,7 @@ class TurnTaking:
             case SpeechPaused():
                 self._on_paused(event)
             case SpeechResumed():
+                self._turn_prefill.resume()
                 self.turn_runner.withdraw_speculative()
             case SpeechStopped():
                 self._on_stopped(event)
@@ -294,13 +302,13 @@ class TurnTaking:
     def _on_paused(self, pause: SpeechPaused) -> None:
         detector, detection = self._detector, self.config.turn_detection
         assert detector is not None and detection is not None
-        if detection.kind == "server_vad":
+        start, end = self._turn_start_ms * SAMPLES_PER_MS, pause.at_ms * SAMPLES_PER_MS
+        self._turn_prefill.pause(self._buffer, start, end)
+        if self._speculates(detection):
             self._speculate(pause)
+        if detection.kind != "semantic_vad" or self.endpointing is None:
             return
-        assert self.endpointing is not None
-        end = pause.at_ms * SAMPLES_PER_MS
-        start = max(self._turn_start_ms * SAMPLES_PER_MS, end - MODEL_SAMPLES)
-        audio = self._buffer.peek(start, end)
+        audio = self._buffer.peek(max(start, end - MODEL_SAMPLES), end)
 
         def end_turn() -> None:
             if self._detector is detector and (stopped := detector.stop_at(pause)):
@@ -347,7 +355,8 @@ class TurnTaking:
         self.emit("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)
         self.items.add(item)
         if self.config.transcription is not None:
-            self.transcripts.add(item, audio, self.config.transcription)
+            heard = utterance if self.gateway.prefills_at_pauses else ()
+            self.transcripts.add(item, audio, self.config.transcription, heard)
 
     def _respond(self, speech_end_ms: int | None = None) -> None:
         plan = ResponsePlan(
