@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Set up, start the server with the built-in demo model, send it a recorded question, save the
-# response, stop the server.
+# Set up, start the server with a language model, a recogniser and a voice, ask it a recorded
+# question and a typed one, save the responses, stop the server. Without a network the built-in demo
+# model takes their place.
 set -euo pipefail
 
 usage() {
@@ -8,9 +9,9 @@ usage() {
 usage: scripts/demo.sh [--serve] [--out FILE] [--port N] [--model-path PATH] [-- SERVER ARGS]
 
   --serve        keep the server running afterwards and print where it is
-  --out          where the answer goes (default: reply.wav)
+  --out          where the answers go (default: reply.wav)
   --port         default: a free one
-  --model-path   default: demo, the built-in model
+  --model-path   default: cascade, which is downloaded (192 MB); demo without a network
 TEXT
 }
 
@@ -18,11 +19,12 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 START_TIMEOUT_S=600
 STOP_TIMEOUT_S=15
 LOG_TAIL_LINES=40
+OFFLINE=3 # exit status of sglang_live.model_source
 
 serve=0
 out=reply.wav
 port=
-model=demo
+model=
 server_args=()
 
 needs_value() {
@@ -76,6 +78,23 @@ out=$(cd "$(dirname "$out")" && pwd)/$(basename "$out")
 bash "$ROOT/scripts/setup.sh"
 python=$ROOT/.venv/bin/python
 cd "$ROOT"
+
+if [[ -z $model ]]; then
+    model=cascade
+    fetched=0
+    "$python" -m sglang_live.model_source --model-path cascade || fetched=$?
+    if ((fetched == OFFLINE)); then
+        echo "the models cannot be downloaded: using the built-in demo model, which knows thirty questions"
+        model=demo
+    elif ((fetched)); then
+        exit "$fetched"
+    fi
+fi
+if [[ $model == demo ]]; then
+    typed="Tell me a joke."
+else
+    typed="Why is the sky blue?"
+fi
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/sglang_live_demo.XXXXXX")
 log=$work/server.log
@@ -160,13 +179,14 @@ done
 show_ready_stages
 echo "server ready after $((SECONDS - from)) s"
 
-echo "asking: What is the capital of France?"
+echo "asking aloud: What is the capital of France?"
+echo "asking in writing: $typed"
 "$python" -m sglang_live.client \
     --url "ws://127.0.0.1:$port/v1/realtime" --model "$(basename "$model")" \
-    --wav python/sglang_live/assets/question.flac --out "$out" --json \
+    --wav python/sglang_live/assets/question.flac --text "$typed" --out "$out" --json \
     >"$work/client.out" || fail "the conversation did not succeed"
 
-"$python" - "$work/client.out" "$out" <<'PYTHON'
+"$python" - "$work/client.out" "$out" "What is the capital of France?" "$typed" <<'PYTHON'
 import json
 import sys
 from pathlib import Path
@@ -175,10 +195,13 @@ from sglang_live.client import clip
 
 result = json.loads(Path(sys.argv[1]).read_text().splitlines()[-1])
 level = clip.measure_level(clip.load_pcm(Path(sys.argv[2])))
-print(f"answer: {result['transcript']}")
-print(f"TTFP {result['ttfp_ms']:.0f} ms from the end of the speech to the first audio", end="")
-print(f" (end of turn detected after {result['end_of_turn_ms']:.0f} ms)")
-print(f"reply {level.duration_s:.2f} s, peak {level.peak_dbfs:.1f} dBFS, rms {level.rms_dbfs:.1f} dBFS")
+for question, turn in zip(sys.argv[3:], result["turns"], strict=True):
+    print(f"question: {question}")
+    print(f"answer:   {turn['transcript']}")
+    print(f"          first audio {turn['ttfp_ms']:.0f} ms after the question's end", end="")
+    detected_ms = turn["end_of_turn_ms"]
+    print(f", of which {detected_ms:.0f} ms to detect it" if detected_ms else "")
+print(f"answers {level.duration_s:.2f} s, peak {level.peak_dbfs:.1f} dBFS, rms {level.rms_dbfs:.1f} dBFS")
 print(f"wrote {sys.argv[2]}")
 PYTHON
 

@@ -21,10 +21,12 @@ from sglang_live.models.demo.location import (
     default_directory,
 )
 from sglang_live.models.family import ModelFacts, model_facts
+from sglang_live.models.packages.fetch import packages_directory
 from sglang_live.models.smollm2.location import converted_directory, is_converted
 from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
 from sglang_live.stages.endings import telling_line
 
+OFFLINE = 3
 _DEFAULT_RECOGNISER, _DEFAULT_VOICE = next(iter(RECOGNISERS)), next(iter(VOICES))
 
 
@@ -151,6 +153,27 @@ def _demo_llm(cache_dir: Path) -> Path:
     return directory
 
 
+def main(argv: list[str] | None = None) -> int:
+    """Download and build what a model needs, without starting a server.
+
+    Returns:
+        Exit status: 2 if the model cannot be used, OFFLINE if a download failed.
+    """
+    parser = argparse.ArgumentParser(prog="python -m sglang_live.model_source")
+    add_model_arguments(parser)
+    parser.add_argument("--cache-dir", type=Path, default=packages_directory().parent)
+    own = parser.parse_args(argv)
+    try:
+        ModelSource.of(own).load(own.cache_dir)
+    except BadInputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except LiveError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return OFFLINE
+    return 0
+
+
 def _run(module: str, *arguments: str, cache_dir: Path) -> None:
     """Run a module in another process, so that this one imports neither torch nor transformers."""
     command = [sys.executable, "-m", module, *arguments]
@@ -159,3 +182,7 @@ def _run(module: str, *arguments: str, cache_dir: Path) -> None:
     if done.returncode:
         cause = telling_line(done.stderr.splitlines()) or f"exit {done.returncode}"
         raise LiveError(f"{module} failed in {cache_dir}: {cause}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
