@@ -3,11 +3,13 @@
 import asyncio
 import itertools
 from contextlib import aclosing
+from dataclasses import replace
 
 import numpy as np
 
 from sglang_live.core import AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.messages import ThinkerDone
+from sglang_live.orchestrator.stage_jobs import seed_of
 from sglang_live.orchestrator.stage_links import StageLinks
 
 _count = itertools.count()
@@ -57,6 +59,9 @@ async def speak(
 ) -> np.ndarray:
     """Codes [n_frames, 16] of a response whose text arrives at the given pace, then a cancel."""
     await asyncio.sleep(start_after_s)
+    # Frames of an earlier, cancelled job may still be on their way under its id.
+    again = f"{turn.turn_id}-{next(_count)}"
+    turn = replace(turn, turn_id=again, seed=seed_of(turn))
     async with links.talker.open(turn) as speech:
         writing = asyncio.create_task(_write(speech, reply_ids, token_every_s))
         frames: list[np.ndarray] = []

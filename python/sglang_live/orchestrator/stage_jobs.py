@@ -244,7 +244,7 @@ class TalkerJob:
                 voice=turn.voice,
                 first_id=first_id,
                 temperature=turn.temperature,
-                seed=turn.seed if turn.seed is not None else _seed_of(turn.turn_id),
+                seed=seed_of(turn),
                 timeout_s=JOB_TIMEOUT_S,
                 # Codec frames, and the thinker's audio tokens, both come at 12.5 per second.
                 window_frames=kept.window_tokens if kept else None,
@@ -388,5 +388,8 @@ def _wire_segment(key: str, segment: Segment, tensors: wire.TensorFrames) -> Wir
     return WireSegment(key, segment.token_ids, ref)
 
 
-def _seed_of(turn_id: str) -> int:
-    return int.from_bytes(blake2b(turn_id.encode(), digest_size=7).digest(), "little")
+def seed_of(turn: TurnRequest) -> int:
+    """For the talker's sampling: the turn's own, or one that its id determines."""
+    if turn.seed is not None:
+        return turn.seed
+    return int.from_bytes(blake2b(turn.turn_id.encode(), digest_size=7).digest(), "little")
