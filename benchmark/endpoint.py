@@ -20,7 +20,7 @@ import soxr
 
 from benchmark.load.provenance import facts
 from sglang_live.core import INPUT_RATE_HZ
-from sglang_live.gateway.realtime.turns.endpointing import _EAGERNESS, _PAUSE_MS
+from sglang_live.gateway.realtime.turns.endpointing import _EAGERNESS, PAUSE_MS
 from sglang_live.interaction.endpoint import MODEL_SAMPLES, SmartTurnModel, installed_model_path
 from sglang_live.interaction.silero import SileroModel
 from sglang_live.interaction.vad import SpeechDetector, SpeechPaused, SpeechStarted, VadSettings
@@ -55,7 +55,7 @@ def load(path: Path) -> np.ndarray:
 
 def pauses_of(path: Path, speech: SileroModel, model: SmartTurnModel) -> list[Pause]:
     pcm = load(path)
-    settings = VadSettings(silence_duration_ms=60_000, pause_ms=_PAUSE_MS)
+    settings = VadSettings(silence_duration_ms=60_000, pause_ms=PAUSE_MS)
     detector = SpeechDetector(speech, settings)
     begun, found = 0, []
     onsets: list[int] = []  # where speech continues after a pause
@@ -88,7 +88,7 @@ def table(pauses: list[Pause]) -> list[dict]:
         rows.append(_row(f"{silence_ms} ms of silence", float(cut), [silence_ms] * len(ends)))
     for eagerness, (enough, most_ms) in _EAGERNESS.items():
         cut = np.mean([p.score >= enough or p.lasts_ms >= most_ms for p in within])
-        known_ms = [_PAUSE_MS + p.took_ms if p.score >= enough else most_ms for p in ends]
+        known_ms = [PAUSE_MS + p.took_ms if p.score >= enough else most_ms for p in ends]
         rows.append(_row(f"semantic_vad, {eagerness}", float(cut), known_ms))
     return rows
 
