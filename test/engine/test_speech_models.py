@@ -6,15 +6,19 @@ They are downloaded through pip at the first run, and then lie in the cache dire
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmark.word_errors import word_errors, words_of
 from sglang_live.models.hibari.voice import HibariVoice
+from sglang_live.models.kokoro.voice import KokoroVoice
 from sglang_live.models.moonshine.recogniser import MoonshineRecogniser
 from sglang_live.models.packages.fetch import fetch
 from sglang_live.models.packages.pins import HIBARI, MOONSHINE
+from sglang_live.models.piper.voice import PiperVoice
 from sglang_live.models.speech import Recogniser, Voice
 from test.engine.speech_models import SENTENCES, as_heard, recording
+from test.unit.models.tiny_voices import kokoro_styles, write_kokoro, write_piper
 
 pytestmark = pytest.mark.engine
 
@@ -132,3 +136,25 @@ def test_odd_texts_are_spoken_without_an_error(voice, text):
 @pytest.mark.parametrize("text", ["", " \n ", "...", "😀 !!!", "日本語"])
 def test_texts_without_english_make_no_sound(voice, text):
     assert len(voice.synthesise(text, "heart").pcm) == 0
+
+
+@pytest.fixture(params=["kokoro", "piper"])
+def voice_of_a_user(request, tmp_path) -> Voice:
+    """A tiny network with random weights, for which the package reads the text."""
+    english = fetch(HIBARI)
+    if request.param == "piper":
+        return PiperVoice.load(write_piper(tmp_path / "tiny.onnx"), english=english)
+    write_kokoro(tmp_path / "model.onnx")
+    np.savez(tmp_path / "voices.npz", af_heart=kokoro_styles(1))
+    return KokoroVoice.load(tmp_path, english=english)
+
+
+def test_a_voice_of_a_user_reads_every_word_of_an_english_text(voice_of_a_user):
+    text = "Dr. Smith paid $9.99. Was it too much?"
+    speech = voice_of_a_user.synthesise(text, voice_of_a_user.voices[0])
+    assert [text[: word.end].split()[-1] for word in speech.words] == text.split()
+    ends_s = [word.end_s for word in speech.words]
+    assert ends_s == sorted(ends_s) and 0 < ends_s[0] < ends_s[-1]
+    assert ends_s[-1] <= len(speech.pcm) / voice_of_a_user.sample_rate_hz
+    # A text in another script makes no sound.
+    assert len(voice_of_a_user.synthesise("日本語", voice_of_a_user.voices[0]).pcm) == 0

@@ -111,18 +111,22 @@ class SpeechRoute:
         """Yields int16 at OUTPUT_RATE_HZ while it is made.
 
         Raises:
+            ClientEventError: nothing of the text has a sound, as in a script that the voice lacks.
             SpeechTruncatedError: the speech of a piece exceeds its longest duration.
         """
-        pieces = pieces_of(form.input)
+        pieces, has_sound = pieces_of(form.input), False
         async with brief_session(self._orchestrator, new_id("speech")) as session:
             for n, text in enumerate(pieces):
                 fades = Fades(fades_in=n > 0, fades_out=n + 1 < len(pieces))
                 async with aclosing(self._speak_piece(session, form, text, cost)) as audio:
                     async for pcm in audio:
+                        has_sound = has_sound or len(pcm) > 0
                         if ready := fades.push(pcm):
                             yield ready
                 if rest := fades.finish():
                     yield rest
+        if not has_sound:
+            raise ClientEventError("The voice can speak nothing of 'input'.", param="input")
 
     async def _speak_piece(
         self, session: VoiceSession, form: SpeechForm, text: str, cost: "_Cost"

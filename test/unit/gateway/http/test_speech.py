@@ -83,6 +83,8 @@ async def test_events_have_the_same_audio():
         ({"input": ""}, 400, "input"),
         ({"input": "  "}, 400, "no text to speak"),
         ({"input": "x" * 4097}, 400, "4096"),
+        ({"input": "x" * 50_000}, 400, "4096"),
+        ({"input": "語" * 50_000}, 413, "65536"),
         ({"response_format": "aac"}, 400, "mp3, opus, flac, wav, pcm"),
         ({"speed": 2}, 400, "speed"),
         ({"model": "tts-1"}, 404, MODEL),
@@ -94,6 +96,14 @@ async def test_an_invalid_request_is_refused(body, status, message):
     assert response.status_code == status
     assert message in response.json()["error"]["message"]
     assert orchestrator.sessions == []
+
+
+async def test_a_text_without_a_sound_is_no_empty_file():
+    silent = FakeOrchestrator([[done("日本語")]])
+    response = await ask(silent, input="日本語")
+    assert response.status_code == 400
+    assert "speak nothing of 'input'" in response.json()["error"]["message"]
+    assert silent.session.n_closed == 1
 
 
 async def test_events_report_a_failure_during_speech():
