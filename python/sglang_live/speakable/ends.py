@@ -39,8 +39,8 @@ _LAST_WORDS = frozenset(("a.m", "p.m", "i"))
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
 _LAST_TOKEN = re.compile(r"[^\s(\[{\"'“‘«*_`—–/]*$")
 _MARKER = re.compile(r"[\s>]*(?:\d{1,3}[.)]|[-*+•‣◦▪–]|#{1,6}|[-*+] \[[ xX]\])?[\s>]*")
-_ASIAN_SENTENCE = "。！？"
-_ASIAN_CLAUSE = "，、；："
+_ASIAN_SENTENCE = "。！？।؟"
+_ASIAN_CLAUSE = "，、；：،؛"
 
 
 def is_marker(line: str) -> bool:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 PUNCTUATION = ".,!?;:"
 _FIGURES = frozenset("0123456789%$€£+=°")
-_ASIAN = str.maketrans("。，、！？；：", ".,,!?;:")
+_ASIAN = str.maketrans("。，、！？；：।؟،؛", ".,,!?;:.?,;")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

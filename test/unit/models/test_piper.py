@@ -183,4 +183,6 @@ def test_a_voice_is_given_only_letters_of_its_scripts_and_figures_that_it_reads_
     assert (german.words, german.n_unspeakable) == ("Er kostet 3,50 € und 20 %!", 6)
     assert wording_of("Привет, world!", style_of("ru")).words == "Привет, world!"
     assert wording_of("It costs $3.", style_of("en-us")).words == "It costs three dollars."
-    assert wording_of("नमस्ते 5", style_of("hi")).words == "नमस्ते 5."
+    assert wording_of("नमस्ते। 5", style_of("hi")).words == "नमस्ते. 5."
+    assert wording_of("東京です。", style_of("ja")).words == "東京です."
+    assert wording_of("كيف حالك؟", style_of("ar")).words == "كيف حالك?"

@@ -24,7 +24,7 @@ _SCRIPTS = {
     "ARMENIAN": "hy hyw",
     "ETHIOPIC": "am",
     "HANGUL": "ko",
-    "CJK": "cmn hak yue zh",
+    "CJK": "cmn hak ja yue zh",
     "HIRAGANA": "ja",
     "KATAKANA": "ja",
 }  # fmt: skip
