@@ -127,9 +127,10 @@ def test_english_phonemes_are_written_as_espeak_does(misaki, espeak):
 def test_english_phonemes_keep_their_words_and_unknown_ones_make_no_sound():
     class FakeReader:
         def read(self, text):
-            return [Word("a", 1)], [[Phoneme("A", 4), Phoneme("Q", 5), Phoneme("“", 5)]]
+            first = [Phoneme("A", 4), Phoneme("Q", 5), Phoneme("“", 5)]
+            return [Word("a", 1)], [first, [Phoneme("z", 6), Phoneme(".", 6)]]
 
-    _, [sentence] = EnglishAsEspeak(FakeReader(), "eɪə").read("a")
+    _, [sentence] = EnglishAsEspeak(FakeReader(), "eɪə.").read("a")
     assert sentence == [Phoneme(*pair) for pair in (("e", 4), ("ɪ", 4), ("ə", 5))]
 
 

@@ -29,10 +29,11 @@ class EnglishAsEspeak:
 
     def read(self, text: str) -> tuple[list[Word], list[list[Phoneme]]]:
         words, sentences = self._reader.read(text)
-        return words, [
+        known = [
             [sign for sign in as_espeak(sentence) if sign.sign in self._alphabet]
             for sentence in sentences
         ]
+        return words, [s for s in known if any(not sign.is_silent for sign in s)]
 
 
 def as_espeak(phonemes: Sequence[Phoneme]) -> list[Phoneme]:
