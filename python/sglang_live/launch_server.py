@@ -244,6 +244,8 @@ def _gateway_config(
         speculate_ms=config.speculate_ms,
         # A chunk of a fixed length ends within a word, which a recogniser needs as a whole.
         turn_prefill_s=config.turn_prefill_s if turn_prefill and not recognises else 0.0,
+        about=config.model.introduction.about,
+        suggestions=config.model.introduction.suggestions,
         prefills_at_pauses=turn_prefill and recognises,
         preheat=config.policies.preheat,
     )

@@ -30,6 +30,31 @@ OFFLINE = 3
 _DEFAULT_RECOGNISER, _DEFAULT_VOICE = next(iter(RECOGNISERS)), next(iter(VOICES))
 
 
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """What the page says of a model.
+
+    suggestions: questions that it can answer.
+    """
+
+    about: str = ""
+    suggestions: tuple[str, ...] = ()
+
+
+_INTRODUCTIONS = {
+    CASCADE: Introduction(
+        "SmolLM2 hears, thinks and speaks English, with 135 million parameters: ask anything, and "
+        "expect mistakes.",
+        ("Why is the sky blue?", "Tell me about the moon.", "What do cats like to eat?"),
+    ),
+    DEMO: Introduction(
+        "The demo model knows a few dozen questions.",
+        ("What is the capital of France?", "Tell me a joke.", "Tell me a story."),
+    ),
+    DEMO_RANDOM: Introduction("This model responds to anything, with random words.", ("Hello!",)),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
     """
@@ -60,6 +85,11 @@ class ModelSource:
             voice=own.voice_model,
             language=own.recogniser_language,
         )
+
+    @property
+    def introduction(self) -> Introduction:
+        """Nothing is known of a user's own checkpoint."""
+        return _INTRODUCTIONS.get(self.path, Introduction())
 
     def load(self, cache_dir: Path) -> ModelFacts:
         """

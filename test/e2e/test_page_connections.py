@@ -147,3 +147,24 @@ async def test_a_refusal_is_shown_and_not_retried():
         orchestrator.refuse_with = full()
         await status(client, "full: 2 of 2 sessions")
         assert await client.text("#talk") == "Talk"
+
+
+async def test_the_page_says_what_the_model_is_and_asks_a_suggested_question():
+    orchestrator = FakeOrchestrator([spoken("Scattering.", 800)])
+    app = app_of(orchestrator, about="A small model.", suggestions=("Why is the sky blue?",))
+    async with page_of(app) as client:
+        await client.page.wait_for_selector("#about:text('A small model.')")
+        await client.page.click("#suggestions button:text('Why is the sky blue?')")
+        await says(client, "Scattering.")
+        [asked] = orchestrator.turns[0].history
+        assert asked.parts[0].text == "Why is the sky blue?"
+        assert client.complaints == []
+
+
+async def test_a_server_with_keys_says_nothing_of_its_model_without_one():
+    app = app_of(FakeOrchestrator([]), api_keys=("secret",), about="Ours.", suggestions=("Why?",))
+    async with page_of(app) as client:
+        await client.page.wait_for_function(
+            "performance.getEntriesByName(new URL('/page/model.json', location).href).length"
+        )
+        assert await client.page.is_hidden("#about") and await client.page.is_hidden("#suggestions")

@@ -6,6 +6,7 @@ In: an Orchestrator. Out: /v1/realtime, /v1/audio/*, /v1/chat/completions, /v1/m
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -116,10 +117,17 @@ def build_app(
     _add_capacity(app, keys, orchestrator)
     _add_description(app, keys)
     _add_operations(app, keys, health, metrics, drain)
-    add_page(app)
+    add_page(app, _introduction(config, orchestrator.model_name))
     if proxy:
         _add_native(app, keys, services.rate_limits, proxy)
     return app
+
+
+def _introduction(config: GatewayConfig, name: str) -> dict[str, Any]:
+    """What the page says of the model. Without a key, a server with keys says nothing."""
+    if config.api_keys:
+        return {}
+    return {"name": name, "about": config.about, "suggestions": list(config.suggestions)}
 
 
 def _add_realtime(app: FastAPI, keys: Keys, services: RealtimeServices) -> None:

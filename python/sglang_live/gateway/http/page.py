@@ -4,10 +4,11 @@ In: GET requests. Out: the files of gateway/web and a recorded question.
 """
 
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
@@ -42,15 +43,22 @@ class _Web(StaticFiles):
         return response
 
 
-def add_page(app: FastAPI) -> None:
-    """Add the page's routes. They need no key: the page itself requests one from its user."""
+def add_page(app: FastAPI, model: dict[str, Any]) -> None:
+    """Add the page's routes. They need no key: the page itself requests one from its user.
+
+    model: what the page shows of the model; {}: nothing.
+    """
 
     async def page(_request: Request) -> Response:
         return FileResponse(_WEB / "index.html", media_type="text/html", headers=_HEADERS)
+
+    async def about(_request: Request) -> Response:
+        return JSONResponse(model)
 
     async def clip(_request: Request) -> Response:
         return FileResponse(_CLIP, media_type="audio/flac")
 
     app.add_route("/", page, methods=["GET"])
+    app.add_route("/page/model.json", about, methods=["GET"])
     app.add_route("/page/question.flac", clip, methods=["GET"])
     app.router.routes.append(Mount("/page", _Web(directory=_WEB)))

@@ -2,7 +2,7 @@
 
 import { KeyWanted, useKey } from "./admission.js";
 import { Call } from "./call.js";
-import { $, show } from "./dom.js";
+import { $, element, show } from "./dom.js";
 import { Wave } from "./replies.js";
 import { Transcript } from "./transcript.js";
 
@@ -73,9 +73,10 @@ function tell(error) {
   }
 }
 
-// Shows the reason if a button's action fails.
-function press(id, kind, action) {
-  $(id).addEventListener(kind, async (event) => {
+// Shows the reason if an element's action fails. target: the element, or its id.
+function press(target, kind, action) {
+  const source = typeof target === "string" ? $(target) : target;
+  source.addEventListener(kind, async (event) => {
     event.preventDefault();
     try {
       await action();
@@ -137,6 +138,22 @@ for (const kind of ["pointerdown", "keydown", "visibilitychange"]) {
   document.addEventListener(kind, () => call?.audio?.wake());
 }
 
+// Says what the model is, and offers questions that it can answer.
+async function introduce() {
+  const { about, suggestions = [] } = await (await fetch("/page/model.json")).json();
+  if (about) show("about", about);
+  $("about").hidden = !about;
+  for (const question of suggestions) {
+    const button = element("button", "suggestion", question);
+    button.type = "button";
+    const item = element("li", "", "");
+    item.append(button);
+    $("suggestions").append(item);
+    press(button, "click", () => inCall((open) => open.type(question)));
+  }
+  $("suggestions").hidden = !suggestions.length;
+}
+
 function frame() {
   wave.draw();
   const reply = wave.reply;
@@ -153,3 +170,4 @@ function frame() {
 $("no-sound").hidden = hasSound;
 showCall();
 requestAnimationFrame(frame);
+introduce().catch(tell);
