@@ -121,4 +121,10 @@ def _platform_class() -> type:
         def is_pin_memory_available(self, device: Any = None) -> bool:
             return False
 
+        def get_torch_profiler_activity_str(self) -> str:
+            return "CPU"
+
+        def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+            return torch.profiler.ProfilerActivity.CPU
+
     return CpuReferencePlatform

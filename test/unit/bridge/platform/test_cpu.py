@@ -3,7 +3,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from sglang_live.bridge.platform import cpu
 from sglang_live.bridge.platform.cpu import (
     GRAPHS_ENV,
     graph_sizes,
@@ -51,6 +53,12 @@ begin_computing_and(lambda runner: print(runner, *state()), "a runner")
     n_tiny, nice = map(int, elsewhere.split())
     assert n_tiny == 4, done.stderr
     assert here == f"a runner 0 {min(nice + 5, 19)}"
+
+
+def test_an_engine_on_a_cpu_can_be_profiled():
+    platform = cpu.CpuReferencePlatform()
+    name = platform.get_torch_profiler_activity_str()
+    assert getattr(torch.profiler.ProfilerActivity, name) == platform.get_torch_profiler_activity()
 
 
 @pytest.mark.parametrize(
