@@ -34,6 +34,7 @@ _COLUMNS = {
     "produced": (np.float64, np.inf),
     "prompt_tokens": (np.int64, 0),
     "prefill_tokens": (np.int64, 0),
+    "audio_s": (np.float64, 0.0),
     "interrupts": (np.float64, FIRST_INTERRUPTS),
     "urgency": (np.int8, NO_CLASS),
 }
@@ -86,11 +87,13 @@ class StreamTable:
         managed: bool,
         prompt_tokens: int,
         prefill_tokens: int,
+        audio_s: float = 0.0,
         background: bool = False,
     ) -> None:
         """Record a request that joins the queue, for the first time or after a retraction.
 
         Args:
+            audio_s: seconds of audio that it has to encode.
             background: no consumer waits for it yet; see to_foreground().
         """
         self.changed = True
@@ -112,6 +115,7 @@ class StreamTable:
             "background": background,
             "since_s": now_s,
             "prefill_tokens": prefill_tokens,
+            "audio_s": audio_s,
         }
         for name, value in row.items():
             self._columns[name][slot] = value
@@ -239,6 +243,7 @@ class StreamTable:
             started=columns["started"][:n] | columns["reported"][:n] | silent,
             kv_tokens=columns["prompt_tokens"][:n] + stepped.astype(np.int64),
             prefill_tokens=columns["prefill_tokens"][:n],
+            audio_s=columns["audio_s"][:n],
             interrupts=columns["interrupts"][:n],
             managed=columns["managed"][:n],
             background=columns["background"][:n],

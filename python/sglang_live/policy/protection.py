@@ -41,8 +41,8 @@ def prefill_budget(
     buffered_s = float(np.fmin.reduce(view.buffered_s, where=may_run_dry, initial=math.inf))
     if math.isinf(buffered_s):
         return None
-    rates = view.rates
-    slack_s = buffered_s - latency_s(rates.round_s, config) - rates.round_s - rates.prefill_s_fixed
+    rates, once_s = view.rates, _once_s(view, admitted)
+    slack_s = buffered_s - latency_s(rates.round_s, config) - rates.round_s - once_s
     if slack_s >= config.chunk_tokens * rates.prefill_s_per_token:
         return None
     # Where prefills are short, the measured cost of a token may be zero.
@@ -61,6 +61,16 @@ def prefill_budget(
     )
 
 
+def _once_s(view: StageView, admitted: Ints) -> float:
+    """Cost of a prefill round that does not depend on its tokens: the encoder hears a whole clip
+    in the round in which it begins."""
+    rates = view.rates
+    if view.audio_s is None or view.prefill_running or not len(admitted):
+        return rates.prefill_s_fixed
+    audio_s = float(view.audio_s[admitted[0]])
+    return rates.prefill_s_fixed + audio_s * rates.encoder_s_per_audio_s
+
+
 def _short_tokens(view: StageView, admitted: Ints, config: PolicyConfig) -> int:
     """Returns the tokens that are computed at once for a short prefill of a listener; 0 if it is
     not short, or if no decode round has run since the last prefill."""
@@ -68,7 +78,7 @@ def _short_tokens(view: StageView, admitted: Ints, config: PolicyConfig) -> int:
         return 0
     rates, short_s = view.rates, config.short_rounds * view.rates.round_s
     n_tokens = int(view.prefill_tokens[admitted[0]])
-    if rates.prefill_s_fixed + n_tokens * rates.prefill_s_per_token > short_s:
+    if _once_s(view, admitted) + n_tokens * rates.prefill_s_per_token > short_s:
         return 0
     if not view.decoded_since_prefill:
         return 0

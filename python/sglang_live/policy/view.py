@@ -68,6 +68,7 @@ class StageView:
         managed: bool, belongs to a response that is heard, or leads to one. Others (SGLang's own
             API, text responses) have no listener: they are never paused, and wait behind U1.
         free_rows: request rows that are free. Paused streams keep their rows.
+        audio_s: seconds of audio that the encoder hears in its first step; None: no audio waits.
         background: bool, work ahead of its need: it is served when no stream is in need, and not
             later than PolicyConfig.max_wait_s; None: no stream is background work.
         blocked: bool, cannot step in this round in any case: its input does not exist yet, or its
@@ -93,6 +94,7 @@ class StageView:
     interrupts: Floats
     managed: Bools
     free_rows: int = 1 << 30
+    audio_s: Floats | None = None
     background: Bools | None = None
     blocked: Bools | None = None
     last_prefill_s: float = float("-inf")

@@ -1,5 +1,7 @@
 """How long a prefill may delay decoding streams."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,6 +26,25 @@ def budget(*streams, **other) -> int | None:
 def test_a_prefill_ends_before_the_shortest_buffer_does():
     found = budget(playing(3.0), playing(LATENCY_S + 0.5), waiting())
     assert found == pytest.approx((0.5 - 0.02 - 0.05) / 1e-3, abs=1)
+
+
+def test_the_encoder_takes_its_part_of_the_shortest_buffer():
+    rates = replace(RATES, encoder_s_per_audio_s=0.02)
+    said = waiting(audio_s=8.0)
+    found = budget(playing(LATENCY_S + 0.5), said, rates=rates)
+    assert found == pytest.approx((0.5 - 0.02 - 0.05 - 0.16) / 1e-3, abs=1)
+    # It has heard the clip when the prefill began.
+    config = replace(CONFIG, may_pause_prefill=True)
+    view = view_of(playing(LATENCY_S + 0.5), said, rates=rates, prefill_running=True)
+    found = policy_of(("urgency",), config).decide(view).prefill_budget
+    assert found == pytest.approx((0.5 - 0.02 - 0.05) / 1e-3, abs=1)
+
+
+def test_a_short_prompt_with_much_audio_is_not_short():
+    rates = replace(RATES, prefill_s_fixed=0.0, encoder_s_per_audio_s=0.02)
+    short = waiting(10)
+    assert budget(playing(0.1), short, rates=rates) > 0
+    assert budget(playing(0.1), replace(short, audio_s=8.0), rates=rates) == 0
 
 
 def test_without_a_stream_that_can_fall_silent_there_is_no_budget():

@@ -47,6 +47,7 @@ class Stream:
     started: bool = True
     kv_tokens: int = 500
     prefill_tokens: int = 0
+    audio_s: float = 0.0
     interrupts: float = 0.4
     managed: bool = True
     background: bool = False
@@ -138,6 +139,7 @@ def streams() -> st.SearchStrategy[Stream]:
         waiting=st.just(True),
         kv_tokens=st.just(0),
         prefill_tokens=st.integers(1, 3000),
+        audio_s=seconds(30),
         **common,
     )
     out = st.builds(paused, seconds(5), for_s=seconds(15), kv_tokens=st.integers(1, 9000))

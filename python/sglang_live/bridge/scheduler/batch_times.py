@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 from sglang_live.bridge.rate_meter import BatchWork, Launch, RateMeter
 from sglang_live.bridge.rounds import Rounds
@@ -35,15 +35,21 @@ def encoded_audio_s(batch: ScheduleBatch) -> float:
 
     A clip that began in an earlier chunk comes from SGLang's cache of embeddings.
     """
-    n_tokens = 0
-    for req, prefix, n in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
-        if req.multimodal_inputs is None:
-            continue
-        for item in req.multimodal_inputs.mm_items:
-            if item.is_audio():
-                n_tokens += sum(
-                    last + 1 - first for first, last in item.offsets if 0 <= first - prefix < n
-                )
+    spans = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
+    return sum(audio_s_of(req, prefix, prefix + n) for req, prefix, n in spans)
+
+
+def audio_s_of(req: Req, begin: int, end: int) -> float:
+    """Seconds of the clips that begin at one of these places of the request's tokens."""
+    if req.multimodal_inputs is None:
+        return 0.0
+    n_tokens = sum(
+        last + 1 - first
+        for item in req.multimodal_inputs.mm_items
+        if item.is_audio()
+        for first, last in item.offsets or ()
+        if begin <= first < end
+    )
     return n_tokens * AUDIO_TOKEN_S
 
 

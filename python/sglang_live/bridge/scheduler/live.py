@@ -12,7 +12,7 @@ from typing import Any
 from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
 
 from sglang_live.bridge.rate_meter import Launch
-from sglang_live.bridge.scheduler.batch_times import book_arrival, launch_work, stamp_launch
+from sglang_live.bridge.scheduler import batch_times
 from sglang_live.bridge.scheduler.fault_injection import FaultInjection
 from sglang_live.bridge.scheduler.memory import MemoryScheduler
 from sglang_live.bridge.scheduler.paused import PausedRequest, ReqsView, decode_batch_of
@@ -263,16 +263,16 @@ class LiveScheduler(MemoryScheduler):
             self._progress.launch(sum(prompts))
         if self._fault_injection is not None:
             self._fault_injection.meet(req.origin_input_ids for req in batch.reqs)
-        work = launch_work(batch, self.rounds) if self.rounds is not None else None
+        work = batch_times.launch_work(batch, self.rounds) if self.rounds is not None else None
         launched_s = time.monotonic()
         result = super().run_batch(batch, *args, **kwargs)
         if work is not None and self.meter is not None:
-            stamp_launch(result, Launch(work, launched_s), self.device_module)
+            batch_times.stamp_launch(result, Launch(work, launched_s), self.device_module)
         return result
 
     def process_batch_result(self, batch: ScheduleBatch, result: Any) -> None:
         if self.meter is not None:
-            book_arrival(result, self.meter)
+            batch_times.book_arrival(result, self.meter)
         # With overlap a finished request is in one more batch.
         unfinished = {req.rid for req in batch.reqs if req.finished_reason is None}
         super().process_batch_result(batch, result)
@@ -302,13 +302,15 @@ class LiveScheduler(MemoryScheduler):
         if self.tier_events is not None:
             self.tier_events.request_queued(req)
         if self.rounds is not None:
+            n_tokens, n_new = len(req.origin_input_ids), self._tokens_to_prefill(req)
             self.rounds.table.wait(
                 req.rid,
                 now_s=self.rounds.now_s,
                 managed=req.rid.startswith((SPEAK_PREFIX, THINK_PREFIX)),
                 background=req.rid.startswith(TURN_PREFILL_PREFIX) and not is_interrupted,
-                prompt_tokens=len(req.origin_input_ids),
-                prefill_tokens=self._tokens_to_prefill(req),
+                prompt_tokens=n_tokens,
+                prefill_tokens=n_new,
+                audio_s=batch_times.audio_s_of(req, max(0, n_tokens - n_new), n_tokens),
             )
         super()._add_request_to_queue(req, is_retracted)
 
