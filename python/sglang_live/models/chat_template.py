@@ -14,6 +14,9 @@ from sglang_live.core import AudioPart, HistoryItem, Role, TextPart
 from sglang_live.errors import BadInputError
 from sglang_live.models.prompt import Markup, Piece, PiecewisePrompt, Words
 
+# A user who listens cannot wait for thoughts, nor should they be spoken. By this name the templates
+# of models that may think or not leave the thoughts out.
+_VARIABLES = {"enable_thinking": False}
 # Contents of the rendered conversations; no template has them.
 _SYSTEM, _FIRST, _ANSWER, _SECOND = "Qs0qsQ", "Qu1quQ", "Qa2qaQ", "Qu3quQ"
 
@@ -53,7 +56,10 @@ class ChatMarkup:
             messages = [{"role": roles.get(c, "user"), "content": c} for c in contents]
             try:
                 text = tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=contents[-1] != _ANSWER
+                    messages,
+                    tokenize=False,
+                    add_generation_prompt=contents[-1] != _ANSWER,
+                    **_VARIABLES,
                 )
             except jinja2.TemplateError:
                 return None
@@ -158,7 +164,7 @@ class TemplatePrompt(PiecewisePrompt):
         system = [("system", "Be brief.")] if any(self._markup.system) else []
         messages = [{"role": role, "content": text} for role, text in (*system, *said)]
         expected = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
+            messages, tokenize=False, add_generation_prompt=True, **_VARIABLES
         )
         pieces = self.header(system[0][1] if system else "")
         for role, text in said:

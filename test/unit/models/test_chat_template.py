@@ -37,13 +37,20 @@ MISTRAL = (
     "{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
     "{% else %} {{ m['content'] }}</s>{% endif %}{% endfor %}"
 )
+# As Qwen3's: the thoughts of earlier responses are left out, and those of the next may be.
+THINKING = CHATML.replace(
+    "<|im_start|>assistant\n{% endif %}",
+    "<|im_start|>assistant\n{% if enable_thinking is defined and not enable_thinking %}"
+    "<think>\n\n</think>\n\n{% endif %}{% endif %}",
+)
 TEMPLATES = {
+    "thinking": (THINKING, ["<|im_start|>", "<|im_end|>"], "<|im_end|>"),
     "chatml": (CHATML, ["<|im_start|>", "<|im_end|>"], "<|im_end|>"),
     "llama": (LLAMA, ["<|begin|>", "<|head|>", "<|/head|>", "<|eot|>"], "<|eot|>"),
     "gemma": (GEMMA, ["<bos>", "<start_of_turn>", "<end_of_turn>"], "<end_of_turn>"),
     "mistral": (MISTRAL, ["<s>", "</s>", "[INST]", "[/INST]"], "</s>"),
 }
-HAS_SYSTEM = ("chatml", "llama")
+HAS_SYSTEM = ("chatml", "llama", "thinking")
 # Without the beginning of a special token: the template takes one in a user's text for its own.
 words = st.text(
     st.characters(exclude_categories=("Cs",), exclude_characters="<["), min_size=1, max_size=12
@@ -79,7 +86,9 @@ def ids_of(prompt: TemplatePrompt, pieces: list) -> list[int]:
 def whole(name: str, messages: list[tuple[str, str]]) -> list[int]:
     tokenizer = TOKENIZERS[name]
     listed = [{"role": role, "content": text} for role, text in messages]
-    text = tokenizer.apply_chat_template(listed, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        listed, tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
     return tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -132,6 +141,12 @@ def test_a_generated_response_is_continued_as_the_template_would(name, wrote_end
         *prompt.open_response(),
     ]
     assert held == ids_of(prompt, again)
+
+
+def test_a_model_that_may_think_answers_at_once():
+    prompt = prompt_of("thinking")
+    text = TOKENIZERS["thinking"].decode(ids_of(prompt, prompt.open_response()))
+    assert text.endswith("assistant\n<think>\n\n</think>\n\n")
 
 
 @pytest.mark.parametrize("name", ["gemma", "mistral"])
