@@ -4,7 +4,8 @@
 
 One user at a time speaks turns of these lengths at real-time pace, each in a session of its own.
 Every size of piece has a fresh server; 0 is without the policy. The order of lengths is random, and
-the same for all.
+the same for all. With a recogniser (`--model-path cascade --pieces 0,1`) any other size than 0 is
+the policy, because its pieces end in pauses.
 """
 
 import argparse
@@ -33,11 +34,12 @@ _FRAME = round(clip.SAMPLE_RATE_HZ * clip.FRAME_S)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """pieces, lengths: seconds, separated by commas."""
+    """pieces, lengths: seconds, separated by commas. max_tokens: of a response; 0: any number."""
 
     pieces: str = "0,1,2,4,8"
     lengths: str = "2,5,10,20"
     repeats: int = 5
+    max_tokens: int = 0
     model_path: str = "demo-random"
     clips: str = str(WORKLOADS / "clips")
     seed: int = 1
@@ -58,11 +60,15 @@ def fluent(pcm: bytes) -> np.ndarray:
     return np.concatenate(kept)
 
 
-async def measure(url: str, model: str, turns: list[tuple[float, bytes]]) -> list[dict]:
+async def measure(
+    url: str, model: str, turns: list[tuple[float, bytes]], max_tokens: int
+) -> list[dict]:
     found = []
     for length_s, pcm in turns:
         options = SessionOptions(url=url, model=model)
         async with RealtimeClient(options, MonotonicClock()) as client:
+            if max_tokens:
+                await client.limit_responses(max_tokens)
             record = await client.speak(pcm)
         found.append(
             {
@@ -96,7 +102,8 @@ def run(options: Options) -> list[dict]:
             # The first turn of a server includes its warm-up.
             warm_up = turns[:1]
             model = Path(options.model_path).name
-            found = asyncio.run(measure(server.url, model, [*warm_up, *turns]))[len(warm_up) :]
+            measuring = measure(server.url, model, [*warm_up, *turns], options.max_tokens)
+            found = asyncio.run(measuring)[len(warm_up) :]
         rows += [{"piece_s": piece_s, **turn} for turn in found]
         report(rows)
     return rows
