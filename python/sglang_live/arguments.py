@@ -25,6 +25,7 @@ from sglang_live.devices import DEFAULT_DEVICE, devices_of_replicas
 from sglang_live.errors import BadInputError
 from sglang_live.kv.retention import RetentionConfig
 from sglang_live.model_source import ModelSource, add_model_arguments
+from sglang_live.models.family import INT8, OWN
 from sglang_live.policy.policies import Policies
 from sglang_live.stages.spec import STAGES, STUCK_AFTER_S
 from sglang_live.stages.stage_flags import check_engine, split_arguments
@@ -76,6 +77,7 @@ def parse(argv: list[str]) -> ServerConfig:
         log_format=own.log_format,
         timeline_dir=_path(own.timeline_dir),
         device_model=_device_model(own.device_model, stages),
+        cpu_weights=own.cpu_weights,
         stage_key_file=own.stage_key_file,
         stages=stages,
     )
@@ -168,6 +170,13 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="without a GPU: have the stages take the time of the device in this file, as "
         "deploy/device_models/h100_qwen3_omni.toml",
+    )
+    add(
+        "--cpu-weights",
+        choices=(OWN, INT8),
+        default="",
+        help="on a CPU, the thinker's weights: as in the checkpoint, or in 8 bits, several times "
+        f"as fast (default: {INT8} for cascade, {OWN} for others)",
     )
 
 

@@ -85,6 +85,8 @@ class ServerConfig:
     max_responses_per_minute: as given; `responses_per_minute` is the limit that applies.
     log_dir: folder for the stages' logs; None: stderr.
     timeline_dir: folder for a timeline of each session; None: no timelines.
+    cpu_weights: of the thinker on a CPU: "int8", or "own", those of the checkpoint; "": as the
+        model prefers.
     device_model: file of the model of the device, on a machine without one; None: a real device.
     stage_key_file: file of the secret shared with stages on other hosts; "": no such file.
     """
@@ -120,6 +122,7 @@ class ServerConfig:
     log_format: str = "text"
     timeline_dir: Path | None = None
     device_model: Path | None = None
+    cpu_weights: str = ""
     stage_key_file: str = ""
     stages: dict[str, StageConfig] = field(default_factory=dict)
 

@@ -20,7 +20,7 @@ from sglang_live.models.demo.location import (
     TRAINED,
     default_directory,
 )
-from sglang_live.models.family import ModelFacts, model_facts
+from sglang_live.models.family import INT8, ModelFacts, model_facts
 from sglang_live.models.packages.fetch import packages_directory
 from sglang_live.models.smollm2.location import converted_directory, is_converted
 from sglang_live.models.speech_kinds import RECOGNISERS, VOICES
@@ -119,7 +119,15 @@ class ModelSource:
             return directory
         llm = _demo_llm(cache_dir) if self.path == CASCADE else Path(self.path)
         recogniser, voice = self.recogniser or _DEFAULT_RECOGNISER, self.voice or _DEFAULT_VOICE
-        return compose(llm, recogniser, voice, cache_dir, _report, language=self.language)
+        return compose(
+            llm,
+            recogniser,
+            voice,
+            cache_dir,
+            _report,
+            language=self.language,
+            cpu_weights=INT8 if self.path == CASCADE else "",
+        )
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.config import ServerConfig
-from sglang_live.models.family import ModelFacts
+from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.supervisor import loopback_address
 
@@ -45,9 +45,15 @@ def stage_specs(
                     log_format=config.log_format,
                     device_model=str(config.device_model or ""),
                     stuck_after_s=config.stuck_after_s,
+                    environment=_environment(stage, config, model),
                 )
             )
     return specs
+
+
+def _environment(stage: str, config: ServerConfig, model: ModelFacts) -> dict[str, str]:
+    weights = config.cpu_weights or model.cpu_weights
+    return {CPU_WEIGHTS_ENV: weights} if stage == "thinker" and weights == INT8 else {}
 
 
 def _storage(stage: str, config: ServerConfig) -> str:

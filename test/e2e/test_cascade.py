@@ -63,7 +63,8 @@ def test_written_chat_is_the_language_models_own(server):
         "max_tokens": 20,
     }
     response = httpx.post(f"{server.http}/v1/chat/completions", json=body, timeout=60).json()
-    assert response["choices"][0]["message"]["content"] == "The capital of France is Paris."
+    content = response["choices"][0]["message"]["content"]
+    assert content.startswith("The capital of France is Paris")
 
 
 async def test_a_spoken_question_is_heard_and_its_answer_is_what_the_voice_says(server, question):

@@ -28,7 +28,14 @@ CASCADE = "cascade"
 
 
 def compose(
-    llm: Path, recogniser: str, voice: str, cache: Path, report: Report, *, language: str = ""
+    llm: Path,
+    recogniser: str,
+    voice: str,
+    cache: Path,
+    report: Report,
+    *,
+    language: str = "",
+    cpu_weights: str = "",
 ) -> Path:
     """Return the directory of a cascade's checkpoint, under `cache`.
 
@@ -36,6 +43,7 @@ def compose(
         llm: directory of a language model with a chat template.
         recogniser, voice: names or paths, see models/speech_kinds.py.
         report: receives lines about downloads.
+        cpu_weights: see ModelFacts.
         language: that users speak; "": the recogniser detects it, or knows only one.
     Raises:
         BadInputError: the language model cannot be used, or there is no such part.
@@ -51,6 +59,7 @@ def compose(
         "recogniser": _entry(hears, cache, report) | {"settings": spoken},
         "voice": _entry(speaks, cache, report),
         "voices": list(speaks.offers),
+        "cpu_weights": cpu_weights,
     }
     text = json.dumps(config, indent=2)
     directory = cache / "cascades" / hashlib.sha256(text.encode()).hexdigest()[:12]

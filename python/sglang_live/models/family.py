@@ -22,6 +22,10 @@ import sglang_live.models
 from sglang_live.errors import BadInputError
 from sglang_live.models.prompt import PiecewisePrompt, Tokenizer
 
+# For a thinker's engine on a CPU: INT8. Empty or absent: its weights stay as in the checkpoint.
+CPU_WEIGHTS_ENV = "SGLANG_LIVE_CPU_WEIGHTS"
+INT8, OWN = "int8", "own"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
@@ -34,6 +38,8 @@ class ModelFacts:
         voices: by which a response may be spoken; the first is the default.
         vocab_size: of the thinker.
         context_tokens: of the thinker.
+        cpu_weights: "int8" if the thinker's weights are quantised on a CPU, unless a flag says
+            otherwise.
     """
 
     path: Path
@@ -43,6 +49,7 @@ class ModelFacts:
     voices: tuple[str, ...]
     vocab_size: int
     context_tokens: int
+    cpu_weights: str = ""
 
 
 class Family(Protocol):

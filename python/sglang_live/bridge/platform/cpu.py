@@ -74,8 +74,11 @@ def begin_computing() -> None:
 
 def begin_computing_and(initialize: Callable[[Any], None], model_runner: Any) -> None:
     """Around ModelRunner.initialize."""
+    from sglang_live.bridge.platform.int8_weights import quantise_if_wanted
+
     begin_computing()
     initialize(model_runner)
+    quantise_if_wanted(model_runner.model)
 
 
 def __getattr__(name: str) -> type:

@@ -34,6 +34,7 @@ class Cascade:
             voices=tuple(cascade["voices"]),
             vocab_size=config["vocab_size"],
             context_tokens=config["max_position_embeddings"],
+            cpu_weights=cascade.get("cpu_weights", ""),
         )
 
     def check_ranks(self, path: Path, stage: str, flag: str, n_ranks: int) -> None:
