@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmark.gpu.findings import Findings
 from benchmark.gpu.measuring import exact_float32, median_ms
-from sglang_live.models.qwen3_omni.code_predictor import CodePredictor
-from sglang_live.models.qwen3_omni.sampling_noise import draws_of
+from sglang_live.models.speech_lm.code_predictor import CodePredictor
+from sglang_live.models.speech_lm.sampling_noise import draws_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,8 @@ def build(options: Options, seed: int) -> CodePredictor:
             "num_code_groups": options.code_groups,
             "rms_norm_eps": 1e-6,
             "rope_theta": 1e6,
-        }
+        },
+        top_p=0.8,
     )
     noise = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():

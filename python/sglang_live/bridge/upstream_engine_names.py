@@ -169,7 +169,7 @@ ENGINE_NAMES = (
         functions={
             "get_is_capture_mode": "",
         },
-        used_in="models/qwen3_omni/engine/talker.py",
+        used_in="models/speech_lm/engine/talker.py",
     ),
     Upstream(
         "sglang.srt.layers.moe.ep_moe.layer",
@@ -194,6 +194,6 @@ ENGINE_NAMES = (
                 "ckpt_gate_proj_name, ckpt_down_proj_name, ckpt_up_proj_name, num_experts"
             ),
         },
-        used_in="models/qwen3_omni/engine/talker_weights.py",
+        used_in="models/qwen3_omni/engine/talker.py",
     ),
 )

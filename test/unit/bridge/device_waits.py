@@ -76,27 +76,27 @@ REASONS = {
         "RowsOutbox._run synchronize": ELSEWHERE,
     },
     "engine_channel/states.py": {"to_array numpy": ELSEWHERE},
-    "models/qwen3_omni/code2wav.py": {
-        "StreamingCode2Wav._build.place to": ELSEWHERE,
-        "StreamingCode2Wav._gather tensor": ELSEWHERE,
-        "StreamingCode2Wav._gather to": ELSEWHERE,
-    },
-    "models/qwen3_omni/code2wav_attention.py": {"WindowTransformer.__init__ to": ELSEWHERE},
-    "models/qwen3_omni/code2wav_graphs.py": {"Code2WavGraphs._fill synchronize": ELSEWHERE},
-    "models/qwen3_omni/code_predictor.py": {"CodePredictor._rope to": WEIGHTS},
-    "models/qwen3_omni/engine/talker.py": {
-        "Qwen3OmniTalker._all_greedy bool": "on a CPU alone",
-        "Qwen3OmniTalker.load_weights to": WEIGHTS,
-    },
-    "models/qwen3_omni/engine/talker_weights.py": {"load_predictor_weight int": WEIGHTS},
     "models/qwen3_omni/engine/thinker.py": {
         "Qwen3OmniMoeForConditionalGeneration._audio_features tolist": "masks stay on the host",
+    },
+    "models/speech_lm/code2wav_attention.py": {"WindowTransformer.__init__ to": ELSEWHERE},
+    "models/speech_lm/code2wav_graphs.py": {"Code2WavGraphs._fill synchronize": ELSEWHERE},
+    "models/speech_lm/code_predictor.py": {"CodePredictor._rope to": WEIGHTS},
+    "models/speech_lm/engine/talker.py": {
+        "SpeechLM._all_greedy bool": "on a CPU alone",
+        "SpeechLM.prepare to": WEIGHTS,
+    },
+    "models/speech_lm/engine/weights.py": {"load_predictor_weight int": WEIGHTS},
+    "models/speech_lm/frame_decoder.py": {
+        "FrameDecoder._place to": ELSEWHERE,
+        "FrameDecoder._gather tensor": ELSEWHERE,
+        "FrameDecoder._gather to": ELSEWHERE,
     },
 }
 
 # Reads that the source does not show, seen by bridge/modelled/wait_recorder.py in an engine.
 REASONS_AT_RUNTIME = {
-    ("models/qwen3_omni/code_predictor.py", "traced.<locals>.predict"): "on a CPU alone",
+    ("models/speech_lm/code_predictor.py", "traced.<locals>.predict"): "on a CPU alone",
 }
 
 

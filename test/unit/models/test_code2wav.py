@@ -14,7 +14,8 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
 from sglang_live.errors import BadInputError
-from sglang_live.models.qwen3_omni.code2wav import Code2WavStream, StreamingCode2Wav
+from sglang_live.models.qwen3_omni.code2wav import StreamingCode2Wav
+from sglang_live.models.speech_lm.frame_decoder import FrameStream
 
 WINDOW_FRAMES = 8
 CODEBOOK_SIZE = 64
@@ -145,13 +146,13 @@ def test_other_configs_stream_as_exactly(overrides):
 
 
 def test_a_decode_without_any_part_of_its_state_differs(decoder, long_codes, long_wave):
-    def forget_attention(stream: Code2WavStream) -> None:
+    def forget_attention(stream: FrameStream) -> None:
         stream.kv = stream.kv[:, :, :0]
 
-    def forget_columns(stream: Code2WavStream) -> None:
+    def forget_columns(stream: FrameStream) -> None:
         stream.columns = torch.zeros_like(stream.columns)
 
-    def forget_oldest_frame(stream: Code2WavStream) -> None:
+    def forget_oldest_frame(stream: FrameStream) -> None:
         stream.kv = stream.kv[:, :, 1:]
 
     for forget in (forget_attention, forget_columns, forget_oldest_frame):
@@ -169,7 +170,7 @@ def test_every_layer_of_columns_matters(decoder, long_codes, long_wave):
     rest = long_wave[decoder.samples_for(20) :]
     offset = 0
     for layer in decoder._layers:
-        damaged = Code2WavStream(stream.kv, stream.columns.clone(), stream.n_frames)
+        damaged = FrameStream(stream.kv, stream.columns.clone(), stream.n_frames)
         damaged.columns[offset : offset + layer.n_values] = 0
         offset += layer.n_values
         if layer.n_values:

@@ -9,9 +9,10 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration as Upstream,
 )
 
-from sglang_live.models.qwen3_omni.code_predictor import TOP_K, TOP_P, CodePredictor, traced
-from sglang_live.models.qwen3_omni.engine.talker_weights import load_predictor_weight
-from sglang_live.models.qwen3_omni.sampling_noise import draws_of
+from sglang_live.models.qwen3_omni.engine.talker import PREDICTOR_TOP_P as TOP_P
+from sglang_live.models.speech_lm.code_predictor import TOP_K, CodePredictor, traced
+from sglang_live.models.speech_lm.engine.weights import load_predictor_weight
+from sglang_live.models.speech_lm.sampling_noise import draws_of
 
 HIDDEN, VOCAB, N_STEPS = 32, 90, 7
 
@@ -41,7 +42,7 @@ def upstream() -> Upstream:
 
 @pytest.fixture(scope="module")
 def ours(upstream) -> CodePredictor:
-    predictor = CodePredictor(upstream.config.to_dict()).eval()
+    predictor = CodePredictor(upstream.config.to_dict(), top_p=TOP_P).eval()
     params = {f"code_predictor.{name}": weight for name, weight in predictor.named_parameters()}
     for weight in params.values():
         weight.data.fill_(torch.nan)

@@ -13,9 +13,9 @@ from transformers import AutoConfig
 from sglang_live.models.qwen3_omni.stage_view import (
     TALKER_ARCHITECTURE,
     THINKER_EMBEDDING,
-    shards_with,
     talker_view,
 )
+from sglang_live.models.speech_lm.stage_view import shards_with
 
 SHARDS = {
     "a.safetensors": ["thinker.model.layers.0.mlp.gate.weight", "thinker.lm_head.weight"],

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
+from sglang_live.models.speech_lm.talker_ids import TalkerIds
 
 PAD = 5
 IDS = TalkerIds(codec_vocab=3072, text_vocab=1024)
@@ -82,8 +82,11 @@ def test_a_segment_without_audio_needs_no_states():
 
 
 def test_a_response_begins_with_role_controls_speaker_and_first_word(demo_spec):
-    ids = TalkerIds.of(demo_spec)
-    assert ids.response_prefix(demo_spec, speaker_id=2302, newline_id=211, first=77) == [
+    spec = demo_spec
+    ids = TalkerIds(spec.codec_vocab, spec.thinker_vocab)
+    role = [spec.im_start_id, spec.assistant_id, 211]
+    codes = [spec.codec_nothink_id, spec.codec_think_bos_id, spec.codec_think_eos_id, 2302]
+    assert ids.response_prefix(role, codes, first=77) == [
         ids.text + demo_spec.im_start_id,
         ids.text + demo_spec.assistant_id,
         ids.text + 211,

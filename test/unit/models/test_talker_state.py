@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sglang_live.bridge.platform.graph_tape import Tape
-from sglang_live.models.qwen3_omni.talker_state import TalkerRows
 from sglang_live.models.speech_lm.streams import TalkerStream
+from sglang_live.models.speech_lm.talker_state import TalkerRows
 
 PAD, HIDDEN, N_RESIDUAL, MAX_FRAMES = 9, 4, 3, 16
 

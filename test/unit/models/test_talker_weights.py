@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from sglang_live.models.qwen3_omni.code_predictor import CodePredictor
-from sglang_live.models.qwen3_omni.engine.talker_weights import load_talker_weights
+from sglang_live.models.qwen3_omni.engine.talker import weight_names
 from sglang_live.models.qwen3_omni.stage_view import THINKER_EMBEDDING
+from sglang_live.models.speech_lm.code_predictor import CodePredictor
+from sglang_live.models.speech_lm.engine.weights import load_talker_weights
 
 PREDICTOR = {
     "vocab_size": 6,
@@ -22,6 +23,7 @@ PREDICTOR = {
     "rope_theta": 1e4,
 }
 EMBEDDING = torch.randn(5, 4)
+NAMES = weight_names(0)
 
 
 class SmallTalker(nn.Module):
@@ -30,7 +32,7 @@ class SmallTalker(nn.Module):
     def __init__(self):
         super().__init__()
         self.config = SimpleNamespace(num_experts=0)
-        self.code_predictor = CodePredictor(PREDICTOR)
+        self.code_predictor = CodePredictor(PREDICTOR, top_p=0.8)
         self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(6, 4)})
         self.codec_head = nn.Linear(4, 6, bias=False)
 
@@ -61,7 +63,7 @@ def test_a_complete_checkpoint_fills_every_parameter():
     model, weights = SmallTalker(), published()
     for weight in model.parameters():
         weight.data.fill_(torch.nan)
-    embedding = load_talker_weights(model, weights.items())
+    embedding = load_talker_weights(model, weights.items(), NAMES)
     assert not any(weight.isnan().any() for weight in model.parameters())
     assert torch.equal(embedding, EMBEDDING)
     table = weights["talker.model.codec_embedding.weight"]
@@ -74,7 +76,7 @@ def test_a_complete_checkpoint_fills_every_parameter():
 
 def test_weights_of_other_parts_are_skipped():
     weights = published() | {"thinker.lm_head.weight": EMBEDDING, "code2wav.x": EMBEDDING}
-    load_talker_weights(SmallTalker(), weights.items())
+    load_talker_weights(SmallTalker(), weights.items(), NAMES)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_weights_of_other_parts_are_skipped():
 def test_an_unknown_weight_is_an_error_that_names_it(name):
     weights = published() | {name: torch.zeros(1)}
     with pytest.raises(ValueError, match=f"unknown talker weight {name}"):
-        load_talker_weights(SmallTalker(), weights.items())
+        load_talker_weights(SmallTalker(), weights.items(), NAMES)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_a_missing_weight_is_an_error_that_names_it(absent, named):
     weights = published()
     del weights[absent]
     with pytest.raises(ValueError, match=f"lacks talker weights: .*{named}"):
-        load_talker_weights(SmallTalker(), weights.items())
+        load_talker_weights(SmallTalker(), weights.items(), NAMES)
 
 
 @pytest.mark.parametrize(
@@ -113,4 +115,4 @@ def test_a_missing_part_of_a_stacked_weight_is_an_error(absent):
     weights = published()
     del weights[absent]
     with pytest.raises(ValueError, match="lacks talker weights"):
-        load_talker_weights(SmallTalker(), weights.items())
+        load_talker_weights(SmallTalker(), weights.items(), NAMES)

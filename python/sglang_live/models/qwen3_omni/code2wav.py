@@ -1,73 +1,23 @@
-"""Codec frames to samples, chunk by chunk, with the left context carried as state.
+"""Qwen3-Omni's vocoder (Code2Wav of transformers) over streams."""
 
-In: 16 codes per 80 ms frame, from the talker. Out: final 24 kHz samples.
-Owner: VocoderEngine holds one Code2WavStream per request and batches them through one
-StreamingCode2Wav. Every sample is computed once; re-decoding 25 frames of left context for a
-4-frame chunk computes seven times as many.
-"""
-
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeCode2WavConfig,
+)
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from sglang_live.errors import BadInputError
-from sglang_live.models.qwen3_omni.code2wav_attention import WindowTransformer
-from sglang_live.models.qwen3_omni.code2wav_checkpoint import load_code2wav
-from sglang_live.models.qwen3_omni.code2wav_graphs import (
-    Capture,
-    ChunkInputs,
-    ChunkOutputs,
-    Code2WavGraphs,
-    CudaCapture,
-)
-from sglang_live.models.qwen3_omni.code2wav_layers import (
-    CausalConv,
-    CausalUpsample,
-    ColumnTape,
-    ConvNeXt,
-    ResidualUnit,
-    Snake,
-)
-
-_SAMPLE_RATE_HZ = 24_000  # the checkpoint's config does not carry it
+from sglang_live.models.family import read_json
+from sglang_live.models.speech_lm.checkpoint import fill
+from sglang_live.models.speech_lm.code2wav_layers import ColumnTape
+from sglang_live.models.speech_lm.frame_decoder import FrameDecoder
 
 
-_Layer = CausalConv | CausalUpsample | ConvNeXt | ResidualUnit
-
-
-@dataclass(slots=True, eq=False)
-class Code2WavStream:
-    """The state of one stream. Dropping it frees everything; nothing else refers to it.
-
-    Attributes:
-        kv: [n_layers, 2 * n_kv_heads, n_past, head_dim], unrotated keys before values,
-            n_past = min(n_frames, sliding_window - 1).
-        columns: [n_values], the convs' last input columns in layer order.
-        n_frames: codec frames decoded so far.
-    """
-
-    kv: Tensor
-    columns: Tensor
-    n_frames: int = 0
-
-
-class StreamingCode2Wav:
-    """A stateless decoder of many streams. Not thread-safe per stream, safe across streams.
-
-    Attributes:
-        n_quantizers: codes per frame.
-        codebook_size: codes lie in [0, codebook_size).
-        samples_per_frame: samples per frame once a stream is under way.
-        sample_rate_hz: samples per second of the output.
-        n_tail_frames: see StreamDecoder; it does not look ahead.
-        graphs: None until use_graphs.
-    """
-
-    n_tail_frames = 0
+class StreamingCode2Wav(FrameDecoder):
+    trims_start = True
 
     def __init__(
         self,
@@ -76,25 +26,7 @@ class StreamingCode2Wav:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ):
-        """Copy the weights of module, which is not modified and may be dropped.
-
-        Raises:
-            ValueError: if module is not float32 (weights are folded before they are rounded to
-                dtype), its rope_type is not default, or the first frame of a stream emits no
-                sample with its strides.
-        """
-        if module.code_embedding.weight.dtype != torch.float32:
-            raise ValueError(f"need a float32 module, got {module.code_embedding.weight.dtype}")
-        self._device, self._dtype = torch.device(device), dtype
-        self.graphs: Code2WavGraphs | None = None
-        config = module.config
-        self.n_quantizers, self.codebook_size = config.num_quantizers, config.codebook_size
-        self.sample_rate_hz = _SAMPLE_RATE_HZ
-        with torch.no_grad():
-            self._build(module)
-        self.samples_per_frame = self.samples_for(2) - self.samples_for(1)
-        if self.samples_for(1) < 1:
-            raise ValueError("the first frame emits nothing with these strides")
+        super().__init__(module, device=device, dtype=dtype)
 
     @classmethod
     def from_pretrained(
@@ -103,145 +35,31 @@ class StreamingCode2Wav:
         """Load the `code2wav.` tensors of a Qwen3-Omni checkpoint directory; see load_code2wav."""
         return cls(load_code2wav(path), device=device, dtype=dtype)
 
-    def _build(self, module: Qwen3OmniMoeCode2Wav) -> None:
-        def place(weight: Tensor) -> Tensor:
-            return weight.detach().to(self._device, self._dtype, copy=True).contiguous()
+    def _build_input(self, module: nn.Module) -> None:
+        self._embedding = self._place(module.code_embedding.weight)
 
-        self._embedding = place(module.code_embedding.weight)
-        # All codebooks share one table, one after the other.
-        self._code_offset = torch.arange(self.n_quantizers, device=self._device)
-        self._code_offset *= self.codebook_size
-        self._transformer = WindowTransformer(module.pre_transformer, place)
-        self._layers: list[_Layer] = []
-        for upsample, convnext in module.upsample:
-            self._layers += [CausalUpsample(upsample, place), ConvNeXt(convnext, place)]
-        first, *blocks, last_act, last = module.decoder
-        self._layers.append(CausalConv(first, place))
-        for block in blocks:
-            act, upsample, *units = block.block
-            self._layers.append(CausalUpsample(upsample, place, Snake(act, place)))
-            self._layers += [ResidualUnit(unit, place) for unit in units]
-        self._layers.append(CausalConv(last, place, Snake(last_act, place)))
-
-    def samples_for(self, n_frames_total: int) -> int:
-        """Return how many samples a stream of n_frames_total frames has emitted, exactly."""
-        n_columns = n_frames_total
-        for layer in self._layers:
-            if isinstance(layer, CausalUpsample):
-                n_columns = layer.n_out(n_columns)
-        return n_columns
-
-    def new_stream(self) -> Code2WavStream:
-        transformer = self._transformer
-        shape = (transformer.n_layers, 2 * transformer.n_kv_heads, 0, transformer.head_dim)
-        n_values = sum(layer.n_values for layer in self._layers)
-        return Code2WavStream(
-            torch.zeros(shape, device=self._device, dtype=self._dtype),
-            torch.zeros(n_values, device=self._device, dtype=self._dtype),
-        )
-
-    def check_codes(self, codes: Tensor) -> None:
-        """Refuse codes that are not in the codebook; on a GPU this waits for the codes.
-
-        Args:
-            codes: [..., n_quantizers] int64.
-        Raises:
-            BadInputError: if the dtype, the last dimension or a value is wrong.
-        """
-        if codes.dtype != torch.int64 or codes.ndim < 1 or codes.shape[-1] != self.n_quantizers:
-            raise BadInputError(
-                f"codes must be int64 [..., {self.n_quantizers}], "
-                f"got {codes.dtype} {list(codes.shape)}"
-            )
-        if codes.numel() == 0:
-            return
-        lowest, highest = (int(value) for value in torch.aminmax(codes))
-        if lowest < 0 or highest >= self.codebook_size:
-            raise BadInputError(
-                f"codes must lie in [0, {self.codebook_size}), got {lowest} to {highest}"
-            )
-
-    @torch.inference_mode()
-    def decode(self, streams: list[Code2WavStream], codes: Tensor) -> Tensor:
-        """Decode the next chunk of several streams; their states change together or not at all.
-
-        Args:
-            streams: all new, or all under way: a first chunk is shorter in samples.
-            codes: [n_streams, n_frames, n_quantizers] int64, n_frames >= 1, on any device.
-        Returns:
-            [n_streams, n_samples] float32 in [-1, 1], on the decoder's device. n_samples is
-            n_frames * samples_per_frame, or samples_for(n_frames) for first chunks.
-        Raises:
-            BadInputError: see check_codes.
-            ValueError: if streams are mixed or repeated, or the shapes do not fit.
-        """
-        self.check_codes(codes)
-        if codes.ndim != 3 or len(codes) != len(streams) or codes.shape[1] < 1:
-            raise ValueError(f"codes {list(codes.shape)} do not fit {len(streams)} streams")
-        if len(set(streams)) != len(streams):
-            raise ValueError("a stream occurs twice in one batch")
-        is_first = streams[0].n_frames == 0
-        if any((stream.n_frames == 0) != is_first for stream in streams):
-            raise ValueError("first chunks and later ones cannot share a batch")
-        outputs = None if self.graphs is None else self.graphs.run(streams, codes, is_first)
-        if outputs is None:
-            outputs = self._compute(self._gather(streams, codes, is_first))
-        self._commit(streams, outputs.fresh_kv, outputs.columns)
-        return outputs.wave
-
-    def use_graphs(self, max_streams: int, capture: Capture | None = None) -> Code2WavGraphs:
-        """Capture every shape that comes from now on, until `graphs.freeze()`.
-
-        A returned wave is then overwritten by the next decode.
-
-        Args:
-            max_streams: batches above it run without a graph.
-            capture: CUDA graphs on this decoder's device by default.
-        """
-        self.graphs = Code2WavGraphs(
-            self._compute,
-            self.new_stream(),
-            n_past=self._transformer.n_window_frames - 1,
-            max_streams=max_streams,
-            capture=capture or CudaCapture(self._device),
-        )
-        return self.graphs
-
-    def _compute(self, inputs: ChunkInputs) -> ChunkOutputs:
-        """Tensors in, tensors out, without a wait for the device."""
-        tape = ColumnTape(inputs.columns, is_first=inputs.is_first)
-        hidden = self._embed(inputs.codes)
-        hidden, fresh_kv = self._transformer(hidden, inputs.past, inputs.first_real)
-        wave = hidden.transpose(1, 2)
-        for layer in self._layers:
-            wave = layer(wave, tape)
-        return ChunkOutputs(wave[:, 0].float().clamp_(-1.0, 1.0), fresh_kv, tape.rewritten())
-
-    def _embed(self, codes: Tensor) -> Tensor:
+    def _embed(self, codes: Tensor, tape: ColumnTape) -> Tensor:
         ids = (codes + self._code_offset).flatten(0, 1)
         return F.embedding_bag(ids, self._embedding, mode="mean").unflatten(0, codes.shape[:2])
 
-    def _gather(self, streams: list[Code2WavStream], codes: Tensor, is_first: bool) -> ChunkInputs:
-        """The streams' windows right-aligned in one tensor, as long as the longest."""
-        ages = [stream.kv.shape[2] for stream in streams]
-        n_past = max(ages)
-        n_layers, n_heads, _, head_dim = streams[0].kv.shape
-        past = streams[0].kv.new_zeros(len(streams), n_layers, n_heads, n_past, head_dim)
-        for row, stream, age in zip(past, streams, ages, strict=True):
-            row[:, :, n_past - age :] = stream.kv
-        first_real = None
-        if any(age < n_past for age in ages):
-            first_real = torch.tensor([n_past - age for age in ages], device=self._device)
-        columns = torch.stack([stream.columns for stream in streams])
-        return ChunkInputs(codes.to(self._device), past, first_real, columns, is_first)
 
-    def _commit(self, streams: list[Code2WavStream], fresh_kv: Tensor, columns: Tensor) -> None:
-        """Write the new states, each to its own memory: a view would keep the batch alive."""
-        n_fresh = fresh_kv.shape[3]
-        n_keep = self._transformer.n_window_frames - 1
-        for i, stream in enumerate(streams):
-            n_drop = max(0, stream.kv.shape[2] + n_fresh - n_keep)
-            kept, fresh = stream.kv[:, :, n_drop:], fresh_kv[i, :, :, max(0, n_fresh - n_keep) :]
-            stream.kv = torch.cat((kept, fresh), dim=2)
-            stream.columns = columns[i].clone()
-            stream.n_frames += n_fresh
+def load_code2wav(path: str | Path) -> Qwen3OmniMoeCode2Wav:
+    """Build transformers' vocoder from a checkpoint, on the CPU, in float32.
+
+    Its non-persistent buffers stay on the meta device: the module carries weights and config,
+    and cannot be called.
+
+    Args:
+        path: directory with config.json and one or several .safetensors files.
+    Raises:
+        ValueError: if config.json has no code2wav_config, or the `code2wav.` tensors are not
+            exactly those of this config, by name and shape.
+    """
+    path = Path(path)
+    config = read_json(path / "config.json")
+    if "code2wav_config" not in config:
+        raise ValueError(f"{path / 'config.json'} has no code2wav_config: not a talking checkpoint")
+    with torch.device("meta"):  # random initialisation of the real vocoder takes seconds
+        module = Qwen3OmniMoeCode2Wav(Qwen3OmniMoeCode2WavConfig(**config["code2wav_config"]))
+    fill(module, path, "code2wav.")
+    return module.eval()

@@ -12,7 +12,7 @@ from sglang_live.models.prompt import Tokenizer
 from sglang_live.models.qwen3_omni.prompt import ChatPrompt
 from sglang_live.models.qwen3_omni.spec import FRAME_RATE_HZ, Qwen3OmniSpec
 from sglang_live.models.qwen3_omni.stage_view import talker_view
-from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
+from sglang_live.models.speech_lm.talker_ids import TalkerIds
 
 _ENGINE = "sglang_live.models.qwen3_omni.engine"
 
@@ -41,10 +41,12 @@ class OmniTalker:
 
     def __init__(self, path: Path):
         self._spec = spec = Qwen3OmniSpec.load(path)
-        self._ids, self._newline_id = TalkerIds.of(spec), _newline_id(path)
+        self._ids = TalkerIds(spec.codec_vocab, spec.thinker_vocab)
+        newline_id = _newline_id(path)
+        self._role = [spec.im_start_id, spec.assistant_id, newline_id]
         self.voices, self.text_end_id = spec.voices, spec.tts_eos_id
         self.first_state_id = self._ids.audio
-        self.warm_up_prompt = self.response(self.voices[0], self._newline_id)
+        self.warm_up_prompt = self.response(self.voices[0], newline_id)
 
     def engine_args(self, cache_dir: Path, n_rows: int, max_frames: int) -> dict[str, Any]:
         return {
@@ -59,10 +61,12 @@ class OmniTalker:
         return self._ids.user_segment(token_ids, self._spec.audio_pad_id, states)
 
     def response(self, voice: str, first_id: int) -> list[int]:
-        speaker = self._spec.speakers.get(voice.lower())
+        spec = self._spec
+        speaker = spec.speakers.get(voice.lower())
         if speaker is None:
             raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
-        return self._ids.response_prefix(self._spec, speaker, self._newline_id, first_id)
+        codes = [spec.codec_nothink_id, spec.codec_think_bos_id, spec.codec_think_eos_id, speaker]
+        return self._ids.response_prefix(self._role, codes, first_id)
 
 
 def _newline_id(checkpoint: Path) -> int:

@@ -1,17 +1,9 @@
-"""A directory in which SGLang sees only the talker of a Qwen3-Omni checkpoint.
+"""A directory in which SGLang sees only the talker of a Qwen3-Omni checkpoint, whose config it
+takes for the thinker's."""
 
-SGLang sizes its KV pool and chooses the model class by config.json, and takes a Qwen3-Omni config
-for the thinker's. The view has a config of the talker alone and links to its shards.
-"""
-
-import hashlib
-import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
-from safetensors import safe_open
+from sglang_live.models.speech_lm.stage_view import view_of_talker
 
 TALKER_ARCHITECTURE = "Qwen3OmniTalker"
 # The talker projects text through the thinker's embedding table.
@@ -21,45 +13,7 @@ PREFIXES = ("talker.", THINKER_EMBEDDING)
 
 def talker_view(checkpoint: Path, cache: Path) -> Path:
     """The view of `checkpoint` under `cache`, made when absent. Safe when processes race."""
-    checkpoint = checkpoint.resolve()
-    stamp = f"{checkpoint}:{(checkpoint / 'config.json').stat().st_mtime_ns}"
-    view = cache / f"talker-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
-    if (view / "config.json").exists():
-        return view
-    cache.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="view-", dir=cache))
-    try:
-        _write(checkpoint, scratch)
-        os.replace(scratch, view)
-    except OSError:
-        if not (view / "config.json").exists():
-            raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return view
-
-
-def shards_with(checkpoint: Path, prefixes: tuple[str, ...]) -> dict[str, str]:
-    """Weight name -> shard file name, for the weights whose name starts with one of prefixes."""
-    index = checkpoint / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = json.loads(index.read_text())["weight_map"]
-    else:
-        weight_map = {}
-        for shard in sorted(checkpoint.glob("*.safetensors")):
-            with safe_open(shard, "pt") as tensors:
-                weight_map.update(dict.fromkeys(tensors.keys(), shard.name))
-    return {name: shard for name, shard in weight_map.items() if name.startswith(prefixes)}
-
-
-def _write(checkpoint: Path, view: Path) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    (view / "config.json").write_text(json.dumps(_talker_config(config), indent=2))
-    weight_map = shards_with(checkpoint, PREFIXES)
-    index = {"metadata": {}, "weight_map": weight_map}
-    (view / "model.safetensors.index.json").write_text(json.dumps(index))
-    for shard in set(weight_map.values()):
-        (view / shard).symlink_to(checkpoint / shard)
+    return view_of_talker(checkpoint, cache, _talker_config, PREFIXES)
 
 
 def _talker_config(config: dict) -> dict:

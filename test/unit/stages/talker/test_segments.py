@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sglang_live.engine_channel.messages import ForgetStates, TalkerStates
-from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
+from sglang_live.models.speech_lm.talker_ids import TalkerIds
 from sglang_live.stages.talker.segments import Prompt, Segments
 
 IDS = TalkerIds(codec_vocab=10, text_vocab=100)

@@ -1,53 +1,30 @@
-"""The Qwen3-Omni talker as an SGLang model: one codec frame of 16 codes per decode step.
-
-Step k samples code 0 of a frame; step k+1 first predicts the frame's 15 residual codes, sums the
-16 embeddings and the next text token, and runs the backbone. No frame is lost: the end token is
-sampled in the step that completes the last frame.
-"""
+"""The Qwen3-Omni talker as an SGLang model (models/speech_lm/engine/talker.py)."""
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 
 import torch
-import torch.nn.functional as F
 from sglang.srt.layers.activation import SiluAndMul
 from sglang.srt.layers.linear import (
     MergedColumnParallelLinear,
     ReplicatedLinear,
     RowParallelLinear,
 )
-from sglang.srt.layers.logits_processor import LogitsProcessor
 from sglang.srt.layers.moe.ep_moe.layer import get_moe_impl_class
+from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from sglang.srt.layers.moe.topk import TopK
-from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
-from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
 from sglang.srt.models.qwen2_moe import Qwen2MoeModel
 from sglang.srt.models.qwen3_moe import Qwen3MoeDecoderLayer
 from torch import Tensor, nn
 
 from sglang_live.models.host_copy import copy_to
-from sglang_live.models.qwen3_omni.code_predictor import TOP_K, CodePredictor, traced
-from sglang_live.models.qwen3_omni.engine.talker_weights import load_talker_weights
-from sglang_live.models.qwen3_omni.sampling_noise import draws_of
-from sglang_live.models.qwen3_omni.talker_ids import TalkerIds
-from sglang_live.models.qwen3_omni.talker_state import TalkerRows
+from sglang_live.models.qwen3_omni.stage_view import THINKER_EMBEDDING
+from sglang_live.models.speech_lm.code_predictor import CodePredictor
+from sglang_live.models.speech_lm.engine.talker import Projection, SpeechLM
+from sglang_live.models.speech_lm.engine.weights import WeightNames, load_talker_weights
 from sglang_live.models.speech_lm.streams import TalkerStream
-from sglang_live.telemetry.forward_log import ForwardLog
 
-# The last ids of the codec vocabulary are controls; of these only the end may be sampled.
-N_CONTROL_IDS = 1024
-# Separates the noise of code 0 from that of the residual codes.
-CODE0_SALT = 0x5DEECE66D
-
-
-def _chunks(forward_batch):
-    """(rid, prefix_len, extend_len) of every request of a prefill batch."""
-    return zip(
-        forward_batch.rids,
-        forward_batch.extend_prefix_lens_cpu,
-        forward_batch.extend_seq_lens_cpu,
-        strict=True,
-    )
+# Fixed in the reference (transformers, talker.prepare_inputs_for_generation).
+PREDICTOR_TOP_P = 0.8
 
 
 class _SharedExpertMoe(nn.Module):
@@ -108,218 +85,18 @@ class _TalkerLayer(Qwen3MoeDecoderLayer):
         )
 
 
-class _Projection(nn.Module):
-    """Thinker width -> talker width (transformers: Qwen3OmniMoeTalkerResizeMLP)."""
-
-    def __init__(self, n_in: int, n_inner: int, n_out: int):
-        super().__init__()
-        self.linear_fc1 = nn.Linear(n_in, n_inner)
-        self.linear_fc2 = nn.Linear(n_inner, n_out)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_fc2(F.silu(self.linear_fc1(x)))
-
-
-class Qwen3OmniTalker(nn.Module):
-    """
-    rows, frame_codes: allocated when the weights are loaded, before graphs are captured, which
-        refer to their memory.
-    frame_codes: [n_rows, num_code_groups] int64, by place in the batch: the frame that the last
-        step completed, -1 where a prefill completed none. A captured graph runs no Python, so
-        every kind of step writes it on the device.
-    """
-
-    rows: TalkerRows
-    frame_codes: Tensor
-
+class Qwen3OmniTalker(SpeechLM):
     def __init__(self, config, quant_config=None, prefix: str = ""):
-        super().__init__()
         talker = config.talker
-        self.config = config
-        self.ids = TalkerIds(config.vocab_size, talker["thinker_vocab_size"])
-        self.model = Qwen2MoeModel(
-            config, quant_config, prefix="model", decoder_layer_type=_TalkerLayer
+        super().__init__(
+            config,
+            Qwen2MoeModel(config, quant_config, prefix="model", decoder_layer_type=_TalkerLayer),
+            CodePredictor(talker["code_predictor_config"], top_p=PREDICTOR_TOP_P),
+            text_vocab=talker["thinker_vocab_size"],
+            text_widths=(talker["thinker_hidden_size"], config.intermediate_size),
         )
-        self.codec_head = ParallelLMHead(config.vocab_size, config.hidden_size)
-        self.code_predictor = CodePredictor(talker["code_predictor_config"])
-        self._predict_codes = self.code_predictor.forward
         widths = (talker["thinker_hidden_size"], config.intermediate_size, config.hidden_size)
-        self.text_projection = _Projection(*widths)
-        self.hidden_projection = _Projection(*widths)
-        # text_projection(embedding) of the whole text vocabulary, filled when weights load.
-        self.register_buffer(
-            "text_table",
-            torch.empty(self.ids.text_vocab, config.hidden_size),
-            persistent=False,
-        )
-        self.register_buffer("allowed", torch.zeros(config.vocab_size), persistent=False)
-        self.allowed[config.vocab_size - N_CONTROL_IDS :] = -torch.inf
-        self.allowed[talker["codec_eos_token_id"]] = 0.0
-        self.logits_processor = LogitsProcessor(config)
-        self.streams: dict[str, TalkerStream] = {}
-        self._log = ForwardLog.from_env("talker")
-
-    def _allocate_rows(self, n_rows: int, max_frames: int) -> None:
-        weight = self.codec_head.weight
-        self.rows = TalkerRows(
-            n_rows=n_rows,
-            max_frames=max_frames,
-            hidden=self.config.hidden_size,
-            n_residual=self.code_predictor.n_steps,
-            codec_vocab=self.config.vocab_size,
-            pad_id=self.config.talker["tts_pad_token_id"],
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-        # A batch has at most as many requests as there are rows.
-        shape = (n_rows, self.code_predictor.n_steps + 1)
-        self.frame_codes = torch.full(shape, -1, dtype=torch.int64, device=weight.device)
-
-    @torch.no_grad()
-    def forward(self, input_ids, positions, forward_batch, input_embeds=None, **_):
-        with self._log.span() if self._log else nullcontext():
-            return self._forward(input_ids, positions, forward_batch)
-
-    def _forward(self, input_ids, positions, forward_batch):
-        rows = forward_batch.req_pool_indices
-        is_decode = forward_batch.forward_mode.is_decode()
-        if is_decode:
-            positions = positions + self.rows.n_dropped[rows]
-            embeds = self._complete_frames(input_ids, rows, forward_batch.seq_lens)
-        else:
-            positions = self._logical_positions(positions, forward_batch)
-            embeds = self._embed_extend(input_ids, forward_batch)
-            if forward_batch.forward_mode.is_extend():
-                self._keep_frames_of_extend(input_ids, forward_batch)
-        hidden = self.model(input_ids, positions, forward_batch, embeds)
-        if is_decode:
-            self.rows.past_hidden[rows] = hidden
-        elif forward_batch.forward_mode.is_extend():
-            self._keep_last_hidden(hidden, forward_batch)
-        output = self.logits_processor(input_ids, hidden, self.codec_head, forward_batch)
-        self._penalise(output.next_token_logits, rows)
-        self._sample(output.next_token_logits, rows, forward_batch.seq_lens)
-        return output
-
-    def _logical_positions(self, positions: Tensor, forward_batch) -> Tensor:
-        """Positions of a prefill, with the offset of frames that a retracted request dropped."""
-        if not forward_batch.forward_mode.is_extend():
-            return positions
-        at = 0
-        for rid, prefix, n in _chunks(forward_batch):
-            stream = self.streams.get(rid)
-            if stream is not None and stream.dropped_before(prefix + n - 1):
-                first = max(stream.sink - prefix, 0)
-                positions = positions.clone()
-                positions[at + first : at + n] += stream.n_dropped
-            at += n
-        return positions
-
-    def _keep_last_hidden(self, hidden: Tensor, forward_batch) -> None:
-        """Store the last hidden states of a prefill. A retracted request needs its old state
-        until its last chunk.
-        """
-        end = 0
-        for rid, _, n in _chunks(forward_batch):
-            end += n
-            stream = self.streams.get(rid)
-            if stream is not None and not stream.mid_prefill:
-                self.rows.past_hidden[stream.row] = hidden[end - 1]
-
-    def _penalise(self, logits: Tensor, rows: Tensor) -> None:
-        """Apply the repetition penalty over the request's codes 0, and exclude controls; in place.
-
-        SGLang's own penalty does not fit: with overlap its history lags by one step, and it begins
-        with a prompt id.
-        """
-        penalty = self.rows.penalty[rows].unsqueeze(1).to(logits.dtype)
-        scaled = torch.where(logits < 0, logits * penalty, logits / penalty)
-        logits.copy_(torch.where(self.rows.seen[rows], scaled, logits))
-        logits.add_(self.allowed)
-
-    def _sample(self, logits: Tensor, rows: Tensor, seq_lens: Tensor) -> None:
-        """Sample code 0 of the next frame, and set all other logits to -inf; in place.
-
-        The noise depends on seed and frame alone, so a request's output does not depend on the
-        other requests of its batch or on pauses. SGLang then takes the argmax.
-        """
-        state = self.rows
-        greedy = state.greedy[rows]
-        if self._all_greedy(greedy):
-            return
-        frame = (seq_lens - state.prompt_len[rows] + state.n_dropped[rows]).clamp(min=0)
-        draw = draws_of(state.seed[rows] ^ CODE0_SALT, frame, 1)[:, 0]
-        top, ids = logits.float().topk(TOP_K, dim=-1)
-        noise = self.code_predictor.gumbel(draw, ids)
-        score = top / state.temperature[rows].unsqueeze(1) + noise
-        pick = ids.gather(1, score.argmax(dim=-1, keepdim=True))
-        only = torch.full_like(logits, -torch.inf).scatter_(1, pick, 0.0)
-        logits.copy_(torch.where(greedy.unsqueeze(1), logits, only))
-
-    def _complete_frames(self, code0: Tensor, rows: Tensor, seq_lens: Tensor) -> Tensor:
-        """Embeddings [n, hidden] of the frames that the previous step began."""
-        state = self.rows
-        # Rows that pad a captured batch keep the id that was in their place: that of a prompt too.
-        code0 = code0.clamp(max=self.config.vocab_size - 1)
-        frame = seq_lens - 1 - state.prompt_len[rows] + state.n_dropped[rows]
-        frame = frame.clamp(0, state.max_frames - 1)
-        first = self.model.embed_tokens(code0)
-        greedy = state.greedy[rows]
-        draws = None
-        if not self._all_greedy(greedy):
-            draws = draws_of(state.seed[rows], frame, self.code_predictor.n_steps)
-        # A captured graph records operators, which the traced predictor does not show.
-        predict = self.code_predictor if get_is_capture_mode() else self._predict_codes
-        codes, residual = predict(state.past_hidden[rows], first, greedy, draws)
-        state.codes[rows, frame] = codes.to(torch.int16)
-        # A Python scalar would be copied from pageable memory, which a CUDA graph cannot capture.
-        state.seen[rows, code0] = torch.ones_like(code0, dtype=torch.bool)
-        self.frame_codes[: len(code0)] = torch.cat((code0.unsqueeze(1), codes), dim=1)
-        return first + residual + self.text_table[state.text_ids[rows, frame].long()]
-
-    @staticmethod
-    def _all_greedy(greedy: Tensor) -> bool:
-        # A branch on device data would sync, and a captured graph must not branch at all.
-        if greedy.device.type != "cpu" or get_is_capture_mode():
-            return False
-        return bool(greedy.all())
-
-    def _embed_extend(self, input_ids: Tensor, forward_batch) -> Tensor:
-        """Embeddings [n_tokens, hidden] of a prefill: prompts, and frames of retracted requests."""
-        embeds = self._embed_prompt(input_ids)
-        if not forward_batch.forward_mode.is_extend():
-            return embeds
-        at = 0
-        for rid, prefix, n in _chunks(forward_batch):
-            stream = self.streams.get(rid)
-            if stream is not None:
-                ids, out = input_ids[at : at + n], embeds[at : at + n]
-                self._place_audio(out, stream, prefix)
-                self._place_frames(out, ids, stream, prefix)
-            at += n
-        return embeds
-
-    def _embed_prompt(self, ids: Tensor) -> Tensor:
-        """Embeddings of prompt ids by the ranges of TalkerIds; audio positions stay zero."""
-        r, codec = self.ids, self.config.vocab_size
-        zero = torch.zeros_like(ids)
-        is_text = (ids >= r.text) & (ids < r.start)
-        is_start = (ids >= r.start) & (ids < r.pad)
-        is_pad = (ids >= r.pad) & (ids < r.bos)
-        is_bos = ids == r.bos
-        text = torch.where(is_text, ids - r.text, zero)
-        text = torch.where(is_start, ids - r.start, text)
-        text = torch.where(is_pad, self.config.talker["tts_pad_token_id"], text)
-        text = torch.where(is_bos, self.config.talker["tts_bos_token_id"], text)
-        code = torch.where(ids < codec, ids, zero)
-        code = torch.where(is_start, self.config.talker["codec_bos_id"], code)
-        code = torch.where(is_pad, ids - r.pad, code)
-        code = torch.where(is_bos, self.config.talker["codec_pad_id"], code)
-        has_text = is_text | is_start | is_pad | is_bos
-        has_code = (ids < codec) | is_start | is_pad | is_bos
-        return self.text_table[text] * has_text.unsqueeze(1) + self.model.embed_tokens(
-            code
-        ) * has_code.unsqueeze(1)
+        self.hidden_projection = Projection(*widths)
 
     def _place_audio(self, out: Tensor, stream: TalkerStream, prefix: int) -> None:
         """Write projected thinker states to the audio positions inside this chunk."""
@@ -332,55 +109,30 @@ class Qwen3OmniTalker(nn.Module):
         at = copy_to(torch.from_numpy(stream.audio_at[begin:end] - prefix), out.device)
         out[at] = self.hidden_projection(rows)
 
-    def _place_frames(self, out: Tensor, ids: Tensor, stream: TalkerStream, prefix: int) -> None:
-        """Rebuild frame embeddings when a retracted request is prefilled with its frames."""
-        first = max(stream.prompt_len - prefix, 0)
-        if first >= len(out):
-            return
-        state, row = self.rows, stream.row
-        assert row is not None  # the scheduler binds it before the forward pass
-        places = range(prefix + first, prefix + len(out))
-        frames = [stream.frame_at(place) for place in places]
-        frame = copy_to(torch.tensor(frames), out.device)
-        if frames[-1] >= stream.n_frames:
-            # The newest frame had only its code 0 when the request was retracted.
-            draws = None
-            if not stream.greedy:
-                # The seed of its row: `torch.tensor([seed], device=…)` would wait for the device.
-                draws = draws_of(state.seed[row : row + 1], frame[-1:], self.code_predictor.n_steps)
-            first_embed = self.model.embed_tokens(ids[-1:])
-            past_hidden = state.past_hidden[row : row + 1]
-            codes, _ = self.code_predictor(past_hidden, first_embed, None, draws)
-            state.codes[row, frames[-1]] = codes[0].to(torch.int16)
-            stream.n_frames = frames[-1] + 1
-        state.seen[row, ids[first:]] = torch.ones_like(ids[first:], dtype=torch.bool)
-        residual = self.code_predictor.embed_frames(state.codes[row, frame].long())
-        text = self.text_table[state.text_ids[row, frame].long()]
-        out[first:] = self.model.embed_tokens(ids[first:]) + residual + text
-
-    def _keep_frames_of_extend(self, input_ids: Tensor, forward_batch) -> None:
-        """The newest frame of each retracted request, for frame_codes; -1 for prompts."""
-        kept = self.frame_codes[: len(forward_batch.rids)]
-        kept.fill_(-1)
-        at = 0
-        for codes, (rid, prefix, n) in zip(kept, _chunks(forward_batch), strict=True):
-            stream = self.streams.get(rid)
-            if stream is not None and prefix + n > stream.prompt_len:
-                frame = stream.frame_at(prefix + n - 1)
-                codes[0] = input_ids[at + n - 1]
-                codes[1:] = self.rows.codes[stream.row, frame]
-            at += n
-
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        embedding = load_talker_weights(self, weights)
-        weight = self.text_projection.linear_fc1.weight
-        for part in torch.arange(self.ids.text_vocab).split(8192):
-            rows = embedding[part].to(weight.device, weight.dtype)
-            self.text_table[part] = self.text_projection(rows).to(self.text_table.dtype)
-        self.code_predictor.prepare()
-        if weight.device.type == "cpu":
-            self._predict_codes = traced(self.code_predictor)
-        self._allocate_rows(self.config.live_rows, self.config.live_max_frames)
+        self.prepare(load_talker_weights(self, weights, weight_names(self.config.num_experts)))
+
+
+def weight_names(n_experts: int) -> WeightNames:
+    return WeightNames(
+        # The talker projects text through the thinker's embedding table.
+        embedding=THINKER_EMBEDDING,
+        renamed=(
+            ("model.codec_embedding.", "model.embed_tokens."),
+            ("shared_expert_gate.", "shared_gate."),
+            ("shared_expert.down_proj.", "shared_down."),
+        ),
+        stacked=(
+            ("shared_expert.gate_proj", "shared_gate_up", 0),
+            ("shared_expert.up_proj", "shared_gate_up", 1),
+        ),
+        experts=FusedMoE.make_expert_params_mapping(
+            ckpt_gate_proj_name="gate_proj",
+            ckpt_down_proj_name="down_proj",
+            ckpt_up_proj_name="up_proj",
+            num_experts=n_experts,
+        ),
+    )
 
 
 EntryClass = Qwen3OmniTalker

@@ -1,4 +1,4 @@
-"""The talker's code predictor: 15 small autoregressive steps inside one codec frame.
+"""A talker's code predictor: small autoregressive steps inside one codec frame.
 
 Same arithmetic as transformers' Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration; the
 loop, its KV cache and the sampling run without a generation framework, batched over streams.
@@ -12,32 +12,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_live.models.qwen3_omni.sampling_noise import GumbelTable
+from sglang_live.models.speech_lm.sampling_noise import GumbelTable
 
-# Fixed in the reference (transformers, talker.prepare_inputs_for_generation).
+# Of every reference so far.
 TOP_K = 50
-TOP_P = 0.8
 
 
 class CodePredictor(nn.Module):
     """
     Args:
         config: code_predictor_config of the checkpoint, as a plain dict.
+        top_p, temperature: of sampled codes.
+        talker_width: of the talker's states and of the codes' embeddings, if it is another than
+            the predictor's own, to which small_to_mtp_projection then leads.
     """
 
-    def __init__(self, config: dict[str, Any]):
+    def __init__(
+        self,
+        config: dict[str, Any],
+        *,
+        top_p: float,
+        temperature: float = 1.0,
+        talker_width: int | None = None,
+    ):
         super().__init__()
+        self._top_p, self._temperature = top_p, temperature
         self.n_steps = config["num_code_groups"] - 1
         self.head_dim = (
             config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
         )
         vocab, hidden = config["vocab_size"], config["hidden_size"]
+        self._width = talker_width or hidden
+        self.small_to_mtp_projection = (
+            nn.Linear(self._width, hidden) if self._width != hidden else None
+        )
         self.layers = nn.ModuleList(
             _Layer(config, self.head_dim) for _ in range(config["num_hidden_layers"])
         )
         self.norm = nn.RMSNorm(hidden, eps=config["rms_norm_eps"])
         self.gumbel = GumbelTable()
-        self.codec_embedding = nn.Parameter(torch.empty(self.n_steps, vocab, hidden))
+        self.codec_embedding = nn.Parameter(torch.empty(self.n_steps, vocab, self._width))
         self.lm_head = nn.Parameter(torch.empty(self.n_steps, vocab, hidden))
         rope = config.get("rope_parameters") or {}
         self._rope_theta = rope.get("rope_theta") or config["rope_theta"]
@@ -70,15 +84,15 @@ class CodePredictor(nn.Module):
         """Predict the residual codes of one frame for every stream.
 
         Args:
-            past_hidden: [n, hidden], the talker's normalised hidden state that chose code 0.
-            first_embed: [n, hidden], the talker's embedding of code 0.
+            past_hidden: [n, width], the talker's normalised hidden state that chose code 0.
+            first_embed: [n, width], the talker's embedding of code 0.
             greedy: [n] bool, streams that take the argmax; None when all do.
             draws: [n, n_steps] of `draws_of`, for the others; None when all are greedy.
         Returns:
-            codes [n, n_steps] int64, and the sum of their embeddings [n, hidden].
+            codes [n, n_steps] int64, and the sum of their embeddings [n, width].
         """
         caches = [layer.new_cache(self.n_steps + 1, past_hidden) for layer in self.layers]
-        x = torch.stack((past_hidden, first_embed), dim=1).flatten(0, 1)
+        x = self._narrow(torch.stack((past_hidden, first_embed), dim=1).flatten(0, 1))
         codes, embed_sum, width, at = [], torch.zeros_like(first_embed), 2, 0
         for step in range(self.n_steps):
             for layer, cache in zip(self.layers, caches, strict=True):
@@ -86,13 +100,18 @@ class CodePredictor(nn.Module):
             at += width
             logits = F.linear(_unit(x[width - 1 :: width], self._eps), self.lm_head[step])
             code = self.choose(logits, greedy, None if draws is None else draws[:, step])
-            x, width = F.embedding(code, self.codec_embedding[step]), 1
+            embed = F.embedding(code, self.codec_embedding[step])
             codes.append(code)
-            embed_sum = embed_sum + x
+            embed_sum = embed_sum + embed
+            x, width = self._narrow(embed), 1
         return torch.stack(codes, dim=1), embed_sum
 
+    def _narrow(self, x: Tensor) -> Tensor:
+        """[n, width] -> [n, hidden]"""
+        return x if self.small_to_mtp_projection is None else self.small_to_mtp_projection(x)
+
     def embed_frames(self, codes: Tensor) -> Tensor:
-        """Sum of residual embeddings of known frames: codes [n, n_steps] -> [n, hidden]."""
+        """Sum of residual embeddings of known frames: codes [n, n_steps] -> [n, width]."""
         group = torch.arange(self.n_steps, device=codes.device)
         return self.codec_embedding[group, codes].sum(dim=1)
 
@@ -101,10 +120,12 @@ class CodePredictor(nn.Module):
         if draw is None:
             return logits.argmax(dim=-1)
         top, ids = logits.float().topk(min(TOP_K, logits.shape[-1]), dim=-1)
-        # Nucleus in descending order: keep a token while the mass before it is below TOP_P.
+        if self._temperature != 1:
+            top = top / self._temperature
+        # Nucleus in descending order: keep a token while the mass before it is below top_p.
         mass = top.softmax(dim=-1)
         before = mass.cumsum(dim=-1) - mass
-        perturbed = (top + self.gumbel(draw, ids)).masked_fill(before >= TOP_P, -torch.inf)
+        perturbed = (top + self.gumbel(draw, ids)).masked_fill(before >= self._top_p, -torch.inf)
         pick = perturbed.argmax(dim=-1, keepdim=True)
         if greedy is not None:
             pick = pick.masked_fill(greedy.unsqueeze(1), 0)
@@ -119,7 +140,7 @@ def traced(predictor: CodePredictor) -> Callable[..., tuple[Tensor, Tensor]]:
     it. Takes about a second.
     """
     like = predictor.lm_head
-    hidden = like.new_zeros(2, like.shape[-1])
+    hidden = like.new_zeros(2, predictor.codec_embedding.shape[-1])
     greedy = torch.zeros(2, dtype=torch.bool, device=like.device)
     draws = torch.zeros(2, predictor.n_steps, dtype=torch.int64, device=like.device)
     with torch.no_grad():

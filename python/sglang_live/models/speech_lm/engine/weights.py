@@ -1,61 +1,63 @@
-"""Loads the published checkpoint's weights into the talker model; every name must match."""
+"""Loads a published checkpoint's weights into a talker model; every name must match."""
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from sglang.srt.model_loader.weight_utils import default_weight_loader
 from torch import Tensor, nn
 
-from sglang_live.models.qwen3_omni.code_predictor import CodePredictor
-from sglang_live.models.qwen3_omni.stage_view import THINKER_EMBEDDING
+from sglang_live.models.speech_lm.code_predictor import CodePredictor
 
-_RENAMED = (
-    ("model.codec_embedding.", "model.embed_tokens."),
-    ("shared_expert_gate.", "shared_gate."),
-    ("shared_expert.down_proj.", "shared_down."),
-)
-# checkpoint part -> (parameter, shard id) of SGLang's stacked linear layers
-_STACKED = (
-    ("self_attn.q_proj", "self_attn.qkv_proj", "q"),
-    ("self_attn.k_proj", "self_attn.qkv_proj", "k"),
-    ("self_attn.v_proj", "self_attn.qkv_proj", "v"),
-    ("shared_expert.gate_proj", "shared_gate_up", 0),
-    ("shared_expert.up_proj", "shared_gate_up", 1),
-)
 _PER_STEP = re.compile(r"code_predictor\.(?:model\.)?(codec_embedding|lm_head)\.(\d+)\.weight")
 
 
-def load_talker_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightNames:
+    """How a checkpoint's names become those of the model's parameters.
+
+    embedding: full name of the text embedding.
+    renamed: parts of names, and what they become.
+    stacked: part of a name, that of SGLang's stacked linear layer, and the shard's id in it; in
+        addition to q, k and v.
+    experts: as FusedMoE.make_expert_params_mapping returns them.
+    """
+
+    embedding: str
+    renamed: tuple[tuple[str, str], ...]
+    stacked: tuple[tuple[str, str, int], ...]
+    experts: Sequence[tuple[str, str, int, str]] = ()
+
+
+_QKV = tuple((f"self_attn.{x}_proj", "self_attn.qkv_proj", x) for x in "qkv")
+
+
+def load_talker_weights(
+    model: nn.Module, weights: Iterable[tuple[str, Tensor]], names: WeightNames
+) -> Tensor:
     """Fill every parameter of `model` from `talker.*` weights.
 
     Returns:
-        the thinker's embedding table [thinker_vocab, thinker_hidden].
+        the text embedding [text_vocab, text_hidden].
     Raises:
         ValueError: names the weights that are unknown or missing.
     """
     params = dict(model.named_parameters())
-    experts = FusedMoE.make_expert_params_mapping(
-        ckpt_gate_proj_name="gate_proj",
-        ckpt_down_proj_name="down_proj",
-        ckpt_up_proj_name="up_proj",
-        num_experts=model.config.num_experts,
-    )
     n_loaded: Counter[str] = Counter()
     embedding = None
     for full_name, tensor in weights:
-        if full_name == THINKER_EMBEDDING:
+        if full_name == names.embedding:
             embedding = tensor
         elif full_name.startswith("talker."):
             name = full_name.removeprefix("talker.")
-            target = _load(model, params, experts, name, tensor)
+            target = _load(model, params, names, name, tensor)
             if target not in params:
                 raise ValueError(f"unknown talker weight {full_name}")
             n_loaded[target] += 1
     lacking = [name for name in params if n_loaded[name] != _n_parts(model, name)]
     if embedding is None:
-        lacking.append(THINKER_EMBEDDING)
+        lacking.append(names.embedding)
     if lacking:
         raise ValueError(f"checkpoint lacks talker weights: {lacking[:8]}")
     return embedding
@@ -74,25 +76,25 @@ def _n_parts(model: nn.Module, name: str) -> int:
     return 1
 
 
-def _load(model, params: dict, experts: list, name: str, tensor: Tensor) -> str:
+def _load(model, params: dict, names: WeightNames, name: str, tensor: Tensor) -> str:
     """Copy one tensor into its parameter. Returns the parameter's name."""
     if name.startswith("code_predictor."):
         return load_predictor_weight(model.code_predictor, params, name, tensor)
-    for found, stacked, shard in _STACKED:
+    for found, stacked, shard in (*_QKV, *names.stacked):
         if found in name:
             target = name.replace(found, stacked)
             if target in params:
                 params[target].weight_loader(params[target], tensor, shard)
             return target
     if ".mlp.experts." in name:
-        for param, found, expert, shard in experts:
+        for param, found, expert, shard in names.experts:
             if found in name:
                 target = name.replace(found, param)
                 loader = params[target].weight_loader
                 loader(params[target], tensor, target, shard_id=shard, expert_id=expert)
                 return target
         return name
-    for old, new in _RENAMED:
+    for old, new in names.renamed:
         name = name.replace(old, new)
     if name in params:
         loader = getattr(params[name], "weight_loader", default_weight_loader)

@@ -1,7 +1,7 @@
 """The vocoder's convolutions over chunks, with results equal to those over the whole input.
 
 In: activations of one chunk and the columns before it. Out: final columns.
-Owner: StreamingCode2Wav. Weights are copies, folded where two linear steps follow each other.
+Owner: FrameDecoder. Weights are copies, folded where two linear steps follow each other.
 Source: Qwen3OmniMoeCode2Wav of transformers 5.12, whose modules are read here, never called.
 """
 
@@ -95,31 +95,35 @@ class CausalUpsample:
     """A transposed convolution with kernel = stride, or kernel = 2 * stride and trimmed ends.
 
     With kernel = 2 * stride, input columns i-1 and i together determine output columns
-    [i * stride, (i + 1) * stride). So one column before the chunk is the whole overlap, and the
-    first column of a stream emits nothing: transformers trims kernel - stride samples on both
-    sides, which are exactly those.
+    [i * stride, (i + 1) * stride). So one column before the chunk is the whole overlap. With
+    trims_start the first column of a stream emits nothing: a model that trims kernel - stride
+    samples on both sides drops exactly those.
     """
 
-    def __init__(self, module: nn.Module, place: Place, act: Snake | None = None):
+    def __init__(
+        self, module: nn.Module, place: Place, act: Snake | None = None, *, trims_start: bool
+    ):
         conv = module.conv
         self._weight, self._bias, self._act = place(conv.weight), place(conv.bias), act
         self._stride = conv.stride[0]
         self._overlap = conv.kernel_size[0] - self._stride
         assert self._overlap in (0, self._stride), "unknown kernel to stride ratio"
         self._n_columns = 1 if self._overlap else 0
+        self._trims_start = trims_start
         self.n_values = conv.in_channels * self._n_columns
 
     def n_out(self, n_columns: int) -> int:
         """Return how many output columns a whole stream of n_columns input columns has."""
-        return max(0, n_columns * self._stride - self._overlap)
+        n_trimmed = self._overlap if self._trims_start else 0
+        return max(0, n_columns * self._stride - n_trimmed)
 
     def __call__(self, x: Tensor, tape: ColumnTape) -> Tensor:
         """x: [n_streams, in_channels, n]. Returns [n_streams, out_channels, n * stride].
 
-        A first chunk returns stride fewer columns where kernel = 2 * stride.
+        With trims_start a first chunk has stride fewer columns where kernel = 2 * stride.
         """
         joined = tape.extend(x, self._n_columns, self._act)
-        if tape.is_first:
+        if tape.is_first and self._trims_start:
             joined = joined[..., self._n_columns :]
         return F.conv_transpose1d(
             joined, self._weight, self._bias, stride=self._stride, padding=self._overlap

@@ -1,7 +1,7 @@
 """The vocoder's sliding-window transformer over streams of different ages.
 
 In: embeddings of one chunk and each layer's window of past keys and values.
-Out: hidden states, and the keys and values of the chunk. Owner: StreamingCode2Wav.
+Out: hidden states, and the keys and values of the chunk. Owner: FrameDecoder.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_live.models.qwen3_omni.code2wav_layers import Place
+from sglang_live.models.speech_lm.code2wav_layers import Place
 
 
 @dataclass(frozen=True, slots=True)

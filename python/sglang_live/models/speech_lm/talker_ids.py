@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
-
 # Ids travel as int64 and may pass through int32 tensors.
 _AUDIO_SPACE = 2**31 - 1
 
@@ -27,10 +25,6 @@ _AUDIO_SPACE = 2**31 - 1
 class TalkerIds:
     codec_vocab: int
     text_vocab: int
-
-    @staticmethod
-    def of(spec: Qwen3OmniSpec) -> "TalkerIds":
-        return TalkerIds(spec.codec_vocab, spec.thinker_vocab)
 
     @property
     def text(self) -> int:
@@ -68,23 +62,17 @@ class TalkerIds:
         keys = iter(self._audio_keys(audio_rows) if audio_rows is not None and n_rows else ())
         return [next(keys) if t == audio_pad_id else self.text + t for t in token_ids]
 
-    def response_prefix(
-        self, spec: Qwen3OmniSpec, speaker_id: int, newline_id: int, first: int
-    ) -> list[int]:
-        """The nine prompt positions before the first codec frame of a response.
+    def response_prefix(self, role: list[int], codes: list[int], first: int) -> list[int]:
+        """The prompt positions before the first codec frame of a response.
 
         Args:
-            newline_id: the text token after `<|im_start|>assistant`.
+            role: text ids of its beginning, `<|im_start|>assistant\\n`.
+            codes: codec ids of language and speaker.
             first: the response's first text token.
         """
         return [
-            self.text + spec.im_start_id,
-            self.text + spec.assistant_id,
-            self.text + newline_id,
-            self.pad + spec.codec_nothink_id,
-            self.pad + spec.codec_think_bos_id,
-            self.pad + spec.codec_think_eos_id,
-            self.pad + speaker_id,
+            *(self.text + token for token in role),
+            *(self.pad + code for code in codes),
             self.bos,
             self.start + first,
         ]

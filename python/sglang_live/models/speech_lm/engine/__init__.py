@@ -1,0 +1,1 @@
+"""Model classes that are shared by families; SGLang loads those of a family."""

@@ -1,0 +1,263 @@
+"""Codec frames to samples, chunk by chunk, with the left context carried as state.
+
+In: 16 codes per 80 ms frame, from the talker. Out: final 24 kHz samples.
+Owner: VocoderEngine holds one FrameStream per request and batches them through one FrameDecoder.
+Every sample is computed once; re-decoding 25 frames of left context for a 4-frame chunk computes
+seven times as many.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sglang_live.errors import BadInputError
+from sglang_live.models.speech_lm.code2wav_attention import WindowTransformer
+from sglang_live.models.speech_lm.code2wav_graphs import (
+    Capture,
+    ChunkInputs,
+    ChunkOutputs,
+    Code2WavGraphs,
+    CudaCapture,
+)
+from sglang_live.models.speech_lm.code2wav_layers import (
+    CausalConv,
+    CausalUpsample,
+    ColumnTape,
+    ConvNeXt,
+    ResidualUnit,
+    Snake,
+)
+
+_SAMPLE_RATE_HZ = 24_000  # the checkpoint's config does not carry it
+
+
+_Layer = CausalConv | CausalUpsample | ConvNeXt | ResidualUnit
+
+
+@dataclass(slots=True, eq=False)
+class FrameStream:
+    """The state of one stream. Dropping it frees everything; nothing else refers to it.
+
+    Attributes:
+        kv: [n_layers, 2 * n_kv_heads, n_past, head_dim], unrotated keys before values,
+            n_past = min(n_frames, sliding_window - 1).
+        columns: [n_values], the convs' last input columns in layer order.
+        n_frames: codec frames decoded so far.
+    """
+
+    kv: Tensor
+    columns: Tensor
+    n_frames: int = 0
+
+
+class FrameDecoder(ABC):
+    """A stateless decoder of many streams. Not thread-safe per stream, safe across streams.
+
+    A family writes how codes become the transformer's input.
+
+    Attributes:
+        trims_start: whether the transposed convolutions drop what a stream's first column gives
+            alone; the first chunk then has fewer samples.
+        n_quantizers: codes per frame.
+        codebook_size: codes lie in [0, codebook_size).
+        samples_per_frame: samples per frame once a stream is under way.
+        sample_rate_hz: samples per second of the output.
+        n_tail_frames: see StreamDecoder; it does not look ahead.
+        graphs: None until use_graphs.
+    """
+
+    n_tail_frames = 0
+    trims_start: ClassVar[bool]
+
+    def __init__(self, module: nn.Module, *, device: torch.device | str, dtype: torch.dtype):
+        """Copy the weights of module, which is not modified and may be dropped.
+
+        Args:
+            module: with pre_transformer, upsample and decoder as Qwen3OmniMoeCode2Wav of
+                transformers has them, and their config.
+        Raises:
+            ValueError: if module is not float32 (weights are folded before they are rounded to
+                dtype), its rope_type is not default, or the first frame of a stream emits no
+                sample with its strides.
+        """
+        if any(weight.dtype != torch.float32 for weight in module.parameters()):
+            raise ValueError("need a float32 module")
+        self._device, self._dtype = torch.device(device), dtype
+        self.graphs: Code2WavGraphs | None = None
+        config = module.config
+        self.n_quantizers, self.codebook_size = config.num_quantizers, config.codebook_size
+        self.sample_rate_hz = _SAMPLE_RATE_HZ
+        # All codebooks share one table, one after the other.
+        self._code_offset = torch.arange(self.n_quantizers, device=self._device)
+        self._code_offset *= self.codebook_size
+        self._layers: list[_Layer] = []
+        with torch.no_grad():
+            self._transformer = WindowTransformer(module.pre_transformer, self._place)
+            self._build_layers(module)
+            self._build_input(module)
+        self._n_values = sum(layer.n_values for layer in (*self._input_layers, *self._layers))
+        self.samples_per_frame = self.samples_for(2) - self.samples_for(1)
+        if self.samples_for(1) < 1:
+            raise ValueError("the first frame emits nothing with these strides")
+
+    # --- what a family writes ---
+
+    _input_layers: tuple[CausalConv, ...] = ()
+
+    @abstractmethod
+    def _build_input(self, module: nn.Module) -> None:
+        """Place the weights before, and directly behind, the transformer."""
+
+    @abstractmethod
+    def _embed(self, codes: Tensor, tape: ColumnTape) -> Tensor:
+        """The transformer's input, [n_streams, n_frames, hidden].
+
+        Args:
+            codes: [n_streams, n_frames, n_quantizers] int64.
+            tape: of whose columns `_input_layers` take the first.
+        """
+
+    def _leave(self, hidden: Tensor) -> Tensor:
+        """The first layer's input from the transformer's output, [n_streams, n_frames, width]."""
+        return hidden
+
+    # --- the rest ---
+
+    def _place(self, weight: Tensor) -> Tensor:
+        return weight.detach().to(self._device, self._dtype, copy=True).contiguous()
+
+    def _build_layers(self, module: nn.Module) -> None:
+        place = self._place
+        for upsample, convnext in module.upsample:
+            self._layers += [self._upsample(upsample), ConvNeXt(convnext, place)]
+        first, *blocks, last_act, last = module.decoder
+        self._layers.append(CausalConv(first, place))
+        for block in blocks:
+            act, upsample, *units = block.block
+            self._layers.append(self._upsample(upsample, Snake(act, place)))
+            self._layers += [ResidualUnit(unit, place) for unit in units]
+        self._layers.append(CausalConv(last, place, Snake(last_act, place)))
+
+    def _upsample(self, module: nn.Module, act: Snake | None = None) -> CausalUpsample:
+        return CausalUpsample(module, self._place, act, trims_start=self.trims_start)
+
+    def samples_for(self, n_frames_total: int) -> int:
+        """Return how many samples a stream of n_frames_total frames has emitted, exactly."""
+        n_columns = n_frames_total
+        for layer in self._layers:
+            if isinstance(layer, CausalUpsample):
+                n_columns = layer.n_out(n_columns)
+        return n_columns
+
+    def new_stream(self) -> FrameStream:
+        transformer = self._transformer
+        shape = (transformer.n_layers, 2 * transformer.n_kv_heads, 0, transformer.head_dim)
+        return FrameStream(
+            torch.zeros(shape, device=self._device, dtype=self._dtype),
+            torch.zeros(self._n_values, device=self._device, dtype=self._dtype),
+        )
+
+    def check_codes(self, codes: Tensor) -> None:
+        """Refuse codes that are not in the codebook; on a GPU this waits for the codes.
+
+        Args:
+            codes: [..., n_quantizers] int64.
+        Raises:
+            BadInputError: if the dtype, the last dimension or a value is wrong.
+        """
+        if codes.dtype != torch.int64 or codes.ndim < 1 or codes.shape[-1] != self.n_quantizers:
+            raise BadInputError(
+                f"codes must be int64 [..., {self.n_quantizers}], "
+                f"got {codes.dtype} {list(codes.shape)}"
+            )
+        if codes.numel() == 0:
+            return
+        lowest, highest = (int(value) for value in torch.aminmax(codes))
+        if lowest < 0 or highest >= self.codebook_size:
+            raise BadInputError(
+                f"codes must lie in [0, {self.codebook_size}), got {lowest} to {highest}"
+            )
+
+    @torch.inference_mode()
+    def decode(self, streams: list[FrameStream], codes: Tensor) -> Tensor:
+        """Decode the next chunk of several streams; their states change together or not at all.
+
+        Args:
+            streams: all new, or all under way: a first chunk is shorter in samples.
+            codes: [n_streams, n_frames, n_quantizers] int64, n_frames >= 1, on any device.
+        Returns:
+            [n_streams, n_samples] float32 in [-1, 1], on the decoder's device. n_samples is
+            n_frames * samples_per_frame, or samples_for(n_frames) for first chunks.
+        Raises:
+            BadInputError: see check_codes.
+            ValueError: if streams are mixed or repeated, or the shapes do not fit.
+        """
+        self.check_codes(codes)
+        if codes.ndim != 3 or len(codes) != len(streams) or codes.shape[1] < 1:
+            raise ValueError(f"codes {list(codes.shape)} do not fit {len(streams)} streams")
+        if len(set(streams)) != len(streams):
+            raise ValueError("a stream occurs twice in one batch")
+        is_first = streams[0].n_frames == 0
+        if any((stream.n_frames == 0) != is_first for stream in streams):
+            raise ValueError("first chunks and later ones cannot share a batch")
+        outputs = None if self.graphs is None else self.graphs.run(streams, codes, is_first)
+        if outputs is None:
+            outputs = self._compute(self._gather(streams, codes, is_first))
+        self._commit(streams, outputs.fresh_kv, outputs.columns)
+        return outputs.wave
+
+    def use_graphs(self, max_streams: int, capture: Capture | None = None) -> Code2WavGraphs:
+        """Capture every shape that comes from now on, until `graphs.freeze()`.
+
+        A returned wave is then overwritten by the next decode.
+
+        Args:
+            max_streams: batches above it run without a graph.
+            capture: CUDA graphs on this decoder's device by default.
+        """
+        self.graphs = Code2WavGraphs(
+            self._compute,
+            self.new_stream(),
+            n_past=self._transformer.n_window_frames - 1,
+            max_streams=max_streams,
+            capture=capture or CudaCapture(self._device),
+        )
+        return self.graphs
+
+    def _compute(self, inputs: ChunkInputs) -> ChunkOutputs:
+        """Tensors in, tensors out, without a wait for the device."""
+        tape = ColumnTape(inputs.columns, is_first=inputs.is_first)
+        hidden = self._embed(inputs.codes, tape)
+        hidden, fresh_kv = self._transformer(hidden, inputs.past, inputs.first_real)
+        wave = self._leave(hidden).transpose(1, 2)
+        for layer in self._layers:
+            wave = layer(wave, tape)
+        return ChunkOutputs(wave[:, 0].float().clamp_(-1.0, 1.0), fresh_kv, tape.rewritten())
+
+    def _gather(self, streams: list[FrameStream], codes: Tensor, is_first: bool) -> ChunkInputs:
+        """The streams' windows right-aligned in one tensor, as long as the longest."""
+        ages = [stream.kv.shape[2] for stream in streams]
+        n_past = max(ages)
+        n_layers, n_heads, _, head_dim = streams[0].kv.shape
+        past = streams[0].kv.new_zeros(len(streams), n_layers, n_heads, n_past, head_dim)
+        for row, stream, age in zip(past, streams, ages, strict=True):
+            row[:, :, n_past - age :] = stream.kv
+        first_real = None
+        if any(age < n_past for age in ages):
+            first_real = torch.tensor([n_past - age for age in ages], device=self._device)
+        columns = torch.stack([stream.columns for stream in streams])
+        return ChunkInputs(codes.to(self._device), past, first_real, columns, is_first)
+
+    def _commit(self, streams: list[FrameStream], fresh_kv: Tensor, columns: Tensor) -> None:
+        """Write the new states, each to its own memory: a view would keep the batch alive."""
+        n_fresh = fresh_kv.shape[3]
+        n_keep = self._transformer.n_window_frames - 1
+        for i, stream in enumerate(streams):
+            n_drop = max(0, stream.kv.shape[2] + n_fresh - n_keep)
+            kept, fresh = stream.kv[:, :, n_drop:], fresh_kv[i, :, :, max(0, n_fresh - n_keep) :]
+            stream.kv = torch.cat((kept, fresh), dim=2)
+            stream.columns = columns[i].clone()
+            stream.n_frames += n_fresh
