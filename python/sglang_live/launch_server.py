@@ -159,6 +159,7 @@ async def _serve(config: ServerConfig, model: ModelFacts, drops: LogDrops) -> in
             policies=config.policies,
             clock=clock,
             suspects=suspects,
+            talker_reads_text=model.talker_reads_text,
         )
         metrics, drain = _metrics(supervisor, orchestrator, drops), Drain()
         app = _application(config, model, supervisor, orchestrator, metrics, drain)

@@ -284,7 +284,7 @@ class TalkerRequest(Message, frozen=True, tag=True):
 
     segment_keys: of all user messages of the history, in order.
     segments: those that the stage may not have yet.
-    first_id: the response's first token.
+    first_id: the response's first token. None: the talker reads text, all of it as TalkerInput.
     temperature: None: the stage's default; 0: greedy.
     window_frames: of a long response's KV, kept behind its prompt. None: all of it.
     slack_frames: one compaction drops at least this many.
@@ -294,7 +294,7 @@ class TalkerRequest(Message, frozen=True, tag=True):
     segment_keys: list[str]
     segments: list[WireSegment]
     voice: str
-    first_id: int
+    first_id: int | None
     temperature: float | None
     seed: int
     timeout_s: float
@@ -313,10 +313,14 @@ class TalkerSegments(Message, frozen=True, tag=True):
 
 
 class TalkerInput(Message, frozen=True, tag=True):
-    """ids: the next tokens of the response. done: no more will come."""
+    """The next part of the response.
+
+    ids: its tokens. text: instead of them, for a talker that reads text. done: no more will come.
+    """
 
     ids: list[int]
     done: bool = False
+    text: str = ""
 
 
 class CodecFrames(Message, frozen=True, tag=True):

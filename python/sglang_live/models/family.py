@@ -9,7 +9,7 @@ and neither does this module: the server reads facts before any stage runs.
 
 import json
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
@@ -21,6 +21,7 @@ import numpy as np
 import sglang_live.models
 from sglang_live.errors import BadInputError
 from sglang_live.models.prompt import PiecewisePrompt, Tokenizer
+from sglang_live.speakable.style import SpeechStyle
 
 # For a thinker's engine on a CPU: INT8. Empty or absent: its weights stay as in the checkpoint.
 CPU_WEIGHTS_ENV = "SGLANG_LIVE_CPU_WEIGHTS"
@@ -35,6 +36,7 @@ class ModelFacts:
         family: module of its family.
         weights: directory of the thinker's weights.
         stages: that the model needs.
+    talker_reads_text: instead of the thinker's tokens, and the user's messages.
         voices: by which a response may be spoken; the first is the default.
         vocab_size: of the thinker.
         context_tokens: of the thinker.
@@ -46,6 +48,7 @@ class ModelFacts:
     family: str
     weights: Path
     stages: tuple[str, ...] = ("thinker", "talker", "vocoder")
+    talker_reads_text: bool = False
     voices: tuple[str, ...]
     vocab_size: int
     context_tokens: int
@@ -102,6 +105,18 @@ class ThinkerModel(Protocol):
     def prompt(self, tokenizer: Tokenizer) -> PiecewisePrompt: ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TextReader:
+    """How a talker reads the text of any language model.
+
+    encode: token ids in its own vocabulary; never special tokens.
+    style: what of a text it can speak.
+    """
+
+    encode: Callable[[str], list[int]]
+    style: SpeechStyle
+
+
 class TalkerModel(Protocol):
     """How the talker stage runs a family's talker.
 
@@ -115,6 +130,7 @@ class TalkerModel(Protocol):
         voices: see ModelFacts.
         temperature, repetition_penalty: of the model's own sampling, by default.
         text_end_id: behind the last token of a response's text.
+        reads: None: it reads the thinker's tokens, and the user's messages.
         first_state_id: ids from here on are those of audio states.
         warm_up_prompt: any prompt of a response.
     """
@@ -126,6 +142,7 @@ class TalkerModel(Protocol):
     temperature: float
     repetition_penalty: float
     text_end_id: int
+    reads: TextReader | None
     first_state_id: int
     warm_up_prompt: list[int]
 
@@ -140,7 +157,7 @@ class TalkerModel(Protocol):
         ...
 
     def message(self, token_ids: list[int], states: np.ndarray | None) -> list[int]:
-        """Prompt ids of one user message.
+        """Prompt ids of one user message; not for a talker that reads text.
 
         Args:
             token_ids: in the thinker's vocabulary, with a placeholder for each state.
@@ -152,7 +169,7 @@ class TalkerModel(Protocol):
         """Prompt ids between the user messages and the first frame of a response.
 
         Args:
-            first_id: the response's first text token.
+            first_id: the first token of its text.
         Raises:
             BadInputError: there is no such voice.
         """

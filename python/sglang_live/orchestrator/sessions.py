@@ -84,7 +84,7 @@ class LiveSession:
     def __init__(self, owner: "LiveOrchestrator", session_id: str, replicas: dict[str, Replica]):
         self.session_id = session_id
         self._owner, self._replicas = owner, replicas
-        self._links = StageLinks.to(replicas, session_id, owner.startup_delays)
+        self._links = owner.links(replicas, session_id)
         self._busy = self._closed = False
         self._control: TurnControl | None = None  # of the running turn, until its last event
         self._deadline = _TurnDeadline(owner.capacity, session_id, None)  # of the latest turn
@@ -102,11 +102,7 @@ class LiveSession:
         self._busy = self._busy or not turn.stateless
         turn = self._numbered(turn)
         set_log_ids(session=self.session_id, turn=turn.turn_id)
-        links = (
-            StageLinks.to(self._replicas, "", self._owner.startup_delays)
-            if turn.stateless
-            else self._links
-        )
+        links = self._owner.links(self._replicas, "") if turn.stateless else self._links
         trace = TurnTrace(self._owner.clock)
         on_stream_event = None if turn.stateless else self._on_stream_event
         control = TurnControl(
@@ -250,6 +246,7 @@ class LiveOrchestrator:
         policies: Policies = OFF,
         clock: Clock,
         suspects: Suspects | None = None,
+        talker_reads_text: bool = False,
     ):
         self.suspects = suspects or Suspects(clock)
         self.model_name, self.voices, self.clock = model_name, voices, clock
@@ -257,7 +254,7 @@ class LiveOrchestrator:
         self.policies = policies
         self.startup_delays = StartupDelays(clock) if policies.startup_delay else None
         self.metronome = Metronome(clock)
-        self._supervisor = supervisor
+        self._supervisor, self._talker_reads_text = supervisor, talker_reads_text
         self._sessions: dict[str, LiveSession] = {}
 
     @property
@@ -275,6 +272,9 @@ class LiveOrchestrator:
         session = LiveSession(self, session_id, replicas)
         self._sessions[session_id] = session
         return session
+
+    def links(self, replicas: dict[str, Replica], session_id: str) -> StageLinks:
+        return StageLinks.to(replicas, session_id, self.startup_delays, self._talker_reads_text)
 
     async def retain_native(self, session_id: str, retention: RetentionConfig) -> None:
         [replica] = [r for r in self._supervisor.replicas if r.spec.native_key]

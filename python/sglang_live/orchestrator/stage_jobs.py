@@ -163,6 +163,7 @@ class TalkerJob:
     Args:
         known: keys of user messages that the stage has. Only a message from the stage proves it.
         segments: user messages as the thinker sent them, by key.
+        reads_text: instead of tokens, and no user messages.
 
     Attributes:
         n_frames: that have come.
@@ -177,10 +178,13 @@ class TalkerJob:
         session_id: str,
         known: set[str],
         segments: dict[str, Segment],
+        reads_text: bool = False,
     ):
         self._job, self._turn, self._session_id = job, turn, session_id
         self._known, self._segments = known, segments
-        self._keys = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
+        self._reads_text = reads_text
+        users = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
+        self._keys = [] if reads_text else users
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.n_frames, self.ended, self.cut = 0, False, False
         self.on_stream_event: OnStreamEvent = _ignore_event
@@ -193,9 +197,22 @@ class TalkerJob:
         self._job.post(Progress(self._job.job_id, heard_s, playing, interrupts))
 
     async def write(self, ids: list[int], text: str = "") -> None:
-        """Speak the next tokens of the response."""
-        if not self._turn.wants_audio or not ids:
+        """Speak the next tokens of the response, which add `text` to it."""
+        if not self._turn.wants_audio:
             return
+        if self._reads_text:
+            await self._write_text(text)
+        elif ids:
+            await self._write_ids(ids)
+
+    async def _write_text(self, text: str) -> None:
+        if not text:
+            return
+        if not self._begun.done():
+            await self._begin(None)
+        await self._job.send(TalkerInput(self._job.job_id, [], text=text))
+
+    async def _write_ids(self, ids: list[int]) -> None:
         if not self._begun.done():
             await self._begin(ids[0])
             ids = ids[1:]
@@ -228,7 +245,7 @@ class TalkerJob:
                 self.ended = message.finish == "stop"
                 self.cut = message.finish == "length"
 
-    async def _begin(self, first_id: int) -> None:
+    async def _begin(self, first_id: int | None) -> None:
         turn, tensors, kept = self._turn, self._job.tensors(), self._turn.retention
         missing = [key not in self._known and key not in self._segments for key in self._keys]
         if turn.drops_oldest and True in missing:

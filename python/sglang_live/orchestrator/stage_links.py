@@ -133,14 +133,22 @@ class MeasuringLink(_Link):
 
 
 class TalkerLink(_Link):
-    def __init__(self, replica: Replica, session_id: str, segments: dict[str, Segment]):
+    """reads_text: see TalkerJob."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        session_id: str,
+        segments: dict[str, Segment],
+        reads_text: bool = False,
+    ):
         super().__init__(replica, session_id)
-        self.segments = segments
+        self.segments, self._reads_text = segments, reads_text
 
     @asynccontextmanager
     async def open(self, turn: TurnRequest) -> AsyncIterator[TalkerJob]:
         async with self.client().open(ids.job_of(turn.turn_id, ids.SPEAK)) as job:
-            yield TalkerJob(job, turn, self.session_id, self.known, self.segments)
+            yield TalkerJob(job, turn, self.session_id, self.known, self.segments, self._reads_text)
 
 
 class TextLink:
@@ -175,19 +183,23 @@ class StageLinks:
 
     @staticmethod
     def to(
-        replicas: dict[str, Replica], session_id: str, startup_delays: StartupDelays | None = None
+        replicas: dict[str, Replica],
+        session_id: str,
+        startup_delays: StartupDelays | None = None,
+        talker_reads_text: bool = False,
     ) -> "StageLinks":
         """
         Args:
             replicas: by stage; a model may have no talker.
             session_id: "" for the links of a stateless turn.
             startup_delays: None: audio is never withheld.
+            talker_reads_text: see ModelFacts.
         """
         segments: dict[str, Segment] = {}
         speaks = replicas.get("talker")
         return StageLinks(
             ThinkerLink(replicas["thinker"], session_id, segments),
-            TalkerLink(speaks, session_id, segments) if speaks else TextLink(),
+            TalkerLink(speaks, session_id, segments, talker_reads_text) if speaks else TextLink(),
             VocoderLink(replicas["vocoder"], session_id, startup_delays),
         )
 

@@ -38,6 +38,7 @@ class OmniTalker:
     step_s, chunk_steps = 1 / FRAME_RATE_HZ, 4
     # Reference settings (transformers, Qwen3OmniMoeForConditionalGeneration.generate).
     temperature, repetition_penalty = 0.9, 1.05
+    reads = None
 
     def __init__(self, path: Path):
         self._spec = spec = Qwen3OmniSpec.load(path)

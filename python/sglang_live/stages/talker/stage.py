@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,7 @@ from sglang_live.stages.talker.context import first_kept, n_left_out
 from sglang_live.stages.talker.frame_queue import FrameQueue
 from sglang_live.stages.talker.segments import Segments
 from sglang_live.stages.talker.speech_bound import SpeechBound
+from sglang_live.stages.talker.spoken_text import SpokenText
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.server import ServedJob
 
@@ -57,6 +59,14 @@ log = logging.getLogger(__name__)
 # Four frames per token are usual, and a response has at most 4096 tokens: 22 minutes.
 MAX_FRAMES = 16_384
 MAX_RUNNING = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """The first ids of a text, none of a text of which nothing is said."""
+
+    ids: list[int]
+    is_complete: bool
 
 
 class TalkerStage:
@@ -88,7 +98,7 @@ class TalkerStage:
         self._progress = ProgressFeed(self._feed.send, MonotonicClock()) if spec.policies else None
         self._bounds = spec.policies.retention
         self._totals, self._n_frames, self._n_dropped = PolicyTotals(), 0, 0
-        self._n_left_out = self._n_begun_anew = 0
+        self._n_left_out = self._n_begun_anew = self._n_unspeakable = 0
         self._stream_events = StreamEventRoutes()
         self._warm_up_rid = ids.new_rid(SPEAK_PREFIX, "warm-up")
 
@@ -112,16 +122,22 @@ class TalkerStage:
         assert isinstance(request, TalkerRequest)
         # The messages of a stateless job are its own.
         session = request.session_id or job.job_id
+        text = SpokenText(self.model.reads) if self.model.reads else None
         try:
             early = await self._receive_segments(job, request, session)
-            rid, prompt = self._announce(request, session)
+            begun = await self._begin_text(job, request, text, early)
+            if not begun.ids:
+                await job.send(TalkerDone(job.job_id, finish="stop", n_frames=0))
+                return
+            rid, prompt = self._announce(request, session, begun.ids[0])
         finally:
             if not request.session_id:
                 self._segments.close(session)
         frames = self._frames[rid] = FrameQueue()
         self._stream_events.add(rid, job)
         bound = SpeechBound(MAX_FRAMES)
-        feeding = asyncio.create_task(self._receive(job, early, rid, bound))
+        self._pass_text(rid, bound, begun.ids[1:], begun.is_complete)
+        feeding = asyncio.create_task(self._receive(job, early, rid, bound, text))
         sending = asyncio.create_task(self._send_frames(job, frames))
         try:
             generating = self._generate(rid, prompt, bound)
@@ -174,6 +190,7 @@ class TalkerStage:
             "prompts_begun_anew": float(self._n_begun_anew),
             "segments_requested": float(self._segments.n_requested),
             "states_bytes": float(self._segments.n_bytes),
+            "unspeakable": float(self._n_unspeakable),
         }
         return {**self.host.load(), **self._totals.load(), **own}
 
@@ -201,14 +218,37 @@ class TalkerStage:
             raise ItemsMissingError(f"{len(missing)} user messages unknown")
         return early
 
+    async def _begin_text(
+        self,
+        job: ServedJob,
+        request: TalkerRequest,
+        text: SpokenText | None,
+        early: list[AnyMessage],
+    ) -> "_Begun":
+        """The ids with which the text begins. Other messages that come before them join `early`."""
+        if text is None:
+            assert request.first_id is not None, "it reads tokens"
+            return _Begun([request.first_id], False)
+        async with aclosing(job.inputs()) as messages:
+            async for message in messages:
+                if not isinstance(message, TalkerInput):
+                    early.append(message)
+                    continue
+                ids = self._read_text(message, text)
+                if ids or message.done:
+                    return _Begun(ids, message.done)
+        return _Begun([], True)
+
     def _add(self, session: str, segments: list[WireSegment], frames: list[bytes]) -> None:
         for segment in segments:
             states = None if segment.states is None else wire.take(segment.states, frames)
             self._segments.add(session, segment.key, segment.token_ids, states)
 
-    def _announce(self, request: TalkerRequest, session: str) -> tuple[str, list[int]]:
+    def _announce(
+        self, request: TalkerRequest, session: str, first_id: int
+    ) -> tuple[str, list[int]]:
         """Announce the request to the scheduler. Returns its id and its prompt."""
-        prefix = self.model.response(request.voice, request.first_id)
+        prefix = self.model.response(request.voice, first_id)
         keys = self._read(request, session, len(prefix))
         prompt = self._segments.prompt(session, keys)
         ids_of_prompt = prompt.ids + prefix
@@ -248,27 +288,44 @@ class TalkerStage:
         return read
 
     async def _receive(
-        self, job: ServedJob, early: list[AnyMessage], rid: str, bound: SpeechBound
+        self,
+        job: ServedJob,
+        early: list[AnyMessage],
+        rid: str,
+        bound: SpeechBound,
+        text: SpokenText | None,
     ) -> None:
-        """Pass text tokens and playback from the orchestrator on to the scheduler."""
+        """Pass text and playback from the orchestrator on to the scheduler."""
         for message in early:
-            self._pass_on(message, rid, bound)
+            self._pass_on(message, rid, bound, text)
         async for message in job.inputs():
-            self._pass_on(message, rid, bound)
+            self._pass_on(message, rid, bound, text)
 
-    def _pass_on(self, message: AnyMessage, rid: str, bound: SpeechBound) -> None:
+    def _pass_on(
+        self, message: AnyMessage, rid: str, bound: SpeechBound, text: SpokenText | None
+    ) -> None:
         if isinstance(message, Progress) and self._progress is not None:
             self._progress.put(rid, message)
-        if not isinstance(message, TalkerInput):
+        if isinstance(message, TalkerInput):
+            ids = message.ids if text is None else self._read_text(message, text)
+            self._pass_text(rid, bound, ids, message.done)
+
+    def _read_text(self, message: TalkerInput, text: SpokenText) -> list[int]:
+        before = text.n_unspeakable
+        ids = text.add(message)
+        self._n_unspeakable += text.n_unspeakable - before
+        return ids
+
+    def _pass_text(self, rid: str, bound: SpeechBound, ids: list[int], is_complete: bool) -> None:
+        if is_complete:
+            ids = [*ids, self.model.text_end_id]
+        if not ids:
             return
-        ids = list(message.ids)
-        if message.done:
-            ids.append(self.model.text_end_id)
         bound.n_ids += len(ids)
-        bound.is_complete = message.done
+        bound.is_complete = is_complete
         if bound.n_ids > MAX_FRAMES:
             raise StageFailedError(f"the response is longer than {MAX_FRAMES} tokens")
-        self._feed.send(TalkerText(rid, ids, message.done))
+        self._feed.send(TalkerText(rid, ids, is_complete))
 
     async def _send_frames(self, job: ServedJob, frames: FrameQueue) -> None:
         while ready := await frames.next():
