@@ -14,10 +14,10 @@ async def world_of(run_dir) -> AsyncIterator[Callable]:
     worlds: list[FakeWorld] = []
 
     async def start(
-        reply=(5, 6, 7), n_replicas=1, max_sessions=8, policies=(), has_talker=True
+        reply=(5, 6, 7), n_replicas=1, max_sessions=8, policies=(), **of_talker
     ) -> FakeWorld:
         on = Policies.parse(policies)
-        worlds.append(FakeWorld(run_dir, list(reply), n_replicas, max_sessions, on, has_talker))
+        worlds.append(FakeWorld(run_dir, list(reply), n_replicas, max_sessions, on, **of_talker))
         await worlds[-1].start()
         return worlds[-1]
 

@@ -227,7 +227,7 @@ class FakeTalker(FakeStage):
             segments |= self._taken(job, message.segments)
         self.remember(request.session_id, segments, request.segment_keys)
         n = 0
-        ids = [request.first_id]
+        ids = [] if request.first_id is None else [request.first_id]
         while True:
             for token in ids:
                 await self.step(n)
@@ -238,7 +238,7 @@ class FakeTalker(FakeStage):
                 self.progress.append(message)
                 ids = []
                 continue
-            ids = message.ids
+            ids = message.ids or [int(word) for word in message.text.split()]
             if message.done:
                 break
         await job.send(TalkerDone(job.job_id, "stop", n))
@@ -353,6 +353,7 @@ class FakeWorld:
         max_sessions: int,
         policies: Policies,
         has_talker: bool = True,
+        talker_reads_text: bool = False,
     ):
         self.thinkers = [FakeThinker(reply) for _ in range(n_replicas)]
         self.talkers = [FakeTalker() for _ in range(n_replicas)] if has_talker else []
@@ -375,6 +376,7 @@ class FakeWorld:
             ),
             policies=policies,
             clock=self.clock,
+            talker_reads_text=talker_reads_text,
         )
 
     @property

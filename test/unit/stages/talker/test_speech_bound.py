@@ -66,8 +66,8 @@ def talker(ends_at: int) -> TalkerStage:
     stage._segments = SimpleNamespace(
         keep_only=lambda *a: None, missing=lambda *a: [], close=lambda *a: None
     )
-    stage._announce = lambda request, session: ("speak-job", [1, 2])
-    stage.model = SimpleNamespace(text_end_id=9)
+    stage._announce = lambda request, session, first_id: ("speak-job", [first_id, 2])
+    stage.model = SimpleNamespace(text_end_id=9, reads=None)
     stage.host = FakeHost(stage, ends_at)
     return stage
 
