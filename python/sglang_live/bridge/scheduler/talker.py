@@ -99,12 +99,29 @@ class TalkerScheduler(LiveScheduler):
         return place >= stream.prompt_len and not stream.has_text_for(stream.frame_at(place))
 
     def _admission_order(self, waiting: list[Req]) -> tuple[list[Req], list[Req]]:
-        # The request may arrive before its announcement, which comes on another socket.
-        early = [req for req in waiting if self._is_unannounced(req)]
-        ready = [req for req in waiting if not self._is_unannounced(req)] if early else waiting
+        early = [req for req in waiting if self._lacks_input(req)]
+        ready = [req for req in waiting if not self._lacks_input(req)] if early else waiting
         self.window.limit(ready)
         queue, later = super()._admission_order(ready)
         return queue, later + early
+
+    def _retract_for(self, waiting: list[Req], running_batch: ScheduleBatch) -> None:
+        super()._retract_for([r for r in waiting if not self._lacks_input(r)], running_batch)
+
+    def _lacks_input(self, req: Req) -> bool:
+        """Whether a waiting request cannot be prefilled yet."""
+        # The request may arrive before its announcement, which comes on another socket.
+        return self._is_unannounced(req) or self._lacks_text(req)
+
+    def _lacks_text(self, req: Req) -> bool:
+        """Whether a retracted request waits for the text of its newest frame, which is prefilled
+        with the others.
+        """
+        if req.rid not in self.unfinished_text or req.to_finish is not None:
+            return False
+        stream = self.model.streams[req.rid]
+        place = len(req.origin_input_ids) + len(req.output_ids) - 1
+        return place >= stream.prompt_len and not stream.has_text_for(stream.frame_at(place))
 
     def _is_unannounced(self, req: Req) -> bool:
         if not req.rid.startswith(SPEAK_PREFIX) or req.rid in self.model.streams:

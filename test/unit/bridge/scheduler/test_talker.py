@@ -80,3 +80,19 @@ def test_a_paused_request_resumes_only_after_its_step_in_flight():
     running = SimpleNamespace()
     assert scheduler._resume(running) is running
     assert list(scheduler.paused) == ["speak-a"]
+
+
+def test_a_retracted_request_waits_for_the_text_of_its_newest_frame():
+    """Its frames are prefilled: the newest one was blocked, or its text comes later."""
+    req = FakeReq(f"{SPEAK_PREFIX}a", n_prompt=9, n_launched=0, n_output=3)
+    req.retracted_stain = True
+    assert gate(req, text=2)._lacks_input(req)
+    assert not gate(req, text=3)._lacks_input(req)
+    assert not gate(req, text=2, done=True)._lacks_input(req)
+    req.to_finish = object()
+    assert not gate(req, text=2)._lacks_input(req)
+
+
+def test_a_new_request_needs_no_text_but_that_of_its_prompt():
+    req = FakeReq(f"{SPEAK_PREFIX}a", n_prompt=9, n_launched=0, n_output=0)
+    assert not gate(req)._lacks_input(req)
