@@ -1,4 +1,4 @@
-"""The job of one turn in each stage: ThinkerJob, TalkerJob, VocoderJob."""
+"""The job of one turn in thinker and talker; that in the vocoder is in vocoder_job.py."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -7,13 +7,12 @@ from hashlib import blake2b
 
 import numpy as np
 
-from sglang_live.core import OUTPUT_RATE_HZ, AudioDelta, AudioPart, HistoryItem, TurnRequest
+from sglang_live.core import AudioPart, HistoryItem, TurnRequest
 from sglang_live.errors import StageFailedError
 from sglang_live.message_parts import WireAudio, WireItem, WireSegment, WireText
 from sglang_live.messages import (
     CodecFrames,
     Interrupt,
-    Pcm,
     Progress,
     ScriptRequest,
     SegmentsNeeded,
@@ -26,13 +25,7 @@ from sglang_live.messages import (
     ThinkerDone,
     ThinkerRequest,
     UserSegment,
-    VocoderDone,
-    VocoderEnd,
-    VocoderFrames,
-    VocoderRequest,
-    VocoderText,
 )
-from sglang_live.orchestrator.startup_delay import StartupDelays
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.job import Job
 
@@ -330,58 +323,6 @@ class TextJob:
         """The text as it comes."""
         while not self._cancelled and (text := await self._texts.get()) is not None:
             yield text
-
-
-class VocoderJob:
-    """
-    Args:
-        voice: see VocoderRequest.
-        startup_delays: for how long the first audio is withheld. None: not at all.
-
-    Attributes:
-        audio_s: duration of the audio that has come.
-    """
-
-    def __init__(self, job: Job, voice: str = "", startup_delays: StartupDelays | None = None):
-        self._job, self._voice, self._startup_delays = job, voice, startup_delays
-        self._begun = False
-        self._ready = asyncio.Event()
-        self.audio_s = 0.0
-
-    def cancel(self) -> None:
-        self._job.cancel()
-
-    async def decode(self, speech: bytes | SpokenText) -> None:
-        """Make sound of the response's next codes or text."""
-        if not self._begun:
-            request = VocoderRequest(self._job.job_id, JOB_TIMEOUT_S, voice=self._voice)
-            await self._job.begin(request)
-            self._begun = True
-            self._ready.set()
-        if isinstance(speech, SpokenText):
-            message = VocoderText(self._job.job_id, speech.text, speech.n_tokens)
-            await self._job.send(message)
-        else:
-            await self._job.send(VocoderFrames(self._job.job_id, speech))
-
-    async def end(self) -> None:
-        """No more frames, or text, will come."""
-        if self._begun:
-            await self._job.send(VocoderEnd(self._job.job_id))
-        self._ready.set()
-
-    def audio(self) -> AsyncGenerator[AudioDelta, None]:
-        decoded = self._decoded()
-        return decoded if self._startup_delays is None else self._startup_delays.delayed(decoded)
-
-    async def _decoded(self) -> AsyncGenerator[AudioDelta, None]:
-        await self._ready.wait()
-        if not self._begun:
-            return
-        async for message, _ in self._job.events(VocoderDone):
-            if isinstance(message, Pcm):
-                self.audio_s += len(message.pcm) / (2 * OUTPUT_RATE_HZ)
-                yield AudioDelta(message.pcm, tuple(message.spoken))
 
 
 def _wire_item(item: HistoryItem, tensors: wire.TensorFrames) -> WireItem:

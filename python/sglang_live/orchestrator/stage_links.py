@@ -22,9 +22,9 @@ from sglang_live.orchestrator.stage_jobs import (
     TalkerJob,
     TextJob,
     ThinkerJob,
-    VocoderJob,
 )
 from sglang_live.orchestrator.startup_delay import StartupDelays
+from sglang_live.orchestrator.vocoder_job import VocoderJob
 from sglang_live.stages import ids
 from sglang_live.stages.supervisor import Replica
 from sglang_live.stages.transport.client import StageClient

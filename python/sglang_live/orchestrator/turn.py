@@ -20,9 +20,10 @@ from sglang_live.core import (
     TurnRequest,
     Usage,
 )
-from sglang_live.orchestrator.stage_jobs import TalkerJob, TextJob, ThinkerJob, VocoderJob
+from sglang_live.orchestrator.stage_jobs import TalkerJob, TextJob, ThinkerJob
 from sglang_live.orchestrator.stage_links import StageLinks
 from sglang_live.orchestrator.turn_control import TurnControl
+from sglang_live.orchestrator.vocoder_job import VocoderJob
 from sglang_live.telemetry.trace import TurnTrace
 
 

@@ -11,8 +11,8 @@ from sglang_live.orchestrator.stage_jobs import (
     TalkerJob,
     TextJob,
     ThinkerJob,
-    VocoderJob,
 )
+from sglang_live.orchestrator.vocoder_job import VocoderJob
 from sglang_live.policy.policies import Policies
 from sglang_live.policy.view import FIRST_INTERRUPTS
 
