@@ -100,6 +100,11 @@ class ModelSource:
             LiveError: something cannot be downloaded or built.
         """
         facts = model_facts(self._directory(cache_dir), *self.families)
+        if "thinker" not in facts.stages:
+            raise BadInputError(
+                f"{self.path} only speaks: give a language model as --model-path, and it as "
+                "--voice-model"
+            )
         check_checkpoint(facts.weights)
         return facts
 
@@ -127,6 +132,7 @@ class ModelSource:
             _report,
             language=self.language,
             cpu_weights=INT8 if self.path == CASCADE else "",
+            families=self.families,
         )
 
 

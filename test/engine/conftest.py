@@ -13,6 +13,7 @@ import soundfile as sf
 
 from sglang_live.models.demo.build import build
 from sglang_live.models.demo.location import DemoSize
+from sglang_live.models.family import model_facts
 from sglang_live.models.qwen3_omni.spec import Qwen3OmniSpec
 from sglang_live.orchestrator.stage_links import StageLinks, TalkerLink, ThinkerLink, VocoderLink
 from sglang_live.policy.policies import Policies
@@ -81,6 +82,7 @@ class Stages:
 
     supervisor: Supervisor
     model: Qwen3OmniSpec | None  # of another family
+    talker_reads_text: bool = False
 
     def replica(self, stage: str) -> Replica:
         return next(r for r in self.supervisor.replicas if r.spec.stage == stage)
@@ -91,7 +93,7 @@ class Stages:
         thinker = ThinkerLink(self.replica("thinker"), session_id, segments)
         if "talker" not in names:
             return ThinkerAlone(thinker)
-        talker = TalkerLink(self.replica("talker"), session_id, segments)
+        talker = TalkerLink(self.replica("talker"), session_id, segments, self.talker_reads_text)
         if "vocoder" not in names:
             return SpeechLinks(thinker, talker)
         return StageLinks(thinker, talker, VocoderLink(self.replica("vocoder"), session_id))
@@ -158,7 +160,7 @@ async def running_stages(
     try:
         await supervisor.start()
         model = Qwen3OmniSpec.load(checkpoint) if family == FAMILY else None
-        yield Stages(supervisor, model)
+        yield Stages(supervisor, model, model_facts(checkpoint).talker_reads_text)
     finally:
         await supervisor.stop()
         run_dir.remove()

@@ -1,4 +1,7 @@
-"""A cascade with a tiny random language model, and a recogniser and a voice that are fakes."""
+"""A cascade with a tiny random language model, and a recogniser and a voice that are fakes.
+
+A talker may take the voice's place.
+"""
 
 import json
 from pathlib import Path
@@ -9,10 +12,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from sglang_live.core import OUTPUT_RATE_HZ
 from sglang_live.models.demo.tokenizer import build_tokenizer
+from sglang_live.models.family import model_facts
 from sglang_live.models.speech import Speech
 from sglang_live.speakable.style import SpeechStyle
 
-FAMILY = "sglang_live.models.cascade.family"
+FAMILY, SPOKEN = "sglang_live.models.cascade.family", "sglang_live.models.cascade.spoken"
 HEARD = "tell me more of it"
 
 
@@ -41,8 +45,11 @@ def load_voice(path: Path) -> FakeVoice:
     return FakeVoice()
 
 
-def build(path: Path) -> Path:
-    """Returns the cascade's directory. Its model ends no response by itself."""
+def build(path: Path, talker: Path | None = None) -> Path:
+    """Returns the cascade's directory. Its model ends no response by itself.
+
+    talker: a checkpoint of Qwen3-TTS that speaks, instead of the voice.
+    """
     tokenizer = build_tokenizer(1024)
     torch.manual_seed(3)
     config = LlamaConfig(
@@ -64,14 +71,20 @@ def build(path: Path) -> Path:
     model.save_pretrained(llm)
     tokenizer.save_pretrained(llm)
     settings = {"path": str(path)}
+    speaks = {"voice": {"part": f"{__name__}:load_voice", **settings}, "voices": ["anna"]}
+    if talker is not None:
+        facts = model_facts(talker)
+        speaks = {
+            "talker": {"family": facts.family, "path": str(talker)},
+            "voices": list(facts.voices),
+        }
     (cascade / "config.json").write_text(
         json.dumps(
             {
                 "architectures": ["Cascade"],
                 "llm": str(llm),
                 "recogniser": {"part": f"{__name__}:load_recogniser", **settings},
-                "voice": {"part": f"{__name__}:load_voice", **settings},
-                "voices": ["anna"],
+                **speaks,
             }
         )
     )

@@ -49,6 +49,7 @@ ORDER = (
 SGLANG = (
     "bridge.",
     "models.qwen3_omni.engine.",
+    "models.qwen3_tts.engine.",
     "models.speech_lm.engine.",
     "stages.engine_host",
     "stages.streaming_session",

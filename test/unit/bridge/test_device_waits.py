@@ -11,7 +11,13 @@ import pytest
 
 from .device_waits import PACKAGE, REASONS, waits_in
 
-FOLDERS = ("bridge", "models/qwen3_omni", "engine_channel")
+FOLDERS = (
+    "bridge",
+    "models/qwen3_omni",
+    "models/qwen3_tts",
+    "models/speech_lm",
+    "engine_channel",
+)
 
 
 def test_every_place_that_could_wait_for_the_device_has_a_reason():

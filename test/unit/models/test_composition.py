@@ -1,6 +1,7 @@
 """A cascade's checkpoint: composed of a language model and fetched parts, or refused."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ import pytest
 from sglang_live.errors import BadInputError
 from sglang_live.model_source import ModelSource
 from sglang_live.models import composition
+from sglang_live.models.cascade.parts import load_talker
 from sglang_live.models.composition import compose
+from sglang_live.models.demo.location import TRAINED
 from sglang_live.models.family import family_at, model_facts
+from test.qwen3_tts import checkpoint as qwen3_tts
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -115,3 +119,52 @@ def test_a_size_of_the_vocabulary_need_not_be_divided(llm, fetched, tmp_path):
     (llm / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": 129}))
     path = compose(llm, "moonshine", "hibari", tmp_path, print)
     family_at(model_facts(path).family).check_ranks(path, "thinker", "--tp-size", 2)
+
+
+# --- a speaking language model as voice ---
+
+
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory) -> Path:
+    return qwen3_tts.build(tmp_path_factory.mktemp("speaker"))
+
+
+def test_a_speaking_language_model_takes_the_voices_place(llm, fetched, speaker, tmp_path):
+    path = compose(llm, "moonshine", str(speaker), tmp_path / "cache", print)
+    facts = model_facts(path)
+    assert facts.family == "sglang_live.models.cascade.spoken"
+    assert facts.stages == ("thinker", "talker", "vocoder") and facts.talker_reads_text
+    assert facts.voices == ("vivian", "eric") and facts.weights == llm
+    assert fetched == ["moonshine-voice"]
+    family = family_at(facts.family)
+    assert family.voice is None
+    assert load_talker(path).voices == facts.voices
+    family.check_ranks(path, "thinker", "--thinker.tp-size", 3)
+    with pytest.raises(BadInputError, match="num_attention_heads is 4"):
+        family.check_ranks(path, "talker", "--talker.tp-size", 3)
+
+
+def test_a_model_that_speaks_for_its_own_thinker_alone_is_refused(llm, fetched, tmp_path):
+    with pytest.raises(BadInputError, match="own thinker alone: give it as --model-path"):
+        compose(llm, "moonshine", str(TRAINED), tmp_path, print)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: (path / "config.json").write_text("{"), r"cannot read .*config\.json"),
+        (lambda path: (path / "model.safetensors").write_bytes(b"cut"), "cut short"),
+        (lambda path: (path / "speech_tokenizer" / "config.json").unlink(), "is missing"),
+        (lambda path: (path / "config.json").write_text("{}"), "no voice"),
+        (lambda path: (path / "config.json").unlink(), "no voice"),
+    ],
+    ids=["config", "weights", "codec", "another model", "no model"],
+)
+def test_a_directory_that_cannot_speak_is_refused_by_name(
+    llm, fetched, speaker, tmp_path, spoil, message
+):
+    spoilt = tmp_path / "spoilt"
+    shutil.copytree(speaker, spoilt)
+    spoil(spoilt)
+    with pytest.raises(BadInputError, match=f"(?=.*spoilt)(?=.*{message})"):
+        compose(llm, "moonshine", str(spoilt), tmp_path / "cache", print)

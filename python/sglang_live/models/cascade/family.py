@@ -10,14 +10,16 @@ from sglang_live.models.divided import check_divided, check_number
 from sglang_live.models.family import ModelFacts, read_json
 
 ARCHITECTURE = "Cascade"
+SPOKEN = "sglang_live.models.cascade.spoken"
 _DIVIDED = ("num_attention_heads", "intermediate_size")
 
 
 class Cascade:
     thinker = "sglang_live.models.cascade.parts:CascadeThinker"
     recogniser = "sglang_live.models.cascade.parts:load_recogniser"
-    talker = decoder = None
-    voice = "sglang_live.models.cascade.parts:load_voice"
+    talker: str | None = None
+    decoder: str | None = None
+    voice: str | None = "sglang_live.models.cascade.parts:load_voice"
 
     def claims(self, config: Mapping[str, Any]) -> bool:
         return config.get("architectures") == [ARCHITECTURE]
@@ -26,11 +28,13 @@ class Cascade:
         cascade = read_json(path / "config.json")
         llm = Path(cascade["llm"])
         config = llm_config(llm)
+        is_spoken = "talker" in cascade
         return ModelFacts(
             path=path,
-            family=__name__,
+            family=SPOKEN if is_spoken else __name__,
             weights=llm,
-            stages=("thinker", "vocoder"),
+            stages=("thinker", "talker", "vocoder") if is_spoken else ("thinker", "vocoder"),
+            talker_reads_text=is_spoken,
             voices=tuple(cascade["voices"]),
             vocab_size=config["vocab_size"],
             context_tokens=config["max_position_embeddings"],

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sglang_live.models.chat_template import TemplatePrompt
-from sglang_live.models.family import part, read_json
+from sglang_live.models.family import Family, TalkerModel, family_at, part, read_json
 from sglang_live.models.prompt import Tokenizer
 from sglang_live.models.speech import Recogniser, Voice
 
@@ -42,6 +42,28 @@ def load_recogniser(path: Path) -> Recogniser:
 def load_voice(path: Path) -> Voice:
     voice: Voice = _loaded(path, "voice")
     return voice
+
+
+def load_talker(path: Path) -> TalkerModel:
+    family, checkpoint = _talker(path)
+    assert family.talker is not None, "composition looked for one"
+    talker: TalkerModel = part(family.talker)(checkpoint)
+    return talker
+
+
+class TalkerDecoder:
+    """The decoder of the talker's family."""
+
+    @staticmethod
+    def from_pretrained(path: str | Path, device: Any, dtype: Any) -> Any:
+        family, checkpoint = _talker(Path(path))
+        assert family.decoder is not None, "a talker's codes are decoded"
+        return part(family.decoder).from_pretrained(checkpoint, device=device, dtype=dtype)
+
+
+def _talker(path: Path) -> tuple[Family, Path]:
+    settings = read_json(path / "config.json")["talker"]
+    return family_at(settings["family"]), Path(settings["path"])
 
 
 def _loaded(path: Path, name: str) -> Any:

@@ -50,7 +50,7 @@ from sglang_live.stages.talker.context import first_kept, n_left_out
 from sglang_live.stages.talker.frame_queue import FrameQueue
 from sglang_live.stages.talker.segments import Segments
 from sglang_live.stages.talker.speech_bound import SpeechBound
-from sglang_live.stages.talker.spoken_text import SpokenText
+from sglang_live.stages.talker.spoken_ids import SpokenIds
 from sglang_live.stages.transport import wire
 from sglang_live.stages.transport.server import ServedJob
 
@@ -122,7 +122,7 @@ class TalkerStage:
         assert isinstance(request, TalkerRequest)
         # The messages of a stateless job are its own.
         session = request.session_id or job.job_id
-        text = SpokenText(self.model.reads) if self.model.reads else None
+        text = SpokenIds(self.model.reads) if self.model.reads else None
         try:
             early = await self._receive_segments(job, request, session)
             begun = await self._begin_text(job, request, text, early)
@@ -136,10 +136,10 @@ class TalkerStage:
         frames = self._frames[rid] = FrameQueue()
         self._stream_events.add(rid, job)
         bound = SpeechBound(MAX_FRAMES)
-        self._pass_text(rid, bound, begun.ids[1:], begun.is_complete)
         feeding = asyncio.create_task(self._receive(job, early, rid, bound, text))
         sending = asyncio.create_task(self._send_frames(job, frames))
         try:
+            self._pass_text(rid, bound, begun.ids[1:], begun.is_complete)
             generating = self._generate(rid, prompt, bound)
             last = await result_with(generating, feeding, sending)
             # Token n completes frame n-1; the end token, or the last one allowed, has none. The
@@ -222,7 +222,7 @@ class TalkerStage:
         self,
         job: ServedJob,
         request: TalkerRequest,
-        text: SpokenText | None,
+        text: SpokenIds | None,
         early: list[AnyMessage],
     ) -> "_Begun":
         """The ids with which the text begins. Other messages that come before them join `early`."""
@@ -293,7 +293,7 @@ class TalkerStage:
         early: list[AnyMessage],
         rid: str,
         bound: SpeechBound,
-        text: SpokenText | None,
+        text: SpokenIds | None,
     ) -> None:
         """Pass text and playback from the orchestrator on to the scheduler."""
         for message in early:
@@ -302,7 +302,7 @@ class TalkerStage:
             self._pass_on(message, rid, bound, text)
 
     def _pass_on(
-        self, message: AnyMessage, rid: str, bound: SpeechBound, text: SpokenText | None
+        self, message: AnyMessage, rid: str, bound: SpeechBound, text: SpokenIds | None
     ) -> None:
         if isinstance(message, Progress) and self._progress is not None:
             self._progress.put(rid, message)
@@ -310,7 +310,7 @@ class TalkerStage:
             ids = message.ids if text is None else self._read_text(message, text)
             self._pass_text(rid, bound, ids, message.done)
 
-    def _read_text(self, message: TalkerInput, text: SpokenText) -> list[int]:
+    def _read_text(self, message: TalkerInput, text: SpokenIds) -> list[int]:
         before = text.n_unspeakable
         ids = text.add(message)
         self._n_unspeakable += text.n_unspeakable - before

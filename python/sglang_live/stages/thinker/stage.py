@@ -80,6 +80,7 @@ class ThinkerStage:
         self._bounds = spec.policies.retention
         own_cache = self._bounds or spec.policies.next_use
         family, path = family_at(spec.family), Path(spec.model_path)
+        assert family.thinker is not None, "a model that only speaks has no such stage"
         self.model: ThinkerModel = part(family.thinker)(path)
         self._hearing = Hearing(part(family.recogniser)(path)) if family.recogniser else None
         os.environ[EXTERNAL_MODELS_ENV] = self.model.external_models

@@ -2,7 +2,7 @@
 
 In: the text of any language model, as it grows. Out: ids of the talker's own vocabulary. What is
 not spoken, such as markdown, code and emoji, does not reach the talker (speakable/).
-Owner: one SpokenText per response.
+Owner: one SpokenIds per response.
 """
 
 from sglang_live.messages import TalkerInput
@@ -14,7 +14,7 @@ from sglang_live.speakable.pieces import Limits, Pieces
 _LIMITS = Limits(first_words=2, first_most=6, enough=20, much=60, longest=120)
 
 
-class SpokenText:
+class SpokenIds:
     def __init__(self, reader: TextReader):
         self._encode = reader.encode
         self._pieces = Pieces(reader.style, _LIMITS)

@@ -10,7 +10,7 @@ from sglang_live.messages import TalkerInput
 from sglang_live.models.demo.tokenizer import build_tokenizer
 from sglang_live.models.family import TextReader
 from sglang_live.speakable.style import SpeechStyle
-from sglang_live.stages.talker.spoken_text import SpokenText
+from sglang_live.stages.talker.spoken_ids import SpokenIds
 
 TEXT = (
     "Well, here it is. **The river** runs past 3 old bridges \U0001f600, and on to the sea; "
@@ -27,7 +27,7 @@ def encode():
 
 def spoken(encode, parts: list[str], style: SpeechStyle | None = None) -> list[list[int]]:
     """The ids that each part gave, those of the end last."""
-    text = SpokenText(TextReader(encode, style or SpeechStyle()))
+    text = SpokenIds(TextReader(encode, style or SpeechStyle()))
     ids = [text.add(TalkerInput("job", [], text=part)) for part in parts]
     return [*ids, text.add(TalkerInput("job", [], done=True))]
 
@@ -45,7 +45,7 @@ def test_markup_code_and_emoji_do_not_reach_the_talker(encode):
 
 @settings(max_examples=40, deadline=None)
 @given(cuts=st.lists(st.integers(1, 40), min_size=1, max_size=12))
-def test_the_ids_are_those_of_the_whole_spoken_text(encode, cuts):
+def test_the_ids_are_those_of_the_whole_spoken_ids(encode, cuts):
     parts, rest = [], TEXT
     while rest:
         n = cuts[len(parts) % len(cuts)]
@@ -68,7 +68,7 @@ def test_words_come_before_their_sentence_is_complete(encode):
 
 
 def test_letters_that_it_cannot_speak_are_counted(encode):
-    text = SpokenText(TextReader(encode, SpeechStyle()))
+    text = SpokenIds(TextReader(encode, SpeechStyle()))
     assert text.add(TalkerInput("job", [], text="\u6cb3", done=True)) == []
     assert text.n_unspeakable == 1
     both = SpeechStyle(scripts=frozenset(("LATIN", "CJK")))

@@ -1,0 +1,61 @@
+"""Qwen3-TTS in the talker stage (models/family.py)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sglang_live.errors import BadInputError
+from sglang_live.models.family import TextReader
+from sglang_live.models.qwen3_tts.spec import Qwen3TTSSpec
+from sglang_live.models.qwen3_tts.stage_view import talker_view
+from sglang_live.models.speech_lm.talker_ids import TalkerIds
+from sglang_live.speakable.style import SpeechStyle
+
+_ROLE = "<|im_start|>assistant\n"
+
+
+class TTSTalker:
+    """A TalkerModel that reads text: with the prompt of the reference's streaming mode, in which
+    every frame gets the next token of the text."""
+
+    external_models = "sglang_live.models.qwen3_tts.engine"
+    step_s, chunk_steps = 0.08, 4
+    # Reference settings (qwen_tts, Qwen3TTSForConditionalGeneration.generate).
+    temperature, repetition_penalty = 0.9, 1.05
+
+    def __init__(self, path: Path):
+        from transformers import AutoTokenizer
+
+        self._spec = spec = Qwen3TTSSpec.load(path)
+        self._ids = TalkerIds(spec.codec_vocab, spec.text_vocab)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        self._role = tokenizer.encode(_ROLE, add_special_tokens=False)
+        if self._role[0] != spec.im_start_id or len(self._role) != 3:
+            raise BadInputError(f"{path}: its tokenizer makes {self._role} of {_ROLE!r}")
+
+        def encode(text: str) -> list[int]:
+            ids: list[int] = tokenizer.encode(
+                text, add_special_tokens=False, split_special_tokens=True
+            )
+            return ids
+
+        # It reads figures by itself, in the language of the text.
+        self.reads = TextReader(encode, SpeechStyle(scripts=spec.scripts, english=False))
+        self.voices, self.text_end_id = spec.voices, spec.tts_eos_id
+        self.first_state_id = self._ids.audio
+        self.warm_up_prompt = self.response(self.voices[0], encode("Hello")[0])
+
+    def engine_args(self, cache_dir: Path, n_rows: int, max_frames: int) -> dict[str, Any]:
+        return {
+            "model_path": str(talker_view(self._spec.path, cache_dir)),
+            # The model keeps tensors per request row (speech_lm/talker_state.py).
+            "json_model_override_args": json.dumps(
+                {"live_rows": n_rows, "live_max_frames": max_frames}
+            ),
+        }
+
+    def response(self, voice: str, first_id: int) -> list[int]:
+        codes = self._spec.speakers.get(voice.lower())
+        if codes is None:
+            raise BadInputError(f"voice {voice!r} is not one of {self.voices}")
+        return self._ids.response_prefix(self._role, list(codes), first_id)

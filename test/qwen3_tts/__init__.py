@@ -1,0 +1,1 @@
+"""A tiny Qwen3-TTS checkpoint and the reference computation, for unit and engine tests."""
