@@ -106,14 +106,19 @@ async def codes(
     start_s: float = 0.0,
     part_every_s: float = 0.0,
     listening: asyncio.Event | None = None,
+    writing: asyncio.Event | None = None,
 ) -> np.ndarray:
-    """The codes of a text that comes in parts. Its listener hears nothing until `listening`."""
+    """The codes of a text that comes in parts.
+
+    Its listener hears nothing until `listening`, and after a few words no text comes until
+    `writing`.
+    """
     await asyncio.sleep(start_s)
     links = stages.links(turn.turn_id)
     frames: list[np.ndarray] = []
     async with links.talker.open(turn) as speech:
         tasks = [
-            asyncio.create_task(_write(speech, text, part_every_s)),
+            asyncio.create_task(_write(speech, text, part_every_s, writing)),
             asyncio.create_task(_listen(speech, listening)),
         ]
         try:
@@ -129,7 +134,13 @@ async def codes(
     return np.stack(frames)
 
 
-async def _write(speech, text: str, part_every_s: float) -> None:
+async def _write(
+    speech, text: str, part_every_s: float, writing: asyncio.Event | None = None
+) -> None:
+    if writing is not None:
+        await speech.write([0], text[:80])
+        await writing.wait()
+        text = text[80:]
     n = 7 if part_every_s else len(text)
     for begin in range(0, len(text), n):
         await speech.write([0], text[begin : begin + n])
@@ -186,6 +197,25 @@ async def test_paused_and_retracted_streams_continue_as_in_the_reference(stages,
     for got, text in zip(spoken, texts, strict=True):
         np.testing.assert_array_equal(got, expected.codes(text))
     assert await total(stages, "talker", "requests_running") == 0
+
+
+async def test_streams_that_wait_for_text_are_retracted_and_continue_as_in_the_reference(
+    stages, expected
+):
+    """The code 0 that waits for its text is not prefilled without it."""
+    texts = [text_of(n) for n in range(6)]
+    n_before = await total(stages, "talker", "policy_paused_retracted")
+    written = asyncio.Event()
+    waiting = [asyncio.create_task(codes(stages, turn_of(), t, writing=written)) for t in texts[:4]]
+    async with asyncio.timeout(60):
+        while await total(stages, "talker", "policy_paused_now") < 4:
+            pass
+        running = await asyncio.gather(*(codes(stages, turn_of(), t) for t in texts[4:]))
+        assert await total(stages, "talker", "policy_paused_retracted") > n_before
+        written.set()
+        spoken = [*await asyncio.gather(*waiting), *running]
+    for got, text in zip(spoken, texts, strict=True):
+        np.testing.assert_array_equal(got, expected.codes(text))
 
 
 async def test_sampled_codes_depend_on_the_seed_alone(stages):

@@ -76,7 +76,7 @@ def streamed(decoder: StreamingCodecDecoder, codes: torch.Tensor, chunks: list[i
     return torch.cat(waves)
 
 
-@settings(derandomize=True, max_examples=15, deadline=None)
+@settings(derandomize=True, max_examples=8, deadline=None)
 @given(chunks=st.lists(st.integers(1, 12), min_size=1, max_size=8))
 def test_any_chunking_gives_the_wave_of_the_reference(decoder, codes, whole, chunks):
     wave = streamed(decoder, codes, chunks)
