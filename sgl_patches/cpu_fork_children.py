@@ -11,7 +11,7 @@ KIND = "define"
 SIGNATURE = None
 WHY = "a spawned process imports again, in eleven seconds, what its parent has imported"
 DROP_WHEN = "upstream forks its processes if there is no device"
-STAGES = ("thinker", "talker")
+STAGES = ("thinker", "talker", "piece_talker")
 CPU_ONLY = True
 
 # In other processes the name keeps its value.

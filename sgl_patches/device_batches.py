@@ -10,7 +10,7 @@ SIGNATURE = (
 )
 WHY = "without a GPU, schedulers are tried on a device whose rounds take a GPU's time"
 DROP_WHEN = "upstream has an asynchronous device for machines without one"
-STAGES = ("thinker", "talker")
+STAGES = ("thinker", "talker", "piece_talker")
 CPU_ONLY = True
 WITH_DEVICE_MODEL = True
 HOOK = "sglang_live.bridge.modelled.batches:run_batch_on_clock"

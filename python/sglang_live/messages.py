@@ -11,6 +11,7 @@ from typing import get_args
 import msgspec
 
 from sglang_live.message_parts import TensorRef, WireItem, WireSegment
+from sglang_live.policy.view import FRAME_S
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -315,26 +316,29 @@ class TalkerSegments(Message, frozen=True, tag=True):
 class TalkerInput(Message, frozen=True, tag=True):
     """The next part of the response.
 
-    ids: its tokens. text: instead of them, for a talker that reads text. done: no more will come.
+    ids: its tokens. text: instead of them, for a talker that reads text; n_tokens: of the response,
+    up to its end. done: no more will come.
     """
 
     ids: list[int]
     done: bool = False
     text: str = ""
+    n_tokens: int = 0
 
 
 class CodecFrames(Message, frozen=True, tag=True):
-    """codes: int16 little-endian [n_frames, num_code_groups], in order and without gaps."""
+    """codes: int16 little-endian [n, num_code_groups], in order and without gaps; a row of END_CODE
+    (models/codecs) ends an utterance. n_frames: without such rows, of frame_s seconds each.
+    spoken: see AudioDelta in core.py."""
 
     codes: bytes
     n_frames: int = 1
+    spoken: list[tuple[int, float]] = []
+    frame_s: float = FRAME_S
 
 
 class TalkerDone(Message, frozen=True, tag=True):
-    """
-    finish: "stop", or "length" if the talker missed its end.
-    n_frames: of the whole response.
-    """
+    """finish: "stop", or "length" if the talker missed its end. n_frames: of all of it."""
 
     finish: str
     n_frames: int
@@ -357,10 +361,7 @@ class VocoderFrames(Message, frozen=True, tag=True):
 
 
 class VocoderText(Message, frozen=True, tag=True):
-    """The next text of a response, for a vocoder that reads text.
-
-    n_tokens: of the response, up to the end of this text.
-    """
+    """The next text of a response, for a vocoder that reads it. n_tokens: see TalkerInput."""
 
     text: str
     n_tokens: int
@@ -371,10 +372,7 @@ class VocoderEnd(Message, frozen=True, tag=True):
 
 
 class Pcm(Message, frozen=True, tag=True):
-    """
-    pcm: int16 little-endian mono at 24 kHz.
-    spoken: see AudioDelta in core.py.
-    """
+    """pcm: int16 little-endian mono at 24 kHz. spoken: see AudioDelta in core.py."""
 
     pcm: bytes
     spoken: list[tuple[int, float]] = []

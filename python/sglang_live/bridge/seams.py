@@ -11,7 +11,8 @@ A seam module declares
     HOOK       what to install: an object, "module:name" (imported only where the seam is
                needed), or (key, value) for "item"
     WHY, DROP_WHEN   one sentence each
-    STAGES     names of the stages that need it, or ("*",)
+    STAGES     names of the stages that need it, or ("*",); PIECE_TALKER is a talker that SGLang
+               serves by itself
     CPU_ONLY   True for shims of the CPU reference platform
     CUDA_NATIVE  True for one that CUDA without sgl-kernel needs, too
     WITH_POLICIES  True if only policies need it: with the policies off it is not installed
@@ -35,6 +36,7 @@ from sglang_live.errors import SeamError
 from sglang_live.policy.policies import OFF, Policies
 
 STAGE_ENV = "SGLANG_LIVE_STAGE"
+PIECE_TALKER = "piece_talker"
 # Exit status of a process whose hooks are not in place (EX_CONFIG of sysexits.h).
 EXIT_BAD_SEAM = 78
 

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from sglang_live.core import AudioPart, HistoryItem, TurnRequest
+from sglang_live.core import FRAME_S, AudioPart, HistoryItem, TurnRequest
 from sglang_live.errors import StageFailedError
 from sglang_live.message_parts import WireAudio, WireItem, WireSegment, WireText
 from sglang_live.messages import (
@@ -34,6 +34,8 @@ JOB_TIMEOUT_S = 3600.0
 # A thinker that neither generates nor prefills for this long waits behind a full KV pool.
 THINKER_SILENCE_LIMIT_S = 30.0
 
+# Tokens of the response, and the time at which they have sounded (AudioDelta in core.py).
+Marks = list[tuple[int, float]]
 # Called with the stage, and with what and buffered_s of a messages.StreamEvent.
 OnStreamEvent = Callable[[str, str, float], None]
 
@@ -159,7 +161,7 @@ class TalkerJob:
         reads_text: instead of tokens, and no user messages.
 
     Attributes:
-        n_frames: that have come.
+        speech_s: duration of the frames that have come.
         ended: whether the talker ended the speech by itself, or there was nothing to speak.
         cut: whether the talker did not end it within the bound of its text.
     """
@@ -179,8 +181,20 @@ class TalkerJob:
         users = [i.key for i in turn.history if i.role == "user" and i.token_ids is None]
         self._keys = [] if reads_text else users
         self._begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self.n_frames, self.ended, self.cut = 0, False, False
+        self.speech_s, self.ended, self.cut = 0.0, False, False
+        self._n_tokens = 0
+        self._marks: Marks = []
         self.on_stream_event: OnStreamEvent = _ignore_event
+
+    @property
+    def n_frames(self) -> int:
+        """Frames of FRAME_S that have come; other ones as if they were of that length."""
+        return round(self.speech_s / FRAME_S)
+
+    def take_marks(self) -> Marks:
+        """Where words end in the speech, as far as the talker knows: those not yet taken."""
+        marks, self._marks = self._marks, []
+        return marks
 
     def cancel(self) -> None:
         self._job.cancel()
@@ -191,6 +205,7 @@ class TalkerJob:
 
     async def write(self, ids: list[int], text: str = "") -> None:
         """Speak the next tokens of the response, which add `text` to it."""
+        self._n_tokens += len(ids)
         if not self._turn.wants_audio:
             return
         if self._reads_text:
@@ -203,7 +218,8 @@ class TalkerJob:
             return
         if not self._begun.done():
             await self._begin(None)
-        await self._job.send(TalkerInput(self._job.job_id, [], text=text))
+        part = TalkerInput(self._job.job_id, [], text=text, n_tokens=self._n_tokens)
+        await self._job.send(part)
 
     async def _write_ids(self, ids: list[int]) -> None:
         if not self._begun.done():
@@ -215,7 +231,8 @@ class TalkerJob:
     async def end_text(self) -> None:
         """No more tokens will come."""
         if self._begun.done():
-            await self._job.send(TalkerInput(self._job.job_id, [], done=True))
+            end = TalkerInput(self._job.job_id, [], done=True, n_tokens=self._n_tokens)
+            await self._job.send(end)
         else:
             self._begun.set_result(False)  # an empty response has no audio
             self.ended = not self._job.cancelled
@@ -232,7 +249,8 @@ class TalkerJob:
             if isinstance(message, StreamEvent):
                 self.on_stream_event("talker", message.what, message.buffered_s)
             elif isinstance(message, CodecFrames):
-                self.n_frames += message.n_frames
+                self.speech_s += message.n_frames * message.frame_s
+                self._marks += message.spoken
                 yield message.codes
             elif isinstance(message, TalkerDone):
                 self.ended = message.finish == "stop"
@@ -310,6 +328,10 @@ class TextJob:
 
     def report(self, heard_s: float, playing: bool, interrupts: float) -> None:
         """No stage has this job."""
+
+    def take_marks(self) -> Marks:
+        """The vocoder has them."""
+        return []
 
     async def write(self, ids: list[int], text: str = "") -> None:
         self._n_tokens += len(ids)

@@ -69,7 +69,7 @@ async def run_turn(
             async for audio in vocoder.audio():
                 trace.mark("first_audio")
                 control.audio_came(vocoder.audio_s)
-                yield audio
+                yield replace(audio, spoken=(*audio.spoken, *talker.take_marks()))
 
         parts = (generate(), speak(), decode()) if turn.wants_audio else (generate(),)
         async for event in merge(*parts):

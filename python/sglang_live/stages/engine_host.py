@@ -88,13 +88,15 @@ class EngineHost:
     """
     Args:
         args: SGLang server arguments; they override default_engine_args.
+        engine: whose hooks its processes have (bridge/seams.py); the stage's by default.
     Raises:
         SeamError: a hook into SGLang did not land in this process.
     """
 
-    def __init__(self, spec: StageSpec, args: dict[str, Any]):
+    def __init__(self, spec: StageSpec, args: dict[str, Any], engine: str | None = None):
+        engine = engine or spec.stage
         self._stuck_after_s, self._cell = spec.stuck_after_s, None
-        if spec.policies or spec.stage == "talker":  # others have SGLang's own scheduler
+        if spec.policies or engine == "talker":  # others have SGLang's own scheduler
             path = spec.file_path("progress")
             os.environ[PROGRESS_ENV] = str(path)
             self._cell = ProgressCell(path)
@@ -106,7 +108,7 @@ class EngineHost:
             **{**default_engine_args(spec.device, demo=is_demo(spec.model_path)), **args}
         )
         # SGLang only logs a plugin that fails.
-        seams.check_landed(spec.stage)
+        seams.check_landed(engine)
         self.loop: asyncio.AbstractEventLoop = self.engine.loop
         # Whether the scheduler owes something other than the results of requests.
         self.owes: Callable[[], bool] = lambda: False

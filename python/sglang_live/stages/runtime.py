@@ -30,6 +30,7 @@ from sglang_live.engine_channel.inbox import POLICIES_ENV, STORAGE_ENV
 from sglang_live.errors import SeamError
 from sglang_live.messages import Ready, SessionHint
 from sglang_live.models.family import family_at
+from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob, StageServer
 from sglang_live.stages.transport.wire import fallbacks, shm_names
@@ -72,9 +73,15 @@ def build_stage(spec: StageSpec) -> tuple[Stage, asyncio.AbstractEventLoop]:
         thinker = ThinkerStage(spec)
         return thinker, thinker.engine.loop
     if spec.stage == "talker":
-        from sglang_live.stages.talker.stage import TalkerStage
+        from sglang_live.stages.talker.stage import TalkerStage, load_talker
 
-        talker = TalkerStage(spec)
+        model = load_talker(spec)
+        if isinstance(model, PieceTalker):
+            from sglang_live.stages.talker.piece_stage import PieceStage
+
+            pieces = PieceStage(spec, model)
+            return pieces, pieces.engine.loop
+        talker = TalkerStage(spec, model)
         return talker, talker.engine.loop
     if spec.stage == "vocoder" and family_at(spec.family).talker is None:
         from sglang_live.stages.vocoder.reading import ReadingStage

@@ -38,7 +38,7 @@ def test_a_seam_declares_target_reason_and_removal_condition(seam):
     assert seam.target.startswith("sglang.")
     assert seam.kind in ("replace", "around", "after", "define", "item")
     assert (seam.signature is None) == (seam.kind in ("define", "item"))
-    assert seam.stages and set(seam.stages) <= {*STAGES, "*"}
+    assert seam.stages and set(seam.stages) <= {*STAGES, seams.PIECE_TALKER, "*"}
     for sentence in (seam.why, seam.drop_when):
         assert len(sentence) > 20 and "\n" not in sentence
 
@@ -52,7 +52,7 @@ def test_a_seams_file_has_no_logic(seam):
 
 def test_no_two_seams_share_a_name_or_in_one_stage_a_target():
     assert len({seam.name for seam in SEAMS}) == len(SEAMS)
-    for stage in ("thinker", "talker", "vocoder"):
+    for stage in ("thinker", "talker", seams.PIECE_TALKER, "vocoder"):
         targets = [s.target for s in SEAMS if s.needed(stage, "cpu", ("urgency",))]
         assert len(set(targets)) == len(targets)
 

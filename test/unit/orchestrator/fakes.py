@@ -12,7 +12,7 @@ import numpy as np
 
 from sglang_live.capacity.control import CapacityConfig, CapacityControl
 from sglang_live.clock import SimClock
-from sglang_live.core import OUTPUT_RATE_HZ, AudioPart, HistoryItem, TextPart, TurnRequest
+from sglang_live.core import FRAME_S, OUTPUT_RATE_HZ, AudioPart, HistoryItem, TextPart, TurnRequest
 from sglang_live.errors import CapacityError
 from sglang_live.message_parts import WireAudio, WireSegment
 from sglang_live.messages import (
@@ -206,12 +206,16 @@ class FakeThinker(FakeStage):
 
 
 class FakeTalker(FakeStage):
-    """needed: keys that it requested again."""
+    """
+    needed: keys that it requested again.
+    frame_s: of its codec; of a talker that reads text, a frame holds the text that it has.
+    """
 
     name = "talker"
 
     def __init__(self):
         super().__init__()
+        self.frame_s = FRAME_S
         self.needed: list[list[str]] = []
 
     async def serve(self, job: ServedJob) -> None:
@@ -226,19 +230,22 @@ class FakeTalker(FakeStage):
                 early.append(message)
             segments |= self._taken(job, message.segments)
         self.remember(request.session_id, segments, request.segment_keys)
-        n = 0
+        n = n_tokens = 0
         ids = [] if request.first_id is None else [request.first_id]
         while True:
             for token in ids:
                 await self.step(n)
-                await job.send(CodecFrames(job.job_id, np.array([token], "<i2").tobytes(), 1))
                 n += 1
+                codes = np.array([token], "<i2").tobytes()
+                marks = [(n_tokens, n * self.frame_s)] if n_tokens else []
+                await job.send(CodecFrames(job.job_id, codes, 1, marks, self.frame_s))
             message: TalkerInput | Progress = early.pop(0) if early else await anext(inputs)
             if isinstance(message, Progress):
                 self.progress.append(message)
                 ids = []
                 continue
             ids = message.ids or [int(word) for word in message.text.split()]
+            n_tokens = message.n_tokens
             if message.done:
                 break
         await job.send(TalkerDone(job.job_id, "stop", n))

@@ -54,3 +54,14 @@ async def test_a_response_without_text_is_spoken_by_no_talker(world_of):
     events = await answer(session, ask("t1", user("u1", "hello")))
     assert world.talker.openers == [] and world.vocoder.openers == []
     assert events[-1].spoken and events[-1].n_frames == 0
+
+
+async def test_the_talkers_marks_come_with_the_sound_and_its_frames_may_have_another_length(
+    world, session
+):
+    world.talker.frame_s = 0.2
+    events = await answer(session, ask("t1", user("u1", "hello")))
+    marks = [mark for event in events if isinstance(event, AudioDelta) for mark in event.spoken]
+    assert marks == [(1, 0.2), (2, 0.4), (3, pytest.approx(0.6))]
+    # Frames of 80 ms, as every model's are counted.
+    assert events[-1].n_frames == round(3 * 0.2 / 0.08)

@@ -7,6 +7,7 @@ from typing import Any
 
 from sglang_live.models.chat_template import TemplatePrompt
 from sglang_live.models.family import Family, TalkerModel, family_at, part, read_json
+from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.models.prompt import Tokenizer
 from sglang_live.models.speech import Recogniser, Voice
 
@@ -44,10 +45,10 @@ def load_voice(path: Path) -> Voice:
     return voice
 
 
-def load_talker(path: Path) -> TalkerModel:
+def load_talker(path: Path) -> TalkerModel | PieceTalker:
     family, checkpoint = _talker(path)
     assert family.talker is not None, "composition looked for one"
-    talker: TalkerModel = part(family.talker)(checkpoint)
+    talker: TalkerModel | PieceTalker = part(family.talker)(checkpoint)
     return talker
 
 

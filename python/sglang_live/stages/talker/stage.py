@@ -34,6 +34,7 @@ from sglang_live.messages import (
     TalkerSegments,
 )
 from sglang_live.models.family import TalkerModel, family_at, part
+from sglang_live.models.piece_talker import PieceTalker
 from sglang_live.stages import ids
 from sglang_live.stages.engine_host import (
     EXTERNAL_MODELS_ENV,
@@ -69,12 +70,17 @@ class _Begun:
     is_complete: bool
 
 
+def load_talker(spec: StageSpec) -> TalkerModel | PieceTalker:
+    name = family_at(spec.family).talker
+    assert name is not None, "a model without a talker has no such stage"
+    talker: TalkerModel | PieceTalker = part(name)(Path(spec.model_path))
+    return talker
+
+
 class TalkerStage:
-    def __init__(self, spec: StageSpec):
+    def __init__(self, spec: StageSpec, model: TalkerModel):
         inbox, outbox = spec.socket_path("inbox"), spec.socket_path("outbox")
-        name = family_at(spec.family).talker
-        assert name is not None, "a model without a talker has no such stage"
-        self.model: TalkerModel = part(name)(Path(spec.model_path))
+        self.model = model
         os.environ |= {
             INBOX_ENV: inbox,
             OUTBOX_ENV: outbox,

@@ -9,10 +9,8 @@ import asyncio
 import itertools
 import logging
 import time
-from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +25,7 @@ from sglang_live.models.family import family_at, part
 from sglang_live.models.speech import Speech, Voice
 from sglang_live.speakable.pieces import Piece, Pieces
 from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.token_places import TokenPlaces
 from sglang_live.stages.transport.server import ServedJob
 from sglang_live.stages.vocoder.config import VocoderConfig
 
@@ -48,36 +47,6 @@ class _Order:
     text: str = field(compare=False)
     voice: str = field(compare=False)
     speech: asyncio.Future[Speech] = field(compare=False)
-
-
-@dataclass(slots=True)
-class _Text:
-    """The text of a response, and which of its tokens are at which character.
-
-    Its parts may have several tokens each, over whose characters these are spread evenly.
-    """
-
-    text: str = ""
-    ends: list[int] = field(default_factory=lambda: [0])  # characters up to the end of each part
-    tokens: list[int] = field(default_factory=lambda: [0])  # tokens up to there
-
-    def add(self, message: VocoderText) -> None:
-        if not message.text:
-            self.tokens[-1] = message.n_tokens
-            return
-        self.text += message.text
-        self.ends.append(len(self.text))
-        self.tokens.append(message.n_tokens)
-
-    def tokens_at(self, end: int) -> int:
-        """The tokens whose text contains the first `end` characters."""
-        part = min(bisect_left(self.ends, end), len(self.ends) - 1)
-        if part == 0:
-            return 0
-        begin, last = self.ends[part - 1 : part + 1]
-        before, after = self.tokens[part - 1 : part + 1]
-        share = (min(end, last) - begin) / (last - begin)
-        return before + ceil(share * (after - before))
 
 
 class ReadingStage:
@@ -105,7 +74,7 @@ class ReadingStage:
             raise CapacityError(f"the vocoder reads {self._jobs} responses already")
         self._jobs += 1
         pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
-        text = _Text()
+        text = TokenPlaces()
         cutting = asyncio.create_task(self._cut(job, text, pieces))
         try:
             await self._speak(job, request.voice, text, pieces, cutting)
@@ -121,13 +90,13 @@ class ReadingStage:
         return {"streams": float(self._jobs), **self._counts}
 
     async def _cut(
-        self, job: ServedJob, text: _Text, pieces: "asyncio.Queue[Piece | None]"
+        self, job: ServedJob, text: TokenPlaces, pieces: "asyncio.Queue[Piece | None]"
     ) -> None:
         """Cut the job's text into pieces as it comes."""
         cutter = Pieces(self._voice.style)
         async for message in job.inputs():
             if isinstance(message, VocoderText):
-                text.add(message)
+                text.add(message.text, message.n_tokens)
                 found = cutter.add(message.text)
             elif isinstance(message, VocoderEnd):
                 found = cutter.end()
@@ -144,7 +113,7 @@ class ReadingStage:
         self,
         job: ServedJob,
         voice: str,
-        text: _Text,
+        text: TokenPlaces,
         pieces: "asyncio.Queue[Piece | None]",
         cutting: asyncio.Task[None],
     ) -> None:
@@ -183,7 +152,7 @@ class ReadingStage:
                 order.speech.set_result(speech)
 
     async def _send(
-        self, job: ServedJob, piece: Piece, speech: Speech, text: _Text, from_s: float
+        self, job: ServedJob, piece: Piece, speech: Speech, text: TokenPlaces, from_s: float
     ) -> float:
         """Send one piece's sound. Returns its duration in seconds."""
         whole = self._at_output_rate(speech.pcm)
@@ -192,7 +161,7 @@ class ReadingStage:
         shift_s, end_s = from_s - first / OUTPUT_RATE_HZ, from_s + len(pcm) / OUTPUT_RATE_HZ
         marks = [
             (
-                text.tokens_at(_place_of(piece, text.text, word.end)),
+                text.up_to(piece, word.end),
                 min(shift_s + word.end_s, end_s),
             )
             for word in speech.words
@@ -223,15 +192,3 @@ def _sounding(pcm: np.ndarray) -> tuple[int, int]:
     first = int(loud[0]) - round(_LEAD_S * OUTPUT_RATE_HZ)
     last = int(loud[-1]) + 1 + round(_TAIL_S * OUTPUT_RATE_HZ)
     return max(0, first), min(len(pcm), last)
-
-
-def _place_of(piece: Piece, text: str, spoken_end: int) -> int:
-    """The character of the response's text at which a word of the piece ends.
-
-    Where the words differ from the text, as in numbers, its share of the piece is taken.
-    """
-    source = text[piece.source_begin : piece.source_end]
-    lead = len(source) - len(source.lstrip())
-    if source.strip() == piece.spoken:
-        return piece.source_begin + lead + spoken_end
-    return piece.source_begin + round(len(source.rstrip()) * spoken_end / len(piece.spoken))

@@ -14,6 +14,7 @@ from sglang_live.bridge.modelled.device import modelled_device
 from sglang_live.bridge.platform import cpu
 from sglang_live.errors import CapacityError
 from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames
+from sglang_live.models.codecs import END_CODE
 from sglang_live.models.family import family_at, part
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.transport.server import ServedJob
@@ -90,12 +91,20 @@ class VocoderStage:
         async for message in job.inputs():
             if isinstance(message, VocoderFrames):
                 codes = np.frombuffer(message.codes, dtype="<i2").reshape(-1, self._n_quantizers)
-                await self._feed_when_room(job.job_id, torch.from_numpy(codes.astype(np.int64)))
+                await self._feed_codes(job.job_id, torch.from_numpy(codes.astype(np.int64)))
             elif isinstance(message, VocoderEnd):
                 self._engine.finish(job.job_id)
                 self._fed.set()
                 return
             self._fed.set()
+
+    async def _feed_codes(self, job_id: str, codes: torch.Tensor) -> None:
+        begin = 0
+        for end in (codes[:, 0] == END_CODE).nonzero().flatten().tolist():
+            await self._feed_when_room(job_id, codes[begin:end])
+            self._engine.end_utterance(job_id)
+            begin = end + 1
+        await self._feed_when_room(job_id, codes[begin:])
 
     async def _feed_when_room(self, job_id: str, codes: torch.Tensor) -> None:
         # Until there is room no message is read, which slows the sender down.

@@ -8,6 +8,7 @@ import torch
 
 from sglang_live.errors import BadInputError, CapacityError
 from sglang_live.messages import Pcm, VocoderDone, VocoderEnd, VocoderFrames, VocoderRequest
+from sglang_live.models.codecs import END_CODE
 from sglang_live.stages.spec import StageSpec
 from sglang_live.stages.vocoder import stage as vocoder_stage
 
@@ -97,6 +98,17 @@ async def test_frames_become_their_sound_in_order_then_done(stage):
     assert job.samples() == list(range(1, 10))
     assert job.sent[-1] == VocoderDone("j")
     assert stage.load() == {"streams": 0.0}
+
+
+async def test_rows_of_the_end_divide_a_job_into_utterances(stage, monkeypatch):
+    ended = []
+    end = stage._engine.end_utterance
+    monkeypatch.setattr(stage._engine, "end_utterance", lambda job: ended.append(job) or end(job))
+    job = Job()
+    job.put((1, 0), (2, 0), (END_CODE, END_CODE), (3, 0))
+    job.put((END_CODE, END_CODE), is_last=True)
+    await stage.run(job)
+    assert job.samples() == [1, 2, 3] and ended == ["j", "j"]
 
 
 async def test_a_reply_without_frames_is_silent_and_done(stage):

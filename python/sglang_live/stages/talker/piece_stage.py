@@ -1,0 +1,214 @@
+"""The talker stage of a model that SGLang serves by itself: it speaks a response piece by piece.
+
+In: the text of any language model, as it grows. Out: codec frames, each piece an utterance of its
+own, and marks that tell when the words end. A piece is one request of the engine. The next one
+begins when the engine has written the one before, which then still sounds.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_live.aio import result_with, vital
+from sglang_live.bridge.seams import PIECE_TALKER, STAGE_ENV
+from sglang_live.clock import MonotonicClock
+from sglang_live.engine_channel.inbox import INBOX_ENV, OUTBOX_ENV, STEPS_ENV, steps_text
+from sglang_live.engine_channel.messages import SPEAK_PREFIX, PolicyReport, StreamEvents
+from sglang_live.messages import (
+    CodecFrames,
+    Progress,
+    TalkerDone,
+    TalkerInput,
+    TalkerRequest,
+)
+from sglang_live.models.codecs import END_CODE
+from sglang_live.models.piece_talker import PieceTalker, WrongCodeError
+from sglang_live.stages import ids
+from sglang_live.stages.engine_host import EngineHost, FeedSocket, Reports
+from sglang_live.stages.policy_totals import PolicyTotals
+from sglang_live.stages.progress_feed import ProgressFeed
+from sglang_live.stages.spec import StageSpec
+from sglang_live.stages.stream_events import StreamEventRoutes
+from sglang_live.stages.talker.piece_speech import PieceSpeech, SpokenPiece
+from sglang_live.stages.transport.server import ServedJob
+
+log = logging.getLogger(__name__)
+
+MAX_RUNNING = 32
+_MOST_SEED = 2**63 - 1
+
+
+class PieceStage:
+    def __init__(self, spec: StageSpec, model: PieceTalker):
+        inbox, outbox = spec.socket_path("inbox"), spec.socket_path("outbox")
+        self.model = model
+        steps = model.steps_per_frame
+        os.environ |= {
+            STAGE_ENV: PIECE_TALKER,
+            INBOX_ENV: inbox,
+            OUTBOX_ENV: outbox,
+            STEPS_ENV: steps_text(model.frame_s / steps, steps * model.chunk_frames),
+        }
+        self.host = EngineHost(
+            spec,
+            {
+                "skip_tokenizer_init": True,
+                # SGLang's kernels of other backends take no seeds.
+                "sampling_backend": "pytorch",
+                "stream_interval": steps,
+                "max_running_requests": MAX_RUNNING,
+                **model.engine_args(Path(spec.cache_dir)),
+                **spec.engine_args,
+            },
+            engine=PIECE_TALKER,
+        )
+        self.engine = self.host.engine
+        self._outbox, feed, self._clock = outbox, FeedSocket(inbox), MonotonicClock()
+        self._progress = ProgressFeed(feed.send, self._clock) if spec.policies else None
+        self._totals, self._stream_events = PolicyTotals(), StreamEventRoutes()
+        self._n_jobs = 0
+        self._counts = dict.fromkeys(
+            ("pieces", "frames", "speech_truncated", "codes_refused", "unspeakable"), 0.0
+        )
+
+    async def start(self) -> None:
+        self._reader = vital(self._read_reports(), "read reports")
+        prompt = self.model.prompt(self.model.voices[0], "Hello.")
+        sampling = {**self.model.sampling, "max_new_tokens": 2 * self.model.steps_per_frame}
+        rid = ids.new_rid(SPEAK_PREFIX, "warm-up")
+        await self.host.run(rid, input_ids=prompt, sampling_params=sampling)
+        await self.host.freeze()
+        self.host.watch_over()
+
+    async def run(self, job: ServedJob) -> None:
+        request = job.opener
+        assert isinstance(request, TalkerRequest)
+        speech = PieceSpeech(self.model, self._clock)
+        reading = asyncio.create_task(self._read(job, speech))
+        self._n_jobs += 1
+        try:
+            is_cut = await result_with(self._speak(job, request, speech), reading)
+        finally:
+            self._n_jobs -= 1
+            self._counts["unspeakable"] += speech.n_unspeakable
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        finish = "length" if is_cut else "stop"
+        await job.send(TalkerDone(job.job_id, finish=finish, n_frames=speech.n_frames))
+
+    async def close_session(self, session_id: str) -> None:
+        """It keeps nothing of a session."""
+
+    def load(self) -> dict[str, float]:
+        own = {"replies": float(self._n_jobs), **self._counts}
+        return {**self.host.load(), **self._totals.load(), **own}
+
+    async def _read(self, job: ServedJob, speech: PieceSpeech) -> None:
+        async for message in job.inputs():
+            if isinstance(message, TalkerInput):
+                speech.add(message)
+            elif isinstance(message, Progress):
+                speech.take_progress(message)
+                self._pass_progress(speech)
+
+    def _pass_progress(self, speech: PieceSpeech) -> None:
+        if self._progress is not None and speech.rid and (progress := speech.progress()):
+            self._progress.put(speech.rid, progress)
+
+    async def _speak(self, job: ServedJob, request: TalkerRequest, speech: PieceSpeech) -> bool:
+        """Speak piece after piece. Returns whether any of them did not end by itself."""
+        is_cut, number = False, 0
+        while (piece := await speech.next()) is not None:
+            sampling = {
+                **self.model.sampling,
+                "stop_token_ids": list(self.model.stop_ids),
+                # A seed of its own: equal pieces need not sound equal.
+                "sampling_seed": (request.seed + number) & _MOST_SEED,
+            }
+            if request.temperature is not None:
+                sampling["temperature"] = request.temperature
+            prompt = self.model.prompt(request.voice, piece.spoken)
+            is_cut |= await self._speak_piece(job, speech, piece, prompt, sampling)
+            number += 1
+        return is_cut
+
+    async def _speak_piece(
+        self,
+        job: ServedJob,
+        speech: PieceSpeech,
+        piece: SpokenPiece,
+        prompt: list[int],
+        sampling: dict[str, Any],
+    ) -> bool:
+        """Returns whether the piece reached the bound of its length."""
+        room = max(1, self.host.context_tokens - len(prompt) - 1)
+        n_most = min(room, self.model.steps_per_frame * piece.most_frames + 1)
+        rid = ids.new_rid(SPEAK_PREFIX, job.job_id)
+        self._stream_events.add(rid, job)
+        self._counts["pieces"] += 1
+        request = {"input_ids": prompt, "sampling_params": {**sampling, "max_new_tokens": n_most}}
+        is_cut = False
+        try:
+            async with aclosing(self._frames(rid, request)) as found:
+                async for frames, finish in found:
+                    is_cut = finish == "length"
+                    if not speech.rid:
+                        # The scheduler knows it now, and would have ignored progress before.
+                        speech.rid = rid
+                        self._pass_progress(speech)
+                    await self._send(job, speech, piece, frames)
+        finally:
+            speech.rid = ""
+            self._stream_events.remove(rid)
+            if self._progress is not None:
+                self._progress.forget(rid)
+        end = np.full((1, self.model.steps_per_frame), END_CODE, "<i2")
+        await job.send(CodecFrames(job.job_id, end.tobytes(), 0, speech.end(piece)))
+        if is_cut:
+            self._counts["speech_truncated"] += 1
+            log.warning("speech_truncated job=%s n_frames=%d", job.job_id, piece.n_frames)
+        return is_cut
+
+    async def _frames(
+        self, rid: str, request: dict[str, Any]
+    ) -> AsyncGenerator[tuple[list[list[int]], str], None]:
+        """Frames of one request as they come, and how it has finished; "" before."""
+        reader, n_read = self.model.frames(), 0
+        async with aclosing(self.host.stream(rid, **request)) as chunks:
+            async for chunk in chunks:
+                reason = chunk["meta_info"]["finish_reason"]
+                found = chunk["output_ids"][n_read:]
+                n_read += len(found)
+                if reason is not None and found and found[-1] in self.model.stop_ids:
+                    del found[-1]
+                try:
+                    frames = reader.add(found)
+                except WrongCodeError:
+                    self._counts["codes_refused"] += 1
+                    raise
+                yield frames, "" if reason is None else reason["type"]
+
+    async def _send(
+        self, job: ServedJob, speech: PieceSpeech, piece: SpokenPiece, frames: list[list[int]]
+    ) -> None:
+        if not frames:
+            return
+        self._counts["frames"] += len(frames)
+        marks = speech.spoken(piece, len(frames))
+        codes = np.asarray(frames, dtype="<i2").tobytes()
+        await job.send(
+            CodecFrames(job.job_id, codes, len(frames), marks, frame_s=self.model.frame_s)
+        )
+
+    async def _read_reports(self) -> None:
+        async for report in Reports(self._outbox):
+            if isinstance(report, StreamEvents):
+                self._stream_events.pass_on(report)
+            elif isinstance(report, PolicyReport):
+                self._totals.take(report)

@@ -1,0 +1,182 @@
+"""A talker stage that speaks pieces, over an engine whose ids are given."""
+
+import asyncio
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sglang_live.clock import MonotonicClock
+from sglang_live.messages import CodecFrames, Progress, TalkerDone, TalkerInput, TalkerRequest
+from sglang_live.models.codecs import END_CODE
+from sglang_live.models.piece_talker import PieceTalker, WrongCodeError
+from sglang_live.speakable.style import SpeechStyle
+from sglang_live.stages.talker.piece_stage import PieceStage
+
+pytestmark = pytest.mark.usefixtures("must_not_hang")
+
+STOP = 99
+
+
+class PairReader:
+    """Two ids are a frame; the first is less than 10, the second not."""
+
+    def __init__(self):
+        self.ids: list[int] = []
+
+    def add(self, ids: list[int]) -> list[list[int]]:
+        for token in ids:
+            if (token >= 10) != len(self.ids) % 2:
+                raise WrongCodeError(f"id {token}")
+            self.ids.append(token)
+        n = len(self.ids) // 2
+        frames, self.ids = [self.ids[2 * i : 2 * i + 2] for i in range(n)], self.ids[2 * n :]
+        return frames
+
+
+class Model(PieceTalker):
+    voices, style = ("anna",), SpeechStyle()
+    steps_per_frame, frame_s, chunk_frames = 2, 0.1, 4
+    stop_ids, sampling = (STOP,), {"temperature": 0.6}
+
+    def engine_args(self, cache_dir): ...
+
+    def prompt(self, voice, text):
+        return [len(word) for word in text.split()]
+
+    def frames(self):
+        return PairReader()
+
+
+class FakeHost:
+    """Writes the ids that are given for each request, some at a time."""
+
+    context_tokens = 100
+
+    def __init__(self, *written: list[int], finish: str = "stop"):
+        self.written, self.finish = list(written), finish
+        self.requests: list[dict] = []
+        self.n_open = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def stream(self, rid: str, **request):
+        self.requests.append(request | {"rid": rid})
+        ids = self.written.pop(0)
+        self.n_open += 1
+        try:
+            for n in range(1, len(ids) + 1):
+                await self.gate.wait()
+                reason = {"type": self.finish} if n == len(ids) else None
+                yield {"output_ids": ids[:n], "meta_info": {"finish_reason": reason}}
+        finally:
+            self.n_open -= 1
+
+
+class FakeJob:
+    job_id = "job"
+
+    def __init__(self, *messages, temperature: float | None = None):
+        self.opener = TalkerRequest("job", "s", [], [], "anna", None, temperature, 5, 60.0)
+        self.sent: list = []
+        self._unread: asyncio.Queue = asyncio.Queue()
+        for message in messages:
+            self._unread.put_nowait(message)
+
+    async def inputs(self):
+        while True:
+            yield await self._unread.get()
+
+    async def send(self, message) -> None:
+        self.sent.append(message)
+
+    def frames(self) -> list[list[int]]:
+        codes = b"".join(m.codes for m in self.sent if isinstance(m, CodecFrames))
+        return np.frombuffer(codes, "<i2").reshape(-1, 2).tolist()
+
+
+def piece_stage(host: FakeHost) -> PieceStage:
+    stage = object.__new__(PieceStage)
+    stage.model, stage.host, stage._clock = Model(), host, MonotonicClock()
+    stage.passed = []
+    stage._progress = SimpleNamespace(
+        put=lambda rid, progress: stage.passed.append((rid, progress.consumed_s)),
+        forget=lambda rid: None,
+    )
+    stage._stream_events = SimpleNamespace(add=lambda *a: None, remove=lambda *a: None)
+    stage._n_jobs = 0
+    names = ("pieces", "frames", "speech_truncated", "codes_refused", "unspeakable")
+    stage._counts = dict.fromkeys(names, 0.0)
+    return stage
+
+
+TEXT = TalkerInput("job", [], True, "Good morning to you. Good night.", 8)
+END = [END_CODE, END_CODE]
+
+
+async def test_each_piece_is_a_request_and_an_utterance():
+    host = FakeHost([1, 11, 2, 12, STOP], [3, 13, STOP])
+    stage, job = piece_stage(host), FakeJob(TEXT)
+    await stage.run(job)
+    assert job.frames() == [[1, 11], [2, 12], END, [3, 13], END]
+    assert job.sent[-1] == TalkerDone("job", finish="stop", n_frames=3)
+    assert [request["input_ids"] for request in host.requests] == [[4, 7, 2, 4], [4, 6]]
+    assert len({request["rid"] for request in host.requests}) == 2
+    first, second = (request["sampling_params"] for request in host.requests)
+    assert first["stop_token_ids"] == [STOP] and first["temperature"] == 0.6
+    assert (first["sampling_seed"], second["sampling_seed"]) == (5, 6)
+    marks = [mark for m in job.sent if isinstance(m, CodecFrames) for mark in m.spoken]
+    assert marks[-1] == (8, pytest.approx(0.3)) and (5, pytest.approx(0.2)) in marks
+    assert stage._counts["frames"] == 3 and stage._counts["pieces"] == 2
+
+
+async def test_a_temperature_of_the_request_goes_before_the_models():
+    host = FakeHost([1, 11, STOP], [STOP])
+    await piece_stage(host).run(FakeJob(TEXT, temperature=0.0))
+    assert host.requests[0]["sampling_params"]["temperature"] == 0.0
+
+
+async def test_a_code_in_a_wrong_place_fails_the_response_and_is_counted():
+    host = FakeHost([1, 11, 12, 2, STOP])
+    stage, job = piece_stage(host), FakeJob(TEXT)
+    with pytest.raises(WrongCodeError, match="id 12"):
+        await stage.run(job)
+    assert stage._counts["codes_refused"] == 1
+    assert job.frames() == [[1, 11]] and host.n_open == 0
+
+
+async def test_a_piece_that_misses_its_end_is_bounded_and_the_next_one_is_spoken():
+    host = FakeHost([1, 11, 2, 12], [3, 13], finish="length")
+    stage, job = piece_stage(host), FakeJob(TEXT)
+    await stage.run(job)
+    assert job.sent[-1] == TalkerDone("job", finish="length", n_frames=3)
+    assert stage._counts["speech_truncated"] == 2
+    # The context is full before the bound is reached.
+    assert host.requests[0]["sampling_params"]["max_new_tokens"] == 100 - 4 - 1
+
+
+async def test_a_cancelled_job_closes_its_request():
+    host = FakeHost([1, 11, STOP])
+    host.gate.clear()
+    stage, job = piece_stage(host), FakeJob(TEXT)
+    running = asyncio.create_task(stage.run(job))
+    while not host.n_open:
+        await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert host.n_open == 0 and stage._n_jobs == 0 and job.sent == []
+
+
+async def test_progress_reaches_a_request_when_the_engine_knows_it():
+    host = FakeHost([1, 11, STOP], [2, 12, STOP])
+    stage, job = piece_stage(host), FakeJob(Progress("job", 0.05, False, 0.0), TEXT)
+    await stage.run(job)
+    first, second = (request["rid"] for request in host.requests)
+    # The first piece has sounded for 0.1 s before the second begins.
+    assert stage.passed == [(first, pytest.approx(0.05)), (second, pytest.approx(-0.05))]
+
+
+async def test_a_text_of_which_nothing_is_said_needs_no_engine():
+    job = FakeJob(TalkerInput("job", [], True, "```\nx = 1\n", 4))
+    await piece_stage(FakeHost()).run(job)
+    assert job.sent == [TalkerDone("job", finish="stop", n_frames=0)]
