@@ -54,7 +54,11 @@ async def after_a_pause(engine) -> list:
     running = asyncio.create_task(generate(engine))
     await asyncio.sleep(1.0)
     await tokenizer.continue_generation(ContinueGenerationReqInput())
-    return await running
+    responses = await running
+    # The scheduler logs its last batch after the response has left, and is not to end before that.
+    while not (await tokenizer.flush_cache()).success:
+        await asyncio.sleep(0.05)
+    return responses
 
 
 def main() -> None:
