@@ -171,13 +171,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="without a GPU: have the stages take the time of the device in this file, as "
         "deploy/device_models/h100_qwen3_omni.toml",
     )
-    add(
-        "--cpu-weights",
-        choices=(OWN, INT8),
-        default="",
-        help="on a CPU, the thinker's weights: as in the checkpoint, or in 8 bits, several times "
-        f"as fast (default: {INT8} for cascade, {OWN} for others)",
-    )
+    add_weights_argument(parser)
 
 
 def _add_policy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -304,6 +298,16 @@ def add_storage_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--session-storage-gib", type=float, default=16.0, help="largest size of that file"
+    )
+
+
+def add_weights_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cpu-weights",
+        choices=(OWN, INT8),
+        default="",
+        help="on a CPU, the thinker's weights: as in the checkpoint, or in 8 bits, several times "
+        f"as fast (default: {INT8} for cascade, {OWN} for others)",
     )
 
 

@@ -19,6 +19,7 @@ from sglang_live.arguments import (
     add_log_argument,
     add_storage_arguments,
     add_stuck_argument,
+    add_weights_argument,
     check_stuck,
     default_cache_dir,
     parse_storage,
@@ -29,6 +30,7 @@ from sglang_live.launch_server import check_machine, end_in_one_line
 from sglang_live.model_source import ModelSource, add_model_arguments
 from sglang_live.models.family import family_at
 from sglang_live.policy.policies import Policies
+from sglang_live.stage_specs import weights_environment
 from sglang_live.stages.run_dir import RunDir
 from sglang_live.stages.spec import SPEC_ENV, STAGES, StageSpec
 from sglang_live.stages.stage_flags import STAGE_SETTINGS, check_engine, split_arguments
@@ -44,7 +46,7 @@ def _main(argv: list[str] | None) -> int:
     own, rest = parser.parse_known_args(argv)
     spec = _spec(own, *split_arguments(rest, vars(own), unprefixed=_unprefixed(own.stage)))
     # The stage's runtime replaces this process, so that signals and exit codes are its own.
-    environment = {**os.environ, SPEC_ENV: spec.to_env()}
+    environment = {**os.environ, **spec.environment, SPEC_ENV: spec.to_env()}
     command = [sys.executable, "-m", "sglang_live.stages.runtime"]
     os.execve(sys.executable, command, environment)
 
@@ -65,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     add_log_argument(parser)
     add_storage_arguments(parser)
     add_stuck_argument(parser)
+    add_weights_argument(parser)
     add_key_arguments(parser)
     return parser
 
@@ -109,6 +112,7 @@ def _spec(
         log_format=own.log_format,
         session_storage=storage.to_env() if storage is not None else "",
         stuck_after_s=check_stuck(own.stuck_after_s),
+        environment=weights_environment(own.stage, own.cpu_weights, model),
     )
 
 

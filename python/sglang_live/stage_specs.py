@@ -45,14 +45,15 @@ def stage_specs(
                     log_format=config.log_format,
                     device_model=str(config.device_model or ""),
                     stuck_after_s=config.stuck_after_s,
-                    environment=_environment(stage, config, model),
+                    environment=weights_environment(stage, config.cpu_weights, model),
                 )
             )
     return specs
 
 
-def _environment(stage: str, config: ServerConfig, model: ModelFacts) -> dict[str, str]:
-    weights = config.cpu_weights or model.cpu_weights
+def weights_environment(stage: str, cpu_weights: str, model: ModelFacts) -> dict[str, str]:
+    """cpu_weights: see ServerConfig."""
+    weights = cpu_weights or model.cpu_weights
     return {CPU_WEIGHTS_ENV: weights} if stage == "thinker" and weights == INT8 else {}
 
 

@@ -170,7 +170,9 @@ def accept_server(argv: list[str], _monkeypatch) -> None:
 
 def accept_stage(argv: list[str], monkeypatch) -> None:
     taken_over = []
-    model = SimpleNamespace(path="/models/m", family="sglang_live.models.qwen3_omni.family")
+    model = SimpleNamespace(
+        path="/models/m", cpu_weights="", family="sglang_live.models.qwen3_omni.family"
+    )
     monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: model)
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: model)
     monkeypatch.setattr(launch_stage.os, "execve", lambda *args: taken_over.append(args[-1]))

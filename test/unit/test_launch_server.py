@@ -19,7 +19,7 @@ from sglang_live.errors import StageUnavailableError
 from sglang_live.gateway.config import MAX_FRAME_BYTES
 from sglang_live.gateway.draining import Drain
 from sglang_live.model_source import ModelSource
-from sglang_live.models.family import ModelFacts
+from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8, ModelFacts
 from sglang_live.orchestrator.sessions import LiveOrchestrator
 from sglang_live.policy.policies import Policies
 from sglang_live.stage_specs import stage_specs
@@ -150,6 +150,17 @@ def test_every_replica_gets_a_spec_and_an_address_of_its_own(model):
     assert all(spec.same_host and len(spec.address) < 100 for spec in by_name.values())
     native = {name: spec.native_key for name, spec in by_name.items() if spec.native_key}
     assert native == {"thinker/0": "key"}, "SGLang's own API is that of the first thinker"
+
+
+@pytest.mark.parametrize(
+    ("prefers", "flag", "has"),
+    [("", (), False), ("int8", (), True), ("", ("int8",), True), ("int8", ("own",), False)],
+)
+def test_a_thinker_alone_has_weights_in_8_bits(model, prefers, flag, has):
+    argv = ("--cpu-weights", *flag) if flag else ()
+    by_name = specs(replace(model, cpu_weights=prefers), *argv)
+    found = {name: spec.environment for name, spec in by_name.items() if spec.environment}
+    assert found == ({"thinker/0": {CPU_WEIGHTS_ENV: INT8}} if has else {})
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from sglang_live import devices, launch_stage
 from sglang_live.model_source import ModelSource
+from sglang_live.models.family import CPU_WEIGHTS_ENV, INT8
 from sglang_live.policy.policies import POLICIES, Policies
 from sglang_live.stages.spec import SPEC_ENV
 
@@ -22,12 +23,14 @@ def launched(monkeypatch, tmp_path):
         pass
 
     def execve(path, command, environment):
-        raise Executed(command, json.loads(environment[SPEC_ENV]))
+        spec = json.loads(environment[SPEC_ENV])
+        assert spec.get("environment", {}).items() <= environment.items()
+        raise Executed(command, spec)
 
     monkeypatch.setattr(launch_stage.os, "execve", execve)
     monkeypatch.setattr(launch_stage.RunDir, "make", lambda **_: SimpleNamespace(path=tmp_path))
     family = "sglang_live.models.qwen3_omni.family"
-    checkpoint = SimpleNamespace(path="/models/m", family=family)
+    checkpoint = SimpleNamespace(path="/models/m", family=family, cpu_weights="")
     monkeypatch.setattr(ModelSource, "load", lambda _source, _cache: checkpoint)
 
     def launch(*argv: str) -> dict | int:
@@ -54,6 +57,12 @@ def test_further_arguments_go_to_its_engine(launched):
     assert spec["engine_args"]["max_running_requests"] == 8
     spec = launched("--stage", "vocoder", *TALKER[2:], "--chunk-frames", "8")
     assert spec["engine_args"] == {"chunk_frames": 8}
+
+
+def test_a_thinkers_weights_are_those_of_its_arguments(launched):
+    thinker = ("--stage", "thinker", *TALKER[2:], "--cpu-weights", "int8")
+    assert launched(*thinker)["environment"] == {CPU_WEIGHTS_ENV: INT8}
+    assert launched(*thinker[:-1], "own").get("environment", {}) == {}
 
 
 def test_its_policies_are_those_of_its_arguments(launched):

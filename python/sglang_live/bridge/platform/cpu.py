@@ -74,11 +74,14 @@ def begin_computing() -> None:
 
 def begin_computing_and(initialize: Callable[[Any], None], model_runner: Any) -> None:
     """Around ModelRunner.initialize."""
-    from sglang_live.bridge.platform.int8_weights import quantise_if_wanted
+    from sglang_live.bridge.platform.int8_weights import quantise, wants_int8
 
+    if wants_int8() and graph_sizes():
+        raise ValueError(f"{GRAPHS_ENV}: graphs would keep the weights that int8 replaces")
     begin_computing()
     initialize(model_runner)
-    quantise_if_wanted(model_runner.model)
+    if wants_int8():
+        quantise(model_runner.model)
 
 
 def __getattr__(name: str) -> type:

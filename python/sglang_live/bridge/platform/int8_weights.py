@@ -51,16 +51,19 @@ class _Head(nn.Module):
         self.quant_method = Int8Weight(weight)
 
 
-def quantise_if_wanted(model: nn.Module) -> None:
-    """Quantise the linear layers and the head of a model, if the environment says so."""
-    if os.environ.get(CPU_WEIGHTS_ENV) != INT8:
-        return
+def wants_int8() -> bool:
+    return os.environ.get(CPU_WEIGHTS_ENV) == INT8
+
+
+def quantise(model: nn.Module) -> None:
+    """Quantise the linear layers and the head of a loaded model, in place."""
     torch.backends.quantized.engine = "x86"
     n_layers = 0
     for layer in model.modules():
         if isinstance(layer, LinearBase) and type(layer.quant_method) is UnquantizedLinearMethod:
             layer.quant_method = Int8Weight(layer.weight.data)
-            layer.weight = nn.Parameter(layer.weight.data[:0], requires_grad=False)
+            # Not a view, which would keep the float weight.
+            layer.weight = nn.Parameter(layer.weight.new_empty(0), requires_grad=False)
             n_layers += 1
     head = getattr(model, "lm_head", None)
     if isinstance(head, VocabParallelEmbedding):

@@ -36,21 +36,24 @@ class Hearing:
         self._recogniser = recogniser
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="recogniser")
         self._patient_worker = ThreadPoolExecutor(1, thread_name_prefix="transcriber")
+        self._told: OrderedDict[bytes, None] = OrderedDict()  # clips whose failure was told
         self._texts: OrderedDict[bytes, asyncio.Task[str]] = OrderedDict()
         names = ("clips_recognised", "recognition_s", "recognitions_failed", "clips_given_up")
         self.counts = dict.fromkeys(names, 0.0)
 
-    async def as_text(self, item: HistoryItem) -> HistoryItem:
+    async def as_text(self, item: HistoryItem, *, is_told: bool = True) -> HistoryItem:
         """The item with the words of its audio in place of it.
 
+        Args:
+            is_told: whether the client learns of a failure. Not while the user still speaks.
         Raises:
-            StageFailedError: the recogniser failed. The next time the clip has no words, so that
-                the conversation goes on.
+            StageFailedError: the recogniser failed. Once the client was told, the clip has no words
+                the next time, so that the conversation goes on.
         """
         if not any(isinstance(part, AudioPart) for part in item.parts):
             return item
         texts = [
-            await self._words_of(part.pcm) if isinstance(part, AudioPart) else part.text
+            await self._words_of(part.pcm, is_told) if isinstance(part, AudioPart) else part.text
             for part in item.parts
         ]
         words = " ".join(text for text in texts if text)
@@ -58,12 +61,19 @@ class Hearing:
             words = f" {words}"  # it continues the utterance
         return replace(item, parts=(TextPart(words),))
 
-    async def _words_of(self, pcm: np.ndarray) -> str:
-        known = self._texts.get(_key(pcm))
-        if known is not None and known.done() and not known.cancelled() and known.exception():
+    async def _words_of(self, pcm: np.ndarray, is_told: bool) -> str:
+        key = _key(pcm)
+        if key in self._told:
             self.counts["clips_given_up"] += 1
             return ""
-        return await self._text_of(pcm, self._worker)
+        try:
+            return await self._text_of(pcm, self._worker)
+        except StageFailedError:
+            if is_told:
+                self._told[key] = None
+                while len(self._told) > _KEPT:
+                    self._told.popitem(last=False)
+            raise
 
     async def transcript_of(self, pcm: np.ndarray) -> str:
         """The words of a clip that no response waits for.

@@ -355,9 +355,13 @@ class ThinkerStage:
         self, session_id: str, request: ThinkerRequest, frames: list[bytes]
     ) -> list[HistoryItem]:
         known = self._items[session_id]
+        # The failure of a turn that may be withdrawn may not reach the client.
+        is_told = not (request.prefill_only or request.speculative)
         for item in request.items:
             new = history_item(item, frames)
-            known[item.key] = new if self._hearing is None else await self._hearing.as_text(new)
+            if self._hearing is not None:
+                new = await self._hearing.as_text(new, is_told=is_told)
+            known[item.key] = new
         missing = [key for key in request.keys if key not in known]
         if missing:
             raise ItemsMissingError(f"{len(missing)} of {len(request.keys)} items unknown")

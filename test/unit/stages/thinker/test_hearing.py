@@ -117,6 +117,17 @@ async def test_a_clip_that_failed_its_turn_has_no_words_in_the_next(hearing, rec
     assert hearing.counts["clips_given_up"] == 1
 
 
+async def test_a_clip_that_failed_while_the_user_spoke_fails_its_turn(hearing, recogniser):
+    """Otherwise the turn would be answered without the words, and without an error."""
+    recogniser.fails = True
+    for is_told in (False, True):
+        with pytest.raises(StageFailedError, match="no model"):
+            await hearing.as_text(said(clip(5)), is_told=is_told)
+    assert (await hearing.as_text(said(clip(5)))).parts == (TextPart(""),)
+    recogniser.fails = False
+    assert (await hearing.as_text(said(clip(7)), is_told=False)).parts == (TextPart("7 samples"),)
+
+
 async def test_a_long_transcription_does_not_delay_a_turn(hearing, recogniser):
     recogniser.gate.clear()
     transcript = asyncio.create_task(hearing.transcript_of(clip(500).pcm))
